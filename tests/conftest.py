@@ -1,0 +1,53 @@
+"""Set-up every test shares: JAX on eight pretended CPU devices, thread pools, and markers that skip."""
+
+import importlib.util
+import os
+
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+# All of this has to be in the environment before JAX, NumPy or a tokenizer is imported for the first time.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if WORKERS > 1:
+    # A BLAS pool over all cores in each worker would only make the workers wait for each other.
+    for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(pool, "1")
+# Eight devices on few cores reach a collective far apart from each other; a slow test is better than an
+# aborted one.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120",
+        "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+    ]
+).strip()
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+# JAX itself reads JAX_COMPILATION_CACHE_DIR, which tests/run.sh sets; a plain `pytest` compiles anew.
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    jax.config.update("jax_num_cpu_devices", 8)
+
+# The first example of a jitted function compiles, so a deadline per example says nothing. In CI the examples
+# are the same in every run.
+hypothesis.settings.register_profile("composer", deadline=None, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.load_profile("composer")
+
+
+PARITY_MISSING = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+
+
+def pytest_configure() -> None:
+    if os.environ.get("COMPOSER_PARITY") == "1" and PARITY_MISSING:
+        raise pytest.UsageError(f"COMPOSER_PARITY=1, but there is no {' and no '.join(PARITY_MISSING)} here")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("parity") and PARITY_MISSING:
+            reason = f"needs {' and '.join(PARITY_MISSING)}: COMPOSER_PARITY=1 bash tests/run.sh"
+            item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("tpu") and jax.default_backend() != "tpu":
+            item.add_marker(pytest.mark.skip(reason="needs a TPU: JAX_PLATFORMS=tpu python -m pytest -m tpu"))

@@ -1,0 +1,210 @@
+"""The command line: overrides reach the config, and everything a person can get wrong is one sentence."""
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from composer_jax.errors import UserError
+from launch import flags
+
+ROOT = Path(__file__).parents[2]
+
+CONFIG = """
+from ml_collections import ConfigDict
+from composer_jax.errors import UserError
+
+def get_config(size="tiny"):
+    if size not in ("tiny", "smoke"):
+        raise UserError(f"no size {size!r}; sizes are tiny and smoke")
+    return ConfigDict({
+        "seed": 0, "size": size,
+        "rl": {"steps": 60, "lr": 3e-4, "groups": 8, "overlap": True},
+        "mesh": {"shape": (1, 1)}, "data": {"folder": "", "weights": {"code": 0.5}},
+    })
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> str:
+    file = tmp_path / "tiny.py"
+    file.write_text(CONFIG)
+    return str(file)
+
+
+def parse(config_file: str, *args: str):
+    return flags.parse(["prog", f"--config={config_file}", "--workdir=runs/x", *args])
+
+
+def ending(capsys, main, argv: list[str]) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of an entry point."""
+    with pytest.raises(SystemExit) as stop:
+        flags.run(main, argv)
+    out, err = capsys.readouterr()
+    return stop.value.code, out, err
+
+
+def test_overrides_of_every_kind(config_file):
+    config, workdir = parse(
+        f"{config_file}:smoke",
+        "--config.rl.steps=3",
+        "--config.rl.lr",
+        "1e-4",
+        "--noconfig.rl.overlap",
+        "--config.mesh.shape=(2, 4)",
+        "--config.data.folder=/somewhere else",
+        "--config.data.weights.code=0.25",
+    )
+    assert workdir == Path("runs/x") and config.size == "smoke"
+    assert (config.rl.steps, config.rl.lr, config.rl.overlap) == (3, 1e-4, False)
+    assert config.mesh.shape == (2, 4) and config.data.folder == "/somewhere else"
+    assert config.data.weights.code == 0.25 and config.rl.groups == 8
+    assert config.is_locked
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--config.rl.stepz=3"], "no field 'rl.stepz'; did you mean rl.steps"),
+        (["--config.steps=3"], "no field 'steps'; did you mean rl.steps"),
+        (["--noconfig.rl.overlapp"], "no field 'rl.overlapp'; did you mean rl.overlap"),
+        (["--config.zzz=3"], "no field 'zzz'; it has data, mesh, rl"),
+        (["--config.rl.steps.more=3"], "no field 'rl.steps.more'; did you mean rl.steps"),
+        (["--config.rl=3"], "--config.rl is a group of fields; set one of rl.groups, rl.lr"),
+        (["--config.rl.steps=abc"], "rl.steps is of type int, in the config 60"),
+        (["--config.rl.steps=1.5"], "rl.steps is of type int, in the config 60"),
+        (["--config.rl.overlap=maybe"], "rl.overlap is of type bool, in the config True"),
+        (["--config.rl.steps"], "config.rl.steps"),
+        (["--confg=3"], "confg"),
+        (["stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_what_is_wrong_with_a_flag_is_one_sentence(config_file, args, expected):
+    with pytest.raises(UserError) as error:
+        parse(config_file, *args)
+    assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+def test_missing_and_misplaced_files(config_file, tmp_path):
+    def complaint(*args: str) -> str:
+        with pytest.raises(UserError) as error:
+            flags.parse(["prog", *args])
+        return str(error.value)
+
+    assert "--config is missing" in complaint("--workdir=x")
+    assert "--workdir is missing" in complaint(f"--config={config_file}")
+    assert f"there are {config_file}" in complaint(f"--config={tmp_path}/tine.py")
+    assert "relative to the current folder" in complaint("--config=nowhere/tiny.py")
+    assert complaint(f"--config={config_file}:huge") == "no size 'huge'; sizes are tiny and smoke"
+    (tmp_path / "none.py").write_text("def get_config(): return {}\n")
+    assert "returns dict, not a ConfigDict" in complaint(f"--config={tmp_path}/none.py")
+
+
+def test_run_hands_over_and_ends_with_zero(capsys, config_file):
+    seen = []
+    argv = ["prog", f"--config={config_file}", "--workdir=w", "--config.seed=7"]
+    code, out, err = ending(capsys, lambda config, workdir: seen.append((config.seed, workdir)), argv)
+    assert (code, out, err) == (0, "", "") and seen == [(7, Path("w"))]
+
+
+def raising(error: BaseException):
+    def main(config, workdir):
+        raise error
+
+    return main
+
+
+def test_errors_a_person_can_act_on(capsys, config_file):
+    argv = ["prog", f"--config={config_file}", "--workdir=w"]
+    code, out, err = ending(capsys, raising(UserError("the folder\nis gone")), argv)
+    assert code == 2 and out == "" and err.strip().endswith(": the folder is gone")
+    # What a task group wraps around the error of one of its tasks.
+    code, _, err = ending(capsys, raising(ExceptionGroup("g", [UserError("a"), UserError("b")])), argv)
+    assert code == 2 and err.strip().endswith(": a")
+    full = OSError(errno.ENOSPC, "No space left on device", "w/x.bin")
+    wrapped = RuntimeError("while saving")
+    wrapped.__cause__ = full
+    for error in (full, wrapped):
+        code, _, err = ending(capsys, raising(error), argv)
+        assert code == 3 and "No space left on device (w/x.bin); what was saved is kept" in err
+        assert f"--config={config_file} --workdir=w" in err
+    code, _, err = ending(capsys, raising(KeyboardInterrupt()), argv)
+    assert code == 130 and "stopped." in err and "the same command continues" in err
+    code, _, err = ending(capsys, lambda *_: None, argv + ["--config.sead=1"])
+    assert code == 2 and err.count("\n") == 2 and "seed" in err
+
+
+def test_errors_nobody_foresaw_keep_their_traceback(config_file):
+    argv = ["prog", f"--config={config_file}", "--workdir=w"]
+    with pytest.raises(ZeroDivisionError):
+        flags.run(raising(ZeroDivisionError()), argv)
+    with pytest.raises(ExceptionGroup):
+        flags.run(raising(ExceptionGroup("g", [UserError("a"), ZeroDivisionError()])), argv)
+
+
+def test_help_shows_ours_and_the_fields(capsys, config_file):
+    code, out, _ = ending(capsys, None, ["prog", "--help"])
+    assert code == 0 and "--workdir" in out and "--config" in out and len(out.splitlines()) < 40
+    code, out, _ = ending(capsys, None, ["prog", f"--config={config_file}", "--help"])
+    assert code == 0 and "--config.rl.steps=60" in out and "--config.data.weights.code=0.5" in out
+
+
+ENTRY = """
+\"\"\"Waits.\"\"\"
+import asyncio, sys, time
+from launch import flags
+
+def sleeping(config, workdir):
+    print("ready", flush=True)
+    time.sleep(60)
+
+async def waiting():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(60))
+        print("ready", flush=True)
+
+kind = sys.argv.pop(1)
+flags.run(sleeping if kind == "sleep" else lambda config, workdir: asyncio.run(waiting()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["sleep", "asyncio"])
+def test_ctrl_c_says_how_to_continue(config_file, tmp_path, kind):
+    script = tmp_path / "entry.py"
+    script.write_text(ENTRY)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            str(script),
+            kind,
+            f"--config={config_file}",
+            "--workdir=w",
+            "--config.data.folder=a b",
+        ],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in err and f"--config={config_file} --workdir=w '--config.data.folder=a b'" in err
+
+
+def test_an_unwritable_place_is_bad_input_too(capsys, config_file):
+    async def task():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(10))
+            raise UserError("no user namespaces")
+
+    argv = ["prog", f"--config={config_file}", "--workdir=w"]
+    code, _, err = ending(capsys, lambda *_: asyncio.run(task()), argv)
+    assert code == 2 and "no user namespaces" in err

@@ -1,0 +1,38 @@
+"""The notebooks run from their first cell to their last, in a kernel of the environment the tests run in."""
+
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SECONDS = 900  # for the slowest cell
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
+    """Runs every cell with `folder` as the working directory; raises CellExecutionError for one that fails.
+
+    The checkout is importable: a notebook that installs composer_jax only where it is missing installs
+    nothing.
+    """
+    client = NotebookClient(
+        notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
+    client.execute(env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="minutes long; CI=true bash tests/run.sh runs it")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook(path, tmp_path):
+    execute(nbformat.read(path, as_version=4), tmp_path)
+
+
+def test_a_failing_cell_fails_the_test(tmp_path):
+    cells = [nbformat.v4.new_code_cell(source) for source in ("import composer_jax\nx = 1", "assert x == 2")]
+    with pytest.raises(CellExecutionError, match="assert x == 2"):
+        execute(nbformat.v4.new_notebook(cells=cells), tmp_path)

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Lint and tests, set-up included:
+#
+#   bash tests/run.sh [ARGUMENTS OF PYTEST ...]      e.g. bash tests/run.sh tests/models -k mla
+#
+# COMPOSER_VENV=DIR     another virtual environment than .venv-test
+# COMPOSER_PARITY=1     also installs PyTorch and transformers and runs the tests marked `parity`; so does CI=true
+# PYTHON=...            makes the environment with another Python
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+. "$root/launch/setup_venv.sh"
+cd "$root"
+
+venv=${COMPOSER_VENV:-$root/.venv-test}
+if [ "${CI:-}" = true ]; then
+  export COMPOSER_PARITY=1
+fi
+setup_venv "$venv" "$root/requirements-test.txt"
+if [ "${COMPOSER_PARITY:-}" = 1 ]; then
+  setup_venv "$venv" "$root/requirements-parity.txt"
+fi
+use_compilation_cache "$venv"
+
+"$VENV_PYTHON" -m ruff check --quiet .
+# loadfile: the tests of one file share what they compiled.
+"$VENV_PYTHON" -m pytest -n 2 --dist loadfile "$@"

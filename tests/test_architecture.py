@@ -1,0 +1,310 @@
+"""The floors of the house: what may import what, read from the source without running it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "composer_jax"
+
+# From the ground up: a floor imports from itself and from the floors before it in this list.
+FLOORS = (
+    "observe",
+    "ops",
+    "parallel",
+    "models",
+    "checkpoint",
+    "data",
+    "train",
+    "sampler",
+    "sandbox",
+    "tasks",
+    "agent",
+    "rl",
+    "evals",
+    "realtime",
+)
+EVERYWHERE = ("errors",)  # modules directly in the package that any floor may import
+
+# Floors and modules that work where no JAX is: a sandbox host, a grading machine, a data worker.
+WITHOUT_JAX = ("agent", "data", "sandbox", "tasks", "sampler.session", "checkpoint.workdir")
+JAX_WORLD = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
+# The agent talks to whatever samples through one protocol.
+ONLY_MODULE = {("agent", "sampler"): "sampler.session"}
+# Heavy or optional: imported inside the function that needs them.
+LAZY = {"torch", "transformers", "gcsfs", "google", "ray", "vllm", "tensorflow"}
+CATCH_ALL_NAMES = {"util", "utils", "helper", "helpers", "misc", "common"}
+# Numerics follow from the fields of a config, never from what a model is called.
+NETWORK = ("ops", "parallel", "models", "train", "sampler", "rl")
+MODEL_NAMES = {"model_name", "model_type", "model_id", "architecture", "architectures"}
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str  # dotted, absolute
+    line: int
+    at_import: bool  # runs when the importing module is imported, rather than in a function or for types only
+
+
+def module_name(file: Path, root: Path) -> str:
+    parts = file.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(file: Path, root: Path) -> list[Import]:
+    """Every import of a file; `from a import b` counts as a.b where that is a module, else as a."""
+    here = module_name(file, root).split(".")
+    package = here if file.name == "__init__.py" else here[:-1]
+    found = []
+
+    def visit(node: ast.AST, at_import: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend(Import(alias.name, node.lineno, at_import) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*base, *(node.module or "").split(".")]).strip(".")
+            for alias in node.names:
+                inner = root.joinpath(*base.split("."), alias.name)
+                is_module = inner.with_suffix(".py").exists() or inner.is_dir()
+                found.append(Import(f"{base}.{alias.name}" if is_module else base, node.lineno, at_import))
+        for child in ast.iter_child_nodes(node):
+            in_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for_types = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+            visit(child, at_import and not in_function and not (for_types and child in node.body))
+
+    visit(ast.parse(file.read_text(encoding="utf-8")), True)
+    return found
+
+
+def inside(module: str) -> str | None:
+    """'models.decoder' for 'composer_jax.models.decoder'; None for a module of someone else."""
+    if module == PACKAGE:
+        return ""
+    return module.removeprefix(f"{PACKAGE}.") if module.startswith(f"{PACKAGE}.") else None
+
+
+def belongs(module: str, names: tuple[str, ...]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def files_of(root: Path) -> list[Path]:
+    return sorted((root / PACKAGE).rglob("*.py"))
+
+
+def floor_violations(root: Path) -> Iterator[str]:
+    for file in files_of(root):
+        name = inside(module_name(file, root))
+        floor = name.split(".")[0]
+        where = file.relative_to(root)
+        if name == "":
+            continue  # the package's front door may name any floor
+        if floor not in FLOORS:
+            if name not in EVERYWHERE:
+                yield f"{where}: {floor} is not a floor; the floors are {', '.join(FLOORS)}"
+            allowed = ()
+        else:
+            allowed = FLOORS[: FLOORS.index(floor) + 1]
+        for found in imports_of(file, root):
+            if belongs(found.module, ("launch", "configs", "benchmarks", "tests")):
+                yield f"{where}:{found.line}: the library imports {found.module}, which is built on it"
+            target = inside(found.module)
+            if target is None or target in EVERYWHERE:
+                continue
+            target_floor = target.split(".")[0]
+            if target == "":
+                yield f"{where}:{found.line}: imports the front door of the package; import the module itself"
+            elif target_floor not in allowed:
+                yield f"{where}:{found.line}: {floor or name} may not import {target_floor}, a floor above"
+            only = ONLY_MODULE.get((floor, target_floor))
+            if only and target != only:
+                yield f"{where}:{found.line}: {floor} may import {only} only, not {target}"
+
+
+def jax_violations(root: Path) -> Iterator[str]:
+    """Modules of WITHOUT_JAX that import JAX, themselves or through what they import."""
+    files = {module_name(file, root): file for file in files_of(root)}
+    for name, file in files.items():
+        if not belongs(inside(name), WITHOUT_JAX):
+            continue
+        for found in imports_of(file, root):
+            if found.module.split(".")[0] in JAX_WORLD:
+                yield f"{file.relative_to(root)}:{found.line}: imports {found.module}; there is no JAX here"
+        seen, queue = {name}, [(name, name)]
+        while queue:
+            module, path = queue.pop()
+            if module not in files:
+                continue
+            for found in imports_of(files[module], root):
+                if not found.at_import:
+                    continue
+                if module != name and found.module.split(".")[0] in JAX_WORLD:
+                    yield f"{file.relative_to(root)}: reaches {found.module} through {path}"
+                # Importing a.b.c runs a, a.b and a.b.c.
+                parts = found.module.split(".")
+                for end in range(1, len(parts) + 1):
+                    reached = ".".join(parts[:end])
+                    if reached in files and reached not in seen:
+                        seen.add(reached)
+                        queue.append((reached, f"{path} -> {reached}"))
+
+
+def lazy_violations(root: Path) -> Iterator[str]:
+    for file in files_of(root):
+        for found in imports_of(file, root):
+            if found.at_import and found.module.split(".")[0] in LAZY:
+                where = f"{file.relative_to(root)}:{found.line}"
+                yield f"{where}: imports {found.module} with the module; import it where it is used"
+
+
+def name_violations(root: Path) -> Iterator[str]:
+    for folder in (PACKAGE, "launch", "configs", "benchmarks", "tests"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.stem in CATCH_ALL_NAMES and "__pycache__" not in path.parts:
+                yield f"{path.relative_to(root)}: name a file after the one thing it is about"
+
+
+def model_name_violations(root: Path) -> Iterator[str]:
+    """Comparisons of, or look-ups by, what a model is called, on the floors that compute."""
+
+    def is_model_name(node: ast.AST) -> bool:
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value).split(".")[-1]
+            return node.attr in MODEL_NAMES or (node.attr == "name" and owner.endswith(("config", "cfg")))
+        return isinstance(node, ast.Name) and node.id in MODEL_NAMES
+
+    for file in files_of(root):
+        if not belongs(inside(module_name(file, root)), NETWORK):
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            suspects: list[ast.AST] = []
+            if isinstance(node, ast.Compare):
+                suspects = [node.left, *node.comparators]
+            elif isinstance(node, ast.Match):
+                suspects = [node.subject]
+            elif isinstance(node, ast.Subscript):
+                suspects = [node.slice]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr in ("startswith", "endswith", "find", "index", "count", "get", "pop"):
+                    suspects = [node.func.value, *node.args]
+            for suspect in suspects:
+                if any(is_model_name(inner) for inner in ast.walk(suspect)):
+                    where = f"{file.relative_to(root)}:{node.lineno}"
+                    yield f"{where}: decides by a model's name; add a config field"
+                    break
+
+
+def package_violations(root: Path) -> Iterator[str]:
+    """Folders that setup.py would leave out of the wheel, because they are no packages."""
+    for folder in (PACKAGE, "launch", "configs", "benchmarks"):
+        for file in sorted((root / folder).rglob("*.py")):
+            if not (file.parent / "__init__.py").exists():
+                yield f"{file.parent.relative_to(root)}: has Python files but no __init__.py"
+                break
+
+
+RULES = {
+    "floors": floor_violations,
+    "without jax": jax_violations,
+    "lazy imports": lazy_violations,
+    "file names": name_violations,
+    "model names": model_name_violations,
+    "packages": package_violations,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_house_stands(rule):
+    assert files_of(ROOT)
+    assert list(RULES[rule](ROOT)) == []
+
+
+BAD_EXAMPLES = [
+    # rule, file, its source, what the complaint says
+    ("floors", "models/a.py", "import composer_jax.tasks.task", "models may not import tasks"),
+    ("floors", "models/a.py", "from composer_jax import data", "models may not import data"),
+    ("floors", "ops/a.py", "from ..parallel.mesh import make", "ops may not import parallel"),
+    ("floors", "data/a.py", "def f():\n    from composer_jax.agent import x", "data may not import agent"),
+    (
+        "floors",
+        "train/a.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import composer_jax.rl",
+        "a.py:3: train may not import rl",
+    ),
+    ("floors", "rl/a.py", "from composer_jax import Decoder", "front door"),
+    ("floors", "rl/a.py", "from launch import flags", "launch, which is built on it"),
+    ("floors", "agent/a.py", "from composer_jax.sampler.engine import E", "sampler.session only"),
+    ("floors", "errors.py", "import composer_jax.ops", "errors may not import ops"),
+    ("floors", "tools.py", "", "tools is not a floor"),
+    ("without jax", "tasks/a.py", "import jax.numpy as jnp", "tasks/a.py:1: imports jax.numpy"),
+    ("without jax", "data/a.py", "def f():\n    import optax", "imports optax"),
+    ("without jax", "agent/a.py", "from composer_jax.sampler.session import S", "reaches jax through"),
+    ("lazy imports", "checkpoint/a.py", "try:\n    import torch\nexcept ImportError: pass", "imports torch"),
+    ("file names", "data/utils.py", "", "data/utils.py"),
+    ("model names", "models/a.py", "def f(c): return c.model_name.startswith('k2')", "decides by"),
+    ("model names", "models/a.py", "def f(config): return 2 if config.name == 'k2' else 1", "decides by"),
+    ("model names", "train/a.py", "def f(model_type): return {'k2': 1}[model_type]", "decides by"),
+    ("packages", "data/deep/a.py", "", "data/deep: has Python files but no __init__.py"),
+]
+
+
+@pytest.mark.parametrize(("rule", "file", "source", "expected"), BAD_EXAMPLES)
+def test_the_rules_find_what_they_are_for(tmp_path, rule, file, source, expected):
+    package = tmp_path / PACKAGE
+    for floor in FLOORS:
+        (package / floor).mkdir(parents=True)
+        (package / floor / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "errors.py").touch()
+    (package / "sampler" / "__init__.py").write_text("from composer_jax.sampler import engine\n")
+    (package / "sampler" / "engine.py").write_text("import jax\n")
+    (package / "sampler" / "session.py").touch()
+    before = list(RULES[rule](tmp_path)) if rule != "without jax" else []
+    assert before == []
+    (package / file).parent.mkdir(exist_ok=True)
+    (package / file).write_text(source + "\n")
+    complaints = list(RULES[rule](tmp_path))
+    assert any(expected in complaint for complaint in complaints), complaints
+
+
+GOOD_EXAMPLES = [
+    (
+        "floors",
+        "rl/a.py",
+        "from composer_jax.errors import UserError\nfrom composer_jax.agent import episode",
+    ),
+    ("floors", "evals/a.py", "from . import suites\nfrom composer_jax.evals.suites import x\nimport jax"),
+    ("floors", "__init__.py", "from composer_jax.rl import algorithm"),
+    ("lazy imports", "checkpoint/a.py", "def f():\n    import torch"),
+    ("model names", "models/a.py", "def f(config): return config.n_experts == 8, log.info(config.name)"),
+    ("model names", "checkpoint/a.py", "def f(h): return h.model_type == 'deepseek_v3'"),
+]
+
+
+@pytest.mark.parametrize(("rule", "file", "source"), GOOD_EXAMPLES)
+def test_the_rules_leave_the_rest_alone(tmp_path, rule, file, source):
+    path = tmp_path / PACKAGE / file
+    path.parent.mkdir(parents=True)
+    path.write_text(source + "\n")
+    assert list(RULES[rule](tmp_path)) == []
+
+
+def test_importing_the_package_is_quick_and_light():
+    code = (
+        "import sys, time; start = time.perf_counter(); import composer_jax; "
+        "print(time.perf_counter() - start, *(sys.modules.keys() & set(sys.argv[1:])))"
+    )
+    heavy = ["jax", "flax", "grain", "matplotlib", "tokenizers", *LAZY]
+    best = 1e9
+    for _ in range(3):  # the quickest of three, as the machine may be busy
+        command = [sys.executable, "-c", code, *heavy]
+        seconds, *loaded = subprocess.check_output(command, cwd=ROOT, text=True).split()
+        assert loaded == []
+        best = min(best, float(seconds))
+    assert best < 0.5

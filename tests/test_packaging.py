@@ -1,0 +1,81 @@
+"""setup.py and the pinned requirements agree with each other."""
+
+import runpy
+import sys
+import types
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def declared():
+    """The arguments of setup(), without setuptools, which newer Pythons do not bring along."""
+    captured = {}
+    stub = types.ModuleType("setuptools")
+    stub.find_packages = lambda **kwargs: kwargs
+    stub.setup = lambda **kwargs: captured.update(kwargs)
+    before = sys.modules.get("setuptools")
+    sys.modules["setuptools"] = stub
+    try:
+        runpy.run_path(str(ROOT / "setup.py"))
+    finally:
+        if before is None:
+            del sys.modules["setuptools"]
+        else:
+            sys.modules["setuptools"] = before
+    return captured
+
+
+def pins(file: str) -> dict[str, str]:
+    """{canonical name: version} of a requirements file and the ones it includes."""
+    found = {}
+    for line in (ROOT / file).read_text().splitlines():
+        if line.startswith("-r "):
+            found |= pins(line.removeprefix("-r ").strip())
+        elif line and not line.startswith("#"):
+            requirement = Requirement(line)
+            (specifier,) = requirement.specifier
+            assert specifier.operator == "==", f"{file}: {line} is not pinned"
+            name = canonicalize_name(requirement.name)
+            assert name not in found, f"{file}: {name} is pinned twice"
+            found[name] = specifier.version
+    return found
+
+
+@pytest.mark.parametrize(
+    ("extras", "file"),
+    [
+        ([], "requirements.txt"),
+        (["test", "notebook"], "requirements-test.txt"),
+        (["parity"], "requirements-parity.txt"),
+    ],
+)
+def test_pins_lie_in_the_ranges(declared, extras, file):
+    pinned = pins(file)
+    wanted = [Requirement(line) for line in declared["install_requires"]]
+    wanted += [Requirement(line) for extra in extras for line in declared["extras_require"][extra]]
+    for requirement in wanted:
+        version = pinned.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{file} does not pin {requirement.name}"
+        assert requirement.specifier.contains(version), f"{file} pins {requirement.name}=={version}"
+
+
+def test_the_extras_users_ask_for(declared):
+    assert set(declared["extras_require"]) >= {"test", "parity", "tpu", "gpu", "cluster", "notebook"}
+    assert declared["python_requires"] == ">=3.11" and declared["license"] == "Apache-2.0"
+
+
+def test_runtime_requirements_bring_no_test_tools():
+    assert not {"pytest", "ruff", "hypothesis", "torch", "transformers", "ray"} & pins("requirements.txt").keys()
+
+
+def test_what_runs_here_is_what_is_pinned():
+    """The tests' environment is the pinned one, so that a pass here speaks for a fresh install."""
+    for name in ("jax", "flax", "optax", "orbax-checkpoint", "grain"):
+        assert distribution(name).version == pins("requirements.txt")[name]
