@@ -1,0 +1,117 @@
+"""Metric files: append-only JSON lines that survive a kill and can be cut back to an earlier step.
+
+A row is {"step": int, "time": float, ...numbers}; `time` is seconds since the start of the run, not counting
+the pause between a kill and the continuation. A number that is not finite is written as null, because JSON
+has no NaN.
+"""
+
+import json
+import math
+import numbers
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from composer_jax.errors import UserError
+from composer_jax.observe.atomic import write_atomically
+
+
+class MetricsWriter:
+    """Appends rows to one metrics file, each flushed as it is written; a context manager.
+
+    Opening an existing file continues it: a torn last line (the run was killed while writing) is dropped, and
+    the clock goes on from the last row. Call `truncate_after` first when the run continues from an older
+    checkpoint.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {self.path.parent}: {error.strerror}") from error
+        self._reopen(read_metrics(self.path), rewrite=not _ends_whole(self.path))
+
+    def write(self, step: int, **values: Any) -> None:
+        """Appends one row. Values are numbers, anything `float` takes (a jax or numpy scalar), or None.
+
+        Raises:
+          ValueError: `step` is before the last written step, or a value is named "step" or "time".
+        """
+        if step < self._last_step:
+            raise ValueError(
+                f"step {step} comes after step {self._last_step} in {self.path}; call truncate_after({step - 1}) first"
+            )
+        if "time" in values:
+            raise ValueError('"time" is written by the MetricsWriter; name the value otherwise')
+        seconds = round(time.monotonic() - self._started, 3)
+        row = {"step": int(step), "time": seconds, **{name: _number(value) for name, value in values.items()}}
+        self._file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")
+        self._file.flush()
+        self._last_step = step
+
+    def truncate_after(self, step: int) -> None:
+        """Drops the rows of later steps (an atomic rewrite): the run continues from `step`."""
+        self._file.close()
+        self._reopen([row for row in read_metrics(self.path) if row["step"] <= step], rewrite=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _reopen(self, rows: list[dict[str, Any]], *, rewrite: bool) -> None:
+        if rewrite:
+            lines = (json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+            write_atomically(self.path, "".join(lines).encode())
+        self._last_step = rows[-1]["step"] if rows else -math.inf
+        self._started = time.monotonic() - (rows[-1].get("time") or 0.0 if rows else 0.0)
+        try:
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}") from error
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file in order, without a torn last line; [] if there is no such file.
+
+    Raises:
+      UserError: a line before the last one is no row, so the file was damaged by something else than a kill.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    # A row ends with a newline, so whatever follows the last newline was never finished, even if it parses.
+    rows = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            row = None
+        if not isinstance(row, Mapping) or not isinstance(row.get("step"), int):
+            raise UserError(f"line {number} of {path} is not a metrics row; move the file away to start it anew")
+        rows.append(dict(row))
+    return rows
+
+
+def _ends_whole(path: Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return True
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
+
+
+def _number(value: Any) -> int | float | None:
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if value is None:
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None

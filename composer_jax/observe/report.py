@@ -1,0 +1,217 @@
+"""The report: one HTML file that opens from disk without network, and the curves beside it as PNG files."""
+
+import base64
+import dataclasses
+import hashlib
+import importlib.resources
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from composer_jax.errors import UserError
+from composer_jax.observe import findings, plots
+from composer_jax.observe.atomic import write_atomically
+from composer_jax.observe.episodes import STAGES, EpisodeRecord, read_episodes
+from composer_jax.observe.metrics import read_metrics
+
+EPISODE_BYTES = 3_500_000  # of episode text in the page; with the pictures it stays under 5 MB
+
+MISSING = {
+    "results": "results.json (written at the end of the pipeline)",
+    "pretrain": "pretraining curves",
+    "sft": "fine-tuning curves",
+    "rl": "RL curves",
+    "before": "episodes of the evaluation before RL",
+    "after": "episodes of the evaluation after RL",
+    "rl episodes": "episodes sampled during RL",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a workdir holds; a part that is not there is empty."""
+
+    results: Mapping[str, Any]
+    config: Mapping[str, Any]
+    metrics: Mapping[str, list[dict[str, Any]]]  # "pretrain" | "sft" | "rl" -> rows
+    episodes: Mapping[str, list[EpisodeRecord]]  # one of STAGES -> records
+
+    @classmethod
+    def read(cls, workdir: Path) -> "Run":
+        return cls(
+            results=_read_object(workdir / "results.json"),
+            config=_read_object(workdir / "config.json"),
+            metrics={name: read_metrics(workdir / "metrics" / f"{name}.jsonl") for name in ("pretrain", "sft", "rl")},
+            episodes={stage: read_episodes(workdir / "episodes" / f"{stage}.jsonl") for stage in STAGES},
+        )
+
+    def results_so_far(self) -> Mapping[str, Any]:
+        """results.json, or until there is one, those of its numbers that the metric files already tell."""
+        if self.results:
+            return self.results
+        found: dict[str, dict[str, Any]] = {"cpt": {}, "sft": {}, "rl": {}}
+        if heldout := [row["heldout_nll"] for row in self.metrics["pretrain"] if row.get("heldout_nll")]:
+            found["cpt"] = {"heldout_nll_first": heldout[0], "heldout_nll_last": heldout[-1]}
+        for stage, name in (("cpt", "pretrain"), ("sft", "sft")):
+            if rows := self.metrics[name]:
+                found[stage]["tokens"] = rows[-1].get("tokens")
+        if rows := self.metrics["rl"]:
+            found["rl"]["steps"] = len({row["step"] for row in rows})
+        return found
+
+    def missing(self) -> list[str]:
+        have = {"results": self.results, **self.metrics, **self.episodes}
+        have["rl"], have["rl episodes"] = self.metrics["rl"], self.episodes["rl"]
+        return [words for name, words in MISSING.items() if not have[name]]
+
+
+def write_report(workdir: Path) -> Path:
+    """Writes `report.html` and `plots/*.png` from what is in `workdir`; returns the path of the page.
+
+    Every part is optional: a run that is not finished gets a page of what is there that says what is not.
+    Reads results.json, config.json, metrics/{pretrain,sft,rl}.jsonl and episodes/{before,after,rl}.jsonl.
+
+    Raises:
+      UserError: there is no such folder, or a file in it is damaged.
+    """
+    workdir = Path(workdir)
+    if not workdir.is_dir():
+        raise UserError(f"there is no folder {workdir} to report on; run a stage with --workdir={workdir} first")
+    run = Run.read(workdir)
+    results = run.results_so_far()
+    episodes, left_out = _embeddable(run.episodes)
+    template = importlib.resources.files("composer_jax.observe")
+    style, script = (template / "report.css").read_text("utf-8"), (template / "report.js").read_text("utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    page = environment.from_string((template / "report.html").read_text("utf-8")).render(
+        name=workdir.resolve().name,
+        headline=findings.headline(results),
+        sentences=findings.findings(results),
+        facts=findings.what_ran(results),
+        missing=run.missing(),
+        sections=findings.table(results),
+        figures=_figures(run, workdir / "plots"),
+        phases=findings.phases(results),
+        config_hash=findings.lookup(results, "config_hash"),
+        config_text=json.dumps(run.config, indent=2) if run.config else "",
+        results_text=json.dumps(run.results, indent=2) if run.results else "",
+        episode_count=len(episodes),
+        left_out=left_out,
+        episodes=_script_json(episodes),
+        style=Markup(style),
+        script=Markup(script),
+        # Only this very script may run, whatever an episode managed to put into the page.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+    return write_atomically(workdir / "report.html", page.encode("utf-8", errors="replace"))
+
+
+@dataclasses.dataclass(frozen=True)
+class PageFigure:
+    """A picture in the page, in the light and the dark scheme, as data URIs."""
+
+    title: str
+    group: str  # "curves" or "time"
+    light: str
+    dark: str
+
+
+def _figures(run: Run, folder: Path) -> list[PageFigure]:
+    metrics, marks = run.metrics, findings.marks(run.results)
+    # name, what it shows (the picture's text for those who cannot see it), where in the page, how it is drawn
+    wanted = (
+        (
+            "pretraining",
+            "Pretraining: training loss and held-out loss against tokens",
+            "curves",
+            lambda path, theme: plots.plot_pretraining(metrics["pretrain"], path, theme),
+        ),
+        (
+            "sft",
+            "Supervised fine-tuning: loss against tokens",
+            "curves",
+            lambda path, theme: plots.plot_sft(metrics["sft"], path, theme),
+        ),
+        (
+            "rl_reward",
+            "RL: mean reward per step and family",
+            "curves",
+            lambda path, theme: plots.plot_reward(metrics["rl"], path, marks, theme),
+        ),
+        (
+            "summaries",
+            "Self-summaries: length and pass rate against RL step",
+            "curves",
+            lambda path, theme: plots.plot_summaries(metrics["rl"], path, theme),
+        ),
+        (
+            "rl_health",
+            "RL: entropy, importance ratio, gradient norm, turns",
+            "curves",
+            lambda path, theme: plots.plot_health(metrics["rl"], path, theme),
+        ),
+        (
+            "time_split",
+            "Seconds of each RL step by what they were spent on",
+            "time",
+            lambda path, theme: plots.plot_time_split(metrics["rl"], path, theme),
+        ),
+    )
+    figures = []
+    for name, title, group, draw in wanted:
+        light = draw(folder / f"{name}.png", plots.LIGHT)
+        dark = draw(folder / f"{name}_dark.png", plots.DARK)
+        if light and dark:
+            figures.append(PageFigure(title, group, _data_uri(light), _data_uri(dark)))
+    scores = findings.scores(run.results)
+    for name, theme in (("overview", plots.LIGHT), ("overview_dark", plots.DARK)):
+        plots.plot_overview(metrics["pretrain"], metrics["rl"], marks, scores, folder / f"{name}.png", theme)
+    return figures
+
+
+def _embeddable(by_stage: Mapping[str, list[EpisodeRecord]]) -> tuple[list[dict[str, Any]], int]:
+    """The episodes the page can hold, each with its stage, and how many had to be left out to stay small.
+
+    When they are too many, every stage keeps its first ones, taken in turns, so that none crowds out another.
+    """
+    queues = [[{"stage": stage, **record.to_json()} for record in by_stage[stage]] for stage in STAGES]
+    longest = max(map(len, queues), default=0)
+    turns = [queue[i] for i in range(longest) for queue in queues if i < len(queue)]
+    kept, size = [], 0
+    for episode in turns:
+        size += len(_script_json(episode))
+        if size > EPISODE_BYTES:
+            break
+        kept.append(episode)
+    kept.sort(key=lambda episode: STAGES.index(episode["stage"]))
+    return kept, len(turns) - len(kept)
+
+
+def _script_json(value: Any) -> Markup:
+    """JSON that is safe in a <script> element: nothing in it can end the element or start a comment."""
+    text = json.dumps(value, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _data_uri(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not JSON ({error}); run the stage that writes it again") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no JSON object; run the stage that writes it again")
+    return value

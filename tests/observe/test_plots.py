@@ -1,0 +1,78 @@
+import struct
+
+import matplotlib
+import pytest
+
+from composer_jax.observe import findings, plots
+from composer_jax.observe.metrics import read_metrics
+from tests.observe.made_up_run import RESULTS
+
+NAN = float("nan")
+
+
+def size_of_png(path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    return struct.unpack(">II", data[16:24])
+
+
+def test_the_overview_is_one_readable_picture(finished_run, tmp_path):
+    pretrain, rl = (read_metrics(finished_run / "metrics" / f"{name}.jsonl") for name in ("pretrain", "rl"))
+    path = plots.plot_overview(
+        pretrain, rl, findings.marks(RESULTS), findings.scores(RESULTS), tmp_path / "overview.png"
+    )
+    assert size_of_png(path) == (1600, 1000)
+    assert 50_000 < path.stat().st_size < 500_000
+
+
+DRAWN = {
+    "pretraining": lambda rows, path: plots.plot_pretraining(rows, path),
+    "sft": lambda rows, path: plots.plot_sft(rows, path),
+    "reward": lambda rows, path: plots.plot_reward(rows, path, {"bugfix": (0.2, 0.8), "recall": (None, 0.5)}),
+    "summaries": lambda rows, path: plots.plot_summaries(rows, path),
+    "time_split": lambda rows, path: plots.plot_time_split(rows, path, plots.DARK),
+    "health": lambda rows, path: plots.plot_health(rows, path),
+    "overview": lambda rows, path: plots.plot_overview(rows, rows, {}, [], path),
+}
+ROW = {
+    **{
+        "step": 0,
+        "tokens": 3072,
+        "loss": 7.0,
+        "heldout_nll": 6.9,
+        "reward_bugfix": 1.2,
+        "reward_recall": -0.1,
+    },
+    **{
+        "summary_tokens": 0,
+        "rollout_s": 1.0,
+        "sandbox_s": 0.1,
+        "train_s": 2.0,
+        "step_s": 2.5,
+        "entropy": 0.3,
+    },
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("rows", [[], [{"step": 1, "loss": None, "step_s": NAN, "reward_bugfix": "?"}]])
+def test_nothing_to_draw_writes_nothing(tmp_path, name, rows):
+    assert DRAWN[name](rows, tmp_path / "p.png") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_first_row_of_a_run_is_enough(tmp_path, name):
+    width, height = size_of_png(DRAWN[name]([ROW], tmp_path / "p.png"))
+    assert 1000 <= width <= 1600 and 500 <= height <= 1000
+
+
+def test_drawing_leaves_the_global_state_of_matplotlib_alone(tmp_path):
+    before = dict(matplotlib.rcParams)
+    plots.plot_sft([ROW], tmp_path / "p.png")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_other_is_what_the_parts_leave_and_never_negative():
+    parts = plots._time_parts([{**ROW, "step_s": 4.0}, ROW])
+    assert parts["other"] == [pytest.approx(0.9), 0.0]
