@@ -1,0 +1,306 @@
+"""Checkpoints: named pytrees of arrays and one JSON record per step, on Orbax.
+
+A step is one folder `DIR/STEP/` with one Orbax item per named pytree, so that RL can take the parameters of
+a pretraining run and leave its optimizer state alone, and one item `meta` with the JSON values and an index
+of every leaf's shape and dtype. Orbax writes beside the folder and renames it when it is complete: a step
+exists whole or not at all. A pytree is stored flat, as {path of the leaf: array}; its structure comes back
+from `like`, so NamedTuples, optax states and NNX states need no registration, and renaming a container class
+breaks no checkpoint.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from composer_jax.errors import UserError
+
+PyTree = Any
+
+_META = "meta"
+_FORMAT = 1
+_SHOWN = 4  # mismatches listed in one error
+_OS_ERROR = re.compile(r"([^:\s][^:]*?) \[os_error_code=")
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    directory: a local folder, or any path Orbax can write (gs://...). Created by the first save.
+    keep: how many of the latest steps stay on disk; None keeps all.
+    asynchronous: `save` returns once the arrays are copied to host memory and writes in the background;
+      `wait` waits for it. Worth it where a save takes seconds.
+
+    Every process of a multi-controller run makes the same calls; Orbax lets each write its own shards.
+    """
+
+    def __init__(self, directory: str | Path, keep: int | None = None, *, asynchronous: bool = False):
+        if keep is not None and keep < 1:
+            raise UserError(f"a store keeps at least one step, not {keep}; use keep=None to keep all")
+        # Orbax logs every traceback from each of its threads; the caller gets the error itself, once.
+        logging.getLogger("absl").addFilter(_not_from_orbax)
+        self.directory = directory if "://" in str(directory) else Path(directory).absolute()
+        self._keep = keep
+        self._asynchronous = asynchronous
+        self._writing = False
+        self._manager_if_open: ocp.CheckpointManager | None = None
+
+    # ---------------------------------------------------------------- writing
+
+    def save(self, step: int, *, arrays: Mapping[str, PyTree], json: Mapping[str, Any] | None = None) -> None:
+        """Writes one step: all of it or, if the process dies, nothing.
+
+        arrays: name -> pytree of jax or numpy arrays (any dtype, bfloat16 included; an empty tree is fine).
+        json: name -> plain JSON value (counters, the state of a data iterator, RNG seeds).
+
+        Raises:
+          UserError: the step exists already, or the disk cannot be written.
+          TypeError: a leaf is not an array, or a JSON value is not plain JSON.
+        """
+        if _META in arrays:
+            raise ValueError(f"{_META!r} is the name of the store's own item; give the pytree another name")
+        flat = {name: _flatten(name, tree) for name, tree in arrays.items()}
+        index = {name: {path: _signature(x) for path, x in leaves.items()} for name, leaves in flat.items()}
+        meta = {"format": _FORMAT, "arrays": index, "json": dict(json or {})}
+        json_module.dumps(meta)  # fails here, before anything is written, and names the offending type
+
+        manager = self._manager(writing=True)
+        if step in manager.all_steps():
+            raise UserError(f"step {step} is already saved in {self.directory}; a step is written once")
+        _register(self._registry, flat)
+        items = {name: ocp.args.PyTreeSave(leaves) for name, leaves in flat.items() if leaves}
+        items[_META] = ocp.args.JsonSave(meta)
+        try:
+            manager.save(step, args=ocp.args.Composite(**items), force=True)
+        except Exception as error:
+            raise self._unwritten(error) from error
+
+    def wait(self) -> None:
+        """Returns when every save is on disk. Raises a UserError if a background save failed."""
+        if self._manager_if_open is not None:
+            try:
+                self._manager_if_open.wait_until_finished()
+            except Exception as error:
+                raise self._unwritten(error) from error
+
+    def close(self) -> None:
+        """Finishes what is being written and lets go of the folder; raises like `wait`."""
+        try:
+            self.wait()
+        finally:
+            if self._manager_if_open is not None:
+                self._manager_if_open.close()
+                self._manager_if_open = None
+
+    def __enter__(self) -> CheckpointStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------- reading
+
+    def steps(self) -> list[int]:
+        """The complete steps on disk, ascending, also those another process wrote since the last look."""
+        manager = self._manager()
+        manager.reload()
+        return sorted(manager.all_steps())
+
+    def latest_step(self) -> int | None:
+        """The last complete step, or None."""
+        return max(self.steps(), default=None)
+
+    def restore(
+        self, step: int | None = None, *, like: Mapping[str, PyTree]
+    ) -> tuple[dict[str, PyTree], dict[str, Any]]:
+        """Reads one step, bit for bit, onto the shardings of `like`.
+
+        step: which one; None is the latest.
+        like: name -> pytree of the structure wanted back. A leaf is a jax.ShapeDtypeStruct or a jax.Array,
+          whose sharding (any mesh, not only the one that saved) the result takes; without a sharding, and for
+          an array not committed to a device, the result is uncommitted. A numpy leaf gives numpy. Items of
+          the checkpoint that are not named here are not read.
+
+        Returns:
+          ({name: pytree}, the JSON values of the step).
+
+        Raises:
+          UserError: there is no such step or item, a leaf is missing, too many, or of another shape or dtype,
+            or the files are damaged.
+        """
+        step = self._existing(step)
+        try:
+            wanted = ocp.args.Composite(**{_META: ocp.args.JsonRestore()})
+            meta = self._manager().restore(step, args=wanted)[_META]
+            index = meta["arrays"]
+        except Exception as error:  # whatever Orbax, the file system or a damaged file comes up with
+            raise self._damaged(step, error) from error
+        flat = {name: _flatten(name, tree) for name, tree in like.items()}
+        for name, leaves in flat.items():
+            self._check(step, name, leaves, index)
+
+        items = {name: _restore_args(leaves) for name, leaves in flat.items() if leaves}
+        read: Mapping[str, Any] = {}
+        if items:
+            _register(self._registry, items)
+            try:
+                read = self._manager().restore(step, args=ocp.args.Composite(**items))
+            except Exception as error:
+                raise self._damaged(step, error) from error
+        out = {}
+        for name, tree in like.items():
+            leaves = [_placed(read[name][path], leaf) for path, leaf in flat[name].items()]
+            out[name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+        return out, meta["json"]
+
+    def restore_item(self, name: str, like: PyTree, step: int | None = None) -> PyTree:
+        """One pytree alone, e.g. the parameters of another run; see `restore`."""
+        return self.restore(step, like={name: like})[0][name]
+
+    # ---------------------------------------------------------------- inside
+
+    def _manager(self, *, writing: bool = False) -> ocp.CheckpointManager:
+        """The Orbax manager; a killed save's draft is removed at the first save, never by a reader."""
+        if self._manager_if_open is not None and (self._writing or not writing):
+            return self._manager_if_open
+        if self._manager_if_open is not None:
+            self._manager_if_open.close()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=self._keep,
+            create=writing,
+            cleanup_tmp_directories=writing,
+            enable_async_checkpointing=self._asynchronous,
+            save_root_metadata=False,
+        )
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        registry.add(_META, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
+        registry.add(_META, ocp.args.JsonRestore, ocp.JsonCheckpointHandler())
+        self._registry = registry
+        self._manager_if_open = ocp.CheckpointManager(self.directory, options=options, handler_registry=registry)
+        self._writing = writing
+        return self._manager_if_open
+
+    def _existing(self, step: int | None) -> int:
+        steps = self.steps()
+        if not steps:
+            raise UserError(f"there is no checkpoint in {self.directory}; run the stage that writes it first")
+        if step is None:
+            return steps[-1]
+        if step not in steps:
+            shown = ", ".join(map(str, steps[-8:]))
+            raise UserError(f"there is no step {step} in {self.directory}; the steps there are {shown}")
+        return step
+
+    def _check(self, step: int, name: str, leaves: Mapping[str, Any], index: Mapping[str, Any]) -> None:
+        """Raises a UserError that names what differs between the stored item and `like`."""
+        where = f"checkpoint step {step} in {self.directory}"
+        if name not in index:
+            raise UserError(f"{where} has no item {name!r}; it has {', '.join(sorted(index)) or 'none'}")
+        stored = index[name]
+        problems = [f"{path} is missing from the checkpoint" for path in leaves if path not in stored]
+        problems += [f"{path} is in the checkpoint only" for path in stored if path not in leaves]
+        for path, leaf in leaves.items():
+            if path in stored and stored[path] != _signature(leaf):
+                problems.append(f"{path} is {_show(stored[path])} there and {_show(_signature(leaf))} here")
+        if problems:
+            more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+            raise UserError(
+                f"{name!r} of {where} does not fit: {'; '.join(problems[:_SHOWN])}{more}. "
+                "Use the config that wrote the checkpoint, or start from another one"
+            )
+
+    def _unwritten(self, error: Exception) -> Exception:
+        """What to raise for a failed save: a UserError if the disk is the reason, else the error as it is."""
+        # The array writer reports the operating system's refusal as a ValueError with its words and code.
+        said = _OS_ERROR.search(str(error))
+        if isinstance(error, OSError) or said:
+            reason = said.group(1) if said else getattr(error, "strerror", None) or str(error)
+            return UserError(
+                f"cannot write a checkpoint to {self.directory}: {reason}; the steps saved before are "
+                "intact, free some space (or raise the limit) and run the same command again"
+            )
+        return error
+
+    def _damaged(self, step: int, error: Exception) -> UserError:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        return UserError(
+            f"checkpoint step {step} in {self.directory} cannot be read ({reason}); "
+            "if its files are damaged, delete that step's folder to fall back on the one before it"
+        )
+
+
+def _not_from_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in Path(record.pathname).parts
+
+
+def _register(registry: ocp.handlers.CheckpointHandlerRegistry, names: Iterable[str]) -> None:
+    """Gives every item its own handler, made when its name is first seen, as the names are the caller's."""
+    for name in names:
+        if registry.has(name, ocp.args.PyTreeSave):
+            continue
+        # The quickest of Orbax's formats to write: 12 MB in 85 leaves take 240 ms, with its default 290 ms.
+        # Compression would take 15 % longer and save 7 % of the space of float32 weights.
+        handler = ocp.PyTreeCheckpointHandler(use_zarr3=True, use_compression=False)
+        registry.add(name, ocp.args.PyTreeSave, handler)
+        registry.add(name, ocp.args.PyTreeRestore, handler)
+
+
+def _flatten(name: str, tree: PyTree) -> dict[str, Any]:
+    """{path of a leaf: leaf}, in the order of jax.tree.leaves; e.g. 'layers.0.w_gate'."""
+    flat: dict[str, Any] = {}
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        path = jax.tree_util.keystr(keys, simple=True, separator=".") or "value"
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
+            kind = type(leaf).__name__
+            raise TypeError(f"{name}.{path} is a {kind}; checkpoints hold arrays, the rest goes into json")
+        if path in flat:
+            raise ValueError(f"two leaves of {name!r} have the path {path!r}; rename one of the keys")
+        flat[path] = leaf
+    return flat
+
+
+def _signature(leaf: Any) -> list[Any]:
+    """[shape, dtype] as JSON."""
+    return [list(leaf.shape), np.dtype(leaf.dtype).name]
+
+
+def _show(signature: list[Any]) -> str:
+    shape, dtype = signature
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
+    """Where the restored leaf goes; None for 'through host memory, and wherever it is used'."""
+    if isinstance(leaf, jax.Array):
+        return leaf.sharding if leaf.committed else None
+    return getattr(leaf, "sharding", None)
+
+
+def _restore_args(leaves: Mapping[str, Any]) -> ocp.args.PyTreeRestore:
+    args = {}
+    for path, leaf in leaves.items():
+        sharding = _sharding(leaf)
+        if sharding is None:
+            args[path] = ocp.RestoreArgs(restore_type=np.ndarray)
+        else:
+            try:
+                sharding.shard_shape(leaf.shape)
+            except ValueError as error:
+                raise UserError(f"{path} {_show(_signature(leaf))} cannot be sharded so: {error}") from error
+            args[path] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, dtype=leaf.dtype)
+    item = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
+    return ocp.args.PyTreeRestore(item, restore_args=args)
+
+
+def _placed(value: Any, leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray | np.generic) or _sharding(leaf) is not None:
+        return value
+    return jax.numpy.asarray(value)

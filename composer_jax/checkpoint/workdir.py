@@ -1,0 +1,194 @@
+"""A run's folder: it belongs to one config and to one process at a time, and remembers which stages are done.
+
+    DIR/config.json       the resolved config and its hash; written once, compared at every opening
+    DIR/.lock             held while a process works in the folder
+    DIR/stages/NAME.json  written, as a whole, when stage NAME is done
+
+Everything else in the folder belongs to the stages.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from composer_jax.errors import UserError
+from composer_jax.observe.atomic import write_atomically
+
+_CONFIG = "config.json"
+_LOCK = ".lock"
+_SHOWN = 8  # differing fields listed in one error
+_ABSENT = object()
+
+
+class Workdir:
+    """An open run folder; use it in a `with` block or `close` it.
+
+    path: created if it does not exist.
+    config: the resolved config as plain data: nested mappings of JSON values (`ConfigDict.to_dict()`). Tuples
+      count as lists, as JSON has no tuples.
+
+    Attributes:
+      path: absolute.
+      config_hash: 12 hex digits of the SHA-256 of the config as canonical JSON.
+
+    Raises:
+      UserError: the folder is not empty and no run folder, belongs to another config, is used by another
+        process, or cannot be written.
+      TypeError: the config holds something that is not plain JSON.
+    """
+
+    def __init__(self, path: str | Path, config: Mapping[str, Any]):
+        self.path = Path(path).expanduser().absolute()
+        canonical = _canonical(config)
+        self.config_hash = hashlib.sha256(canonical.encode()).hexdigest()[:12]
+        _make_folder(self.path)
+        self._lock = _locked(self.path)
+        try:
+            self._claim(json.loads(canonical))
+        except BaseException:
+            self.close()
+            raise
+
+    def stage_done(self, name: str) -> bool:
+        """Whether `mark_done(name)` has happened, in this process or an earlier one."""
+        return self._stage(name).exists()
+
+    def mark_done(self, name: str, payload: Mapping[str, Any]) -> None:
+        """Records that stage `name` is done, with what later stages and the report want to know of it.
+
+        payload: plain JSON values. The record is there whole or not at all; marking again replaces it.
+        """
+        write_atomically(self._stage(name), (json.dumps(dict(payload), indent=1) + "\n").encode())
+
+    def stage_result(self, name: str) -> dict[str, Any]:
+        """The payload of a stage that is done. Raises a UserError if it is not."""
+        if not self.stage_done(name):
+            raise UserError(f"stage {name!r} is not done in {self.path}; run it first")
+        return _read_json(self._stage(name))
+
+    def require_free(self, size: int) -> None:
+        """Raises a UserError unless the disk has `size` free bytes."""
+        free = shutil.disk_usage(self.path).free
+        if free < size:
+            raise UserError(
+                f"the disk of {self.path} has {_gigabytes(free)} free and this run needs {_gigabytes(size)}; "
+                "free some space or choose a --workdir on another disk"
+            )
+
+    def close(self) -> None:
+        """Lets another process have the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Workdir:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stage(self, name: str) -> Path:
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+            raise ValueError(f"a stage's name becomes a file name; {name!r} may hold letters, digits and _.- only")
+        return self.path / "stages" / f"{name}.json"
+
+    def _claim(self, config: dict[str, Any]) -> None:
+        """Makes a new folder ours, or checks that an old one is."""
+        file = self.path / _CONFIG
+        if not file.exists():
+            record = {"config_hash": self.config_hash, "config": config}
+            write_atomically(file, (json.dumps(record, indent=1) + "\n").encode())
+            return
+        try:
+            theirs = _read_json(file)["config"]
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{file} is not the config of a run; choose another --workdir") from error
+        if _canonical(theirs) != _canonical(config):
+            differences = list(_differences(theirs, config))
+            more = f" and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+            raise UserError(
+                f"{self.path} belongs to a run with another config: {', '.join(differences[:_SHOWN])}{more} "
+                "(there -> here). Use the config it was started with, choose another --workdir, or delete "
+                "the folder to start over"
+            )
+
+
+def _make_folder(path: Path) -> None:
+    """Creates the folder; refuses one that holds files of someone else."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        found = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot use {path} as a run folder: {reason}; choose another --workdir") from error
+    # A run that was killed in its first moments leaves only its lock and the draft of its config.
+    foreign = [name for name in found if name != _LOCK and not name.startswith(f".{_CONFIG}.")]
+    if foreign and _CONFIG not in found:
+        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise UserError(
+            f"{path} is not empty ({shown}) and not the folder of a run, which would have a {_CONFIG}; "
+            "choose another --workdir"
+        )
+
+
+def _locked(path: Path) -> int:
+    """The descriptor of the lock file, locked until it is closed or the process ends, however it ends."""
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"cannot write in {path}: {error.strerror}; choose another --workdir") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        os.close(lock)
+        who = f"process {holder}" if holder else "another process"
+        raise UserError(f"{path} is in use by {who}; wait for it or choose another --workdir") from error
+    except OSError as error:
+        os.close(lock)
+        raise UserError(
+            f"the disk of {path} cannot lock files: {error.strerror}; choose a --workdir on a local disk"
+        ) from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _canonical(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True, separators=(",", ":"))
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({error}); restore it or choose another --workdir") from error
+
+
+def _differences(theirs: Any, ours: Any, field: str = "") -> Iterator[str]:
+    """'rl.steps: 60 -> 100', one per differing leaf."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in sorted(theirs.keys() | ours.keys()):
+            inner = f"{field}.{key}" if field else key
+            yield from _differences(theirs.get(key, _ABSENT), ours.get(key, _ABSENT), inner)
+    elif theirs is _ABSENT or ours is _ABSENT or _canonical(theirs) != _canonical(ours):
+        yield f"{field}: {_shown(theirs)} -> {_shown(ours)}"
+
+
+def _shown(value: Any) -> str:
+    if value is _ABSENT:
+        return "absent"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"

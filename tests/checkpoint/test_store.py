@@ -1,0 +1,269 @@
+"""The checkpoint store: bit-exact, whole or absent, onto any mesh, and clear about what does not fit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_params(scale: float = 1.0) -> dict:
+    """Dicts, a list and a tuple; several dtypes; a scalar; a value that only survives if no bit is lost."""
+    rng = np.random.default_rng(0)
+    return {
+        "embed": jnp.asarray(rng.standard_normal((16, 8)) * scale, jnp.float32),
+        "layers": [
+            {"w": jnp.asarray(rng.standard_normal((8, 8)), jnp.bfloat16), "norm": jnp.full((8,), jnp.nan)},
+            {"w": jnp.asarray(rng.standard_normal((8, 8)), jnp.bfloat16), "norm": jnp.full((8,), -0.0)},
+        ],
+        "pair": (jnp.arange(3, dtype=jnp.int8), jnp.float32(1) / 3),
+    }
+
+
+def assert_same_bits(got, want) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def mesh_of(shape: tuple[int, int]) -> jax.sharding.Mesh:
+    return jax.make_mesh(shape, ("data", "expert"), axis_types=(AxisType.Explicit,) * 2)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_everything_comes_back_bit_for_bit(tmp_path, asynchronous):
+    params = make_params()
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)).init(params)
+    arrays = {"params": params, "optimizer": optimizer, "none": {}}
+    arrays["rng"] = np.array([7, 2**32 - 1], np.uint32)
+    values = {"tokens": 123, "data": {"cursor": [1, 2], "name": "é"}, "loss": 0.1}
+    with CheckpointStore(tmp_path / "ckpt", asynchronous=asynchronous) as store:
+        store.save(5, arrays=arrays, json=values)
+    with CheckpointStore(tmp_path / "ckpt") as store:
+        got, got_values = store.restore(like=arrays)
+    assert got_values == values
+    assert_same_bits(got, arrays)
+    assert isinstance(got["rng"], np.ndarray)
+
+
+def test_named_tuples_and_abstract_leaves(tmp_path):
+    class Router(NamedTuple):
+        bias: jax.Array
+        counts: jax.Array
+
+    router = Router(jnp.arange(4.0), jnp.arange(4))
+    like = jax.eval_shape(lambda: router)
+    with CheckpointStore(tmp_path) as store:
+        store.save(0, arrays={"router": router, "bare": jnp.arange(5)})
+        assert_same_bits(store.restore_item("router", like), router)
+        assert_same_bits(store.restore_item("bare", jax.ShapeDtypeStruct((5,), jnp.int32)), jnp.arange(5))
+
+
+def test_one_item_alone_without_the_others(tmp_path):
+    params = make_params()
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, arrays={"params": params, "optimizer": optax.adam(1e-3).init(params)})
+        store.save(2, arrays={"params": make_params(scale=2.0)})
+        assert_same_bits(store.restore_item("params", params, step=1), params)
+        assert_same_bits(store.restore_item("params", params), make_params(scale=2.0))
+
+
+@pytest.mark.parametrize(("saved_on", "restored_on"), [((8, 1), (1, 8)), ((2, 4), (4, 2)), ((4, 2), (8, 1))])
+def test_restores_onto_another_mesh(tmp_path, saved_on, restored_on):
+    value = jnp.arange(16 * 8, dtype=jnp.float32).reshape(16, 8)
+    source = jax.device_put(value, NamedSharding(mesh_of(saved_on), P("data", "expert")))
+    target = NamedSharding(mesh_of(restored_on), P("expert", "data"))
+    with CheckpointStore(tmp_path) as store:
+        store.save(0, arrays={"params": {"w": source}})
+        like = {"w": jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=target)}
+        got = store.restore_item("params", like)["w"]
+        assert got.sharding == target
+        np.testing.assert_array_equal(got, value)
+        # From a mesh to no mesh: uncommitted, so that it can be mixed with arrays placed anywhere.
+        alone = store.restore_item("params", {"w": jax.ShapeDtypeStruct(value.shape, value.dtype)})["w"]
+        assert not alone.committed
+        np.testing.assert_array_equal(alone + got, 2 * value)
+
+
+def test_a_sharding_that_does_not_divide_is_no_damage(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        store.save(0, arrays={"w": jnp.ones((6, 8))})
+        sharding = NamedSharding(mesh_of((8, 1)), P("data"))
+        with pytest.raises(UserError, match=r"value float32\[6,8\] cannot be sharded so: .*8"):
+            store.restore_item("w", jax.ShapeDtypeStruct((6, 8), jnp.float32, sharding=sharding))
+
+
+def test_keeps_the_latest_and_names_steps_in_order(tmp_path):
+    store = CheckpointStore(tmp_path / "new", keep=2)
+    assert store.steps() == [] and store.latest_step() is None
+    assert not (tmp_path / "new").exists()
+    for step in (1, 5, 10, 200):
+        store.save(step, arrays={"w": jnp.full((2,), step)}, json={"at": step})
+    reader = CheckpointStore(tmp_path / "new")
+    assert reader.steps() == [10, 200] and reader.latest_step() == 200
+    store.save(300, arrays={"w": jnp.full((2,), 300)}, json={"at": 300})
+    assert reader.steps() == [200, 300]  # a reader sees what another process wrote since
+    got, values = reader.restore(200, like={"w": jnp.zeros((2,), jnp.int32)})
+    assert values == {"at": 200} and got["w"].tolist() == [200, 200]
+    store.close()
+    reader.close()
+
+
+def test_goes_on_after_reopening(tmp_path):
+    for step in range(3):
+        with CheckpointStore(tmp_path, keep=2) as store:
+            assert store.latest_step() == (step - 1 if step else None)
+            store.save(step, arrays={"w": jnp.ones(2) * step})
+    assert CheckpointStore(tmp_path).steps() == [1, 2]
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(UserError, match=f"no checkpoint in {tmp_path}"):
+        store.restore(like={})
+    store.save(3, arrays={"params": make_params()})
+    like = make_params()
+
+    def complaint(**kwargs) -> str:
+        with pytest.raises(UserError) as error:
+            store.restore(**kwargs)
+        return str(error.value)
+
+    assert "no step 4" in complaint(step=4, like={"params": like}) and str(tmp_path) in str(store.directory)
+    assert "no item 'optimizer'; it has params" in complaint(like={"optimizer": like})
+    changed = {**like, "embed": jnp.zeros((16, 9))}
+    assert "embed is float32[16,8] there and float32[16,9] here" in complaint(like={"params": changed})
+    changed = {**like, "embed": jnp.zeros((16, 8), jnp.bfloat16)}
+    assert "embed is float32[16,8] there and bfloat16[16,8] here" in complaint(like={"params": changed})
+    changed = {**like, "extra": jnp.zeros(1)}
+    assert "extra is missing from the checkpoint" in complaint(like={"params": changed})
+    changed = {key: value for key, value in like.items() if key != "embed"}
+    assert "embed is in the checkpoint only" in complaint(like={"params": changed})
+    assert "and 4 more" in complaint(like={"params": {"other": jnp.zeros(1)}}), "a long list ends in a count"
+    with pytest.raises(UserError, match="step 3 is already saved"):
+        store.save(3, arrays={"params": like})
+    store.close()
+
+
+def test_what_cannot_be_saved_leaves_nothing_behind(tmp_path):
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(TypeError, match=r"params\.lr is a float"):
+        store.save(0, arrays={"params": {"lr": 0.1}})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        store.save(0, arrays={}, json={"path": tmp_path})
+    with pytest.raises(ValueError, match="two leaves"):
+        store.save(0, arrays={"params": {"a.b": jnp.ones(1), "a": {"b": jnp.ones(1)}}})
+    with pytest.raises(ValueError, match="own item"):
+        store.save(0, arrays={"meta": {}})
+    with pytest.raises(UserError, match="at least one step"):
+        CheckpointStore(tmp_path, keep=0)
+    assert store.steps() == []
+
+
+def test_damaged_files_are_a_sentence(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        store.save(7, arrays={"w": jnp.ones((64, 64))})
+    for file in (tmp_path / "7" / "w").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(UserError, match=f"step 7 in {tmp_path} cannot be read"):
+        CheckpointStore(tmp_path).restore(like={"w": jnp.ones((64, 64))})
+
+
+WRITER = """
+import resource, sys
+import jax, jax.numpy as jnp
+from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.errors import UserError
+store = CheckpointStore(sys.argv[1], keep=3)
+"""
+
+
+def start(code: str, *args: str) -> subprocess.Popen:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", WRITER + code, *args]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_kill_in_the_middle_of_a_save_never_leaves_half_a_step(tmp_path):
+    process = start(
+        """
+for step in range(1, 10_000):
+    arrays = {"a": jnp.full((400, 400), step), "b": [jnp.full((400,), step)] * 8}
+    store.save(step, arrays=arrays, json={"at": step})
+    print(step, flush=True)
+""",
+        str(tmp_path),
+    )
+    for _ in range(4):
+        process.stdout.readline()
+    # Into the middle of the next save: wait until its draft appears.
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not any("tmp" in path.name for path in tmp_path.iterdir()):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    like = {"a": jnp.zeros((400, 400), jnp.int32), "b": [jnp.zeros((400,), jnp.int32)] * 8}
+    with CheckpointStore(tmp_path, keep=3) as store:
+        steps = store.steps()
+        assert steps and steps[-1] >= 4
+        for step in steps:
+            got, values = store.restore(step, like=like)
+            assert values == {"at": step}
+            assert all((leaf == step).all() for leaf in jax.tree.leaves(got))
+        store.save(steps[-1] + 1, arrays=like)
+    assert not [path for path in tmp_path.iterdir() if "tmp" in path.name], "the killed draft is gone"
+
+
+def test_a_full_disk_is_a_sentence_and_the_run_can_go_on(tmp_path):
+    process = start(
+        """
+key = jax.random.key(0)
+store.save(1, arrays={"w": jnp.ones(4)})
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+noise = {"w": jax.random.normal(key, (500, 500))}
+try:
+    store.save(2, arrays=noise)
+except UserError as error:
+    print(error)
+print(store.steps())
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.save(2, arrays=noise)
+print(store.steps())
+""",
+        str(tmp_path),
+    )
+    output = process.communicate(timeout=60)[0]
+    lines = output.strip().splitlines()
+    assert len(lines) == 3, output
+    assert lines[0].startswith(f"cannot write a checkpoint to {tmp_path}: File too large; ")
+    assert lines[1:] == ["[1]", "[1, 2]"]
+
+
+def test_a_small_save_takes_well_under_a_second(tmp_path):
+    rng = np.random.default_rng(0)
+    params = {f"layer{i}": jnp.asarray(rng.standard_normal((100, 256)), jnp.float32) for i in range(33)}
+    arrays = {"params": params, "optimizer": optax.adam(1e-3).init(params)}  # 10 MB in 100 leaves
+    with CheckpointStore(tmp_path, keep=2) as store:
+        seconds = []
+        for step in range(4):
+            started = time.perf_counter()
+            store.save(step, arrays=arrays)
+            seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 1.0, seconds
