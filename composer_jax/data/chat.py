@@ -1,0 +1,153 @@
+"""The chat format, in token ids.
+
+    message   = role id, text, <|end|>
+    assistant = <|assistant|>, text, then for each tool call <|call|>, name, JSON object, and at last <|end|>
+
+Text becomes ids once, when it enters; what the model sampled stays the ids that it sampled. No text can forge
+a message: control tokens are written here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from composer_jax.data.tokenizer import SPECIAL, Tokenizer
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A well-formed call: a tool's name and its arguments (a JSON object). The tool may still not exist."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A call that could not be read: what the model wrote, and why it is no call, in words for the model."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AssistantMessage:
+    """What the model said. `complete` is False when it was cut off before <|end|>."""
+
+    content: str
+    calls: tuple[ToolCall | Malformed, ...]
+    complete: bool
+
+
+def render_message(tok: Tokenizer, role: str, text: str) -> list[int]:
+    """A whole message of `role` ("system", "user", "tool" or "assistant")."""
+    return splice(tok, role, [text])
+
+
+def render_assistant(tok: Tokenizer, content: str, calls: Iterable[ToolCall]) -> list[int]:
+    """Exactly what a model would sample to say this: no leading role id, <|end|> included.
+
+    Raises ValueError for a call that `parse_assistant` would not read back (a bad name, arguments that JSON
+    cannot hold).
+    """
+    ids = tok.encode(content)
+    for call in calls:
+        if not _NAME.fullmatch(call.name):
+            raise ValueError(f"{call.name!r} is not a tool name: use letters, digits, '_', '.' and '-'")
+        ids += [tok.call, *tok.encode(call.name + compact_json(call.arguments))]
+    return [*ids, tok.end]
+
+
+def parse_assistant(tok: Tokenizer, ids: Iterable[int]) -> AssistantMessage:
+    """Reads what `render_assistant` writes. Never raises: bad calls become Malformed, whatever the ids.
+
+    The message ends at the first <|end|>; what follows is not part of it. Other control tokens in the content
+    are shown by name; inside a call they make it Malformed, for no text could have put them there.
+    """
+    parts: list[list[int]] = [[]]
+    complete = False
+    for i in ids:
+        if i == tok.end:
+            complete = True
+            break
+        if i == tok.call:
+            parts.append([])
+        else:
+            parts[-1].append(i)
+    content, *bodies = parts
+    return AssistantMessage(tok.decode(content), tuple(_parse_call(tok, body) for body in bodies), complete)
+
+
+def splice(tok: Tokenizer, role: str, parts: Sequence[str | Sequence[int]]) -> list[int]:
+    """A message whose body mixes text with ids that were sampled earlier, such as a summary.
+
+    The ids stay as they are, but control tokens are left out: a body can neither open nor close a message.
+    """
+    ids = [_role_id(tok, role)]
+    for part in parts:
+        ids += tok.encode(part) if isinstance(part, str) else [i for i in part if i >= len(SPECIAL)]
+    return [*ids, tok.end]
+
+
+def to_text(tok: Tokenizer, ids: Iterable[int]) -> str:
+    """Any sequence for people: control tokens by name, a line break after each message, no padding."""
+    messages: list[list[int]] = [[]]
+    for i in ids:
+        if i != tok.pad:
+            messages[-1].append(i)
+        if i == tok.end:
+            messages.append([])
+    return "\n".join(tok.decode(message) for message in messages)
+
+
+def compact_json(value: Any) -> str:
+    """JSON as short as it gets: no spaces, no needless escapes. Raises ValueError for NaN and infinity."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _role_id(tok: Tokenizer, role: str) -> int:
+    roles = {"system": tok.system, "user": tok.user, "assistant": tok.assistant, "tool": tok.tool}
+    if role not in roles:
+        raise ValueError(f"{role!r} is not a role; use one of {', '.join(roles)}")
+    return roles[role]
+
+
+def _parse_call(tok: Tokenizer, ids: list[int]) -> ToolCall | Malformed:
+    text = tok.decode(ids)
+    control = next((SPECIAL[i] for i in ids if 0 <= i < len(SPECIAL)), None)
+    if control:
+        return Malformed(text, f"the control token {control} is inside the call")
+    name, brace, rest = text.partition("{")
+    name = name.strip()
+    if not brace:
+        return Malformed(text, 'no arguments: a call is a name and a JSON object, like name{"key":"value"}')
+    if not _NAME.fullmatch(name):
+        return Malformed(text, f"{name!r} is not a tool name")
+    try:
+        arguments = json.loads(brace + rest, parse_constant=_refuse_number, parse_float=_finite)
+        compact_json(arguments).encode("utf-8")  # an escaped lone surrogate is no text that a file could hold
+    except json.JSONDecodeError as error:
+        return Malformed(text, f"the arguments are not JSON: {error.msg} at character {error.pos}")
+    except UnicodeEncodeError:
+        return Malformed(text, "the arguments hold half of a surrogate pair")
+    except RecursionError:
+        return Malformed(text, "the arguments are nested too deeply")
+    except ValueError as error:
+        return Malformed(text, f"the arguments are not JSON: {error}")
+    return ToolCall(name, arguments)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse_number(digits)
+
+
+def _refuse_number(digits: str) -> float:
+    raise ValueError(f"{digits[:40]} is not a number JSON can hold")

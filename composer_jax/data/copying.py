@@ -1,0 +1,53 @@
+"""The copy curriculum: rows in which everything worth predicting has been said before.
+
+An agent's tool calls repeat what it has read, and a small model does not find out how to copy from source
+code alone. These rows leave it nothing else to learn: random segments over a random alphabet, some new, some
+repeats of earlier ones. Only the repeats carry loss weight; the rest is noise that no model could predict.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from composer_jax.data.tokenizer import SPECIAL
+
+ALPHABET = (8, 256)
+"""Least and most distinct token ids in a row, drawn from all ids but the control tokens."""
+
+SEGMENT = (8, 40)
+"""Least and most tokens in a segment; the most is cut to half a row, to leave room to repeat."""
+
+
+def copy_row(seed: int, index: int, *, seq_len: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row `index` of the endless curriculum `seed`: (tokens int32[S], weights float32[S]).
+
+    A repeat's first token has weight 0 (nothing says which segment comes next), the others weight 1. The row
+    depends on nothing but the arguments, and is the same on every machine.
+    """
+    rng = np.random.default_rng((seed, index))
+    first = len(SPECIAL)
+    # Uniform in the logarithm: small alphabets, where one token of context does not suffice, are harder.
+    low, high = (min(size, vocab_size - first) for size in ALPHABET)
+    size = int(np.clip(np.exp(rng.uniform(np.log(low), np.log(high + 1))), low, high))
+    letters = first + rng.choice(vocab_size - first, size=size, replace=False)
+
+    longest = max(1, min(SEGMENT[1], seq_len // 2))
+    shortest = min(SEGMENT[0], longest)
+    tokens = np.zeros(seq_len, np.int32)
+    weights = np.zeros(seq_len, np.float32)
+    seen: list[np.ndarray] = []
+    end = 0
+    while end < seq_len:
+        # The second segment repeats the first, so that no row is without a repeat.
+        repeats = bool(seen) and (end == len(seen[0]) or rng.random() < 0.6)
+        if repeats:
+            part = seen[rng.integers(len(seen))]
+        else:
+            part = rng.choice(letters, size=rng.integers(shortest, longest + 1))
+            seen.append(part)
+        part = part[: seq_len - end]
+        tokens[end : end + len(part)] = part
+        if repeats:
+            weights[end + 1 : end + len(part)] = 1.0
+        end += len(part)
+    return tokens, weights

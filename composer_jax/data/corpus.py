@@ -1,0 +1,227 @@
+"""Source code on disk -> lists of files to train on and to hold out.
+
+The split is decided by each file's relative path alone, before a byte of it is read: it is the same on every
+machine, and adding files moves none from one side to the other. Files are then visited in an order that is as
+good as random, and also fixed by the paths, so that the first megabytes are a fair sample of the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_jax.errors import UserError
+
+Progress = Callable[[int, int], None]
+"""Called with (done, total) while something long goes on; the unit is the caller's to label."""
+
+# Not the user's own source, wherever it turns up.
+_NEVER = frozenset({"__pycache__", "site-packages", "dist-packages", "node_modules"})
+
+# In the standard library: half of it is tests; idlelib, lib2to3 and turtledemo are applications and their
+# fixtures; encodings and pydoc_data are tables that only look like code; the rest are binaries.
+_STDLIB_LEFT_OUT = frozenset(
+    "test tests idle_test idlelib lib2to3 turtledemo encodings pydoc_data ensurepip lib-dynload".split()
+)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One text file. `name` is its path below the corpus folder, `digest` the SHA-256 of its bytes."""
+
+    path: Path
+    name: str
+    num_bytes: int
+    digest: str
+
+    def read(self) -> str:
+        """The text, with \\n line ends. Raises UserError when the file is not what it was when found."""
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise UserError(f"{self.path} can no longer be read ({error}); run again") from error
+        if _digest(data) != self.digest:
+            raise UserError(f"{self.path} has changed since the run began; run again")
+        return _text(data)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The files of one folder; `train` and `heldout` share no content. `skipped` counts files by reason."""
+
+    folder: Path
+    train: tuple[SourceFile, ...]
+    heldout: tuple[SourceFile, ...]
+    skipped: Mapping[str, int]
+
+
+def find_corpus(
+    folder: Path | str | None = None,
+    *,
+    extensions: Sequence[str] = (".py",),
+    heldout_fraction: float = 0.05,
+    max_bytes: int | None = None,
+    max_heldout_bytes: int | None = None,
+    max_file_bytes: int = 1_000_000,
+    progress: Progress | None = None,
+) -> Corpus:
+    """Finds source files under `folder`; without one, the standard library of the running Python.
+
+    Args:
+      extensions: what a source file's name ends with.
+      heldout_fraction: share of the files never trained on, 0 <= f < 1. Above zero, at least one file is held
+        out, however small the folder.
+      max_bytes, max_heldout_bytes: enough for training and held out; None takes every file.
+      max_file_bytes: larger files are skipped; they are rarely written by people.
+      progress: called with (files looked at, files there are).
+
+    Skipped and counted: unreadable, too large, empty, not UTF-8 text, and content already seen. Of two equal
+    files on different sides the held-out one stays: it is never trained on under another name.
+
+    Raises UserError when the folder is missing or unreadable, or holds too few source files to train on.
+    """
+    if not 0 <= heldout_fraction < 1:
+        raise UserError(f"heldout_fraction={heldout_fraction} is not a share of the files; use 0 <= f < 1")
+    extensions = tuple(e if e.startswith(".") else f".{e}" for e in extensions)
+    left_out = _NEVER
+    if folder is None:
+        folder = sysconfig.get_path("stdlib")
+        left_out = _NEVER | _STDLIB_LEFT_OUT
+    folder = Path(folder)
+    skipped: Counter[str] = Counter()
+    names = _source_names(folder, extensions, left_out, skipped)
+    ends = " ".join(extensions)
+    if not names:
+        raise UserError(f"{folder} holds no source files ({ends}); name another folder or other extensions")
+
+    names.sort(key=_order)
+    heldout_names = [name for name in names if _share(name) < heldout_fraction]
+    if heldout_fraction > 0 and not heldout_names:
+        heldout_names = [min(names, key=_share)]
+    held = set(heldout_names)
+    reader = _Reader(folder, max_file_bytes, skipped, len(names), progress)
+    # Held-out files first: of two equal files on both sides, the one for training has to go.
+    heldout = reader.take(heldout_names, max_heldout_bytes)
+    train = reader.take([name for name in names if name not in held], max_bytes)
+    if not train:
+        reasons = "".join(f", {n} {why}" for why, n in sorted(skipped.items()))
+        raise UserError(
+            f"{folder} holds no source files ({ends}) to train on: of {len(names)} found, "
+            f"{len(heldout)} held out{reasons}; name a larger folder"
+        )
+    return Corpus(folder, tuple(train), tuple(heldout), dict(skipped))
+
+
+def read_texts(files: Iterable[SourceFile], max_bytes: int | None = None) -> Iterator[str]:
+    """The texts one after the other; stops after the file with which `max_bytes` is reached."""
+    total = 0
+    for file in files:
+        if max_bytes is not None and total >= max_bytes:
+            return
+        total += file.num_bytes
+        yield file.read()
+
+
+def _source_names(
+    folder: Path, extensions: tuple[str, ...], left_out: frozenset[str], skipped: Counter[str]
+) -> list[str]:
+    """Relative paths of all files that look like source, in no order. Does not follow linked folders."""
+    if not os.path.exists(folder):
+        raise UserError(f"the data folder {folder} does not exist; name a folder with source files")
+    if not os.path.isdir(folder):
+        raise UserError(f"the data folder {folder} is a file; name the folder that it is in")
+
+    def on_error(error: OSError) -> None:
+        if error.filename is None or Path(error.filename) == folder:
+            raise UserError(f"the data folder {folder} cannot be read ({error.strerror})") from error
+        skipped["unreadable"] += 1
+
+    names = []
+    for parent, folders, files in os.walk(folder, onerror=on_error):
+        folders[:] = [f for f in folders if f not in left_out and not f.startswith(".")]
+        base = Path(parent).relative_to(folder)
+        names += [(base / f).as_posix() for f in files if f.endswith(extensions)]
+    return names
+
+
+class _Reader:
+    """Reads files in the order given and keeps those that are worth keeping."""
+
+    def __init__(
+        self, folder: Path, max_file_bytes: int, skipped: Counter[str], total: int, progress: Progress | None
+    ) -> None:
+        self._folder, self._max_file_bytes, self._skipped = folder, max_file_bytes, skipped
+        self._total, self._progress = total, progress
+        self._done = 0
+        self._seen: set[str] = set()
+
+    def take(self, names: Sequence[str], max_bytes: int | None) -> list[SourceFile]:
+        files: list[SourceFile] = []
+        num_bytes = 0
+        for name in names:
+            if max_bytes is not None and num_bytes >= max_bytes:
+                break
+            self._done += 1
+            if self._progress:
+                self._progress(self._done, self._total)
+            file = self._read(name)
+            if isinstance(file, str):
+                self._skipped[file] += 1
+            else:
+                files.append(file)
+                num_bytes += file.num_bytes
+        return files
+
+    def _read(self, name: str) -> SourceFile | str:
+        """The file, or the reason to skip it."""
+        path = self._folder / name
+        try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
+                return "unreadable"
+            if status.st_size > self._max_file_bytes:
+                return "too large"
+            data = path.read_bytes()
+        except OSError:
+            return "unreadable"
+        try:
+            text = _text(data)
+        except UnicodeDecodeError:
+            return "not text"
+        if "\0" in text:
+            return "not text"
+        if not text.strip():
+            return "empty"
+        digest = _digest(data)
+        if digest in self._seen:
+            return "duplicate"
+        self._seen.add(digest)
+        return SourceFile(path, name, len(data), digest)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _share(name: str) -> float:
+    """A fixed number in [0, 1) for each path: below heldout_fraction means held out."""
+    return int.from_bytes(_hash(name)[:8], "big") / 2**64
+
+
+def _order(name: str) -> tuple[bytes, str]:
+    return _hash(name)[8:], name
+
+
+def _hash(name: str) -> bytes:
+    # File names need not be valid text; surrogateescape is how Python carries those bytes.
+    return hashlib.sha256(name.encode("utf-8", errors="surrogateescape")).digest()

@@ -1,0 +1,162 @@
+"""Documents of any length -> rows of one fixed length, several to a row, none of them seeing another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from composer_jax.errors import UserError
+
+TooLong = Literal["error", "drop"]
+"""What to do with a document longer than a row."""
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """B rows of S tokens, as the learner takes them. Padding is zero in every field.
+
+    tokens: int32[B, S].
+    positions: int32[B, S], from 0 in every document.
+    segments: int32[B, S], the documents of a row numbered from 1; 0 is padding. None sees another.
+    weights: float32[B, S]; weights[b, t] is the loss weight of *predicting* tokens[b, t], so it is 0 for the
+      first token of a document, which nothing predicts.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Which documents go where: `rows[r]` are the indices of the documents that stand in row r, in order.
+
+    Made by `plan_packing`. Rows may be empty (padding up to whole batches). `dropped` are the indices of
+    documents that do not fit into any row.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...]
+    seq_len: int
+    dropped: tuple[int, ...]
+
+    def spans(self) -> Iterator[tuple[int, int, int, int]]:
+        """(document, row, start, stop) for every document placed."""
+        for row, documents in enumerate(self.rows):
+            start = 0
+            for document in documents:
+                stop = start + self.lengths[document]
+                yield document, row, start, stop
+                start = stop
+
+    def place(self, values: Sequence[np.ndarray], dtype: np.dtype | type) -> np.ndarray:
+        """Per-token values of every document, [n_i, ...], at their places: [rows, S, ...], zero elsewhere.
+
+        For whatever belongs to tokens beside the tokens themselves (advantages, log-probabilities, routing).
+        """
+        trailing = np.shape(values[0])[1:] if len(values) else ()
+        out = np.zeros((len(self.rows), self.seq_len, *trailing), dtype)
+        for document, row, start, stop in self.spans():
+            if len(values[document]) != stop - start:
+                raise ValueError(f"document {document} has {stop - start} tokens but {len(values[document])} values")
+            out[row, start:stop] = values[document]
+        return out
+
+    def segments(self) -> np.ndarray:
+        """int32[rows, S]: the documents of each row numbered from 1, 0 for padding."""
+        out = np.zeros((len(self.rows), self.seq_len), np.int32)
+        number = [0] * len(self.rows)
+        for _, row, start, stop in self.spans():
+            number[row] += 1
+            out[row, start:stop] = number[row]
+        return out
+
+
+def plan_packing(lengths: Sequence[int], *, seq_len: int, batch_size: int = 1, too_long: TooLong = "error") -> Packing:
+    """First fit: every document goes, whole, into the first row that has room for it, in the order given.
+
+    The number of rows is rounded up to a multiple of `batch_size`. A document longer than `seq_len` raises
+    UserError, or with too_long="drop" is left out and listed in `dropped`; an empty one ValueError.
+    """
+    dropped = check_lengths(lengths, seq_len=seq_len, too_long=too_long)
+    left_out = set(dropped)
+    rows: list[list[int]] = []
+    room = np.zeros(max(1, len(lengths)), np.int64)  # one row per document is the worst case
+    for document, length in enumerate(lengths):
+        if document in left_out:
+            continue
+        row = int(np.argmax(room[: len(rows) + 1] >= length)) if rows else 0
+        if row >= len(rows) or room[row] < length:
+            row = len(rows)
+            rows.append([])
+            room[row] = seq_len
+        rows[row].append(document)
+        room[row] -= length
+    rows += [[] for _ in range(-len(rows) % batch_size)]
+    return Packing(tuple(map(tuple, rows)), tuple(lengths), seq_len, dropped)
+
+
+def check_lengths(lengths: Sequence[int], *, seq_len: int, too_long: TooLong) -> tuple[int, ...]:
+    """The indices of documents longer than `seq_len`; unless too_long="drop", UserError if there are any."""
+    if too_long not in ("error", "drop"):
+        raise ValueError(f'too_long={too_long!r}; use "error" or "drop"')
+    if any(length < 1 for length in lengths):
+        raise ValueError(f"document {next(i for i, n in enumerate(lengths) if n < 1)} is empty")
+    longer = tuple(i for i, length in enumerate(lengths) if length > seq_len)
+    if longer and too_long == "error":
+        raise UserError(
+            f"{len(longer)} of {len(lengths)} documents are longer than a row of {seq_len} tokens "
+            f"(the longest has {max(lengths)}); use a longer row, or drop them"
+        )
+    return longer
+
+
+def pack_documents(
+    documents: Sequence[tuple[Sequence[int], Sequence[float]]],
+    *,
+    seq_len: int,
+    batch_size: int,
+    too_long: TooLong = "error",
+) -> tuple[list[PackedBatch], Packing]:
+    """Packs (tokens, weights) documents into batches; the last one may end in empty rows. See `plan_packing`.
+
+    weights[t] is the loss weight of predicting token t; that of a document's first token is taken as 0.
+    """
+    packing = plan_packing(
+        [len(tokens) for tokens, _ in documents], seq_len=seq_len, batch_size=batch_size, too_long=too_long
+    )
+    whole = packed_batch(
+        packing.place([np.asarray(tokens, np.int32) for tokens, _ in documents], np.int32),
+        packing.segments(),
+        packing.place([np.asarray(weights, np.float32) for _, weights in documents], np.float32),
+    )
+    return split_rows(whole, batch_size), packing
+
+
+def packed_batch(tokens: np.ndarray, segments: np.ndarray, weights: np.ndarray) -> PackedBatch:
+    """A batch from tokens, segments and weights, all [B, S]: adds positions, clears impossible weights."""
+    inside = segments > 0
+    first = inside.copy()
+    first[:, 1:] &= segments[:, 1:] != segments[:, :-1]
+    column = np.arange(tokens.shape[1], dtype=np.int32)[None, :]
+    start = np.maximum.accumulate(np.where(first, column, 0), axis=1)
+    return PackedBatch(
+        tokens=np.where(inside, tokens, 0).astype(np.int32),
+        positions=np.where(inside, column - start, 0).astype(np.int32),
+        segments=segments.astype(np.int32),
+        weights=np.where(inside & ~first, weights, 0).astype(np.float32),
+    )
+
+
+def split_rows(batch: PackedBatch, batch_size: int) -> list[PackedBatch]:
+    """Cuts [n * batch_size, S] into n batches."""
+    cuts = range(0, len(batch.tokens), batch_size)
+    return [PackedBatch(*(field[i : i + batch_size] for field in _fields(batch))) for i in cuts]
+
+
+def _fields(batch: PackedBatch) -> tuple[np.ndarray, ...]:
+    return batch.tokens, batch.positions, batch.segments, batch.weights

@@ -1,0 +1,98 @@
+"""Encoding a corpus once: files -> token documents, kept on disk between runs.
+
+The cache file is named after everything that decides its content (the tokenizer, each file's name and bytes),
+so a changed corpus or tokenizer can never be served stale tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from composer_jax.data.corpus import Progress, SourceFile
+from composer_jax.data.tokenizer import Tokenizer
+
+_CHUNK_BYTES = 500_000  # encoded at once: large enough to fill the cores, small enough for smooth progress
+
+
+def encode_files(
+    tok: Tokenizer,
+    files: Sequence[SourceFile],
+    *,
+    cache_dir: Path | str | None = None,
+    progress: Progress | None = None,
+) -> list[np.ndarray]:
+    """One array of token ids per file, in order (uint16 where the vocabulary allows, else int32).
+
+    With `cache_dir` the result is kept there and the next call reads it instead; a damaged cache is written
+    anew. `progress` is called with (bytes encoded, bytes to encode).
+    """
+    total = sum(file.num_bytes for file in files)
+    path = Path(cache_dir) / f"tokens-{_key(tok, files)}.npz" if cache_dir is not None else None
+    documents = _read(path, len(files)) if path else None
+    if documents is None:
+        documents = _encode(tok, files, total, progress)
+        if path:
+            _write(path, documents)
+    if progress:
+        progress(total, total)
+    return documents
+
+
+def _encode(tok: Tokenizer, files: Sequence[SourceFile], total: int, progress: Progress | None) -> list[np.ndarray]:
+    dtype = np.uint16 if tok.vocab_size <= 2**16 else np.int32
+    documents: list[np.ndarray] = []
+    done = 0
+    for chunk in _chunks(files):
+        documents += [np.asarray(ids, dtype) for ids in tok.encode_batch([file.read() for file in chunk])]
+        done += sum(file.num_bytes for file in chunk)
+        if progress:
+            progress(done, total)
+    return documents
+
+
+def _chunks(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
+    chunk: list[SourceFile] = []
+    num_bytes = 0
+    for file in files:
+        chunk.append(file)
+        num_bytes += file.num_bytes
+        if num_bytes >= _CHUNK_BYTES:
+            yield chunk
+            chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk
+
+
+def _key(tok: Tokenizer, files: Sequence[SourceFile]) -> str:
+    key = hashlib.sha256(tok.fingerprint.encode())
+    for file in files:
+        key.update(f"\0{file.name}\0{file.digest}".encode("utf-8", errors="surrogateescape"))
+    return key.hexdigest()[:16]
+
+
+def _read(path: Path, count: int) -> list[np.ndarray] | None:
+    """The documents, or None when there is no whole cache file. The zip container's checksums find damage."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            tokens, ends = arrays["tokens"], arrays["ends"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    return np.split(tokens, ends)[:-1] if len(ends) == count else None
+
+
+def _write(path: Path, documents: Sequence[np.ndarray]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            tokens = np.concatenate(documents) if documents else np.zeros(0, np.uint16)
+            np.savez(file, tokens=tokens, ends=np.cumsum([len(d) for d in documents], dtype=np.int64))
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

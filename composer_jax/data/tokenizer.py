@@ -1,0 +1,159 @@
+"""The tokenizer: byte-level BPE in which a word has the same ids wherever it stands.
+
+Agents copy: file names, function names, lines to replace. If the space before a word were part of its
+tokens, then `calc` in a sentence and `"calc"` in a tool call would be different ids, and a small model
+would have to learn a dictionary from one to the other before it could copy anything. So the text is cut,
+before any merge is learned, into words (which never carry a neighbour), single digits, punctuation (which
+may carry a space), and white space. A backslash keeps the character that it escapes, so that the word after
+`\\n` in a JSON string is intact as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from composer_jax.errors import UserError
+
+SPECIAL = (
+    "<|pad|>",
+    "<|bos|>",
+    "<|eod|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|tool|>",
+    "<|call|>",
+    "<|end|>",
+)
+"""Control tokens; the position in this tuple is the id. Only code puts them into a sequence, never text."""
+
+SMALLEST_VOCABULARY = len(SPECIAL) + 256  # every byte has an id, so every text can be encoded
+
+# Whatever none of these matches (letters outside ASCII) is a piece of its own between its neighbours.
+_PIECES = r"""[A-Za-z]+|[0-9]|_|\n\s*|\\[nrt"'\\]?| ?[^\w\s\\]+ ?|\s+"""
+
+
+class Tokenizer:
+    """Text <-> token ids. Immutable; safe to share between threads.
+
+    `vocab_size`: ids are 0..vocab_size-1. `pad`, `bos`, `eod`, `system`, `user`, `assistant`, `tool`, `call`
+    and `end` are the ids of the control tokens.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        # Without this the backend would turn the characters "<|end|>" in a file into the control token.
+        backend.encode_special_tokens = True
+        self._backend = backend
+        self.vocab_size: int = backend.get_vocab_size()
+        self.pad, self.bos, self.eod, self.system, self.user = 0, 1, 2, 3, 4
+        self.assistant, self.tool, self.call, self.end = 5, 6, 7, 8
+        self._bytes = _bytes_of_ids(backend)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+        """Learns the merges from `texts`. The result has `vocab_size` ids, or fewer if the texts are short.
+
+        Raises UserError when `vocab_size` cannot even hold the control tokens and the 256 bytes.
+        """
+        if vocab_size < SMALLEST_VOCABULARY:
+            raise UserError(
+                f"a vocabulary of {vocab_size} cannot hold {len(SPECIAL)} control tokens and 256 bytes; "
+                f"use at least {SMALLEST_VOCABULARY}"
+            )
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=list(SPECIAL),
+            # Sorted, because the backend's own order changes from run to run, and ids must not.
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        backend.train_from_iterator((_encodable(text) for text in texts), trainer)
+        return cls(backend)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Tokenizer:
+        """Reads what `save` wrote. Raises UserError when the file is missing, broken, or of another kind."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the tokenizer {path} ({error}); train one first") from error
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the backend raises plain Exception
+            raise UserError(f"{path} is not a tokenizer ({error}); delete it to train a new one") from error
+        if any(backend.token_to_id(name) != i for i, name in enumerate(SPECIAL)):
+            raise UserError(
+                f"the tokenizer {path} does not hold the control tokens {SPECIAL[0]}..{SPECIAL[-1]} as ids "
+                f"0..{len(SPECIAL) - 1}; use one written by this library"
+            )
+        return cls(backend)
+
+    def save(self, path: Path | str) -> None:
+        """Writes one JSON file. A reader sees the old file or the whole new one, never a part."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            partial.write_text(self._backend.to_str(), encoding="utf-8")
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, never a control token, even where the text spells one out.
+
+        `decode` gives the text back exactly; only lone surrogates, which are no characters, become U+FFFD.
+        """
+        return self._backend.encode(_encodable(text), add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` for many texts at once, on all cores."""
+        encodings = self._backend.encode_batch_fast([_encodable(t) for t in texts], add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of any ids, control tokens by name. Total: broken UTF-8 and unknown ids give U+FFFD."""
+        table, size = self._bytes, self.vocab_size
+        joined = b"".join(table[i] if 0 <= i < size else b"\xef\xbf\xbd" for i in ids)
+        return joined.decode("utf-8", errors="replace")
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of everything that decides how text is encoded."""
+        return hashlib.sha256(self._backend.to_str().encode("utf-8")).hexdigest()[:16]
+
+
+def _encodable(text: str) -> str:
+    """`text` with lone surrogates replaced: JSON escapes can bring them in, UTF-8 has no form for them."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", errors="surrogatepass").decode("utf-16", errors="replace")
+    return text
+
+
+def _bytes_of_ids(backend: tokenizers.Tokenizer) -> list[bytes]:
+    """The bytes of each id. Decoding by table keeps half characters exact until the pieces are joined."""
+    # The byte-level alphabet: printable bytes stand for themselves, the others for 256, 257, ... in order.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    byte_of = {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+    table = [name.encode() for name in SPECIAL]
+    for i in range(len(SPECIAL), backend.get_vocab_size()):
+        table.append(bytes(byte_of[c] for c in backend.id_to_token(i)))
+    return table

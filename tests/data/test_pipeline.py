@@ -1,0 +1,174 @@
+"""The Grain pipelines: all data, nobody else's, in an order fixed by the seed, and resumed to the bit."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from composer_jax.data.pipeline import heldout_batches, pretraining_batches, trace_batches
+from composer_jax.errors import UserError
+
+S, B, EOD = 32, 4, 2
+
+
+def make_documents(count=30, seed=0):
+    """Documents of unique tokens (from 100 up), some shorter than a row, some exactly one, some several."""
+    rng = np.random.default_rng(seed)
+    lengths = [1, S, S - 1, 2 * S, 3 * S + 1, *rng.integers(2, 4 * S, count - 5)]
+    return np.split(np.arange(100, 100 + sum(lengths)), np.cumsum(lengths)[:-1])
+
+
+def make_traces(count=20, seed=0):
+    rng = np.random.default_rng(seed)
+    tokens = np.split(np.arange(100, 100 + count * S), count)
+    return [(t[: rng.integers(2, S + 1)], rng.random(S) < 0.5) for t in tokens]
+
+
+def cut_masks(traces):
+    return [(t, m[: len(t)]) for t, m in traces]
+
+
+def pretraining(documents=None, **arguments):
+    defaults = dict(seq_len=S, batch_size=B, seed=0, eod=EOD, vocab_size=100, copy_fraction=0.0)
+    return pretraining_batches(make_documents() if documents is None else documents, **(defaults | arguments))
+
+
+def traces(**arguments):
+    return trace_batches(cut_masks(make_traces()), **(dict(seq_len=S, batch_size=B, seed=0) | arguments))
+
+
+def segments_of(batch):
+    for tokens, segments in zip(batch.tokens, batch.segments, strict=True):
+        for segment in range(1, segments.max() + 1):
+            yield tokens[segments == segment]
+
+
+def flat(batch):
+    return [f.tolist() for f in (batch.tokens, batch.positions, batch.segments, batch.weights)]
+
+
+def test_an_epoch_is_every_token_once_and_no_segment_mixes_documents():
+    documents = make_documents()
+    owner = {int(t): i for i, d in enumerate(documents) for t in d}
+    stream = pretraining(documents)
+    total = sum(len(d) for d in documents)
+    seen = Counter()
+    for _ in range(total // (S * B)):
+        batch = next(stream)
+        assert (batch.segments > 0).all()  # concatenate and split leaves no padding
+        for segment in segments_of(batch):
+            body = segment[:-1] if segment[-1] == EOD else segment
+            assert EOD not in body
+            assert len({owner[int(t)] for t in body}) <= 1
+            assert (np.diff(body) == 1).all()
+            seen.update(body.tolist())
+    # Almost one epoch has gone by: hardly anything twice, hardly anything missing.
+    assert max(seen.values()) == 1
+    assert len(seen) > 0.8 * total
+    ends = sum(int((next(stream).tokens == EOD).sum()) for _ in range(50))
+    assert ends > 20
+
+
+def test_epochs_are_shuffled_differently_and_seeds_matter():
+    documents = np.split(np.arange(100, 100 + 20 * S), 20)  # every document is one row, so rows are documents
+
+    def order(seed, rows=40):
+        stream = pretraining(documents, seed=seed)
+        return [int(t) for _ in range(rows // B) for t in next(stream).tokens[:, 0]]
+
+    first = order(0)
+    assert first == order(0)
+    assert sorted(first[:20]) == sorted(first[20:]) == [int(d[0]) for d in documents]
+    assert first[:20] != first[20:]
+    # Neighbouring seeds share no epoch, not even one apart.
+    assert order(1)[:20] not in (first[:20], first[20:])
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1 / 3, 1.0])
+def test_copy_curriculum_has_its_share(fraction):
+    stream = pretraining(copy_fraction=fraction)
+    rows = np.concatenate([next(stream).tokens for _ in range(15)])
+    assert np.mean(rows.max(axis=1) < 100) == pytest.approx(fraction, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [pretraining, lambda: pretraining(copy_fraction=0.3), lambda: pretraining(copy_fraction=1.0), traces],
+)
+def test_resume_is_exact_at_every_place(make):
+    stream = make()
+    states, batches = [], []
+    for _ in range(25):
+        states.append(json.dumps(stream.get_state()))
+        batches.append(flat(next(stream)))
+    assert max(map(len, states)) < 600
+    for place in range(25):
+        resumed = make()
+        resumed.set_state(json.loads(states[place]))
+        assert json.dumps(resumed.get_state()) == states[place]
+        assert [flat(next(resumed)) for _ in range(min(3, 25 - place))] == batches[place : place + 3]
+    stream.set_state(json.loads(states[4]))  # back in time on the same stream
+    assert flat(next(stream)) == batches[4]
+
+
+def test_resume_on_other_data_is_refused():
+    state = pretraining().get_state()
+    with pytest.raises(UserError, match="documents was 30 and is 10"):
+        pretraining(make_documents(10)).set_state(state)
+    with pytest.raises(UserError, match="seed was 0 and is 3"):
+        pretraining(seed=3).set_state(state)
+    # The share of copying may change in mid-run.
+    pretraining(copy_fraction=0.5).set_state(pretraining(copy_fraction=0.2).get_state())
+
+
+def test_traces_are_packed_whole_and_only_what_was_said_is_weighted():
+    given = {int(t[0]): (t, m) for t, m in cut_masks(make_traces())}
+    stream = traces()
+    seen = Counter()
+    for _ in range(12):
+        batch = next(stream)
+        assert batch.tokens.shape == (B, S)
+        for tokens, positions, segments, weights in zip(
+            batch.tokens, batch.positions, batch.segments, batch.weights, strict=True
+        ):
+            for segment in range(1, segments.max() + 1):
+                inside = segments == segment
+                trace, mask = given[int(tokens[inside][0])]
+                seen[int(trace[0])] += 1
+                assert tokens[inside].tolist() == trace.tolist()
+                assert positions[inside].tolist() == list(range(len(trace)))
+                assert weights[inside].tolist() == [0.0, *mask[1:].astype(float)]
+            assert not weights[segments == 0].any()
+    assert set(seen) == set(given)
+    assert max(seen.values()) - min(seen.values()) <= 1  # epoch after epoch, none more often than another
+
+
+def test_long_traces_are_refused_or_counted():
+    long = [(np.arange(S + 1), np.ones(S + 1)), (np.arange(5), np.ones(5))]
+    with pytest.raises(UserError, match="1 of 2 documents are longer than a row of 32"):
+        trace_batches(long, seq_len=S, batch_size=B, seed=0)
+    stream = trace_batches(long, seq_len=S, batch_size=B, seed=0, too_long="drop")
+    assert stream.dropped == 1
+    assert next(stream).tokens.max() == 4
+    with pytest.raises(UserError, match="no traces"):
+        trace_batches(long[:1], seq_len=S, batch_size=B, seed=0, too_long="drop")
+
+
+def test_heldout_is_one_pass_over_everything():
+    documents = make_documents()
+    batches = list(heldout_batches(documents, seq_len=S, batch_size=B, eod=EOD))
+    tokens = np.concatenate([b.tokens[b.segments > 0] for b in batches])
+    assert sorted(tokens[tokens != EOD].tolist()) == np.concatenate(documents).tolist()
+    # A document whose end falls on the end of a row has no room for its <|eod|>; every other one has it.
+    assert (tokens == EOD).sum() == sum(len(d) % S != 0 for d in documents)
+    again = list(heldout_batches(documents, seq_len=S, batch_size=B, eod=EOD))
+    assert [flat(b) for b in again] == [flat(b) for b in batches]
+
+
+def test_nothing_to_train_on_is_said():
+    with pytest.raises(UserError, match="no documents"):
+        pretraining([])
+    with pytest.raises(UserError, match="copy_fraction=2"):
+        pretraining(copy_fraction=2)
+    assert next(pretraining([], copy_fraction=1.0)).tokens.shape == (B, S)
