@@ -1,0 +1,52 @@
+"""One transformer layer, pre-normalised: attention, then a dense or a mixture-of-experts feed-forward."""
+
+from collections.abc import Callable
+
+import jax
+from flax import nnx
+
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.feed_forward import FeedForward
+from composer_jax.models.mla import MultiHeadLatentAttention
+from composer_jax.models.moe import MixtureOfExperts
+from composer_jax.models.norm import RMSNorm
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x)). Returns x and the expert counts (None in a dense
+    layer)."""
+
+    def __init__(self, config: ModelConfig, *, moe: bool, rngs: nnx.Rngs):
+        self.moe = moe
+        self.attention_norm = RMSNorm(config.d_model, eps=config.norm_eps, dtype=config.param_dtype)
+        self.attention = MultiHeadLatentAttention(config, rngs=rngs)
+        self.feed_forward_norm = RMSNorm(config.d_model, eps=config.norm_eps, dtype=config.param_dtype)
+        self.feed_forward = (
+            MixtureOfExperts(config, rngs=rngs) if moe else FeedForward(config, config.dense_ff_dim, rngs=rngs)
+        )
+
+    def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, mask_BSS: jax.Array, token_mask_BS: jax.Array):
+        with jax.named_scope("attention"):
+            x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, mask_BSS)
+        return self._feed_forward(x_BSD, token_mask_BS)
+
+    def extend(
+        self,
+        x_BSD: jax.Array,
+        positions_BS: jax.Array,
+        mask_BSC: jax.Array,
+        token_mask_BS: jax.Array,
+        write: Callable[[jax.Array], jax.Array],
+    ):
+        """The same layer for new tokens against a cache; see MultiHeadLatentAttention.extend."""
+        with jax.named_scope("attention"):
+            x_BSD = x_BSD + self.attention.extend(self.attention_norm(x_BSD), positions_BS, mask_BSC, write)
+        return self._feed_forward(x_BSD, token_mask_BS)
+
+    def _feed_forward(self, x_BSD: jax.Array, token_mask_BS: jax.Array):
+        with jax.named_scope("feed_forward"):
+            normed = self.feed_forward_norm(x_BSD)
+            if not self.moe:
+                return x_BSD + self.feed_forward(normed), None
+            y, counts = self.feed_forward(normed, token_mask_BS)
+            return x_BSD + y, counts

@@ -1,0 +1,50 @@
+"""The decode cache: one latent per token and layer, and the tokens themselves."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from composer_jax.models.config import ModelConfig
+
+
+class Cache(NamedTuple):
+    """latents_LBCX [L,B,C,R+P] in the compute dtype; tokens_BC [B,C] int32 (read by the embedding taps).
+
+    Entries beyond a row's context length are stale; the causal mask never shows them, so a row is reused as it is.
+    """
+
+    latents_LBCX: jax.Array
+    tokens_BC: jax.Array
+
+    @property
+    def capacity(self) -> int:
+        return self.tokens_BC.shape[1]
+
+
+def init_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
+    return Cache(
+        jnp.zeros((config.n_layers, batch, capacity, config.latent_dim), config.dtype),
+        jnp.zeros((batch, capacity), jnp.int32),
+    )
+
+
+def write_index(positions_BS: jax.Array, real_BS: jax.Array, capacity: int) -> jax.Array:
+    """Where to write: the position, or out of range (which drops the write) for entries that are not real."""
+    return jnp.where(real_BS, positions_BS, capacity)
+
+
+def write_tokens(cache: Cache, tokens_BS: jax.Array, positions_BS: jax.Array, real_BS: jax.Array) -> Cache:
+    rows = jnp.arange(tokens_BS.shape[0])[:, None]
+    index = write_index(positions_BS, real_BS, cache.capacity)
+    return cache._replace(tokens_BC=cache.tokens_BC.at[rows, index].set(tokens_BS, mode="drop"))
+
+
+def write_layer(
+    latents_LBCX: jax.Array, layer: jax.Array, new_BSX: jax.Array, positions_BS: jax.Array, real_BS: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Writes one layer's new latents in place; returns the whole cache and that layer's part [B,C,X]."""
+    rows = jnp.arange(new_BSX.shape[0])[:, None]
+    index = write_index(positions_BS, real_BS, latents_LBCX.shape[2])
+    latents = latents_LBCX.at[layer, rows, index].set(new_BSX.astype(latents_LBCX.dtype), mode="drop")
+    return latents, jax.lax.dynamic_index_in_dim(latents, layer, keepdims=False)

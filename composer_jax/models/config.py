@@ -1,0 +1,135 @@
+"""ModelConfig: everything that shapes the network, and nothing else."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from composer_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Architecture of a Decoder. Numerics follow from these fields only, never from a model's name.
+
+    Defaults of optional fields are those of DeepSeek-V3 / Kimi K2 (arXiv 2412.19437, section 4.2; Kimi K2 report).
+    """
+
+    vocab_size: int
+    d_model: int
+    n_layers: int
+    n_dense_layers: int
+    """The first layers that use a dense feed-forward block instead of experts (K2: 1, DeepSeek-V3: 3)."""
+    n_heads: int
+    kv_lora_rank: int
+    """R: width of the latent that keys and values are made from, and that the decode cache stores (K2: 512)."""
+    qk_nope_dim: int
+    qk_rope_dim: int
+    v_head_dim: int
+    dense_ff_dim: int
+    expert_ff_dim: int
+    n_experts: int
+    experts_per_token: int
+    n_shared_experts: int
+    """Shared experts are one feed-forward block of width n_shared_experts * expert_ff_dim."""
+    q_lora_rank: int | None = None
+    """Rank of the query projection; None projects directly (K2: 1536, Moonlight: None)."""
+    routed_scaling_factor: float = 1.0
+    """Multiplies the normalised gates (K2: 2.827)."""
+    n_expert_groups: int = 1
+    topk_groups: int = 1
+    """Group-limited routing: only experts of the topk_groups best groups can be chosen (DeepSeek-V3: 8 and 4)."""
+    norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    max_context: int = 4096
+    """Longest context in tokens; longer rows and caches are refused."""
+    tie_embeddings: bool = False
+    n_mtp_modules: int = 0
+    """Multi-token-prediction modules after the last layer; 0 or 1."""
+
+    # -- Extras that K2 does not have. They help a from-scratch model of a million parameters; off in every other
+    # preset.
+    attention_scale: float = 1.0
+    """Multiplies the 1/sqrt(K+P) of the attention logits."""
+    embedding_taps: int = 0
+    """A causal convolution on the embeddings: x_t = e_t + sum_j W_j e_{t-j}, j = 1..embedding_taps."""
+    init: Literal["normal", "induction"] = "normal"
+    """"induction" starts some heads as n-gram copying heads (models/induction.py); an initialisation, not an
+    architecture."""
+    init_std: float | None = None
+    """Standard deviation of every weight matrix (DeepSeek-V3: 0.006); None means 1/sqrt(fan in)."""
+
+    # -- How it is computed
+    dispatch: Literal["dense", "ring"] = "ring"
+    """Expert dispatch (parallel/dispatch.py): dense computes every expert for every token; ring never drops a token."""
+    param_dtype: str = "float32"
+    compute_dtype: str = "bfloat16"
+    scan_unroll: int = 1
+    """Layers per iteration of the scan over depth. Unrolling fully is faster for a handful of small layers."""
+    remat: bool = True
+    """Recompute a layer's inside in the backward pass; only the layer inputs are kept."""
+
+    def __post_init__(self):
+        def require(condition: bool, message: str):
+            if not condition:
+                raise UserError(message)
+
+        require(
+            self.experts_per_token <= self.n_experts,
+            f"experts_per_token={self.experts_per_token} is more than n_experts={self.n_experts}; choose at most that many.",
+        )
+        require(
+            self.n_experts % self.n_expert_groups == 0,
+            f"n_experts={self.n_experts} does not divide into n_expert_groups={self.n_expert_groups}.",
+        )
+        require(
+            0 < self.topk_groups <= self.n_expert_groups,
+            f"topk_groups={self.topk_groups} must be between 1 and n_expert_groups={self.n_expert_groups}.",
+        )
+        require(
+            self.topk_groups * (self.n_experts // self.n_expert_groups) >= self.experts_per_token,
+            f"experts_per_token={self.experts_per_token} do not fit into topk_groups={self.topk_groups} groups of "
+            f"{self.n_experts // self.n_expert_groups} experts.",
+        )
+        require(
+            0 <= self.n_dense_layers < self.n_layers,
+            f"n_dense_layers={self.n_dense_layers} must be smaller than n_layers={self.n_layers}.",
+        )
+        require(self.qk_rope_dim % 2 == 0, f"qk_rope_dim={self.qk_rope_dim} must be even: rotary pairs.")
+        require(
+            self.dispatch in ("dense", "ring"),
+            f"dispatch={self.dispatch!r} is unknown; use 'dense' or 'ring'.",
+        )
+        require(
+            self.init in ("normal", "induction"),
+            f"init={self.init!r} is unknown; use 'normal' or 'induction'.",
+        )
+        if self.n_mtp_modules not in (0, 1):
+            raise NotImplementedError(
+                f"n_mtp_modules={self.n_mtp_modules}: chains of MTP modules are not built yet; use 0 or 1."
+            )
+
+    @property
+    def n_moe_layers(self) -> int:
+        return self.n_layers - self.n_dense_layers
+
+    @property
+    def latent_dim(self) -> int:
+        """Floats that the decode cache stores per token and layer: R + P."""
+        return self.kv_lora_rank + self.qk_rope_dim
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return jnp.dtype(self.compute_dtype)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "ModelConfig":
+        """Builds from plain values; an unknown or missing field is a UserError that names it."""
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        unknown = sorted(set(fields) - set(known))
+        if unknown:
+            raise UserError(f"Unknown model field {unknown[0]!r}; the fields are {', '.join(known)}.")
+        missing = [n for n, f in known.items() if f.default is dataclasses.MISSING and n not in fields]
+        if missing:
+            raise UserError(f"The model configuration lacks {', '.join(missing)}.")
+        return cls(**fields)

@@ -1,0 +1,145 @@
+"""The Decoder: embedding, a stack of dense layers, a stack of expert layers, final norm, head, MTP module."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from composer_jax.models.block import Block
+from composer_jax.models.cache import Cache, write_layer, write_tokens
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.embedding import Embedding
+from composer_jax.models.mtp import MTPModule
+from composer_jax.models.norm import RMSNorm
+from composer_jax.models.parameter import matrix, use
+
+
+class Hidden(NamedTuple):
+    """Output of the trunk."""
+
+    last_BSD: jax.Array
+    """Normalised states for the head."""
+    trunk_BSD: jax.Array
+    """States before the final norm, what an MTP module continues from."""
+    counts_LE: jax.Array
+    """Real tokens per expert and MoE layer, float32."""
+
+
+class Decoder(nnx.Module):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.embedding = Embedding(config, rngs=rngs)
+        self.dense_layers = (
+            stack(config, config.n_dense_layers, moe=False, rngs=rngs) if config.n_dense_layers else None
+        )
+        self.moe_layers = stack(config, config.n_moe_layers, moe=True, rngs=rngs)
+        self.final_norm = RMSNorm(config.d_model, eps=config.norm_eps, dtype=config.param_dtype)
+        if not config.tie_embeddings:
+            self.head = matrix(
+                rngs,
+                (config.d_model, config.vocab_size),
+                ("embed", None),
+                fan_in=config.d_model,
+                config=config,
+            )
+        if config.n_mtp_modules:
+            self.mtp = MTPModule(config, rngs=rngs)
+
+    def __call__(self, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array) -> Hidden:
+        """Whole rows. Positions restart in every segment; segment 0 is padding; no segment sees another."""
+        mask_BSS, real_BS = causal_mask(segments_BS), segments_BS > 0
+        x_BSD = self.embedding(tokens_BS, positions_BS)
+
+        def layer(x_BSD, block):
+            return block(x_BSD, positions_BS, mask_BSS, real_BS)
+
+        if self.dense_layers is not None:
+            x_BSD, _ = self._scan(layer, self.dense_layers, x_BSD)
+        x_BSD, counts_LE = self._scan(layer, self.moe_layers, x_BSD)
+        return Hidden(self.final_norm(x_BSD), x_BSD, counts_LE)
+
+    def extend(
+        self, tokens_BS: jax.Array, positions_BS: jax.Array, real_BS: jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """S new tokens per row after what the cache holds; returns normalised states [B,S,D] and the cache.
+
+        Positions are those in the context (row b writes its latents there); entries with real_BS false write nothing.
+        """
+        cache = write_tokens(cache, tokens_BS, positions_BS, real_BS)
+        mask_BSC = jnp.arange(cache.capacity) <= positions_BS[..., None]
+        earlier = [
+            self.embedding.lookup(jnp.take_along_axis(cache.tokens_BC, jnp.maximum(positions_BS - j, 0), axis=1))
+            for j in self.embedding.offsets
+        ]
+        x_BSD = self.embedding.convolve(self.embedding.lookup(tokens_BS), earlier, positions_BS)
+
+        def layer(carry, block):
+            x_BSD, latents, index = carry
+
+            def write(new_BSX):
+                nonlocal latents
+                latents, layer_cache = write_layer(latents, index, new_BSX, positions_BS, real_BS)
+                return layer_cache
+
+            x_BSD, _ = block.extend(x_BSD, positions_BS, mask_BSC, real_BS, write)
+            return (x_BSD, latents, index + 1), None
+
+        # The cache travels in the carry and is updated in place; as a scanned input and output it would be copied.
+        carry = (x_BSD, cache.latents_LBCX, jnp.int32(0))
+        for layers in (self.dense_layers, self.moe_layers):
+            if layers is not None:
+                carry, _ = self._scan(layer, layers, carry, remat=False)
+        x_BSD, latents, _ = carry
+        return self.final_norm(x_BSD), cache._replace(latents_LBCX=latents)
+
+    def mtp_hidden(
+        self, hidden: Hidden, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """States whose logits at i predict token i+2, and the expert counts [E] of the module. The trunk is not
+        moved."""
+        following = jnp.pad(tokens_BS, ((0, 0), (0, 1)))[:, 1:]
+        embedding = self.embedding(following, positions_BS + 1)
+        return self.mtp(
+            jax.lax.stop_gradient(hidden.trunk_BSD),
+            jax.lax.stop_gradient(embedding),
+            positions_BS,
+            causal_mask(segments_BS),
+            segments_BS > 0,
+        )
+
+    def logits(self, hidden_BSD: jax.Array) -> jax.Array:
+        """Float32 logits [..., vocab]."""
+        if self.config.tie_embeddings:
+            return self.embedding.logits(hidden_BSD)
+        return jnp.einsum(
+            "...d,dw->...w", hidden_BSD, use(self.head, hidden_BSD.dtype), preferred_element_type=jnp.float32
+        )
+
+    def _scan(self, layer, blocks: Block, carry, *, remat: bool | None = None):
+        graph, stacked = nnx.split(blocks)
+
+        def body(carry, state):
+            return layer(carry, nnx.merge(graph, state))
+
+        if self.config.remat if remat is None else remat:
+            body = jax.checkpoint(body)
+        return jax.lax.scan(body, carry, stacked, unroll=self.config.scan_unroll)
+
+
+def stack(config: ModelConfig, n: int, *, moe: bool, rngs: nnx.Rngs) -> Block:
+    """n layers as one Block whose arrays have a leading layer axis."""
+
+    @nnx.split_rngs(splits=n)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def make(rngs):
+        return Block(config, moe=moe, rngs=rngs)
+
+    return make(rngs)
+
+
+def causal_mask(segments_BS: jax.Array) -> jax.Array:
+    """[B,S,S]: query s sees key t <= s of its own segment."""
+    s = segments_BS.shape[1]
+    same = segments_BS[:, :, None] == segments_BS[:, None, :]
+    return same & (jnp.arange(s)[:, None] >= jnp.arange(s)[None, :])

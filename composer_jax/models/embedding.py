@@ -1,0 +1,50 @@
+"""Token embedding, with an optional causal convolution for small models."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.parameter import matrix, use
+
+
+class Embedding(nnx.Module):
+    """x_t = e_t + sum_{j=1..taps} e_{t-j} W_j.
+
+    The taps (off in K2) hand every position its last few tokens. A from-scratch model of a million parameters needs
+    that to copy names and constants, which is most of what a coding agent's tool calls consist of.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        d = config.d_model
+        self.config = config
+        self.table = matrix(rngs, (config.vocab_size, d), (None, "embed"), fan_in=d, config=config)
+        if config.embedding_taps:
+            self.taps = matrix(rngs, (config.embedding_taps, d, d), (None, "embed", None), fan_in=d, config=config)
+
+    def __call__(self, tokens_BS: jax.Array, positions_BS: jax.Array) -> jax.Array:
+        """Embeds whole rows; a tap does not reach back over the start of its document."""
+        e_BSD = self.lookup(tokens_BS)
+        earlier = [jnp.pad(e_BSD, ((0, 0), (j, 0), (0, 0)))[:, : e_BSD.shape[1]] for j in self.offsets]
+        return self.convolve(e_BSD, earlier, positions_BS)
+
+    @property
+    def offsets(self) -> range:
+        return range(1, self.config.embedding_taps + 1)
+
+    def lookup(self, tokens: jax.Array) -> jax.Array:
+        return use(self.table, self.config.dtype)[tokens]
+
+    def convolve(self, e_BSD: jax.Array, earlier: list[jax.Array], positions_BS: jax.Array) -> jax.Array:
+        """e_t + sum_j W_j e_{t-j}; earlier[j-1] holds e_{t-j}, ignored where t-j lies before the document."""
+        if not earlier:
+            return e_BSD
+        taps = use(self.taps, e_BSD.dtype)
+        return e_BSD + sum(
+            jnp.where((positions_BS >= j)[..., None], e, 0) @ taps[j - 1]
+            for j, e in zip(self.offsets, earlier, strict=True)
+        )
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Tied output head: [..., D] -> float32 [..., vocab]."""
+        return jnp.einsum("...d,wd->...w", hidden, use(self.table, hidden.dtype), preferred_element_type=jnp.float32)

@@ -1,0 +1,21 @@
+"""SwiGLU feed-forward block (Shazeer 2020, arXiv 2002.05202)."""
+
+import jax
+from flax import nnx
+
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.parameter import matrix, use
+
+
+class FeedForward(nnx.Module):
+    """y = (silu(x W_gate) * x W_up) W_down, without biases; [..., D] -> [..., D]."""
+
+    def __init__(self, config: ModelConfig, width: int, *, rngs: nnx.Rngs):
+        d = config.d_model
+        self.gate = matrix(rngs, (d, width), ("embed", "ff"), fan_in=d, config=config)
+        self.up = matrix(rngs, (d, width), ("embed", "ff"), fan_in=d, config=config)
+        self.down = matrix(rngs, (width, d), ("ff", "embed"), fan_in=width, config=config)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        hidden = jax.nn.silu(x @ use(self.gate, x.dtype)) * (x @ use(self.up, x.dtype))
+        return hidden @ use(self.down, x.dtype)

@@ -1,0 +1,95 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1; K2 uses it unchanged).
+
+    c = RMSNorm(x W_kv_down[:, :R])          one latent per token, shared by all heads
+    k = [c W_k_up | rope(x W_kv_down[:, R:])] the rotary part is shared by all heads
+    v = c W_v_up
+    q = [q_nope | rope(q_rope)] = x W_q       or RMSNorm(x W_q_down) W_q with a query rank
+
+Two forms of the same function: `__call__` expands keys and values (training), `extend` keeps the latent in a cache and
+absorbs W_k_up into the query and W_v_up into the output (decoding: R + P floats per token instead of H (K + P + V)).
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.norm import RMSNorm
+from composer_jax.models.parameter import matrix, use
+from composer_jax.models.rope import rope_angles, rotate
+
+MASKED = -1e30
+
+
+class MultiHeadLatentAttention(nnx.Module):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        d, h, r = config.d_model, config.n_heads, config.kv_lora_rank
+        k, p, v = config.qk_nope_dim, config.qk_rope_dim, config.v_head_dim
+        self.config = config
+        if config.q_lora_rank is None:
+            q_in = d
+        else:
+            q_in = config.q_lora_rank
+            self.q_down = matrix(rngs, (d, q_in), ("embed", None), fan_in=d, config=config)
+            self.q_norm = RMSNorm(q_in, eps=config.norm_eps, dtype=config.param_dtype)
+        q_axis = "embed" if config.q_lora_rank is None else None
+        self.q = matrix(rngs, (q_in, h, k + p), (q_axis, "heads", None), fan_in=q_in, config=config)
+        self.kv_down = matrix(rngs, (d, r + p), ("embed", None), fan_in=d, config=config)
+        self.kv_norm = RMSNorm(r, eps=config.norm_eps, dtype=config.param_dtype)
+        self.k_up = matrix(rngs, (r, h, k), (None, "heads", None), fan_in=r, config=config)
+        self.v_up = matrix(rngs, (r, h, v), (None, "heads", None), fan_in=r, config=config)
+        self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), fan_in=h * v, config=config)
+
+    @property
+    def scale(self) -> float:
+        return self.config.attention_scale * (self.config.qk_nope_dim + self.config.qk_rope_dim) ** -0.5
+
+    def queries(self, x_BSD: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Position-free and rotary queries, [B,S,H,K] and [B,S,H,P]."""
+        if self.config.q_lora_rank is not None:
+            x_BSD = self.q_norm(x_BSD @ use(self.q_down, x_BSD.dtype))
+        q = jnp.einsum("bsd,dhk->bshk", x_BSD, use(self.q, x_BSD.dtype))
+        q_nope, q_rope = jnp.split(q, [self.config.qk_nope_dim], axis=-1)
+        return q_nope, rotate(q_rope, cos[:, :, None], sin[:, :, None])
+
+    def latents(self, x_BSD: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """What the cache stores: [B,S,R+P], the normalised latent and the rotated shared key."""
+        latent, k_rope = jnp.split(x_BSD @ use(self.kv_down, x_BSD.dtype), [self.config.kv_lora_rank], axis=-1)
+        return jnp.concatenate([self.kv_norm(latent), rotate(k_rope, cos, sin)], axis=-1)
+
+    def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, mask_BSS: jax.Array) -> jax.Array:
+        """Attention within the rows; mask_BSS[b, s, t] is true where query s may see key t."""
+        dtype = x_BSD.dtype
+        cos, sin = rope_angles(positions_BS, self.config.qk_rope_dim, self.config.rope_theta)
+        q_nope, q_rope = self.queries(x_BSD, cos, sin)
+        c_BSR, k_rope = jnp.split(self.latents(x_BSD, cos, sin), [self.config.kv_lora_rank], axis=-1)
+        k_nope = jnp.einsum("btr,rhk->bthk", c_BSR, use(self.k_up, dtype))
+        v = jnp.einsum("btr,rhv->bthv", c_BSR, use(self.v_up, dtype))
+        logits = jnp.einsum("bshk,bthk->bhst", q_nope, k_nope) + jnp.einsum("bshp,btp->bhst", q_rope, k_rope)
+        weights = masked_softmax(logits * self.scale, mask_BSS[:, None])
+        y = jnp.einsum("bhst,bthv->bshv", weights.astype(dtype), v)
+        return jnp.einsum("bshv,hvd->bsd", y, use(self.out, dtype))
+
+    def extend(self, x_BSD: jax.Array, positions_BS: jax.Array, mask_BSC: jax.Array, write) -> jax.Array:
+        """Attention of S new tokens per row against the cache.
+
+        Args:
+          write: stores the new latents [B,S,R+P] and returns the layer's whole cache [B,C,R+P].
+          mask_BSC: true where a new token may see a cache entry.
+        """
+        dtype, r = x_BSD.dtype, self.config.kv_lora_rank
+        cos, sin = rope_angles(positions_BS, self.config.qk_rope_dim, self.config.rope_theta)
+        q_nope, q_rope = self.queries(x_BSD, cos, sin)
+        cache_BCX = write(self.latents(x_BSD, cos, sin)).astype(dtype)
+        q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, use(self.k_up, dtype))
+        q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1)
+        logits = jnp.einsum("bshx,bcx->bshc", q_BSHX, cache_BCX)
+        weights = masked_softmax(logits * self.scale, mask_BSC[:, :, None])
+        y_latent = jnp.einsum("bshc,bcr->bshr", weights.astype(dtype), cache_BCX[..., :r])
+        y = jnp.einsum("bshr,rhv->bshv", y_latent, use(self.v_up, dtype))
+        return jnp.einsum("bshv,hvd->bsd", y, use(self.out, dtype))
+
+
+def masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
+    """Softmax over the last axis in float32; a fully masked row becomes uniform instead of NaN."""
+    return jax.nn.softmax(jnp.where(mask, logits.astype(jnp.float32), MASKED), axis=-1)

@@ -1,0 +1,20 @@
+"""Root-mean-square normalisation (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from composer_jax.models.parameter import parameter
+
+
+class RMSNorm(nnx.Module):
+    """y = x / sqrt(mean(x^2) + eps) * scale, computed in float32, returned in the dtype of x."""
+
+    def __init__(self, dim: int, *, eps: float, dtype: str):
+        self.scale = parameter(jnp.ones(dim, dtype), None)
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        return (wide * self.scale.get_value()).astype(x.dtype)

@@ -1,0 +1,66 @@
+"""Sigmoid router with auxiliary-loss-free balance (DeepSeek-V3, arXiv 2412.19437, equations 13 to 16)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.parameter import RouterBias, matrix, use
+
+
+class Routing(NamedTuple):
+    """Which experts a token uses and how much of each."""
+
+    ids_Tk: jax.Array
+    gates_Tk: jax.Array
+
+
+class Router(nnx.Module):
+    """s = sigmoid(x W), in float32; the top k of s + bias are used with gates s_i / sum_selected(s) *
+    routed_scaling_factor.
+
+    The bias takes part in the choice only: it never enters a gate and never receives a gradient.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.weight = matrix(
+            rngs, (config.d_model, config.n_experts), ("embed", None), fan_in=config.d_model, config=config
+        )
+        self.bias = RouterBias(jnp.zeros(config.n_experts, jnp.float32), axes=(None,))
+
+    def __call__(self, x_TD: jax.Array) -> Routing:
+        scores_TE = jax.nn.sigmoid(x_TD.astype(jnp.float32) @ use(self.weight, jnp.float32))
+        ids_Tk = select_experts(scores_TE + self.bias.get_value(), self.config)
+        gates_Tk = jnp.take_along_axis(scores_TE, ids_Tk, axis=-1)
+        gates_Tk = gates_Tk / (gates_Tk.sum(-1, keepdims=True) + 1e-20) * self.config.routed_scaling_factor
+        return Routing(ids_Tk, gates_Tk)
+
+
+def select_experts(choice_TE: jax.Array, config: ModelConfig) -> jax.Array:
+    """Top-k experts by the biased score, limited to the best groups (a group counts by its two best experts)."""
+    choice_TE = jax.lax.stop_gradient(choice_TE)
+    if config.n_expert_groups > 1:
+        groups = choice_TE.reshape(-1, config.n_expert_groups, config.n_experts // config.n_expert_groups)
+        strength = jax.lax.top_k(groups, min(2, groups.shape[-1]))[0].sum(-1)
+        best = jax.lax.top_k(strength, config.topk_groups)[1]
+        allowed = jax.nn.one_hot(best, config.n_expert_groups, dtype=bool).any(-2)
+        choice_TE = jnp.where(allowed[:, :, None], groups, -jnp.inf).reshape(choice_TE.shape)
+    return jax.lax.top_k(choice_TE, config.experts_per_token)[1]
+
+
+def expert_counts(ids_Tk: jax.Array, token_mask_T: jax.Array, n_experts: int) -> jax.Array:
+    """How many real tokens chose each expert, float32 [E]; padding does not count."""
+    chosen = jax.nn.one_hot(ids_Tk, n_experts, dtype=jnp.float32).sum(-2)
+    return (chosen * token_mask_T[:, None]).sum(0)
+
+
+def updated_bias(bias: jax.Array, counts: jax.Array, rate: float) -> jax.Array:
+    """bias + rate * (sign(e) - mean sign(e)), e = mean load - load (Moonlight's centred form, arXiv 2502.16982).
+
+    `bias` and `counts` are [..., E]; the counts are those of the global batch. A layer without tokens keeps its bias.
+    """
+    error = jnp.sign(counts.mean(-1, keepdims=True) - counts)
+    return bias + rate * (error - error.mean(-1, keepdims=True))

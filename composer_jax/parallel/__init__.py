@@ -1,0 +1,1 @@
+"""Mesh, the one logical-axis table, and what moves between devices."""

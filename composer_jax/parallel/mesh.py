@@ -1,0 +1,42 @@
+"""The device mesh: five named axes, any of which may have size 1."""
+
+import math
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from composer_jax.errors import UserError
+
+AXES = ("replica", "data", "expert", "context", "tensor")
+BATCH_AXES = ("replica", "data", "expert")
+"""Rows of a batch are spread over these; experts use the `expert` part of them for weights as well."""
+
+
+def make_mesh(devices: list[jax.Device] | None = None, **sizes: int) -> Mesh:
+    """Builds the mesh; axes not named have size 1.
+
+    Raises:
+      UserError: an unknown axis, or sizes whose product is not the number of devices.
+      NotImplementedError: context or tensor larger than 1.
+    """
+    devices = jax.devices() if devices is None else devices
+    unknown = sorted(set(sizes) - set(AXES))
+    if unknown:
+        raise UserError(f"Unknown mesh axis {unknown[0]!r}; the axes are {', '.join(AXES)}.")
+    shape = tuple(sizes.get(axis, 1) for axis in AXES)
+    if min(shape) < 1:
+        raise UserError(f"Mesh sizes must be at least 1, got {sizes}.")
+    for axis in ("context", "tensor"):
+        if sizes.get(axis, 1) > 1:
+            raise NotImplementedError(f"Mesh axis {axis}={sizes[axis]} is not built yet; use 1.")
+    if math.prod(shape) != len(devices):
+        raise UserError(
+            f"The mesh {dict(zip(AXES, shape, strict=True))} needs {math.prod(shape)} devices, "
+            f"but {len(devices)} are there; change the mesh sizes or the number of devices."
+        )
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are divided."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -1,0 +1,36 @@
+"""Process-wide JAX settings, made before the first array exists."""
+
+import os
+from pathlib import Path
+
+import jax
+
+from composer_jax.errors import UserError
+
+
+def configure_cpu(devices: int) -> None:
+    """Splits the CPU into `devices` XLA devices. Has no effect on machines with an accelerator.
+
+    XLA's CPU client runs one program per device on a shared thread pool as large as the machine has cores, and a device
+    waits inside that pool for the pieces of its own program. With as many devices as threads every thread can be
+    waiting: the process stalls for good. Two threads per device leave room (measured: 2 devices on 2 cores stalled at
+    once, and never with the larger pool).
+    """
+    os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * devices)))
+    if jax._src.xla_bridge.backends_are_initialized():
+        have = len(jax.devices())
+        if jax.default_backend() == "cpu" and have < devices:
+            raise UserError(
+                f"This process already runs JAX with {have} CPU devices and {devices} are configured; "
+                f"start a new process, or set mesh.cpu_devices={have}."
+            )
+        return
+    jax.config.update("jax_num_cpu_devices", devices)
+
+
+def use_compilation_cache(folder: Path | None = None) -> None:
+    """Keeps compiled programs between processes, unless JAX_COMPILATION_CACHE_DIR says where already."""
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        folder = folder or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "composer_jax" / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
