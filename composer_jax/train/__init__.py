@@ -1,0 +1,1 @@
+"""State, optimizer, losses, one jitted step, and the loop of continued pretraining and SFT."""

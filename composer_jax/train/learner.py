@@ -1,0 +1,215 @@
+"""The Learner: (TrainState, batches) -> (TrainState, metrics), jitted once per batch shape.
+
+Two compiled functions. `gradient` is a per-device program over the whole mesh that adds one batch to the accumulated
+gradient; `update` applies the accumulated gradient. Between them the gradient is summed over the mesh in one of two
+ways:
+
+- "collective": inside the program, by the transposes of the parameter gathers (pods).
+- "host": the `replica` axis keeps its own partial gradients and the host adds them. On a CPU with few cores XLA's
+  collectives can starve each other's threads and stall; programs without any never do, and two replicas still use
+  two cores.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from composer_jax.errors import UserError
+from composer_jax.models.definition import Definition, Params
+from composer_jax.models.router import updated_bias
+from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
+from composer_jax.train.losses import Batch, Loss
+from composer_jax.train.optimizer import OptimizerConfig
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything that a step changes."""
+
+    params: Params
+    router_bias: Params
+    optimizer: Any
+    step: jax.Array
+    """int32 scalar: optimizer steps taken."""
+
+
+class Learner:
+    """Owns the compiled step of one loss. Holds no weights itself."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        optimizer: OptimizerConfig,
+        loss: Loss,
+        mesh: Mesh,
+        *,
+        reduction: Literal["collective", "host"] = "collective",
+        bias_rate: float = 0.0,
+    ):
+        """bias_rate: step of the load-balancing rule (DeepSeek-V3: 1e-3); 0 freezes the router bias."""
+        if reduction not in ("collective", "host"):
+            raise UserError(f"reduction={reduction!r} is unknown; use 'collective' or 'host'.")
+        self.definition, self.optimizer, self.mesh = definition, optimizer, mesh
+        self.host_reduction = reduction == "host" and mesh.shape["replica"] > 1
+        self.replicated = NamedSharding(mesh, PartitionSpec())
+        self.transformation = optimizer.transformation()
+        self._gradient = jax.jit(self._sharded_gradient(loss))
+        self._accumulate = jax.jit(_accumulate, donate_argnums=0)
+        self._update = jax.jit(self._apply, static_argnames="bias_rate", donate_argnums=0)
+        self.bias_rate = bias_rate
+
+    def init_state(self, params: Params, router_bias: Params) -> TrainState:
+        """A fresh optimizer around existing weights, which are copied (a step donates its state)."""
+        params, router_bias = jax.jit(
+            lambda t: jax.tree.map(jnp.copy, t), out_shardings=self.definition.shardings(self.mesh)
+        )((params, router_bias))
+        shapes = jax.eval_shape(self.transformation.init, params)
+        shardings = optax.tree_map_params(
+            self.transformation,
+            lambda _, s: s,
+            shapes,
+            self.definition.shardings(self.mesh)[0],
+            transform_non_params=lambda _: self.replicated,
+        )
+        optimizer = jax.jit(self.transformation.init, out_shardings=shardings)(params)
+        return TrainState(params, router_bias, optimizer, jax.device_put(jnp.int32(0), self.replicated))
+
+    def step(
+        self, state: TrainState, batches: Iterable[dict[str, np.ndarray]], normaliser: float
+    ) -> tuple[TrainState, dict[str, float]]:
+        """One optimizer step over one or more accumulated batches of equal shape.
+
+        Args:
+          batches: dicts of numpy arrays [B,S]; B must divide over the batch axes of the mesh.
+          normaliser: what the summed loss is divided by, for example the number of loss tokens of all batches.
+        """
+        normaliser = np.float32(normaliser)
+        total = None
+        for batch in batches:
+            part = self._gradient(state.params, state.router_bias, self.put(batch), normaliser)
+            total = part if total is None else self._accumulate(total, part)
+        if total is None:
+            raise ValueError("a step needs at least one batch")
+        if self.host_reduction:
+            total = jax.device_put(total, self.replicated)
+        rate = self.optimizer.learning_rate(int(state.step))
+        state, sums, maxima = self._update(state, total, np.float32(rate), bias_rate=self.bias_rate)
+        counts = sums.pop("counts")
+        metrics = {k: float(v) for k, v in (sums | maxima).items()}
+        return state, metrics | {"learning_rate": rate, "load_imbalance": _imbalance(counts["moe_layers"])}
+
+    def evaluate(self, state: TrainState, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
+        """The sums of the loss over batches, without a gradient's effect; uses the step's compiled program."""
+        sums: dict[str, float] = {}
+        for batch in batches:
+            part = self._gradient(state.params, state.router_bias, self.put(batch), np.float32(1))["sums"]
+            part.pop("counts")
+            for name, value in part.items():
+                sums[name] = sums.get(name, 0.0) + float(np.sum(value))
+        return sums
+
+    def put(self, batch: dict[str, np.ndarray]) -> Batch:
+        """Places rows on the mesh; a UserError names row counts that do not divide."""
+        rows, shards = next(iter(batch.values())).shape[0], batch_shards(self.mesh)
+        if rows % shards:
+            raise UserError(
+                f"A batch of {rows} rows does not divide over {shards} devices (mesh axes "
+                f"{', '.join(BATCH_AXES)}); use a multiple of {shards}."
+            )
+        return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec(BATCH_AXES)))
+
+    def _sharded_gradient(self, loss: Loss):
+        reduced = tuple(a for a in BATCH_AXES if not (self.host_reduction and a == "replica"))
+
+        def program(params, router_bias, batch, normaliser):
+            if self.host_reduction:
+                params = jax.tree.map(lambda w: jax.lax.pcast(w, "replica", to="varying"), params)
+
+            def objective(params):
+                out = loss(self.definition.bind(params, router_bias), batch, normaliser)
+                return out.loss, out
+
+            (_, out), gradient = jax.value_and_grad(objective, has_aux=True)(params)
+            sums = jax.tree.map(lambda x: jax.lax.psum(x, reduced), out.sums | {"loss": out.loss})
+            maxima = jax.tree.map(lambda x: jax.lax.pmax(x, reduced), out.maxima)
+            part = {"gradient": gradient, "sums": sums, "maxima": maxima}
+            return jax.tree.map(lambda x: x[None], part) if self.host_reduction else part
+
+        param_specs, bias_specs = self.definition.specs()
+        batch_spec = PartitionSpec(BATCH_AXES)
+
+        def gradient_fn(params, router_bias, batch, normaliser):
+            inner = jax.eval_shape(
+                lambda p, b, x: loss_structure(self.definition, loss, p, b, x), params, router_bias, batch
+            )
+            lead = ("replica",) if self.host_reduction else ()
+            out_specs = {
+                "gradient": jax.tree.map(
+                    lambda s: PartitionSpec(*lead, *s),
+                    param_specs,
+                    is_leaf=lambda s: isinstance(s, PartitionSpec),
+                ),
+                "sums": jax.tree.map(lambda _: PartitionSpec(*lead), inner.sums | {"loss": inner.loss}),
+                "maxima": jax.tree.map(lambda _: PartitionSpec(*lead), inner.maxima),
+            }
+            return jax.shard_map(
+                program,
+                mesh=self.mesh,
+                in_specs=(param_specs, bias_specs, batch_spec, PartitionSpec()),
+                out_specs=out_specs,
+            )(params, router_bias, batch, normaliser)
+
+        return gradient_fn
+
+    def _apply(self, state: TrainState, total, learning_rate, *, bias_rate: float):
+        if self.host_reduction:
+            total = {
+                "gradient": jax.tree.map(lambda x: x.sum(0), total["gradient"]),
+                "sums": jax.tree.map(lambda x: x.sum(0), total["sums"]),
+                "maxima": jax.tree.map(lambda x: x.max(0), total["maxima"]),
+            }
+        gradient, sums, maxima = total["gradient"], total["sums"], total["maxima"]
+        direction, optimizer = self.transformation.update(gradient, state.optimizer, state.params)
+        params = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), state.params, direction)
+        router_bias = balance(state.router_bias, sums["counts"], bias_rate) if bias_rate else state.router_bias
+        sums = sums | {"grad_norm": optax.global_norm(gradient)}
+        return TrainState(params, router_bias, optimizer, state.step + 1), sums, maxima
+
+
+def loss_structure(definition: Definition, loss: Loss, params, router_bias, batch):
+    """Shapes of a loss's output; traced outside the mesh, so weights count as whole."""
+    return loss(definition.bind(params, router_bias), batch, jnp.float32(1))
+
+
+def balance(router_bias: Params, counts: dict[str, jax.Array], rate: float) -> Params:
+    """Moves the bias of every MoE layer that saw tokens; `counts` are those of the global batch."""
+    moved = dict(router_bias)
+    for name, count in counts.items():
+
+        def move(bias, count=count):
+            return updated_bias(bias, count, rate)
+
+        moved[name] = jax.tree.map(move, router_bias[name])
+    return moved
+
+
+def _accumulate(total, part):
+    add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
+    return {
+        "gradient": add(total["gradient"], part["gradient"]),
+        "sums": add(total["sums"], part["sums"]),
+        "maxima": jax.tree.map(jnp.maximum, total["maxima"], part["maxima"]),
+    }
+
+
+def _imbalance(counts_LE) -> float:
+    """Load of the busiest expert over the mean load, averaged over layers; 1 is perfect."""
+    counts = np.asarray(counts_LE)
+    return float((counts.max(-1) / np.maximum(counts.mean(-1), 1e-9)).mean())

@@ -1,0 +1,104 @@
+"""The loop of continued pretraining and SFT: batches in, checkpoints and metrics out, resumable at any point."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.data.packing import PackedBatch
+from composer_jax.data.pipeline import BatchStream
+from composer_jax.observe.metrics import MetricsWriter
+from composer_jax.observe.progress import Progress
+from composer_jax.train.learner import Learner, TrainState
+
+STATE = ("params", "router_bias", "optimizer", "step")
+
+
+def state_items(state: TrainState) -> dict:
+    """A TrainState as named checkpoint items, so that another stage can restore the weights alone."""
+    return {name: getattr(state, name) for name in STATE}
+
+
+def save_state(store: CheckpointStore, state: TrainState, **json) -> None:
+    """Writes the state under its own step number, unless that step is there already."""
+    step = int(state.step)
+    if step not in store.steps():
+        store.save(step, arrays=state_items(state), json=json)
+
+
+def restore_state(store: CheckpointStore, like: TrainState) -> tuple[TrainState, dict] | None:
+    """The latest saved state on the shardings of `like`, with its JSON values; None when there is none."""
+    if store.latest_step() is None:
+        return None
+    arrays, json = store.restore(like=state_items(like))
+    return TrainState(**arrays), json
+
+
+def as_arrays(batch: PackedBatch) -> dict[str, np.ndarray]:
+    return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+
+
+@dataclasses.dataclass(frozen=True)
+class FitPlan:
+    """What a run of `fit` does. `name` is shown in the progress bar."""
+
+    name: str
+    steps: int
+    save_every: int
+    evaluate_every: int
+    """Steps between held-out evaluations (the first and the last step are always evaluated); needs `heldout`."""
+
+
+def fit(
+    learner: Learner,
+    state: TrainState,
+    stream: BatchStream,
+    plan: FitPlan,
+    *,
+    store: CheckpointStore,
+    metrics: MetricsWriter,
+    heldout: Callable[[], Iterable[PackedBatch]] | None = None,
+) -> TrainState:
+    """Trains until plan.steps, continuing from the latest checkpoint in `store` if there is one.
+
+    Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
+    grad_norm, load_imbalance, tokens_per_s, and heldout_nll where it was measured. An interrupt saves before it leaves.
+    """
+    tokens = 0
+    if found := restore_state(store, state):
+        state, json = found
+        stream.set_state(json["stream"])
+        tokens = json["tokens"]
+    start = int(state.step)
+    metrics.truncate_after(start)
+    place = stream.get_state()
+
+    def heldout_nll() -> dict[str, float]:
+        sums = learner.evaluate(state, map(as_arrays, heldout()))
+        return {"heldout_nll": sums["nll"] / sums["tokens"]}
+
+    if start == 0 and heldout:
+        metrics.write(0, tokens=0, **heldout_nll())
+    try:
+        with Progress(plan.steps, "step", plan.name, initial=start) as progress:
+            for step in range(start + 1, plan.steps + 1):
+                began = time.perf_counter()
+                batch = next(stream)
+                state, row = learner.step(state, [as_arrays(batch)], batch.weights.sum())
+                place = stream.get_state()
+                real = int((batch.segments > 0).sum())
+                tokens += real
+                row["tokens_per_s"] = real / (time.perf_counter() - began)
+                row["tokens"] = tokens
+                if heldout and (step % plan.evaluate_every == 0 or step == plan.steps):
+                    row |= heldout_nll()
+                metrics.write(step, **row)
+                if step % plan.save_every == 0:
+                    save_state(store, state, stream=place, tokens=tokens)
+                progress.update(loss=row["loss"], **{k: row[k] for k in ("heldout_nll",) if k in row})
+    finally:
+        if int(state.step) > start:
+            save_state(store, state, stream=place, tokens=tokens)
+    return state
