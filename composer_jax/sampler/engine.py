@@ -1,0 +1,282 @@
+"""The host side of sampling: sessions, batching, weight versions.
+
+Sessions ask for samples concurrently (asyncio); one serving task turns what is asked at any moment into calls of two
+jitted functions of a few fixed shapes. Nothing recompiles when conversations grow, branch or end.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from composer_jax.errors import UserError
+from composer_jax.models.definition import Definition, Params
+from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
+from composer_jax.sampler.decode import decode, init_slots, prefill
+from composer_jax.sampler.session import Sample
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+    slots: int
+    """Conversations served at once; must divide over the batch shards of the mesh."""
+    capacity: int
+    """Tokens that one conversation's context can hold."""
+    decode_steps: int = 8
+    """Tokens per decode call: fewer react faster to a finished message, more cost less overhead."""
+    prefill_lengths: tuple[int, ...] = (32, 128)
+    """Tokens per row of a prefill call; the smallest that fits is used, longer inputs take several calls."""
+    prefill_rows: tuple[int, ...] = (4, 32)
+    """Rows per device of a prefill call; the smallest that fits is used."""
+
+
+@dataclasses.dataclass
+class _Request:
+    slot: int
+    start: int
+    pending: np.ndarray
+    budget: int
+    seed: int
+    future: asyncio.Future
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    versions: list[int] = dataclasses.field(default_factory=list)
+
+
+class Sampler:
+    """Continuous batching over slots. Use `async with sampler.serving():` around the conversations."""
+
+    def __init__(self, definition: Definition, mesh: Mesh, config: SamplerConfig, *, end_token: int):
+        shards = batch_shards(mesh)
+        if config.slots % shards:
+            raise UserError(
+                f"{config.slots} sampler slots do not divide over {shards} devices; use a multiple of {shards}."
+            )
+        if config.capacity > definition.config.max_context:
+            raise UserError(
+                f"A sampler capacity of {config.capacity} tokens exceeds the model's max_context="
+                f"{definition.config.max_context}."
+            )
+        self.definition, self.mesh, self.config, self.end_token = definition, mesh, config, end_token
+        self.shards, self.per_shard = shards, config.slots // shards
+        self.version = -1
+        self.decoded_tokens = self.prefilled_tokens = 0
+        self.busy_seconds = 0.0
+        self._compile()
+        self._free: list[int] = []
+        self._waiting: list[_Request] = []
+        self._running: dict[int, _Request] = {}
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def update(self, params: Params, router_bias: Params, version: int) -> None:
+        """Installs a copy of the weights; tokens sampled from now on carry this version."""
+        self._weights = self._copy((params, router_bias))
+        self.version = version
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator["Sampler"]:
+        """Serves sessions while inside. If serving fails, every waiting session gets the exception: nobody hangs."""
+        if self.version < 0:
+            raise RuntimeError("call Sampler.update before serving")
+        self._free = [local * self.shards + shard for shard in range(self.shards) for local in range(self.per_shard)]
+        self._free.sort(reverse=True)
+        self._slot_freed, self._work = asyncio.Event(), asyncio.Event()
+        server = asyncio.create_task(self._serve())
+        try:
+            yield self
+        finally:
+            server.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await server
+
+    async def open(self, seed: int) -> "SlotSession":
+        """A session with an empty context, as soon as a slot is free. `seed` (uint32) fixes its random choices."""
+        while not self._free:
+            self._slot_freed.clear()
+            await self._slot_freed.wait()
+        return SlotSession(self, self._free.pop(), seed)
+
+    async def _submit(self, request: _Request) -> Sample:
+        self._waiting.append(request)
+        self._work.set()
+        return await request.future
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                if not self._waiting and not self._running:
+                    self._work.clear()
+                    await self._work.wait()
+                began = time.perf_counter()
+                while self._waiting:
+                    await asyncio.to_thread(self._prefill_once)
+                if self._running:
+                    await asyncio.to_thread(self._decode_once)
+                    self._finish()
+                self.busy_seconds += time.perf_counter() - began
+                await asyncio.sleep(0)
+        except Exception as error:
+            for request in [*self._waiting, *self._running.values()]:
+                if not request.future.done():
+                    request.future.set_exception(error)
+            raise
+
+    # -- device calls --------------------------------------------------------------------------------------------
+
+    def _prefill_once(self) -> None:
+        """One prefill call: the next piece of as many waiting requests as fit."""
+        rows_max, length_max = self.config.prefill_rows[-1], self.config.prefill_lengths[-1]
+        by_shard: list[list[_Request]] = [[] for _ in range(self.shards)]
+        waiting = list(self._waiting)  # sessions go on adding to it while this runs in a thread
+        for request in waiting:
+            shard = by_shard[request.slot % self.shards]
+            if len(shard) < rows_max:
+                shard.append(request)
+        rows = _fit(self.config.prefill_rows, max(map(len, by_shard)))
+        length = _fit(self.config.prefill_lengths, max(min(len(r.pending), length_max) for s in by_shard for r in s))
+        index = np.zeros((self.shards, rows), np.int32)
+        tokens = np.zeros((self.shards, rows, length), np.int32)
+        count, start = np.zeros((self.shards, rows), np.int32), np.zeros((self.shards, rows), np.int32)
+        seed = np.zeros((self.shards, rows), np.uint32)
+        for shard, requests in enumerate(by_shard):
+            for row, request in enumerate(requests):
+                piece, request.pending = request.pending[:length], request.pending[length:]
+                index[shard, row], count[shard, row] = request.slot // self.shards, len(piece)
+                start[shard, row], seed[shard, row] = request.start, request.seed
+                tokens[shard, row, : len(piece)] = piece
+                request.start += len(piece)
+                self.prefilled_tokens += len(piece)
+        flat = lambda a: a.reshape(self.shards * rows, *a.shape[2:])  # noqa: E731
+        self._slots = self._prefill(*self._weights, self._slots, *map(flat, (index, tokens, count, start, seed)))
+        for request in waiting:
+            if not len(request.pending):
+                self._waiting.remove(request)
+                self._running[request.slot] = request
+
+    def _decode_once(self) -> None:
+        """One decode call for every running request."""
+        budget = np.zeros((self.shards, self.per_shard), np.int32)
+        for request in self._running.values():
+            budget[request.slot % self.shards, request.slot // self.shards] = request.budget
+        self._slots, out = self._decode(*self._weights, self._slots, budget.reshape(-1))
+        tokens, logprobs, emitted = (np.asarray(a).reshape(-1, self.shards, self.per_shard) for a in out)
+        for request in self._running.values():
+            place = request.slot % self.shards, request.slot // self.shards
+            n = int(emitted[:, *place].sum())
+            request.tokens += tokens[:n, *place].tolist()
+            request.logprobs += logprobs[:n, *place].tolist()
+            request.versions += [self.version] * n
+            request.budget -= n
+            self.decoded_tokens += n
+
+    def _finish(self) -> None:
+        for slot, request in list(self._running.items()):
+            ended = bool(request.tokens) and request.tokens[-1] == self.end_token
+            if ended or request.budget == 0:
+                del self._running[slot]
+                if not request.future.done():
+                    request.future.set_result(
+                        Sample(request.tokens, request.logprobs, request.versions, "end" if ended else "length")
+                    )
+
+    def _compile(self) -> None:
+        definition, config = self.definition, self.config
+        rows = PartitionSpec(BATCH_AXES)
+        weights = definition.specs()
+        slots_spec = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_slots(definition.config, 1, 1)))
+        slots_spec = slots_spec._replace(cache=slots_spec.cache._replace(latents_LBCX=PartitionSpec(None, BATCH_AXES)))
+
+        def sharded(function, n_inputs, out_specs, donate=None):
+            mapped = jax.shard_map(
+                function,
+                mesh=self.mesh,
+                in_specs=(*weights, slots_spec, *[rows] * n_inputs),
+                out_specs=out_specs,
+                check_vma=False,
+            )
+            return jax.jit(mapped, donate_argnums=donate)
+
+        def prefill_program(params, bias, slots, *inputs):
+            return prefill(definition.bind(params, bias), slots, *inputs)
+
+        def decode_program(params, bias, slots, budget):
+            return decode(
+                definition.bind(params, bias),
+                slots,
+                budget,
+                steps=config.decode_steps,
+                end_token=self.end_token,
+            )
+
+        self._prefill = sharded(prefill_program, 5, slots_spec, donate=2)
+        self._decode = sharded(decode_program, 1, (slots_spec, PartitionSpec(None, BATCH_AXES)), donate=2)
+        self._copy = jax.jit(lambda t: jax.tree.map(jnp.copy, t), out_shardings=definition.shardings(self.mesh))
+        self._slots = jax.jit(
+            jax.shard_map(
+                lambda: init_slots(definition.config, self.per_shard, config.capacity),
+                mesh=self.mesh,
+                in_specs=(),
+                out_specs=slots_spec,
+                check_vma=False,
+            )
+        )()
+
+
+class SlotSession:
+    """A Session (sampler/session.py) on one slot of a Sampler."""
+
+    def __init__(self, sampler: Sampler, slot: int, seed: int):
+        self._sampler, self._slot, self._seed = sampler, slot, seed % 2**32
+        self.length, self.capacity = 0, sampler.config.capacity
+        self._branch = 0
+
+    async def sample(self, delta: Sequence[int], *, max_tokens: int) -> Sample:
+        """See Session.sample.
+
+        Raises:
+          ValueError: an empty delta, or delta and one token would not fit into the capacity.
+        """
+        if self._slot is None:
+            raise RuntimeError("this session is closed")
+        if not len(delta):
+            raise ValueError("a session samples after at least one given token")
+        budget = min(max_tokens, self.capacity - self.length - len(delta))
+        if budget < 1:
+            raise ValueError(f"{len(delta)} tokens after {self.length} leave no room in a context of {self.capacity}")
+        # Each branch draws from its own stream: positions repeat after a reset, random choices must not.
+        seed = (self._seed + 0x9E3779B9 * self._branch) % 2**32
+        request = _Request(
+            self._slot,
+            self.length,
+            np.asarray(delta, np.int32),
+            budget,
+            seed,
+            asyncio.get_running_loop().create_future(),
+        )
+        sample = await self._sampler._submit(request)
+        self.length += len(delta) + len(sample.tokens)
+        return sample
+
+    def reset(self) -> None:
+        self.length = 0
+        self._branch += 1
+
+    def close(self) -> None:
+        if self._slot is not None:
+            self._sampler._free.append(self._slot)
+            self._sampler._slot_freed.set()
+            self._slot = None
+
+
+def _fit(sizes: tuple[int, ...], wanted: int) -> int:
+    """The smallest size that holds `wanted`, or the largest there is."""
+    return next((s for s in sizes if s >= wanted), sizes[-1])
