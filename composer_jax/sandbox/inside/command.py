@@ -1,0 +1,272 @@
+"""Commands of one sandbox: start, watch, stop, and say how they ended.
+
+A command is over when its first process is; whatever it left running is killed then, so nothing outlives a command
+and nothing evades its time limit. Outcomes:
+
+    timeout         wall-clock limit reached, or the CPU limit (SIGXCPU, or SIGKILL with the CPU time used up)
+    output_limit    stdout and stderr together passed the hard limit
+    out_of_memory   the processes together held more than the limit; or the program ended with MemoryError (told by the fork
+                    that serves `python`), or failed with the words of an allocation failure last on stderr; or something
+                    outside killed it while its peak was above half of the limit (the machine's own out-of-memory killer)
+    ok, nonzero     everything else, by exit code (128 + N for signal N)
+"""
+
+import mmap
+import os
+import resource
+import select
+import signal
+import time
+from typing import Any
+
+from . import namespaces, python
+
+WATCH_S = 0.05  # how often memory is added up; commands shorter than this never pay for it
+EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "output_limit": 153}
+ALLOCATION_FAILURES = (b"MemoryError", b"bad_alloc", b"Cannot allocate memory", b"out of memory", b"memory exhausted")
+
+
+class Stream:
+    """One output of a command: the first and the last `keep // 2` bytes, and how many there were."""
+
+    def __init__(self, fd: int, keep: int):
+        self.fd, self.half, self.total = fd, keep // 2, 0
+        self.head, self.tail = bytearray(), bytearray()
+        os.set_blocking(fd, False)
+
+    def drain(self, limit: int) -> bool:
+        """Read what is there, up to `limit` bytes in all; False at end of file."""
+        while self.total <= limit:
+            try:
+                data = os.read(self.fd, 65536)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self.total += len(data)
+            room = self.half - len(self.head)
+            if room > 0:
+                self.head += data[:room]
+                data = data[room:]
+            self.tail += data
+            if len(self.tail) > 2 * self.half:
+                del self.tail[: -self.half]
+        return True
+
+    def close(self) -> None:
+        """Cut the tail to size."""
+        os.close(self.fd)
+        del self.tail[: -self.half or None]
+
+
+class Commands:
+    """Runs one command at a time in `root`."""
+
+    def __init__(self, root: str, limits: dict[str, int], isolated: bool, report: mmap.mmap):
+        self.root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.limits, self.isolated, self.report = limits, isolated, report
+        self.nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self.rlimits = [
+            (resource.RLIMIT_CORE, 0, 0),
+            (resource.RLIMIT_CPU, limits["cpu_s"], limits["cpu_s"] + 1),  # a second between SIGXCPU and SIGKILL
+            (resource.RLIMIT_FSIZE, limits["file_bytes"], limits["file_bytes"]),
+            (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
+            (resource.RLIMIT_AS, limits["memory_bytes"], limits["memory_bytes"]),
+        ]
+        if isolated:  # without a user namespace it would count all processes of the user
+            self.rlimits.append((resource.RLIMIT_NPROC, limits["processes"], limits["processes"]))
+
+    def run(self, argv: list[str], stdin: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+        """Run `argv` with `stdin`; returns (header, body) of the reply, body = head and tail of stdout and of stderr."""
+        self.report[0] = 0
+        started = time.monotonic()
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        source, feed = os.pipe() if stdin else (self.nothing, -1)
+        pid = os.fork()
+        if pid == 0:
+            code = 126
+            try:
+                code = self._become(argv, source, out_end, err_end)
+            finally:
+                os._exit(code)
+        os.close(out_end)
+        os.close(err_end)
+        if stdin:
+            os.close(source)
+        keep = self.limits["output_bytes"]
+        streams = (Stream(out, keep), Stream(err, keep))
+        stopped = self._watch(pid, streams, feed, stdin, started + timeout_s)
+        status, usage = self._stop(pid)
+        for stream in streams:
+            stream.drain(self.limits["output_stop_bytes"])
+            stream.close()
+        code = os.waitstatus_to_exitcode(status)
+        outcome = stopped or self._judge(code, usage, streams[1])
+        pieces = [piece for stream in streams for piece in (stream.head, stream.tail)]
+        header = {
+            "outcome": outcome,
+            "exit_code": EXIT_CODES.get(outcome, code if code >= 0 else 128 - code),
+            "seconds": round(time.monotonic() - started, 6),
+            "pieces": [len(piece) for piece in pieces],
+            "dropped": [s.total - len(s.head) - len(s.tail) for s in streams],
+        }
+        return header, b"".join(pieces)
+
+    def _become(self, argv: list[str], source: int, out: int, err: int) -> int:
+        """In the child: turn into the command. Returns an exit code if it ever returns."""
+        os.setsid()
+        # Above the standard three first: any of the ends may itself have a number below 3.
+        ends = [os.dup(fd) if fd < 3 else fd for fd in (source, out, err)]
+        for target, fd in enumerate(ends):
+            os.dup2(fd, target)
+        os.fchmod(self.root, 0o755)
+        os.fchdir(self.root)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # among them the worker's line to the host
+        namespaces.show()
+        for kind, soft, hard in self.rlimits:
+            resource.setrlimit(kind, (soft, hard))
+        if python.servable(argv):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            return python.become(argv, lambda: self.report.__setitem__(0, 1))
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; other programs expect the default
+            signal.signal(ignored, signal.SIG_DFL)
+        try:
+            os.execvp(argv[0], argv)
+        except OSError as error:
+            os.write(2, f"{argv[0]}: {error.strerror}\n".encode(errors="replace"))
+            return 127 if isinstance(error, FileNotFoundError) else 126
+
+    def _watch(self, pid: int, streams: tuple[Stream, Stream], feed: int, stdin: bytes, deadline: float) -> str | None:
+        """Move bytes until the first process ends; the outcome if it has to be stopped, else None."""
+        poll = select.poll()
+        end = os.pidfd_open(pid)
+        by_fd = {stream.fd: stream for stream in streams}
+        for fd in (end, *by_fd):
+            poll.register(fd, select.POLLIN)
+        if feed >= 0:
+            os.set_blocking(feed, False)
+            poll.register(feed, select.POLLOUT)
+        rest, stop_at = memoryview(stdin), self.limits["output_stop_bytes"]
+        next_look = time.monotonic() + WATCH_S
+        try:
+            while True:
+                now = time.monotonic()
+                if now >= deadline:
+                    return "timeout"
+                if now >= next_look:
+                    if self.isolated and self._memory_used() > self.limits["memory_bytes"]:
+                        return "out_of_memory"
+                    next_look = now + WATCH_S
+                events = poll.poll(max(0.0, min(deadline, next_look) - now) * 1000 + 0.1)
+                for fd, _ in events:
+                    if fd in by_fd:
+                        if not by_fd[fd].drain(stop_at):
+                            poll.unregister(fd)
+                    elif fd == feed:
+                        rest = _write_some(feed, rest)
+                        if not rest:
+                            poll.unregister(feed)
+                            os.close(feed)
+                            feed = -1
+                if sum(stream.total for stream in streams) > stop_at:
+                    return "output_limit"
+                if any(fd == end for fd, _ in events):
+                    return None
+        finally:
+            os.close(end)
+            if feed >= 0:
+                os.close(feed)
+
+    def _stop(self, pid: int) -> tuple[int, resource.struct_rusage]:
+        """Kill whatever is left of the command; status and usage of its first process."""
+        ended = {}
+        while True:
+            _kill_all() if self.isolated else _kill_tree(os.getpid())
+            try:
+                # Without a namespace a process may slip away between listing and killing: look again until none is left.
+                found, status, usage = os.wait4(-1, 0 if self.isolated else os.WNOHANG)
+            except ChildProcessError:
+                return ended[pid]
+            if found:
+                ended[found] = status, usage
+            else:
+                time.sleep(0.001)
+
+    def _judge(self, code: int, usage: resource.struct_rusage, err: Stream) -> str:
+        """The outcome of a command that ended by itself."""
+        if code == 0:
+            return "ok"
+        cpu_s = usage.ru_utime + usage.ru_stime
+        if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu_s >= self.limits["cpu_s"]):
+            return "timeout"
+        if self.report[0]:
+            return "out_of_memory"
+        last_line = bytes(err.tail or err.head)[-400:].strip().rpartition(b"\n")[2]
+        if any(words in last_line for words in ALLOCATION_FAILURES):
+            return "out_of_memory"
+        if code == -signal.SIGKILL and usage.ru_maxrss * 1024 > self.limits["memory_bytes"] // 2:
+            return "out_of_memory"
+        return "nonzero"
+
+    def _memory_used(self) -> int:
+        """Bytes held by all processes but the worker, each page counted once.
+
+        First a cheap upper bound; only when that is too much, the exact and slow sum. A process that hides the
+        exact number is counted in full.
+        """
+        pids = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        bound = sum(_resident(pid) for pid in pids)
+        if bound <= self.limits["memory_bytes"]:
+            return bound
+        return sum(_own_share(pid) for pid in pids)
+
+
+def _resident(pid: str) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except (OSError, IndexError):  # it has ended
+        return 0
+
+
+def _own_share(pid: str) -> int:
+    """Proportional set size without what is backed by files."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            fields = dict(line.split()[:2] for line in file.readlines()[1:])
+        return 1024 * (int(fields[b"Pss_Anon:"]) + int(fields[b"Pss_Shmem:"]))
+    except (OSError, KeyError, ValueError):
+        return _resident(pid)
+
+
+def _write_some(fd: int, data: memoryview) -> memoryview:
+    try:
+        return data[os.write(fd, data[:65536]) :]
+    except BlockingIOError:
+        return data
+    except OSError:  # nobody reads any more
+        return data[:0]
+
+
+def _kill_all() -> None:
+    """Process 1 only: one call reaches every other process of the namespace, also those being forked right now."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _kill_tree(pid: int) -> None:
+    """Without a namespace: kill the descendants found; orphans come back to the worker and are found again."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = [int(child) for child in file.read().split()]
+    except OSError:
+        return
+    for child in children:
+        _kill_tree(child)
+        try:
+            os.kill(child, signal.SIGKILL)
+        except ProcessLookupError:
+            pass

@@ -1,0 +1,242 @@
+"""File operations of the worker: inside the workspace or not at all.
+
+Every component of a path is opened relative to the one before it and without following links, so that no link,
+however it came to be, leads out. Whatever an operation cannot do is a `Refused` with one sentence for the agent.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+MAX_DEPTH = 64  # folders within folders
+MAX_NAMES = 2 << 20  # characters of all paths together: keeps every reply's header below what the host accepts
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not wait
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Refused(Exception):
+    """The request cannot be carried out; the text is one sentence for the caller."""
+
+
+class Workspace:
+    """The folder `root`, known to agents as `alias`; nothing larger than `max_bytes` leaves it."""
+
+    def __init__(self, root: str, alias: str, max_bytes: int):
+        self.alias = alias
+        self.max_bytes = max_bytes
+        self.root = os.open(root, _FOLDER)
+
+    def read(self, path: str) -> bytes:
+        """The bytes of a regular file."""
+        with _Parent(self, path) as (parent, name):
+            return self._read_at(parent, name, path)
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        """Create or replace a regular file, with the folders above it."""
+        with _Parent(self, path, create=True) as (parent, name):
+            fd = _open(name, _WRITE, parent, path)
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise Refused(f"{path} is not a regular file")
+                os.ftruncate(fd, 0)
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+            except OSError as error:
+                raise _explain(error, path) from None
+            finally:
+                os.close(fd)
+
+    def delete(self, path: str) -> None:
+        """Remove one file or link."""
+        with _Parent(self, path) as (parent, name):
+            try:
+                if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                    raise Refused(f"{path} is a folder, not a file")
+                os.unlink(name, dir_fd=parent)
+            except OSError as error:
+                raise _explain(error, path) from None
+
+    def paths(self) -> list[str]:
+        """Relative paths of all regular files, sorted; links and other special files are left out."""
+        return sorted(path for path, _, _, _ in self._walk())
+
+    def snapshot(self) -> tuple[dict[str, Any], bytes]:
+        """All regular files: an index of (path, length) and their bytes one after the other."""
+        index, parts, total = [], [], 0
+        for path, parent, name, size in self._walk():
+            total += size
+            if total > self.max_bytes:  # sparse files claim what the file system does not hold
+                raise Refused(f"the workspace holds more than {self.max_bytes} bytes of files")
+            data = self._read_at(parent, name, path)
+            index.append((path, len(data)))
+            parts.append(data)
+        return {"files": index}, b"".join(parts)
+
+    def restore(self, index: list[tuple[str, int]], body: bytes) -> None:
+        """Make the workspace hold exactly these files."""
+        self._clear()
+        view, offset = memoryview(body), 0
+        for path, length in index:
+            self.write(path, view[offset : offset + length])
+            offset += length
+
+    def parts(self, path: str) -> list[str]:
+        """Components of a path inside the workspace; refuses what points elsewhere."""
+        inside = path
+        if path == self.alias or path.startswith(self.alias + "/"):
+            inside = path[len(self.alias) + 1 :]
+        parts = [part for part in inside.split("/") if part not in ("", ".")]
+        if inside.startswith("/") or ".." in parts:
+            raise Refused(f"{path!r} is outside the workspace")
+        try:
+            encoded = os.fsencode(inside)
+        except UnicodeEncodeError:
+            encoded = b"\0"
+        if b"\0" in encoded:
+            raise Refused(f"{path!r} is not a file name")
+        if not parts:
+            raise Refused(f"{path!r} is a folder, not a file")
+        if len(parts) > MAX_DEPTH:
+            raise Refused(f"{path[:60]!r}... has more than {MAX_DEPTH} folders")
+        return parts
+
+    def _read_at(self, parent: int, name: str, path: str) -> bytes:
+        fd = _open(name, _READ, parent, path)
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
+                raise Refused(f"{path} is a folder, not a file")
+            if not stat.S_ISREG(status.st_mode):
+                raise Refused(f"{path} is not a regular file")
+            if status.st_size > self.max_bytes:
+                raise Refused(f"{path} has {status.st_size} bytes; at most {self.max_bytes} can be read")
+            chunks = []
+            while chunk := os.read(fd, max(65536, status.st_size + 1)):
+                chunks.append(chunk)
+            return b"".join(chunks)
+        except OSError as error:
+            raise _explain(error, path) from None
+        finally:
+            os.close(fd)
+
+    def _walk(self) -> Iterator[tuple[str, int, str, int]]:
+        """(relative path, open parent folder, name, size) of every regular file."""
+        os.fchmod(self.root, 0o755)  # a command may have closed it, or any folder below, to everyone
+        characters = 0
+        for found in self._walk_folder(self.root, "", 0):
+            characters += len(found[0])
+            if characters > MAX_NAMES:
+                raise Refused(f"the names of all files are longer than {MAX_NAMES} characters together")
+            yield found
+
+    def _walk_folder(self, folder: int, prefix: str, depth: int) -> Iterator[tuple[str, int, str, int]]:
+        if depth > MAX_DEPTH:
+            raise Refused(f"the workspace has folders nested more than {MAX_DEPTH} deep")
+        try:
+            with os.scandir(folder) as entries:
+                found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+        except OSError as error:
+            raise _explain(error, prefix or ".") from None
+        for name, status in sorted(found):
+            if stat.S_ISREG(status.st_mode):
+                yield prefix + name, folder, name, status.st_size
+            elif stat.S_ISDIR(status.st_mode):
+                child = _open(name, _FOLDER, folder, prefix + name)
+                try:
+                    if status.st_mode & 0o700 != 0o700:
+                        os.fchmod(child, 0o755)
+                    yield from self._walk_folder(child, f"{prefix}{name}/", depth + 1)
+                finally:
+                    os.close(child)
+
+    def _clear(self) -> None:
+        """Empty the workspace whatever its depth: folders move up before the folder above them is removed."""
+        os.fchmod(self.root, 0o755)
+        moved = 0
+        while entries := list(os.scandir(self.root)):
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=self.root)
+                    continue
+                folder = _open(entry.name, _FOLDER, self.root, entry.name)
+                try:
+                    os.fchmod(folder, 0o755)
+                    for child in list(os.scandir(folder)):
+                        if child.is_dir(follow_symlinks=False):
+                            moved += 1
+                            os.rename(child.name, f".moved-{os.getpid()}-{moved}", src_dir_fd=folder, dst_dir_fd=self.root)
+                        else:
+                            os.unlink(child.name, dir_fd=folder)
+                finally:
+                    os.close(folder)
+                os.rmdir(entry.name, dir_fd=self.root)
+
+
+class _Parent:
+    """Context: (open folder, last component) of a path, each step without following links."""
+
+    def __init__(self, workspace: Workspace, path: str, create: bool = False):
+        self.workspace, self.path, self.create = workspace, path, create
+
+    def __enter__(self) -> tuple[int, str]:
+        *folders, name = self.workspace.parts(self.path)
+        os.fchmod(self.workspace.root, 0o755)
+        self.fd = os.dup(self.workspace.root)
+        try:
+            for folder in folders:
+                if self.create:
+                    try:
+                        os.mkdir(folder, dir_fd=self.fd)
+                    except FileExistsError:
+                        pass
+                    except OSError as error:
+                        raise _explain(error, self.path) from None
+                below = _open(folder, _FOLDER, self.fd, self.path)
+                os.close(self.fd)
+                self.fd = below
+        except BaseException:
+            os.close(self.fd)
+            raise
+        return self.fd, name
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+
+def _open(name: str, flags: int, parent: int, path: str) -> int:
+    """open relative to `parent`; takes back permissions that a command took away from its own files."""
+    try:
+        try:
+            return os.open(name, flags, 0o644, dir_fd=parent)
+        except PermissionError:
+            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+                raise
+            os.chmod(name, stat.S_IMODE(status.st_mode) | 0o700, dir_fd=parent)
+            return os.open(name, flags, 0o644, dir_fd=parent)
+    except OSError as error:
+        raise _explain(error, path, name, parent) from None
+
+
+def _explain(error: OSError, path: str, name: str = "", parent: int = -1) -> Refused:
+    """One sentence for what the kernel said about `path`."""
+    if error.errno in (errno.ELOOP, errno.ENOTDIR) and name:
+        try:
+            if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                return Refused(f"{path} goes through the symbolic link {name!r}, which is not followed")
+        except OSError:
+            pass
+    sentences = {
+        errno.ENOENT: f"{path} does not exist",
+        errno.EISDIR: f"{path} is a folder, not a file",
+        errno.ENOTDIR: f"{path} goes through a file that is not a folder",
+        errno.ENAMETOOLONG: f"{path[:60]}... is longer than a file name may be",
+        errno.ENXIO: f"{path} is not a regular file",
+        errno.ENOSPC: f"no space left in the workspace for {path}",
+        errno.EDQUOT: f"no space left in the workspace for {path}",
+    }
+    return Refused(sentences.get(error.errno or 0, f"{path}: {error.strerror}"))

@@ -1,0 +1,99 @@
+"""The walls of one sandbox, raised by the process that will live inside them.
+
+bubblewrap has already built the room (read-only system, no host files, no capabilities, an unprivileged uid); here
+each sandbox gets its own user, mount, process, network, ipc, uts and cgroup namespace in that room, its own
+workspace, and gives up every means of changing any of it. Plain system calls through ctypes: some 2 ms per sandbox.
+"""
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+_CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
+_PR_SET_CHILD_SUBREAPER = 36
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_CAPABILITY_VERSION_3, _LAST_CAPABILITY = 0x20080522, 63
+
+
+class _Program(ctypes.Structure):  # struct sock_fprog
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
+
+
+def _prctl(option: int, value: object, what: str) -> None:
+    _check(_libc.prctl(option, value, 0, 0, 0), what)
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
+    """mount(2); raises OSError naming the target."""
+    arguments = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _check(_libc.mount(*arguments), f"mount {target}")
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parent is gone."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, "become subreaper")
+
+
+def hide_from_commands() -> None:
+    """Take /proc/<pid>/{mem,fd,...} of this process away from others of its uid."""
+    _prctl(_PR_SET_DUMPABLE, 0, "hide worker")
+
+
+def show() -> None:
+    """The opposite, for a command: without it a process may not even look at its own /proc files."""
+    _prctl(_PR_SET_DUMPABLE, 1, "show command")
+
+
+def separate() -> None:
+    """New namespaces for this process; its next child is process 1 of the new process namespace."""
+    uid, gid = os.getuid(), os.getgid()
+    everything = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
+    _check(_libc.unshare(everything | _CLONE_NEWCGROUP), "new namespaces")
+    for path, text in (
+        ("/proc/self/setgroups", "deny"),
+        ("/proc/self/uid_map", f"{uid} {uid} 1"),
+        ("/proc/self/gid_map", f"{gid} {gid} 1"),
+        ("/proc/sys/user/max_user_namespaces", "0"),  # no further user namespace below this one
+    ):
+        with open(path, "w") as file:
+            file.write(text)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:  # tests may talk to themselves: loopback up
+        request = struct.pack("16sH14x", b"lo", 0)
+        flags = struct.unpack("16sH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+
+
+def furnish(workspace_bytes: int, tmp_bytes: int) -> None:
+    """Private, size-limited /workspace, /tmp and /dev/shm; own /proc (processes only) and own terminals."""
+    quiet = _MS_NOSUID | _MS_NODEV
+    mount("proc", "/proc", "proc", quiet | _MS_NOEXEC, "subset=pid")
+    for target, size in (("/workspace", workspace_bytes), ("/tmp", tmp_bytes), ("/dev/shm", tmp_bytes)):
+        # One inode costs about 1 KiB of kernel memory that `size` does not count.
+        mount("tmpfs", target, "tmpfs", quiet, f"size={size},nr_inodes={max(256, size // 4096)},mode=0755")
+    mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
+
+
+def lock(program: bytes) -> None:
+    """Give up all capabilities for good and install the system-call filter `program`."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "no new privileges")
+    for capability in range(_LAST_CAPABILITY + 1):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break  # past the kernel's last capability
+    header, nothing = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
+    _check(_libc.capset(header, nothing), "drop capabilities")
+    hide_from_commands()
+    filtered = _Program(len(program) // 8, program)
+    _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(filtered), 0, 0), "install the system-call filter")

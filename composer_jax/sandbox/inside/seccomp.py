@@ -1,0 +1,96 @@
+"""The system-call filter of a sandbox: a deny-list, assembled to classic BPF without any library.
+
+What is denied is what a program under test has no use for and what kernel exploits, escapes and uncounted memory
+are made of. Denied calls fail with an errno, so that a program can report it; a foreign architecture is killed.
+"""
+
+import errno
+import struct
+
+# name: (x86_64, aarch64); None where the architecture has no such call.
+DENIED: dict[str, tuple[int | None, int | None]] = {
+    # other processes' memory and file descriptors
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "kcmp": (312, 272),
+    "migrate_pages": (256, 238), "move_pages": (279, 239),
+    # mounts, roots and namespaces
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
+    "unshare": (272, 97), "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429),
+    "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
+    "mount_setattr": (442, 442), "open_tree_attr": (467, 467), "statmount": (457, 457), "listmount": (458, 458),
+    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    # parts of the kernel with a long record of holes
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "fanotify_init": (300, 262),
+    "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "modify_ldt": (154, None),
+    "uselib": (134, None), "lookup_dcookie": (212, 18), "nfsservctl": (180, 42), "personality": (135, 92),
+    "mbind": (237, 235), "set_mempolicy": (238, 237), "set_mempolicy_home_node": (450, 450),
+    # the machine itself
+    "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
+    "finit_module": (313, 273), "delete_module": (176, 106), "reboot": (169, 142), "swapon": (167, 224),
+    "swapoff": (168, 225), "acct": (163, 89), "quotactl": (179, 60), "quotactl_fd": (443, 443),
+    "syslog": (103, 116), "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266), "sethostname": (170, 161), "setdomainname": (171, 162), "iopl": (172, None),
+    "ioperm": (173, None), "vhangup": (153, 58),
+    # memory that no limit of ours counts
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
+    "semget": (64, 190),
+}
+# Calls judged by their arguments.
+CLONE, CLONE3, SOCKET, SOCKETPAIR, IOCTL, PRLIMIT64 = (56, 220), (435, 435), (41, 198), (53, 199), (16, 29), (302, 261)
+# Scheduling calls are fine, except on process 1: that is the worker.
+SCHEDULING = ((142, 118), (144, 119), (203, 122), (314, 274))  # sched_set{param,scheduler,affinity,attr}
+SETPRIORITY = (141, 140)
+ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH value
+
+NAMESPACE_FLAGS = 0x7E020000  # every CLONE_NEW* that clone takes
+FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; vsock would reach the hypervisor past the network namespace
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24  # byte offsets in struct seccomp_data (low words: both are little-endian)
+
+
+def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, if_true, if_false, value)
+
+
+def _refuse(error: int) -> bytes:
+    return _step(_RETURN, _ERRNO | error)
+
+
+def assemble(machine: str) -> bytes:
+    """The filter as an array of struct sock_filter (8 bytes each) for `machine` (os.uname().machine).
+
+    Raises KeyError for an architecture without a table.
+    """
+    column, audit = ARCHITECTURES[machine]
+    eperm, allow = _refuse(errno.EPERM), _step(_RETURN, _ALLOW)
+    program = [_step(_LOAD, _ARCH), _step(_EQUAL, audit, 1, 0), _step(_RETURN, _KILL), _step(_LOAD, _NR)]
+    if machine == "x86_64":  # the x32 numbers would walk around every line below
+        program += [_step(_AT_LEAST, 0x40000000, 0, 1), eperm]
+    for numbers in DENIED.values():
+        if numbers[column] is not None:
+            program += [_step(_EQUAL, numbers[column], 0, 1), eperm]
+    # clone3 hides its flags behind a pointer; ENOSYS makes every C library fall back to clone.
+    program += [_step(_EQUAL, CLONE3[column], 0, 1), _refuse(errno.ENOSYS)]
+    program += _judge(CLONE, column, _ARG0, [_step(_ANY_BIT, NAMESPACE_FLAGS, 0, 1), eperm, allow])
+    families = [_step(_EQUAL, family, len(FAMILIES) - i, 0) for i, family in enumerate(FAMILIES)]
+    for call in (SOCKET, SOCKETPAIR):
+        program += _judge(call, column, _ARG0, [*families, _refuse(errno.EAFNOSUPPORT), allow])
+    terminal = [_step(_EQUAL, TIOCSTI, 1, 0), _step(_EQUAL, TIOCLINUX, 0, 1), eperm, allow]
+    program += _judge(IOCTL, column, _ARG1, terminal)
+    # Limits of another process: a command could set the worker's to nothing and get its episode run again.
+    program += _judge(PRLIMIT64, column, _ARG0, [_step(_EQUAL, 0, 1, 0), eperm, allow])
+    not_worker = [_step(_EQUAL, 1, 0, 1), eperm, allow]
+    for call in SCHEDULING:
+        program += _judge(call, column, _ARG0, not_worker)
+    one_process = [_step(_EQUAL, 0, 1, 0), eperm, _step(_LOAD, _ARG1)]  # groups and users would include the worker
+    program += _judge(SETPRIORITY, column, _ARG0, one_process + not_worker)
+    return b"".join([*program, allow])
+
+
+def _judge(call: tuple[int, int], column: int, argument: int, body: list[bytes]) -> list[bytes]:
+    """If the call is `call`, load its argument and run `body`, which must end in a return."""
+    return [_step(_EQUAL, call[column], 0, 1 + len(body)), _step(_LOAD, argument), *body]

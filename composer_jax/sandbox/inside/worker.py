@@ -1,0 +1,86 @@
+"""Process 1 of one sandbox: reads requests from the host, one after the other, until the host closes.
+
+Being process 1 it cannot be signalled from inside, and when it ends the kernel kills everything in the sandbox. Its
+memory and descriptors are closed to commands of the same uid. Between two requests no other process is alive in the
+sandbox.
+"""
+
+import mmap
+import os
+import signal
+import socket
+from typing import Any
+
+from . import command, files, frames, namespaces
+
+SANDBOX_ROOT = "/workspace"
+
+
+def live(channel: socket.socket, config: dict[str, Any]) -> None:
+    """Set up, report ready, serve; never returns."""
+    try:
+        worker = Worker(config)
+        worker.settle()
+        channel.sendall(frames.pack({"ready": True}))
+        while (request := frames.receive(channel)) is not None:
+            channel.sendall(worker.answer(*request))
+    except BaseException as error:
+        try:
+            channel.sendall(frames.pack({"broken": f"{type(error).__name__}: {error}"}))
+        except OSError:
+            pass
+    finally:
+        os._exit(0)
+
+
+class Worker:
+    """The state of one sandbox: its limits, its workspace, and the page a command reports on."""
+
+    def __init__(self, config: dict[str, Any]):
+        self.isolated: bool = config["isolated"]
+        self.limits: dict[str, int] = config["limits"]
+        self.filter = bytes.fromhex(config["filter"])
+        self.root = SANDBOX_ROOT
+        self.scratch = config.get("scratch", "")
+
+    def settle(self) -> None:
+        """Own mounts, no privileges, an open workspace."""
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # if the machine runs out of memory, a sandbox goes before the trainer
+        if self.isolated:
+            namespaces.furnish(self.limits["workspace_bytes"], self.limits["tmp_bytes"])
+            namespaces.lock(self.filter)
+        else:
+            import tempfile
+
+            namespaces.adopt_orphans()
+            self.root = tempfile.mkdtemp(dir=self.scratch)
+        os.umask(0o022)
+        os.chdir(self.root)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self.workspace = files.Workspace(self.root, SANDBOX_ROOT, self.limits["workspace_bytes"])
+        self.commands = command.Commands(self.root, self.limits, self.isolated, mmap.mmap(-1, mmap.PAGESIZE))
+
+    def answer(self, header: dict[str, Any], body: bytes) -> bytes:
+        """One request to one frame. What the caller did wrong comes back as `refused`, never as an exception."""
+        try:
+            operation = header["op"]
+            if operation == "run":
+                return frames.pack(*self.commands.run(header["argv"], body, header["timeout_s"]))
+            if operation == "read":
+                return frames.pack({}, self.workspace.read(header["path"]))
+            if operation == "write":
+                self.workspace.write(header["path"], body)
+            elif operation == "delete":
+                self.workspace.delete(header["path"])
+            elif operation == "list":
+                return frames.pack({"paths": self.workspace.paths()})
+            elif operation == "snapshot":
+                return frames.pack(*self.workspace.snapshot())
+            elif operation == "restore":
+                self.workspace.restore(header["files"], body)
+            else:
+                return frames.pack({"broken": f"unknown operation {operation}"})
+            return frames.pack({})
+        except files.Refused as error:
+            return frames.pack({"refused": str(error)})

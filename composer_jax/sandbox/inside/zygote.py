@@ -1,0 +1,162 @@
+"""The mother of all workers of a pool: one small Python process that forks a ready sandbox when asked.
+
+Starting an interpreter costs about 10 ms and building namespaces from a large process costs even more; forking this
+one costs a fraction. It lives inside bubblewrap, holds no data of any task and speaks with the host over one
+SEQPACKET socket (fd 0):
+
+    host -> zygote   the configuration (JSON), once
+    zygote -> host   "ready", once
+    host -> zygote   "+ID" with one end of a stream socket: make sandbox ID; its worker answers on that socket
+    host -> zygote   "-ID": kill sandbox ID
+    host closes      everything ends
+"""
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import site
+import socket
+from typing import Any
+
+from . import frames, namespaces, worker
+
+# What small programs and their tests import: loaded once here, shared by every fork.
+PRELOADED = (
+    "abc", "argparse", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "enum", "functools",
+    "heapq", "inspect", "io", "itertools", "json", "linecache", "math", "operator", "pathlib", "random", "re", "runpy",
+    "signal", "string", "struct", "tempfile", "textwrap", "threading", "time", "traceback", "types", "typing", "unittest",
+    "locale", "weakref",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Serve until the host closes the socket."""
+    control = socket.socket(fileno=0)
+    config = json.loads(control.recv(1 << 20))
+    for builtin in (site.setquit, site.setcopyright, site.sethelper):  # exit(), help(): -S leaves them out
+        builtin()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    namespaces.adopt_orphans()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()
+    control.send(b"ready")
+    Zygote(control, config).serve()
+
+
+class Zygote:
+    """The loop: one table of living sandboxes, one poll."""
+
+    def __init__(self, control: socket.socket, config: dict[str, Any]):
+        self.control = control
+        self.config = config
+        self.poll = select.poll()
+        self.poll.register(control, select.POLLIN)
+        self.sandboxes: dict[str, int] = {}  # id -> pidfd
+        self.names: dict[int, str] = {}  # pidfd -> id
+        self.births: dict[int, str] = {}  # read end of the pipe that will carry the pid -> id
+        self.doomed: set[str] = set()  # killed before they were born
+
+    def serve(self) -> None:
+        """Until end of file on the control socket."""
+        while True:
+            for fd, _ in self.poll.poll():
+                if fd == self.control.fileno():
+                    if not self.obey():
+                        return
+                elif fd in self.births:
+                    self.born(fd)
+                else:
+                    self.forget(fd)
+
+    def obey(self) -> bool:
+        """One message from the host; False when it has gone."""
+        message, fds, _, _ = socket.recv_fds(self.control, 256, 1)
+        if not message:
+            return False
+        name = message[1:].decode()
+        if message[:1] == b"+":
+            self.spawn(name, fds[0])
+            os.close(fds[0])
+        elif name in self.sandboxes:
+            self.kill(self.sandboxes[name])
+        elif name in self.births.values():
+            self.doomed.add(name)
+        return True
+
+    def spawn(self, name: str, sock: int) -> None:
+        """Fork the process that builds the walls; it reports the pid of the worker behind them."""
+        receive, report = os.pipe()
+        try:
+            if os.fork() == 0:
+                try:
+                    self.build(sock, report)
+                finally:
+                    os._exit(1)
+        except OSError as error:  # no process to be had: this sandbox fails, the pool lives
+            say_broken(sock, error)
+        os.close(report)
+        self.births[receive] = name
+        self.poll.register(receive, select.POLLIN)
+
+    def build(self, sock: int, report: int) -> None:
+        """Child: raise the walls, fork process 1 of the sandbox, say who that is, go."""
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if self.config["isolated"]:
+                namespaces.separate()
+            pid = os.fork()
+            if pid:
+                os.write(report, str(pid).encode())
+                os._exit(0)
+            connection = os.dup2(sock, 3, inheritable=False) if sock != 3 else sock
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for standard in range(3):  # among them the zygote's line to the host
+                os.dup2(nothing, standard)
+            os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+            channel = socket.socket(fileno=connection)
+        except BaseException as error:
+            say_broken(sock, error)
+            os._exit(1)
+        worker.live(channel, self.config)
+
+    def born(self, fd: int) -> None:
+        """The pid of a new worker has arrived (or its making failed: then the host reads why on its socket)."""
+        text = os.read(fd, 32)
+        name = self.births.pop(fd)
+        self.poll.unregister(fd)
+        os.close(fd)
+        try:
+            pidfd = os.pidfd_open(int(text))
+        except (ValueError, ProcessLookupError):
+            self.doomed.discard(name)
+            return
+        self.sandboxes[name], self.names[pidfd] = pidfd, name
+        self.poll.register(pidfd, select.POLLIN)
+        if name in self.doomed:
+            self.doomed.discard(name)
+            self.kill(pidfd)
+
+    def kill(self, pidfd: int) -> None:
+        """Process 1 dies, and with it everything in its namespace."""
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def forget(self, pidfd: int) -> None:
+        """A worker has ended."""
+        self.poll.unregister(pidfd)
+        os.close(pidfd)
+        del self.sandboxes[self.names.pop(pidfd)]
+
+
+def say_broken(sock: int, error: BaseException) -> None:
+    """Tell the host why there will be no worker."""
+    with socket.socket(fileno=os.dup(sock)) as channel:
+        channel.sendall(frames.pack({"broken": f"{type(error).__name__}: {error}"}))

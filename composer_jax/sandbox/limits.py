@@ -1,0 +1,44 @@
+"""What one sandbox may use."""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one sandbox. Crossing one ends the command (see RunResult.outcome) or fails the call, never the host.
+
+    The numbers are ours: generous for the tests of a small repository, small enough for 64 sandboxes on one
+    machine.
+    """
+
+    timeout_s: float = 10.0  # wall-clock seconds of one command, when run() is not told otherwise
+    cpu_s: int = 30  # CPU seconds of one process
+    memory_mb: int = 512  # MiB: address space of one process, and private memory of all processes together
+    processes: int = 64  # processes and threads at once
+    file_mb: int = 32  # MiB: largest file a command can write
+    open_files: int = 256  # file descriptors of one process
+    workspace_mb: int = 64  # MiB: all files under /workspace
+    tmp_mb: int = 32  # MiB: all files under /tmp, and again under /dev/shm
+    output_kb: int = 64  # KiB kept of stdout, and again of stderr: the first and the last half of it
+    output_stop_mb: int = 8  # MiB of stdout and stderr together after which the command is stopped
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"Limits.{name} is {value}; it must be above zero")
+
+    def as_bytes(self) -> dict[str, int]:
+        """The same as the worker wants them: bytes, seconds and counts."""
+        return {
+            "cpu_s": int(self.cpu_s),
+            "memory_bytes": self.memory_mb * MIB,
+            "processes": self.processes,
+            "file_bytes": self.file_mb * MIB,
+            "open_files": self.open_files,
+            "workspace_bytes": self.workspace_mb * MIB,
+            "tmp_bytes": self.tmp_mb * MIB,
+            "output_bytes": self.output_kb * 1024,
+            "output_stop_bytes": self.output_stop_mb * MIB,
+        }

@@ -1,0 +1,208 @@
+"""The host's end of one sandbox."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from composer_jax.sandbox.inside import frames
+from composer_jax.sandbox.limits import MIB, Limits
+
+Outcome = Literal["ok", "nonzero", "timeout", "out_of_memory", "output_limit"]
+
+REPLY_S = 30.0  # longest a file operation may take before the sandbox counts as dead
+GRACE_S = 30.0  # how much longer than its own limit a command may take to report, on a machine that is overloaded
+LAST_CALL_S = 1.0
+MAX_HEADER = 16 * MIB  # of a reply; the worker is not trusted with the host's memory
+
+
+class SandboxDied(RuntimeError):
+    """The sandbox itself failed: infrastructure, never the fault of what ran in it. Take another one and try again."""
+
+
+class SandboxFileError(Exception):
+    """A file operation that cannot be done (missing, outside, not a file, no space): one sentence for the agent."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a command ended. `stdout` and `stderr` hold head and tail where the middle was too long."""
+
+    outcome: Outcome
+    exit_code: int  # 128 + N for signal N; 124 timeout, 137 out of memory, 153 output limit
+    stdout: str
+    stderr: str
+    seconds: float  # wall clock, measured inside
+    truncated_bytes: int  # bytes of stdout and stderr that were dropped
+
+
+class Sandbox:
+    """One isolated workspace with a worker inside; made by SandboxPool.acquire().
+
+    Calls may overlap; they are carried out one after the other. A call that is cancelled ends the sandbox, since
+    nobody knows how far it came. Every call raises SandboxDied once the sandbox is gone.
+    """
+
+    def __init__(self, name: str, channel: socket.socket, limits: Limits, release: Callable[["Sandbox"], None]):
+        self.name = name
+        self.limits = limits
+        self._channel = channel
+        self._release = release
+        self._turn = asyncio.Lock()
+        self._busy = False  # an answer is awaited, until the alarm rings
+        self._alarm: asyncio.TimerHandle
+        self._end: str | None = None  # why it is gone
+
+    async def read(self, path: str) -> bytes:
+        """Content of a file; paths are relative to the workspace, or absolute below /workspace."""
+        return (await self._call({"op": "read", "path": path}))[1]
+
+    async def write(self, path: str, data: bytes | str) -> None:
+        """Create or replace a file and the folders above it."""
+        await self._call({"op": "write", "path": path}, _bytes(data))
+
+    async def delete(self, path: str) -> None:
+        """Remove one file."""
+        await self._call({"op": "delete", "path": path})
+
+    async def list(self) -> list[str]:
+        """Relative paths of all regular files, sorted."""
+        return (await self._call({"op": "list"}))[0]["paths"]
+
+    async def run(self, argv: Sequence[str], *, timeout_s: float | None = None, stdin: bytes = b"") -> RunResult:
+        """Run a command in /workspace and wait until it ends; `["python", ...]` needs no interpreter start.
+
+        Whatever the command leaves running is killed. `timeout_s` defaults to Limits.timeout_s.
+        """
+        if not argv or any("\0" in word for word in argv):
+            return RunResult("nonzero", 126, "", "no command, or one with a zero byte in it\n", 0.0, 0)
+        seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
+        request = {"op": "run", "argv": list(argv), "timeout_s": seconds}
+        header, body = await self._call(request, stdin, seconds + GRACE_S)
+        pieces, start = [], 0
+        for length in header["pieces"]:
+            pieces.append(body[start : start + length])
+            start += length
+        lost = header["dropped"]
+        return RunResult(
+            outcome=header["outcome"],
+            exit_code=header["exit_code"],
+            stdout=_joined(pieces[0], lost[0], pieces[1]),
+            stderr=_joined(pieces[2], lost[1], pieces[3]),
+            seconds=header["seconds"],
+            truncated_bytes=sum(lost),
+        )
+
+    async def snapshot(self) -> dict[str, bytes]:
+        """All regular files by relative path."""
+        header, body = await self._call({"op": "snapshot"})
+        files, start = {}, 0
+        for path, length in header["files"]:
+            files[path] = body[start : start + length]
+            start += length
+        return files
+
+    async def restore(self, files: Mapping[str, bytes | str]) -> None:
+        """Make the workspace hold exactly these files."""
+        contents = {path: _bytes(data) for path, data in files.items()}
+        index = [(path, len(data)) for path, data in contents.items()]
+        await self._call({"op": "restore", "files": index}, b"".join(contents.values()))
+
+    async def close(self) -> None:
+        """Kill the sandbox and everything in it; calling it again does nothing."""
+        self.end("it was closed")
+
+    def end(self, why: str) -> None:
+        """close() for callers outside a coroutine; `why` is what later calls will be told."""
+        if self._end is None:
+            self._end = why
+            if self._busy:
+                self._channel.shutdown(socket.SHUT_RDWR)  # wakes the call that waits; it closes
+            else:
+                self._channel.close()
+            self._release(self)
+
+    async def __aenter__(self) -> "Sandbox":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.end("it was closed")
+
+    async def ready(self, timeout_s: float) -> None:
+        """Wait for the worker's first word. Raises SandboxDied with the worker's reason when it could not start."""
+        await self._answer(None, timeout_s)
+
+    async def _call(self, header: dict[str, Any], body: bytes = b"", timeout_s: float = REPLY_S) -> tuple[dict, bytes]:
+        async with self._turn:
+            reply, data = await self._answer(frames.pack(header, body), timeout_s)
+        if "refused" in reply:
+            raise SandboxFileError(reply["refused"])
+        return reply, data
+
+    async def _answer(self, request: bytes | None, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+        """Send one frame, receive one. On anything unexpected the sandbox ends here."""
+        if self._end is not None:
+            raise SandboxDied(f"sandbox {self.name} is gone: {self._end}")
+        self._busy = True
+        loop = asyncio.get_running_loop()
+        self._alarm = loop.call_later(timeout_s, self._overdue, f"no answer within {timeout_s:.0f} s")
+        try:
+            if request is not None:
+                await loop.sock_sendall(self._channel, request)
+            reply, data = await self._receive(loop)
+            if "broken" in reply:
+                raise ConnectionError(reply["broken"])
+            return reply, data
+        except (OSError, ValueError) as error:
+            self.end(f"{error or type(error).__name__}")
+        except BaseException:
+            self.end("a call was cancelled")
+            raise
+        finally:
+            self._alarm.cancel()
+            self._busy = False
+            if self._end is not None:
+                self._channel.close()
+        raise SandboxDied(f"sandbox {self.name} died: {self._end}")
+
+    def _overdue(self, why: str) -> None:
+        """The time is over. If it was this machine that slept, and not the worker, the answer is among the next events."""
+        self._alarm = asyncio.get_running_loop().call_later(LAST_CALL_S, self.end, why)
+
+    async def _receive(self, loop: asyncio.AbstractEventLoop) -> tuple[dict[str, Any], bytes]:
+        size = frames.LENGTHS.size
+        data = await self._more(loop, 65536)
+        while len(data) < size:
+            data += await self._more(loop, 65536)
+        header_length, body_length = frames.LENGTHS.unpack_from(data)
+        limit = self.limits.workspace_mb * MIB + 4 * self.limits.output_kb * 1024
+        if header_length > MAX_HEADER or body_length > limit:
+            raise ValueError(f"a reply of {header_length} + {body_length} bytes is more than a worker may send")
+        whole = size + header_length + body_length
+        if len(data) < whole:
+            pieces, got = [data], len(data)
+            while got < whole:
+                pieces.append(await self._more(loop, min(whole - got, MIB)))
+                got += len(pieces[-1])
+            data = b"".join(pieces)
+        return json.loads(data[size : size + header_length]), data[size + header_length : whole]
+
+    async def _more(self, loop: asyncio.AbstractEventLoop, count: int) -> bytes:
+        data = await loop.sock_recv(self._channel, count)
+        if not data:
+            raise ConnectionError("the worker has gone")
+        return data
+
+
+def _bytes(data: bytes | str) -> bytes:
+    try:
+        return data.encode() if isinstance(data, str) else bytes(data)
+    except UnicodeEncodeError:
+        raise SandboxFileError("the text holds half of a surrogate pair, which no file can hold") from None
+
+
+def _joined(head: bytes, lost: int, tail: bytes) -> str:
+    middle = f"\n[... {lost} bytes left out ...]\n".encode() if lost else b""
+    return (head + middle + tail).decode("utf-8", errors="replace")

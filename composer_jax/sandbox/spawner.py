@@ -1,0 +1,94 @@
+"""The host's line to the zygote of a pool: start it, ask for sandboxes, end them."""
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import weakref
+
+from composer_jax.errors import UserError
+from composer_jax.sandbox import backend as backends
+from composer_jax.sandbox.inside import frames, seccomp
+from composer_jax.sandbox.limits import Limits
+
+START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
+
+
+class Spawner:
+    """One zygote. Every method returns at once, needs no event loop and may be called from any thread in turn."""
+
+    def __init__(self, backend: backends.Backend, limits: Limits):
+        """Start the zygote and wait until it is ready. Raises UserError when this machine does not allow it."""
+        self._scratch = None if backend.isolated else tempfile.TemporaryDirectory(prefix="composer-sandboxes-")
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._said = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            backend.command, env=backend.environment, cwd="/", stdin=theirs, stdout=self._said, stderr=self._said
+        )
+        theirs.close()
+        weakref.finalize(self, _end, self._control, self._process)
+        config = {
+            "isolated": backend.isolated,
+            "limits": limits.as_bytes(),
+            "filter": seccomp.assemble(os.uname().machine).hex(),
+            "scratch": self._scratch.name if self._scratch else "",
+        }
+        try:
+            self._control.settimeout(START_S)
+            self._control.send(json.dumps(config).encode())
+            if self._control.recv(16) != b"ready":
+                raise ConnectionError("end of file")
+            self._control.settimeout(None)
+            self._probe()
+        except OSError as error:
+            self.close()
+            raise UserError(backends.diagnose(self.said() or str(error))) from None
+
+    def _probe(self) -> None:
+        """Build one sandbox and throw it away, so that a machine that refuses is found out here and not in the middle of a run."""
+        with self.spawn("probe") as channel:
+            channel.settimeout(START_S)
+            answer = frames.receive(channel)
+            self.kill("probe")
+        if answer is None or "broken" in answer[0]:
+            raise ConnectionError(answer[0]["broken"] if answer else "")
+
+    def alive(self) -> bool:
+        """Whether the zygote still runs."""
+        return self._process.poll() is None
+
+    def said(self) -> str:
+        """What bubblewrap and the zygote printed."""
+        self._said.seek(0)
+        return self._said.read(4096).decode(errors="replace")
+
+    def spawn(self, name: str) -> socket.socket:
+        """Ask for a sandbox; its worker will speak on the returned (non-blocking) socket. Raises OSError when it has gone."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.setblocking(False)
+            socket.send_fds(self._control, [b"+" + name.encode()], [theirs.fileno()])
+        return ours
+
+    def kill(self, name: str) -> None:
+        """End the sandbox of that name and everything in it."""
+        try:
+            self._control.send(b"-" + name.encode())
+        except OSError:
+            pass  # the zygote has gone, and every sandbox with it
+
+    def close(self) -> None:
+        """End the zygote and all its sandboxes; returns when they are gone."""
+        _end(self._control, self._process)
+        if self._scratch:
+            self._scratch.cleanup()
+
+
+def _end(control: socket.socket, process: subprocess.Popen) -> None:
+    control.close()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

