@@ -1,0 +1,7 @@
+"""Tasks: what an agent is asked to do, where, and how the result is graded. Generators, splits, on-disk
+format."""
+
+from composer_jax.tasks.generate import FAMILIES, generate
+from composer_jax.tasks.task import Case, Grader, Task
+
+__all__ = ["FAMILIES", "Case", "Grader", "Task", "generate"]

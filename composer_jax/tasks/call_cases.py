@@ -1,0 +1,44 @@
+"""Runs inside a grading sandbox, beside a submission: calls functions and reports what they return.
+
+Reads [[module, function, args], ...] from stdin; writes one JSON line per call, {"index", "value"} or
+{"index", "error"}, as soon as it returns. It knows no expected value: a submission that takes this process
+over can still do no better than to know the answers.
+"""
+
+import importlib
+import json
+import os
+import sys
+
+PLAIN = (type(None), bool, int, float, str)
+
+
+def is_plain(value):
+    """Exact JSON types only: a subclass could look like one thing here and like another on the way out."""
+    if type(value) is list:
+        return all(map(is_plain, value))
+    if type(value) is dict:
+        return all(type(key) is str and is_plain(item) for key, item in value.items())
+    return type(value) in PLAIN
+
+
+def outcome(module, function, args):
+    try:
+        value = getattr(importlib.import_module(module), function)(*args)
+        return {"value": value} if is_plain(value) else {"error": f"returned a {type(value).__name__}"}
+    except BaseException as error:  # SystemExit from a submission is that case's failure, not ours
+        return {"error": type(error).__name__}
+
+
+def main():
+    calls = json.load(sys.stdin)
+    # What a submission prints must not mix with the report: it gets /dev/null for its stdout.
+    report = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for index, call in enumerate(calls):
+        report.write(json.dumps({"index": index, **outcome(*call)}) + "\n")
+        report.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""One-line functions whose comment is their specification, and the plausible mistakes in each.
+
+Every generator builds its modules from these. A kind is a small mapping from words to code ("times" -> "*")
+that a model must know to repair a function of that kind. COMPOSED is the kind that no training task contains:
+it needs two of those mappings at once, and is spelled only with words and operators of the others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from composer_jax.tasks.splits import ADJECTIVES, THINGS, constants
+from composer_jax.tasks.task import Split
+
+OPERATORS = {"plus": "+", "minus": "-", "times": "*", "over": "//"}
+COMPARISONS = {"at least": ">=", "at most": "<=", "above": ">", "below": "<"}
+PAIRS = {
+    "a minus b": ("a - b", "b - a", "a + b"),
+    "b minus a": ("b - a", "a - b", "a + b"),
+    "a over b": ("a // b", "b // a", "a * b"),
+    "b over a": ("b // a", "a // b", "a * b"),
+    "larger of a and b": ("max(a, b)", "min(a, b)", "a + b"),
+    "smaller of a and b": ("min(a, b)", "max(a, b)", "a + b"),
+}
+RANGES = {
+    "sum up to x": ("sum(range(x + 1))", "sum(range(x))", "sum(range(x - 1))"),
+    "sum below x": ("sum(range(x))", "sum(range(x + 1))", "sum(range(x - 1))"),
+    "count up to x": ("len(range(x + 1))", "len(range(x))", "len(range(x - 1))"),
+    "count below x": ("len(range(x))", "len(range(x + 1))", "len(range(x - 1))"),
+}
+TEXTS = {
+    "text in upper case": "text.upper()",
+    "text in lower case": "text.lower()",
+    "text in title case": "text.title()",
+    "text in reverse": "text[::-1]",
+}
+SMALLEST, LARGEST = 2, 30  # constants in functions
+
+
+@dataclass(frozen=True)
+class Function:
+    """A one-line function.
+
+    comment: its specification, without "# ".
+    right: the expression it must return. wrong: plausible mistakes of the same kind, each different from
+    `right` on at least one element of `inputs`.
+    inputs: argument tuples that tell right from wrong.
+    constants: the integers drawn for it (those of its mistakes included), which belong to the split.
+    """
+
+    kind: str
+    name: str
+    params: tuple[str, ...]
+    comment: str
+    right: str
+    wrong: tuple[str, ...]
+    inputs: tuple[tuple[Any, ...], ...]
+    constants: tuple[int, ...] = ()
+
+    def source(self, expression: str | None = None) -> str:
+        """The text of the function, returning `expression` (default: the right one)."""
+        head = f"# {self.comment}\ndef {self.name}({', '.join(self.params)}):\n"
+        return head + f"    {statement(expression or self.right)}\n"
+
+    def value(self, args: Sequence[Any], expression: str | None = None) -> Any:
+        return _compiled(self.params, expression or self.right)(*args)
+
+    def reveals(self, args: Sequence[Any], mistake: str) -> bool:
+        """Whether `args` shows that `mistake` is not the right expression."""
+        want, got = self.value(args), self.value(args, mistake)
+        return type(want) is not type(got) or want != got
+
+
+def statement(expression: str) -> str:
+    return f"return {expression}"
+
+
+def make(kind: str, name: str, split: Split, rng: random.Random) -> Function:
+    """A function of `kind` (a key of KINDS) called `name`, with constants of `split`."""
+    return KINDS[kind](kind, name, split, rng)
+
+
+def hidden_inputs(function: Function, count: int, used: Sequence[tuple], rng: random.Random) -> list[tuple]:
+    """At least `count` inputs that together reveal every mistake the function may contain.
+
+    None of `used`, except where no other input reveals a mistake ("at least" and "above" differ in one point
+    only).
+    """
+    unused = [args for args in function.inputs if args not in used]
+    rng.shuffle(unused)
+    chosen = unused[:count]
+    for mistake in function.wrong:
+        if not any(function.reveals(args, mistake) for args in chosen):
+            chosen.append(next(args for args in [*unused, *used] if function.reveals(args, mistake)))
+    return chosen
+
+
+def _operator(kind: str, name: str, split: Split, rng: random.Random) -> Function:
+    word = rng.choice(list(OPERATORS))
+    c = rng.choice(constants(split, SMALLEST, LARGEST))
+    wrong = tuple(f"x {op} {c}" for other, op in OPERATORS.items() if other != word)
+    return _arithmetic(kind, name, f"x {word} {c}", f"x {OPERATORS[word]} {c}", wrong, (c,))
+
+
+def _constant(kind: str, name: str, split: Split, rng: random.Random) -> Function:
+    word = rng.choice(list(OPERATORS))
+    c, *others = rng.sample(constants(split, SMALLEST, LARGEST), 3)
+    op = OPERATORS[word]
+    wrong = tuple(f"x {op} {other}" for other in others)
+    return _arithmetic(kind, name, f"x {word} {c}", f"x {op} {c}", wrong, (c, *others))
+
+
+def _composed(kind: str, name: str, split: Split, rng: random.Random) -> Function:
+    c, d = rng.sample(constants(split, SMALLEST, LARGEST), 2)
+    first, second = rng.choice(("times", "over")), rng.choice(("plus", "minus"))
+    op, then = OPERATORS[first], OPERATORS[second]
+    swapped, flipped = ("//" if op == "*" else "*"), ("-" if then == "+" else "+")
+    wrong = (f"x {op} {c} {flipped} {d}", f"x {swapped} {c} {then} {d}", f"x {op} {d} {then} {c}")
+    return _arithmetic(kind, name, f"x {first} {c} {second} {d}", f"x {op} {c} {then} {d}", wrong, (c, d))
+
+
+def _arithmetic(
+    kind: str, name: str, comment: str, right: str, wrong: tuple[str, ...], drawn: tuple[int, ...]
+) -> Function:
+    # Small arguments keep failures short to read; 2000 tells division by 29 from division by 30.
+    inputs = tuple((x,) for x in [*range(2, 13), 40, 57, 86, 95, 2000])
+    return Function(kind, name, ("x",), comment, right, wrong, inputs, drawn)
+
+
+def _comparison(kind: str, name: str, split: Split, rng: random.Random) -> Function:
+    words = rng.choice(list(COMPARISONS))
+    c = rng.choice(constants(split, SMALLEST, LARGEST))
+    wrong = tuple(f"x {op} {c}" for other, op in COMPARISONS.items() if other != words)
+    near = tuple((c + step,) for step in (0, 1, -1, 2, -2, 3, -3, 5, 8, -9))
+    return Function(kind, name, ("x",), f"is x {words} {c}", f"x {COMPARISONS[words]} {c}", wrong, near, (c,))
+
+
+def _pair(kind: str, name: str, split: Split, rng: random.Random) -> Function:
+    comment, (right, *wrong) = rng.choice(list(PAIRS.items()))
+    inputs = tuple(rng.sample([(a, b) for a in range(2, 20) for b in range(2, 20) if a != b], 12))
+    inputs += ((3, 8), (7, 5), (12, 4), (2, 9))  # both orders, whatever was drawn
+    return Function(kind, name, ("a", "b"), comment, right, tuple(wrong), tuple(dict.fromkeys(inputs)))
+
+
+def _range(kind: str, name: str, split: Split, rng: random.Random) -> Function:
+    comment, (right, *wrong) = rng.choice(list(RANGES.items()))
+    return Function(kind, name, ("x",), comment, right, tuple(wrong), tuple((x,) for x in range(3, 15)))
+
+
+def _text(kind: str, name: str, split: Split, rng: random.Random) -> Function:
+    comment, right = rng.choice(list(TEXTS.items()))
+    wrong = tuple(expression for expression in TEXTS.values() if expression != right)
+    # One capital and two words, so that all four results differ.
+    inputs = tuple((f"{rng.choice(ADJECTIVES).title()} {rng.choice(THINGS)}",) for _ in range(12))
+    return Function(kind, name, ("text",), comment, right, wrong, tuple(dict.fromkeys(inputs)))
+
+
+KINDS: dict[str, Callable[[str, str, Split, random.Random], Function]] = {
+    "operator": _operator,
+    "constant": _constant,
+    "comparison": _comparison,
+    "pair": _pair,
+    "range": _range,
+    "text": _text,
+    "composed": _composed,
+}
+COMPOSED = "composed"
+TRAINED_KINDS = tuple(kind for kind in KINDS if kind != COMPOSED)
+
+
+@lru_cache(maxsize=65536)
+def _compiled(params: tuple[str, ...], expression: str) -> Callable[..., Any]:
+    # The expressions are made above, never read from anywhere.
+    return eval(f"lambda {', '.join(params)}: {expression}")

@@ -1,0 +1,130 @@
+"""Tasks on disk: the Harbor directory format, which other harnesses read too.
+
+    task.toml               schema, limits, and [metadata.composer]: id, family, split, tools instruction.md
+    what the agent is told environment/repo/       the workspace; environment/Dockerfile puts it into a
+    container tests/                  test.sh and what it needs: hidden cases with their expected values,
+    never shown to the agent solution/               solve.sh, and oracle.json: the metadata of the Task
+
+Writing a task and reading it back gives an equal Task.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from composer_jax.errors import UserError
+from composer_jax.tasks.task import Grader, Task
+
+SCHEMA_VERSION = "1.0"
+AGENT_TIMEOUT_S = 600.0
+VERIFIER_OVERHEAD_S = 60.0  # starting a container and an interpreter, beside the time the cases may take
+_HERE = Path(__file__).parent
+_DOCKERFILE = "FROM python:3.11-slim\nCOPY repo /workspace\nWORKDIR /workspace\n"
+_TEST_SH = "#!/bin/sh\nexec python3 /tests/verify.py /tests /workspace /logs/verifier\n"
+_SOLVE_SH = "#!/bin/sh\nexec python3 /solution/solve.py /solution/oracle.json /workspace\n"
+
+
+def write_task(task: Task, directory: Path | str) -> Path:
+    """Writes `task` into a new or empty directory, and returns its path.
+
+    Raises UserError when the directory holds something, or a path in the workspace leads out of it.
+    """
+    directory = Path(directory)
+    if directory.is_dir() and any(directory.iterdir()):
+        raise UserError(f"{directory} is not empty; give write_task a new directory")
+    files = {f"environment/repo/{_checked(path)}": text for path, text in task.files.items()}
+    files |= {
+        "task.toml": _task_toml(task),
+        "instruction.md": task.instruction,
+        "environment/Dockerfile": _DOCKERFILE,
+        "tests/test.sh": _TEST_SH,
+        "tests/verify.py": (_HERE / "harbor_verify.py").read_text(encoding="utf-8"),
+        "tests/judge.py": (_HERE / "judge.py").read_text(encoding="utf-8"),
+        "tests/call_cases.py": (_HERE / "call_cases.py").read_text(encoding="utf-8"),
+        "tests/cases.json": json.dumps(task.grader.to_json(), indent=1),
+        "solution/solve.sh": _SOLVE_SH,
+        "solution/solve.py": (_HERE / "harbor_solve.py").read_text(encoding="utf-8"),
+        "solution/oracle.json": json.dumps(dict(task.metadata), indent=1),
+    }
+    for path, text in files.items():
+        target = directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text.encode())  # bytes: no translation of line ends
+    return directory
+
+
+def read_task(directory: Path | str) -> Task:
+    """The Task in a directory that `write_task` wrote. Raises UserError naming what is missing or wrong."""
+    directory = Path(directory)
+    try:
+        described = tomllib.loads((directory / "task.toml").read_text(encoding="utf-8"))["metadata"]["composer"]
+        instruction = (directory / "instruction.md").read_bytes().decode()
+        grader = Grader.from_json(json.loads((directory / "tests/cases.json").read_bytes()))
+        metadata = json.loads((directory / "solution/oracle.json").read_bytes())
+        repo = directory / "environment" / "repo"
+        files = {
+            path.relative_to(repo).as_posix(): path.read_bytes().decode()
+            for path in sorted(repo.rglob("*"))
+            if path.is_file()
+        }
+        return Task(
+            id=described["id"],
+            family=described["family"],
+            split=described["split"],
+            instruction=instruction,
+            files=files,
+            tools=tuple(described["tools"]),
+            grader=grader,
+            metadata=metadata,
+        )
+    except KeyError as error:
+        raise UserError(
+            f"the task in {directory} lacks {error}; only tasks written by write_task can be read"
+        ) from error
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"there is no readable task in {directory}: {error}") from error
+
+
+def _checked(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
+        raise UserError(f"the workspace path {path!r} leads out of the workspace; use a relative path without ..")
+    return path
+
+
+def _task_toml(task: Task) -> str:
+    tables: dict[str, dict[str, Any]] = {
+        "": {"schema_version": SCHEMA_VERSION},
+        "task": {"name": f"composer-jax/{task.id}", "keywords": [task.family, task.split]},
+        "metadata": {"category": task.family},
+        "metadata.composer": {
+            "id": task.id,
+            "family": task.family,
+            "split": task.split,
+            "tools": list(task.tools),
+        },
+        "verifier": {"timeout_sec": task.grader.timeout_s + VERIFIER_OVERHEAD_S},
+        "agent": {"timeout_sec": AGENT_TIMEOUT_S},
+        "environment": {"allow_internet": False},
+    }
+    return "\n".join(_toml_lines(tables))
+
+
+def _toml_lines(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, values in tables.items():
+        if name:
+            yield f"[{name}]"
+        for key, value in values.items():
+            yield f"{key} = {_toml_value(value)}"
+        yield ""
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    # JSON and TOML spell booleans, finite numbers and strings alike, except that TOML wants DEL escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,62 @@
+"""Compares what call_cases.py reported with what was expected, outside of where the submission ran.
+
+Standard library only: the same file judges in this process and in the container of an exported task.
+"""
+
+import json
+
+_MISSING = object()
+
+
+def failures(cases, report, outcome):
+    """One line for each case that does not pass.
+
+    cases: dicts {"call": [module, function, args], "want": value}. report: what call_cases.py wrote. outcome:
+    how its run ended, for the cases it did not get to.
+    """
+    values, errors = read_report(report)
+    lines = []
+    for index, case in enumerate(cases):
+        value = values.get(index, _MISSING)
+        if value is _MISSING:
+            what = errors.get(index, f"no value ({outcome})")
+        elif not same_value(value, case["want"]):
+            what = f"{repr(value)[:60]} instead of {case['want']!r}"
+        else:
+            continue
+        module, function, args = case["call"]
+        lines.append(f"{module}.{function}({', '.join(map(repr, args))}): {what}")
+    return lines
+
+
+def read_report(report):
+    """index -> value and index -> error. A line that the script would not write is nobody's value."""
+    values, errors = {}, {}
+    for line in report.split("\n"):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(entry, dict) or type(entry.get("index")) is not int:
+            continue
+        index = entry["index"]
+        if index in values or index in errors:
+            # The script reports a call once; a second line for it was written by the submission.
+            values.pop(index, None)
+            errors[index] = "reported twice"
+        elif "value" in entry:
+            values[index] = entry["value"]
+        else:
+            errors[index] = str(entry.get("error"))[:60]
+    return values, errors
+
+
+def same_value(value, want):
+    """Equality that also compares types: True is not 1, and 1.0 is not 1. For JSON values."""
+    if type(value) is not type(want):
+        return False
+    if isinstance(want, list):
+        return len(value) == len(want) and all(map(same_value, value, want))
+    if isinstance(want, dict):
+        return value.keys() == want.keys() and all(same_value(value[key], want[key]) for key in want)
+    return value == want

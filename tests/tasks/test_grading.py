@@ -1,0 +1,207 @@
+"""Grading: only knowing the answers scores. Each forgery here is a real submission in a real sandbox."""
+
+import asyncio
+
+import pytest
+
+from composer_jax.sandbox import SandboxDied
+from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.grading import ATTEMPTS, grade, submission
+from composer_jax.tasks.judge import read_report, same_value
+from composer_jax.tasks.task import Case, Grader, Task
+from composer_jax.tasks.workspace import RUN_TESTS, is_protected
+
+BUGGY = "def scale(x):\n    return x + 3\n\ndef above(x):\n    return x > 2\n"
+RIGHT = BUGGY.replace("x + 3", "x * 3")
+CASES = (
+    Case("tools", "scale", (5,), 15),
+    Case("tools", "scale", (7,), 21),
+    Case("tools", "above", (3,), True),
+)
+
+
+def make_task(cases=CASES, timeout_s=3.0, **files):
+    return Task(
+        id="t-0",
+        family="bugfix",
+        split="train",
+        instruction="Fix it.",
+        files={"tools.py": BUGGY, "run_tests.py": RUN_TESTS, "cases.json": "[]", **files},
+        tools=("finish",),
+        grader=Grader(tuple(cases), timeout_s),
+    )
+
+
+TASK = make_task()
+
+
+def graded(pool, files, task=TASK, cache=None):
+    return asyncio.run(grade(task, {**task.files, **files}, pool, cache))
+
+
+def test_right_and_wrong(pool):
+    assert graded(pool, {"tools.py": RIGHT}).reward == 1.0
+    wrong = graded(pool, {})
+    assert wrong.reward == 0.0
+    assert wrong.parts == {"hidden": 1 / 3}
+    assert wrong.detail == "1 of 3 hidden cases pass; first failure: tools.scale(5): 8 instead of 15"
+
+
+FORGE_LINES = """
+import json, os
+for fd in range(3, 40):
+    for index, value in enumerate((15, 21, True)):
+        try:
+            os.write(fd, (json.dumps({"index": index, "value": value}) + "\\n").encode())
+        except OSError:
+            pass
+"""
+FAKE_WRITER = """
+import json
+json.dumps = lambda *args, **more: '{"index": 0, "value": 15}'
+"""
+EQUALS_ALL = """
+class Any(int):
+    def __eq__(self, other):
+        return True
+    __hash__ = int.__hash__
+def scale(x):
+    return Any(0)
+def above(x):
+    return x > 2
+"""
+SEARCH = """
+import gc
+wants = [o["want"] for o in gc.get_objects() if isinstance(o, dict) and "want" in o]
+def scale(x):
+    return wants[0] if wants else 0
+"""
+FLOOD = """
+import os
+for fd in range(3, 40):
+    try:
+        os.write(fd, b"x" * 10_000_000)
+    except OSError:
+        pass
+"""
+FORGERIES = {
+    "prints that it passes": "print('PASS 8')\nprint('{\"index\": 0, \"value\": 15}')\n" + BUGGY,
+    "leaves at import": "import sys\nsys.exit(0)\n",
+    "leaves without a trace": "import os\nos._exit(0)\n",
+    "leaves when called": BUGGY.replace("return x + 3", "raise SystemExit(0)"),
+    "replaces the writer": FAKE_WRITER + BUGGY,
+    "equals everything": EQUALS_ALL,
+    "returns text": BUGGY.replace("return x + 3", "return str(x * 3)"),
+    "returns a float": BUGGY.replace("return x + 3", "return x * 3.0"),
+    "returns a number for a truth": RIGHT.replace("return x > 2", "return int(x > 2)"),
+    "returns a tuple": BUGGY.replace("return x + 3", "return (x * 3,)"),
+    "returns something endless": BUGGY.replace("return x + 3", "a = []\n    a.append(a)\n    return a"),
+    "is not Python": "def scale(x:\n",
+    "is empty": "",
+    "looks for the answers": SEARCH,
+    "floods the report": FLOOD + BUGGY,
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_forgeries_do_not_score(pool, forgery):
+    result = graded(pool, {"tools.py": FORGERIES[forgery]})
+    assert result.reward == 0.0
+    assert result.parts["hidden"] < 1.0
+
+
+def test_whoever_writes_into_the_report_gains_nothing(pool):
+    # Knowing the answers would be needed anyway; and a call that is reported twice counts as not reported.
+    result = graded(pool, {"tools.py": FORGE_LINES + BUGGY})
+    assert result.reward == 0.0
+    assert "reported twice" in result.detail
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["run_tests.py", "cases.json", "call_cases.py", "conftest.py", "test_tools.py", "sitecustomize.py"],
+)
+def test_changes_to_tests_are_not_graded(pool, path):
+    cheat = "print('PASS 3')\nimport sys\nsys.modules['tools'] = type('T', (), {'scale': lambda x: 15})\n"
+    assert is_protected(path)
+    assert graded(pool, {path: cheat}).reward == 0.0
+    # Nor do they spoil a right solution.
+    assert graded(pool, {"tools.py": RIGHT, path: cheat}).reward == 1.0
+
+
+def test_helpers_may_be_added_and_modules_deleted(pool):
+    files = {
+        "tools.py": RIGHT.replace("x * 3", "help_out(x)"),
+        "helper.py": "def help_out(x):\n    return x * 3\n",
+    }
+    files["tools.py"] = "from helper import help_out\n" + files["tools.py"]
+    assert graded(pool, files).reward == 1.0
+    rest = {path: text for path, text in TASK.files.items() if path != "tools.py"}
+    assert "tools.py" not in submission(TASK, rest)
+    assert asyncio.run(grade(TASK, rest, pool)).detail.endswith("tools.scale(5): ModuleNotFoundError")
+
+
+def test_protected_paths():
+    assert all(map(is_protected, ["test_a.py", "a_test.py", "tests/a.py", "pkg/tests/x.py", "data.txt", "a.pyc"]))
+    assert not any(map(is_protected, ["a.py", "pkg/attest.py", "latest.py", "contests/a.py"]))
+
+
+def test_a_timeout_fails_what_it_did_not_get_to(pool):
+    slow = RIGHT.replace("return x > 2", "while True: pass")
+    result = graded(pool, {"tools.py": slow}, make_task(timeout_s=0.5))
+    assert result.reward == 0.0
+    assert result.parts == {"hidden": 2 / 3}
+    assert "no value (timeout)" in result.detail
+
+
+def test_the_order_of_the_cases_does_not_let_one_failure_hide_the_others(pool):
+    raising = RIGHT.replace("return x * 3", "raise ValueError(x)")
+    result = graded(pool, {"tools.py": raising})
+    assert result.parts == {"hidden": 1 / 3}
+    assert "ValueError" in result.detail
+
+
+def test_results_are_reused_for_the_same_submission_only(pool):
+    cache = ResultCache()
+    first = graded(pool, {"tools.py": RIGHT}, cache=cache)
+    again = graded(pool, {"tools.py": RIGHT, "notes.txt": "not graded"}, cache=cache)
+    assert first == again and (cache.hits, cache.runs) == (1, 1)
+    assert graded(pool, {"tools.py": BUGGY}, cache=cache).reward == 0.0
+    other = make_task(cases=CASES[:1])
+    assert graded(pool, {"tools.py": RIGHT}, other, cache).parts == {"hidden": 1.0}
+    assert (cache.hits, cache.runs) == (1, 3)
+
+
+def test_a_timeout_is_not_remembered(pool):
+    cache = ResultCache()
+    task = make_task(timeout_s=0.3)
+    for _ in range(2):
+        graded(pool, {"tools.py": "while True: pass"}, task, cache)
+    assert (cache.hits, cache.runs) == (0, 2)
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_dying_sandboxes_are_replaced(dying_pool, deaths):
+    pool = dying_pool(deaths)
+    assert graded(pool, {"tools.py": RIGHT}).reward == 1.0
+    assert pool.acquired == deaths + 1
+
+
+def test_an_outage_is_an_error_and_not_a_reward(dying_pool):
+    pool = dying_pool(99)
+    with pytest.raises(SandboxDied):
+        graded(pool, {"tools.py": RIGHT})
+    assert pool.acquired == ATTEMPTS
+
+
+def test_same_value_compares_types():
+    assert same_value([1, {"a": None}], [1, {"a": None}])
+    for value, want in [(1, True), (True, 1), (1.0, 1), ("1", 1), ([1], [True]), ([1], [1, 2]), (None, 0)]:
+        assert not same_value(value, want)
+    assert not same_value({"a": 1}, {"a": 1.0})
+    assert not same_value({"a": 1}, {"b": 1})
+
+
+def test_reports_that_no_script_wrote():
+    report = "\n".join(["", "{", "[1]", "null", '{"index": true, "value": 1}', '{"index": 0}', "9" * 5000, "[" * 9999])
+    assert read_report(report) == ({}, {0: "None"})

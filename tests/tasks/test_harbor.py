@@ -1,0 +1,130 @@
+"""Tasks on disk: what is written is read back, and the written directory works without this library."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_jax.errors import UserError
+from composer_jax.tasks import Case, Grader, Task, generate
+from composer_jax.tasks.harbor import read_task, write_task
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
+NAME = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\\\0", exclude_categories=["Cc"]),
+    min_size=1,
+    max_size=20,
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize(("family", "split"), [("bugfix", "train"), ("bugfix", "unseen"), ("recall", "heldout")])
+def test_generated_tasks_come_back(tmp_path, family, split):
+    for index in range(5):
+        task = generate(family, split, 0, index)
+        back = read_task(write_task(task, tmp_path / task.id))
+        assert back == task
+        assert back.digest == task.digest
+
+
+@given(
+    task_id=TEXT,
+    instruction=TEXT,
+    files=st.dictionaries(NAME.filter(lambda name: name not in (".", "..", "pkg")), TEXT, max_size=3),
+    args=st.lists(JSON, max_size=3),
+    want=JSON,
+    metadata=st.dictionaries(TEXT, JSON, max_size=3),
+)
+def test_any_text_comes_back(tmp_path_factory, task_id, instruction, files, args, want, metadata):
+    task = Task(
+        id=task_id,
+        family='quo"ted \\ \x7f',
+        split="train",
+        instruction=instruction,
+        files=files | {"pkg/deep/module.py": "line\r\nend"},
+        tools=("read", 'od"d'),
+        grader=Grader((Case("module", "f", tuple(args), want),), timeout_s=1.5),
+        metadata=metadata,
+    )
+    assert read_task(write_task(task, tmp_path_factory.mktemp("task") / "t")) == task
+
+
+def test_the_directory_works_on_its_own(tmp_path):
+    task = generate("bugfix", "train", 0, 3)
+    root = write_task(task, tmp_path / "task")
+    tests, repo, logs = root / "tests", root / "environment" / "repo", tmp_path / "logs"
+
+    def verify():
+        command = [sys.executable, "-I", str(tests / "verify.py"), str(tests), str(repo), str(logs)]
+        subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
+        return json.loads((logs / "reward.json").read_text())
+
+    before = verify()
+    assert before["reward"] == 0.0 and 0 < before["hidden"] < 1
+    solve = [sys.executable, str(root / "solution/solve.py"), str(root / "solution/oracle.json"), str(repo)]
+    subprocess.run(solve, check=True)
+    assert verify() == {"reward": 1.0, "hidden": 1.0}
+    assert subprocess.run(solve, capture_output=True).returncode != 0, "there is nothing left to solve"
+
+
+def test_the_manifest_follows_the_format(tmp_path):
+    task = generate("recall", "heldout", 0, 0)
+    root = write_task(task, tmp_path / "task")
+    manifest = tomllib.loads((root / "task.toml").read_text())
+    assert manifest["schema_version"] == "1.0"
+    assert manifest["task"]["name"] == f"composer-jax/{task.id}"
+    assert manifest["environment"] == {"allow_internet": False}
+    assert manifest["verifier"]["timeout_sec"] > task.grader.timeout_s
+    assert manifest["metadata"]["composer"]["split"] == "heldout"
+    assert (root / "instruction.md").read_text() == task.instruction
+    # What the agent's container is built from holds neither answers nor expected values.
+    visible = "".join(path.read_text() for path in (root / "environment").rglob("*") if path.is_file())
+    assert task.metadata["new"] not in visible
+
+
+def test_bad_directories_are_told_in_a_sentence(tmp_path):
+    task = generate("bugfix", "train", 0, 0)
+    root = write_task(task, tmp_path / "task")
+    with pytest.raises(UserError, match="is not empty"):
+        write_task(task, root)
+    with pytest.raises(UserError, match="there is no readable task in .*nowhere"):
+        read_task(tmp_path / "nowhere")
+    (root / "task.toml").write_text("[metadata.composer]\nid = 'x'\n")
+    with pytest.raises(UserError, match="lacks 'family'"):
+        read_task(root)
+    (root / "task.toml").write_text("not toml")
+    with pytest.raises(UserError, match="no readable task"):
+        read_task(root)
+
+
+@pytest.mark.parametrize("path", ["../out.py", "/etc/passwd", "a/../../b", "", "a\\b"])
+def test_paths_out_of_the_workspace_are_refused(tmp_path, path):
+    task = generate("bugfix", "train", 0, 0)
+    bad = Task.from_json({**task.to_json(), "files": {path: "x"}})
+    with pytest.raises(UserError, match="leads out of the workspace"):
+        write_task(bad, tmp_path / "task")
+    assert not (tmp_path / "task").exists()
+
+
+def test_tasks_without_cases_or_with_a_typo_in_the_split_are_refused():
+    with pytest.raises(UserError, match="at least one hidden case"):
+        Grader(())
+    with pytest.raises(UserError, match="split 'test'; use one of train, heldout, unseen"):
+        Task.from_json({**generate("bugfix", "train", 0, 0).to_json(), "split": "test"})
+
+
+def test_json_and_identity():
+    task = generate("bugfix", "train", 0, 0)
+    again = Task.from_json(json.loads(json.dumps(task.to_json())))
+    assert again == task and hash(again) == hash(task)
+    renamed = Task.from_json({**task.to_json(), "id": "another"})
+    assert renamed != task and renamed.digest == task.digest
+    assert task != "a string"

@@ -1,0 +1,87 @@
+"""The cache of results: one run per key, however many ask, and nothing kept that should not be."""
+
+import asyncio
+
+import pytest
+
+from composer_jax.tasks.cache import ResultCache, result_key
+
+
+def test_keys_tell_files_and_commands_apart():
+    files = {"a.py": b"1", "b.py": b"2"}
+    assert result_key(files, ["run"]) == result_key(dict(reversed(files.items())), ["run"])
+    others = [
+        ({"a.py": b"1b.py", "": b"2"}, ["run"]),
+        ({"a.py": b"2", "b.py": b"1"}, ["run"]),
+        (files, ["grade"]),
+    ]
+    keys = {result_key(*other) for other in [(files, ["run"]), *others]}
+    assert len(keys) == 4
+
+
+def test_who_asks_at_the_same_time_waits_for_one_run():
+    cache = ResultCache()
+    runs = []
+
+    async def run():
+        runs.append(1)
+        await asyncio.sleep(0.01)
+        return "result", True
+
+    async def check():
+        return await asyncio.gather(*(cache.get("key", run) for _ in range(8)))
+
+    assert asyncio.run(check()) == ["result"] * 8
+    assert (len(runs), cache.runs, cache.hits) == (1, 1, 7)
+    assert asyncio.run(check()) == ["result"] * 8, "the cache outlives an event loop"
+    assert not cache._locks
+
+
+def test_a_failure_is_the_failure_of_one():
+    cache = ResultCache()
+    runs = []
+
+    async def run():
+        runs.append(1)
+        await asyncio.sleep(0)
+        if len(runs) == 1:
+            raise RuntimeError("the first one fails")
+        return "result", True
+
+    async def check():
+        return await asyncio.gather(*(cache.get("key", run) for _ in range(3)), return_exceptions=True)
+
+    first, *others = asyncio.run(check())
+    assert isinstance(first, RuntimeError) and others == ["result", "result"]
+    assert len(runs) == 2
+
+
+def test_what_may_not_be_kept_runs_again():
+    cache = ResultCache()
+
+    async def run():
+        return "unlucky", False
+
+    for _ in range(2):
+        assert asyncio.run(cache.get("key", run)) == "unlucky"
+    assert (cache.runs, cache.hits) == (2, 0)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_least_recently_used_goes_first(size):
+    cache = ResultCache(max_entries=size)
+
+    async def get(key):
+        async def run():
+            return key, True
+
+        return await cache.get(key, run)
+
+    async def check():
+        for key in range(size):
+            await get(key)
+        await get(0)  # a hit where it is still there
+        await get(99)
+        return [key for key in [*range(size), 99] if key in cache._results]
+
+    assert asyncio.run(check()) == ([0, 2, 99] if size == 3 else [99])

@@ -1,0 +1,80 @@
+"""The splits share words, and nothing that is made of them."""
+
+import re
+
+import pytest
+
+from composer_jax.tasks import generate, splits
+from composer_jax.tasks.splits import constants, draw_names, file_stems, function_names, is_heldout, seeded
+
+TASKS = 2000
+
+
+def test_every_name_and_constant_belongs_to_exactly_one_side():
+    for names in (function_names, file_stems):
+        train, heldout = set(names("train")), set(names("heldout"))
+        assert not train & heldout
+        assert names("unseen") == names("heldout")
+        assert 0.15 < len(heldout) / len(train | heldout) < 0.25
+    train, heldout = set(constants("train", 2, 99)), set(constants("heldout", 2, 99))
+    assert not train & heldout
+    assert train | heldout == set(range(2, 100))
+    assert 15 <= len(heldout) <= 25
+
+
+def test_every_word_occurs_in_training():
+    words = set("_".join((*function_names("train"), *file_stems("train"))).split("_"))
+    groups = (splits.VERBS, splits.NOUNS, splits.ADJECTIVES, splits.THINGS)
+    assert words == set().union(*groups)
+    everything = [word for group in (*groups, splits.KEYS) for word in group]
+    assert len(everything) == len(set(everything)), "a word has one role only"
+
+
+def test_the_split_never_moves():
+    # A change here would let training see what earlier results were measured on.
+    assert [c for c in range(2, 40) if is_heldout("constant", str(c))] == [4, 13, 19, 23, 25, 27, 31, 34]
+    assert is_heldout("function", function_names("heldout")[0])
+    assert function_names("heldout")[:3] == ("bind_area", "bind_edge", "bind_mail")
+
+
+def test_heldout_facts_can_have_five_different_first_digits():
+    assert len({c // 10 for c in constants("heldout", 10, 99)}) >= 8
+
+
+def pieces(task):
+    """Function names, file names and drawn constants that occur in a task's modules and instruction."""
+    modules = {path: text for path, text in task.files.items() if path not in ("run_tests.py", "cases.json")}
+    source = "\n".join(modules.values()) + task.instruction
+    functions = set(re.findall(r"def (\w+)\(", source))
+    stems = {path.removesuffix(".py") for path in modules}
+    numbers = {int(n) for n in re.findall(r"\d+", source)} - {0, 1}
+    return functions, stems, numbers
+
+
+@pytest.mark.parametrize("family", ["bugfix", "recall"])
+def test_tasks_stay_on_their_side(family):
+    for split, other in (("train", "heldout"), ("heldout", "train"), ("unseen", "train")):
+        allowed = [set(function_names(split)), set(file_stems(split)), set(constants(split, 2, 99))]
+        forbidden = [set(function_names(other)), set(file_stems(other)), set(constants(other, 2, 99))]
+        for index in range(TASKS):
+            task = generate(family, split, 7, index)
+            for found, yes, no in zip(pieces(task), allowed, forbidden, strict=True):
+                assert found <= yes and not found & no, (task.id, found)
+            assert set(task.metadata["constants"]) <= allowed[2]
+
+
+def test_names_drawn_together_share_no_word():
+    rng = seeded("a test")
+    for _ in range(200):
+        words = "_".join(draw_names(rng, function_names("heldout"), 4)).split("_")
+        assert len(set(words)) == 8
+
+
+def test_constants_outside_the_range_are_refused():
+    with pytest.raises(ValueError, match="2..99"):
+        constants("train", 1, 9)
+
+
+def test_seeded_depends_on_its_parts_only():
+    assert seeded("a", 1).random() == seeded("a", 1).random()
+    assert seeded("a", 1).random() != seeded("a", 2).random()
