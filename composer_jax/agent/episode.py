@@ -1,0 +1,199 @@
+"""One episode: a task, a policy behind a Session, tools in a sandbox, and the grade at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from composer_jax.agent import summary, tools
+from composer_jax.agent.summary import Compaction
+from composer_jax.agent.transcript import Kind, Node, Transcript
+from composer_jax.agent.workspace import Workspace
+from composer_jax.data import chat
+from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.sampler.session import Session
+from composer_jax.sandbox import SandboxDied, SandboxPool
+from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.grading import grade
+from composer_jax.tasks.task import Task
+
+Outcome = Literal["finished", "out_of_turns", "out_of_context", "out_of_segments", "no_call", "infrastructure"]
+
+
+@dataclass
+class Episode:
+    """One attempt at a task.
+
+    reward: None when the infrastructure failed; then the attempt says nothing about the policy.
+    outcome: how it ended: the policy called finish; it had used its turns, its context or its segments; it
+      said something without calling a tool; or the sandboxes died again and again.
+    parts: what the grade consists of ("hidden": fraction of hidden cases that pass, whatever the outcome).
+    detail: the grade in one line, for people.
+    turns: messages of the model, summaries not counted. summaries: how many it wrote.
+    """
+
+    task_id: str
+    family: str
+    split: str
+    seed: int
+    transcript: Transcript
+    reward: float | None
+    outcome: Outcome
+    parts: dict[str, float] = field(default_factory=dict)
+    detail: str = ""
+    turns: int = 0
+    summaries: int = 0
+
+    @property
+    def summary_tokens(self) -> int:
+        """Tokens of all summaries, <|end|> included."""
+        return sum(len(node.sampled_tokens) for node in self.transcript.of_kind("summary"))
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able dict from which `from_json` makes an equal episode."""
+        return {**self.__dict__, "transcript": self.transcript.to_json(), "parts": dict(self.parts)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Episode:
+        return cls(**{**data, "transcript": Transcript.from_json(data["transcript"]), "parts": dict(data["parts"])})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one episode may use.
+
+    max_turns: messages of the model, summaries not counted.
+    max_turn_tokens: tokens of one message; a longer one is cut, and the model is told what that broke.
+    max_episode_tokens: tokens of all branches together, each node once; nothing is sampled beyond.
+    """
+
+    max_turns: int = 12
+    max_turn_tokens: int = 64
+    max_episode_tokens: int = 1024
+
+
+async def run_episode(
+    task: Task,
+    session: Session,
+    pool: SandboxPool,
+    tok: Tokenizer,
+    *,
+    compaction: Compaction,
+    limits: Limits,
+    seed: int = 0,
+    cache: ResultCache | None = None,
+) -> Episode:
+    """Lets the policy behind `session` work on `task`, and grades what it leaves.
+
+    The reward is that of the hidden cases if the policy said that it is done, else 0. `seed` is recorded;
+    randomness is the session's. `cache` may be shared by any number of episodes. The session is left open.
+    """
+    run = _Run(task, session, tok, compaction, limits)
+    workspace = Workspace(task.files, pool, cache)
+    try:
+        outcome = await run.until_the_end(workspace)
+        await workspace.close()
+        result = await grade(task, workspace.files, pool, cache)
+    except SandboxDied as error:
+        return run.episode("infrastructure", None, {}, str(error), seed)
+    finally:
+        await workspace.close()
+    reward = result.reward if outcome == "finished" else 0.0
+    return run.episode(outcome, reward, dict(result.parts), result.detail, seed)
+
+
+@dataclass
+class _Run:
+    """An episode in progress."""
+
+    task: Task
+    session: Session
+    tok: Tokenizer
+    compaction: Compaction
+    limits: Limits
+    transcript: Transcript = field(default_factory=Transcript)
+    turns: int = 0
+    summaries: int = 0
+
+    async def until_the_end(self, workspace: Workspace) -> Outcome:
+        available = tools.select(self.task.tools)
+        prompt = self.transcript.append("prompt", prompt_tokens(self.tok, self.task))
+        while True:
+            said = await self.sample("assistant", self.limits.max_turn_tokens)
+            if said is None:
+                return "out_of_context"
+            self.turns += 1
+            message = chat.parse_assistant(self.tok, said.sampled_tokens.tolist())
+            if not message.calls:
+                return "no_call"
+
+            done = next((i for i, call in enumerate(message.calls) if tools.is_finish(call, available)), None)
+            answers = [await tools.answer(call, available, workspace) for call in message.calls[:done]]
+            if answers:
+                self.observe(answers, complete=message.complete)
+            if done is not None:
+                return "finished"
+
+            if self.turns == self.limits.max_turns:
+                return "out_of_turns"
+            if self.compaction.due(self.transcript.length + 1):
+                if self.summaries + 1 == self.compaction.max_segments:
+                    return "out_of_segments"
+                if not await self.compact(prompt):
+                    return "out_of_context"
+
+    async def sample(self, kind: Kind, max_tokens: int) -> Node | None:
+        """Samples one message after everything the session has not seen yet; None if nothing fits."""
+        delta = [*self.transcript.tail(self.session.length), self.tok.assistant]
+        room = min(
+            self.session.capacity - self.session.length - len(delta),
+            self.limits.max_episode_tokens - self.transcript.total_tokens - 1,
+        )
+        if room < 1:
+            return None
+        sample = await self.session.sample(delta, max_tokens=min(max_tokens, room))
+        given = [self.tok.assistant]
+        return self.transcript.append(
+            kind, given, sample.tokens, sample.logprobs, sample.versions, context=self.session.length
+        )
+
+    def observe(self, answers: list[str], complete: bool) -> None:
+        """Adds one tool message per answer; first closes a message that was cut off."""
+        for number, text in enumerate(answers):
+            closing = [] if complete or number else [self.tok.end]
+            self.transcript.append("tool", closing + chat.render_message(self.tok, "tool", text))
+
+    async def compact(self, prompt: Node) -> bool:
+        """Asks for a summary, and starts a new branch from it; False if there is no room for it."""
+        self.transcript.append("summary_request", summary.request(self.tok, self.compaction.style))
+        written = await self.sample("summary", self.compaction.max_summary_tokens)
+        if written is None:
+            return False
+        self.summaries += 1
+        self.session.reset()
+        self.transcript.branch(prompt)
+        self.transcript.append("carry", summary.carry(self.tok, self.summaries, written.sampled_tokens.tolist()))
+        return True
+
+    def episode(
+        self, outcome: Outcome, reward: float | None, parts: dict[str, float], detail: str, seed: int
+    ) -> Episode:
+        return Episode(
+            task_id=self.task.id,
+            family=self.task.family,
+            split=self.task.split,
+            seed=seed,
+            transcript=self.transcript,
+            reward=reward,
+            outcome=outcome,
+            parts=parts,
+            detail=detail,
+            turns=self.turns,
+            summaries=self.summaries,
+        )
+
+
+def prompt_tokens(tok: Tokenizer, task: Task) -> list[int]:
+    """What every branch of an episode starts with: <|bos|> and the instruction as a user message."""
+    return [tok.bos, *chat.render_message(tok, "user", task.instruction)]

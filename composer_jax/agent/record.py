@@ -1,0 +1,68 @@
+"""An Episode in words: the record that the report shows. Training never goes through it."""
+
+from __future__ import annotations
+
+from composer_jax.agent.episode import Episode
+from composer_jax.agent.transcript import Node
+from composer_jax.data import chat
+from composer_jax.data.chat import Malformed, ToolCall
+from composer_jax.data.tokenizer import SPECIAL, Tokenizer
+from composer_jax.observe.episodes import CallRecord, EpisodeRecord, MessageRecord
+from composer_jax.tasks.task import Task
+
+
+def episode_record(
+    episode: Episode, task: Task, tok: Tokenizer, condition: str, step: int | None = None
+) -> EpisodeRecord:
+    """What happened, decoded. condition: how the trigger was set; step: of RL, if any (see EpisodeRecord)."""
+    transcript = episode.transcript
+    return EpisodeRecord(
+        task_id=episode.task_id,
+        family=episode.family,
+        split=episode.split,
+        seed=episode.seed,
+        reward=episode.reward,
+        outcome=episode.outcome,
+        turns=episode.turns,
+        summaries=episode.summaries,
+        condition=condition,
+        step=step,
+        tokens=transcript.total_tokens,
+        sampled_tokens=transcript.total_sampled,
+        summary_tokens=episode.summary_tokens,
+        parts={**episode.parts, "detail": episode.detail},
+        instruction=task.instruction,
+        segments=tuple(_segment(branch, tok) for branch in transcript.branches()),
+    )
+
+
+def _segment(branch: list[Node], tok: Tokenizer) -> tuple[MessageRecord, ...]:
+    return tuple(_message(node, branch[position + 1 :], tok) for position, node in enumerate(branch))
+
+
+def _message(node: Node, later: list[Node], tok: Tokenizer) -> MessageRecord:
+    text, calls = _plain(node.tokens.tolist(), tok), ()
+    if node.kind == "assistant":
+        said = chat.parse_assistant(tok, node.sampled_tokens.tolist())
+        text, calls = said.content, _calls(said.calls, later, tok)
+    version = int(node.versions[-1]) if node.sampled else None
+    return MessageRecord(node.kind, text, len(node.tokens), node.sampled, version, calls)
+
+
+def _calls(calls: tuple[ToolCall | Malformed, ...], later: list[Node], tok: Tokenizer) -> tuple[CallRecord, ...]:
+    """The calls of a message; its answers are the tool nodes that follow, in the same order."""
+    records = []
+    for position, call in enumerate(calls):
+        answer = ""
+        if position < len(later) and later[position].kind == "tool":
+            answer = _plain(later[position].tokens.tolist(), tok)
+        error = answer.removeprefix("ERROR ") if answer.startswith("ERROR ") else None
+        if isinstance(call, ToolCall):
+            records.append(CallRecord(call.name, call.arguments, error))
+        else:
+            records.append(CallRecord("", call.text, call.reason))
+    return tuple(records)
+
+
+def _plain(ids: list[int], tok: Tokenizer) -> str:
+    return tok.decode(token for token in ids if token >= len(SPECIAL))

@@ -1,0 +1,67 @@
+"""Self-summarization: when the context gets long the model is asked for a summary, and goes on from that.
+
+A new branch holds the task, the summary, and the state that the harness carries over: how many summaries
+there have been. The summary is sampled like everything else the model says, so the reward of the episode
+reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from composer_jax.data import chat
+from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.errors import UserError
+
+Style = Literal["short", "long"]
+REQUESTS: dict[Style, str] = {
+    "short": "Summarize.",
+    # The baseline: what one asks a model that has not learned to summarize.
+    "long": "Write a report: Goal, Files, Facts, Done, Next.",
+}
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """When and how an episode is compacted.
+
+    trigger: tokens of context, the next generation prompt included, above which a tool result is followed by
+    a
+      summary; None: never.
+    style: which request is made.
+    max_segments: branches an episode may have, the first included; needing one more ends it.
+    max_summary_tokens: longest summary; a longer one is cut.
+    """
+
+    trigger: int | None = None
+    style: Style = "short"
+    max_segments: int = 5
+    max_summary_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        if self.style not in REQUESTS:
+            raise UserError(f"summary style {self.style!r} is unknown; use {' or '.join(REQUESTS)}")
+        for name in ("trigger", "max_segments", "max_summary_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"compaction.{name} is {value}; it must be at least 1")
+
+    def due(self, length: int) -> bool:
+        """Whether a context of `length` tokens is to be compacted."""
+        return self.trigger is not None and length > self.trigger
+
+
+def request(tok: Tokenizer, style: Style) -> list[int]:
+    """The user message that asks for a summary."""
+    return chat.render_message(tok, "user", REQUESTS[style])
+
+
+def carry(tok: Tokenizer, number: int, summary: Sequence[int]) -> list[int]:
+    """The user message a new branch starts from, below the prompt: carried state, then the summary's own ids.
+
+    number: how many summaries there have been, this one included. Control tokens in the summary are left out
+    (chat.splice): a summary cannot speak in another role.
+    """
+    return chat.splice(tok, "user", [f"Summary {number}:\n", summary])

@@ -1,0 +1,94 @@
+"""What the tests of the agent share: real sandboxes, a tokenizer, sessions that say what they are told."""
+
+import pytest
+
+from composer_jax.agent import summary
+from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.sampler.session import Sample
+from composer_jax.sandbox import Limits, SandboxPool
+from composer_jax.tasks import generate
+
+
+@pytest.fixture(scope="session")
+def pool():
+    pool = SandboxPool(Limits(timeout_s=10), size=8)
+    yield pool
+    pool.kill()
+
+
+class DyingPool:
+    """Hands out real sandboxes, of which those in `deaths` (counted from 0) are dead on arrival."""
+
+    def __init__(self, pool, deaths):
+        self.pool = pool
+        self.deaths = deaths
+        self.acquired = 0
+
+    async def acquire(self, files):
+        sandbox = await self.pool.acquire(files)
+        if self.acquired in self.deaths:
+            sandbox.end("a test ended it")
+        self.acquired += 1
+        return sandbox
+
+
+@pytest.fixture
+def dying_pool(pool):
+    return lambda deaths: DyingPool(pool, deaths)
+
+
+@pytest.fixture(scope="session")
+def tok():
+    texts = (
+        list(summary.REQUESTS.values()) + ['edit{"path":"old":"new":"return x"}', "run_tests{}", "FAIL is, want"] * 50
+    )
+    for index in range(300):
+        for family in ("bugfix", "recall"):
+            task = generate(family, "train", 0, index)
+            texts += [
+                task.instruction,
+                *(text for path, text in task.files.items() if path != "run_tests.py"),
+            ]
+    return Tokenizer.train(texts, 800)
+
+
+class Said:
+    """A session that says given messages (lists of ids), and keeps what it was shown."""
+
+    def __init__(self, messages, capacity=4096):
+        self.messages = list(messages)
+        self.capacity = capacity
+        self.context = []
+        self.contexts = []  # the context before each message
+        self.asked = []  # max_tokens of each message
+
+    @property
+    def length(self):
+        return len(self.context)
+
+    async def sample(self, delta, *, max_tokens):
+        self.context += list(delta)
+        assert len(self.context) + max_tokens <= self.capacity
+        self.contexts.append(list(self.context))
+        self.asked.append(max_tokens)
+        ids = self.messages.pop(0)
+        tokens = list(ids)[:max_tokens]
+        self.context += tokens
+        number = len(self.contexts)
+        return Sample(
+            tokens,
+            [-0.1 * number] * len(tokens),
+            [number] * len(tokens),
+            "end" if len(tokens) == len(ids) else "length",
+        )
+
+    def reset(self):
+        self.context = []
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def said():
+    return Said

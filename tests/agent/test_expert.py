@@ -1,0 +1,163 @@
+"""The experts: imperfect in strategy only, the same traces for the same seed, in the very same episodes."""
+
+import asyncio
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from composer_jax.agent.episode import Limits
+from composer_jax.agent.expert import BugfixRates, Rates, RecallRates, make_traces
+from composer_jax.agent.summary import Compaction
+from composer_jax.data import chat
+from composer_jax.errors import UserError
+from composer_jax.tasks import Task, generate, recall
+from composer_jax.tasks.recall import fact_line
+
+LIMITS = Limits(max_turns=16, max_turn_tokens=100, max_episode_tokens=6000)
+PERFECT = Rates(
+    BugfixRates(0, 0, wrong_file=0, no_op=0, right_fix=1, verify=1),
+    RecallRates(keep=1, max_others=0, boilerplate=0),
+)
+
+
+def traces(pool, tok, family, count, compaction=None, rates=None, split="train", seed=0, **more):
+    tasks = [generate(family, split, 1, index) for index in range(count)]
+    compaction = compaction or Compaction()
+    episodes = asyncio.run(
+        make_traces(tasks, lambda task, index: compaction, pool, tok, limits=LIMITS, seed=seed, rates=rates, **more)
+    )
+    return list(zip(tasks, episodes, strict=True))
+
+
+def trigger_on_conf(tok):
+    """A trigger that reading the configuration always fires; from a perfect summary on, nothing does."""
+    shortest = 10**9
+    for index in range(200):
+        task = recall.generate("train", 1, index)
+        texts = [
+            task.instruction,
+            task.files[task.metadata["conf"]],
+            f'read{{"path":"{task.metadata["conf"]}"}}',
+        ]
+        shortest = min(shortest, sum(len(tok.encode(text)) for text in texts) + 8)
+    return shortest - 1
+
+
+def said(episode, tok, kind="assistant"):
+    return [chat.to_text(tok, node.sampled_tokens.tolist()) for node in episode.transcript.of_kind(kind)]
+
+
+@pytest.mark.parametrize("split", ["train", "unseen"])
+def test_a_perfect_expert_repairs_everything(pool, tok, split):
+    for _, episode in traces(pool, tok, "bugfix", 8, rates=PERFECT, split=split):
+        assert (episode.outcome, episode.reward) == ("finished", 1.0), said(episode, tok)
+        names = [re.search(r"<\|call\|>(\w+)", text)[1] for text in said(episode, tok)]
+        assert names[:5] == ["run_tests", "grep", "read", "edit", "run_tests"]
+        assert names[-1] == "finish"
+
+
+def test_a_perfect_expert_recalls_everything_with_one_short_summary(pool, tok):
+    compaction = Compaction(trigger=trigger_on_conf(tok))
+    for task, episode in traces(
+        pool, tok, "recall", 8, compaction, replace(PERFECT, recall=RecallRates(1, 0, 0, verify=0))
+    ):
+        assert (episode.outcome, episode.reward, episode.summaries) == ("finished", 1.0, 1)
+        know = task.metadata
+        fact = fact_line(know["key"], know["facts"][know["key"]])
+        assert said(episode, tok, "summary") == [fact + "<|end|>\n"]
+        assert said(episode, tok)[2].startswith(fact + "<|call|>edit"), "the thought repeats the fact"
+
+
+def test_without_compaction_the_fact_is_copied_from_the_file(pool, tok):
+    for task, episode in traces(pool, tok, "recall", 8):
+        assert (episode.outcome, episode.reward, episode.summaries) == ("finished", 1.0, 0)
+        know = task.metadata
+        assert said(episode, tok)[2].startswith(fact_line(know["key"], know["facts"][know["key"]]))
+
+
+def test_the_expert_is_imperfect_by_strategy(pool, tok):
+    done = traces(pool, tok, "bugfix", 150)
+    rewards = [episode.reward for _, episode in done]
+    assert 0.4 < sum(rewards) / len(rewards) < 0.75
+    assert {episode.outcome for _, episode in done} == {"finished"}
+    turns = Counter(episode.turns for _, episode in done)
+    assert turns[2] and turns[4] and turns[5] and turns[6], "gives up early, gives up late, verifies or not"
+    for task, episode in done:
+        know = task.metadata
+        for text in said(episode, tok):
+            if "<|call|>edit" in text:
+                assert text.startswith(f"{know['function']}: {know['comment']}<|call|>")
+        assert not any(
+            "ERROR no such" in chat.to_text(tok, n.tokens.tolist()) for n in episode.transcript.of_kind("tool")
+        )
+
+
+@pytest.mark.parametrize("style", ["short", "long"])
+def test_summaries_say_only_what_is_true(pool, tok, style):
+    compaction = Compaction(trigger_on_conf(tok), style, max_segments=6, max_summary_tokens=400)
+    done = traces(pool, tok, "recall", 60, compaction)
+    kept = boilerplate = first_summaries = 0
+    for task, episode in done:
+        know = task.metadata
+        true = {fact_line(k, v) for k, v in know["facts"].items()}
+        assert episode.summaries >= 1, "reading the configuration always fires the trigger"
+        for number, text in enumerate(said(episode, tok, "summary")):
+            facts = set(re.findall(r"^\w+ = \d+$", text.removesuffix("<|end|>\n"), re.MULTILINE))
+            assert facts <= true
+            if number == 0:
+                first_summaries += 1
+                kept += fact_line(know["key"], know["facts"][know["key"]]) in facts
+                boilerplate += text.startswith("This is")
+            if style == "long":
+                assert all(section in text for section in ("Goal:", "Files:", "Facts:", "Done:", "Next:"))
+    assert 0.3 < kept / first_summaries < 0.7
+    assert (0.3 < boilerplate / first_summaries < 0.75) if style == "short" else boilerplate == 0
+    rewards = [episode.reward for _, episode in done]
+    assert 0.35 < sum(rewards) / len(rewards) < 0.9
+    # Long reports are paid for in tokens, and in segments.
+    per_summary = sum(e.summary_tokens for _, e in done) / sum(e.summaries for _, e in done)
+    assert per_summary > 110 if style == "long" else per_summary < 40
+
+
+def test_a_forgotten_fact_is_read_again_or_guessed(pool, tok):
+    compaction = Compaction(trigger=trigger_on_conf(tok), max_segments=3)
+    forgetful = RecallRates(keep=0, boilerplate=0, verify=0)
+    again = traces(pool, tok, "recall", 6, compaction, Rates(recall=replace(forgetful, reread=1)))
+    assert {(e.outcome, e.reward) for _, e in again} == {("out_of_segments", 0.0)}
+    guessed = traces(pool, tok, "recall", 6, compaction, Rates(recall=replace(forgetful, reread=0)))
+    assert all(e.outcome == "finished" for _, e in guessed)
+    assert sum(e.reward for _, e in guessed) <= 1
+    for _, episode in guessed:
+        edits = [text for text in said(episode, tok) if "<|call|>edit" in text]
+        assert all(text.startswith("<|call|>") for text in edits), "a guess has no thought"
+
+
+def test_traces_depend_on_the_seed_and_not_on_the_timing(pool, tok):
+    compaction = Compaction(trigger=trigger_on_conf(tok))
+    one = traces(pool, tok, "recall", 10, compaction, seed=3, concurrency=1)
+    many = traces(pool, tok, "recall", 10, compaction, seed=3, concurrency=10)
+    assert [e for _, e in one] == [e for _, e in many]
+    other = traces(pool, tok, "recall", 10, compaction, seed=4)
+    assert [e.transcript for _, e in one] != [e.transcript for _, e in other]
+
+
+def test_every_trace_is_reported_once(pool, tok):
+    done = []
+    result = traces(pool, tok, "bugfix", 6, concurrency=3, on_done=done.append)
+    assert sorted(e.task_id for e in done) == sorted(e.task_id for _, e in result)
+
+
+def test_traces_have_no_weights_behind_them(pool, tok):
+    [(_, episode)] = traces(pool, tok, "recall", 1)
+    [row] = episode.transcript.rows()
+    assert (row.logprobs == 0).all() and (row.versions == -1).all()
+
+
+def test_what_no_expert_can_do_is_said(pool, tok):
+    with pytest.raises(UserError, match="bugfix expert writes no summaries"):
+        traces(pool, tok, "bugfix", 1, Compaction(trigger=20))
+    task = Task.from_json({**generate("bugfix", "train", 0, 0).to_json(), "family": "swe"})
+    with pytest.raises(UserError, match="no expert for task family 'swe'; use bugfix or recall"):
+        asyncio.run(make_traces([task], lambda t, i: Compaction(), pool, tok, limits=LIMITS))

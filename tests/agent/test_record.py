@@ -1,0 +1,66 @@
+"""Episodes in words, for the report."""
+
+import asyncio
+import json
+
+import pytest
+
+from composer_jax.agent.episode import Limits, run_episode
+from composer_jax.agent.record import episode_record
+from composer_jax.agent.summary import Compaction
+from composer_jax.data import chat
+from composer_jax.data.chat import ToolCall
+from composer_jax.observe.episodes import EpisodeRecord
+from composer_jax.tasks import generate
+
+TASK = generate("bugfix", "train", 0, 0)
+KNOW = TASK.metadata
+
+
+@pytest.fixture
+def record(tok, pool, said):
+    read = chat.render_assistant(tok, "look", [ToolCall("read", {"path": KNOW["path"]})])
+    bad = [
+        *chat.render_assistant(tok, "", [ToolCall("read", {"path": "x.py"})])[:-1],
+        tok.call,
+        *tok.encode("oops"),
+        tok.end,
+    ]
+    finish = chat.render_assistant(tok, "", [ToolCall("finish", {})])
+    session = said([bad, read, [*tok.encode("all read"), tok.end], finish])
+    compaction = Compaction(trigger=150, max_segments=3)
+    episode = asyncio.run(run_episode(TASK, session, pool, tok, compaction=compaction, limits=Limits(), seed=5))
+    return episode_record(episode, TASK, tok, condition="short", step=7), episode
+
+
+def test_numbers(record):
+    record, episode = record
+    assert (record.task_id, record.reward, record.outcome, record.seed) == (TASK.id, 0.0, "finished", 5)
+    assert (record.condition, record.step, record.turns, record.summaries) == ("short", 7, 3, 1)
+    assert record.tokens == sum(len(node.tokens) for node in episode.transcript.nodes)
+    assert record.sampled_tokens == episode.transcript.total_sampled
+    assert record.summary_tokens == episode.summary_tokens > 0
+    assert record.instruction == TASK.instruction
+    assert EpisodeRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_messages(record):
+    first, second = record[0].segments
+    kinds = ["prompt", "assistant", "tool", "tool", "assistant", "tool", "summary_request", "summary"]
+    assert [m.kind for m in first] == kinds
+    assert [m.kind for m in second] == ["prompt", "carry", "assistant"]
+    assert first[0].text == TASK.instruction and not first[0].sampled and first[0].version is None
+    assert first[4].text == "look"
+    assert first[5].text == TASK.files[KNOW["path"]]
+    assert first[7].text == "all read" and first[7].sampled and first[7].version == 3
+    assert second[1].text == "Summary 1:\nall read"
+
+
+def test_calls_and_why_they_failed(record):
+    first, second = record[0].segments
+    missing, broken = first[1].calls
+    assert (missing.name, missing.arguments, missing.error) == ("read", {"path": "x.py"}, "no such file x.py")
+    assert broken.arguments == "oops" and broken.error.startswith("no arguments")
+    [read] = first[4].calls
+    assert (read.name, read.error) == ("read", None)
+    assert [call.name for call in second[2].calls] == ["finish"]

@@ -1,0 +1,41 @@
+"""The rules of compaction."""
+
+import pytest
+
+from composer_jax.agent import summary
+from composer_jax.agent.summary import Compaction
+from composer_jax.errors import UserError
+
+
+def test_due():
+    assert not Compaction().due(10**9)
+    assert not Compaction(trigger=100).due(100)
+    assert Compaction(trigger=100).due(101)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"style": "tiny"}, "style 'tiny' is unknown; use short or long"),
+        ({"trigger": 0}, "compaction.trigger is 0"),
+        ({"max_segments": 0}, "compaction.max_segments is 0"),
+        ({"max_summary_tokens": -1}, "compaction.max_summary_tokens is -1"),
+    ],
+)
+def test_impossible_values_are_refused(values, said):
+    with pytest.raises(UserError, match=said):
+        Compaction(**values)
+
+
+def test_requests_are_user_messages(tok):
+    assert tok.decode(summary.request(tok, "short")) == "<|user|>Summarize.<|end|>"
+    long = tok.decode(summary.request(tok, "long"))
+    assert all(section in long for section in ("Goal", "Files", "Facts", "Done", "Next"))
+
+
+def test_the_ids_of_a_summary_are_carried_as_they_are(tok):
+    # Ids that the tokenizer itself would not choose for this text: r, a, t, e instead of one word.
+    ids = [tok.encode(letter)[0] for letter in "rate"]
+    carried = summary.carry(tok, 3, [*ids, tok.end])
+    assert tok.decode(carried) == "<|user|>Summary 3:\nrate<|end|>"
+    assert carried[-5:-1] == ids != tok.encode("rate")

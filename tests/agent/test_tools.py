@@ -1,0 +1,181 @@
+"""Tools: strict arguments, short observations, and an answer to everything."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_jax.agent import tools
+from composer_jax.agent.tools import MAX_CHARACTERS, TOOLS, answer, select
+from composer_jax.agent.workspace import Workspace
+from composer_jax.data.chat import Malformed, ToolCall
+from composer_jax.errors import UserError
+from composer_jax.tasks import generate
+from composer_jax.tasks.cache import ResultCache
+
+FILES = {
+    "a.py": "def scale_rate(x):\n    return x * 3\n",
+    "b.py": "from a import scale_rate\n\nprint(scale_rate(1))\nprint(scale_rate(1))\n",
+    "notes.txt": "scale_rate\n",
+    "empty.py": "",
+}
+
+
+def ask(name, workspace=None, pool=None, **arguments):
+    workspace = workspace or Workspace(FILES, pool)
+    return asyncio.run(answer(ToolCall(name, arguments), TOOLS, workspace))
+
+
+def test_schemas_are_json_schemas_of_strings():
+    for tool in TOOLS.values():
+        schema = json.loads(json.dumps(tool.parameters))
+        assert schema["type"] == "object" and schema["additionalProperties"] is False
+        assert schema["required"] == list(schema["properties"])
+        assert all(p["type"] == "string" and p["description"] for p in schema["properties"].values())
+        assert tool.description.endswith(".")
+
+
+def test_read_gives_the_file_and_nothing_else():
+    assert ask("read", path="a.py") == FILES["a.py"]
+    assert ask("read", path="empty.py") == ""
+
+
+def test_grep_shows_path_and_line_of_python_files():
+    assert ask("grep", pattern="scale_rate") == (
+        "a.py:1 def scale_rate(x):\nb.py:1 from a import scale_rate\n"
+        "b.py:3 print(scale_rate(1))\nb.py:4 print(scale_rate(1))"
+    )
+    assert ask("grep", pattern="x * 3") == "a.py:2 return x * 3", "a literal, not a pattern"
+    assert ask("grep", pattern="nothing") == "no match"
+
+
+def test_grep_counts_what_it_leaves_out():
+    workspace = Workspace({"a.py": "line\n" * 25}, None)
+    said = ask("grep", workspace, pattern="line").split("\n")
+    assert len(said) == tools.MAX_MATCHES + 1
+    assert said[-1] == "[15 more]"
+
+
+def test_edit_changes_exactly_one_place():
+    workspace = Workspace(FILES, None)
+    assert ask("edit", workspace, path="a.py", old="x * 3", new="x * 4") == "ok"
+    assert workspace.files["a.py"] == b"def scale_rate(x):\n    return x * 4\n"
+    assert {p: d.decode() for p, d in workspace.files.items() if p != "a.py"} == {
+        p: t for p, t in FILES.items() if p != "a.py"
+    }
+    assert ask("edit", workspace, path="a.py", old="\n    return x * 4", new="") == "ok", "deleting is editing"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (ToolCall("read", {"path": "x.py"}), "ERROR no such file x.py"),
+        (ToolCall("read", {"path": "../a.py"}), "ERROR no such file ../a.py"),
+        (ToolCall("read", {"path": "/etc/passwd"}), "ERROR no such file /etc/passwd"),
+        (ToolCall("read", {}), "ERROR read needs path"),
+        (ToolCall("read", {"path": 3}), "ERROR path must be a string"),
+        (ToolCall("read", {"path": "a.py", "line": "3"}), "ERROR read takes no line"),
+        (ToolCall("grep", {"pattern": ""}), "ERROR pattern is empty"),
+        (ToolCall("edit", {"path": "a.py", "old": "", "new": "x"}), "ERROR old is empty"),
+        (ToolCall("edit", {"path": "a.py", "old": "x", "new": "x"}), "ERROR old and new are the same"),
+        (ToolCall("edit", {"path": "a.py", "old": "zz", "new": "y"}), "ERROR old is not in a.py"),
+        (ToolCall("edit", {"path": "b.py", "old": "print", "new": "y"}), "ERROR old is 2 times in b.py"),
+        (ToolCall("edit", {"path": "c.py", "old": "a", "new": "b"}), "ERROR no such file c.py"),
+        (ToolCall("edit", {"path": "a.py", "old": "x"}), "ERROR edit needs new"),
+        (ToolCall("run_tests", {"fast": True}), "ERROR run_tests takes no fast"),
+        (ToolCall("finish", {"reward": 1}), "ERROR finish takes no reward"),
+        (ToolCall("shell", {}), "ERROR no tool shell"),
+        (Malformed("read{", "the arguments are not JSON"), "ERROR the arguments are not JSON"),
+    ],
+)
+def test_mistakes_are_observations(call, said):
+    workspace = Workspace(FILES, None)
+    assert asyncio.run(answer(call, TOOLS, workspace)) == said
+    assert {path: data.decode() for path, data in workspace.files.items()} == FILES
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(list(FILES)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(
+    st.sampled_from(["read", "grep", "edit", "finish", "nothing"]),
+    st.dictionaries(st.sampled_from(["path", "pattern", "old", "new", "x"]), JSON),
+)
+def test_any_call_gets_a_short_answer(name, arguments):
+    said = asyncio.run(answer(ToolCall(name, arguments), TOOLS, Workspace(FILES, None)))
+    assert isinstance(said, str) and len(said) <= MAX_CHARACTERS + 40
+
+
+def test_long_observations_are_cut_and_say_by_how_much():
+    workspace = Workspace({"long.py": "x" * (MAX_CHARACTERS + 500)}, None)
+    said = ask("read", workspace, path="long.py")
+    assert said.startswith("x" * MAX_CHARACTERS + "\n")
+    assert said.endswith("[500 characters dropped]")
+    assert "[7999 characters dropped]" in ask("read", workspace, path="y" * 9980)[MAX_CHARACTERS:]
+
+
+def test_files_that_are_no_text():
+    workspace = Workspace(FILES, None)
+    workspace.write("data.py", b"\xff\xfe x")
+    assert ask("read", workspace, path="data.py") == "\ufffd\ufffd x"
+    assert ask("edit", workspace, path="data.py", old="x", new="y") == "ERROR data.py is not text"
+
+
+def test_a_task_chooses_its_tools():
+    assert list(select(("read", "finish"))) == ["read", "finish"]
+    with pytest.raises(UserError, match="asks for the tool 'shell'; the tools are run_tests, grep"):
+        select(("read", "shell"))
+    call = ToolCall("grep", {"pattern": "x"})
+    assert asyncio.run(answer(call, select(("read",)), Workspace(FILES, None))) == "ERROR no tool grep"
+
+
+def test_run_tests_really_runs_them(pool):
+    async def check():
+        task = generate("bugfix", "train", 0, 0)
+        know = task.metadata
+        workspace = Workspace(task.files, pool)
+        said = [await answer(ToolCall("run_tests", {}), TOOLS, workspace)]
+        edit = {"path": know["path"], "old": know["old"], "new": know["new"]}
+        said.append(await answer(ToolCall("edit", edit), TOOLS, workspace))
+        said.append(await answer(ToolCall("run_tests", {}), TOOLS, workspace))
+        await workspace.close()
+        assert said[0].startswith(f"FAIL {know['function']}(") and "\n" not in said[0]
+        assert said[1:] == ["ok", "PASS 8"]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("runner", "said"),
+    [
+        ("raise ValueError('broken runner')", "ValueError: broken runner"),
+        ("import os; os._exit(3)", "no output, exit 3"),
+        ("print('x' * 9000)", f"{'x' * MAX_CHARACTERS}\n[{9000 - MAX_CHARACTERS} characters dropped]"),
+    ],
+)
+def test_a_broken_runner_is_reported(pool, runner, said):
+    async def check():
+        workspace = Workspace({"run_tests.py": runner}, pool)
+        assert await answer(ToolCall("run_tests", {}), TOOLS, workspace) == said
+        await workspace.close()
+
+    asyncio.run(check())
+
+
+def test_an_endless_test_is_reported(pool, monkeypatch):
+    async def check():
+        monkeypatch.setattr(tools, "TEST_TIMEOUT_S", 0.3)
+        cache = ResultCache()
+        for _ in range(2):
+            workspace = Workspace({"run_tests.py": "while True: pass"}, pool, cache)
+            assert await answer(ToolCall("run_tests", {}), TOOLS, workspace) == "FAIL timeout"
+            await workspace.close()
+        assert (cache.hits, cache.runs) == (0, 2), "a timeout is not remembered"
+
+    asyncio.run(check())

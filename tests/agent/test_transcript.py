@@ -1,0 +1,148 @@
+"""The transcript: rows are what the model saw, and every sampled token is trained exactly once."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_jax.agent.transcript import KINDS, Transcript, TranscriptError
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, max_value=0)
+IDS = st.integers(0, 70000)
+SAMPLED = st.lists(st.tuples(IDS, FLOATS, st.integers(-1, 1000)), max_size=5)
+STEP = st.tuples(st.sampled_from(KINDS), st.lists(IDS, max_size=5), SAMPLED, st.none() | st.integers(0, 30))
+
+
+def grown(steps):
+    """A transcript made of (kind, given, sampled, node to branch from before it)."""
+    transcript = Transcript()
+    for kind, given_ids, sampled, branch in steps:
+        if branch is not None and transcript.nodes:
+            transcript.branch(transcript.nodes[branch % len(transcript.nodes)])
+        tokens, logprobs, versions = zip(*sampled, strict=True) if sampled else ((), (), ())
+        transcript.append(kind, given_ids, tokens, logprobs, versions)
+    return transcript
+
+
+@given(st.lists(STEP, min_size=1, max_size=12))
+def test_every_sampled_token_is_trained_exactly_once(steps):
+    transcript = grown(steps)
+    rows = transcript.rows()
+    assert sum(int(row.sampled.sum()) for row in rows) == transcript.total_sampled
+    seen = sorted(lp for row in rows for lp in row.logprobs[row.sampled].tolist())
+    assert seen == sorted(lp for node in transcript.nodes for lp in node.logprobs.tolist())
+    for row in rows:
+        assert row.tokens.dtype == np.int32 and row.versions.dtype == np.int32
+        assert row.logprobs.dtype == np.float32 and row.sampled.dtype == np.bool_
+        assert len(row.tokens) == len(row.sampled) == len(row.logprobs) == len(row.versions)
+        assert row.sampled.any()
+        assert (row.logprobs[~row.sampled] == 0).all()
+        assert (row.versions[~row.sampled] == -1).all()
+
+
+@given(st.lists(STEP, min_size=1, max_size=12))
+def test_rows_are_the_branches_from_root_to_leaf(steps):
+    transcript = grown(steps)
+    branches = transcript.branches()
+    leaves = [branch[-1].id for branch in branches]
+    parents = {node.parent for node in transcript.nodes}
+    assert leaves == [node.id for node in transcript.nodes if node.id not in parents]
+    contexts = [[t for node in branch for t in node.tokens.tolist()] for branch in branches]
+    for row in transcript.rows():
+        assert any(row.tokens.tolist() == context[: len(row.tokens)] for context in contexts)
+        assert row.sampled[-1]
+    assert {node.id for branch in branches for node in branch} == {node.id for node in transcript.nodes}
+    for branch in branches:
+        assert branch[0].parent is None
+        assert all(child.parent == parent.id for parent, child in zip(branch, branch[1:], strict=False))
+
+
+@given(st.lists(STEP, min_size=1, max_size=8))
+def test_json_is_exact(steps):
+    transcript = grown(steps)
+    back = Transcript.from_json(json.loads(json.dumps(transcript.to_json())))
+    assert back == transcript
+    assert back.tip == transcript.tip
+    for ours, theirs in zip(transcript.nodes, back.nodes, strict=True):
+        for name in ("tokens", "logprobs", "versions"):
+            a, b = getattr(ours, name), getattr(theirs, name)
+            assert a.dtype == b.dtype
+            assert a.tobytes() == b.tobytes(), "bit by bit"
+
+
+@given(st.lists(STEP, min_size=1, max_size=8), st.integers(0, 60))
+def test_tail_is_what_a_context_lacks(steps, start):
+    transcript = grown(steps)
+    whole = transcript.tail(0)
+    assert len(whole) == transcript.length
+    assert transcript.tail(start) == whole[start:]
+
+
+def test_given_and_sampled_parts():
+    transcript = Transcript()
+    node = transcript.append("assistant", [5], [7, 8], [-0.5, -1.0], [3, 4], context=3)
+    assert node.sampled
+    assert node.given_tokens.tolist() == [5]
+    assert node.sampled_tokens.tolist() == [7, 8]
+    [row] = transcript.rows()
+    assert row.sampled.tolist() == [False, True, True]
+    assert row.versions.tolist() == [-1, 3, 4]
+    assert not transcript.append("tool", [1]).sampled
+
+
+def test_an_undeclared_break_is_an_error():
+    transcript = Transcript()
+    prompt = transcript.append("prompt", [1, 2])
+    transcript.append("assistant", [5], [7], [-0.5], [0], context=4)
+    with pytest.raises(TranscriptError, match="context holds 3 tokens and the branch 6"):
+        transcript.append("assistant", [5], [7], [-0.5], [0], context=3)
+    assert len(transcript.nodes) == 2, "nothing was added"
+    transcript.branch(prompt)
+    transcript.append("assistant", [], [7], [-0.5], [0], context=3)
+    assert [len(branch) for branch in transcript.branches()] == [2, 2]
+
+
+def test_a_shared_sampled_node_is_trained_in_its_first_row():
+    transcript = Transcript()
+    transcript.append("prompt", [1])
+    shared = transcript.append("assistant", [], [2, 3], [-1, -2], [0, 0])
+    transcript.append("tool", [4])
+    transcript.append("assistant", [], [5], [-3], [0])
+    transcript.branch(shared)
+    transcript.append("assistant", [], [6], [-4], [0])
+    first, second = transcript.rows()
+    assert first.sampled.tolist() == [False, True, True, False, True]
+    assert second.sampled.tolist() == [False, False, False, True]
+    assert second.tokens.tolist() == [1, 2, 3, 6]
+    assert second.logprobs.tolist() == [0, 0, 0, -4]
+
+
+def test_what_nothing_was_said_after_is_not_trained():
+    transcript = Transcript()
+    transcript.append("prompt", [1, 2])
+    assert transcript.rows() == []
+    transcript.append("assistant", [3], [4], [-1], [0])
+    transcript.append("tool", [5, 6])
+    [row] = transcript.rows()
+    assert row.tokens.tolist() == [1, 2, 3, 4]
+    assert Transcript().rows() == [] and Transcript().branches() == []
+
+
+def test_malformed_nodes_are_refused():
+    transcript = Transcript()
+    with pytest.raises(TranscriptError, match="'chat' is not a kind of node"):
+        transcript.append("chat", [1])
+    with pytest.raises(TranscriptError, match="2 sampled tokens come with 1 logprobs and 2 versions"):
+        transcript.append("assistant", [], [1, 2], [-1.0], [0, 0])
+    other = Transcript()
+    foreign = other.append("prompt", [1])
+    with pytest.raises(TranscriptError, match="not in this transcript"):
+        transcript.branch(foreign)
+    broken = {
+        "nodes": [{"parent": 0, "kind": "prompt", "tokens": [1], "logprobs": [], "versions": []}],
+        "tip": 0,
+    }
+    with pytest.raises(TranscriptError, match="node 0 has parent 0"):
+        Transcript.from_json(broken)
