@@ -1,0 +1,1 @@
+"""Reinforcement learning: algorithm (pure), rewards, batches, rollouts, and the orchestrator that joins the roles."""

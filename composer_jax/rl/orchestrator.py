@@ -1,0 +1,166 @@
+"""Orchestrator: Tasks -> Episodes -> Groups -> Batches -> Params. The only place where the roles meet.
+
+This one takes turns on one set of devices: roll out with the newest weights, train on what came back, repeat.
+"""
+
+import asyncio
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from composer_jax.agent.episode import Episode
+from composer_jax.agent.summary import Compaction
+from composer_jax.observe.compilations import compilations
+from composer_jax.rl.algorithm import GroupAdvantage
+from composer_jax.rl.batch import Group, learner_batches, weighted_rows
+from composer_jax.rl.rewards import RewardConfig, episode_reward
+from composer_jax.rl.rollout import Environment, Job, Rollout, roll_out, seed_of
+from composer_jax.sampler.engine import Sampler
+from composer_jax.tasks.generate import generate
+from composer_jax.tasks.task import Task
+from composer_jax.train.learner import Learner, TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class OrchestratorConfig:
+    groups: dict[str, int]
+    """Task family -> groups of it in every step."""
+    group_size: int
+    """G, episodes per task (Composer 2: a fixed group size; the number is not published)."""
+    trigger: tuple[int, int]
+    """The summary trigger of a group is drawn uniformly from this range, in tokens."""
+    compacted_families: tuple[str, ...]
+    """Families whose context is compacted; others run with the whole window."""
+    uncompacted_share: float
+    """Share of the groups of those families that run with the whole window all the same."""
+    max_segments: int
+    max_summary_tokens: int
+    tokens_per_episode: float
+    """The loss is divided by episodes * this: Dr. GRPO's constant normaliser. Only its product with the rate
+    matters."""
+    seq_len: int
+    batch_size: int
+    reward: RewardConfig
+    seed: int
+
+
+class Orchestrator:
+    """One RL run. `step` is a function of (state, step number, seed): a task is used once, and a resumed run repeats
+    none."""
+
+    def __init__(self, config: OrchestratorConfig, learner: Learner, sampler: Sampler, environment: Environment):
+        self.config, self.learner, self.sampler, self.environment = config, learner, sampler, environment
+        self.algorithm = GroupAdvantage()
+
+    def jobs(self, step: int) -> list[Job]:
+        """The jobs of one step, the G episodes of a task beside each other."""
+        config, jobs = self.config, []
+        for family, n in sorted(config.groups.items()):
+            for number in range(n):
+                task = generate(family, "train", config.seed, step * n + number)
+                compaction = self.compaction(task)
+                jobs += [
+                    Job(task, seed_of("rl", config.seed, task.id, i), compaction) for i in range(config.group_size)
+                ]
+        return jobs
+
+    def compaction(self, task: Task) -> Compaction:
+        """Drawn once per group, so that its episodes differ by what the policy does only."""
+        config, rng = self.config, random.Random(seed_of("trigger", self.config.seed, task.id))
+        if task.family not in config.compacted_families or rng.random() < config.uncompacted_share:
+            return Compaction(None)
+        return Compaction(rng.randint(*config.trigger), "short", config.max_segments, config.max_summary_tokens)
+
+    def step(
+        self,
+        state: TrainState,
+        runner: asyncio.Runner,
+        on_done: Callable[[Episode], None] | None = None,
+    ) -> tuple[TrainState, dict[str, float | None], Rollout]:
+        """One step. Groups of equal rewards are dropped before they cost a training token; with none left the weights
+        stay as they are, and the step still counts, because its tasks are used up."""
+        began, compiled, number = time.perf_counter(), compilations(), int(state.step)
+        self.sampler.update(state.params, state.router_bias, number)
+        jobs = self.jobs(number)
+        rollout = runner.run(roll_out(jobs, self.sampler, self.environment, on_done))
+        rolled = time.perf_counter()
+        groups = self.groups(rollout.episodes)
+        rows = weighted_rows(groups, self.algorithm)
+        batches = learner_batches(rows, seq_len=self.config.seq_len, batch_size=self.config.batch_size)
+        normaliser = len(jobs) * self.config.tokens_per_episode
+        state, learned = self.learner.step(state, batches or [self.empty_batch()], normaliser)
+        trained = time.perf_counter()
+        row = {
+            **episode_metrics(rollout.episodes),
+            **learning_metrics(learned),
+            "groups_used": sum(bool(self.algorithm(g.rewards).any()) for g in groups),
+            "rollout_s": rollout.sampler_seconds,
+            "sandbox_s": rollout.seconds - rollout.sampler_seconds,
+            "train_s": trained - rolled,
+            "step_s": trained - began,
+            "compilations": compilations() - compiled,
+        }
+        return state, row, rollout
+
+    def groups(self, episodes: Sequence[Episode]) -> list[Group]:
+        """Consecutive G episodes are a Group; an episode without a grade is left out, a group of fewer than two too."""
+        size, groups = self.config.group_size, []
+        for i in range(0, len(episodes), size):
+            graded = [e for e in episodes[i : i + size] if e.reward is not None]
+            if len(graded) > 1:
+                groups.append(Group(graded, [episode_reward(e, self.config.reward) for e in graded]))
+        return groups
+
+    def empty_batch(self) -> dict[str, np.ndarray]:
+        """A batch without tokens: no gradient, but the step is taken."""
+        shape = (self.config.batch_size, self.config.seq_len)
+        names = {
+            "tokens": np.int32,
+            "positions": np.int32,
+            "segments": np.int32,
+            "weights": np.float32,
+            "advantages": np.float32,
+            "sampler_logprobs": np.float32,
+        }
+        return {name: np.zeros(shape, dtype) for name, dtype in names.items()}
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float | None]:
+    """Means of one step; reward_<family> and pass_<family> by family. Summary columns: episodes that could
+    summarise."""
+    graded = [e for e in episodes if e.reward is not None]
+
+    def mean(values) -> float | None:
+        values = list(values)
+        return float(np.mean(values)) if values else None
+
+    row = {
+        "reward": mean(e.reward for e in graded),
+        "turns": mean(e.turns for e in graded),
+        "tokens": mean(e.transcript.total_tokens for e in graded),
+        "infrastructure_failures": len(episodes) - len(graded),
+        "finished": mean(e.outcome == "finished" for e in graded),
+    }
+    for family in sorted({e.family for e in episodes}):
+        row[f"reward_{family}"] = mean(e.reward for e in graded if e.family == family)
+    compacted = [e for e in graded if e.summaries]
+    row["pass_compacted"] = mean(e.reward for e in compacted)
+    row["summaries"] = mean(e.summaries for e in compacted)
+    row["summary_tokens"] = mean(e.summary_tokens for e in compacted)
+    return row
+
+
+def learning_metrics(learned: dict[str, float]) -> dict[str, float]:
+    tokens = max(learned["tokens"], 1.0)
+    return {
+        "entropy": learned["entropy"] / tokens,
+        "masked": learned["masked"] / tokens,
+        "k1": learned["k1"] / tokens,
+        "log_ratio_max": learned["log_ratio"],
+        "ratio_max": float(np.exp(learned["log_ratio"])),
+        "trained_tokens": learned["tokens"],
+        **{k: learned[k] for k in ("grad_norm", "learning_rate", "load_imbalance")},
+    }

@@ -1,0 +1,91 @@
+"""Rollouts: many episodes at once against one sampler, each ending in exactly one result."""
+
+import asyncio
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+
+from composer_jax.agent.episode import Episode, Limits, run_episode
+from composer_jax.agent.summary import Compaction
+from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.sampler.engine import Sampler
+from composer_jax.sandbox import SandboxPool
+from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.task import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One episode to be run."""
+
+    task: Task
+    seed: int
+    compaction: Compaction
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """What episodes need beside a policy."""
+
+    tokenizer: Tokenizer
+    pool: SandboxPool
+    limits: Limits
+    cache: ResultCache
+    infrastructure_retries: int = 2
+    """Fresh attempts at an episode whose sandboxes died. Such an episode is never scored."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    episodes: list[Episode]
+    """In the order of the jobs."""
+    seconds: float
+    sampler_seconds: float
+    """Time in which the sampler computed; the rest of `seconds` was spent waiting for sandboxes and grading."""
+
+
+def seed_of(*parts: object) -> int:
+    """A uint32 that depends on all parts and on nothing else."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "little")
+
+
+async def roll_out(
+    jobs: Sequence[Job],
+    sampler: Sampler,
+    environment: Environment,
+    on_done: Callable[[Episode], None] | None = None,
+) -> Rollout:
+    """Runs all jobs; as many at once as the sampler has slots."""
+    began, busy = time.perf_counter(), sampler.busy_seconds
+
+    async def one(job: Job) -> Episode:
+        for attempt in range(environment.infrastructure_retries + 1):
+            session = await sampler.open(job.seed)
+            try:
+                episode = await run_episode(
+                    job.task,
+                    session,
+                    environment.pool,
+                    environment.tokenizer,
+                    seed=job.seed,
+                    compaction=job.compaction,
+                    limits=environment.limits,
+                    cache=environment.cache,
+                )
+            finally:
+                session.close()
+            if episode.outcome != "infrastructure" or attempt == environment.infrastructure_retries:
+                break
+        if on_done:
+            on_done(episode)
+        return episode
+
+    async with sampler.serving():
+        running = [asyncio.create_task(one(job)) for job in jobs]
+        try:
+            episodes = list(await asyncio.gather(*running))
+        finally:
+            for task in running:
+                task.cancel()
+    return Rollout(episodes, time.perf_counter() - began, sampler.busy_seconds - busy)
