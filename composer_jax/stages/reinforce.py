@@ -1,0 +1,90 @@
+"""Reinforcement learning against sandboxed repositories, with self-summarization in the loop."""
+
+import dataclasses
+
+from composer_jax.agent.record import episode_record
+from composer_jax.observe.episodes import read_episodes, write_episodes
+from composer_jax.observe.metrics import MetricsWriter, read_metrics
+from composer_jax.observe.progress import Progress
+from composer_jax.rl.orchestrator import Orchestrator, OrchestratorConfig
+from composer_jax.rl.rewards import RewardConfig
+from composer_jax.stages.run import Run
+from composer_jax.tasks import recall
+from composer_jax.train.loop import restore_state, save_state
+from composer_jax.train.losses import PolicyLoss
+
+
+def reinforce(run: Run) -> None:
+    """Leaves checkpoints/rl, metrics/rl.jsonl and episodes/rl.jsonl."""
+    if run.workdir.stage_done("rl"):
+        return
+    params, router_bias = run.weights_of("sft")
+    settings = run.settings.rl
+    with run.stage("rl") as result, run.environment() as (environment, runner):
+        learner = run.learner(
+            run.optimizer(settings.optimizer, settings.steps),
+            PolicyLoss(settings.ratio_low, settings.ratio_high),
+        )
+        orchestrator = Orchestrator(orchestrator_config(run), learner, run.sampler, environment)
+        state = learner.init_state(params, router_bias)
+        path = run.path / "metrics" / "rl.jsonl"
+        records_path = run.path / "episodes" / "rl.jsonl"
+        with run.store("rl") as store, MetricsWriter(path) as metrics:
+            if found := restore_state(store, state):
+                state = found[0]
+            start = int(state.step)
+            metrics.truncate_after(start)
+            records = [r for r in read_episodes(records_path) if r.step <= start] if records_path.exists() else []
+            per_step = sum(settings.groups.values()) * settings.group_size
+            try:
+                with Progress(settings.steps * per_step, "episode", "RL", initial=start * per_step) as progress:
+                    for step in range(start + 1, settings.steps + 1):
+                        jobs = orchestrator.jobs(step - 1)
+                        state, row, rollout = orchestrator.step(state, runner)
+                        metrics.write(step, **row)
+                        progress.update(per_step, step=step, reward=row["reward"])
+                        if step % settings.record_every == 0 or step == 1:
+                            first = {}
+                            for job, episode in zip(jobs, rollout.episodes, strict=True):
+                                if len(first.setdefault(episode.family, [])) < 2:
+                                    first[episode.family].append(episode)
+                                    condition = "no_trigger" if job.compaction.trigger is None else "short"
+                                    records.append(
+                                        episode_record(episode, job.task, run.tokenizer, condition=condition, step=step)
+                                    )
+                        if step % settings.save_every == 0 or step == settings.steps:
+                            save_state(store, state)
+                            write_episodes(records_path, records)
+            finally:
+                if int(state.step) > start:
+                    save_state(store, state)
+                    write_episodes(records_path, records)
+        rows = read_metrics(path)
+        total = {name: sum(row[name] for row in rows) for name in ("rollout_s", "sandbox_s", "train_s", "step_s")}
+        result |= {
+            "steps": settings.steps,
+            "episodes": settings.steps * per_step,
+            **total,
+            "sampled_tokens": run.sampler.decoded_tokens,
+            "sandbox_runs": environment.cache.runs,
+            "sandbox_hits": environment.cache.hits,
+            "compilations_after_first_tenth": sum(r["compilations"] for r in rows[max(1, len(rows) // 10) :]),
+        }
+
+
+def orchestrator_config(run: Run) -> OrchestratorConfig:
+    rl, agent = run.settings.rl, run.settings.agent
+    return OrchestratorConfig(
+        groups=dict(rl.groups),
+        group_size=rl.group_size,
+        trigger=tuple(rl.trigger),
+        compacted_families=(recall.FAMILY,),
+        uncompacted_share=rl.uncompacted_share,
+        max_segments=agent.max_segments,
+        max_summary_tokens=agent.max_summary_tokens,
+        tokens_per_episode=rl.tokens_per_episode,
+        seq_len=rl.seq_len,
+        batch_size=rl.batch_size,
+        reward=RewardConfig(**dataclasses.asdict(rl.reward)),
+        seed=run.settings.seed,
+    )

@@ -1,0 +1,212 @@
+"""A run: its folder, its settings, and the parts that several stages need, each made once and only when asked for."""
+
+import asyncio
+import dataclasses
+import functools
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from composer_jax.agent.episode import Limits
+from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.checkpoint.workdir import Workdir
+from composer_jax.data.chat import compact_json
+from composer_jax.data.corpus import Corpus, find_corpus, read_texts
+from composer_jax.data.token_cache import encode_files
+from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.errors import UserError
+from composer_jax.models.definition import Definition
+from composer_jax.observe.progress import Progress
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
+from composer_jax.rl.rollout import Environment
+from composer_jax.sampler.engine import Sampler, SamplerConfig
+from composer_jax.sandbox import SandboxPool
+from composer_jax.stages.settings import OptimizerSettings, Settings, settings_from
+from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.generate import FAMILIES, generate
+from composer_jax.train.learner import Learner
+from composer_jax.train.losses import LanguageLoss
+from composer_jax.train.optimizer import OptimizerConfig
+
+NEEDED_BYTES = 500_000_000
+"""Free disk space a run of the tiny preset asks for before it starts; it writes a tenth of that."""
+
+
+class Run:
+    """Use as a context manager: it locks the folder, and lets it go at the end."""
+
+    def __init__(self, config: Mapping[str, Any], workdir: Path):
+        self.settings: Settings = settings_from(config)
+        plain = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+        self.workdir = Workdir(workdir, plain)
+        self.path = self.workdir.path
+        self.workdir.require_free(NEEDED_BYTES)
+        configure_cpu(self.settings.mesh.cpu_devices)
+        use_compilation_cache()
+        self.definition = Definition(self.settings.model)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.workdir.close()
+
+    # -- devices -------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        settings, devices = self.settings.mesh, jax.devices()
+        others = settings.data * settings.expert
+        replica = settings.replica
+        if replica == -1:
+            if len(devices) % others:
+                raise UserError(
+                    f"{len(devices)} devices do not divide over data={settings.data} x expert={settings.expert}."
+                )
+            replica = len(devices) // others
+        needed = math.prod((replica, settings.data, settings.expert))
+        return make_mesh(devices[:needed], replica=replica, data=settings.data, expert=settings.expert)
+
+    # -- data ----------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def corpus(self) -> Corpus:
+        data = self.settings.data
+        return find_corpus(
+            Path(data.source) if data.source else None,
+            extensions=data.extensions,
+            max_bytes=data.max_bytes,
+            max_heldout_bytes=data.max_heldout_bytes,
+        )
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Trained on the first call of a run, loaded afterwards."""
+        path = self.path / "data" / "tokenizer.json"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            texts = itertools.chain(
+                read_texts(self.corpus.train, max_bytes=self.settings.data.tokenizer_bytes), self.task_texts()
+            )
+            tokenizer = Tokenizer.train(texts, self.settings.model.vocab_size)
+            if tokenizer.vocab_size != self.settings.model.vocab_size:
+                raise UserError(
+                    f"The source code gives a vocabulary of {tokenizer.vocab_size} only; set "
+                    f"model.vocab_size={tokenizer.vocab_size} or use more source (data.source)."
+                )
+            tokenizer.save(path)
+        return Tokenizer.load(path)
+
+    def task_texts(self) -> Iterator[str]:
+        """Files and tool calls as an agent sees them, from training tasks."""
+        for index in range(self.settings.data.tokenizer_tasks):
+            for family in FAMILIES:
+                task = generate(family, "train", self.settings.seed, -1 - index)
+                yield task.instruction
+                for path, text in task.files.items():
+                    if path.endswith(".py") and path != "run_tests.py":
+                        yield text
+                        line = text.rstrip().rsplit("\n", 1)[-1]
+                        yield "read" + compact_json({"path": path})
+                        yield "edit" + compact_json({"path": path, "old": line, "new": line})
+
+    def documents(self, files, name: str) -> list[np.ndarray]:
+        with Progress(sum(file.num_bytes for file in files), "byte", f"encode {name}") as progress:
+            done = 0
+
+            def advance(now: int, total: int) -> None:
+                nonlocal done
+                progress.update(now - done)
+                done = now
+
+            return encode_files(self.tokenizer, files, cache_dir=self.path / "data", progress=advance)
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def store(self, stage: str, keep: int = 1) -> CheckpointStore:
+        return CheckpointStore(self.path / "checkpoints" / stage, keep=keep)
+
+    def optimizer(self, settings: OptimizerSettings, steps: int) -> OptimizerConfig:
+        return OptimizerConfig(steps=steps, **dataclasses.asdict(settings))
+
+    def weights_of(self, stage: str):
+        """(params, router_bias) that a finished stage left."""
+        self.workdir.stage_result(stage)
+        params, bias = self.definition.shapes()
+        shardings = self.definition.shardings(self.mesh)
+
+        def placed(shape, sharding):
+            return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+        like = {
+            "params": jax.tree.map(placed, params, shardings[0]),
+            "router_bias": jax.tree.map(placed, bias, shardings[1]),
+        }
+        with self.store(stage) as store:
+            arrays, _ = store.restore(like=like)
+        return arrays["params"], arrays["router_bias"]
+
+    def learner(self, optimizer: OptimizerConfig, loss=None, bias_rate: float = 0.0) -> Learner:
+        return Learner(
+            self.definition,
+            optimizer,
+            loss or LanguageLoss(),
+            self.mesh,
+            reduction=self.settings.mesh.reduction,
+            bias_rate=bias_rate,
+        )
+
+    # -- agents --------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def sampler(self) -> Sampler:
+        return Sampler(
+            self.definition,
+            self.mesh,
+            SamplerConfig(**dataclasses.asdict(self.settings.sampler)),
+            end_token=self.tokenizer.end,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        agent = self.settings.agent
+        return Limits(agent.max_turns, agent.max_turn_tokens, agent.max_episode_tokens)
+
+    @contextmanager
+    def environment(self) -> Iterator[tuple[Environment, asyncio.Runner]]:
+        """Sandboxes and the event loop they live in."""
+        with asyncio.Runner() as runner:
+            pool = SandboxPool(size=self.settings.agent.concurrency)
+            try:
+                yield Environment(self.tokenizer, pool, self.limits, ResultCache()), runner
+            finally:
+                runner.run(pool.close())
+
+    # -- stages --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[dict[str, Any]]:
+        """Runs a stage unless it is done: yields a dict for its results, which is stored when the body ends well.
+
+        Its seconds are added to those of earlier, interrupted attempts.
+        """
+        began = time.perf_counter()
+        spent = self.path / "stages" / f"{name}.seconds"
+        before = float(spent.read_text()) if spent.exists() else 0.0
+        result: dict[str, Any] = {}
+        try:
+            yield result
+        except BaseException:
+            spent.parent.mkdir(exist_ok=True)
+            spent.write_text(str(before + time.perf_counter() - began))
+            raise
+        self.workdir.mark_done(name, {**result, "seconds": before + time.perf_counter() - began})

@@ -1,0 +1,19 @@
+"""Evaluates on held-out tasks every policy that the workdir holds: the SFT policy, and the RL policy if there is
+one."""
+
+from launch import flags
+
+
+def main(config, workdir):
+    from composer_jax.stages.evaluate import POLICIES, evaluate
+    from composer_jax.stages.run import Run
+
+    with Run(config, workdir) as run:
+        run.workdir.stage_result("sft")
+        for which, stage in POLICIES.items():
+            if run.workdir.stage_done(stage):
+                evaluate(run, which)
+
+
+if __name__ == "__main__":
+    flags.run(main)

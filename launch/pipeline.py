@@ -1,0 +1,16 @@
+"""The whole pipeline: pretraining, SFT, evaluation, RL, evaluation, report. Run again, it continues where it
+stopped."""
+
+from launch import flags
+
+
+def main(config, workdir):
+    from composer_jax.stages.pipeline import pipeline
+    from composer_jax.stages.run import Run
+
+    with Run(config, workdir) as run:
+        pipeline(run)
+
+
+if __name__ == "__main__":
+    flags.run(main)

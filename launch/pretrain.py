@@ -1,0 +1,15 @@
+"""Continued pretraining on source code. The first stage; it also trains the tokenizer."""
+
+from launch import flags
+
+
+def main(config, workdir):
+    from composer_jax.stages.pretrain import pretrain
+    from composer_jax.stages.run import Run
+
+    with Run(config, workdir) as run:
+        pretrain(run)
+
+
+if __name__ == "__main__":
+    flags.run(main)

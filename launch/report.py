@@ -1,0 +1,15 @@
+"""Writes results.json, the pictures and report.html from what the workdir holds; any stage may be missing."""
+
+from launch import flags
+
+
+def main(config, workdir):
+    from composer_jax.stages.report import report
+    from composer_jax.stages.run import Run
+
+    with Run(config, workdir) as run:
+        print(report(run))
+
+
+if __name__ == "__main__":
+    flags.run(main)

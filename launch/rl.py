@@ -1,0 +1,15 @@
+"""GRPO with self-summarization in sandboxed repositories. Needs launch.sft in the same workdir."""
+
+from launch import flags
+
+
+def main(config, workdir):
+    from composer_jax.stages.reinforce import reinforce
+    from composer_jax.stages.run import Run
+
+    with Run(config, workdir) as run:
+        reinforce(run)
+
+
+if __name__ == "__main__":
+    flags.run(main)
