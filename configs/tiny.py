@@ -32,7 +32,7 @@ def get_config(size: str = "full") -> ConfigDict:
                 "max_bytes": 4_000_000,
                 "max_heldout_bytes": 60_000,
                 "tokenizer_bytes": 2_000_000,
-                "tokenizer_tasks": 400,
+                "tokenizer_tasks": 600,
             },
             "pretrain": {
                 "steps": 240,
@@ -49,7 +49,7 @@ def get_config(size: str = "full") -> ConfigDict:
                 "traces": {
                     "bugfix": 2800,
                     "recall_short": 1200,
-                    "recall_long": 400,
+                    "recall_long": 200,
                     "recall_uncompacted": 700,
                 },
                 "rates": {},
@@ -72,7 +72,7 @@ def get_config(size: str = "full") -> ConfigDict:
             },
             "sampler": {
                 "slots": 64,
-                "capacity": 480,
+                "capacity": 512,
                 "decode_steps": 8,
                 "prefill_lengths": (32, 128),
                 "prefill_rows": (8, 32),
@@ -165,7 +165,7 @@ def smoke() -> dict:
             "save_every": 8,
         },
         "agent": {"max_turns": 4, "max_turn_tokens": 24, "max_summary_tokens": 16, "max_report_tokens": 32},
-        "sampler": {"slots": 16, "capacity": 480},
+        "sampler": {"slots": 16, "capacity": 512},
         "rl": {
             "steps": 2,
             "groups": {"bugfix": 2, "recall": 2},

@@ -8,6 +8,8 @@ WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # All of this has to be in the environment before JAX, NumPy or a tokenizer is imported for the first time.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Two threads per device, or XLA's pool can fill with devices that wait for each other (parallel/platform.py).
+os.environ.setdefault("NPROC", "16")
 if WORKERS > 1:
     # A BLAS pool over all cores in each worker would only make the workers wait for each other.
     for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -25,22 +25,22 @@ class Block(nnx.Module):
             MixtureOfExperts(config, rngs=rngs) if moe else FeedForward(config, config.dense_ff_dim, rngs=rngs)
         )
 
-    def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, mask_BSS: jax.Array, token_mask_BS: jax.Array):
+    def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSS: jax.Array, token_mask_BS: jax.Array):
         with jax.named_scope("attention"):
-            x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, mask_BSS)
+            x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, bias_BSS)
         return self._feed_forward(x_BSD, token_mask_BS)
 
     def extend(
         self,
         x_BSD: jax.Array,
         positions_BS: jax.Array,
-        mask_BSC: jax.Array,
+        bias_BSC: jax.Array,
         token_mask_BS: jax.Array,
         write: Callable[[jax.Array], jax.Array],
     ):
         """The same layer for new tokens against a cache; see MultiHeadLatentAttention.extend."""
         with jax.named_scope("attention"):
-            x_BSD = x_BSD + self.attention.extend(self.attention_norm(x_BSD), positions_BS, mask_BSC, write)
+            x_BSD = x_BSD + self.attention.extend(self.attention_norm(x_BSD), positions_BS, bias_BSC, write)
         return self._feed_forward(x_BSD, token_mask_BS)
 
     def _feed_forward(self, x_BSD: jax.Array, token_mask_BS: jax.Array):

@@ -40,6 +40,9 @@ class ModelConfig:
     topk_groups: int = 1
     """Group-limited routing: only experts of the topk_groups best groups can be chosen (DeepSeek-V3: 8 and 4)."""
     norm_eps: float = 1e-6
+    latent_norm_eps: float = 1e-6
+    """Epsilon of the norms on MLA's query and key-value latents. DeepSeek's and transformers' code fix it at 1e-6, also
+    where norm_eps is another (Moonlight, K2.5: 1e-5)."""
     rope_theta: float = 10_000.0
     max_context: int = 4096
     """Longest context in tokens; longer rows and caches are refused."""

@@ -13,6 +13,7 @@ from composer_jax.models.embedding import Embedding
 from composer_jax.models.mtp import MTPModule
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, use
+from composer_jax.ops.attention import additive_mask
 
 
 class Hidden(NamedTuple):
@@ -48,11 +49,11 @@ class Decoder(nnx.Module):
 
     def __call__(self, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array) -> Hidden:
         """Whole rows. Positions restart in every segment; segment 0 is padding; no segment sees another."""
-        mask_BSS, real_BS = causal_mask(segments_BS), segments_BS > 0
+        bias_BSS, real_BS = additive_mask(causal_mask(segments_BS)), segments_BS > 0
         x_BSD = self.embedding(tokens_BS, positions_BS)
 
         def layer(x_BSD, block):
-            return block(x_BSD, positions_BS, mask_BSS, real_BS)
+            return block(x_BSD, positions_BS, bias_BSS, real_BS)
 
         if self.dense_layers is not None:
             x_BSD, _ = self._scan(layer, self.dense_layers, x_BSD)
@@ -67,7 +68,7 @@ class Decoder(nnx.Module):
         Positions are those in the context (row b writes its latents there); entries with real_BS false write nothing.
         """
         cache = write_tokens(cache, tokens_BS, positions_BS, real_BS)
-        mask_BSC = jnp.arange(cache.capacity) <= positions_BS[..., None]
+        bias_BSC = additive_mask(jnp.arange(cache.capacity) <= positions_BS[..., None])
         earlier = [
             self.embedding.lookup(jnp.take_along_axis(cache.tokens_BC, jnp.maximum(positions_BS - j, 0), axis=1))
             for j in self.embedding.offsets
@@ -82,7 +83,7 @@ class Decoder(nnx.Module):
                 latents, layer_cache = write_layer(latents, index, new_BSX, positions_BS, real_BS)
                 return layer_cache
 
-            x_BSD, _ = block.extend(x_BSD, positions_BS, mask_BSC, real_BS, write)
+            x_BSD, _ = block.extend(x_BSD, positions_BS, bias_BSC, real_BS, write)
             return (x_BSD, latents, index + 1), None
 
         # The cache travels in the carry and is updated in place; as a scanned input and output it would be copied.
@@ -98,13 +99,13 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """States whose logits at i predict token i+2, and the expert counts [E] of the module. The trunk is not
         moved."""
-        following = jnp.pad(tokens_BS, ((0, 0), (0, 1)))[:, 1:]
-        embedding = self.embedding(following, positions_BS + 1)
+        # Shifted after embedding: taps of token i+1 reach back to token i, also where i is the first of a row.
+        following = jnp.pad(self.embedding(tokens_BS, positions_BS), ((0, 0), (0, 1), (0, 0)))[:, 1:]
         return self.mtp(
             jax.lax.stop_gradient(hidden.trunk_BSD),
-            jax.lax.stop_gradient(embedding),
+            jax.lax.stop_gradient(following),
             positions_BS,
-            causal_mask(segments_BS),
+            additive_mask(causal_mask(segments_BS)),
             segments_BS > 0,
         )
 

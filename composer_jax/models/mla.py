@@ -9,6 +9,8 @@ Two forms of the same function: `__call__` expands keys and values (training), `
 absorbs W_k_up into the query and W_v_up into the output (decoding: R + P floats per token instead of H (K + P + V)).
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -17,9 +19,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, use
 from composer_jax.models.rope import rope_angles, rotate
-
-MASKED = -1e30
-
+from composer_jax.ops.attention import attend, attend_shared
 
 class MultiHeadLatentAttention(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -31,11 +31,11 @@ class MultiHeadLatentAttention(nnx.Module):
         else:
             q_in = config.q_lora_rank
             self.q_down = matrix(rngs, (d, q_in), ("embed", None), fan_in=d, config=config)
-            self.q_norm = RMSNorm(q_in, eps=config.norm_eps, dtype=config.param_dtype)
+            self.q_norm = RMSNorm(q_in, eps=config.latent_norm_eps, dtype=config.param_dtype)
         q_axis = "embed" if config.q_lora_rank is None else None
         self.q = matrix(rngs, (q_in, h, k + p), (q_axis, "heads", None), fan_in=q_in, config=config)
         self.kv_down = matrix(rngs, (d, r + p), ("embed", None), fan_in=d, config=config)
-        self.kv_norm = RMSNorm(r, eps=config.norm_eps, dtype=config.param_dtype)
+        self.kv_norm = RMSNorm(r, eps=config.latent_norm_eps, dtype=config.param_dtype)
         self.k_up = matrix(rngs, (r, h, k), (None, "heads", None), fan_in=r, config=config)
         self.v_up = matrix(rngs, (r, h, v), (None, "heads", None), fan_in=r, config=config)
         self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), fan_in=h * v, config=config)
@@ -57,39 +57,35 @@ class MultiHeadLatentAttention(nnx.Module):
         latent, k_rope = jnp.split(x_BSD @ use(self.kv_down, x_BSD.dtype), [self.config.kv_lora_rank], axis=-1)
         return jnp.concatenate([self.kv_norm(latent), rotate(k_rope, cos, sin)], axis=-1)
 
-    def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, mask_BSS: jax.Array) -> jax.Array:
-        """Attention within the rows; mask_BSS[b, s, t] is true where query s may see key t."""
+    def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSS: jax.Array) -> jax.Array:
+        """Attention within the rows; bias_BSS is added to the scores (ops/attention.py: additive_mask)."""
         dtype = x_BSD.dtype
         cos, sin = rope_angles(positions_BS, self.config.qk_rope_dim, self.config.rope_theta)
         q_nope, q_rope = self.queries(x_BSD, cos, sin)
         c_BSR, k_rope = jnp.split(self.latents(x_BSD, cos, sin), [self.config.kv_lora_rank], axis=-1)
         k_nope = jnp.einsum("btr,rhk->bthk", c_BSR, use(self.k_up, dtype))
-        v = jnp.einsum("btr,rhv->bthv", c_BSR, use(self.v_up, dtype))
-        logits = jnp.einsum("bshk,bthk->bhst", q_nope, k_nope) + jnp.einsum("bshp,btp->bhst", q_rope, k_rope)
-        weights = masked_softmax(logits * self.scale, mask_BSS[:, None])
-        y = jnp.einsum("bhst,bthv->bshv", weights.astype(dtype), v)
-        return jnp.einsum("bshv,hvd->bsd", y, use(self.out, dtype))
+        v_BSHV = jnp.einsum("btr,rhv->bthv", c_BSR, use(self.v_up, dtype))
+        q_BSHX = jnp.concatenate([q_nope, q_rope], axis=-1) * self.scale
+        shared = jnp.broadcast_to(k_rope[:, :, None], (*k_nope.shape[:3], k_rope.shape[-1]))
+        k_BSHX = jnp.concatenate([k_nope, shared], axis=-1)
+        y_BSHV = attend(q_BSHX, k_BSHX, v_BSHV, bias_BSS)
+        return jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype))
 
-    def extend(self, x_BSD: jax.Array, positions_BS: jax.Array, mask_BSC: jax.Array, write) -> jax.Array:
+    def extend(
+        self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], jax.Array]
+    ) -> jax.Array:
         """Attention of S new tokens per row against the cache.
 
         Args:
           write: stores the new latents [B,S,R+P] and returns the layer's whole cache [B,C,R+P].
-          mask_BSC: true where a new token may see a cache entry.
+          bias_BSC: additive mask of cache entries for each new token.
         """
         dtype, r = x_BSD.dtype, self.config.kv_lora_rank
         cos, sin = rope_angles(positions_BS, self.config.qk_rope_dim, self.config.rope_theta)
         q_nope, q_rope = self.queries(x_BSD, cos, sin)
         cache_BCX = write(self.latents(x_BSD, cos, sin)).astype(dtype)
         q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, use(self.k_up, dtype))
-        q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1)
-        logits = jnp.einsum("bshx,bcx->bshc", q_BSHX, cache_BCX)
-        weights = masked_softmax(logits * self.scale, mask_BSC[:, :, None])
-        y_latent = jnp.einsum("bshc,bcr->bshr", weights.astype(dtype), cache_BCX[..., :r])
-        y = jnp.einsum("bshr,rhv->bshv", y_latent, use(self.v_up, dtype))
-        return jnp.einsum("bshv,hvd->bsd", y, use(self.out, dtype))
-
-
-def masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """Softmax over the last axis in float32; a fully masked row becomes uniform instead of NaN."""
-    return jax.nn.softmax(jnp.where(mask, logits.astype(jnp.float32), MASKED), axis=-1)
+        q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.scale
+        y_latent = attend_shared(q_BSHX, cache_BCX, cache_BCX[..., :r], bias_BSC)
+        y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, use(self.v_up, dtype))
+        return jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype))

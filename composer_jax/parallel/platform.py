@@ -16,7 +16,7 @@ def configure_cpu(devices: int) -> None:
     waiting: the process stalls for good. Two threads per device leave room (measured: 2 devices on 2 cores stalled at
     once, and never with the larger pool).
     """
-    os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * devices)))
+    os.environ.setdefault("NPROC", str(2 * max(os.cpu_count() or 1, devices)))
     if jax._src.xla_bridge.backends_are_initialized():
         have = len(jax.devices())
         if jax.default_backend() == "cpu" and have < devices:

@@ -19,7 +19,6 @@ from composer_jax.sandbox.inside import seccomp
 BACKENDS = ("auto", "bubblewrap", "subprocess")
 OLDEST = (0, 11)  # bubblewrap: first release with everything the project uses
 INSIDE = Path(__file__).parent / "inside"
-START = "import sys; sys.path[0] = {path!r}; from inside import zygote; del sys.path[0]; zygote.main()"
 UID = 1000  # as seen from inside
 FIRST_FREE_UID = 61_000  # what root becomes outside: not handed out by adduser, systemd or container runtimes
 
@@ -39,12 +38,12 @@ def choose(name: str) -> Backend:
     if name not in BACKENDS:
         raise UserError(f"sandbox backend {name!r} is unknown; use one of {', '.join(BACKENDS)}")
     if sys.platform != "linux" or platform.machine() not in seccomp.ARCHITECTURES:
-        where = f"{sys.platform} on {platform.machine()}"
-        raise UserError(f"Sandboxes need Linux on x86_64 or aarch64, and this is {where}; use such a machine or container")
+        this = f"{sys.platform} on {platform.machine()}"
+        raise UserError(f"Sandboxes need Linux on x86_64 or aarch64; this is {this}, so use another machine")
     if name == "subprocess":
         warnings.warn(
-            "sandbox backend 'subprocess' ISOLATES NOTHING: commands written by a model run as you, with your files "
-            "and your network; use it only where you would run such commands by hand",
+            "sandbox backend 'subprocess' ISOLATES NOTHING: commands written by a model run as you, with your "
+            "files and your network; use it only where you would run such commands by hand",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -79,11 +78,10 @@ def find_bubblewrap() -> Path:
 
 def _plain() -> Backend:
     executable = _interpreter()[0]
-    start = START.format(path=str(INSIDE.parent))
-    return Backend("subprocess", (executable, *_FLAGS, start), _environment(executable, None), False)
+    return Backend("subprocess", (executable, *_FLAGS, str(INSIDE / "start.py")), _environment(executable, None), False)
 
 
-_FLAGS = ("-S", "-s", "-c")  # what a program would notice of other flags is in the environment instead
+_FLAGS = ("-S", "-s")  # no site-packages; a program would notice other flags, so the rest is in the environment
 
 
 def _interpreter() -> tuple[str, str]:
@@ -93,7 +91,7 @@ def _interpreter() -> tuple[str, str]:
     for candidate in (f"{base}/bin/python{version}", os.path.realpath(sys.executable)):
         if os.access(candidate, os.X_OK):
             return candidate, base
-    raise UserError(f"No Python interpreter was found under {base}/bin; install Python {version} there or use another one")
+    raise UserError(f"No Python interpreter was found under {base}/bin; use a regular installation of Python {version}")
 
 
 def _environment(executable: str, libraries: str | None) -> dict[str, str]:
@@ -112,7 +110,7 @@ def _environment(executable: str, libraries: str | None) -> dict[str, str]:
 
 
 def _bubblewrap(bwrap: Path) -> Backend:
-    """The outer walls: a read-only system, an unprivileged uid, no network, no capabilities, nothing of the host's."""
+    """The outer walls: a read-only system, an unprivileged uid, no network, no capabilities, no files of the host."""
     executable, base = _interpreter()
     folders = {"/usr": "/usr", "/opt/composer/inside": str(INSIDE)}
     links: list[str] = []
@@ -123,7 +121,7 @@ def _bubblewrap(bwrap: Path) -> Backend:
             folders[f"/{name}"] = f"/{name}"
     if not _below(base, "/usr"):
         if not _below(executable, base):
-            raise UserError(f"The interpreter {executable} is not below its own prefix {base}; use a regular installation")
+            raise UserError(f"The interpreter {executable} is not below its prefix {base}; use a regular installation")
         folders["/opt/python"] = base
         executable = executable.replace(base, "/opt/python", 1)
         base = "/opt/python"
@@ -146,7 +144,7 @@ def _bubblewrap(bwrap: Path) -> Backend:
         # The command must come last, so what closes the room is a part of it.
         "options": options,
         "closing": ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"],
-        "command": ["/opt/bin/python", *_FLAGS, START.format(path="/opt/composer")],
+        "command": ["/opt/bin/python", *_FLAGS, "/opt/composer/inside/start.py"],
         "uid": _unused_uid() if os.geteuid() == 0 else None,
     }
     launcher = str(Path(__file__).parent / "launcher.py")
@@ -194,9 +192,9 @@ def diagnose(said: str) -> str:
     status = Path("/proc/self/status").read_text()
     if re.search(r"^Seccomp:\s*2", status, re.MULTILINE):
         return (
-            f"{what}: a system-call filter is on, as in most containers. Start the container with "
-            "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined`, "
-            "or choose the backend 'subprocess' to go without isolation."
+            f"{what}: a system-call filter is on, as in most containers. Start the container with `--security-opt "
+            "seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined`, or choose "
+            "the backend 'subprocess' to go without isolation."
         )
     return (
         f"{what}, and its settings do not say why. Try `{root}unshare -Ur true` and the kernel log, "

@@ -22,6 +22,8 @@ OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442  # system calls; the number
 OPEN_TREE_CLONE, MOVE_MOUNT_EMPTY_PATH, AT_EMPTY_PATH = 1, 4, 0x1000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_IDMAP = 1, 0x00100000
 
+GRACE_MS = 1000
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -51,7 +53,9 @@ def main() -> int:
     poll.register(end, select.POLLIN)
     poll.register(0, 0)  # reports hang-up only: the messages on fd 0 are the zygote's
     if not any(fd == end for fd, _ in poll.poll()):
-        os.kill(pid, signal.SIGKILL)
+        poll.unregister(0)
+        if not poll.poll(GRACE_MS):  # the zygote, too, sees the trainer go; when it ends, all is gone before bubblewrap
+            os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF
 
 

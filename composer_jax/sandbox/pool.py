@@ -90,9 +90,7 @@ class SandboxPool:
     def _take(self) -> Sandbox:
         """A started sandbox, perhaps not ready yet; its replacement is ordered in the same breath."""
         if not self._spawner.alive():
-            self._drop_warm()
-            self._spawner.close()
-            self._spawner = Spawner(self._backend, self.limits)
+            self._replace_spawner()
         sandbox = self._warm.popleft() if self._warm else self._order()
         self._used.add(sandbox)
         self._fill()
@@ -104,7 +102,17 @@ class SandboxPool:
 
     def _order(self) -> Sandbox:
         name = str(next(self._numbers))
-        return Sandbox(name, self._spawner.spawn(name), self.limits, self._released)
+        try:
+            channel = self._spawner.spawn(name)
+        except OSError:  # it has just died
+            self._replace_spawner()
+            channel = self._spawner.spawn(name)
+        return Sandbox(name, channel, self.limits, self._released)
+
+    def _replace_spawner(self) -> None:
+        self._drop_warm()
+        self._spawner.close()
+        self._spawner = Spawner(self._backend, self.limits)
 
     def _drop_warm(self) -> None:
         while self._warm:

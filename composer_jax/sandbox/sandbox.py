@@ -168,7 +168,7 @@ class Sandbox:
         raise SandboxDied(f"sandbox {self.name} died: {self._end}")
 
     def _overdue(self, why: str) -> None:
-        """The time is over. If it was this machine that slept, and not the worker, the answer is among the next events."""
+        """The time is over. If this machine slept, and not the worker, the answer is among the next events."""
         self._alarm = asyncio.get_running_loop().call_later(LAST_CALL_S, self.end, why)
 
     async def _receive(self, loop: asyncio.AbstractEventLoop) -> tuple[dict[str, Any], bytes]:

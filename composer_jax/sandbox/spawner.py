@@ -34,25 +34,31 @@ class Spawner:
             "filter": seccomp.assemble(os.uname().machine).hex(),
             "scratch": self._scratch.name if self._scratch else "",
         }
+        if (refusal := self._greet(config) or self._probe()) is not None:
+            self.close()
+            raise UserError(backends.diagnose(refusal))
+
+    def _greet(self, config: dict) -> str | None:
+        """Send the configuration and wait for the zygote; what bubblewrap says if there will be none."""
         try:
             self._control.settimeout(START_S)
             self._control.send(json.dumps(config).encode())
-            if self._control.recv(16) != b"ready":
-                raise ConnectionError("end of file")
+            ready = self._control.recv(16) == b"ready"
             self._control.settimeout(None)
-            self._probe()
-        except OSError as error:
-            self.close()
-            raise UserError(backends.diagnose(self.said() or str(error))) from None
+        except OSError:
+            ready = False
+        return None if ready else self.said()
 
-    def _probe(self) -> None:
-        """Build one sandbox and throw it away, so that a machine that refuses is found out here and not in the middle of a run."""
-        with self.spawn("probe") as channel:
-            channel.settimeout(START_S)
-            answer = frames.receive(channel)
-            self.kill("probe")
-        if answer is None or "broken" in answer[0]:
-            raise ConnectionError(answer[0]["broken"] if answer else "")
+    def _probe(self) -> str | None:
+        """Build one sandbox and throw it away, so that a machine that refuses is found out now; its reason if so."""
+        try:
+            with self.spawn("probe") as channel:
+                channel.settimeout(START_S)
+                answer = frames.receive(channel)
+                self.kill("probe")
+        except OSError as error:
+            return str(error)
+        return answer[0].get("broken") if answer else "its worker ended at once"
 
     def alive(self) -> bool:
         """Whether the zygote still runs."""
@@ -64,7 +70,7 @@ class Spawner:
         return self._said.read(4096).decode(errors="replace")
 
     def spawn(self, name: str) -> socket.socket:
-        """Ask for a sandbox; its worker will speak on the returned (non-blocking) socket. Raises OSError when it has gone."""
+        """Ask for a sandbox: its worker will speak on the returned, non-blocking socket. OSError: no zygote left."""
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from composer_jax.agent.episode import Limits
+from composer_jax.agent.expert import Notes, RecallRates, recall_summary
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.data.chat import compact_json
@@ -31,8 +32,10 @@ from composer_jax.rl.rollout import Environment
 from composer_jax.sampler.engine import Sampler, SamplerConfig
 from composer_jax.sandbox import SandboxPool
 from composer_jax.stages.settings import OptimizerSettings, Settings, settings_from
+from composer_jax.tasks import recall
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.generate import FAMILIES, generate
+from composer_jax.tasks.splits import seeded
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig
@@ -107,7 +110,7 @@ class Run:
         return Tokenizer.load(path)
 
     def task_texts(self) -> Iterator[str]:
-        """Files and tool calls as an agent sees them, from training tasks."""
+        """Files, tool calls and reports as an agent sees them, from training tasks."""
         for index in range(self.settings.data.tokenizer_tasks):
             for family in FAMILIES:
                 task = generate(family, "train", self.settings.seed, -1 - index)
@@ -118,6 +121,9 @@ class Run:
                         line = text.rstrip().rsplit("\n", 1)[-1]
                         yield "read" + compact_json({"path": path})
                         yield "edit" + compact_json({"path": path, "old": line, "new": line})
+                if family == recall.FAMILY:
+                    notes = Notes(task.metadata["facts"], read_conf=True, read_target=index % 2 == 0)
+                    yield recall_summary(task, notes, "long", RecallRates(), seeded("tokenizer", index))
 
     def documents(self, files, name: str) -> list[np.ndarray]:
         with Progress(sum(file.num_bytes for file in files), "byte", f"encode {name}") as progress:

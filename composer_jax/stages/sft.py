@@ -39,7 +39,10 @@ def sft(run: Run) -> None:
     settings = run.settings.sft
     with run.stage("sft") as result:
         traces, made = expert_traces(run)
-        stream = trace_batches(traces, seq_len=settings.seq_len, batch_size=settings.batch_size, seed=run.settings.seed)
+        # A report can outgrow a row; the model could not have seen it whole in its window either.
+        stream = trace_batches(
+            traces, seq_len=settings.seq_len, batch_size=settings.batch_size, seed=run.settings.seed, too_long="drop"
+        )
         learner = run.learner(run.optimizer(settings.optimizer, settings.steps), bias_rate=settings.bias_rate)
         state = learner.init_state(params, router_bias)
         path = run.path / "metrics" / "sft.jsonl"
@@ -54,7 +57,7 @@ def sft(run: Run) -> None:
             )
         rows = read_metrics(path)
         last = [row["loss"] for row in rows[-max(1, len(rows) // 20) :]]
-        result |= {"loss_last": float(np.mean(last)), "tokens": rows[-1]["tokens"], **made}
+        result |= {"loss_last": float(np.mean(last)), "tokens": rows[-1]["tokens"], "dropped_rows": stream.dropped, **made}
 
 
 def expert_traces(run: Run) -> tuple[list[Trace], dict]:

@@ -1,5 +1,6 @@
 """What runs inside the walls. Standard library only and relative imports only: the folder is mounted alone.
 
+    start     runs the zygote
     zygote    one process per pool, inside bubblewrap: forks a worker for every sandbox
     namespaces   the walls of one sandbox: namespaces, mounts, capabilities
     seccomp   the system-call filter, assembled in Python

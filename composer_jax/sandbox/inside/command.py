@@ -5,9 +5,9 @@ and nothing evades its time limit. Outcomes:
 
     timeout         wall-clock limit reached, or the CPU limit (SIGXCPU, or SIGKILL with the CPU time used up)
     output_limit    stdout and stderr together passed the hard limit
-    out_of_memory   the processes together held more than the limit; or the program ended with MemoryError (told by the fork
-                    that serves `python`), or failed with the words of an allocation failure last on stderr; or something
-                    outside killed it while its peak was above half of the limit (the machine's own out-of-memory killer)
+    out_of_memory   the processes together held more than the limit; or the program ended with MemoryError (told by
+                    the fork that serves `python`), or failed with the words of an allocation failure last on stderr;
+                    or it was killed while its peak was above half of the limit (the machine's own memory killer)
     ok, nonzero     everything else, by exit code (128 + N for signal N)
 """
 
@@ -77,7 +77,7 @@ class Commands:
             self.rlimits.append((resource.RLIMIT_NPROC, limits["processes"], limits["processes"]))
 
     def run(self, argv: list[str], stdin: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """Run `argv` with `stdin`; returns (header, body) of the reply, body = head and tail of stdout and of stderr."""
+        """Run `argv`; returns header and body of the reply, the body being head and tail of stdout and of stderr."""
         self.report[0] = 0
         started = time.monotonic()
         out, out_end = os.pipe()
@@ -184,7 +184,7 @@ class Commands:
         while True:
             _kill_all() if self.isolated else _kill_tree(os.getpid())
             try:
-                # Without a namespace a process may slip away between listing and killing: look again until none is left.
+                # Without a namespace a process may slip away between listing and killing: look until none is left.
                 found, status, usage = os.wait4(-1, 0 if self.isolated else os.WNOHANG)
             except ChildProcessError:
                 return ended[pid]

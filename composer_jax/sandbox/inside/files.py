@@ -156,7 +156,6 @@ class Workspace:
     def _clear(self) -> None:
         """Empty the workspace whatever its depth: folders move up before the folder above them is removed."""
         os.fchmod(self.root, 0o755)
-        moved = 0
         while entries := list(os.scandir(self.root)):
             for entry in entries:
                 if not entry.is_dir(follow_symlinks=False):
@@ -167,8 +166,8 @@ class Workspace:
                     os.fchmod(folder, 0o755)
                     for child in list(os.scandir(folder)):
                         if child.is_dir(follow_symlinks=False):
-                            moved += 1
-                            os.rename(child.name, f".moved-{os.getpid()}-{moved}", src_dir_fd=folder, dst_dir_fd=self.root)
+                            unused = f".{os.urandom(12).hex()}"
+                            os.rename(child.name, unused, src_dir_fd=folder, dst_dir_fd=self.root)
                         else:
                             os.unlink(child.name, dir_fd=folder)
                 finally:

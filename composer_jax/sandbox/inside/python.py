@@ -9,6 +9,7 @@ import atexit
 import builtins
 import importlib.machinery
 import io
+import linecache
 import os
 import runpy
 import sys
@@ -53,7 +54,8 @@ def become(argv: list[str], on_memory_error: Callable[[], None]) -> int:
         except BaseException as error:
             if stream is sys.stdout:
                 code = 120  # Python's own code for it, whatever came before
-                print(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}", file=sys.stderr)
+                what = "on flushing sys.stdout:" if sys.version_info >= (3, 13) else f"in: {stream!r}"
+                print(f"Exception ignored {what}\n{type(error).__name__}: {error}", file=sys.stderr)
     return code
 
 
@@ -77,7 +79,7 @@ def _program(argv: list[str]) -> Callable[[], None]:
     if kind == "-m":
         return lambda: runpy._run_module_as_main(rest[0])
     if kind == "-c":
-        return lambda: exec(compile(rest[0], "<string>", "exec", dont_inherit=True), main.__dict__)
+        return lambda: exec(_compiled(rest[0]), main.__dict__)
 
     def script() -> None:
         try:
@@ -89,6 +91,13 @@ def _program(argv: list[str]) -> Callable[[], None]:
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
     return script
+
+
+def _compiled(source: str) -> types.CodeType:
+    code = compile(source, "<string>", "exec", dont_inherit=True)
+    if hasattr(linecache, "_register_code"):  # Python 3.13 and later show the lines of -c in tracebacks
+        linecache._register_code(code, source, "<string>")
+    return code
 
 
 def _guard(program: Callable[[], None], on_memory_error: Callable[[], None]) -> int:

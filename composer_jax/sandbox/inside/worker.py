@@ -9,6 +9,7 @@ import mmap
 import os
 import signal
 import socket
+import tempfile
 from typing import Any
 
 from . import command, files, frames, namespaces
@@ -51,8 +52,6 @@ class Worker:
             namespaces.furnish(self.limits["workspace_bytes"], self.limits["tmp_bytes"])
             namespaces.lock(self.filter)
         else:
-            import tempfile
-
             namespaces.adopt_orphans()
             self.root = tempfile.mkdtemp(dir=self.scratch)
         os.umask(0o022)

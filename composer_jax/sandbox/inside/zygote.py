@@ -25,10 +25,10 @@ from . import frames, namespaces, worker
 
 # What small programs and their tests import: loaded once here, shared by every fork.
 PRELOADED = (
-    "abc", "argparse", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "enum", "functools",
-    "heapq", "inspect", "io", "itertools", "json", "linecache", "math", "operator", "pathlib", "random", "re", "runpy",
-    "signal", "string", "struct", "tempfile", "textwrap", "threading", "time", "traceback", "types", "typing", "unittest",
-    "locale", "weakref",
+    "abc", "argparse", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "enum",
+    "functools", "heapq", "inspect", "io", "itertools", "json", "linecache", "locale", "math", "operator", "pathlib",
+    "random", "re", "runpy", "signal", "string", "struct", "tempfile", "textwrap", "threading", "time", "traceback",
+    "types", "typing", "unittest", "weakref",
 )  # fmt: skip
 
 
