@@ -76,6 +76,7 @@ def get_config(size: str = "full") -> ConfigDict:
                 "decode_steps": 8,
                 "prefill_lengths": (32, 128),
                 "prefill_rows": (8, 32),
+                "windows": (256,),
             },
             "rl": {
                 "steps": 120,

@@ -15,12 +15,13 @@ if WORKERS > 1:
     for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(pool, "1")
 # Eight devices on few cores reach a collective far apart from each other; a slow test is better than an
-# aborted one.
+# aborted one. Tests compile far longer than they compute, so LLVM optimises nothing.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120",
         "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+        "--xla_backend_optimization_level=0",
     ]
 ).strip()
 

@@ -41,10 +41,16 @@ def write_tokens(cache: Cache, tokens_BS: jax.Array, positions_BS: jax.Array, re
 
 
 def write_layer(
-    latents_LBCX: jax.Array, layer: jax.Array, new_BSX: jax.Array, positions_BS: jax.Array, real_BS: jax.Array
+    latents_LBCX: jax.Array,
+    layer: jax.Array,
+    new_BSX: jax.Array,
+    positions_BS: jax.Array,
+    real_BS: jax.Array,
+    window: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Writes one layer's new latents in place; returns the whole cache and that layer's part [B,C,X]."""
+    """Writes one layer's new latents in place; returns the whole cache and that layer's first entries [B,window,X]."""
     rows = jnp.arange(new_BSX.shape[0])[:, None]
     index = write_index(positions_BS, real_BS, latents_LBCX.shape[2])
     latents = latents_LBCX.at[layer, rows, index].set(new_BSX.astype(latents_LBCX.dtype), mode="drop")
-    return latents, jax.lax.dynamic_index_in_dim(latents, layer, keepdims=False)
+    _, b, _, x = latents.shape
+    return latents, jax.lax.dynamic_slice(latents, (layer, 0, 0, 0), (1, b, window, x))[0]

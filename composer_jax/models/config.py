@@ -79,7 +79,8 @@ class ModelConfig:
 
         require(
             self.experts_per_token <= self.n_experts,
-            f"experts_per_token={self.experts_per_token} is more than n_experts={self.n_experts}; choose at most that many.",
+            f"experts_per_token={self.experts_per_token} is more than n_experts={self.n_experts}; "
+            "choose at most that many.",
         )
         require(
             self.n_experts % self.n_expert_groups == 0,

@@ -61,14 +61,22 @@ class Decoder(nnx.Module):
         return Hidden(self.final_norm(x_BSD), x_BSD, counts_LE)
 
     def extend(
-        self, tokens_BS: jax.Array, positions_BS: jax.Array, real_BS: jax.Array, cache: Cache
+        self,
+        tokens_BS: jax.Array,
+        positions_BS: jax.Array,
+        real_BS: jax.Array,
+        cache: Cache,
+        window: int | None = None,
     ) -> tuple[jax.Array, Cache]:
         """S new tokens per row after what the cache holds; returns normalised states [B,S,D] and the cache.
 
         Positions are those in the context (row b writes its latents there); entries with real_BS false write nothing.
+        Attention reads the first `window` entries of the cache (default: all); the caller sees to it that no real
+        position lies beyond.
         """
+        window = cache.capacity if window is None else window
         cache = write_tokens(cache, tokens_BS, positions_BS, real_BS)
-        bias_BSC = additive_mask(jnp.arange(cache.capacity) <= positions_BS[..., None])
+        bias_BSC = additive_mask(jnp.arange(window) <= positions_BS[..., None])
         earlier = [
             self.embedding.lookup(jnp.take_along_axis(cache.tokens_BC, jnp.maximum(positions_BS - j, 0), axis=1))
             for j in self.embedding.offsets
@@ -80,7 +88,7 @@ class Decoder(nnx.Module):
 
             def write(new_BSX):
                 nonlocal latents
-                latents, layer_cache = write_layer(latents, index, new_BSX, positions_BS, real_BS)
+                latents, layer_cache = write_layer(latents, index, new_BSX, positions_BS, real_BS, window)
                 return layer_cache
 
             x_BSD, _ = block.extend(x_BSD, positions_BS, bias_BSC, real_BS, write)

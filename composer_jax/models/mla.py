@@ -21,6 +21,7 @@ from composer_jax.models.parameter import matrix, use
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import attend, attend_shared
 
+
 class MultiHeadLatentAttention(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         d, h, r = config.d_model, config.n_heads, config.kv_lora_rank

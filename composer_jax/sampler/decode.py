@@ -52,16 +52,19 @@ def prefill(
     count_N: jax.Array,
     start_N: jax.Array,
     seed_N: jax.Array,
+    *,
+    window: int,
 ) -> Slots:
     """Appends count_N tokens to each of the slots index_N; rows with count 0 are padding and change nothing.
 
     Args:
       start_N: context length before the call; 0 restarts a slot.
+      window: no context is longer than this after the call.
     """
     n, s = tokens_NS.shape
     real_NS = jnp.arange(s) < count_N[:, None]
     positions_NS = start_N[:, None] + jnp.arange(s)
-    rows = Cache(slots.cache.latents_LBCX[:, index_N], slots.cache.tokens_BC[index_N])
+    rows = Cache(slots.cache.latents_LBCX[:, index_N, :window], slots.cache.tokens_BC[index_N, :window])
     states_NSD, rows = decoder.extend(tokens_NS, positions_NS, real_NS, rows)
     last_ND = states_NSD[jnp.arange(n), jnp.maximum(count_N - 1, 0)]
     target = jnp.where(count_N > 0, index_N, slots.length_B.shape[0])  # padding rows are dropped
@@ -70,17 +73,20 @@ def prefill(
         return whole.at[target].set(part.astype(whole.dtype), mode="drop")
 
     cache = Cache(
-        slots.cache.latents_LBCX.at[:, target].set(rows.latents_LBCX, mode="drop"),
-        put(slots.cache.tokens_BC, rows.tokens_BC),
+        slots.cache.latents_LBCX.at[:, target, :window].set(rows.latents_LBCX, mode="drop"),
+        slots.cache.tokens_BC.at[target, :window].set(rows.tokens_BC, mode="drop"),
     )
     return Slots(cache, put(slots.length_B, start_N + count_N), put(slots.seed_B, seed_N), put(slots.last_BD, last_ND))
 
 
-def decode(decoder: Decoder, slots: Slots, budget_B: jax.Array, *, steps: int, end_token: int) -> tuple[Slots, Decoded]:
+def decode(
+    decoder: Decoder, slots: Slots, budget_B: jax.Array, *, steps: int, end_token: int, window: int
+) -> tuple[Slots, Decoded]:
     """Samples up to `steps` tokens in every slot whose budget is positive, stopping after end_token.
 
     Args:
       budget_B: int32, most tokens to sample in each slot in this call; 0 leaves the slot alone.
+      window: no context is longer than this after the call.
     """
     n = budget_B.shape[0]
     out = Decoded(jnp.zeros((steps, n), jnp.int32), jnp.zeros((steps, n), jnp.float32), jnp.zeros((steps, n), bool))
@@ -93,7 +99,7 @@ def decode(decoder: Decoder, slots: Slots, budget_B: jax.Array, *, steps: int, e
         step, slots, budget, out = carry
         active = budget > 0
         token, logprob = sample_token(decoder.logits(slots.last_BD), slots.seed_B, slots.length_B)
-        states, cache = decoder.extend(token[:, None], slots.length_B[:, None], active[:, None], slots.cache)
+        states, cache = decoder.extend(token[:, None], slots.length_B[:, None], active[:, None], slots.cache, window)
         slots = Slots(
             cache,
             slots.length_B + active,

@@ -7,8 +7,10 @@ jitted functions of a few fixed shapes. Nothing recompiles when conversations gr
 import asyncio
 import contextlib
 import dataclasses
+import functools
+import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +36,8 @@ class SamplerConfig:
     """Tokens per row of a prefill call; the smallest that fits is used, longer inputs take several calls."""
     prefill_rows: tuple[int, ...] = (4, 32)
     """Rows per device of a prefill call; the smallest that fits is used."""
+    windows: tuple[int, ...] = ()
+    """Cache entries that a call reads, beside the whole capacity: the smallest that holds every context is used."""
 
 
 @dataclasses.dataclass
@@ -64,6 +68,7 @@ class Sampler:
                 f"{definition.config.max_context}."
             )
         self.definition, self.mesh, self.config, self.end_token = definition, mesh, config, end_token
+        self.windows = (*sorted(w for w in config.windows if w < config.capacity), config.capacity)
         self.shards, self.per_shard = shards, config.slots // shards
         self.version = -1
         self.decoded_tokens = self.prefilled_tokens = 0
@@ -79,6 +84,27 @@ class Sampler:
         """Installs a copy of the weights; tokens sampled from now on carry this version."""
         self._weights = self._copy((params, router_bias))
         self.version = version
+
+    @property
+    def shapes(self) -> int:
+        """How many programs there are to compile."""
+        return len(self.windows) * (len(self.config.prefill_rows) * len(self.config.prefill_lengths) + 1)
+
+    def warm_up(self, on_done: Callable[[], None] = lambda: None) -> None:
+        """Compiles every shape that can occur, with calls that change nothing, so that nothing compiles later.
+
+        Needs weights; no session may be open. `on_done` is called after each of the `shapes` programs.
+        """
+        for window in self.windows:
+            for rows, length in itertools.product(self.config.prefill_rows, self.config.prefill_lengths):
+                n = self.shards * rows
+                nothing = [np.zeros(shape, np.int32) for shape in (n, (n, length), n, n)]
+                seeds = np.zeros(n, np.uint32)
+                self._slots = self._prefill[window](*self._weights, self._slots, *nothing, seeds)
+                on_done()
+            budget = np.zeros(self.config.slots, np.int32)
+            self._slots, _ = self._decode[window](*self._weights, self._slots, budget)
+            on_done()
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -156,7 +182,10 @@ class Sampler:
                 request.start += len(piece)
                 self.prefilled_tokens += len(piece)
         flat = lambda a: a.reshape(self.shards * rows, *a.shape[2:])  # noqa: E731
-        self._slots = self._prefill(*self._weights, self._slots, *map(flat, (index, tokens, count, start, seed)))
+        window = _fit(self.windows, int((start + count).max()))
+        self._slots = self._prefill[window](
+            *self._weights, self._slots, *map(flat, (index, tokens, count, start, seed))
+        )
         for request in waiting:
             if not len(request.pending):
                 self._waiting.remove(request)
@@ -167,7 +196,9 @@ class Sampler:
         budget = np.zeros((self.shards, self.per_shard), np.int32)
         for request in self._running.values():
             budget[request.slot % self.shards, request.slot // self.shards] = request.budget
-        self._slots, out = self._decode(*self._weights, self._slots, budget.reshape(-1))
+        steps = self.config.decode_steps
+        longest = max(r.start + len(r.tokens) + min(steps, r.budget) for r in self._running.values())
+        self._slots, out = self._decode[_fit(self.windows, longest)](*self._weights, self._slots, budget.reshape(-1))
         tokens, logprobs, emitted = (np.asarray(a).reshape(-1, self.shards, self.per_shard) for a in out)
         for request in self._running.values():
             place = request.slot % self.shards, request.slot // self.shards
@@ -205,20 +236,24 @@ class Sampler:
             )
             return jax.jit(mapped, donate_argnums=donate)
 
-        def prefill_program(params, bias, slots, *inputs):
-            return prefill(definition.bind(params, bias), slots, *inputs)
+        def prefill_program(window, params, bias, slots, *inputs):
+            return prefill(definition.bind(params, bias), slots, *inputs, window=window)
 
-        def decode_program(params, bias, slots, budget):
+        def decode_program(window, params, bias, slots, budget):
             return decode(
                 definition.bind(params, bias),
                 slots,
                 budget,
                 steps=config.decode_steps,
                 end_token=self.end_token,
+                window=window,
             )
 
-        self._prefill = sharded(prefill_program, 5, slots_spec, donate=2)
-        self._decode = sharded(decode_program, 1, (slots_spec, PartitionSpec(None, BATCH_AXES)), donate=2)
+        out_spec = (slots_spec, PartitionSpec(None, BATCH_AXES))
+        self._prefill, self._decode = {}, {}
+        for window in self.windows:
+            self._prefill[window] = sharded(functools.partial(prefill_program, window), 5, slots_spec, donate=2)
+            self._decode[window] = sharded(functools.partial(decode_program, window), 1, out_spec, donate=2)
         self._copy = jax.jit(lambda t: jax.tree.map(jnp.copy, t), out_shardings=definition.shardings(self.mesh))
         self._slots = jax.jit(
             jax.shard_map(

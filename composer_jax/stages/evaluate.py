@@ -52,7 +52,7 @@ def evaluate(run: Run, which: str) -> None:
         return
     weights = run.weights_of(POLICIES[which])
     with run.stage(name) as result, run.environment() as (environment, runner):
-        run.sampler.update(*weights, version=0)
+        run.sampler_with(*weights, version=0)
         chosen, records, results = suites(run), [], {}
         decoded, busy = run.sampler.decoded_tokens, run.sampler.busy_seconds
         with Progress(sum(len(s.jobs()) for s in chosen.values()), "episode", f"evaluate {which} RL") as progress:

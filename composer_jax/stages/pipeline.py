@@ -28,6 +28,7 @@ def pipeline(run: Run) -> Path:
     print(
         f"pass@1 {rl['pass_at_1_before']:.2f} -> {rl['pass_at_1_after']:.2f}, compaction error "
         f"{summary['compaction_error_before']:.2f} -> {summary['compaction_error_after']:.2f}, summaries of "
-        f"{summary['tokens_before']:.0f} -> {summary['tokens_after']:.0f} tokens, in {found['wall_seconds'] / 60:.0f} minutes: {path}"
+        f"{summary['tokens_before']:.0f} -> {summary['tokens_after']:.0f} tokens, in "
+        f"{found['wall_seconds'] / 60:.0f} minutes: {path}"
     )
     return path

@@ -25,7 +25,8 @@ def reinforce(run: Run) -> None:
             run.optimizer(settings.optimizer, settings.steps),
             PolicyLoss(settings.ratio_low, settings.ratio_high),
         )
-        orchestrator = Orchestrator(orchestrator_config(run), learner, run.sampler, environment)
+        sampler = run.sampler_with(params, router_bias, version=0)
+        orchestrator = Orchestrator(orchestrator_config(run), learner, sampler, environment)
         state = learner.init_state(params, router_bias)
         path = run.path / "metrics" / "rl.jsonl"
         records_path = run.path / "episodes" / "rl.jsonl"
@@ -65,7 +66,7 @@ def reinforce(run: Run) -> None:
             "steps": settings.steps,
             "episodes": settings.steps * per_step,
             **total,
-            "sampled_tokens": run.sampler.decoded_tokens,
+            "sampled_tokens": sampler.decoded_tokens,
             "sandbox_runs": environment.cache.runs,
             "sandbox_hits": environment.cache.hits,
             "compilations_after_first_tenth": sum(r["compilations"] for r in rows[max(1, len(rows) // 10) :]),

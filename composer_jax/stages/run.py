@@ -182,6 +182,15 @@ class Run:
             end_token=self.tokenizer.end,
         )
 
+    def sampler_with(self, params, router_bias, version: int) -> Sampler:
+        """The run's sampler with these weights; compiled completely on the first call."""
+        first = self.sampler.version < 0
+        self.sampler.update(params, router_bias, version)
+        if first:
+            with Progress(self.sampler.shapes, "program", "compile the sampler") as progress:
+                self.sampler.warm_up(progress.update)
+        return self.sampler
+
     @property
     def limits(self) -> Limits:
         agent = self.settings.agent

@@ -99,6 +99,7 @@ class SamplerSettings:
     decode_steps: int
     prefill_lengths: tuple[int, ...]
     prefill_rows: tuple[int, ...]
+    windows: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,7 +57,12 @@ def sft(run: Run) -> None:
             )
         rows = read_metrics(path)
         last = [row["loss"] for row in rows[-max(1, len(rows) // 20) :]]
-        result |= {"loss_last": float(np.mean(last)), "tokens": rows[-1]["tokens"], "dropped_rows": stream.dropped, **made}
+        result |= {
+            "loss_last": float(np.mean(last)),
+            "tokens": rows[-1]["tokens"],
+            "dropped_rows": stream.dropped,
+            **made,
+        }
 
 
 def expert_traces(run: Run) -> tuple[list[Trace], dict]:
