@@ -74,19 +74,17 @@ def get_config(size: str = "full") -> ConfigDict:
                 "slots": 64,
                 "capacity": 512,
                 "decode_steps": 8,
-                "prefill_lengths": (32, 128),
-                "prefill_rows": (8, 32),
+                "prefill_shapes": ((16, 32), (4, 128)),
                 "windows": (256,),
             },
             "rl": {
                 "steps": 120,
-                "groups": {"bugfix": 4, "recall": 4},
+                "groups": {"bugfix": 5, "recall": 3},
                 "group_size": 8,
                 "trigger": (126, 140),
                 "uncompacted_share": 0.15,
                 "tokens_per_episode": 64.0,
-                "seq_len": 384,
-                "batch_size": 8,
+                "batches": ((256, 16), (512, 2)),
                 "ratio_low": 0.2,
                 "ratio_high": 0.28,
                 "save_every": 20,
@@ -94,7 +92,7 @@ def get_config(size: str = "full") -> ConfigDict:
                 "reward": {"weight": 0.1, "summary_token": 0.1, "turn": 0.0, "k": 1.0, "q": 0.5},
                 "optimizer": adamw(peak=3e-4, warmup=5, decay="linear", final=0.2, b2=0.98, weight_decay=0.0),
             },
-            "evaluate": {"tasks": 32, "attempts": 8, "recall_attempts": 4, "recorded_tasks": 6},
+            "evaluate": {"tasks": 32, "attempts": 8, "other_attempts": 4, "recorded_tasks": 6},
         }
     )
     if size != "full":
@@ -174,5 +172,5 @@ def smoke() -> dict:
             "save_every": 1,
             "record_every": 1,
         },
-        "evaluate": {"tasks": 4, "attempts": 2, "recall_attempts": 2, "recorded_tasks": 2},
+        "evaluate": {"tasks": 4, "attempts": 2, "other_attempts": 2, "recorded_tasks": 2},
     }

@@ -15,7 +15,7 @@ from composer_jax.agent.episode import Episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.observe.compilations import compilations
 from composer_jax.rl.algorithm import GroupAdvantage
-from composer_jax.rl.batch import Group, learner_batches, weighted_rows
+from composer_jax.rl.batch import Group, empty_batch, learner_batches, weighted_rows
 from composer_jax.rl.rewards import RewardConfig, episode_reward
 from composer_jax.rl.rollout import Environment, Job, Rollout, roll_out, seed_of
 from composer_jax.sampler.engine import Sampler
@@ -41,8 +41,7 @@ class OrchestratorConfig:
     tokens_per_episode: float
     """The loss is divided by episodes * this: Dr. GRPO's constant normaliser. Only its product with the rate
     matters."""
-    seq_len: int
-    batch_size: int
+    batches: tuple[tuple[int, int], ...]
     reward: RewardConfig
     seed: int
 
@@ -54,6 +53,7 @@ class Orchestrator:
     def __init__(self, config: OrchestratorConfig, learner: Learner, sampler: Sampler, environment: Environment):
         self.config, self.learner, self.sampler, self.environment = config, learner, sampler, environment
         self.algorithm = GroupAdvantage()
+        self.warm = False
 
     def jobs(self, step: int) -> list[Job]:
         """The jobs of one step, the G episodes of a task beside each other."""
@@ -80,8 +80,8 @@ class Orchestrator:
         runner: asyncio.Runner,
         on_done: Callable[[Episode], None] | None = None,
     ) -> tuple[TrainState, dict[str, float | None], Rollout]:
-        """One step. Groups of equal rewards are dropped before they cost a training token; with none left the weights
-        stay as they are, and the step still counts, because its tasks are used up."""
+        """One step. Groups of equal rewards are dropped before they cost a training token; with none left the
+        step is taken with a zero gradient: its tasks are used up."""
         began, compiled, number = time.perf_counter(), compilations(), int(state.step)
         self.sampler.update(state.params, state.router_bias, number)
         jobs = self.jobs(number)
@@ -89,9 +89,13 @@ class Orchestrator:
         rolled = time.perf_counter()
         groups = self.groups(rollout.episodes)
         rows = weighted_rows(groups, self.algorithm)
-        batches = learner_batches(rows, seq_len=self.config.seq_len, batch_size=self.config.batch_size)
+        batches = learner_batches(rows, self.config.batches)
+        if not self.warm or not batches:
+            # Once, every shape is compiled here; later an empty batch stands for "no group had anything to teach".
+            batches += [empty_batch(*shape) for shape in self.config.batches]
+            self.warm = True
         normaliser = len(jobs) * self.config.tokens_per_episode
-        state, learned = self.learner.step(state, batches or [self.empty_batch()], normaliser)
+        state, learned = self.learner.step(state, batches, normaliser)
         trained = time.perf_counter()
         row = {
             **episode_metrics(rollout.episodes),
@@ -113,19 +117,6 @@ class Orchestrator:
             if len(graded) > 1:
                 groups.append(Group(graded, [episode_reward(e, self.config.reward) for e in graded]))
         return groups
-
-    def empty_batch(self) -> dict[str, np.ndarray]:
-        """A batch without tokens: no gradient, but the step is taken."""
-        shape = (self.config.batch_size, self.config.seq_len)
-        names = {
-            "tokens": np.int32,
-            "positions": np.int32,
-            "segments": np.int32,
-            "weights": np.float32,
-            "advantages": np.float32,
-            "sampler_logprobs": np.float32,
-        }
-        return {name: np.zeros(shape, dtype) for name, dtype in names.items()}
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float | None]:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -32,15 +31,14 @@ class SamplerConfig:
     """Tokens that one conversation's context can hold."""
     decode_steps: int = 8
     """Tokens per decode call: fewer react faster to a finished message, more cost less overhead."""
-    prefill_lengths: tuple[int, ...] = (32, 128)
-    """Tokens per row of a prefill call; the smallest that fits is used, longer inputs take several calls."""
-    prefill_rows: tuple[int, ...] = (4, 32)
-    """Rows per device of a prefill call; the smallest that fits is used."""
+    prefill_shapes: tuple[tuple[int, int], ...] = ((16, 32), (4, 128))
+    """(rows per device, tokens per row) of prefill calls, by ascending tokens. A request goes into the first shape that
+    holds its tokens; longer ones take several calls of the last. Similar products keep the padding bounded."""
     windows: tuple[int, ...] = ()
     """Cache entries that a call reads, beside the whole capacity: the smallest that holds every context is used."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Request:
     slot: int
     start: int
@@ -88,7 +86,7 @@ class Sampler:
     @property
     def shapes(self) -> int:
         """How many programs there are to compile."""
-        return len(self.windows) * (len(self.config.prefill_rows) * len(self.config.prefill_lengths) + 1)
+        return len(self.windows) * (len(self.config.prefill_shapes) + 1)
 
     def warm_up(self, on_done: Callable[[], None] = lambda: None) -> None:
         """Compiles every shape that can occur, with calls that change nothing, so that nothing compiles later.
@@ -96,7 +94,7 @@ class Sampler:
         Needs weights; no session may be open. `on_done` is called after each of the `shapes` programs.
         """
         for window in self.windows:
-            for rows, length in itertools.product(self.config.prefill_rows, self.config.prefill_lengths):
+            for rows, length in self.config.prefill_shapes:
                 n = self.shards * rows
                 nothing = [np.zeros(shape, np.int32) for shape in (n, (n, length), n, n)]
                 seeds = np.zeros(n, np.uint32)
@@ -160,15 +158,16 @@ class Sampler:
 
     def _prefill_once(self) -> None:
         """One prefill call: the next piece of as many waiting requests as fit."""
-        rows_max, length_max = self.config.prefill_rows[-1], self.config.prefill_lengths[-1]
-        by_shard: list[list[_Request]] = [[] for _ in range(self.shards)]
         waiting = list(self._waiting)  # sessions go on adding to it while this runs in a thread
-        for request in waiting:
+        rows, length = self._shape_for(waiting[0])
+        # Those that need this very shape come first, shorter ones fill what is left.
+        fitting = [r for r in waiting if self._shape_for(r) == (rows, length)]
+        fitting += [r for r in waiting if len(r.pending) <= length and r not in fitting]
+        by_shard: list[list[_Request]] = [[] for _ in range(self.shards)]
+        for request in fitting:
             shard = by_shard[request.slot % self.shards]
-            if len(shard) < rows_max:
+            if len(shard) < rows:
                 shard.append(request)
-        rows = _fit(self.config.prefill_rows, max(map(len, by_shard)))
-        length = _fit(self.config.prefill_lengths, max(min(len(r.pending), length_max) for s in by_shard for r in s))
         index = np.zeros((self.shards, rows), np.int32)
         tokens = np.zeros((self.shards, rows, length), np.int32)
         count, start = np.zeros((self.shards, rows), np.int32), np.zeros((self.shards, rows), np.int32)
@@ -190,6 +189,10 @@ class Sampler:
             if not len(request.pending):
                 self._waiting.remove(request)
                 self._running[request.slot] = request
+
+    def _shape_for(self, request: _Request) -> tuple[int, int]:
+        shapes = self.config.prefill_shapes
+        return next((shape for shape in shapes if len(request.pending) <= shape[1]), shapes[-1])
 
     def _decode_once(self) -> None:
         """One decode call for every running request."""

@@ -29,10 +29,10 @@ def suites(run: Run) -> dict[str, Suite]:
     recall_tasks = tasks(recall.FAMILY, "heldout")
     return {
         "bugfix": Suite("bugfix", tasks(bugfix.FAMILY, "heldout"), settings.attempts, whole, seed),
-        "unseen": Suite("unseen", tasks(bugfix.FAMILY, "unseen"), settings.attempts, whole, seed),
-        "recall_whole": Suite("recall_whole", recall_tasks, settings.recall_attempts, whole, seed),
-        "recall_short": Suite("recall_short", recall_tasks, settings.recall_attempts, short, seed),
-        "recall_long": Suite("recall_long", recall_tasks, settings.recall_attempts, long, seed),
+        "unseen": Suite("unseen", tasks(bugfix.FAMILY, "unseen"), settings.other_attempts, whole, seed),
+        "recall_whole": Suite("recall_whole", recall_tasks, settings.other_attempts, whole, seed),
+        "recall_short": Suite("recall_short", recall_tasks, settings.other_attempts, short, seed),
+        "recall_long": Suite("recall_long", recall_tasks, settings.other_attempts, long, seed),
     }
 
 

@@ -84,8 +84,7 @@ def orchestrator_config(run: Run) -> OrchestratorConfig:
         max_segments=agent.max_segments,
         max_summary_tokens=agent.max_summary_tokens,
         tokens_per_episode=rl.tokens_per_episode,
-        seq_len=rl.seq_len,
-        batch_size=rl.batch_size,
+        batches=rl.batches,
         reward=RewardConfig(**dataclasses.asdict(rl.reward)),
         seed=run.settings.seed,
     )

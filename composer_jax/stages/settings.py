@@ -97,8 +97,7 @@ class SamplerSettings:
     slots: int
     capacity: int
     decode_steps: int
-    prefill_lengths: tuple[int, ...]
-    prefill_rows: tuple[int, ...]
+    prefill_shapes: tuple[tuple[int, int], ...]
     windows: tuple[int, ...]
 
 
@@ -119,8 +118,8 @@ class RLSettings:
     trigger: tuple[int, int]
     uncompacted_share: float
     tokens_per_episode: float
-    seq_len: int
-    batch_size: int
+    batches: tuple[tuple[int, int], ...]
+    """(row length, rows) of training batches, by ascending length; a row goes into the first that holds it."""
     ratio_low: float
     ratio_high: float
     save_every: int
@@ -135,7 +134,8 @@ class EvaluateSettings:
     tasks: int
     """Held-out tasks of each suite."""
     attempts: int
-    recall_attempts: int
+    other_attempts: int
+    """Attempts at each task in the suites other than bug fixing, which need no pass@k."""
     recorded_tasks: int
     """Tasks of each suite whose first two attempts go into the report."""
 
@@ -182,7 +182,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return _build(hint, value, path)
     origin = typing.get_origin(hint)
     if origin is tuple:
-        return tuple(value)
+        return tuple(tuple(item) if isinstance(item, list | tuple) else item for item in value)
     if origin in (Mapping, dict) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return {k: _value(typing.get_args(hint)[1], v, f"{path}.{k}") for k, v in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
