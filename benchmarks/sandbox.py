@@ -23,7 +23,8 @@ FILES = {
     "stack.py": "class Stack(list):\n    push = list.append\n    def peek(self):\n        return self[-1]\n",
     "test_stack.py": (
         "from stack import Stack\n\n"
-        "def test_peek():\n    s = Stack()\n    s.push(1)\n    s.push(2)\n    assert s.peek() == 2\n    assert len(s) == 2\n\n"
+        "def test_peek():\n    s = Stack()\n    s.push(1)\n    s.push(2)\n"
+        "    assert s.peek() == 2\n    assert len(s) == 2\n\n"
         "test_peek()\nprint('1 passed')\n"
     ),
 }

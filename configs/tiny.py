@@ -75,6 +75,7 @@ def get_config(size: str = "full") -> ConfigDict:
                 "capacity": 512,
                 "decode_steps": 8,
                 "prefill_shapes": ((16, 32), (4, 128)),
+                "decode_rows": (8,),
                 "windows": (256,),
             },
             "rl": {

@@ -79,6 +79,31 @@ def prefill(
     return Slots(cache, put(slots.length_B, start_N + count_N), put(slots.seed_B, seed_N), put(slots.last_BD, last_ND))
 
 
+def decode_rows(
+    decoder: Decoder, slots: Slots, index_N: jax.Array, budget_N: jax.Array, *, steps: int, end_token: int, window: int
+) -> tuple[Slots, Decoded]:
+    """`decode` for the slots index_N only: cheaper than all of them when few conversations are left.
+
+    Args:
+      index_N: distinct slots; entries with budget 0 are padding and may repeat.
+    """
+
+    def rows_of(a, axis=0):
+        return jnp.take(a, index_N, axis=axis)
+
+    cache = Cache(rows_of(slots.cache.latents_LBCX[:, :, :window], 1), rows_of(slots.cache.tokens_BC[:, :window]))
+    few = Slots(cache, rows_of(slots.length_B), rows_of(slots.seed_B), rows_of(slots.last_BD))
+    few, out = decode(decoder, few, budget_N, steps=steps, end_token=end_token, window=window)
+    target = jnp.where(budget_N > 0, index_N, slots.length_B.shape[0])  # padding rows are dropped
+    cache = Cache(
+        slots.cache.latents_LBCX.at[:, target, :window].set(few.cache.latents_LBCX, mode="drop"),
+        slots.cache.tokens_BC.at[target, :window].set(few.cache.tokens_BC, mode="drop"),
+    )
+    length = slots.length_B.at[target].set(few.length_B, mode="drop")
+    last = slots.last_BD.at[target].set(few.last_BD, mode="drop")
+    return Slots(cache, length, slots.seed_B, last), out
+
+
 def decode(
     decoder: Decoder, slots: Slots, budget_B: jax.Array, *, steps: int, end_token: int, window: int
 ) -> tuple[Slots, Decoded]:

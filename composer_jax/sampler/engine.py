@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition, Params
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
-from composer_jax.sampler.decode import decode, init_slots, prefill
+from composer_jax.sampler.decode import decode_rows, init_slots, prefill
 from composer_jax.sampler.session import Sample
 
 
@@ -34,6 +34,8 @@ class SamplerConfig:
     prefill_shapes: tuple[tuple[int, int], ...] = ((16, 32), (4, 128))
     """(rows per device, tokens per row) of prefill calls, by ascending tokens. A request goes into the first shape that
     holds its tokens; longer ones take several calls of the last. Similar products keep the padding bounded."""
+    decode_rows: tuple[int, ...] = ()
+    """Slots per device that a decode call serves, beside all of them: the smallest that holds those running is used."""
     windows: tuple[int, ...] = ()
     """Cache entries that a call reads, beside the whole capacity: the smallest that holds every context is used."""
 
@@ -68,6 +70,7 @@ class Sampler:
         self.definition, self.mesh, self.config, self.end_token = definition, mesh, config, end_token
         self.windows = (*sorted(w for w in config.windows if w < config.capacity), config.capacity)
         self.shards, self.per_shard = shards, config.slots // shards
+        self.decode_rows = (*sorted(r for r in config.decode_rows if r < self.per_shard), self.per_shard)
         self.version = -1
         self.decoded_tokens = self.prefilled_tokens = 0
         self.busy_seconds = 0.0
@@ -86,7 +89,7 @@ class Sampler:
     @property
     def shapes(self) -> int:
         """How many programs there are to compile."""
-        return len(self.windows) * (len(self.config.prefill_shapes) + 1)
+        return len(self.windows) * (len(self.config.prefill_shapes) + len(self.decode_rows))
 
     def warm_up(self, on_done: Callable[[], None] = lambda: None) -> None:
         """Compiles every shape that can occur, with calls that change nothing, so that nothing compiles later.
@@ -100,9 +103,10 @@ class Sampler:
                 seeds = np.zeros(n, np.uint32)
                 self._slots = self._prefill[window](*self._weights, self._slots, *nothing, seeds)
                 on_done()
-            budget = np.zeros(self.config.slots, np.int32)
-            self._slots, _ = self._decode[window](*self._weights, self._slots, budget)
-            on_done()
+            for rows in self.decode_rows:
+                nothing = np.zeros(self.shards * rows, np.int32)
+                self._slots, _ = self._decode[window, rows](*self._weights, self._slots, nothing, nothing)
+                on_done()
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -196,21 +200,27 @@ class Sampler:
 
     def _decode_once(self) -> None:
         """One decode call for every running request."""
-        budget = np.zeros((self.shards, self.per_shard), np.int32)
+        by_shard: list[list[_Request]] = [[] for _ in range(self.shards)]
         for request in self._running.values():
-            budget[request.slot % self.shards, request.slot // self.shards] = request.budget
+            by_shard[request.slot % self.shards].append(request)
+        rows = _fit(self.decode_rows, max(map(len, by_shard)))
+        index, budget = np.zeros((2, self.shards, rows), np.int32)
+        for shard, requests in enumerate(by_shard):
+            for row, request in enumerate(requests):
+                index[shard, row], budget[shard, row] = request.slot // self.shards, request.budget
         steps = self.config.decode_steps
         longest = max(r.start + len(r.tokens) + min(steps, r.budget) for r in self._running.values())
-        self._slots, out = self._decode[_fit(self.windows, longest)](*self._weights, self._slots, budget.reshape(-1))
-        tokens, logprobs, emitted = (np.asarray(a).reshape(-1, self.shards, self.per_shard) for a in out)
-        for request in self._running.values():
-            place = request.slot % self.shards, request.slot // self.shards
-            n = int(emitted[:, *place].sum())
-            request.tokens += tokens[:n, *place].tolist()
-            request.logprobs += logprobs[:n, *place].tolist()
-            request.versions += [self.version] * n
-            request.budget -= n
-            self.decoded_tokens += n
+        program = self._decode[_fit(self.windows, longest), rows]
+        self._slots, out = program(*self._weights, self._slots, index.reshape(-1), budget.reshape(-1))
+        tokens, logprobs, emitted = (np.asarray(a).reshape(-1, self.shards, rows) for a in out)
+        for shard, requests in enumerate(by_shard):
+            for row, request in enumerate(requests):
+                n = int(emitted[:, shard, row].sum())
+                request.tokens += tokens[:n, shard, row].tolist()
+                request.logprobs += logprobs[:n, shard, row].tolist()
+                request.versions += [self.version] * n
+                request.budget -= n
+                self.decoded_tokens += n
 
     def _finish(self) -> None:
         for slot, request in list(self._running.items()):
@@ -242,21 +252,17 @@ class Sampler:
         def prefill_program(window, params, bias, slots, *inputs):
             return prefill(definition.bind(params, bias), slots, *inputs, window=window)
 
-        def decode_program(window, params, bias, slots, budget):
-            return decode(
-                definition.bind(params, bias),
-                slots,
-                budget,
-                steps=config.decode_steps,
-                end_token=self.end_token,
-                window=window,
-            )
+        def decode_program(window, params, bias, slots, index, budget):
+            decoder = definition.bind(params, bias)
+            kwargs = dict(steps=config.decode_steps, end_token=self.end_token, window=window)
+            return decode_rows(decoder, slots, index, budget, **kwargs)
 
         out_spec = (slots_spec, PartitionSpec(None, BATCH_AXES))
         self._prefill, self._decode = {}, {}
         for window in self.windows:
             self._prefill[window] = sharded(functools.partial(prefill_program, window), 5, slots_spec, donate=2)
-            self._decode[window] = sharded(functools.partial(decode_program, window), 1, out_spec, donate=2)
+            decoding = sharded(functools.partial(decode_program, window), 2, out_spec, donate=2)
+            self._decode |= {(window, rows): decoding for rows in self.decode_rows}
         self._copy = jax.jit(lambda t: jax.tree.map(jnp.copy, t), out_shardings=definition.shardings(self.mesh))
         self._slots = jax.jit(
             jax.shard_map(

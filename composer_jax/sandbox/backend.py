@@ -112,13 +112,13 @@ def _environment(executable: str, libraries: str | None) -> dict[str, str]:
 def _bubblewrap(bwrap: Path) -> Backend:
     """The outer walls: a read-only system, an unprivileged uid, no network, no capabilities, no files of the host."""
     executable, base = _interpreter()
-    folders = {"/usr": "/usr", "/opt/composer/inside": str(INSIDE)}
-    links: list[str] = []
+    folders = {"/opt/composer/inside": str(INSIDE)}  # these, the launcher makes readable to the uid; no others
+    system = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         if os.path.islink(f"/{name}"):
-            links += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
+            system += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
         elif os.path.isdir(f"/{name}"):
-            folders[f"/{name}"] = f"/{name}"
+            system += ["--ro-bind", f"/{name}", f"/{name}"]
     if not _below(base, "/usr"):
         if not _below(executable, base):
             raise UserError(f"The interpreter {executable} is not below its prefix {base}; use a regular installation")
@@ -126,7 +126,7 @@ def _bubblewrap(bwrap: Path) -> Backend:
         executable = executable.replace(base, "/opt/python", 1)
         base = "/opt/python"
     for alias in ("python", "python3"):
-        links += ["--symlink", executable, f"/opt/bin/{alias}"]
+        system += ["--symlink", executable, f"/opt/bin/{alias}"]
     # A shared libpython is found through the host's linker cache or an absolute path; inside there is neither.
     libraries = f"{base}/lib" if sysconfig.get_config_var("Py_ENABLE_SHARED") else None
     environment = _environment(executable, libraries)
@@ -134,7 +134,7 @@ def _bubblewrap(bwrap: Path) -> Backend:
     options = [
         *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         *("--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox", "--clearenv", *settings),
-        *("--proc", "/proc", "--dev", "/dev", "--dir", "/workspace", "--dir", "/tmp", *links),
+        *("--proc", "/proc", "--dev", "/dev", "--dir", "/workspace", "--dir", "/tmp", *system),
     ]
     home = bwrap.parents[2] if bwrap.parent.name == "_bin" else bwrap.parent  # the wheel has its library beside it
     plan = {

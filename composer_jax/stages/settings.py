@@ -98,6 +98,7 @@ class SamplerSettings:
     capacity: int
     decode_steps: int
     prefill_shapes: tuple[tuple[int, int], ...]
+    decode_rows: tuple[int, ...]
     windows: tuple[int, ...]
 
 

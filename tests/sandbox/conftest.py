@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -98,14 +99,32 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     host.close()
 
 
-def processes_running(text: str) -> list[int]:
-    """Pids on the host whose command line holds `text`."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
+class Trace:
+    """A number of seconds to sleep that no other process of this machine has on its command line."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def processes(self) -> list[int]:
+        """Pids on the host that have it there."""
+        found = []
+        for folder in Path("/proc").iterdir():
             try:
-                if text.encode() in (folder / "cmdline").read_bytes():
+                if folder.name.isdigit() and self.text.encode() in (folder / "cmdline").read_bytes():
                     found.append(int(folder.name))
-            except OSError:
+            except OSError:  # it has ended
                 pass
-    return found
+        return found
+
+    def wait_until_gone(self) -> None:
+        """No such process may be left after ten seconds."""
+        deadline = time.monotonic() + 10
+        while left := self.processes():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def trace() -> Trace:
+    """A fresh one."""
+    return Trace(f"4711.{os.getpid()}{time.monotonic_ns()}")

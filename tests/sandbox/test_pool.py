@@ -18,24 +18,8 @@ from composer_jax.sandbox.inside import seccomp
 REPOSITORY = Path(__file__).parents[2]
 
 
-def processes_running(text: str) -> list[int]:
-    """Pids on this machine whose command line holds `text`."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            try:
-                if text.encode() in (folder / "cmdline").read_bytes():
-                    found.append(int(folder.name))
-            except OSError:
-                pass
-    return found
-
-
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def zygote_of(pool: SandboxPool) -> int:
@@ -43,9 +27,8 @@ def zygote_of(pool: SandboxPool) -> int:
     pid = pool._spawner._process.pid
     while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         pid = int(children[0])
-        if b"zygote.main" in Path(f"/proc/{pid}/cmdline").read_bytes() and b"--clearenv" not in Path(
-            f"/proc/{pid}/cmdline"
-        ).read_bytes():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"inside/start.py" in words and b"--clearenv" not in words:
             return pid
     raise AssertionError("no zygote")
 
@@ -133,19 +116,19 @@ def test_files_that_cannot_be_written_do_not_cost_a_sandbox():
         pool.kill()
 
 
-def test_a_killed_worker_is_an_infrastructure_error(pool):
+def test_a_killed_worker_is_an_infrastructure_error(pool, trace):
     async def go():
         sandbox = await pool.acquire({})
-        running = asyncio.create_task(sandbox.run(["sleep", "4711.1"]))
+        running = asyncio.create_task(sandbox.run(["sleep", trace.text]))
         await asyncio.sleep(0.3)
-        (command,) = processes_running("4711.1")
-        worker = int(Path(f"/proc/{command}/stat").read_text().rpartition(")")[2].split()[1])
+        (command,) = trace.processes()
+        worker = parent_of(command)
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(SandboxDied):
             await running
         with pytest.raises(SandboxDied):
             await sandbox.list()
-        wait_until(lambda: not processes_running("4711.1"))
+        trace.wait_until_gone()
         await sandbox.close()
         await (await pool.acquire({})).close()
 
@@ -173,30 +156,30 @@ def test_a_killed_zygote_is_replaced():
         pool.kill()
 
 
-def test_a_sandbox_that_does_not_answer_dies(pool, monkeypatch):
+def test_a_sandbox_that_does_not_answer_dies(pool, monkeypatch, trace):
     monkeypatch.setattr("composer_jax.sandbox.sandbox.GRACE_S", 0.0)
 
     async def go():
         sandbox = await pool.acquire({})
-        worker_stopped = asyncio.create_task(sandbox.run(["sleep", "4711.2"], timeout_s=0.5))
+        worker_stopped = asyncio.create_task(sandbox.run(["sleep", trace.text], timeout_s=0.5))
         await asyncio.sleep(0.2)
-        (command,) = processes_running("4711.2")
-        worker = int(Path(f"/proc/{command}/stat").read_text().rpartition(")")[2].split()[1])
+        (command,) = trace.processes()
+        worker = parent_of(command)
         os.kill(worker, signal.SIGSTOP)
         with pytest.raises(SandboxDied, match="no answer"):
             await worker_stopped
-        wait_until(lambda: not processes_running("4711.2"))
+        trace.wait_until_gone()
 
     asyncio.run(go())
 
 
-def test_close_leaves_nothing():
+def test_close_leaves_nothing(trace):
     pool = SandboxPool(size=4)
     zygote = zygote_of(pool)
 
     async def go():
         busy = await pool.acquire({})
-        running = asyncio.create_task(busy.run(["sleep", "4711.3"]))
+        running = asyncio.create_task(busy.run(["sleep", trace.text]))
         await asyncio.sleep(0.3)
         started = time.monotonic()
         await pool.close()
@@ -207,27 +190,28 @@ def test_close_leaves_nothing():
             await pool.acquire({})
 
     asyncio.run(go())
-    wait_until(lambda: not processes_running("4711.3") and not Path(f"/proc/{zygote}").exists())
+    trace.wait_until_gone()
+    assert not Path(f"/proc/{zygote}").exists()
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise SystemExit", "os._exit(1)"])
-def test_nothing_outlives_its_owner(end):
+def test_nothing_outlives_its_owner(end, trace):
     code = f"""
     import asyncio, os, threading
     from composer_jax.sandbox import SandboxPool
     async def main():
         pool = await asyncio.to_thread(SandboxPool, size=2)  # the thread that starts it does not last either
         sandbox = await pool.acquire({{}})
-        task = asyncio.create_task(sandbox.run(["sleep", "4711.4"]))
+        task = asyncio.create_task(sandbox.run(["sleep", "{trace.text}"]))
         await asyncio.sleep(0.5)
-        print(pool._spawner._process.pid, flush=True)
+        print("started", flush=True)
         {end}
     asyncio.run(main())
     """
     script = [sys.executable, "-c", textwrap.dedent(code)]
     owner = subprocess.run(script, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    assert owner.stdout.strip().isdigit(), owner.stderr
-    wait_until(lambda: not processes_running("4711.4") and not Path(f"/proc/{owner.stdout.strip()}").exists())
+    assert owner.stdout == "started\n", owner.stderr
+    trace.wait_until_gone()
 
 
 def test_the_thread_that_made_the_pool_may_end():
@@ -253,8 +237,8 @@ async def main():
         for attack in (f"open({secret!r})", "import os; os.kill(1, 9); os.setuid(0)", "open('/usr/x', 'w')"):
             result = await sandbox.run(["python", "-c", attack])
             assert result.outcome == "nonzero", (attack, result)
-        bomb = "import os, time\\nn = 0\\ntry:\\n  while n < 5000:\\n    if os.fork() == 0: time.sleep(5)\\n    n += 1\\n"
-        result = await sandbox.run(["python", "-c", bomb + "except OSError: print(n)"])
+        bomb = "import os, time\\nn = 0\\ntry:\\n  while n < 5000:\\n    if os.fork() == 0: time.sleep(5)\\n"
+        result = await sandbox.run(["python", "-c", bomb + "    n += 1\\nexcept OSError: print(n)"])
         assert 0 < int(result.stdout) < 100, result
     assert open(secret).read() == "x"
     print("as", os.getuid())
@@ -263,7 +247,7 @@ asyncio.run(main())
 
 
 def test_as_another_user():
-    """The same as an ordinary user; a tester who is root becomes one, with a view of files that root keeps to itself."""
+    """The same as an ordinary user; a tester who is root becomes one, given a view of what root keeps to itself."""
     if os.geteuid() != 0:
         command = [sys.executable, "-c", AS_ANOTHER_USER, str(os.getuid())]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
@@ -292,12 +276,12 @@ def test_as_another_user():
     assert said == "as 60999\n"
 
 
-def test_root_is_not_root_on_the_host_either(pool):
+def test_root_is_not_root_on_the_host_either(pool, trace):
     async def go():
         sandbox = await pool.acquire({})
-        running = asyncio.create_task(sandbox.run(["sleep", "4711.5"]))
+        running = asyncio.create_task(sandbox.run(["sleep", trace.text]))
         await asyncio.sleep(0.3)
-        status = Path(f"/proc/{processes_running('4711.5')[0]}/status").read_text()
+        status = Path(f"/proc/{trace.processes()[0]}/status").read_text()
         await sandbox.close()
         with pytest.raises(SandboxDied):
             await running
@@ -310,16 +294,16 @@ def test_root_is_not_root_on_the_host_either(pool):
     assert fields["Groups"].strip() in ("", fields["Gid"].split()[0]) or os.geteuid() != 0
 
 
-def test_subprocess_backend_works_and_warns():
+def test_subprocess_backend_works_and_warns(trace):
     with pytest.warns(RuntimeWarning, match="ISOLATES NOTHING"):
         pool = SandboxPool(Limits(timeout_s=1.0), backend="subprocess", size=2)
 
     async def go():
         async with pool, await pool.acquire({"a.py": "import os; print(os.listdir())"}) as sandbox:
             assert (await sandbox.run(["python", "a.py"])).stdout == "['a.py']\n"
-            result = await sandbox.run(["sh", "-c", "(setsid sleep 4711.6 &) ; sleep 4711.6"])
+            result = await sandbox.run(["sh", "-c", f"(setsid sleep {trace.text} &) ; sleep {trace.text}"])
             assert result.outcome == "timeout"
-            wait_until(lambda: not processes_running("4711.6"))
+            trace.wait_until_gone()
             memory = await sandbox.run(["python", "-c", "bytearray(1 << 40)"])
             assert memory.outcome == "out_of_memory"
             with pytest.raises(SandboxFileError):
@@ -328,7 +312,7 @@ def test_subprocess_backend_works_and_warns():
         return folder
 
     folder = asyncio.run(go())
-    wait_until(lambda: not Path(folder).exists())
+    assert not Path(folder).exists()
 
 
 def test_unknown_backend():

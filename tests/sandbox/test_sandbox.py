@@ -115,7 +115,8 @@ def test_script(pool):
 
 # Each program is run by the fork server and by a real interpreter; nobody may be able to tell.
 PROGRAMS = {
-    "traceback": (["program.py"], "def f():\n    1 / 0\n\ntry:\n    f()\nexcept Exception as e:\n    raise KeyError('x') from e\n"),
+    "traceback": (["program.py"], "def f():\n    1 / 0\n\ntry:\n    f()\n"
+                  "except Exception as e:\n    raise KeyError('x') from e\n"),
     "syntax": (["program.py"], "def f(:\n"),
     "tab": (["program.py"], "if 1:\n\tx=1\n        y=2\n"),
     "missing": (["nothing.py"], ""),
@@ -130,7 +131,7 @@ PROGRAMS = {
     "package": (["-m", "package"], ""),
     "unittest": (["-m", "unittest", "-q", "package.test_it"], ""),
     "shadow": (["program.py"], "import textwrap, json\nprint(textwrap.x, json.dumps(1))"),
-    "main": (["program.py"], "import __main__, pickle\nclass A: pass\nprint(pickle.loads(pickle.dumps(A())).__class__)"),
+    "main": (["program.py"], "import pickle\nclass A: pass\nprint(pickle.loads(pickle.dumps(A())).__class__)"),
     "multiprocessing": (
         ["program.py"],
         "import multiprocessing as m\nif __name__ == '__main__':\n"
@@ -149,7 +150,7 @@ SHADOW = {"textwrap.py": "x = 'from the workspace'"}
 PACKAGE = {
     "package/__init__.py": "",
     "package/__main__.py": "print('package', __package__)",
-    "package/test_it.py": "import unittest\nclass T(unittest.TestCase):\n    def test_it(self): self.assertEqual(1, 2)\n",
+    "package/test_it.py": "import unittest\nclass T(unittest.TestCase):\n    def test_it(self): self.fail('so')\n",
 }
 
 

@@ -1,13 +1,13 @@
 """What runs inside the walls. Standard library only and relative imports only: the folder is mounted alone.
 
-    start     runs the zygote
-    zygote    one process per pool, inside bubblewrap: forks a worker for every sandbox
-    namespaces   the walls of one sandbox: namespaces, mounts, capabilities
-    seccomp   the system-call filter, assembled in Python
-    worker    pid 1 of one sandbox: answers the host's requests
-    files     the worker's file operations
-    command   the worker's commands: start, watch, stop, and say how they ended
-    python    `python ...` served by fork instead of by starting an interpreter
+start     runs the zygote
+zygote    one process per pool, inside bubblewrap: forks a worker for every sandbox
+namespaces   the walls of one sandbox: namespaces, mounts, capabilities
+seccomp   the system-call filter, assembled in Python
+worker    pid 1 of one sandbox: answers the host's requests
+files     the worker's file operations
+command   the worker's commands: start, watch, stop, and say how they ended
+python    `python ...` served by fork instead of by starting an interpreter
 """
 
 import sys

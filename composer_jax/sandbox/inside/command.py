@@ -22,6 +22,7 @@ from typing import Any
 from . import namespaces, python
 
 WATCH_S = 0.05  # how often memory is added up; commands shorter than this never pay for it
+ASLEEP_S = 1.0  # waking up later than this is not charged to the command
 EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "output_limit": 153}
 ALLOCATION_FAILURES = (b"MemoryError", b"bad_alloc", b"Cannot allocate memory", b"out of memory", b"memory exhausted")
 
@@ -158,7 +159,11 @@ class Commands:
                     if self.isolated and self._memory_used() > self.limits["memory_bytes"]:
                         return "out_of_memory"
                     next_look = now + WATCH_S
-                events = poll.poll(max(0.0, min(deadline, next_look) - now) * 1000 + 0.1)
+                wait = max(0.0, min(deadline, next_look) - now) + 0.0001
+                events = poll.poll(wait * 1000)
+                late = time.monotonic() - now - wait
+                if late > ASLEEP_S:  # the machine stood still, not the command: virtual machines are paused and moved
+                    deadline += late
                 for fd, _ in events:
                     if fd in by_fd:
                         if not by_fd[fd].drain(stop_at):

@@ -79,7 +79,10 @@ def _program(argv: list[str]) -> Callable[[], None]:
     if kind == "-m":
         return lambda: runpy._run_module_as_main(rest[0])
     if kind == "-c":
-        return lambda: exec(_compiled(rest[0]), main.__dict__)
+        if sys.version_info >= (3, 13):  # from there on tracebacks show the lines of -c
+            lines = rest[0].splitlines(keepends=True)
+            linecache.cache["<string>"] = (len(rest[0]), None, lines, "<string>")
+        return lambda: exec(compile(rest[0], "<string>", "exec", dont_inherit=True), main.__dict__)
 
     def script() -> None:
         try:
@@ -91,13 +94,6 @@ def _program(argv: list[str]) -> Callable[[], None]:
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
     return script
-
-
-def _compiled(source: str) -> types.CodeType:
-    code = compile(source, "<string>", "exec", dont_inherit=True)
-    if hasattr(linecache, "_register_code"):  # Python 3.13 and later show the lines of -c in tracebacks
-        linecache._register_code(code, source, "<string>")
-    return code
 
 
 def _guard(program: Callable[[], None], on_memory_error: Callable[[], None]) -> int:
