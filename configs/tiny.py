@@ -47,10 +47,10 @@ def get_config(size: str = "full") -> ConfigDict:
             },
             "sft": {
                 "traces": {
-                    "bugfix": 2800,
-                    "recall_short": 1200,
-                    "recall_long": 200,
-                    "recall_uncompacted": 700,
+                    "bugfix": 3600,
+                    "recall_short": 800,
+                    "recall_long": 140,
+                    "recall_uncompacted": 400,
                 },
                 "rates": {},
                 "steps": 600,
@@ -79,7 +79,7 @@ def get_config(size: str = "full") -> ConfigDict:
                 "windows": (256,),
             },
             "rl": {
-                "steps": 120,
+                "steps": 100,
                 "groups": {"bugfix": 5, "recall": 3},
                 "group_size": 8,
                 "trigger": (126, 140),

@@ -30,6 +30,7 @@ FLOORS = (
     "rl",
     "evals",
     "realtime",
+    "stages",
 )
 EVERYWHERE = ("errors",)  # modules directly in the package that any floor may import
 

@@ -43,14 +43,14 @@ class BugfixRates:
     one. verify: runs the tests after the edit; retry: repairs what the tests still show to be wrong.
     """
 
-    give_up_after_failure: float = 0.15
-    give_up_after_reading: float = 0.15
-    wrong_file: float = 0.12
+    give_up_after_failure: float = 0.25
+    give_up_after_reading: float = 0.25
+    wrong_file: float = 0.15
     give_up_wrong_file: float = 0.50
-    no_op: float = 0.12
-    right_fix: float = 0.92
+    no_op: float = 0.03
+    right_fix: float = 0.95
     verify: float = 0.50
-    retry: float = 0.50
+    retry: float = 0.70
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,10 @@ from composer_jax.data.tokenizer import SPECIAL
 ALPHABET = (8, 256)
 """Least and most distinct token ids in a row, drawn from all ids but the control tokens."""
 
+COMMON = 10
+"""In every other row so many of the letters make up half of the text, as digits and punctuation do in code: what
+follows one of them is told only by what stood before it."""
+
 SEGMENT = (8, 40)
 """Least and most tokens in a segment; the most is cut to half a row, to leave room to repeat."""
 
@@ -30,6 +34,9 @@ def copy_row(seed: int, index: int, *, seq_len: int, vocab_size: int) -> tuple[n
     low, high = (min(size, vocab_size - first) for size in ALPHABET)
     size = int(np.clip(np.exp(rng.uniform(np.log(low), np.log(high + 1))), low, high))
     letters = first + rng.choice(vocab_size - first, size=size, replace=False)
+    share = np.full(size, 1 / size)
+    if index % 2 and size > COMMON:
+        share = np.repeat([0.5 / COMMON, 0.5 / (size - COMMON)], [COMMON, size - COMMON])
 
     longest = max(1, min(SEGMENT[1], seq_len // 2))
     shortest = min(SEGMENT[0], longest)
@@ -43,7 +50,7 @@ def copy_row(seed: int, index: int, *, seq_len: int, vocab_size: int) -> tuple[n
         if repeats:
             part = seen[rng.integers(len(seen))]
         else:
-            part = rng.choice(letters, size=rng.integers(shortest, longest + 1))
+            part = rng.choice(letters, size=rng.integers(shortest, longest + 1), p=share)
             seen.append(part)
         part = part[: seq_len - end]
         tokens[end : end + len(part)] = part

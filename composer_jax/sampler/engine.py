@@ -112,9 +112,11 @@ class Sampler:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator["Sampler"]:
-        """Serves sessions while inside. If serving fails, every waiting session gets the exception: nobody hangs."""
+        """Serves sessions while inside. If serving fails, every session gets the exception, now or when it next
+        samples: nobody hangs."""
         if self.version < 0:
             raise RuntimeError("call Sampler.update before serving")
+        self._waiting, self._running, self._ended, self._leaving = [], {}, None, False
         self._free = [local * self.shards + shard for shard in range(self.shards) for local in range(self.per_shard)]
         self._free.sort(reverse=True)
         self._slot_freed, self._work = asyncio.Event(), asyncio.Event()
@@ -122,47 +124,63 @@ class Sampler:
         try:
             yield self
         finally:
-            server.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await server
+            # Not cancelled: a device call in flight would go on in its thread, beside those of the next serving.
+            self._leaving = True
+            self._work.set()
+            await server
 
     async def open(self, seed: int) -> "SlotSession":
         """A session with an empty context, as soon as a slot is free. `seed` (uint32) fixes its random choices."""
         while not self._free:
+            self._refuse_if_ended()
             self._slot_freed.clear()
             await self._slot_freed.wait()
         return SlotSession(self, self._free.pop(), seed)
 
     async def _submit(self, request: _Request) -> Sample:
+        self._refuse_if_ended()
         self._waiting.append(request)
         self._work.set()
         return await request.future
 
+    def _refuse_if_ended(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
     async def _serve(self) -> None:
+        ended: Exception = RuntimeError("this sampler serves no longer")
         try:
-            while True:
+            while not self._leaving:
                 if not self._waiting and not self._running:
                     self._work.clear()
                     await self._work.wait()
                 began = time.perf_counter()
-                while self._waiting:
-                    await asyncio.to_thread(self._prefill_once)
+                while waiting := self._still_waiting():
+                    await asyncio.to_thread(self._prefill_once, waiting)
                 if self._running:
                     await asyncio.to_thread(self._decode_once)
                     self._finish()
                 self.busy_seconds += time.perf_counter() - began
                 await asyncio.sleep(0)
         except Exception as error:
+            ended = error
+            raise
+        finally:
+            self._ended = ended
+            self._slot_freed.set()
             for request in [*self._waiting, *self._running.values()]:
                 if not request.future.done():
-                    request.future.set_exception(error)
-            raise
+                    request.future.set_exception(ended)
+
+    def _still_waiting(self) -> list[_Request]:
+        """Requests to prefill, without those of cancelled sessions, whose slots may belong to someone else already."""
+        self._waiting = [r for r in self._waiting if not r.future.cancelled()]
+        return list(self._waiting)
 
     # -- device calls --------------------------------------------------------------------------------------------
 
-    def _prefill_once(self) -> None:
-        """One prefill call: the next piece of as many waiting requests as fit."""
-        waiting = list(self._waiting)  # sessions go on adding to it while this runs in a thread
+    def _prefill_once(self, waiting: list[_Request]) -> None:
+        """One prefill call: the next piece of as many waiting requests as fit. Runs in a thread."""
         rows, length = self._shape_for(waiting[0])
         # Those that need this very shape come first, shorter ones fill what is left.
         fitting = [r for r in waiting if self._shape_for(r) == (rows, length)]
@@ -225,7 +243,7 @@ class Sampler:
     def _finish(self) -> None:
         for slot, request in list(self._running.items()):
             ended = bool(request.tokens) and request.tokens[-1] == self.end_token
-            if ended or request.budget == 0:
+            if ended or request.budget == 0 or request.future.cancelled():
                 del self._running[slot]
                 if not request.future.done():
                     request.future.set_result(

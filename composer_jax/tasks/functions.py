@@ -38,7 +38,7 @@ TEXTS = {
     "text in title case": "text.title()",
     "text in reverse": "text[::-1]",
 }
-SMALLEST, LARGEST = 2, 30  # constants in functions
+SMALLEST, LARGEST = 2, 99  # constants in functions
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def _composed(kind: str, name: str, split: Split, rng: random.Random) -> Functio
 def _arithmetic(
     kind: str, name: str, comment: str, right: str, wrong: tuple[str, ...], drawn: tuple[int, ...]
 ) -> Function:
-    # Small arguments keep failures short to read; 2000 tells division by 29 from division by 30.
-    inputs = tuple((x,) for x in [*range(2, 13), 40, 57, 86, 95, 2000])
+    # Small arguments keep failures short to read; 10000 tells division by 98 from division by 99.
+    inputs = tuple((x,) for x in [*range(2, 13), 40, 57, 86, 95, 10000])
     return Function(kind, name, ("x",), comment, right, wrong, inputs, drawn)
 
 
