@@ -1,0 +1,107 @@
+"""Live comparison with transformers' DeepseekV3ForCausalLM on small random models, float32 on the CPU."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from composer_jax.checkpoint.huggingface import from_deepseek_v3, layout, model_config, to_deepseek_v3
+from tests.parity.decoder import TOLERANCE, forward
+from tests.parity.goldens import GOLDENS, load
+
+pytestmark = pytest.mark.parity
+
+CHOSEN = {
+    "plain": {},
+    "grouped": {"n_group": 4, "topk_group": 2},
+    "q_lora": {"q_lora_rank": 18, "routed_scaling_factor": 2.827},
+    "deepseek": {"q_lora_rank": 18, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 2},
+    "tied": {"tie_word_embeddings": True, "n_shared_experts": 2},
+    # Exposes which epsilon the norms of the latents use: transformers' is not the one of the config.
+    "large_eps": {"rms_norm_eps": 0.3, "q_lora_rank": 18},
+    "all_moe": {"first_k_dense_replace": 0, "n_shared_experts": 0, "num_experts_per_tok": 1},
+}
+
+RANDOM = 5
+NAMES = [*CHOSEN, *(f"random{seed}" for seed in range(RANDOM))]
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    from tests.parity import deepseek_v3  # imports torch
+
+    return deepseek_v3
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def case(request, theirs):
+    """(model of transformers, tokens, what it computes, our config)."""
+    seed = NAMES.index(request.param)
+    if request.param in CHOSEN:
+        hf_config = theirs.PLAIN | CHOSEN[request.param]
+    else:
+        hf_config = theirs.random_config(seed)
+    model = theirs.make_model(hf_config, seed)
+    tokens = theirs.tokens_for(model, seed)
+    config = model_config(json.loads(model.config.to_json_string()))
+    return model, tokens, theirs.compute(model, tokens), dataclasses.replace(config, compute_dtype="float32")
+
+
+def test_logits_and_logprobs(case, theirs):
+    model, tokens, reference, config = case
+    params, bias = from_deepseek_v3(theirs.in_memory(model), config)
+    logits, logprobs = forward(config, params, bias, tokens)
+    assert 0.3 < reference.logits.std() < 10  # neither too small to see a difference, nor too large to bound it
+    worst = np.abs(logits - reference.logits).max(), np.abs(logprobs - reference.logprobs).max()
+    print(f"largest difference: logits {worst[0]:.1e}, logprobs {worst[1]:.1e}")
+    assert max(worst) <= TOLERANCE
+
+
+def test_round_trip_is_exact(case, theirs):
+    model, _, _, config = case
+    published = theirs.on_disk(model)
+    params, bias = from_deepseek_v3(published, config)
+    exported = to_deepseek_v3(params, bias, config)
+    empty = {name for name, array in published.items() if array.size == 0}
+    assert exported.keys() == published.keys() - empty
+    for name, array in exported.items():
+        assert array.dtype == published[name].dtype
+        np.testing.assert_array_equal(array, published[name], err_msg=name)
+
+    held = theirs.in_memory(model)
+    fused = layout(config, fused_experts=True)
+    for name, tensor in fused.items():
+        assert tensor.shape == held[name].shape, name
+    again = from_deepseek_v3(held, config)
+    np.testing.assert_equal(again, (params, bias))
+
+
+def test_transformers_reads_what_we_write(case, theirs, tmp_path):
+    from safetensors.numpy import save_file
+    from transformers import DeepseekV3ForCausalLM
+
+    model, tokens, reference, config = case
+    save_file(
+        to_deepseek_v3(*from_deepseek_v3(theirs.in_memory(model), config), config), tmp_path / "model.safetensors"
+    )
+    model.config.save_pretrained(tmp_path)
+    loaded, report = DeepseekV3ForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="eager", experts_implementation="eager", output_loading_info=True
+    )
+    missing = {name for name in report["missing_keys"] if loaded.get_parameter(name).numel()}
+    assert not missing and not report["unexpected_keys"] and not report["mismatched_keys"]
+    np.testing.assert_array_equal(theirs.compute(loaded.eval(), tokens).logits, reference.logits)
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_golden_files_are_what_transformers_computes(name, theirs):
+    import torch
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    golden = load(name)
+    config = DeepseekV3Config(**golden.config)
+    state = {key: torch.from_numpy(array) for key, array in golden.state.items()}
+    model = DeepseekV3ForCausalLM.from_pretrained(None, config=config, state_dict=state)
+    assert theirs.routing_margin(model, golden.tokens) > theirs.MARGIN
+    np.testing.assert_allclose(theirs.compute(model, golden.tokens).logits, golden.logits, atol=2e-5)

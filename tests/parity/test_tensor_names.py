@@ -1,0 +1,297 @@
+"""composer_jax.checkpoint.huggingface without PyTorch: the mapping is a bijection, and bad input gets one sentence."""
+
+import math
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from composer_jax.checkpoint.huggingface import from_deepseek_v3, layout, model_config, to_deepseek_v3
+from composer_jax.errors import UserError
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.definition import Definition
+
+KIMI_K2 = dict(  # https://huggingface.co/moonshotai/Kimi-K2-Instruct, without its YaRN
+    model_type="kimi_k2",
+    vocab_size=163_840,
+    hidden_size=7168,
+    num_hidden_layers=61,
+    first_k_dense_replace=1,
+    num_attention_heads=64,
+    num_key_value_heads=64,
+    q_lora_rank=1536,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    intermediate_size=18_432,
+    moe_intermediate_size=2048,
+    n_routed_experts=384,
+    num_experts_per_tok=8,
+    n_shared_experts=1,
+    n_group=1,
+    topk_group=1,
+    scoring_func="sigmoid",
+    topk_method="noaux_tc",
+    norm_topk_prob=True,
+    routed_scaling_factor=2.827,
+    moe_layer_freq=1,
+    hidden_act="silu",
+    attention_bias=False,
+    rms_norm_eps=1e-5,
+    rope_theta=50_000,
+    rope_scaling=None,
+    max_position_embeddings=4096,
+    num_nextn_predict_layers=0,
+    tie_word_embeddings=False,
+)
+
+
+def small(**changes) -> ModelConfig:
+    fields = dict(
+        vocab_size=23,
+        d_model=10,
+        n_layers=3,
+        n_dense_layers=1,
+        n_heads=3,
+        kv_lora_rank=7,
+        qk_nope_dim=5,
+        qk_rope_dim=4,
+        v_head_dim=6,
+        dense_ff_dim=11,
+        expert_ff_dim=8,
+        n_experts=4,
+        experts_per_token=2,
+        n_shared_experts=2,
+    )
+    return ModelConfig(**(fields | changes))
+
+
+def weights(config: ModelConfig):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), Definition(config).shapes())
+
+
+def state_of(config: ModelConfig) -> dict[str, np.ndarray]:
+    return to_deepseek_v3(*weights(config), config)
+
+
+VARIANTS = {
+    "plain": {},
+    "q_lora": {"q_lora_rank": 9},
+    "tied": {"tie_embeddings": True},
+    "two_dense": {"n_dense_layers": 2},
+    "no_dense": {"n_dense_layers": 0},
+    "no_shared": {"n_shared_experts": 0},
+    "bfloat16": {"param_dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_there_and_back_is_exact(variant):
+    config = small(**VARIANTS[variant])
+    params, bias = weights(config)
+    state = to_deepseek_v3(params, bias, config)
+    assert {name: array.shape for name, array in state.items()} == {
+        name: tensor.shape for name, tensor in layout(config).items()
+    }
+    again = from_deepseek_v3(state, config)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), again, (params, bias))
+
+
+def test_what_is_written_is_a_copy():
+    config = small()
+    params, bias = weights(config)
+    for array in to_deepseek_v3(params, bias, config).values():
+        assert array.flags.c_contiguous
+        assert not any(np.shares_memory(array, leaf) for leaf in jax.tree.leaves((params, bias)))
+
+
+def test_layouts_by_hand():
+    """The two tensors that are split, entry by entry."""
+    config = small()
+    params, bias = weights(config)
+    state = to_deepseek_v3(params, bias, config)
+    attention = params["moe_layers"]["attention"]
+    kv_b = state["model.layers.2.self_attn.kv_b_proj.weight"].reshape(3, 5 + 6, 7)
+    np.testing.assert_array_equal(kv_b[2, 4], attention["k_up"][1, :, 2, 4])
+    np.testing.assert_array_equal(kv_b[2, 5], attention["v_up"][1, :, 2, 0])
+    np.testing.assert_array_equal(
+        state["model.layers.1.mlp.experts.3.down_proj.weight"], params["moe_layers"]["feed_forward"]["down"][0, 3].T
+    )
+
+
+def test_fused_experts_are_read():
+    config = small()
+    params, bias = weights(config)
+    state = to_deepseek_v3(params, bias, config)
+    for layer in (1, 2):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        gate, up, down = (
+            np.stack([state.pop(f"{prefix}.{e}.{part}_proj.weight") for e in range(4)])
+            for part in ("gate", "up", "down")
+        )
+        state[f"{prefix}.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        state[f"{prefix}.down_proj"] = down
+    np.testing.assert_equal(from_deepseek_v3(state, config), (params, bias))
+
+
+def test_bfloat16_files_fill_float32_params():
+    config = small()
+    state = {name: array.astype(ml_dtypes.bfloat16) for name, array in state_of(config).items()}
+    params, _ = from_deepseek_v3(state, config)
+    table = params["embedding"]["table"]
+    assert table.dtype == np.float32
+    np.testing.assert_array_equal(table, state["model.embed_tokens.weight"].astype(np.float32))
+
+
+def test_frequencies_and_a_repeated_tied_head_are_no_surprise():
+    config = small(tie_embeddings=True)
+    state = state_of(config)
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].copy()
+    state["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(2, np.float32)
+    from_deepseek_v3(state, config)
+    state["lm_head.weight"][3, 4] += 1
+    with pytest.raises(UserError, match="lm_head.weight differs from model.embed_tokens.weight"):
+        from_deepseek_v3(state, config)
+
+
+def test_missing_extra_and_misshapen_tensors_are_named():
+    config = small()
+    state = state_of(config)
+    norm = state.pop("model.norm.weight")
+    with pytest.raises(UserError, match=r"The checkpoint lacks model\.norm\.weight;"):
+        from_deepseek_v3(state, config)
+    with pytest.raises(UserError, match="lacks model.norm.weight; has, unexpected, model.final_norm.weight;"):
+        from_deepseek_v3(state | {"model.final_norm.weight": norm}, config)
+    with pytest.raises(UserError, match=r"has model\.norm\.weight as \[11\] instead of \[10\];"):
+        from_deepseek_v3(state | {"model.norm.weight": np.ones(11, np.float32)}, config)
+    # A transposed square-less matrix has the right number of values, and is still wrong.
+    state["model.norm.weight"] = norm
+    state["lm_head.weight"] = state["lm_head.weight"].T
+    with pytest.raises(UserError, match=r"lm_head\.weight as \[10, 23\] instead of \[23, 10\]"):
+        from_deepseek_v3(state, config)
+
+
+def test_many_missing_tensors_are_counted():
+    with pytest.raises(UserError) as error:
+        from_deepseek_v3(state_of(small()), small(n_experts=6, n_dense_layers=1))
+    assert "mlp.experts.4.gate_proj.weight" in str(error.value)
+    assert "and 8 more" in str(error.value)  # 2 layers x 2 experts x 3 matrices, 4 of them named
+
+
+def test_half_fused_checkpoints_are_refused():
+    state = state_of(small()) | {"model.layers.1.mlp.experts.gate_up_proj": np.zeros((4, 16, 10), np.float32)}
+    with pytest.raises(UserError, match="lacks model.layers.1.mlp.experts.down_proj.*unexpected.*experts.0.gate_proj"):
+        from_deepseek_v3(state, small())
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, np.int8])
+def test_quantised_tensors_are_refused(dtype):
+    state = state_of(small())
+    name = "model.layers.1.self_attn.o_proj.weight"
+    state[name] = state[name].astype(dtype)
+    with pytest.raises(UserError, match=f"{name} is .*quantised"):
+        from_deepseek_v3(state, small())
+
+
+@pytest.mark.parametrize(
+    "change", [{"embedding_taps": 3}, {"attention_scale": 2.0}, {"n_mtp_modules": 1}, {"latent_norm_eps": 1e-5}]
+)
+def test_what_has_no_place_in_a_checkpoint_is_refused(change):
+    config = small(**change)
+    with pytest.raises(UserError, match=f"{next(iter(change))}=.* has no place"):
+        to_deepseek_v3(*weights(config), config)
+
+
+def test_arrays_of_another_network_are_refused():
+    with pytest.raises(UserError, match=r"The network has embedding\.table as \[23, 10\] instead of \[24, 10\]"):
+        to_deepseek_v3(*weights(small()), small(vocab_size=24))
+
+
+def test_full_scale_layout():
+    """Kimi K2's published sizes: every weight has a place, and there are 1.03 trillion of them."""
+    config = model_config(KIMI_K2)
+    table = layout(config)
+    biases = 60 * 384
+    total = sum(math.prod(tensor.shape) for tensor in table.values()) - biases
+    assert total == Definition(config).parameter_count()
+    assert 1.02e12 < total < 1.04e12
+    assert table["model.layers.60.mlp.experts.383.down_proj.weight"].shape == (7168, 2048)
+    assert table["model.layers.0.self_attn.kv_a_proj_with_mqa.weight"].shape == (576, 7168)
+
+
+# ------------------------------------------------------------------------------------------------------- config.json
+
+
+def test_config_of_kimi_k2():
+    config = model_config(KIMI_K2)
+    assert config == ModelConfig(
+        vocab_size=163_840,
+        d_model=7168,
+        n_layers=61,
+        n_dense_layers=1,
+        n_heads=64,
+        kv_lora_rank=512,
+        qk_nope_dim=128,
+        qk_rope_dim=64,
+        v_head_dim=128,
+        dense_ff_dim=18_432,
+        expert_ff_dim=2048,
+        n_experts=384,
+        experts_per_token=8,
+        n_shared_experts=1,
+        q_lora_rank=1536,
+        routed_scaling_factor=2.827,
+        norm_eps=1e-5,
+        rope_theta=50_000.0,
+        max_context=4096,
+    )
+
+
+def test_rotary_base_of_both_generations():
+    new = {key: value for key, value in KIMI_K2.items() if not key.startswith("rope_")}
+    new["rope_parameters"] = {"rope_type": "default", "rope_theta": 50_000.0}
+    assert model_config(new) == model_config(KIMI_K2)
+    del new["rope_parameters"]
+    with pytest.raises(UserError, match="lacks rope_theta"):
+        model_config(new)
+
+
+def test_null_means_what_it_means_there():
+    null = dict.fromkeys(("q_lora_rank", "n_group", "topk_group", "n_shared_experts", "num_key_value_heads"))
+    config = model_config(KIMI_K2 | null)
+    assert config.q_lora_rank is None
+    assert (config.n_expert_groups, config.topk_groups, config.n_shared_experts) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "llama"},
+        {"rope_scaling": {"type": "yarn", "factor": 32.0}},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+        {"scoring_func": "softmax"},
+        {"topk_method": "greedy"},
+        {"norm_topk_prob": False},
+        {"moe_layer_freq": 2},
+        {"hidden_act": "gelu"},
+        {"attention_bias": True},
+        {"rope_interleave": False},
+        {"rope_interleave": None},
+        {"num_nextn_predict_layers": 1},
+        {"num_key_value_heads": 8},
+        {"quantization_config": {"quant_method": "fp8"}},
+    ],
+)
+def test_what_the_decoder_cannot_do_is_refused(change):
+    (key, value), *_ = change.items()
+    with pytest.raises(UserError, match="can(not)? be read") as error:
+        model_config(KIMI_K2 | change)
+    assert (repr(value.get("type") or value.get("rope_type")) if "rope_" in key and value else key) in str(error.value)
+
+
+def test_missing_keys_are_named():
+    with pytest.raises(UserError, match=r"config\.json lacks kv_lora_rank, q_lora_rank\."):
+        model_config({key: value for key, value in KIMI_K2.items() if key not in ("kv_lora_rank", "q_lora_rank")})
