@@ -206,6 +206,18 @@ class Run:
             finally:
                 runner.run(pool.close())
 
+    def check_sandbox(self) -> None:
+        """Runs one command in a sandbox, so that a machine that refuses says so now and not after pretraining."""
+
+        async def try_one() -> str:
+            async with SandboxPool(size=1) as pool, await pool.acquire({"hello.py": "print('ready')"}) as sandbox:
+                return (await sandbox.run(["python", "hello.py"])).stdout
+
+        if (said := asyncio.run(try_one())) != "ready\n":
+            raise UserError(
+                f"The sandbox runs but a program in it said {said!r} instead of 'ready'; see docs/sandbox.md."
+            )
+
     # -- stages --------------------------------------------------------------------------------------------------
 
     @contextmanager

@@ -36,6 +36,7 @@ def sft(run: Run) -> None:
     if run.workdir.stage_done("sft"):
         return
     params, router_bias = run.weights_of("pretrain")
+    run.check_sandbox()
     settings = run.settings.sft
     with run.stage("sft") as result:
         traces, made = expert_traces(run)
