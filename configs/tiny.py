@@ -165,7 +165,7 @@ def smoke() -> dict:
             "save_every": 8,
         },
         "agent": {"max_turns": 4, "max_turn_tokens": 24, "max_summary_tokens": 16, "max_report_tokens": 32},
-        "sampler": {"slots": 16, "capacity": 512},
+        "sampler": {"slots": 16, "decode_rows": (), "windows": ()},
         "rl": {
             "steps": 2,
             "groups": {"bugfix": 2, "recall": 2},

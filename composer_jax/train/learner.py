@@ -179,7 +179,7 @@ class Learner:
         direction, optimizer = self.transformation.update(gradient, state.optimizer, state.params)
         params = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), state.params, direction)
         router_bias = balance(state.router_bias, sums["counts"], bias_rate) if bias_rate else state.router_bias
-        sums = sums | {"grad_norm": optax.global_norm(gradient)}
+        sums = sums | {"grad_norm": optax.tree.norm(gradient)}
         return TrainState(params, router_bias, optimizer, state.step + 1), sums, maxima
 
 

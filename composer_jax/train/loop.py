@@ -11,6 +11,7 @@ from composer_jax.data.packing import PackedBatch
 from composer_jax.data.pipeline import BatchStream
 from composer_jax.observe.metrics import MetricsWriter
 from composer_jax.observe.progress import Progress
+from composer_jax.train.interrupt import interrupts_held
 from composer_jax.train.learner import Learner, TrainState
 
 STATE = ("params", "router_bias", "optimizer", "step")
@@ -72,33 +73,39 @@ def fit(
         stream.set_state(json["stream"])
         tokens = json["tokens"]
     start = int(state.step)
-    metrics.truncate_after(start)
-    place = stream.get_state()
+    # Without a checkpoint the run starts over, and so do its metrics.
+    metrics.truncate_after(start if found else -1)
+    place, whole = stream.get_state(), True
 
     def heldout_nll() -> dict[str, float]:
         sums = learner.evaluate(state, map(as_arrays, heldout()))
         return {"heldout_nll": sums["nll"] / sums["tokens"]}
 
     if start == 0 and heldout:
-        metrics.write(0, tokens=0, **heldout_nll())
+        with interrupts_held():
+            metrics.write(0, tokens=0, **heldout_nll())
     try:
         with Progress(plan.steps, "step", plan.name, initial=start) as progress:
             for step in range(start + 1, plan.steps + 1):
                 began = time.perf_counter()
                 batch = next(stream)
-                state, row = learner.step(state, [as_arrays(batch)], batch.weights.sum())
-                place = stream.get_state()
-                real = int((batch.segments > 0).sum())
-                tokens += real
-                row["tokens_per_s"] = real / (time.perf_counter() - began)
-                row["tokens"] = tokens
-                if heldout and (step % plan.evaluate_every == 0 or step == plan.steps):
-                    row |= heldout_nll()
-                metrics.write(step, **row)
-                if step % plan.save_every == 0:
-                    save_state(store, state, stream=place, tokens=tokens)
+                with interrupts_held():
+                    whole = False
+                    state, row = learner.step(state, [as_arrays(batch)], batch.weights.sum())
+                    place = stream.get_state()
+                    real = int((batch.segments > 0).sum())
+                    tokens += real
+                    row["tokens_per_s"] = real / (time.perf_counter() - began)
+                    row["tokens"] = tokens
+                    if heldout and (step % plan.evaluate_every == 0 or step == plan.steps):
+                        row |= heldout_nll()
+                    metrics.write(step, **row)
+                    whole = True
+                    if step % plan.save_every == 0:
+                        save_state(store, state, stream=place, tokens=tokens)
                 progress.update(loss=row["loss"], **{k: row[k] for k in ("heldout_nll",) if k in row})
     finally:
-        if int(state.step) > start:
+        # After an error inside a step there is nothing to save: the state it started from is used up.
+        if whole and int(state.step) > start:
             save_state(store, state, stream=place, tokens=tokens)
     return state
