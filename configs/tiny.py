@@ -101,6 +101,7 @@ def get_config(size: str = "full") -> ConfigDict:
     if size == "sharded":
         config.mesh.update({"cpu_devices": 8, "replica": 1, "data": 2, "expert": 4, "reduction": "collective"})
         config.model.dispatch = "ring"
+        config.rl.batches = ((256, 16), (512, 8))  # rows divide over the devices
     return config
 
 

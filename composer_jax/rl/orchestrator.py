@@ -47,13 +47,13 @@ class OrchestratorConfig:
 
 
 class Orchestrator:
-    """One RL run. `step` is a function of (state, step number, seed): a task is used once, and a resumed run repeats
-    none."""
+    """One RL run. A step is `roll_out`, which changes nothing and may be interrupted, then `learn`, which uses up the
+    state; together a function of (state, seed): a task is used once, and a resumed run repeats none."""
 
     def __init__(self, config: OrchestratorConfig, learner: Learner, sampler: Sampler, environment: Environment):
         self.config, self.learner, self.sampler, self.environment = config, learner, sampler, environment
         self.algorithm = GroupAdvantage()
-        self.warm = False
+        self.warm, self.compiled = False, compilations()
 
     def jobs(self, step: int) -> list[Job]:
         """The jobs of one step, the G episodes of a task beside each other."""
@@ -74,19 +74,19 @@ class Orchestrator:
             return Compaction(None)
         return Compaction(rng.randint(*config.trigger), "short", config.max_segments, config.max_summary_tokens)
 
-    def step(
-        self,
-        state: TrainState,
-        runner: asyncio.Runner,
-        on_done: Callable[[Episode], None] | None = None,
-    ) -> tuple[TrainState, dict[str, float | None], Rollout]:
-        """One step. Groups of equal rewards are dropped before they cost a training token; with none left the
-        step is taken with a zero gradient: its tasks are used up."""
-        began, compiled, number = time.perf_counter(), compilations(), int(state.step)
+    def roll_out(
+        self, state: TrainState, runner: asyncio.Runner, on_done: Callable[[Episode], None] | None = None
+    ) -> Rollout:
+        """The episodes of the next step, with the weights of `state`."""
+        number = int(state.step)
+        self.compiled = compilations()
         self.sampler.update(state.params, state.router_bias, number)
-        jobs = self.jobs(number)
-        rollout = runner.run(roll_out(jobs, self.sampler, self.environment, on_done))
-        rolled = time.perf_counter()
+        return runner.run(roll_out(self.jobs(number), self.sampler, self.environment, on_done))
+
+    def learn(self, state: TrainState, rollout: Rollout) -> tuple[TrainState, dict[str, float | None]]:
+        """The state after one step on these episodes, and its metrics. Groups of equal rewards are dropped before
+        they cost a training token; with none left the step is taken with a zero gradient: its tasks are used up."""
+        began = time.perf_counter()
         groups = self.groups(rollout.episodes)
         rows = weighted_rows(groups, self.algorithm)
         batches = learner_batches(rows, self.config.batches)
@@ -94,20 +94,20 @@ class Orchestrator:
             # Once, every shape is compiled here; later an empty batch stands for "no group had anything to teach".
             batches += [empty_batch(*shape) for shape in self.config.batches]
             self.warm = True
-        normaliser = len(jobs) * self.config.tokens_per_episode
+        normaliser = len(rollout.jobs) * self.config.tokens_per_episode
         state, learned = self.learner.step(state, batches, normaliser)
-        trained = time.perf_counter()
+        train_s = time.perf_counter() - began
         row = {
             **episode_metrics(rollout.episodes),
             **learning_metrics(learned),
             "groups_used": sum(bool(self.algorithm(g.rewards).any()) for g in groups),
             "rollout_s": rollout.sampler_seconds,
             "sandbox_s": rollout.seconds - rollout.sampler_seconds,
-            "train_s": trained - rolled,
-            "step_s": trained - began,
-            "compilations": compilations() - compiled,
+            "train_s": train_s,
+            "step_s": rollout.seconds + train_s,
+            "compilations": compilations() - self.compiled,
         }
-        return state, row, rollout
+        return state, row
 
     def groups(self, episodes: Sequence[Episode]) -> list[Group]:
         """Consecutive G episodes are a Group; an episode without a grade is left out, a group of fewer than two too."""

@@ -38,6 +38,7 @@ class Environment:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
+    jobs: Sequence[Job]
     episodes: list[Episode]
     """In the order of the jobs."""
     seconds: float
@@ -88,4 +89,4 @@ async def roll_out(
         finally:
             for task in running:
                 task.cancel()
-    return Rollout(episodes, time.perf_counter() - began, sampler.busy_seconds - busy)
+    return Rollout(jobs, episodes, time.perf_counter() - began, sampler.busy_seconds - busy)

@@ -1,15 +1,18 @@
 """Reinforcement learning against sandboxed repositories, with self-summarization in the loop."""
 
+import collections
 import dataclasses
 
 from composer_jax.agent.record import episode_record
-from composer_jax.observe.episodes import read_episodes, write_episodes
+from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.orchestrator import Orchestrator, OrchestratorConfig
 from composer_jax.rl.rewards import RewardConfig
+from composer_jax.rl.rollout import Rollout
 from composer_jax.stages.run import Run
 from composer_jax.tasks import recall
+from composer_jax.train.interrupt import interrupts_held
 from composer_jax.train.loop import restore_state, save_state
 from composer_jax.train.losses import PolicyLoss
 
@@ -36,28 +39,25 @@ def reinforce(run: Run) -> None:
             start = int(state.step)
             metrics.truncate_after(start)
             records = [r for r in read_episodes(records_path) if r.step <= start] if records_path.exists() else []
-            per_step = sum(settings.groups.values()) * settings.group_size
+            per_step, whole = sum(settings.groups.values()) * settings.group_size, True
             try:
                 with Progress(settings.steps * per_step, "episode", "RL", initial=start * per_step) as progress:
                     for step in range(start + 1, settings.steps + 1):
-                        jobs = orchestrator.jobs(step - 1)
-                        state, row, rollout = orchestrator.step(state, runner)
-                        metrics.write(step, **row)
+                        rollout = orchestrator.roll_out(state, runner)
+                        with interrupts_held():
+                            whole = False
+                            state, row = orchestrator.learn(state, rollout)
+                            metrics.write(step, **row)
+                            whole = True
+                            if step % settings.record_every == 0 or step == 1:
+                                records += first_of_each_family(run, rollout, step)
+                            if step % settings.save_every == 0 or step == settings.steps:
+                                save_state(store, state)
+                                write_episodes(records_path, records)
                         progress.update(per_step, step=step, reward=row["reward"])
-                        if step % settings.record_every == 0 or step == 1:
-                            first = {}
-                            for job, episode in zip(jobs, rollout.episodes, strict=True):
-                                if len(first.setdefault(episode.family, [])) < 2:
-                                    first[episode.family].append(episode)
-                                    condition = "no_trigger" if job.compaction.trigger is None else "short"
-                                    records.append(
-                                        episode_record(episode, job.task, run.tokenizer, condition=condition, step=step)
-                                    )
-                        if step % settings.save_every == 0 or step == settings.steps:
-                            save_state(store, state)
-                            write_episodes(records_path, records)
             finally:
-                if int(state.step) > start:
+                # After an error inside a step there is nothing to save: the state it started from is used up.
+                if whole and int(state.step) > start:
                     save_state(store, state)
                     write_episodes(records_path, records)
         rows = read_metrics(path)
@@ -71,6 +71,17 @@ def reinforce(run: Run) -> None:
             "sandbox_hits": environment.cache.hits,
             "compilations_after_first_tenth": sum(r["compilations"] for r in rows[max(1, len(rows) // 10) :]),
         }
+
+
+def first_of_each_family(run: Run, rollout: Rollout, step: int) -> list[EpisodeRecord]:
+    """The first two episodes of each family, for the report."""
+    seen, records = collections.Counter(), []
+    for job, episode in zip(rollout.jobs, rollout.episodes, strict=True):
+        seen[episode.family] += 1
+        if seen[episode.family] <= 2:
+            condition = "no_trigger" if job.compaction.trigger is None else "short"
+            records.append(episode_record(episode, job.task, run.tokenizer, condition=condition, step=step))
+    return records
 
 
 def orchestrator_config(run: Run) -> OrchestratorConfig:

@@ -26,7 +26,7 @@ from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.mesh import batch_shards, make_mesh
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.rl.rollout import Environment
 from composer_jax.sampler.engine import Sampler, SamplerConfig
@@ -77,7 +77,22 @@ class Run:
                 )
             replica = len(devices) // others
         needed = math.prod((replica, settings.data, settings.expert))
-        return make_mesh(devices[:needed], replica=replica, data=settings.data, expert=settings.expert)
+        mesh = make_mesh(devices[:needed], replica=replica, data=settings.data, expert=settings.expert)
+        self._require_divisible(batch_shards(mesh))
+        return mesh
+
+    def _require_divisible(self, shards: int) -> None:
+        """All that is spread over the mesh, asked for before the first stage rather than found in the fourth."""
+        settings = self.settings
+        spread = {
+            "pretrain.batch_size": settings.pretrain.batch_size,
+            "sft.batch_size": settings.sft.batch_size,
+            "sampler.slots": settings.sampler.slots,
+            **{f"rl.batches[{i}]": rows for i, (_, rows) in enumerate(settings.rl.batches)},
+        }
+        for name, rows in spread.items():
+            if rows % shards:
+                raise UserError(f"{name} has {rows} rows for {shards} devices; use a multiple of {shards}.")
 
     # -- data ----------------------------------------------------------------------------------------------------
 

@@ -183,12 +183,20 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return _build(hint, value, path)
     origin = typing.get_origin(hint)
     if origin is tuple:
-        return tuple(tuple(item) if isinstance(item, list | tuple) else item for item in value)
-    if origin in (Mapping, dict) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{path}={value!r} must be a list of values.")
+        inner = typing.get_args(hint)
+        inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        if len(value) != len(inner):
+            raise UserError(f"{path}={value!r} must have {len(inner)} values.")
+        return tuple(_value(h, v, f"{path}[{i}]") for i, (h, v) in enumerate(zip(inner, value, strict=True)))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not hasattr(value, "items"):
+            raise UserError(f"{path} must be a section of fields, not {value!r}.")
         return {k: _value(typing.get_args(hint)[1], v, f"{path}.{k}") for k, v in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    plain = hint if isinstance(hint, type) else (hint if isinstance(hint, types.UnionType) else None)
-    if plain is not None and not isinstance(value, plain):
+    plain = hint if isinstance(hint, type | types.UnionType) else None
+    if plain is not None and (not isinstance(value, plain) or (isinstance(value, bool) and plain is not bool)):
         raise UserError(f"{path}={value!r} must be of type {getattr(plain, '__name__', plain)}.")
     return value

@@ -1,0 +1,83 @@
+"""Suites: what is run, and what comes out of it."""
+
+import pytest
+
+from composer_jax.agent.summary import Compaction
+from composer_jax.evals.suite import Suite, compaction_error, summarise
+from composer_jax.tasks.generate import generate
+from tests.rl.made_up import conversation, episode
+
+TASKS = [generate("bugfix", "heldout", 0, i) for i in range(3)]
+
+
+def suite(**changes) -> Suite:
+    return Suite(**(dict(name="a", tasks=TASKS, attempts=4, compaction=Compaction(None)) | changes))
+
+
+def test_jobs_are_all_attempts_at_all_tasks_with_seeds_of_their_own():
+    jobs = suite().jobs()
+    assert [job.task.id for job in jobs] == [task.id for task in TASKS for _ in range(4)]
+    assert len({job.seed for job in jobs}) == 12
+
+
+def test_an_attempt_draws_the_same_numbers_in_every_suite():
+    """So that policies, and conditions, are compared on equal terms."""
+    other = suite(name="b", tasks=TASKS[1:], attempts=2, compaction=Compaction(100))
+    seeds = {(job.task.id, i % 4): job.seed for i, job in enumerate(suite().jobs())}
+    assert all(seeds[job.task.id, i % 2] == job.seed for i, job in enumerate(other.jobs()))
+    assert {job.seed for job in suite(seed=1).jobs()}.isdisjoint(seeds.values())
+
+
+def attempts(task: str, rewards) -> list:
+    return [episode(r, task_id=task) for r in rewards]
+
+
+def test_pass_rates_are_over_tasks_and_attempts():
+    episodes = [*attempts("a", [1, 0, 0, 0]), *attempts("b", [0] * 4), *attempts("c", [1] * 4)]
+    result = summarise(episodes, 4)
+    assert result.pass_at_1 == pytest.approx(5 / 12)
+    assert result.pass_at_k == pytest.approx(2 / 3)
+    assert (result.attempts, result.episodes, result.infrastructure_failures) == (4, 12, 0)
+
+
+def test_half_a_reward_is_no_pass():
+    assert summarise(attempts("a", [0.5, 0.9]), 2).pass_at_1 == 0
+
+
+def test_fewer_than_all_attempts_are_estimated_without_bias():
+    """pass@2 from four attempts of which one solved: 1 - C(3,2)/C(4,2)."""
+    assert summarise(attempts("a", [1, 0, 0, 0]), 2).pass_at_k == pytest.approx(0.5)
+
+
+def test_infrastructure_failures_are_counted_and_never_score():
+    result = summarise([*attempts("a", [1, None, None, 1]), *attempts("b", [None, 0, 0, 0])], 4)
+    assert result.pass_at_1 == pytest.approx(2 / 5)
+    assert result.pass_at_k == pytest.approx(1 / 2)
+    assert (result.episodes, result.infrastructure_failures) == (5, 3)
+    assert result.outcomes == {"finished": 5, "infrastructure": 3}
+    with pytest.raises(ValueError, match="none of 2 episodes was graded"):
+        summarise(attempts("a", [None, None]), 2)
+
+
+def test_costs_are_means_over_episodes():
+    episodes = [
+        episode(1, conversation(0, turns=1, summaries=2), turns=3, summaries=2),
+        episode(0, conversation(0, turns=2), turns=2),
+    ]
+    result = summarise(episodes, 2)
+    assert (result.turns, result.summaries, result.summary_tokens) == (2.5, 1.0, 2.0)
+    assert result.tokens_per_summary == 2.0
+    # Given and sampled: a prompt of 3, per turn 1 + 3 + 3, per summary 1 + 1 + 2 and 2 carried.
+    assert result.tokens == pytest.approx(((3 + 3 * 7 + 2 * 6) + (3 + 2 * 7)) / 2)
+    assert result.sampled_tokens == pytest.approx(((3 * 3 + 2 * 2) + 2 * 3) / 2)
+
+
+def test_without_summaries_their_length_is_zero_not_an_error():
+    assert summarise(attempts("a", [1, 0]), 2).tokens_per_summary == 0.0
+
+
+def test_compaction_error_is_positive_when_compaction_costs_solutions():
+    whole, compacted = summarise(attempts("a", [1, 1, 1, 0]), 4), summarise(attempts("a", [1, 0, 0, 0]), 4)
+    assert compaction_error(whole, compacted) == pytest.approx(0.5)
+    assert compaction_error(compacted, whole) == pytest.approx(-0.5)
+    assert compaction_error(whole, whole) == 0

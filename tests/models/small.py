@@ -1,0 +1,106 @@
+"""A model that is small in every dimension and equal in none, its weights, and rows to put through it."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.definition import Definition
+
+
+def small(**changes) -> ModelConfig:
+    """One dense layer, two expert layers, an MTP module; float32, so that two ways of computing agree."""
+    fields = dict(
+        vocab_size=64,
+        d_model=32,
+        n_layers=3,
+        n_dense_layers=1,
+        n_heads=2,
+        kv_lora_rank=16,
+        qk_nope_dim=8,
+        qk_rope_dim=4,
+        v_head_dim=6,
+        dense_ff_dim=24,
+        expert_ff_dim=5,
+        n_experts=8,
+        experts_per_token=3,
+        n_shared_experts=2,
+        routed_scaling_factor=1.7,
+        max_context=64,
+        n_mtp_modules=1,
+        embedding_taps=2,
+        dispatch="dense",
+        compute_dtype="float32",
+        remat=False,
+    )
+    return ModelConfig(**(fields | changes))
+
+
+def random_weights(config: ModelConfig, seed: int = 0):
+    """(params, router_bias) from NumPy: no scale is 1 and no bias 0, so that forgetting either shows.
+
+    The biases are large enough to change which experts are chosen.
+    """
+    rng = np.random.default_rng(seed)
+
+    def fan_in(name, shape) -> int:
+        if name in ("q", "k_up", "v_up"):  # [in, heads, out]
+            return shape[-3]
+        if name == "out":  # [heads, in, out]
+            return shape[-3] * shape[-2]
+        return shape[-1] if name == "table" else shape[-2]
+
+    def draw(path, leaf):
+        name = path[-1].key
+        if name == "scale":
+            return 1 + 0.2 * rng.standard_normal(leaf.shape)
+        if name == "bias":
+            return 0.3 * rng.standard_normal(leaf.shape)
+        return rng.standard_normal(leaf.shape) * 1.2 / np.sqrt(fan_in(name, leaf.shape))
+
+    params, bias = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jnp.asarray(draw(path, leaf), leaf.dtype), Definition(config).shapes()
+    )
+    return params, bias
+
+
+def rows(documents: Sequence[Sequence[Sequence[int]]], length: int) -> dict[str, np.ndarray]:
+    """tokens, positions, segments [B,length] int32 of rows that hold several documents each; the rest is padding."""
+    out = {name: np.zeros((len(documents), length), np.int32) for name in ("tokens", "positions", "segments")}
+    for b, row in enumerate(documents):
+        start = 0
+        for number, document in enumerate(row, start=1):
+            here = slice(start, start + len(document))
+            out["tokens"][b, here] = document
+            out["positions"][b, here] = np.arange(len(document))
+            out["segments"][b, here] = number
+            start += len(document)
+    return out
+
+
+@functools.cache
+def forward(config: ModelConfig):
+    """Jitted (params, router_bias, rows) -> dict of logits, trunk and MTP logits [B,S,.], and expert counts."""
+
+    @jax.jit
+    def run(params, router_bias, batch):
+        decoder = Definition(config).bind(params, router_bias)
+        fields = batch["tokens"], batch["positions"], batch["segments"]
+        hidden = decoder(*fields)
+        out = {"logits": decoder.logits(hidden.last_BSD), "trunk": hidden.trunk_BSD, "counts": hidden.counts_LE}
+        if config.n_mtp_modules:
+            states, counts = decoder.mtp_hidden(hidden, *fields)
+            out |= {"mtp_logits": decoder.logits(states), "mtp_counts": counts}
+        return out
+
+    return run
+
+
+def relative_error(found, wanted) -> float:
+    """Largest absolute difference over the largest absolute value of `wanted` (or 1e-8)."""
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    assert found.shape == wanted.shape
+    return float(np.abs(found - wanted).max(initial=0) / max(np.abs(wanted).max(initial=0), 1e-8))

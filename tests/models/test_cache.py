@@ -1,0 +1,122 @@
+"""Decoding with the cache gives what one pass over the whole context gives, whatever the cache held before."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from composer_jax.models.cache import Cache, init_cache
+from composer_jax.models.definition import Definition
+from tests.models.small import forward, random_weights, relative_error, rows, small
+
+CAPACITY = 24
+LENGTHS = (19, 24)
+CONTEXTS = [np.random.default_rng(i).integers(0, 64, n).tolist() for i, n in enumerate(LENGTHS)]
+CONFIGS = {
+    "direct_query": small(n_mtp_modules=0),
+    "query_rank": small(n_mtp_modules=0, q_lora_rank=12, tie_embeddings=True, n_layers=2, embedding_taps=0),
+}
+
+
+def extender(config):
+    """Jitted (params, bias, cache, tokens, start [B], count [B]) -> (logits [B,S,W], cache); rows end in padding."""
+
+    @jax.jit
+    def run(params, bias, cache, tokens, start, count):
+        decoder = Definition(config).bind(params, bias)
+        offsets = jnp.arange(tokens.shape[1])
+        states, cache = decoder.extend(tokens, start[:, None] + offsets, offsets < count[:, None], cache)
+        return decoder.logits(states), cache
+
+    return run
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def model(request):
+    config = CONFIGS[request.param]
+    params, bias = random_weights(config)
+    full = forward(config)(params, bias, rows([[c] for c in CONTEXTS], CAPACITY))["logits"]
+    return config, params, bias, extender(config), np.asarray(full)
+
+
+def read(model, cache, pieces, width):
+    """Feeds both contexts in the given pieces (one list of lengths per row), padded to `width`; logits and cache."""
+    _, params, bias, extend, _ = model
+    found = np.zeros((2, CAPACITY, 64), np.float32)
+    start = np.zeros(2, np.int32)
+    for sizes in zip(*pieces, strict=True):
+        tokens = np.full((2, width), 63, np.int32)
+        for b, size in enumerate(sizes):
+            tokens[b, :size] = CONTEXTS[b][start[b] : start[b] + size]
+        logits, cache = extend(params, bias, cache, tokens, start, np.array(sizes, np.int32))
+        for b, size in enumerate(sizes):
+            found[b, start[b] : start[b] + size] = logits[b, :size]
+            start[b] += size
+    assert tuple(start) == LENGTHS
+    return found, cache
+
+
+PIECES = {
+    "whole_pieces": [[8, 8, 3], [8, 8, 8]],
+    "uneven_pieces": [[1, 6, 0, 5, 7], [7, 0, 8, 3, 6]],
+}
+
+
+@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES.keys())
+def test_prefill_in_pieces_is_the_full_forward_pass(model, pieces):
+    found, _ = read(model, init_cache(model[0], 2, CAPACITY), pieces, 8)
+    for b, n in enumerate(LENGTHS):
+        assert relative_error(found[b, :n], model[4][b, :n]) < 1e-5
+
+
+def test_single_tokens_after_a_prefill_are_the_full_forward_pass(model):
+    config, params, bias, extend, full = model
+    _, cache = read_first(model, init_cache(config, 2, CAPACITY), 8)
+    found = []
+    for t in range(8, 19):
+        tokens = np.array([[c[t]] for c in CONTEXTS], np.int32)
+        logits, cache = extend(params, bias, cache, tokens, np.full(2, t, np.int32), np.ones(2, np.int32))
+        found.append(logits[:, 0])
+    assert relative_error(np.stack(found, axis=1), full[:, 8:19]) < 1e-5
+
+
+def read_first(model, cache, n):
+    _, params, bias, extend, _ = model
+    tokens = np.array([c[:n] for c in CONTEXTS], np.int32)
+    return extend(params, bias, cache, tokens, np.zeros(2, np.int32), np.full(2, n, np.int32))
+
+
+def test_what_a_slot_held_before_never_matters(model):
+    """Bit for bit: a slot is reused without being cleared."""
+    config = model[0]
+    clean = init_cache(config, 2, CAPACITY)
+    rng = np.random.default_rng(9)
+    stale = Cache(
+        jnp.asarray(100 * rng.standard_normal(clean.latents_LBCX.shape), jnp.float32),
+        jnp.asarray(rng.integers(0, 64, clean.tokens_BC.shape), jnp.int32),
+    )
+    pieces = PIECES["uneven_pieces"]
+    wanted, _ = read(model, clean, pieces, 8)
+    found, _ = read(model, stale, pieces, 8)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_entries_that_are_not_real_write_nothing(model):
+    config, params, bias, extend, _ = model
+    _, cache = read_first(model, init_cache(config, 2, CAPACITY), 8)
+    tokens = np.full((2, 8), 5, np.int32)
+    _, after = extend(params, bias, cache, tokens, np.array([8, 8], np.int32), np.array([0, 3], np.int32))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[0], b[0]), after.tokens_BC, cache.tokens_BC)
+    np.testing.assert_array_equal(after.latents_LBCX[:, 0], cache.latents_LBCX[:, 0])
+    np.testing.assert_array_equal(after.tokens_BC[1], cache.tokens_BC[1].at[8:11].set(5))
+    np.testing.assert_array_equal(after.latents_LBCX[:, 1, :8], cache.latents_LBCX[:, 1, :8])
+    np.testing.assert_array_equal(after.latents_LBCX[:, 1, 11:], 0)
+    assert np.abs(after.latents_LBCX[:, 1, 8:11]).min(axis=(1, 2)).max() > 0
+
+
+def test_the_cache_holds_one_latent_per_token_and_layer(model):
+    config = model[0]
+    cache = init_cache(config, 5, 7)
+    assert cache.capacity == 7
+    assert cache.latents_LBCX.shape == (config.n_layers, 5, 7, config.kv_lora_rank + config.qk_rope_dim)
+    assert init_cache(small(compute_dtype="bfloat16"), 1, 1).latents_LBCX.dtype == jnp.bfloat16

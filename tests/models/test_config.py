@@ -1,0 +1,59 @@
+"""ModelConfig refuses what cannot work, with the numbers; the preset of K2's shape keeps K2's extras off."""
+
+import dataclasses
+
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.models.config import ModelConfig
+from tests.models.small import small
+
+FIELDS = dataclasses.asdict(small())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"experts_per_token": 9}, ["experts_per_token=9", "n_experts=8"]),
+        ({"n_expert_groups": 3}, ["n_experts=8", "n_expert_groups=3"]),
+        ({"n_expert_groups": 4, "topk_groups": 5}, ["topk_groups=5", "n_expert_groups=4"]),
+        ({"n_expert_groups": 4, "topk_groups": 0}, ["topk_groups=0"]),
+        ({"n_expert_groups": 4, "topk_groups": 1}, ["experts_per_token=3", "topk_groups=1", "2 experts"]),
+        ({"n_dense_layers": 3}, ["n_dense_layers=3", "n_layers=3"]),
+        ({"qk_rope_dim": 5}, ["qk_rope_dim=5", "even"]),
+        ({"dispatch": "fastest"}, ["dispatch='fastest'", "dense", "ring"]),
+        ({"init": "zeros"}, ["init='zeros'", "induction"]),
+    ],
+    ids=str,
+)
+def test_impossible_shapes_are_named(changes, named):
+    with pytest.raises(UserError) as error:
+        small(**changes)
+    for text in named:
+        assert text in str(error.value)
+
+
+def test_chains_of_mtp_modules_are_not_pretended():
+    with pytest.raises(NotImplementedError, match="n_mtp_modules=2"):
+        small(n_mtp_modules=2)
+
+
+def test_unknown_and_missing_fields_are_named():
+    assert ModelConfig.from_dict(FIELDS) == small()
+    with pytest.raises(UserError, match="'n_head'.*n_heads"):
+        ModelConfig.from_dict(FIELDS | {"n_head": 2})
+    with pytest.raises(UserError, match="lacks d_model, v_head_dim"):
+        ModelConfig.from_dict({k: v for k, v in FIELDS.items() if k not in ("d_model", "v_head_dim")})
+
+
+def test_what_only_a_tiny_model_needs_is_off_by_default():
+    required = {f.name for f in dataclasses.fields(ModelConfig) if f.default is dataclasses.MISSING}
+    plain = ModelConfig(**{name: FIELDS[name] for name in required})
+    assert (plain.embedding_taps, plain.attention_scale, plain.init) == (0, 1.0, "normal")
+    assert not plain.tie_embeddings
+
+
+def test_derived_numbers():
+    config = small()
+    assert (config.n_moe_layers, config.latent_dim) == (2, 20)
+    assert config.dtype == "float32"

@@ -1,0 +1,67 @@
+"""The whole network against the NumPy reference, and against itself computed in other ways."""
+
+import jax
+import numpy as np
+import pytest
+
+from composer_jax.models.definition import Definition
+from tests.models import reference
+from tests.models.small import forward, random_weights, relative_error, rows, small
+
+TOKENS = np.random.default_rng(0).integers(0, 64, 11).tolist()
+
+VARIANTS = {
+    "plain": {},
+    "tied": {"tie_embeddings": True},
+    "query_rank": {"q_lora_rank": 12, "embedding_taps": 0, "n_dense_layers": 0, "n_layers": 2},
+    "groups": {"n_expert_groups": 4, "topk_groups": 2, "n_shared_experts": 0, "attention_scale": 1.5},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+def test_logits_are_those_of_the_reference(changes):
+    """MTP included: equations 21 to 23 of DeepSeek-V3, at every position of the document but the last."""
+    config = small(**changes)
+    params, bias = random_weights(config)
+    out = forward(config)(params, bias, rows([[TOKENS]], 16))
+    n = len(TOKENS)
+    assert relative_error(out["trunk"][0, :n], reference.trunk(params, bias, TOKENS, config)) < 1e-5
+    assert relative_error(out["logits"][0, :n], reference.logits(params, bias, TOKENS, config)) < 1e-5
+    assert relative_error(out["mtp_logits"][0, : n - 1], reference.mtp_logits(params, bias, TOKENS, config)) < 1e-5
+
+
+def test_tied_and_untied_heads_have_the_weights_they_say():
+    tied, untied = (Definition(small(tie_embeddings=tie)).shapes()[0] for tie in (True, False))
+    assert "head" not in tied
+    assert untied["head"].shape == (32, 64)
+    assert tied["embedding"]["table"].shape == untied["embedding"]["table"].shape == (64, 32)
+
+
+def test_unrolling_and_recomputing_do_not_change_what_is_computed():
+    plain = small(n_layers=4, n_mtp_modules=0)
+    params, bias = random_weights(plain)
+    batch = rows([[TOKENS]], 16)
+
+    def loss_and_gradient(config):
+        def loss(params):
+            decoder = Definition(config).bind(params, bias)
+            hidden = decoder(batch["tokens"], batch["positions"], batch["segments"])
+            return (decoder.logits(hidden.last_BSD)[0, : len(TOKENS)] ** 2).sum()
+
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    wanted = loss_and_gradient(plain)
+    # Three expert layers, two of them to an iteration: one is left over.
+    found = loss_and_gradient(small(n_layers=4, n_mtp_modules=0, scan_unroll=2, remat=True))
+    assert jax.tree.all(jax.tree.map(lambda f, w: relative_error(f, w) < 1e-5, found, wanted))
+
+
+def test_bfloat16_computation_stays_near_float32():
+    params, bias = random_weights(small())
+    batch = rows([[TOKENS]], 16)
+    wanted = forward(small())(params, bias, batch)["logits"]
+    found = forward(small(compute_dtype="bfloat16"))(params, bias, batch)["logits"]
+    assert found.dtype == np.float32
+    # Rounding may change an expert of a token; most tokens agree to a few percent.
+    errors = np.abs(found - wanted).max(-1)[0, : len(TOKENS)] / np.abs(wanted).max()
+    assert 1e-5 < np.median(errors) < 0.05

@@ -1,0 +1,71 @@
+"""Attention: the two forms of MLA are one function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from composer_jax.models.mla import MultiHeadLatentAttention
+from composer_jax.ops.attention import additive_mask, attend
+from tests.models import reference
+from tests.models.small import relative_error, small
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("q_lora_rank", [None, 12])
+@pytest.mark.parametrize("attention_scale", [1.0, 1.5])
+def test_absorbed_and_naive_attention_agree_with_each_other_and_with_numpy(q_lora_rank, attention_scale):
+    config = small(q_lora_rank=q_lora_rank, attention_scale=attention_scale)
+    attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
+    attention.kv_norm.scale.set_value(jnp.asarray(1 + 0.3 * RNG.standard_normal(16), jnp.float32))
+    x = RNG.standard_normal((2, 7, config.d_model))
+    positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
+    mask = additive_mask(jnp.broadcast_to(jnp.tril(jnp.ones((7, 7), bool)), (2, 7, 7)))
+    naive, absorbed = nnx.jit(
+        lambda attention, x: (
+            attention(x, positions, mask),
+            attention.extend(x, positions, mask, lambda latents: latents),
+        )
+    )(attention, jnp.asarray(x, jnp.float32))
+    assert relative_error(absorbed, naive) < 1e-5
+    weights = reference.to_numpy(nnx.to_pure_dict(nnx.state(attention, nnx.Param)))
+    wanted = np.stack([reference.attention(weights, row, config) for row in x])
+    assert relative_error(naive, wanted) < 1e-5
+
+
+def test_the_latent_is_all_that_decoding_needs():
+    """What `extend` stores is R + P numbers per token, and a query against them alone gives the naive output."""
+    config = small()
+    attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
+    x = jnp.asarray(RNG.standard_normal((1, 6, config.d_model)), jnp.float32)
+    positions, mask = jnp.arange(6)[None], additive_mask(jnp.tril(jnp.ones((1, 6, 6), bool)))
+    stored = []
+    attention.extend(x, positions, mask, lambda latents: stored.append(latents) or latents)
+    assert stored[0].shape == (1, 6, config.latent_dim) == (1, 6, 20)
+    last = attention.extend(x[:, 5:], positions[:, 5:], mask[:, 5:], lambda new: stored[0].at[:, 5:].set(new))
+    assert relative_error(last, attention(x, positions, mask)[:, 5:]) < 1e-5
+
+
+def test_values_and_gradients_of_attend_are_those_of_a_plain_softmax():
+    q, k = (jnp.asarray(RNG.standard_normal((2, 5, 3, 4)), jnp.float32) for _ in range(2))
+    v = jnp.asarray(RNG.standard_normal((2, 5, 3, 6)), jnp.float32)
+    mask = additive_mask(jnp.broadcast_to(jnp.tril(jnp.ones((5, 5), bool)), (2, 5, 5)))
+    target = jnp.asarray(RNG.standard_normal((2, 5, 3, 6)), jnp.float32)
+
+    def plain(q, k, v):
+        weights = jax.nn.softmax(jnp.einsum("bshx,bthx->bhst", q, k) + mask[:, None], axis=-1)
+        return jnp.einsum("bhst,bthv->bshv", weights, v)
+
+    def value_and_gradient(function):
+        return jax.jit(jax.value_and_grad(lambda *args: (function(*args) * target).sum(), argnums=(0, 1, 2)))(q, k, v)
+
+    found, wanted = value_and_gradient(lambda *args: attend(*args, mask)), value_and_gradient(plain)
+    assert jax.tree.all(jax.tree.map(lambda f, w: relative_error(f, w) < 1e-5, found, wanted))
+
+
+def test_a_row_without_any_key_gets_a_number():
+    q, k, v = (jnp.asarray(RNG.standard_normal((1, 2, 1, 4)), jnp.float32) for _ in range(3))
+    found = attend(q, k, v, additive_mask(jnp.zeros((1, 2, 2), bool)))
+    np.testing.assert_allclose(found, np.broadcast_to(v.mean(1, keepdims=True), v.shape), rtol=1e-5)

@@ -1,0 +1,60 @@
+"""The expert layer as a whole: against a loop over tokens, and what it counts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from composer_jax.models.moe import MixtureOfExperts
+from tests.models import reference
+from tests.models.small import relative_error, small
+
+BIAS = 0.3 * np.random.default_rng(1).standard_normal(8)
+
+
+def layer_and_weights(config):
+    layer = MixtureOfExperts(config, rngs=nnx.Rngs(params=0))
+    layer.router.bias.set_value(jnp.asarray(BIAS, jnp.float32))
+    return layer, reference.to_numpy(nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
+
+
+@pytest.mark.parametrize("changes", [{}, {"n_shared_experts": 0, "dispatch": "ring"}], ids=str)
+def test_output_is_that_of_a_loop_over_tokens(changes):
+    config = small(**changes)
+    layer, weights = layer_and_weights(config)
+    x = np.random.default_rng(0).standard_normal((2, 9, config.d_model))
+    found, _ = layer(jnp.asarray(x, jnp.float32), jnp.ones((2, 9), bool))
+    wanted = reference.moe(weights, BIAS, x.reshape(18, -1), config).reshape(x.shape)
+    assert relative_error(found, wanted) < 1e-5
+
+
+def test_counts_leave_padding_out_and_add_up():
+    config = small()
+    layer, weights = layer_and_weights(config)
+    x = np.random.default_rng(0).standard_normal((2, 9, config.d_model))
+    real = np.arange(9) < np.array([[6], [9]])
+    _, counts = layer(jnp.asarray(x, jnp.float32), jnp.asarray(real))
+    wanted = np.zeros(8)
+    for token in x[real]:
+        scores = 1 / (1 + np.exp(-(token @ weights["router"]["weight"])))
+        wanted[reference.chosen_experts(scores, BIAS, config)] += 1
+    np.testing.assert_array_equal(counts, wanted)
+    assert counts.sum() == real.sum() * config.experts_per_token
+
+
+def test_gradients_reach_the_chosen_experts_only():
+    config = small()
+    layer, weights = layer_and_weights(config)
+    x = np.random.default_rng(0).standard_normal((1, 1, config.d_model))
+    graph, params, rest = nnx.split(layer, nnx.Param, ...)
+
+    def loss(params):
+        return (nnx.merge(graph, params, rest)(jnp.asarray(x, jnp.float32), jnp.ones((1, 1), bool))[0] ** 2).sum()
+
+    gradient = nnx.to_pure_dict(jax.grad(loss)(params))
+    scores = 1 / (1 + np.exp(-(x[0, 0] @ weights["router"]["weight"])))
+    chosen = reference.chosen_experts(scores, BIAS, config)
+    for name in ("gate", "up", "down"):
+        touched = np.flatnonzero(np.abs(np.asarray(gradient[name])).max((1, 2)))
+        assert sorted(touched) == sorted(chosen)

@@ -1,0 +1,54 @@
+"""The mesh, and the devices it is made of."""
+
+import os
+
+import jax
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.parallel.mesh import AXES, batch_shards, make_mesh
+from composer_jax.parallel.platform import configure_cpu
+
+
+def test_axes_that_are_not_named_have_size_one():
+    mesh = make_mesh(data=2, expert=4)
+    assert dict(mesh.shape) == {"replica": 1, "data": 2, "expert": 4, "context": 1, "tensor": 1}
+    assert mesh.axis_names == AXES
+    assert batch_shards(mesh) == 8
+    assert batch_shards(make_mesh(jax.devices()[:1])) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ({"model": 2}, UserError, "Unknown mesh axis 'model'.*replica, data, expert"),
+        ({"data": 3}, UserError, "needs 3 devices, but 8 are there"),
+        ({"data": 4, "expert": 4}, UserError, "needs 16 devices, but 8 are there"),
+        ({"data": 0, "expert": 8}, UserError, "at least 1.*'data': 0"),
+        ({"tensor": 8}, NotImplementedError, "tensor=8"),
+        ({"context": 2, "data": 4}, NotImplementedError, "context=2"),
+    ],
+    ids=str,
+)
+def test_meshes_that_cannot_be_made_are_named(sizes, error, message):
+    with pytest.raises(error, match=message):
+        make_mesh(**sizes)
+
+
+def test_a_running_process_cannot_get_more_devices(monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    jax.devices()
+    configure_cpu(8)
+    configure_cpu(2)
+    with pytest.raises(UserError, match="8 CPU devices and 16 are configured.*mesh.cpu_devices=8"):
+        configure_cpu(16)
+
+
+def test_the_thread_pool_has_room_for_every_device(monkeypatch):
+    """XLA reads NPROC; a value that the user chose is kept."""
+    monkeypatch.setattr(os, "environ", {})
+    configure_cpu(8)
+    assert int(os.environ["NPROC"]) >= 16
+    monkeypatch.setattr(os, "environ", {"NPROC": "5"})
+    configure_cpu(8)
+    assert os.environ["NPROC"] == "5"

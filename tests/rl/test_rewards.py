@@ -1,0 +1,65 @@
+"""What an episode is worth."""
+
+import math
+
+import pytest
+
+from composer_jax.rl.rewards import RewardConfig, episode_reward, length_cost
+from tests.rl.made_up import conversation, episode
+
+
+@pytest.mark.parametrize(
+    ("k", "q", "closed_form"),
+    [
+        (1.0, 0.0, lambda x: x),
+        (3.0, 0.0, lambda x: x),
+        (2.0, 1.0, lambda x: math.log(1 + 2 * x) / 2),
+        (2.0, 0.5, lambda x: math.sqrt(1 + 2 * x) - 1),
+        (2.0, 2.0, lambda x: (1 - 1 / (1 + 2 * x)) / 2),
+    ],
+)
+def test_length_cost_has_its_closed_forms(k, q, closed_form):
+    for x in (0.0, 0.1, 1.0, 7.5, 300.0):
+        assert length_cost(x, k=k, q=q) == pytest.approx(closed_form(x), abs=1e-12)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 0.9, 1.0, 1.5, 3.0])
+@pytest.mark.parametrize("k", [0.2, 1.0, 5.0])
+def test_length_cost_rises_from_zero_with_slope_one_and_bends_down(k, q):
+    h = 1e-6
+    assert length_cost(0.0, k=k, q=q) == 0
+    assert length_cost(h, k=k, q=q) / h == pytest.approx(1, rel=1e-4)
+    for x in (0.5, 2.0, 20.0):
+        slope = (length_cost(x + h, k=k, q=q) - length_cost(x - h, k=k, q=q)) / (2 * h)
+        assert slope == pytest.approx((1 + k * x) ** -q, rel=1e-4)
+    steps = [length_cost(x + 1, k=k, q=q) - length_cost(x, k=k, q=q) for x in range(5)]
+    assert all(a >= b - 1e-12 for a, b in zip(steps, steps[1:], strict=False)) and steps[-1] > 0
+
+
+def test_length_cost_is_continuous_at_one_and_saturates_above():
+    assert length_cost(4.0, k=2.0, q=1 + 1e-7) == pytest.approx(length_cost(4.0, k=2.0, q=1), rel=1e-5)
+    assert length_cost(1e12, k=2.0, q=1.5) == pytest.approx(1 / (2 * 0.5), rel=1e-4)
+
+
+CONFIG = RewardConfig(weight=0.1, summary_token=0.5, turn=0.25, k=1.0, q=0.0)
+
+
+def test_a_solved_episode_pays_for_its_summaries_and_turns():
+    """Two summaries of two tokens and three turns."""
+    solved = episode(1.0, conversation(0, turns=1, summaries=2), turns=3, summaries=2)
+    assert solved.summary_tokens == 4
+    assert episode_reward(solved, CONFIG) == pytest.approx(1 - 0.1 * (0.5 * 4 + 0.25 * 3))
+
+
+def test_a_failed_episode_pays_nothing():
+    failed = episode(0.0, conversation(0, turns=1, summaries=2), turns=3, summaries=2)
+    assert episode_reward(failed, CONFIG) == 0
+
+
+def test_without_a_weight_the_grade_is_the_reward():
+    assert episode_reward(episode(1.0, turns=100), RewardConfig()) == 1.0
+
+
+def test_an_episode_that_was_never_graded_has_no_reward():
+    with pytest.raises(ValueError, match="never graded"):
+        episode_reward(episode(None), RewardConfig())

@@ -1,0 +1,108 @@
+"""Rollouts: every job ends in one episode, in order, and a dead sandbox is tried again with a fresh session."""
+
+import asyncio
+import contextlib
+import hashlib
+import random
+
+import pytest
+
+from composer_jax.agent.summary import Compaction
+from composer_jax.rl import rollout
+from composer_jax.rl.rollout import Environment, Job, roll_out, seed_of
+from composer_jax.tasks.generate import generate
+from tests.rl.made_up import episode
+
+
+class FakeSampler:
+    """Hands out sessions and keeps what happens to them."""
+
+    def __init__(self, slots=3):
+        self.slots, self.open_sessions, self.most, self.seeds, self.busy_seconds = slots, 0, 0, [], 5.0
+
+    @contextlib.asynccontextmanager
+    async def serving(self):
+        self.free = asyncio.Semaphore(self.slots)
+        yield self
+        self.busy_seconds += 2.0
+
+    async def open(self, seed):
+        await self.free.acquire()
+        self.seeds.append(seed)
+        self.open_sessions += 1
+        self.most = max(self.most, self.open_sessions)
+        return self
+
+    def close(self):
+        self.open_sessions -= 1
+        self.free.release()
+
+
+JOBS = [Job(generate("bugfix", "train", 0, i), 100 + i, Compaction(None)) for i in range(8)]
+ENVIRONMENT = Environment(None, None, None, None, infrastructure_retries=2)
+
+
+@pytest.fixture
+def run_episode(monkeypatch):
+    """Replaces the harness by function(task, attempt number) -> reward, None for a dead sandbox."""
+
+    def install(reward_of):
+        attempts = {}
+
+        async def fake(task, session, pool, tok, *, seed, **_):
+            attempt = attempts[task.id] = attempts.get(task.id, 0) + 1
+            await asyncio.sleep(random.random() / 200)
+            reward = reward_of(task, attempt)
+            if isinstance(reward, Exception):
+                raise reward
+            return episode(reward, task_id=task.id, seed=seed)
+
+        monkeypatch.setattr(rollout, "run_episode", fake)
+        return attempts
+
+    return install
+
+
+def test_episodes_come_in_the_order_of_the_jobs_and_never_more_at_once_than_slots(run_episode):
+    run_episode(lambda task, attempt: 1.0)
+    sampler, done = FakeSampler(), []
+    found = asyncio.run(roll_out(JOBS, sampler, ENVIRONMENT, done.append))
+    assert [(e.task_id, e.seed) for e in found.episodes] == [(job.task.id, job.seed) for job in JOBS]
+    assert sampler.most == 3 and sampler.open_sessions == 0
+    assert sorted(e.task_id for e in done) == sorted(job.task.id for job in JOBS)
+    assert found.sampler_seconds == 2.0
+
+
+def test_a_dead_sandbox_is_tried_again_with_the_same_seed(run_episode):
+    attempts = run_episode(lambda task, attempt: 1.0 if attempt == 3 or task is not JOBS[2].task else None)
+    sampler = FakeSampler()
+    found = asyncio.run(roll_out(JOBS, sampler, ENVIRONMENT))
+    assert attempts[JOBS[2].task.id] == 3
+    assert found.episodes[2].reward == 1.0
+    assert sampler.seeds.count(JOBS[2].seed) == 3
+    assert sampler.open_sessions == 0
+
+
+def test_an_episode_that_stays_dead_is_returned_once_without_a_reward(run_episode):
+    attempts = run_episode(lambda task, attempt: None if task is JOBS[2].task else 0.0)
+    done = []
+    found = asyncio.run(roll_out(JOBS, FakeSampler(), ENVIRONMENT, done.append))
+    assert attempts[JOBS[2].task.id] == 3 and len(done) == len(JOBS)
+    assert [e.reward for e in found.episodes] == [0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert found.episodes[2].outcome == "infrastructure"
+
+
+def test_a_bug_in_one_episode_ends_the_rollout_and_leaves_no_session_open(run_episode):
+    run_episode(lambda task, attempt: ZeroDivisionError() if task is JOBS[4].task else 1.0)
+    sampler = FakeSampler()
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(roll_out(JOBS, sampler, ENVIRONMENT))
+    assert sampler.open_sessions == 0
+
+
+def test_seeds_depend_on_every_part_and_on_nothing_else():
+    seeds = {seed_of("rl", s, task, i) for s in range(5) for task in "abc" for i in range(7)}
+    assert len(seeds) == 5 * 3 * 7
+    assert seed_of("rl", 0, "bugfix-1", 3) == seed_of("rl", 0, "bugfix-1", 3)
+    # Fixed for all time: a resumed run draws the same numbers in another process.
+    assert seed_of("a", 1) == int.from_bytes(hashlib.sha256(b"('a', 1)").digest()[:4], "little")

@@ -1,0 +1,120 @@
+"""The RL stage: an interrupt between or inside steps loses nothing, and a resumed run uses up no task twice."""
+
+import contextlib
+import dataclasses
+import signal
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.checkpoint.workdir import Workdir
+from composer_jax.observe.metrics import read_metrics
+from composer_jax.rl.rollout import Rollout
+from composer_jax.stages import reinforce as stage
+from composer_jax.stages.settings import settings_from
+from composer_jax.train.learner import TrainState
+from configs.tiny import get_config
+
+STEPS = 5
+
+
+class FakeLearner:
+    def init_state(self, params, router_bias):
+        return TrainState({"w": params["w"] + 0}, {}, {}, jnp.int32(0))
+
+
+class FakeOrchestrator:
+    """Adds one to the weight per step and, as the real one, uses up the state it is given."""
+
+    rolled: list[int] = []
+    act = None
+
+    def __init__(self, config, learner, sampler, environment):
+        pass
+
+    def roll_out(self, state, runner):
+        step = int(state.step) + 1
+        self.rolled.append(step)
+        self.interrupt("roll_out", step)
+        return Rollout((), [], 1.0, 0.5)
+
+    def learn(self, state, rollout):
+        new = TrainState({"w": state.params["w"] + 1}, {}, {}, state.step + 1)
+        state.params["w"].delete()
+        state.step.delete()
+        self.interrupt("learn", int(new.step))
+        row = {"reward": 0.5, "rollout_s": 1.0, "sandbox_s": 0.5, "train_s": 0.1, "step_s": 1.6, "compilations": 0}
+        return new, row
+
+    def interrupt(self, *place):
+        if place == FakeOrchestrator.act:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def reinforce(tmp_path, monkeypatch):
+    """(where Ctrl-C comes, or None) -> runs the stage in one folder, again and again."""
+    monkeypatch.setattr(stage, "Orchestrator", FakeOrchestrator)
+    monkeypatch.setattr(FakeOrchestrator, "rolled", [])
+    settings = settings_from(get_config("smoke"))
+    settings = dataclasses.replace(settings, rl=dataclasses.replace(settings.rl, steps=STEPS, save_every=3))
+    with Workdir(tmp_path / "run", {}) as workdir:
+
+        @contextlib.contextmanager
+        def in_stage(name):
+            result = {}
+            yield result
+            workdir.mark_done(name, result)
+
+        @contextlib.contextmanager
+        def environment():
+            yield types.SimpleNamespace(cache=types.SimpleNamespace(runs=0, hits=0)), None
+
+        run = types.SimpleNamespace(
+            workdir=workdir,
+            path=workdir.path,
+            settings=settings,
+            stage=in_stage,
+            environment=environment,
+            tokenizer=None,
+            weights_of=lambda _: ({"w": jnp.zeros(3)}, {}),
+            optimizer=lambda *_: None,
+            learner=lambda *_: FakeLearner(),
+            sampler_with=lambda *_, **__: types.SimpleNamespace(decoded_tokens=0),
+            store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=1),
+        )
+
+        def go(act=None):
+            monkeypatch.setattr(FakeOrchestrator, "act", act)
+            stage.reinforce(run)
+            return run
+
+        yield go
+
+
+def weights_and_steps(run):
+    with run.store("rl") as store:
+        arrays, _ = store.restore(like={"params": {"w": np.zeros(3, np.float32)}})
+    return arrays["params"]["w"].tolist(), [row["step"] for row in read_metrics(run.path / "metrics" / "rl.jsonl")]
+
+
+def test_an_uninterrupted_stage(reinforce):
+    run = reinforce()
+    assert weights_and_steps(run) == ([5.0] * 3, [1, 2, 3, 4, 5])
+    assert run.workdir.stage_result("rl")["step_s"] == pytest.approx(5 * 1.6)
+    assert FakeOrchestrator.rolled == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("place", [(name, step) for name in ("roll_out", "learn") for step in (1, 2, 4, 5)], ids=str)
+def test_ctrl_c_anywhere_loses_no_step(reinforce, place):
+    with pytest.raises(KeyboardInterrupt):
+        reinforce(place)
+    run = reinforce()
+    assert weights_and_steps(run) == ([5.0] * 3, [1, 2, 3, 4, 5])
+    # A rollout that was cut short is rolled out again; no other is.
+    again = [place[1]] if place[0] == "roll_out" else []
+    assert sorted(FakeOrchestrator.rolled) == sorted([1, 2, 3, 4, 5, *again])
+    assert run.workdir.stage_done("rl")

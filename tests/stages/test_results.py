@@ -1,0 +1,106 @@
+"""results.json: complete after a whole run, honest about a part of one."""
+
+import json
+import types
+
+import pytest
+
+from composer_jax.checkpoint.workdir import Workdir
+from composer_jax.stages.report import report, results
+from tests.stages.contract import assert_contract
+
+SUITES = {
+    name: {"pass_at_1": p, "pass_at_k": p + 0.1, "tokens_per_summary": 10 * p}
+    for name, p in {
+        "bugfix": 0.5,
+        "unseen": 0.4,
+        "recall_whole": 0.8,
+        "recall_short": 0.3,
+        "recall_long": 0.2,
+    }.items()
+}
+EVALUATION = {
+    "suites": SUITES,
+    "compaction_error": 0.5,
+    "compaction_error_long": 0.6,
+    "decode_tokens_per_s": 900.0,
+    "sandbox_runs": 3,
+    "sandbox_hits": 4,
+    "seconds": 6.0,
+}
+DONE = {
+    "pretrain": {
+        "heldout_nll_first": 7.0,
+        "heldout_nll_last": 3.0,
+        "tokens": 1000,
+        "train_tokens_per_s": 50.0,
+        "seconds": 10.0,
+    },
+    "sft": {"loss_last": 0.3, "tokens": 500, "expert_reward": {"bugfix": 0.4}, "dropped_rows": 0, "seconds": 5.0},
+    "evaluate_before": EVALUATION,
+    "rl": {
+        "steps": 2,
+        "episodes": 32,
+        "rollout_s": 3.0,
+        "sandbox_s": 1.0,
+        "train_s": 2.0,
+        "step_s": 8.0,
+        "sandbox_runs": 6,
+        "sandbox_hits": 10,
+        "compilations_after_first_tenth": 0,
+        "seconds": 9.0,
+    },
+    "evaluate_after": EVALUATION,
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Stage names -> what a Run is to `results`, with these stages done."""
+
+    def make(*stages):
+        workdir = Workdir(tmp_path / "-".join(stages or ["none"]), {"seed": 7})
+        for stage in stages:
+            workdir.mark_done(stage, DONE[stage])
+        return types.SimpleNamespace(workdir=workdir, path=workdir.path, settings=types.SimpleNamespace(seed=7))
+
+    return make
+
+
+def test_a_whole_run_fulfils_the_contract(run):
+    found = results(run(*DONE))
+    assert_contract(found)
+    assert found["wall_seconds"] == 36.0
+    assert found["phases_s"] == {"pretrain": 10.0, "sft": 5.0, "evaluate_before": 6.0, "rl": 9.0, "evaluate_after": 6.0}
+    assert found["rl"]["pass_at_1_before"] == 0.5 and found["rl"]["pass_at_8_before"] == 0.6
+    assert found["rl"]["unseen_family_after"] == 0.4
+    assert found["summary"]["pass_before"] == 0.3 and found["summary"]["pass_uncompacted_before"] == 0.8
+    assert found["summary"]["prompted_baseline"] == {"pass": 0.2, "tokens": 2.0, "compaction_error": 0.6}
+    assert found["throughput"]["sandbox_runs_per_s"] == 2.0
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("n", range(len(DONE)))
+def test_stages_that_are_not_done_are_left_out(run, n):
+    done = list(DONE)[:n]
+    found = results(run(*done))
+    assert set(found["phases_s"]) == set(done)
+    assert ("cpt" in found, "sft" in found) == ("pretrain" in done, "sft" in done)
+    rl = found.get("rl", {})
+    assert ("pass_at_1_before" in rl, "steps" in rl) == ("evaluate_before" in done, "rl" in done)
+    assert "pass_at_1_after" not in rl
+    assert ("summary" in found) == ("evaluate_before" in done)
+
+
+def test_an_evaluation_without_rl_is_reported(run):
+    """Stages can be run alone, and in another order."""
+    found = results(run("pretrain", "sft", "evaluate_before"))
+    assert found["rl"].keys() == {"pass_at_1_before", "pass_at_8_before", "unseen_family_before"}
+
+
+@pytest.mark.parametrize("stages", [(), ("pretrain",), tuple(DONE)], ids=len)
+def test_a_report_can_be_written_at_any_time(run, stages):
+    of = run(*stages)
+    path = report(of)
+    assert path.exists() and path.suffix == ".html"
+    assert json.loads((of.path / "results.json").read_text())["config_hash"] == of.workdir.config_hash

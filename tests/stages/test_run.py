@@ -1,0 +1,115 @@
+"""Run: what the stages share."""
+
+import copy
+
+import jax
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.stages.run import Run
+from composer_jax.stages.sft import SORTS, _rates, compaction_for
+from configs.tiny import get_config
+
+
+@pytest.fixture
+def new_run(tmp_path, monkeypatch):
+    """(size, changed groups of fields) -> a Run of configs/tiny.py in a fresh folder."""
+    jax.devices()  # all eight of them, before a Run asks for fewer
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    # Otherwise a Run would point JAX at the cache of whoever runs the tests.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "xla"))
+    runs = []
+
+    def make(size="smoke", **groups):
+        config = copy.deepcopy(get_config(size).to_dict())
+        for name, fields in groups.items():
+            config[name] |= fields
+        run = Run(config, tmp_path / f"run{len(runs)}")
+        runs.append(run)
+        return run
+
+    yield make
+    for run in runs:
+        run.workdir.close()
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sizes"),
+    [
+        ({"replica": -1, "data": 1, "expert": 1}, (8, 1, 1)),
+        ({"replica": -1, "data": 2, "expert": 2}, (2, 2, 2)),
+        ({"replica": 2, "data": 1, "expert": 1}, (2, 1, 1)),
+        ({"replica": 1, "data": 2, "expert": 4}, (1, 2, 4)),
+    ],
+    ids=str,
+)
+def test_the_mesh_takes_the_devices_it_is_given(new_run, mesh, sizes):
+    shape = new_run(mesh=mesh, rl={"batches": ((256, 16), (512, 8))}).mesh.shape
+    assert (shape["replica"], shape["data"], shape["expert"]) == sizes
+
+
+def test_the_sharded_config_fits_its_own_mesh(new_run):
+    assert dict(new_run("sharded").mesh.shape) == {"replica": 1, "data": 2, "expert": 4, "context": 1, "tensor": 1}
+
+
+def test_devices_that_do_not_divide_are_named(new_run):
+    with pytest.raises(UserError, match="8 devices do not divide over data=3 x expert=1"):
+        _ = new_run(mesh={"replica": -1, "data": 3, "expert": 1}).mesh
+    with pytest.raises(UserError, match="16 devices"):
+        _ = new_run(mesh={"replica": 4, "data": 2, "expert": 2}).mesh
+
+
+@pytest.mark.parametrize(
+    ("group", "fields", "name"),
+    [
+        ("pretrain", {"batch_size": 12}, "pretrain.batch_size has 12"),
+        ("sft", {"batch_size": 6}, "sft.batch_size has 6"),
+        ("sampler", {"slots": 20}, "sampler.slots has 20"),
+        ("rl", {"batches": ((256, 16), (512, 2))}, r"rl.batches\[1\] has 2"),
+    ],
+)
+def test_rows_that_do_not_divide_over_the_mesh_are_named_before_the_first_stage(new_run, group, fields, name):
+    fits = {"rl": {"batches": ((256, 16), (512, 8))}} | {group: fields}
+    with pytest.raises(UserError, match=f"{name} rows for 8 devices; use a multiple of 8"):
+        _ = new_run(mesh={"replica": 1, "data": 2, "expert": 4}, **fits).mesh
+
+
+def test_a_stage_that_fails_is_not_done_and_its_seconds_are_kept(new_run):
+    run = new_run()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), run.stage("sft"):
+            raise ZeroDivisionError
+        assert not run.workdir.stage_done("sft")
+    spent = float((run.path / "stages" / "sft.seconds").read_text())
+    with run.stage("sft") as result:
+        result["loss_last"] = 1.0
+    assert run.workdir.stage_result("sft")["loss_last"] == 1.0
+    assert run.workdir.stage_result("sft")["seconds"] >= spent > 0
+
+
+def test_a_stage_whose_weights_do_not_exist_is_named(new_run):
+    with pytest.raises(UserError, match="'pretrain' is not done.*run it first"):
+        new_run().weights_of("pretrain")
+
+
+def test_task_texts_are_of_training_tasks_and_the_same_every_time(new_run):
+    run = new_run(data={"tokenizer_tasks": 3})
+    texts = list(run.task_texts())
+    assert texts == list(run.task_texts())
+    assert any(text.startswith("edit{") for text in texts) and any("def " in text for text in texts)
+
+
+def test_compactions_of_the_sorts_of_traces(new_run):
+    run = new_run()
+    agent = run.settings.agent
+    found = {sort: compaction_for(run, sort) for sort in SORTS}
+    assert found["bugfix"].trigger is found["recall_uncompacted"].trigger is None
+    assert (found["recall_short"].style, found["recall_short"].trigger) == ("short", agent.trigger)
+    assert (found["recall_long"].style, found["recall_long"].max_summary_tokens) == ("long", agent.max_report_tokens)
+
+
+def test_unknown_rates_of_an_expert_are_named():
+    assert _rates({})
+    with pytest.raises(UserError, match=r"sft\.rates\.bugfix\.genius is unknown; the rates are"):
+        _rates({"bugfix": {"genius": 1.0}})

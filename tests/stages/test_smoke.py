@@ -1,0 +1,99 @@
+"""The whole pipeline in its smallest size, as a user runs it: killed twice on the way, and on eight devices."""
+
+import json
+
+import pytest
+
+from composer_jax.observe.episodes import read_episodes
+from composer_jax.observe.metrics import read_metrics
+from tests.stages.command_line import finish, kill_when, start
+from tests.stages.contract import assert_contract
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("xla")
+
+
+def steps(workdir, stage) -> list[int]:
+    return [row["step"] for row in read_metrics(workdir / "metrics" / f"{stage}.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, cache):
+    """(folder, what the last process printed) of a run that was killed in SFT and in RL, and continued each time."""
+    workdir = tmp_path_factory.mktemp("runs") / "smoke"
+    # A third RL step: the one after the kill compiles, the one after that must not.
+    arguments = "--config=configs/tiny.py:smoke", "--config.rl.steps=3"
+    kill_when(start(workdir, *arguments, cache=cache), lambda: len(steps(workdir, "sft")) > 9)
+    assert not (workdir / "stages" / "sft.json").exists()
+    pretrained = (workdir / "stages" / "pretrain.json").read_bytes()
+    kill_when(start(workdir, *arguments, cache=cache), lambda: len(steps(workdir, "rl")) >= 1)
+    assert not (workdir / "stages" / "rl.json").exists()
+    result = finish(start(workdir, *arguments, cache=cache))
+    assert result.returncode == 0, result.stderr
+    assert (workdir / "stages" / "pretrain.json").read_bytes() == pretrained
+    return workdir, result
+
+
+def test_results_fulfil_the_contract(run):
+    workdir, _ = run
+    results = json.loads((workdir / "results.json").read_text())
+    assert_contract(results)
+    assert results["cpt"]["heldout_nll_last"] < results["cpt"]["heldout_nll_first"]
+    assert results["rl"]["steps"] == 3
+    assert set(results["phases_s"]) >= {"pretrain", "sft", "evaluate_before", "rl", "evaluate_after"}
+    assert results["config_hash"] == json.loads((workdir / "config.json").read_text())["config_hash"]
+
+
+def test_every_step_was_taken_once_in_spite_of_the_kills(run):
+    workdir, _ = run
+    assert steps(workdir, "pretrain") == list(range(13))
+    assert steps(workdir, "sft") == list(range(1, 17))
+    assert steps(workdir, "rl") == [1, 2, 3]
+
+
+def test_rl_stops_compiling_after_its_first_step(run):
+    rows = read_metrics(run[0] / "metrics" / "rl.jsonl")
+    assert rows[2]["compilations"] == 0
+
+
+def test_the_report_is_one_file_without_a_network(run):
+    page = (run[0] / "report.html").read_text(encoding="utf-8")
+    assert len(page) > 10_000
+    assert 'src="http' not in page and 'href="http' not in page
+    assert list(run[0].rglob("*.png"))
+
+
+def test_episodes_of_every_part_are_recorded(run):
+    for name in ("before", "rl", "after"):
+        records = list(read_episodes(run[0] / "episodes" / f"{name}.jsonl"))
+        assert {record.family for record in records} == {"bugfix", "recall"}
+        assert any(record.segments for record in records)
+
+
+def test_the_last_line_says_how_it_went_and_where_to_look(run):
+    workdir, result = run
+    last = result.stdout.strip().splitlines()[-1]
+    assert "pass@1" in last and str(workdir / "report.html") in last
+
+
+def test_a_finished_run_is_not_repeated(run, cache):
+    workdir, _ = run
+    before = {path: path.read_bytes() for path in (workdir / "stages").iterdir()}
+    result = finish(start(workdir, "--config=configs/tiny.py:smoke", "--config.rl.steps=3", cache=cache), timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert {path: path.read_bytes() for path in (workdir / "stages").iterdir()} == before
+
+
+def test_the_same_pipeline_passes_on_eight_devices(tmp_path, cache):
+    """data=2, expert=4, ring dispatch, collective reduction."""
+    result = finish(start(tmp_path / "sharded", "--config=configs/tiny.py:sharded", cache=cache))
+    assert result.returncode == 0, result.stderr
+    results = json.loads((tmp_path / "sharded" / "results.json").read_text())
+    assert_contract(results)
+    assert results["cpt"]["heldout_nll_last"] < results["cpt"]["heldout_nll_first"]
+    mesh = json.loads((tmp_path / "sharded" / "config.json").read_text())["config"]["mesh"]
+    assert (mesh["data"], mesh["expert"], mesh["cpu_devices"]) == (2, 4, 8)

@@ -1,0 +1,38 @@
+"""What the tests of the learner share that takes time to make."""
+
+import dataclasses
+import math
+
+import jax
+import pytest
+
+from composer_jax.models.definition import Definition
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.train.learner import Learner
+from composer_jax.train.losses import LanguageLoss
+from tests.models.small import random_weights
+from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER
+
+
+@pytest.fixture(scope="session")
+def weights():
+    return random_weights(CONFIG)
+
+
+@pytest.fixture(scope="session")
+def new_learner():
+    """(mesh sizes, reduction=, dispatch=, loss=) -> a Learner of CONFIG on as many devices as the mesh has."""
+
+    def make(sizes=None, *, reduction="collective", dispatch="dense", loss=None):
+        sizes = sizes or {}
+        mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
+        definition = Definition(dataclasses.replace(CONFIG, dispatch=dispatch))
+        loss = loss or LanguageLoss(mtp_weight=0.3)
+        return Learner(definition, OPTIMIZER, loss, mesh, reduction=reduction, bias_rate=BIAS_RATE)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def learner(new_learner):
+    return new_learner()

@@ -1,0 +1,166 @@
+"""The Learner on one device: what a step does, what adds up, and that it stops compiling."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.models.definition import Definition
+from composer_jax.models.router import updated_bias
+from composer_jax.observe.compilations import compilations
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.train.learner import Learner
+from composer_jax.train.losses import LanguageLoss, PolicyLoss
+from tests.models.small import forward, relative_error
+from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER, full_gradient, make_batch
+
+BATCH = make_batch(1)
+NORMALISER = float(BATCH["weights"].sum())
+HALVES = [{name: values[half] for name, values in BATCH.items()} for half in (slice(0, 8), slice(8, 16))]
+
+
+def steps(learner, weights, batches, normaliser=NORMALISER):
+    state, metrics = learner.step(learner.init_state(*weights), batches, normaliser)
+    return jax.tree.map(np.asarray, state), metrics
+
+
+@pytest.fixture(scope="module")
+def whole(learner, weights):
+    return steps(learner, weights, [BATCH])
+
+
+def test_two_halves_are_one_batch(learner, weights, whole):
+    state, metrics = steps(learner, weights, HALVES)
+    errors = jax.tree.map(relative_error, (state.params, state.optimizer), (whole[0].params, whole[0].optimizer))
+    assert max(jax.tree.leaves(errors)) < 1e-5
+    jax.tree.map(np.testing.assert_array_equal, state.router_bias, whole[0].router_bias)
+    for name, value in metrics.items():
+        assert value == pytest.approx(whole[1][name], rel=1e-5), name
+
+
+def test_the_loss_is_that_of_the_forward_pass(weights, whole):
+    out = forward(CONFIG)(*weights, {k: BATCH[k] for k in ("tokens", "positions", "segments")})
+    logprobs = jax.nn.log_softmax(out["logits"][:, :-1])
+    chosen = np.take_along_axis(np.asarray(logprobs), BATCH["tokens"][:, 1:, None], -1)[..., 0]
+    nll = -(BATCH["weights"][:, 1:] * chosen).sum()
+    assert whole[1]["nll"] == pytest.approx(nll, rel=1e-5)
+    assert whole[1]["loss"] == pytest.approx((nll + 0.3 * whole[1]["mtp_kl"]) / NORMALISER, rel=1e-5)
+    assert whole[1]["mtp_kl"] > 0
+
+
+def test_weights_after_three_steps_are_those_of_optax_adamw(learner, weights):
+    """With the gradients of the learner; norms do not decay, matrices do."""
+    params, bias = weights
+    plain = optax.chain(
+        optax.clip_by_global_norm(OPTIMIZER.clip),
+        optax.adamw(
+            lambda step: jnp.array([OPTIMIZER.learning_rate(s) for s in range(3)])[step],
+            b1=0.9,
+            b2=0.95,
+            eps=1e-3,
+            weight_decay=0.1,
+            mask=jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != "scale", params),
+        ),
+    )
+
+    @jax.jit
+    def plain_step(params, state, gradient):
+        update, state = plain.update(gradient, state, params)
+        return optax.apply_updates(params, update), state, optax.tree.norm(gradient)
+
+    plain_state = jax.jit(plain.init)(params)
+    state = learner.init_state(*weights)
+    for seed in range(3):
+        batch = make_batch(seed)
+        total = float(batch["weights"].sum())
+        gradient = full_gradient(learner, (params, state.router_bias), batch, total)
+        params, plain_state, norm = plain_step(params, plain_state, gradient)
+        state, metrics = learner.step(state, [batch], total)
+        assert metrics["learning_rate"] == OPTIMIZER.learning_rate(seed)
+        assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    assert int(state.step) == 3
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, state.params, params))) < 1e-5
+
+
+def test_the_router_bias_moves_by_the_counts_of_the_global_batch(learner, weights):
+    """And not by those of a part: two halves about different tokens disagree with the whole."""
+    batch = dict(BATCH)
+    batch["tokens"] = np.where(np.arange(16)[:, None] < 8, 5, 41) * (BATCH["segments"] > 0)
+    halves = [{name: values[half] for name, values in batch.items()} for half in (slice(0, 8), slice(8, 16))]
+
+    def by_counts(part):
+        out = forward(CONFIG)(*weights, {k: part[k] for k in ("tokens", "positions", "segments")})
+        assert out["counts"].sum() == (part["segments"] > 0).sum() * CONFIG.experts_per_token
+        router = weights[1]["moe_layers"]["feed_forward"]["router"]["bias"]
+        mtp = weights[1]["mtp"]["block"]["feed_forward"]["router"]["bias"]
+        return updated_bias(router, out["counts"], BIAS_RATE), updated_bias(mtp, out["mtp_counts"], BIAS_RATE)
+
+    for batches in ([batch], halves):
+        moved = steps(learner, weights, batches)[0].router_bias
+        found = (
+            moved["moe_layers"]["feed_forward"]["router"]["bias"],
+            moved["mtp"]["block"]["feed_forward"]["router"]["bias"],
+        )
+        for bias, whole, *parts in zip(found, by_counts(batch), *map(by_counts, halves), strict=True):
+            np.testing.assert_allclose(bias, whole, atol=1e-7)
+            for part in (*parts, (parts[0] + parts[1]) / 2):
+                assert np.abs(bias - part).max() > 0.1 * BIAS_RATE
+
+
+def test_a_bias_rate_of_zero_freezes_the_bias(weights):
+    learner = Learner(Definition(CONFIG), OPTIMIZER, LanguageLoss(), make_mesh(jax.devices()[:1]))
+    state, _ = steps(learner, weights, [BATCH])
+    jax.tree.map(np.testing.assert_array_equal, state.router_bias, jax.tree.map(np.asarray, weights[1]))
+
+
+def test_a_step_does_not_consume_the_weights_it_started_from(learner, weights, whole):
+    """A step donates its state; the checkpoint or the sampler may still hold what the state was made from."""
+    again, _ = steps(learner, weights, [BATCH])
+    jax.tree.map(np.testing.assert_array_equal, again.params, whole[0].params)
+
+
+def test_evaluate_sums_over_batches_and_changes_nothing(learner, weights, whole):
+    state = learner.init_state(*weights)
+    found = learner.evaluate(state, HALVES)
+    assert found["nll"] == pytest.approx(whole[1]["nll"], rel=1e-5)
+    assert found["tokens"] == pytest.approx(NORMALISER, rel=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, state.params, weights[0])
+    assert int(state.step) == 0
+
+
+def test_nothing_compiles_after_the_first_step(learner, weights):
+    state = learner.init_state(*weights)
+    state, _ = learner.step(state, [BATCH, BATCH], NORMALISER)
+    learner.evaluate(state, [BATCH])
+    before = compilations()
+    for seed in range(4):
+        batch = make_batch(seed)
+        state, _ = learner.step(state, [batch] * (1 + seed % 3), float(batch["weights"].sum()))
+    learner.evaluate(state, [BATCH])
+    assert compilations() == before
+
+
+def test_zero_advantages_give_exactly_zero_gradient(new_learner, weights):
+    learner = new_learner(loss=PolicyLoss(0.2, 0.28))
+    batch = BATCH | {
+        "advantages": np.zeros_like(BATCH["weights"]),
+        "sampler_logprobs": np.where(BATCH["weights"] > 0, -3, 0).astype(np.float32),
+    }
+    gradient = full_gradient(learner, weights, batch, NORMALISER)
+    jax.tree.map(lambda g: np.testing.assert_array_equal(g, 0), gradient)
+    batch["advantages"] = np.ones_like(BATCH["weights"])
+    gradient = full_gradient(learner, weights, batch, NORMALISER)
+    trained = {k: v for k, v in gradient.items() if k != "mtp"}
+    assert all(np.any(g) for g in jax.tree.leaves(trained))
+
+
+def test_what_cannot_work_is_named(new_learner, weights):
+    with pytest.raises(UserError, match="reduction='sum' is unknown"):
+        new_learner(reduction="sum")
+    learner = new_learner({"data": 8})
+    with pytest.raises(UserError, match="batch of 12 rows does not divide over 8 devices.*multiple of 8"):
+        learner.put(make_batch(0, n=12))
+    with pytest.raises(ValueError, match="at least one batch"):
+        learner.step(new_learner().init_state(*weights), [], 1.0)

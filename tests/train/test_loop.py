@@ -1,0 +1,244 @@
+"""fit(): a run that was interrupted anywhere, in any way, ends like one that never was: bit for bit."""
+
+import signal
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.data.pipeline import heldout_batches, pretraining_batches
+from composer_jax.errors import UserError
+from composer_jax.models.definition import Definition
+from composer_jax.observe.metrics import MetricsWriter, read_metrics
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.train import loop
+from composer_jax.train.learner import Learner
+from composer_jax.train.loop import FitPlan, fit
+from composer_jax.train.losses import LanguageLoss
+from composer_jax.train.optimizer import OptimizerConfig
+from tests.models.small import random_weights, small
+
+CONFIG = small(n_layers=2, n_mtp_modules=0, embedding_taps=0, d_model=16, kv_lora_rank=8)
+STEPS = 6
+PLAN = FitPlan("test", STEPS, save_every=2, evaluate_every=3)
+DOCUMENTS = [np.random.default_rng(i).integers(9, 64, 20 + i) for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def learner():
+    optimizer = OptimizerConfig(peak=0.01, steps=STEPS, warmup=2)
+    return Learner(Definition(CONFIG), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), bias_rate=0.01)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return random_weights(CONFIG)
+
+
+def new_stream(**changes):
+    kwargs = dict(seq_len=16, batch_size=2, seed=0, eod=2, vocab_size=64, copy_fraction=0.3) | changes
+    return pretraining_batches(DOCUMENTS, **kwargs)
+
+
+def heldout():
+    return heldout_batches(DOCUMENTS[:2], seq_len=16, batch_size=2, eod=2)
+
+
+class Driver:
+    """A Learner that lets a test act at a call: `at` maps ("step" or "evaluate", number from 1) to an action, which is
+    called with the real call as a function."""
+
+    def __init__(self, learner, at=None):
+        self.learner, self.at, self.calls = learner, at or {}, {"step": 0, "evaluate": 0}
+
+    def step(self, *args):
+        return self._call("step", args)
+
+    def evaluate(self, *args):
+        return self._call("evaluate", args)
+
+    def _call(self, name, args):
+        self.calls[name] += 1
+        action = self.at.get((name, self.calls[name]))
+
+        def real():
+            return getattr(self.learner, name)(*args)
+
+        return action(real) if action else real()
+
+
+def run(folder, learner, weights, stream=None, at=None, plan=PLAN):
+    """One attempt. Returns the final state (NumPy), the metrics, and the batch that the stream would give next."""
+    stream = stream or new_stream()
+    with CheckpointStore(folder / "checkpoints", keep=1) as store, MetricsWriter(folder / "metrics.jsonl") as metrics:
+        state = fit(
+            Driver(learner, at),
+            learner.init_state(*weights),
+            stream,
+            plan,
+            store=store,
+            metrics=metrics,
+            heldout=heldout,
+        )
+    return jax.tree.map(np.asarray, state), rows(folder), next(stream)
+
+
+def rows(folder):
+    """Metrics without the clock."""
+    kept = read_metrics(folder / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if k not in ("time", "tokens_per_s")} for row in kept]
+
+
+def assert_same(found, wanted):
+    jax.tree.map(np.testing.assert_array_equal, found[0], wanted[0])
+    assert found[1] == wanted[1]
+    for name, values in vars(wanted[2]).items():
+        np.testing.assert_array_equal(getattr(found[2], name), values)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(learner, weights, tmp_path_factory):
+    return run(tmp_path_factory.mktemp("whole"), learner, weights)
+
+
+class Killed(BaseException):
+    """Stands for a process that is gone: nothing of it runs on, so nothing is saved."""
+
+
+def killed(real):
+    raise Killed
+
+
+def ctrl_c(real):
+    """In the middle of a call: what it was given is used up, what it returns not yet stored."""
+    result = real()
+    signal.raise_signal(signal.SIGINT)
+    return result
+
+
+def broken(real):
+    raise ZeroDivisionError
+
+
+def test_an_uninterrupted_run_has_a_row_for_every_step(uninterrupted):
+    state, metrics, _ = uninterrupted
+    assert int(state.step) == STEPS
+    assert [row["step"] for row in metrics] == list(range(STEPS + 1))
+    assert [row["step"] for row in metrics if "heldout_nll" in row] == [0, 3, 6]
+    # Every position of these rows is a real token.
+    assert [row["tokens"] for row in metrics] == [32 * step for step in range(STEPS + 1)]
+    assert metrics[1].keys() >= {"loss", "learning_rate", "grad_norm", "load_imbalance"}
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, learner, weights, uninterrupted, monkeypatch, step):
+    real_save = loop.save_state
+
+    def save_unless_dead(*args, **kwargs):
+        if not isinstance(sys.exception(), Killed):
+            real_save(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_state", save_unless_dead)
+        with pytest.raises(Killed):
+            run(tmp_path, learner, weights, at={("step", step): killed})
+    assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+@pytest.mark.parametrize("call", [*[("step", n) for n in (1, 2, 5, 6)], *[("evaluate", n) for n in (1, 2, 3)]])
+def test_ctrl_c_anywhere_loses_no_step(tmp_path, learner, weights, uninterrupted, call):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, learner, weights, at={call: ctrl_c})
+    done = {"step": call[1], "evaluate": 3 * (call[1] - 1)}[call[0]]
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        assert store.latest_step() == (done or None)
+    assert [row["step"] for row in rows(tmp_path)] == list(range(done + 1))
+    assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+def test_ctrl_c_while_waiting_for_data_loses_no_step(tmp_path, learner, weights, uninterrupted):
+    class Stream:
+        def __init__(self):
+            self.inner, self.taken = new_stream(), 0
+            self.get_state, self.set_state = self.inner.get_state, self.inner.set_state
+
+        def __next__(self):
+            self.taken += 1
+            if self.taken == 4:
+                next(self.inner)  # the batch is lost, the place in the stream must not be
+                raise KeyboardInterrupt
+            return next(self.inner)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, learner, weights, stream=Stream())
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        assert store.latest_step() == 3
+    assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+def test_an_impatient_second_ctrl_c_ends_the_run_at_once(tmp_path, learner, weights, uninterrupted):
+    def twice(real):
+        ctrl_c(real)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the second Ctrl-C was held back as well")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, learner, weights, at={("step", 4): twice})
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+@pytest.mark.parametrize("call", [("step", 4), ("evaluate", 2)])
+def test_an_error_is_raised_as_it_is_and_the_run_resumes(tmp_path, learner, weights, uninterrupted, call):
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, learner, weights, at={call: broken})
+    assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+def test_a_step_that_used_up_its_state_and_failed_hides_nothing(tmp_path, learner, weights, uninterrupted):
+    def fails_late(real):
+        real()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, learner, weights, at={("step", 4): fails_late})
+    assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+def test_a_finished_run_does_nothing_more(tmp_path, learner, weights, uninterrupted):
+    run(tmp_path, learner, weights)
+    at = {("step", 1): broken, ("evaluate", 1): broken}
+    assert_same(run(tmp_path, learner, weights, at=at), uninterrupted)
+
+
+def test_metrics_of_steps_that_were_lost_are_cut(tmp_path, learner, weights, uninterrupted):
+    """A kill after step 5 leaves its row, but the checkpoint is of step 4."""
+    with pytest.raises(Killed):
+        with pytest.MonkeyPatch.context() as patch:
+            real_save = loop.save_state
+            patch.setattr(loop, "save_state", lambda *a, **k: real_save(*a, **k) if int(a[1].step) % 2 == 0 else None)
+            run(tmp_path, learner, weights, at={("step", 6): killed})
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5]
+    found = run(tmp_path, learner, weights)
+    assert_same(found, uninterrupted)
+
+
+def test_a_resumed_run_refuses_other_data(tmp_path, learner, weights):
+    with pytest.raises(Killed):
+        run(tmp_path, learner, weights, at={("step", 4): killed})
+    with pytest.raises(UserError, match="other data.*batch_size was 2 and is 4"):
+        run(tmp_path, learner, weights, stream=new_stream(batch_size=4))
+
+
+def test_restored_weights_are_on_the_devices_they_belong_to(tmp_path, learner, weights):
+    """On another mesh than the one that saved."""
+    run(tmp_path, learner, weights, plan=FitPlan("test", 2, 2, 2))
+    mesh = make_mesh(jax.devices()[:2], data=2)
+    other = Learner(Definition(CONFIG), learner.optimizer, LanguageLoss(), mesh, bias_rate=0.01)
+    like = other.init_state(*weights)
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        state, json = loop.restore_state(store, like)
+    assert int(state.step) == 2 and json["tokens"] == 64
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, state, like))

@@ -1,0 +1,53 @@
+"""One step on every mesh is the step of one device: loss, gradients, weights, router bias."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.models.small import relative_error
+from tests.train.small_step import full_gradient, make_batch
+
+BATCH = make_batch(1)
+NORMALISER = float(BATCH["weights"].sum())
+MESHES = {
+    "data8": ({"data": 8}, {"dispatch": "ring"}),
+    "expert8": ({"expert": 8}, {"dispatch": "ring"}),
+    "data2_expert4": ({"data": 2, "expert": 4}, {"dispatch": "ring"}),
+    "data2_expert4_dense": ({"data": 2, "expert": 4}, {"dispatch": "dense"}),
+    "data4_expert2": ({"data": 4, "expert": 2}, {"dispatch": "ring"}),
+    "replica2_data2_expert2": ({"replica": 2, "data": 2, "expert": 2}, {"dispatch": "ring"}),
+    "replica2_data2_expert2_host": ({"replica": 2, "data": 2, "expert": 2}, {"dispatch": "ring", "reduction": "host"}),
+    "replica2_host": ({"replica": 2}, {"reduction": "host"}),
+}
+
+
+def step_and_gradient(learner, weights):
+    state = learner.init_state(*weights)
+    gradient = full_gradient(learner, (state.params, state.router_bias), BATCH, NORMALISER)
+    state, metrics = learner.step(state, [BATCH], NORMALISER)
+    return gradient, jax.tree.map(np.asarray, state), metrics
+
+
+@pytest.fixture(scope="module")
+def wanted(learner, weights):
+    return step_and_gradient(learner, weights)
+
+
+@pytest.mark.parametrize(("sizes", "how"), MESHES.values(), ids=MESHES.keys())
+def test_a_step_is_that_of_one_device(new_learner, weights, wanted, sizes, how):
+    gradient, state, metrics = step_and_gradient(new_learner(sizes, **how), weights)
+    assert_close(gradient, wanted[0])
+    assert_close(state.params, wanted[1].params)
+    assert_close(state.optimizer, wanted[1].optimizer)
+    # Counts are whole numbers: the bias moves by exactly the same steps.
+    jax.tree.map(np.testing.assert_array_equal, state.router_bias, wanted[1].router_bias)
+    assert metrics.keys() == wanted[2].keys()
+    for name, value in metrics.items():
+        assert value == pytest.approx(wanted[2][name], rel=1e-5), name
+
+
+def assert_close(found, wanted):
+    """1e-5 of the largest entry of every leaf."""
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for (path, f), w in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+        assert relative_error(f, w) < 1e-5, jax.tree_util.keystr(path)
