@@ -79,7 +79,7 @@ def get_config(size: str = "full") -> ConfigDict:
                 "windows": (256,),
             },
             "rl": {
-                "steps": 100,
+                "steps": 60,
                 "groups": {"bugfix": 5, "recall": 3},
                 "group_size": 8,
                 "trigger": (126, 140),

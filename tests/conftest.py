@@ -2,6 +2,10 @@
 
 import importlib.util
 import os
+import signal
+
+# Started in the background of a shell, a process ignores SIGINT and so do its children; tests of Ctrl-C need it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 

@@ -3,10 +3,12 @@
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition
+from composer_jax.models.parameter import matrix
 from composer_jax.parallel.mesh import make_mesh
 from tests.models.small import small
 
@@ -59,9 +61,13 @@ def test_another_seed_gives_other_weights(initial):
 
 
 def test_init_std_overrides_the_spread():
-    params, _ = Definition(small(init_std=0.006, n_layers=1, n_dense_layers=0, n_mtp_modules=0)).init(0)
-    matrices = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params) if path[-1].key != "scale"]
-    assert np.std(np.concatenate([np.ravel(m) for m in matrices])) == pytest.approx(0.006, rel=0.05)
+    weight = matrix(nnx.Rngs(params=0), (64, 64), ("embed", None), fan_in=64, config=small(init_std=0.006))
+    assert np.std(weight.get_value()) == pytest.approx(0.006, rel=0.05)
+
+
+def test_every_dimension_of_a_weight_needs_a_logical_axis():
+    with pytest.raises(ValueError, match="1 axis names .* shape"):
+        matrix(nnx.Rngs(params=0), (4, 4), ("embed",), fan_in=4, config=small())
 
 
 def test_parameter_count_is_the_number_of_trained_floats(initial):

@@ -1,5 +1,7 @@
 """The copying initialisation really copies."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,45 +22,44 @@ def second_copy_nll(config, weights, length=20) -> tuple[float, float]:
     return float(nll[:, : length - 1].mean()), float(nll[:, length + 2 :].mean())
 
 
+CONFIG = small(
+    d_model=64,
+    n_layers=2,
+    n_heads=4,
+    kv_lora_rank=48,
+    qk_nope_dim=32,
+    v_head_dim=32,
+    embedding_taps=3,
+    tie_embeddings=True,
+    n_mtp_modules=0,
+    init="induction",
+)
+
+
 @pytest.fixture(scope="module")
-def config():
-    return small(
-        d_model=64,
-        n_layers=2,
-        n_heads=4,
-        kv_lora_rank=48,
-        qk_nope_dim=32,
-        v_head_dim=32,
-        embedding_taps=3,
-        tie_embeddings=True,
-        n_mtp_modules=0,
-        init="induction",
-    )
+def induced():
+    return Definition(CONFIG).init(0)
 
 
-def test_a_fresh_model_already_copies(config):
-    first, second = second_copy_nll(config, Definition(config).init(0))
+@pytest.fixture(scope="module")
+def plain():
+    return Definition(dataclasses.replace(CONFIG, init="normal")).init(0)
+
+
+def test_a_fresh_model_already_copies_and_a_plain_one_does_not(induced, plain):
+    first, second = second_copy_nll(CONFIG, induced)
     assert second < first - 2
-
-
-def test_a_plainly_initialised_model_does_not(config):
-    import dataclasses
-
-    plain = dataclasses.replace(config, init="normal")
-    first, second = second_copy_nll(plain, Definition(plain).init(0))
+    first, second = second_copy_nll(CONFIG, plain)
     assert second > first - 0.5
 
 
-def test_only_half_of_the_heads_and_the_taps_are_set(config):
-    import dataclasses
-
-    induced, plain = (Definition(c).init(0)[0] for c in (config, dataclasses.replace(config, init="normal")))
+def test_only_half_of_the_heads_and_the_taps_are_set(induced, plain):
     for name in ("dense_layers", "moe_layers"):
-        q, other = induced[name]["attention"]["q"], plain[name]["attention"]["q"]
+        q, other = induced[0][name]["attention"]["q"], plain[0][name]["attention"]["q"]
         np.testing.assert_array_equal(q[:, :, 2:], other[:, :, 2:])
         assert not np.any(np.all(q[:, :, :2] == other[:, :, :2], axis=(1, 3)))
         assert jnp.abs(q[:, :, :2, 32:]).max() == 0  # a copying head does not look at positions
-    np.testing.assert_array_equal(induced["embedding"]["table"], plain["embedding"]["table"])
-    shift = np.asarray(induced["embedding"]["taps"][0])
+    np.testing.assert_array_equal(induced[0]["embedding"]["table"], plain[0]["embedding"]["table"])
+    shift = np.asarray(induced[0]["embedding"]["taps"][0])
     np.testing.assert_allclose(shift @ shift.T, np.eye(64), atol=1e-5)
-    np.testing.assert_allclose(induced["embedding"]["taps"][1], shift @ shift, atol=1e-5)
+    np.testing.assert_allclose(induced[0]["embedding"]["taps"][1], shift @ shift, atol=1e-5)

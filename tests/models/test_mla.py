@@ -41,11 +41,17 @@ def test_the_latent_is_all_that_decoding_needs():
     attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
     x = jnp.asarray(RNG.standard_normal((1, 6, config.d_model)), jnp.float32)
     positions, mask = jnp.arange(6)[None], additive_mask(jnp.tril(jnp.ones((1, 6, 6), bool)))
-    stored = []
-    attention.extend(x, positions, mask, lambda latents: stored.append(latents) or latents)
-    assert stored[0].shape == (1, 6, config.latent_dim) == (1, 6, 20)
-    last = attention.extend(x[:, 5:], positions[:, 5:], mask[:, 5:], lambda new: stored[0].at[:, 5:].set(new))
-    assert relative_error(last, attention(x, positions, mask)[:, 5:]) < 1e-5
+
+    @nnx.jit
+    def run(attention, x):
+        stored = []
+        attention.extend(x, positions, mask, lambda latents: stored.append(latents) or latents)
+        last = attention.extend(x[:, 5:], positions[:, 5:], mask[:, 5:], lambda new: stored[0].at[:, 5:].set(new))
+        return stored[0], last, attention(x, positions, mask)[:, 5:]
+
+    stored, last, wanted = run(attention, x)
+    assert stored.shape == (1, 6, config.latent_dim) == (1, 6, 20)
+    assert relative_error(last, wanted) < 1e-5
 
 
 def test_values_and_gradients_of_attend_are_those_of_a_plain_softmax():

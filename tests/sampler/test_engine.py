@@ -338,9 +338,21 @@ def test_leaving_in_the_middle_of_a_call_does_not_disturb_the_next_serving(sampl
 def test_a_session_left_behind_is_told(sampler):
     """Whoever still samples, or waits for a slot, when the serving ends gets an exception."""
 
+    async def long_winded() -> int:
+        """A seed whose answer takes several decode calls, so that it cannot be complete when the serving ends."""
+        for seed in range(100):
+            session = await sampler.open(seed)
+            said = await session.sample([1, 2], max_tokens=50)
+            session.close()
+            if len(said.tokens) > 3 * sampler.config.decode_steps:
+                return seed
+        raise AssertionError("every answer is short")
+
     async def main():
         async with sampler.serving():
-            sessions = [await sampler.open(seed) for seed in range(8)]
+            seed = await long_winded()
+        async with sampler.serving():
+            sessions = [await sampler.open(seed + i) for i in range(8)]
             late = [
                 asyncio.create_task(sessions[0].sample([1, 2], max_tokens=50)),
                 asyncio.create_task(sampler.open(9)),
