@@ -17,6 +17,7 @@ import difflib
 import errno
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ def run(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     argv: as sys.argv, which is the default; the first element is the program.
 
     The config is locked: unknown fields cannot be set. Bad input (a UserError anywhere below), a full disk
-    and Ctrl-C each end with one sentence on stderr; any other exception propagates.
+    and Ctrl-C (or SIGTERM) each end with one sentence on stderr; any other exception propagates.
     """
     argv = list(sys.argv if argv is None else argv)
     command = f"python -m {_program(argv)} {shlex.join(argv[1:])}"
@@ -51,6 +52,7 @@ def run(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
             print(_help(argv))
             sys.exit(0)
         config, workdir = parse(argv)
+        signal.signal(signal.SIGTERM, _as_ctrl_c)
         # Some libraries read absl's global flags: they get the defaults.
         absl_flags.FLAGS(argv[:1])
         main(config, workdir)
@@ -202,6 +204,14 @@ def _program(argv: Sequence[str]) -> str:
     """'launch.pretrain' when run by `python -m launch.pretrain`."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec.name if spec is not None else Path(argv[0]).stem
+
+
+def _as_ctrl_c(number, frame) -> None:
+    """SIGTERM, which a scheduler sends before it kills, saves and says how to continue, as Ctrl-C does."""
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.raise_signal(signal.SIGINT)  # whoever waits for Ctrl-C (asyncio, a training step) hears it
+    else:  # a process in the background ignores SIGINT
+        raise KeyboardInterrupt
 
 
 def _ending(error: BaseException, command: str) -> tuple[int, str] | None:

@@ -3,7 +3,6 @@
 This one takes turns on one set of devices: roll out with the newest weights, train on what came back, repeat.
 """
 
-import asyncio
 import dataclasses
 import random
 import time
@@ -16,6 +15,7 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.observe.compilations import compilations
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group, empty_batch, learner_batches, weighted_rows
+from composer_jax.rl.event_loop import EventLoop
 from composer_jax.rl.rewards import RewardConfig, episode_reward
 from composer_jax.rl.rollout import Environment, Job, Rollout, roll_out, seed_of
 from composer_jax.sampler.engine import Sampler
@@ -74,14 +74,12 @@ class Orchestrator:
             return Compaction(None)
         return Compaction(rng.randint(*config.trigger), "short", config.max_segments, config.max_summary_tokens)
 
-    def roll_out(
-        self, state: TrainState, runner: asyncio.Runner, on_done: Callable[[Episode], None] | None = None
-    ) -> Rollout:
+    def roll_out(self, state: TrainState, loop: EventLoop, on_done: Callable[[Episode], None] | None = None) -> Rollout:
         """The episodes of the next step, with the weights of `state`."""
         number = int(state.step)
         self.compiled = compilations()
         self.sampler.update(state.params, state.router_bias, number)
-        return runner.run(roll_out(self.jobs(number), self.sampler, self.environment, on_done))
+        return loop.run(roll_out(self.jobs(number), self.sampler, self.environment, on_done))
 
     def learn(self, state: TrainState, rollout: Rollout) -> tuple[TrainState, dict[str, float | None]]:
         """The state after one step on these episodes, and its metrics. Groups of equal rewards are dropped before
@@ -101,6 +99,9 @@ class Orchestrator:
             **episode_metrics(rollout.episodes),
             **learning_metrics(learned),
             "groups_used": sum(bool(self.algorithm(g.rewards).any()) for g in groups),
+            "sampled_tokens": sum(e.transcript.total_sampled for e in rollout.episodes),
+            "sandbox_runs": rollout.sandbox_runs,
+            "sandbox_hits": rollout.sandbox_hits,
             "rollout_s": rollout.sampler_seconds,
             "sandbox_s": rollout.seconds - rollout.sampler_seconds,
             "train_s": train_s,

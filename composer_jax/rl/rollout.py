@@ -44,6 +44,10 @@ class Rollout:
     seconds: float
     sampler_seconds: float
     """Time in which the sampler computed; the rest of `seconds` was spent waiting for sandboxes and grading."""
+    sandbox_runs: int
+    """Commands that ran in a sandbox."""
+    sandbox_hits: int
+    """Commands whose result was known, because the same files had been run before."""
 
 
 def seed_of(*parts: object) -> int:
@@ -58,7 +62,8 @@ async def roll_out(
     on_done: Callable[[Episode], None] | None = None,
 ) -> Rollout:
     """Runs all jobs; as many at once as the sampler has slots."""
-    began, busy = time.perf_counter(), sampler.busy_seconds
+    cache = environment.cache
+    began, busy, runs, hits = time.perf_counter(), sampler.busy_seconds, cache.runs, cache.hits
 
     async def one(job: Job) -> Episode:
         for attempt in range(environment.infrastructure_retries + 1):
@@ -72,7 +77,7 @@ async def roll_out(
                     seed=job.seed,
                     compaction=job.compaction,
                     limits=environment.limits,
-                    cache=environment.cache,
+                    cache=cache,
                 )
             finally:
                 session.close()
@@ -89,4 +94,11 @@ async def roll_out(
         finally:
             for task in running:
                 task.cancel()
-    return Rollout(jobs, episodes, time.perf_counter() - began, sampler.busy_seconds - busy)
+    return Rollout(
+        jobs,
+        episodes,
+        seconds=time.perf_counter() - began,
+        sampler_seconds=sampler.busy_seconds - busy,
+        sandbox_runs=cache.runs - runs,
+        sandbox_hits=cache.hits - hits,
+    )

@@ -51,13 +51,13 @@ def evaluate(run: Run, which: str) -> None:
     if run.workdir.stage_done(name):
         return
     weights = run.weights_of(POLICIES[which])
-    with run.stage(name) as result, run.environment() as (environment, runner):
+    with run.stage(name) as result, run.environment() as (environment, loop):
         run.sampler_with(*weights, version=0)
         chosen, records, results = suites(run), [], {}
         decoded, busy = run.sampler.decoded_tokens, run.sampler.busy_seconds
         with Progress(sum(len(s.jobs()) for s in chosen.values()), "episode", f"evaluate {which} RL") as progress:
             for suite in chosen.values():
-                outcome, episodes = runner.run(
+                outcome, episodes = loop.run(
                     run_suite(
                         suite,
                         run.sampler,

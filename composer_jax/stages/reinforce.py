@@ -16,6 +16,9 @@ from composer_jax.train.interrupt import interrupts_held
 from composer_jax.train.loop import restore_state, save_state
 from composer_jax.train.losses import PolicyLoss
 
+TOTALS = ("rollout_s", "sandbox_s", "train_s", "step_s", "sampled_tokens", "sandbox_runs", "sandbox_hits")
+"""Columns of metrics/rl.jsonl whose sums are results of the stage."""
+
 
 def reinforce(run: Run) -> None:
     """Leaves checkpoints/rl, metrics/rl.jsonl and episodes/rl.jsonl."""
@@ -23,7 +26,7 @@ def reinforce(run: Run) -> None:
         return
     params, router_bias = run.weights_of("sft")
     settings = run.settings.rl
-    with run.stage("rl") as result, run.environment() as (environment, runner):
+    with run.stage("rl") as result, run.environment() as (environment, loop):
         learner = run.learner(
             run.optimizer(settings.optimizer, settings.steps),
             PolicyLoss(settings.ratio_low, settings.ratio_high),
@@ -43,7 +46,7 @@ def reinforce(run: Run) -> None:
             try:
                 with Progress(settings.steps * per_step, "episode", "RL", initial=start * per_step) as progress:
                     for step in range(start + 1, settings.steps + 1):
-                        rollout = orchestrator.roll_out(state, runner)
+                        rollout = orchestrator.roll_out(state, loop)
                         with interrupts_held():
                             whole = False
                             state, row = orchestrator.learn(state, rollout)
@@ -61,14 +64,11 @@ def reinforce(run: Run) -> None:
                     save_state(store, state)
                     write_episodes(records_path, records)
         rows = read_metrics(path)
-        total = {name: sum(row[name] for row in rows) for name in ("rollout_s", "sandbox_s", "train_s", "step_s")}
+        total = {name: sum(row[name] for row in rows) for name in TOTALS}
         result |= {
             "steps": settings.steps,
             "episodes": settings.steps * per_step,
             **total,
-            "sampled_tokens": sampler.decoded_tokens,
-            "sandbox_runs": environment.cache.runs,
-            "sandbox_hits": environment.cache.hits,
             "compilations_after_first_tenth": sum(r["compilations"] for r in rows[max(1, len(rows) // 10) :]),
         }
 

@@ -1,11 +1,9 @@
 """A run: its folder, its settings, and the parts that several stages need, each made once and only when asked for."""
 
-import asyncio
 import dataclasses
 import functools
 import itertools
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,10 +26,12 @@ from composer_jax.models.definition import Definition
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.mesh import batch_shards, make_mesh
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
+from composer_jax.rl.event_loop import EventLoop
 from composer_jax.rl.rollout import Environment
 from composer_jax.sampler.engine import Sampler, SamplerConfig
 from composer_jax.sandbox import SandboxPool
 from composer_jax.stages.settings import OptimizerSettings, Settings, settings_from
+from composer_jax.stages.usage import used
 from composer_jax.tasks import recall
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.generate import FAMILIES, generate
@@ -212,14 +212,14 @@ class Run:
         return Limits(agent.max_turns, agent.max_turn_tokens, agent.max_episode_tokens)
 
     @contextmanager
-    def environment(self) -> Iterator[tuple[Environment, asyncio.Runner]]:
+    def environment(self) -> Iterator[tuple[Environment, EventLoop]]:
         """Sandboxes and the event loop they live in."""
-        with asyncio.Runner() as runner:
+        with EventLoop() as loop:
             pool = SandboxPool(size=self.settings.agent.concurrency)
             try:
-                yield Environment(self.tokenizer, pool, self.limits, ResultCache()), runner
+                yield Environment(self.tokenizer, pool, self.limits, ResultCache()), loop
             finally:
-                runner.run(pool.close())
+                loop.run(pool.close())
 
     def check_sandbox(self) -> None:
         """Runs one command in a sandbox, so that a machine that refuses says so now and not after pretraining."""
@@ -228,7 +228,9 @@ class Run:
             async with SandboxPool(size=1) as pool, await pool.acquire({"hello.py": "print('ready')"}) as sandbox:
                 return (await sandbox.run(["python", "hello.py"])).stdout
 
-        if (said := asyncio.run(try_one())) != "ready\n":
+        with EventLoop() as loop:
+            said = loop.run(try_one())
+        if said != "ready\n":
             raise UserError(
                 f"The sandbox runs but a program in it said {said!r} instead of 'ready'; see docs/sandbox.md."
             )
@@ -237,18 +239,11 @@ class Run:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[dict[str, Any]]:
-        """Runs a stage unless it is done: yields a dict for its results, which is stored when the body ends well.
+        """Runs a stage: yields a dict for its results, which is stored when the body ends well.
 
-        Its seconds are added to those of earlier, interrupted attempts.
+        What it used (seconds, peak_rss_gb) is stored too, earlier attempts that were interrupted included.
         """
-        began = time.perf_counter()
-        spent = self.path / "stages" / f"{name}.seconds"
-        before = float(spent.read_text()) if spent.exists() else 0.0
         result: dict[str, Any] = {}
-        try:
+        with used(self.path / "stages" / f"{name}.used") as usage:
             yield result
-        except BaseException:
-            spent.parent.mkdir(exist_ok=True)
-            spent.write_text(str(before + time.perf_counter() - began))
-            raise
-        self.workdir.mark_done(name, {**result, "seconds": before + time.perf_counter() - began})
+        self.workdir.mark_done(name, {**result, **usage()})

@@ -1,6 +1,5 @@
 """Supervised fine-tuning on tool-use traces of the scripted experts."""
 
-import asyncio
 import dataclasses
 import io
 from pathlib import Path
@@ -15,6 +14,7 @@ from composer_jax.errors import UserError
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.observe.progress import Progress
+from composer_jax.rl.event_loop import EventLoop
 from composer_jax.rl.rollout import seed_of
 from composer_jax.sandbox import SandboxPool
 from composer_jax.stages.run import Run
@@ -107,8 +107,8 @@ def _make(run: Run, path: Path) -> None:
                 on_done=lambda episode: progress.update(1),
             )
 
-    with Progress(len(tasks), "trace", "expert traces") as progress:
-        episodes = asyncio.run(make(progress))
+    with EventLoop() as loop, Progress(len(tasks), "trace", "expert traces") as progress:
+        episodes = loop.run(make(progress))
     rows = [row for episode in episodes for row in episode.transcript.rows()]
     rewards, first = {}, 0
     for sort, n in sorted(settings.sft.traces.items()):

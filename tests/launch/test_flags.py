@@ -173,8 +173,9 @@ flags.run(sleeping if kind == "sleep" else lambda config, workdir: asyncio.run(w
 """
 
 
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("kind", ["sleep", "asyncio"])
-def test_ctrl_c_says_how_to_continue(config_file, tmp_path, kind):
+def test_ctrl_c_and_sigterm_say_how_to_continue(config_file, tmp_path, kind, sent):
     script = tmp_path / "entry.py"
     script.write_text(ENTRY)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -193,7 +194,7 @@ def test_ctrl_c_says_how_to_continue(config_file, tmp_path, kind):
         text=True,
     )
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "Traceback" not in err and f"--config={config_file} --workdir=w '--config.data.folder=a b'" in err

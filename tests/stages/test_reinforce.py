@@ -35,18 +35,18 @@ class FakeOrchestrator:
     def __init__(self, config, learner, sampler, environment):
         pass
 
-    def roll_out(self, state, runner):
+    def roll_out(self, state, loop):
         step = int(state.step) + 1
         self.rolled.append(step)
         self.interrupt("roll_out", step)
-        return Rollout((), [], 1.0, 0.5)
+        return Rollout((), [], 1.0, 0.5, 1, 0)
 
     def learn(self, state, rollout):
         new = TrainState({"w": state.params["w"] + 1}, {}, {}, state.step + 1)
         state.params["w"].delete()
         state.step.delete()
         self.interrupt("learn", int(new.step))
-        row = {"reward": 0.5, "rollout_s": 1.0, "sandbox_s": 0.5, "train_s": 0.1, "step_s": 1.6, "compilations": 0}
+        row = {"reward": 0.5, "compilations": 0} | dict.fromkeys(stage.TOTALS, 1.0)
         return new, row
 
     def interrupt(self, *place):

@@ -27,6 +27,7 @@ EVALUATION = {
     "sandbox_runs": 3,
     "sandbox_hits": 4,
     "seconds": 6.0,
+    "peak_rss_gb": 0.4,
 }
 DONE = {
     "pretrain": {
@@ -35,8 +36,16 @@ DONE = {
         "tokens": 1000,
         "train_tokens_per_s": 50.0,
         "seconds": 10.0,
+        "peak_rss_gb": 0.5,
     },
-    "sft": {"loss_last": 0.3, "tokens": 500, "expert_reward": {"bugfix": 0.4}, "dropped_rows": 0, "seconds": 5.0},
+    "sft": {
+        "loss_last": 0.3,
+        "tokens": 500,
+        "expert_reward": {"bugfix": 0.4},
+        "dropped_rows": 0,
+        "seconds": 5.0,
+        "peak_rss_gb": 0.7,
+    },
     "evaluate_before": EVALUATION,
     "rl": {
         "steps": 2,
@@ -45,10 +54,11 @@ DONE = {
         "sandbox_s": 1.0,
         "train_s": 2.0,
         "step_s": 8.0,
-        "sandbox_runs": 6,
+        "sandbox_runs": 16,
         "sandbox_hits": 10,
         "compilations_after_first_tenth": 0,
         "seconds": 9.0,
+        "peak_rss_gb": 0.6,
     },
     "evaluate_after": EVALUATION,
 }
@@ -77,6 +87,7 @@ def test_a_whole_run_fulfils_the_contract(run):
     assert found["summary"]["pass_before"] == 0.3 and found["summary"]["pass_uncompacted_before"] == 0.8
     assert found["summary"]["prompted_baseline"] == {"pass": 0.2, "tokens": 2.0, "compaction_error": 0.6}
     assert found["throughput"]["sandbox_runs_per_s"] == 2.0
+    assert found["peak_rss_gb"] == 0.7
     json.dumps(found, allow_nan=False)
 
 

@@ -1,6 +1,7 @@
 """Run: what the stages share."""
 
 import copy
+import json
 
 import jax
 import pytest
@@ -81,7 +82,7 @@ def test_a_stage_that_fails_is_not_done_and_its_seconds_are_kept(new_run):
         with pytest.raises(ZeroDivisionError), run.stage("sft"):
             raise ZeroDivisionError
         assert not run.workdir.stage_done("sft")
-    spent = float((run.path / "stages" / "sft.seconds").read_text())
+    spent = json.loads((run.path / "stages" / "sft.used").read_text())["seconds"]
     with run.stage("sft") as result:
         result["loss_last"] = 1.0
     assert run.workdir.stage_result("sft")["loss_last"] == 1.0

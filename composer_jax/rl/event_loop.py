@@ -1,0 +1,42 @@
+"""An event loop in a thread of its own, so that code which is not asynchronous can use it anywhere: also in a
+notebook, whose cells run inside an event loop already and may start no second one in their thread."""
+
+import asyncio
+import concurrent.futures
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class EventLoop:
+    """Use as a context manager: the loop lives from the beginning of the block to its end."""
+
+    def __init__(self):
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "event-loop")
+        self._runner = asyncio.Runner()
+        self._loop = self._thread.submit(self._runner.get_loop).result()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns or raises. Ctrl-C cancels it, waits until it has cleaned up, and is raised."""
+        started: concurrent.futures.Future[asyncio.Task] = concurrent.futures.Future()
+
+        async def main() -> T:
+            started.set_result(asyncio.current_task())
+            return await coroutine
+
+        future = self._thread.submit(lambda: self._runner.run(main()))
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                self._loop.call_soon_threadsafe(started.result().cancel)
+                concurrent.futures.wait([future])
+            raise
+
+    def __enter__(self) -> "EventLoop":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._thread.submit(self._runner.close).result()
+        self._thread.shutdown()

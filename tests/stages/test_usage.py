@@ -1,0 +1,42 @@
+"""What a stage used: all attempts at it, also one that was killed without a chance to say so."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from composer_jax.stages.usage import peak_rss_gb, used
+
+ATTEMPT = """
+import pathlib, sys, time
+from composer_jax.stages import usage
+usage.EVERY_S = 0.05
+with usage.used(pathlib.Path(sys.argv[1])):
+    grown = bytearray(200_000_000)
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.01)
+    began = time.perf_counter()
+    print("counting", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_attempt_is_counted(tmp_path):
+    path = tmp_path / "stages" / "rl.used"
+    attempt = subprocess.Popen([sys.executable, "-c", ATTEMPT, str(path)], stdout=subprocess.PIPE, text=True)
+    assert attempt.stdout.readline() == "counting\n"
+    while (found := json.loads(path.read_text()))["seconds"] < 0.3:
+        assert attempt.poll() is None
+    attempt.send_signal(signal.SIGKILL)
+    assert attempt.wait(20) == -signal.SIGKILL
+    with used(path) as usage:
+        assert usage()["seconds"] > found["seconds"] >= 0.3
+        assert usage()["peak_rss_gb"] >= max(found["peak_rss_gb"], 0.2)
+    assert json.loads(path.read_text())["seconds"] > found["seconds"]
+
+
+def test_the_first_attempt_starts_at_zero(tmp_path):
+    with used(tmp_path / "stages" / "sft.used") as usage:
+        assert 0 <= usage()["seconds"] < 5 and usage()["peak_rss_gb"] >= peak_rss_gb() * 0.99 > 0
+    assert os.listdir(tmp_path / "stages") == ["sft.used"]
