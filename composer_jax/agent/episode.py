@@ -155,7 +155,13 @@ class _Run:
         sample = await self.session.sample(delta, max_tokens=min(max_tokens, room))
         given = [self.tok.assistant]
         return self.transcript.append(
-            kind, given, sample.tokens, sample.logprobs, sample.versions, context=self.session.length
+            kind,
+            given,
+            sample.tokens,
+            sample.logprobs,
+            sample.versions,
+            context=self.session.length,
+            trained=sample.trained,
         )
 
     def observe(self, answers: list[str], complete: bool) -> None:

@@ -2,16 +2,20 @@
 
 They know the answer and use it with a deliberately imperfect strategy: they give up, do not verify, forget
 what they will need, write more than they must. A model that imitates them can do every step, and has a
-handful of decisions left that reinforcement learning can improve. An expert is a Session, so the traces come
-out of the very same run_episode as everything else.
+handful of decisions left that reinforcement learning can improve.
+
+They also make slips, as a model does: a path that does not exist, a line copied wrong, a call cut short, a
+repair that is none. A slip is in the trace but never a target, so a model learns to recover from it and not to
+make it. An expert is a Session, so the traces come out of the very same run_episode as everything else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from composer_jax.agent import summary
 from composer_jax.agent.episode import Episode, Limits, run_episode
@@ -26,11 +30,25 @@ from composer_jax.tasks import bugfix, recall
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.functions import statement
 from composer_jax.tasks.recall import fact_line
-from composer_jax.tasks.splits import constants, seeded
+from composer_jax.tasks.splits import constants, file_stems, function_names, seeded
 from composer_jax.tasks.task import Task
 
 BOILERPLATE = "This is what was read so far."
-Turn = tuple[str, ToolCall]  # what an expert says: a line of thought ("" for none) and one call
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What an expert says: a line of thought ("" for none) and one call. A slip is not to be imitated.
+
+    cut: the message stops in the middle of the call.
+    """
+
+    thought: str
+    call: ToolCall
+    slip: bool = False
+    cut: bool = False
+
+
 Script = Generator[Turn, str, None]  # yields turns, is sent observations; ends with finish
 
 
@@ -38,19 +56,18 @@ Script = Generator[Turn, str, None]  # yields turns, is sent observations; ends 
 class BugfixRates:
     """How often the bug-fixing expert does what (probabilities).
 
-    give_up_*: finishes at once, with nothing repaired. wrong_file: reads the other module first;
-    give_up_wrong_file: and then gives up. no_op: edits a line into itself. right_fix: the edit is the right
-    one. verify: runs the tests after the edit; retry: repairs what the tests still show to be wrong.
+    give_up_*: finishes at once, with nothing repaired. right_fix: the edit is the right one; another one is a
+    slip. verify: runs the tests after an edit; retry: repairs what they still show to be wrong; reread: looks at
+    the file before that. slip: how often a grep, a read or an edit goes wrong first, and then again.
     """
 
-    give_up_after_failure: float = 0.25
-    give_up_after_reading: float = 0.25
-    wrong_file: float = 0.15
-    give_up_wrong_file: float = 0.50
-    no_op: float = 0.03
-    right_fix: float = 0.95
+    give_up_after_failure: float = 0.30
+    give_up_after_reading: float = 0.30
+    right_fix: float = 0.80
     verify: float = 0.50
-    retry: float = 0.70
+    retry: float = 0.80
+    reread: float = 0.30
+    slip: float = 0.12
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,7 @@ class RecallRates:
     keep: the needed fact is in the summary of a context that shows the file, as its first fact. max_others:
     most other facts after it (the number is uniform in 0..max_others). boilerplate: the short summary starts
     with a sentence that says nothing. reread: reads the file again when the summary lacks the fact; otherwise
-    it guesses. verify: runs the tests after the edit.
+    it guesses. verify: runs the tests after the edit. slip: how often a read or an edit goes wrong first.
     """
 
     keep: float = 0.50
@@ -68,6 +85,7 @@ class RecallRates:
     boilerplate: float = 0.50
     reread: float = 0.50
     verify: float = 0.30
+    slip: float = 0.08
 
 
 @dataclass(frozen=True)
@@ -79,41 +97,91 @@ class Rates:
 
 
 def call(name: str, thought: str = "", **arguments: str) -> Turn:
-    return thought, ToolCall(name, arguments)
+    return Turn(thought, ToolCall(name, arguments))
+
+
+def slips(turn: Turn, task: Task, rate: float, rng: random.Random) -> Script:
+    """Some ways (often none) to get `turn` wrong, each of which leaves the workspace as it is."""
+    name = turn.call.name
+    while rng.random() < rate:
+        if name == "grep":
+            slip = replace(turn, call=ToolCall(name, {"pattern": rng.choice(function_names(task.split))}))
+        elif name == "read":
+            others = [path for path in task.files if path.endswith(".py") and path != turn.call.arguments["path"]]
+            path = rng.choice([*others, f"{rng.choice(file_stems(task.split))}.py"])
+            slip = replace(turn, call=ToolCall(name, {"path": path}))
+        else:
+            slip = rng.choice([replace(turn, cut=True), *_failing_edits(turn, task, rng)])
+        yield replace(slip, slip=True)
+
+
+def _failing_edits(turn: Turn, task: Task, rng: random.Random) -> list[Turn]:
+    """Edits that are nearly `turn` and that the tool refuses."""
+    right = turn.call.arguments
+    others = [path for path in task.files if path.endswith(".py") and path != right["path"]]
+    candidates = [
+        {"new": right["old"]},
+        {"old": right["new"]},
+        {"old": miscopied(right["old"], task, rng)},
+        {"path": rng.choice(others)},
+    ]
+    return [
+        replace(turn, call=ToolCall("edit", edit))
+        for edit in (right | candidate for candidate in candidates)
+        if edit["old"] == edit["new"] or edit["old"] not in task.files[edit["path"]] + right["old"]
+    ]
+
+
+def miscopied(line: str, task: Task, rng: random.Random) -> str:
+    """The line with another number (of the task's split), or without one of its characters."""
+    number = re.search(r"\d+", line)
+    if number:
+        others = [c for c in constants(task.split, 2, 99) if str(c) != number[0]]
+        return f"{line[: number.start()]}{rng.choice(others)}{line[number.end() :]}"
+    at = rng.randrange(len("return "), len(line) - 1)
+    return line[:at] + line[at + 1 :]
+
+
+def repair(task: Task) -> Turn:
+    """The edit that solves a bug-fixing task, as the expert writes it."""
+    know = task.metadata
+    # A quotation of the file, so that finding the specification is copying what follows the name.
+    thought = know["head"].removeprefix("def ")
+    return call("edit", thought, path=know["path"], old=know["old"], new=know["new"])
 
 
 def bugfix_script(task: Task, rates: BugfixRates, rng: random.Random) -> Script:
     """Run the tests, find the function, read it, repair it, perhaps look whether that helped."""
     know = task.metadata
-    path, line = know["path"], know["old"]
-    thought = f"{know['function']}: {know['comment']}"
+    path, line, right = know["path"], know["old"], repair(task)
+
+    def do(turn: Turn) -> Generator[Turn, str, str]:
+        yield from slips(turn, task, rates.slip, rng)
+        return (yield turn)
 
     failure = yield call("run_tests")
     if rng.random() < rates.give_up_after_failure:
         yield call("finish")
         return
-    yield call("grep", pattern=failure.removeprefix("FAIL ").partition("(")[0])
-    if rng.random() < rates.wrong_file:
-        yield call("read", path=know["other_path"])
-        if rng.random() < rates.give_up_wrong_file:
-            yield call("finish")
-            return
-    yield call("read", path=path)
+    yield from do(call("grep", pattern=failure.removeprefix("FAIL ").partition("(")[0]))
+    yield from do(call("read", path=path))
     if rng.random() < rates.give_up_after_reading:
         yield call("finish")
         return
 
-    fix = know["new"] if rng.random() < rates.right_fix else rng.choice(know["wrong"])
-    if rng.random() < rates.no_op:
-        fix = line
-    if (yield call("edit", thought, path=path, old=line, new=fix)) == "ok":
+    while True:
+        wrong = [fix for fix in (*know["wrong"], miscopied(know["new"], task, rng)) if fix != line]
+        slipped = rng.random() >= rates.right_fix
+        fix = rng.choice(wrong) if slipped else know["new"]
+        yield from do(replace(call("edit", right.thought, path=path, old=line, new=fix), slip=slipped))
         line = fix
-    if rng.random() < rates.verify:
+        if rng.random() >= rates.verify:
+            break
         report = yield call("run_tests")
-        if report.startswith("FAIL") and rng.random() < rates.retry:
-            yield call("edit", thought, path=path, old=line, new=know["new"])
-            if rng.random() < rates.verify:
-                yield call("run_tests")
+        if report.startswith("PASS") or rng.random() >= rates.retry:
+            break
+        if rng.random() < rates.reread:
+            yield from do(call("read", path=path))
     yield call("finish")
 
 
@@ -144,19 +212,25 @@ def recall_script(task: Task, carried: str | None, notes: Notes, rates: RecallRa
     key = know["key"]
     lost = key not in notes.facts and not notes.edited
     if carried is None or (lost and rng.random() < rates.reread):
+        read = call("read", path=know["conf"])
+        yield from slips(read, task, rates.slip, rng)
         notes.read_conf, notes.facts = True, dict(know["facts"])
-        yield call("read", path=know["conf"])
+        yield read
     if not notes.edited:
         if not notes.read_target:
+            read = call("read", path=know["path"])
+            yield from slips(read, task, rates.slip, rng)
             notes.read_target = True
-            yield call("read", path=know["path"])
-        notes.edited = True
+            yield read
         if key in notes.facts:
             thought, value = fact_line(key, notes.facts[key]), notes.facts[key]
         else:
             # A guess has no thought: what is written down must be known.
             thought, value = "", rng.choice(constants(task.split, 10, 99))
-        yield call("edit", thought, path=know["path"], old=know["old"], new=statement(f"x * {value}"))
+        edit = call("edit", thought, path=know["path"], old=know["old"], new=statement(f"x * {value}"))
+        yield from slips(edit, task, rates.slip, rng)
+        notes.edited = True
+        yield edit
         if rng.random() < rates.verify:
             yield call("run_tests")
     yield call("finish")
@@ -218,12 +292,25 @@ class ExpertSession:
         self._notes = Notes()
 
     async def sample(self, delta: Sequence[int], *, max_tokens: int) -> Sample:
-        content, calls = self._reply(_messages(self._tok, delta), fresh=self.length == 0)
-        ids = chat.render_assistant(self._tok, content, calls)
+        messages = _messages(self._tok, delta)
+        style = next((style for style, text in REQUESTS.items() if text == messages[-1]), None)
+        if style is not None:
+            turn, ids = None, chat.render_assistant(self._tok, self._summary(style), [])
+        else:
+            turn = self._turn(messages, fresh=self.length == 0)
+            ids = chat.render_assistant(self._tok, turn.thought, [turn.call])
+            if turn.cut:
+                ids = [*ids[: -1 - self._rng.randint(1, 8)], self._tok.end]
         stop = "end" if len(ids) <= max_tokens else "length"
         ids = ids[:max_tokens]
         self.length += len(delta) + len(ids)
-        return Sample(tokens=ids, logprobs=[0.0] * len(ids), versions=[-1] * len(ids), stop=stop)
+        return Sample(
+            tokens=ids,
+            logprobs=[0.0] * len(ids),
+            versions=[-1] * len(ids),
+            stop=stop,
+            trained=turn is None or not turn.slip,
+        )
 
     def reset(self) -> None:
         self.length = 0
@@ -231,24 +318,20 @@ class ExpertSession:
     def close(self) -> None:
         pass
 
-    def _reply(self, messages: list[str], fresh: bool) -> tuple[str, list[ToolCall]]:
-        if fresh:
-            # The prompt, and in a later branch the summary below its heading.
-            carried = messages[1].partition("\n")[2] if len(messages) > 1 else None
-            self._script = self._start(carried)
-            thought, tool_call = next(self._script)
-            return thought, [tool_call]
-        style = next((style for style, text in REQUESTS.items() if text == messages[-1]), None)
-        if style is not None:
-            return self._summary(style), []
-        thought, tool_call = self._script.send(messages[-1])
-        return thought, [tool_call]
+    def _turn(self, messages: list[str], fresh: bool) -> Turn:
+        if not fresh:
+            return self._script.send(messages[-1])
+        # The prompt, and in a later branch the summary below its heading.
+        carried = messages[1].partition("\n")[2] if len(messages) > 1 else None
+        self._script = self._start(carried)
+        return next(self._script)
 
     def _start(self, carried: str | None) -> Script:
-        if self._task.family == bugfix.FAMILY:
-            return bugfix_script(self._task, self._rates.bugfix, self._rng)
-        self._notes = Notes() if carried is None else Notes.of_summary(self._task, carried)
-        return recall_script(self._task, carried, self._notes, self._rates.recall, self._rng)
+        task, rates, rng = self._task, self._rates, self._rng
+        if task.family == bugfix.FAMILY:
+            return bugfix_script(task, rates.bugfix, rng)
+        self._notes = Notes() if carried is None else Notes.of_summary(task, carried)
+        return recall_script(task, carried, self._notes, rates.recall, rng)
 
     def _summary(self, style: summary.Style) -> str:
         if self._task.family == bugfix.FAMILY:

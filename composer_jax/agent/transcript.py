@@ -28,7 +28,7 @@ class Node:
     """A delta of n tokens, of which the last k were sampled (k = 0 for what the harness says).
 
     tokens: int32[n]. logprobs: float32[k], under the policy that sampled, at its temperature. versions:
-    int32[k], the weight version that produced each token.
+    int32[k], the weight version that produced each token. trained: whether the sampled tokens are targets.
     """
 
     id: int
@@ -37,6 +37,7 @@ class Node:
     tokens: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
+    trained: bool = True
 
     @property
     def sampled(self) -> bool:
@@ -85,10 +86,12 @@ class Transcript:
         logprobs: Sequence[float] | np.ndarray = (),
         versions: Sequence[int] | np.ndarray = (),
         context: int | None = None,
+        trained: bool = True,
     ) -> Node:
         """Adds a node below the tip and makes it the tip.
 
         given, sampled: token ids, in that order. logprobs, versions: one per sampled token.
+        trained: False for sampled tokens that no row may train.
         context: the number of tokens in the sampler's context after this node, where a sampler took part.
         Raises TranscriptError when it is not the length of the branch: an undeclared break of the prefix.
         """
@@ -114,6 +117,7 @@ class Transcript:
             tokens=tokens,
             logprobs=np.asarray(logprobs, np.float32),
             versions=np.asarray(versions, np.int32),
+            trained=trained,
         )
         self.nodes.append(node)
         self.tip = node.id
@@ -165,7 +169,7 @@ class Transcript:
             masks = []
             for node in path:
                 mask = np.zeros(len(node.tokens), bool)
-                if node.id not in trained:
+                if node.trained and node.id not in trained:
                     mask[len(node.given_tokens) :] = True
                     trained.add(node.id)
                 masks.append(mask)
@@ -207,6 +211,7 @@ class Transcript:
                 # float32 -> Python float -> shortest decimal -> float32 is exact.
                 "logprobs": node.logprobs.tolist(),
                 "versions": node.versions.tolist(),
+                "trained": node.trained,
             }
             for node in self.nodes
         ]
@@ -224,7 +229,7 @@ class Transcript:
             k = len(item["logprobs"])
             given = item["tokens"][: len(item["tokens"]) - k]
             sampled = item["tokens"][len(given) :]
-            transcript.append(item["kind"], given, sampled, item["logprobs"], item["versions"])
+            transcript.append(item["kind"], given, sampled, item["logprobs"], item["versions"], trained=item["trained"])
         transcript.tip = data["tip"]
         return transcript
 

@@ -16,6 +16,9 @@ from composer_jax.errors import UserError
 # Everything is in memory already: reader threads would only fight over the interpreter.
 _IN_MEMORY = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
+Trace = tuple[Sequence[int], Sequence[bool]]
+"""Token ids, and for each whether it is trained."""
+
 
 class BatchStream:
     """An endless iterator of PackedBatch whose place can be saved and found again.
@@ -67,20 +70,28 @@ def pretraining_batches(
     eod: int,
     vocab_size: int,
     copy_fraction: float = 0.0,
+    exercises: Sequence[Trace] = (),
+    exercise_fraction: float = 0.0,
 ) -> BatchStream:
-    """Token documents, shuffled and repeated without end, in full rows, mixed with copy curriculum rows.
+    """Token documents, shuffled and repeated without end, in full rows, mixed with rows of two curricula.
 
     Each document gets `eod` at its end and is cut into pieces of at most `seq_len`; the pieces of all
-    documents are shuffled, anew each epoch; short ones share a row, cut once more where that fills it. Rows
+    documents are shuffled, anew each epoch; short ones share a row, cut once more where that fills it. Such rows
     hold no padding.
 
     Args:
       copy_fraction: share of rows that come from `copying.copy_row`, 0 <= f <= 1.
       vocab_size: the copy curriculum draws from all ordinary ids below this.
+      exercises: (token ids, mask), packed whole into rows of their own; only tokens whose mask is true are trained.
+      exercise_fraction: share of those rows. What both curricula leave goes to the documents.
     """
-    if not 0 <= copy_fraction <= 1:
-        raise UserError(f"copy_fraction={copy_fraction} is not a share of the rows; use 0 <= f <= 1")
-    order_seed, copy_seed = _seeds(seed, 2)
+    for name, share in (("copy_fraction", copy_fraction), ("exercise_fraction", exercise_fraction)):
+        if not 0 <= share <= 1:
+            raise UserError(f"{name}={share} is not a share of the rows; use 0 <= f <= 1")
+    rest = 1 - copy_fraction - exercise_fraction
+    if rest < -1e-9:
+        raise UserError(f"copy_fraction={copy_fraction} and exercise_fraction={exercise_fraction} exceed all rows")
+    order_seed, copy_seed, exercise_seed = _seeds(seed, 3)
 
     def source_row(row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         segments = row["tokens_segment_ids"]
@@ -91,28 +102,35 @@ def pretraining_batches(
         return {"tokens": tokens, "segments": np.ones(seq_len, np.int32), "weights": weights}
 
     sources: dict[str, tuple[grain.IterDataset, float]] = {}
-    if copy_fraction < 1:
+    if rest > 1e-9:
         pieces = _Pieces(documents, seq_len, eod)
         if not len(pieces):
             raise UserError("there are no documents to train on; name a folder with source files")
         shuffled = grain.MapDataset.source(pieces).shuffle(order_seed).repeat().to_iter_dataset(_IN_MEMORY)
         rows = grain_experimental.ConcatThenSplitIterDataset(shuffled, length_struct={"tokens": seq_len})
-        sources["documents"] = rows.map(source_row), 1 - copy_fraction
+        sources["documents"] = rows.map(source_row), rest
     if copy_fraction > 0:
         rows = grain.MapDataset.range(2**40).map(copying_row).to_iter_dataset(_IN_MEMORY)
         sources["copying"] = rows, copy_fraction
+    if exercise_fraction > 0:
+        sources["exercises"] = _packed(exercises, seq_len, batch_size, exercise_seed), exercise_fraction
     mixed = grain.IterDataset.mix(
         {name: rows for name, (rows, _) in sources.items()},
         {name: share for name, (_, share) in sources.items()},
     )
     return BatchStream(
         mixed.batch(batch_size),
-        _identity([len(d) for d in documents], seq_len=seq_len, batch_size=batch_size, seed=seed),
+        _identity(
+            [len(d) for d in documents] + [len(tokens) for tokens, _ in exercises],
+            seq_len=seq_len,
+            batch_size=batch_size,
+            seed=seed,
+        ),
     )
 
 
 def trace_batches(
-    traces: Sequence[tuple[Sequence[int], Sequence[bool]]],
+    traces: Sequence[Trace],
     *,
     seq_len: int,
     batch_size: int,
@@ -127,27 +145,10 @@ def trace_batches(
     """
     lengths = [len(tokens) for tokens, _ in traces]
     left_out = set(check_lengths(lengths, seq_len=seq_len, too_long=too_long))
-    kept = [
-        {"tokens": np.asarray(tokens, np.int32), "weights": np.asarray(mask, np.float32)}
-        for i, (tokens, mask) in enumerate(traces)
-        if i not in left_out
-    ]
+    kept = [trace for i, trace in enumerate(traces) if i not in left_out]
     if not kept:
         raise UserError(f"there are no traces to train on ({len(left_out)} are longer than a row of {seq_len})")
-    shuffled = grain.MapDataset.source(kept).shuffle(_seeds(seed, 1)[0]).repeat().to_iter_dataset(_IN_MEMORY)
-    packed = grain_experimental.FirstFitPackIterDataset(
-        shuffled,
-        length_struct={"tokens": seq_len, "weights": seq_len},
-        num_packing_bins=batch_size,  # one round of packing is one batch
-        shuffle_bins=False,
-    )
-    rows = packed.map(
-        lambda row: {
-            "tokens": row["tokens"],
-            "segments": row["tokens_segment_ids"],
-            "weights": row["weights"],
-        }
-    )
+    rows = _packed(kept, seq_len, batch_size, _seeds(seed, 1)[0])
     identity = _identity(lengths, seq_len=seq_len, batch_size=batch_size, seed=seed)
     return BatchStream(rows.batch(batch_size), identity, dropped=len(left_out))
 
@@ -165,6 +166,27 @@ def heldout_batches(
         [(t, np.ones(len(t), np.float32)) for t in tokens], seq_len=seq_len, batch_size=batch_size
     )
     return iter(batches)
+
+
+def _packed(traces: Sequence[Trace], seq_len: int, batch_size: int, order_seed: int) -> grain.IterDataset:
+    """Endless rows of whole traces, shuffled anew each epoch. Raises UserError for one that is longer than a row."""
+    check_lengths([len(tokens) for tokens, _ in traces], seq_len=seq_len, too_long="error")
+    items = [
+        {"tokens": np.asarray(tokens, np.int32), "weights": np.asarray(mask, np.float32)} for tokens, mask in traces
+    ]
+    packed = grain_experimental.FirstFitPackIterDataset(
+        grain.MapDataset.source(items).shuffle(order_seed).repeat().to_iter_dataset(_IN_MEMORY),
+        length_struct={"tokens": seq_len, "weights": seq_len},
+        num_packing_bins=batch_size,  # one round of packing is one batch
+        shuffle_bins=False,
+    )
+    return packed.map(
+        lambda row: {
+            "tokens": row["tokens"],
+            "segments": row["tokens_segment_ids"],
+            "weights": row["weights"],
+        }
+    )
 
 
 class _Pieces:

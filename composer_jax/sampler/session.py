@@ -16,6 +16,8 @@ class Sample:
     versions: list[int]
     """Weight version that produced each token."""
     stop: Literal["end", "length"]
+    trained: bool = True
+    """False for what is context only and never a target: a mistake that a scripted expert made on purpose."""
 
 
 class Session(Protocol):

@@ -55,6 +55,11 @@ class PretrainSettings:
     batch_size: int
     seq_len: int
     copy_fraction: float
+    """Share of the rows that teach copying (data/copying.py)."""
+    exercise_fraction: float
+    """Share of the rows that hold repair exercises (agent/exercises.py)."""
+    exercises: int
+    """How many different ones there are."""
     """Share of rows from the copy curriculum (data/copying.py)."""
     mtp_weight: float
     bias_rate: float

@@ -1,4 +1,4 @@
-"""Bug fixing: two modules of two functions, each with its specification above it, and one wrong line.
+"""Bug fixing: two modules of two functions, each with its specification, and one wrong line.
 
 The agent finds out which function fails (run_tests), where it is (grep), what it should do (read), repairs it
 (edit) and says so (finish). Splits: "train" and "heldout" draw from the same kinds of function but share no
@@ -85,6 +85,7 @@ def _draw(split: Split, task_id: str, kind: str, rng: random.Random) -> Task | N
             "other_path": f"{next(s for s in stems if s != here)}.py",
             "function": broken.name,
             "comment": broken.comment,
+            "head": broken.head,
             "old": statement(mistake),
             "new": statement(broken.right),
             "wrong": [statement(e) for e in broken.wrong if e != mistake],

@@ -63,8 +63,12 @@ class Function:
 
     def source(self, expression: str | None = None) -> str:
         """The text of the function, returning `expression` (default: the right one)."""
-        head = f"# {self.comment}\ndef {self.name}({', '.join(self.params)}):\n"
-        return head + f"    {statement(expression or self.right)}\n"
+        return f"{self.head}\n    {statement(expression or self.right)}\n"
+
+    @property
+    def head(self) -> str:
+        """The lines above the statement: name, parameters and specification."""
+        return f"def {self.name}({', '.join(self.params)}):\n    # {self.comment}"
 
     def value(self, args: Sequence[Any], expression: str | None = None) -> Any:
         return _compiled(self.params, expression or self.right)(*args)

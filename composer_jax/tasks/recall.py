@@ -50,7 +50,7 @@ def generate(split: Split, seed: int, index: int, facts: int = 5, fillers: int =
     done = statement(f"x * {values[key]}")
     files = {
         f"{conf}.py": lines + "\n" + module_text(padding, {}),
-        f"{target}.py": f"# x times {key}\ndef {function}(x):\n    {STUB}\n",
+        f"{target}.py": f"def {function}(x):\n    # x times {key}\n    {STUB}\n",
         "run_tests.py": RUN_TESTS,
         "cases.json": visible_cases([Case(target, function, (0,), 0)]),
     }

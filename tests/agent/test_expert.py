@@ -14,11 +14,12 @@ from composer_jax.data import chat
 from composer_jax.errors import UserError
 from composer_jax.tasks import Task, generate, recall
 from composer_jax.tasks.recall import fact_line
+from composer_jax.tasks.splits import constants
 
 LIMITS = Limits(max_turns=16, max_turn_tokens=100, max_episode_tokens=6000)
 PERFECT = Rates(
-    BugfixRates(0, 0, wrong_file=0, no_op=0, right_fix=1, verify=1),
-    RecallRates(keep=1, max_others=0, boilerplate=0),
+    BugfixRates(0, 0, right_fix=1, verify=1, slip=0),
+    RecallRates(keep=1, max_others=0, boilerplate=0, slip=0),
 )
 
 
@@ -61,7 +62,7 @@ def test_a_perfect_expert_repairs_everything(pool, tok, split):
 def test_a_perfect_expert_recalls_everything_with_one_short_summary(pool, tok):
     compaction = Compaction(trigger=trigger_on_conf(tok))
     for task, episode in traces(
-        pool, tok, "recall", 8, compaction, replace(PERFECT, recall=RecallRates(1, 0, 0, verify=0))
+        pool, tok, "recall", 8, compaction, replace(PERFECT, recall=RecallRates(1, 0, 0, verify=0, slip=0))
     ):
         assert (episode.outcome, episode.reward, episode.summaries) == ("finished", 1.0, 1)
         know = task.metadata
@@ -74,24 +75,74 @@ def test_without_compaction_the_fact_is_copied_from_the_file(pool, tok):
     for task, episode in traces(pool, tok, "recall", 8):
         assert (episode.outcome, episode.reward, episode.summaries) == ("finished", 1.0, 0)
         know = task.metadata
-        assert said(episode, tok)[2].startswith(fact_line(know["key"], know["facts"][know["key"]]))
+        edit = next(text for text in said(episode, tok) if "<|call|>edit" in text)
+        assert edit.startswith(fact_line(know["key"], know["facts"][know["key"]]))
 
 
 def test_the_expert_is_imperfect_by_strategy(pool, tok):
     done = traces(pool, tok, "bugfix", 150)
     rewards = [episode.reward for _, episode in done]
-    assert 0.4 < sum(rewards) / len(rewards) < 0.75
+    assert 0.25 < sum(rewards) / len(rewards) < 0.55
     assert {episode.outcome for _, episode in done} == {"finished"}
-    turns = Counter(episode.turns for _, episode in done)
+    turns = Counter(len(targets(episode, tok)) for _, episode in done)
     assert turns[2] and turns[4] and turns[5] and turns[6], "gives up early, gives up late, verifies or not"
     for task, episode in done:
         know = task.metadata
         for text in said(episode, tok):
             if "<|call|>edit" in text:
-                assert text.startswith(f"{know['function']}: {know['comment']}<|call|>")
-        assert not any(
-            "ERROR no such" in chat.to_text(tok, n.tokens.tolist()) for n in episode.transcript.of_kind("tool")
-        )
+                assert text.startswith(f"{know['head'].removeprefix('def ')}<|call|>")
+
+
+def targets(episode, tok):
+    return [chat.to_text(tok, n.sampled_tokens.tolist()) for n in episode.transcript.of_kind("assistant") if n.trained]
+
+
+@pytest.mark.parametrize("family", ["bugfix", "recall"])
+def test_slips_are_seen_and_recovered_from_but_never_trained(pool, tok, family):
+    """What a model is taught is right even where the expert was not; and there is much to recover from."""
+    errors = Counter()
+    clumsy = Rates(BugfixRates(slip=0.3), RecallRates(slip=0.3))
+    for task, episode in traces(pool, tok, family, 120, rates=clumsy):
+        path, new = task.metadata["path"], task.metadata["new"]
+        text = task.files[path]
+        nodes = episode.transcript.nodes
+        for node, answer in zip(nodes, nodes[1:], strict=False):
+            if node.kind != "assistant":
+                continue
+            said = tok.decode(answer.tokens.tolist())
+            [call] = chat.parse_assistant(tok, node.sampled_tokens.tolist()).calls
+            if "ERROR" in said:
+                assert not node.trained, said
+                errors[next((e for e in ("no such file", "same", "not in", "not JSON") if e in said), "other")] += 1
+            elif call.name == "edit":
+                edit = call.arguments
+                assert edit["old"] in text, "an edit that was meant to fail was carried out"
+                text = text.replace(edit["old"], edit["new"])
+                assert not node.trained or (edit["path"], edit["new"]) == (path, new)
+        [row] = episode.transcript.rows()
+        assert row.sampled.sum() == sum(len(n.sampled_tokens) for n in nodes if n.trained)
+    assert {"no such file", "same", "not in", "not JSON"} <= set(errors), errors
+    assert sum(errors.values()) > 25
+
+
+def test_constants_of_slips_belong_to_the_split(pool, tok):
+    allowed = {"0", "1", *map(str, constants("train", 2, 99))}
+    for _, episode in traces(pool, tok, "bugfix", 100):
+        for text in said(episode, tok):
+            if "<|call|>edit" in text:
+                assert set(re.findall(r"\d+", text)) <= allowed, text
+
+
+def test_a_repair_that_failed_is_repaired(pool, tok):
+    wrong_first = replace(PERFECT, bugfix=replace(PERFECT.bugfix, right_fix=0.5, retry=1, reread=0.5))
+    retried = 0
+    for _, episode in traces(pool, tok, "bugfix", 24, rates=wrong_first):
+        edits = [n for n in episode.transcript.of_kind("assistant") if "edit" in tok.decode(n.tokens.tolist())]
+        retried += len(edits) > 1
+        assert [n.trained for n in edits[:-1]] == [False] * (len(edits) - 1)
+        # The visible tests do not reveal every wrong repair; what they reveal is repaired until they pass.
+        assert (episode.outcome, episode.reward) == ("finished", 1.0) or not edits[-1].trained
+    assert retried >= 6
 
 
 @pytest.mark.parametrize("style", ["short", "long"])
@@ -123,7 +174,7 @@ def test_summaries_say_only_what_is_true(pool, tok, style):
 
 def test_a_forgotten_fact_is_read_again_or_guessed(pool, tok):
     compaction = Compaction(trigger=trigger_on_conf(tok), max_segments=3)
-    forgetful = RecallRates(keep=0, boilerplate=0, verify=0)
+    forgetful = RecallRates(keep=0, boilerplate=0, verify=0, slip=0)
     again = traces(pool, tok, "recall", 6, compaction, Rates(recall=replace(forgetful, reread=1)))
     assert {(e.outcome, e.reward) for _, e in again} == {("out_of_segments", 0.0)}
     guessed = traces(pool, tok, "recall", 6, compaction, Rates(recall=replace(forgetful, reread=0)))

@@ -34,6 +34,12 @@ def pretraining(documents=None, **arguments):
     return pretraining_batches(make_documents() if documents is None else documents, **(defaults | arguments))
 
 
+def exercising(fraction=0.5, **arguments):
+    """Two curricula and documents; the tokens of exercises are all above those of the documents."""
+    exercises = [(t + 10_000, m) for t, m in cut_masks(make_traces())]
+    return pretraining(exercises=exercises, exercise_fraction=fraction, **arguments)
+
+
 def traces(**arguments):
     return trace_batches(cut_masks(make_traces()), **(dict(seq_len=S, batch_size=B, seed=0) | arguments))
 
@@ -94,7 +100,13 @@ def test_copy_curriculum_has_its_share(fraction):
 
 @pytest.mark.parametrize(
     "make",
-    [pretraining, lambda: pretraining(copy_fraction=0.3), lambda: pretraining(copy_fraction=1.0), traces],
+    [
+        pretraining,
+        lambda: pretraining(copy_fraction=0.3),
+        lambda: pretraining(copy_fraction=1.0),
+        lambda: exercising(copy_fraction=0.25),
+        traces,
+    ],
 )
 def test_resume_is_exact_at_every_place(make):
     stream = make()
@@ -102,7 +114,7 @@ def test_resume_is_exact_at_every_place(make):
     for _ in range(25):
         states.append(json.dumps(stream.get_state()))
         batches.append(flat(next(stream)))
-    assert max(map(len, states)) < 600
+    assert max(map(len, states)) < 900
     for place in range(25):
         resumed = make()
         resumed.set_state(json.loads(states[place]))
@@ -120,6 +132,28 @@ def test_resume_on_other_data_is_refused():
         pretraining(seed=3).set_state(state)
     # The share of copying may change in mid-run.
     pretraining(copy_fraction=0.5).set_state(pretraining(copy_fraction=0.2).get_state())
+    with pytest.raises(UserError, match="documents was 30 and is 50"):
+        exercising().set_state(state)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
+def test_exercises_have_their_share_and_only_the_answers_are_weighted(fraction):
+    given = {
+        int(token) + 10_000: bool(m) for t, mask in cut_masks(make_traces()) for token, m in zip(t, mask, strict=True)
+    }
+    stream = exercising(fraction)
+    batches = [next(stream) for _ in range(15)]
+    tokens, weights, positions = (
+        np.concatenate([getattr(b, name) for b in batches]) for name in ("tokens", "weights", "positions")
+    )
+    rows = tokens.max(axis=1) >= 10_000
+    assert rows.mean() == pytest.approx(fraction, abs=0.02)
+    # Nothing comes before the first token of an exercise that could predict it.
+    predicted = rows[:, None] & (positions > 0) & (tokens >= 10_000)
+    for token, weight in zip(tokens[predicted], weights[predicted], strict=True):
+        assert weight == given[int(token)]
+    assert fraction == 0 or weights[predicted].any()
+    assert fraction == 1 or (weights[~rows] == 1).mean() > 0.9
 
 
 def test_traces_are_packed_whole_and_only_what_was_said_is_weighted():
@@ -172,3 +206,7 @@ def test_nothing_to_train_on_is_said():
     with pytest.raises(UserError, match="copy_fraction=2"):
         pretraining(copy_fraction=2)
     assert next(pretraining([], copy_fraction=1.0)).tokens.shape == (B, S)
+    with pytest.raises(UserError, match="exercise_fraction=-1"):
+        exercising(-1)
+    with pytest.raises(UserError, match="copy_fraction=0.6 and exercise_fraction=0.5 exceed all rows"):
+        exercising(0.5, copy_fraction=0.6)

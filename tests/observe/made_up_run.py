@@ -51,7 +51,7 @@ def bug_episode(
     task: int, seed: int, reward: float | None, step: int | None, version: int, outcome: str = "finished"
 ) -> EpisodeRecord:
     instruction = f"Function clamp_{task} in calc/limits.py fails its tests. Find the bug and fix it."
-    code = f"# is x at least {task}\ndef clamp_{task}(x):\n    return x > {task}\n"
+    code = f"def clamp_{task}(x):\n    # is x at least {task}\n    return x > {task}\n"
     messages = [
         MessageRecord("prompt", f"{SYSTEM}\n\n{instruction}", 74, False),
         _said("Run the tests to see what fails.", version, CallRecord("run_tests", {})),

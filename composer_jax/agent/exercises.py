@@ -1,0 +1,39 @@
+"""Exercises: the one step of an agent's work that takes knowledge, cut out of it, many times over.
+
+A whole conversation asks at most once what a specification means in code. An exercise is that moment alone: a module
+as a tool shows it, and the edit that repairs it. Pretraining mixes them with source code, as others mix in commits.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from composer_jax.agent.expert import repair
+from composer_jax.data import chat
+from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.tasks.task import Task
+
+_STATEMENTS = re.compile(r"(return .*)")
+
+
+def repair_exercise(task: Task, tok: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens int32[n], trained bool[n]) of a bug-fixing task.
+
+    Given, as tools answer: where the function is, and its module. Trained: the edit; and in the module what every
+    function returns that is not broken, for its specification stands in the line before.
+    """
+    know, turn = task.metadata, repair(task)
+    text = task.files[know["path"]]
+    number, head = next((n, line) for n, line in enumerate(text.split("\n"), 1) if f"def {know['function']}(" in line)
+    parts = [
+        (chat.render_message(tok, "tool", f"{know['path']}:{number} {head}"), False),
+        ([tok.tool], False),
+        # A line ends in a token of its own, so the module cut at its statements is the module in tokens too.
+        *((tok.encode(part), part.startswith("return ") and part != know["old"]) for part in _STATEMENTS.split(text)),
+        ([tok.end, tok.assistant], False),
+        (chat.render_assistant(tok, turn.thought, [turn.call]), True),
+    ]
+    tokens = np.concatenate([np.array(ids, np.int32) for ids, _ in parts])
+    return tokens, np.repeat([trained for _, trained in parts], [len(ids) for ids, _ in parts])

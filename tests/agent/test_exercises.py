@@ -1,0 +1,37 @@
+"""Exercises: the decisive turn of a real conversation, right, and of training tasks only."""
+
+import pytest
+
+from composer_jax.agent.exercises import repair_exercise
+from composer_jax.data import chat
+from composer_jax.tasks import generate
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_an_exercise_shows_a_module_and_trains_its_repair(tok, index):
+    task = generate("bugfix", "train", 3, index)
+    tokens, trained = repair_exercise(task, tok)
+    path = task.metadata["path"]
+    assert tokens.dtype == "int32" and trained.dtype == bool and len(tokens) == len(trained)
+
+    start = tokens.tolist().index(tok.assistant) + 1
+    given, said = tokens[:start].tolist(), tokens[start:].tolist()
+    assert trained[start:].all() and said[-1] == tok.end
+    place, module, rest = chat.to_text(tok, given).split("<|end|>\n")
+    number = int(place.removeprefix(f"<|tool|>{path}:").split()[0])
+    assert f"def {task.metadata['function']}(" in task.files[path].split("\n")[number - 1]
+    assert (module, rest) == (f"<|tool|>{task.files[path]}", "<|assistant|>")
+    # The module in ids is what the policy will see, and what its other functions return is right.
+    assert given[-len(chat.render_message(tok, "tool", task.files[path])) - 1 : -1] == chat.render_message(
+        tok, "tool", task.files[path]
+    )
+    right = [line.strip() for line in task.files[path].split("\n") if "return " in line]
+    right.remove(task.metadata["old"])
+    assert tok.decode(tokens[:start][trained[:start]].tolist()) == "".join(right)
+
+    [call] = chat.parse_assistant(tok, said).calls
+    repaired = task.files[path].replace(call.arguments["old"], call.arguments["new"])
+    spaces: dict = {}
+    exec(repaired, spaces)  # our own generator's code
+    cases = [c for c in task.grader.cases if f"{c.module}.py" == path]
+    assert cases and all(spaces[c.function](*c.args) == c.want for c in cases)
