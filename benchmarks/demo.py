@@ -1,0 +1,86 @@
+"""What the demo learns, over seeds: `python -m benchmarks.demo [--seeds=0,1,2] [--workdir=runs/seeds]`.
+
+Runs `launch.pipeline` once per seed, one after the other, each in a folder of its own (a run that was stopped or is
+done is continued or read), with progress on stderr. The last line of stdout is one JSON object:
+    seeds       results.json of each
+    mean        {field: mean over the seeds} of what the demo promises
+    promises    {promise: whether the means keep it}
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FIELDS = {
+    "minutes": lambda r: r["wall_seconds"] / 60,
+    "peak_rss_gb": lambda r: r["peak_rss_gb"],
+    **{
+        f"{part}.{field}": lambda r, part=part, field=field: r[part][field]
+        for part, fields in {
+            "cpt": ("heldout_nll_first", "heldout_nll_last"),
+            "rl": (
+                "pass_at_1_before",
+                "pass_at_1_after",
+                "pass_at_8_before",
+                "pass_at_8_after",
+                "unseen_family_before",
+                "unseen_family_after",
+            ),
+            "summary": (
+                "pass_uncompacted_before",
+                "pass_before",
+                "pass_uncompacted_after",
+                "pass_after",
+                "tokens_before",
+                "tokens_after",
+                "compaction_error_before",
+                "compaction_error_after",
+            ),
+        }.items()
+        for field in fields
+    },
+    "long.compaction_error": lambda r: r["summary"]["prompted_baseline"]["compaction_error"],
+    "long.tokens": lambda r: r["summary"]["prompted_baseline"]["tokens"],
+}
+
+
+def promises(mean: Mapping[str, float]) -> dict[str, bool]:
+    """What a run on two cores is to show."""
+    error, tokens = mean["summary.compaction_error_after"], mean["summary.tokens_after"]
+    return {
+        "30 minutes": mean["minutes"] <= 30,
+        "6 GiB": mean["peak_rss_gb"] <= 6,
+        "the SFT policy fixes 0.2 to 0.4": 0.2 <= mean["rl.pass_at_1_before"] <= 0.4,
+        "the RL policy fixes 0.8": mean["rl.pass_at_1_after"] >= 0.8,
+        "pass@8 is not lower": mean["rl.pass_at_8_after"] >= mean["rl.pass_at_8_before"],
+        "half the compaction error": error <= mean["summary.compaction_error_before"] / 2,
+        "shorter summaries": tokens < mean["summary.tokens_before"],
+        "half the error of long summaries": error <= mean["long.compaction_error"] / 2,
+        "a fifth of their tokens": tokens <= mean["long.tokens"] / 5,
+    }
+
+
+def run(seed: int, workdir: Path) -> dict[str, Any]:
+    """results.json of one seed."""
+    command = [sys.executable, "-m", "launch.pipeline", "--config=configs/tiny.py", f"--workdir={workdir}"]
+    subprocess.run([*command, f"--config.seed={seed}"], check=True, stdout=sys.stderr, cwd=Path(__file__).parents[1])
+    return json.loads((workdir / "results.json").read_text())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0,1,2", help="comma-separated integers")
+    parser.add_argument("--workdir", type=Path, default=Path("runs/seeds"), help="parent of the runs' folders")
+    options = parser.parse_args(argv)
+    found = {seed: run(seed, options.workdir.absolute() / f"seed{seed}") for seed in map(int, options.seeds.split(","))}
+    mean = {name: round(statistics.fmean(field(r) for r in found.values()), 4) for name, field in FIELDS.items()}
+    print(json.dumps({"seeds": found, "mean": mean, "promises": promises(mean)}))
+
+
+if __name__ == "__main__":
+    main()
