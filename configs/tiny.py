@@ -55,7 +55,8 @@ def get_config(size: str = "full") -> ConfigDict:
                     "recall_uncompacted": 400,
                 },
                 "rates": {},
-                "steps": 700,
+                "exercises": 3000,
+                "steps": 800,
                 "batch_size": 8,
                 "seq_len": 512,
                 "bias_rate": 1e-3,
@@ -81,7 +82,7 @@ def get_config(size: str = "full") -> ConfigDict:
                 "windows": (256,),
             },
             "rl": {
-                "steps": 60,
+                "steps": 110,
                 "groups": {"bugfix": 5, "recall": 3},
                 "group_size": 8,
                 "trigger": (126, 140),
@@ -171,6 +172,7 @@ def smoke() -> dict:
         },
         "sft": {
             "traces": {"bugfix": 60, "recall_short": 40, "recall_long": 16, "recall_uncompacted": 16},
+            "exercises": 60,
             "steps": 16,
             "save_every": 8,
         },

@@ -1,7 +1,8 @@
 """Exercises: the one step of an agent's work that takes knowledge, cut out of it, many times over.
 
 A whole conversation asks at most once what a specification means in code. An exercise is that moment alone: a module
-as a tool shows it, and the edit that repairs it. Pretraining mixes them with source code, as others mix in commits.
+as a tool shows it, and the edit that repairs it. Pretraining mixes them with source code, as others mix in commits, and
+SFT with whole conversations.
 """
 
 from __future__ import annotations
@@ -13,16 +14,26 @@ import numpy as np
 from composer_jax.agent.expert import repair
 from composer_jax.data import chat
 from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.tasks import bugfix
+from composer_jax.tasks.generate import generate
 from composer_jax.tasks.task import Task
 
 _STATEMENTS = re.compile(r"(return .*)")
 
 
-def repair_exercise(task: Task, tok: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+def repair_exercises(
+    seed: int, count: int, tok: Tokenizer, *, train_module: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Exercises of the training tasks number 0..count-1 of stream `seed`."""
+    tasks = (generate(bugfix.FAMILY, "train", seed, index) for index in range(count))
+    return [repair_exercise(task, tok, train_module) for task in tasks]
+
+
+def repair_exercise(task: Task, tok: Tokenizer, train_module: bool) -> tuple[np.ndarray, np.ndarray]:
     """(tokens int32[n], trained bool[n]) of a bug-fixing task.
 
-    Given, as tools answer: where the function is, and its module. Trained: the edit; and in the module what every
-    function returns that is not broken, for its specification stands in the line before.
+    Given, as tools answer: where the function is, and its module. Trained: the edit; and if `train_module`, what
+    every function of the module returns that is not broken, for its specification stands in the line before.
     """
     know, turn = task.metadata, repair(task)
     text = task.files[know["path"]]
@@ -31,7 +42,10 @@ def repair_exercise(task: Task, tok: Tokenizer) -> tuple[np.ndarray, np.ndarray]
         (chat.render_message(tok, "tool", f"{know['path']}:{number} {head}"), False),
         ([tok.tool], False),
         # A line ends in a token of its own, so the module cut at its statements is the module in tokens too.
-        *((tok.encode(part), part.startswith("return ") and part != know["old"]) for part in _STATEMENTS.split(text)),
+        *(
+            (tok.encode(part), train_module and part.startswith("return ") and part != know["old"])
+            for part in _STATEMENTS.split(text)
+        ),
         ([tok.end, tok.assistant], False),
         (chat.render_assistant(tok, turn.thought, [turn.call]), True),
     ]

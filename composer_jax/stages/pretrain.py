@@ -1,14 +1,10 @@
 """Continued pretraining on real source code, mixed with the copy curriculum and repair exercises."""
 
-import numpy as np
-
-from composer_jax.agent.exercises import repair_exercise
+from composer_jax.agent.exercises import repair_exercises
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.rl.rollout import seed_of
 from composer_jax.stages.run import Run
-from composer_jax.tasks import bugfix
-from composer_jax.tasks.generate import generate
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.losses import LanguageLoss
 
@@ -29,7 +25,10 @@ def pretrain(run: Run) -> None:
             eod=tok.eod,
             vocab_size=tok.vocab_size,
             copy_fraction=settings.copy_fraction,
-            exercises=exercises(run),
+            # Every stage has a stream of tasks of its own: none repeats what an earlier one trained.
+            exercises=repair_exercises(
+                seed_of("pretrain", run.settings.seed), settings.exercises, tok, train_module=True
+            ),
             exercise_fraction=settings.exercise_fraction,
         )
         learner = run.learner(
@@ -61,13 +60,3 @@ def pretrain(run: Run) -> None:
             "tokens": rows[-1]["tokens"],
             "train_tokens_per_s": speeds[len(speeds) // 2],
         }
-
-
-def exercises(run: Run) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The repair exercises, from a stream of training tasks of their own: later stages repeat none of them."""
-    settings = run.settings
-    if settings.pretrain.exercise_fraction == 0:
-        return []
-    seed = seed_of("exercises", settings.seed)
-    tasks = (generate(bugfix.FAMILY, "train", seed, i) for i in range(settings.pretrain.exercises))
-    return [repair_exercise(task, run.tokenizer) for task in tasks]

@@ -74,6 +74,8 @@ class SFTSettings:
     """Expert traces of each sort: bugfix, recall_short, recall_long, recall_uncompacted."""
     rates: Mapping[str, Mapping[str, float]]
     """Overrides of the experts' rates (agent/expert.py), by family."""
+    exercises: int
+    """Repair exercises (agent/exercises.py) among the traces."""
     steps: int
     batch_size: int
     seq_len: int

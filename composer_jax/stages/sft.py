@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on tool-use traces of the scripted experts."""
+"""Supervised fine-tuning on tool-use traces of the scripted experts, mixed with repair exercises."""
 
 import dataclasses
 import io
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from composer_jax.agent.episode import Limits
+from composer_jax.agent.exercises import repair_exercises
 from composer_jax.agent.expert import BugfixRates, Rates, RecallRates, make_traces
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.pipeline import trace_batches
@@ -40,6 +41,8 @@ def sft(run: Run) -> None:
     settings = run.settings.sft
     with run.stage("sft") as result:
         traces, made = expert_traces(run)
+        stream_of_tasks = seed_of("sft exercises", run.settings.seed)
+        traces += repair_exercises(stream_of_tasks, settings.exercises, run.tokenizer, train_module=False)
         # A report can outgrow a row; the model could not have seen it whole in its window either.
         stream = trace_batches(
             traces, seq_len=settings.seq_len, batch_size=settings.batch_size, seed=run.settings.seed, too_long="drop"

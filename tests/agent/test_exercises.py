@@ -10,7 +10,7 @@ from composer_jax.tasks import generate
 @pytest.mark.parametrize("index", range(6))
 def test_an_exercise_shows_a_module_and_trains_its_repair(tok, index):
     task = generate("bugfix", "train", 3, index)
-    tokens, trained = repair_exercise(task, tok)
+    tokens, trained = repair_exercise(task, tok, train_module=True)
     path = task.metadata["path"]
     assert tokens.dtype == "int32" and trained.dtype == bool and len(tokens) == len(trained)
 
@@ -28,6 +28,9 @@ def test_an_exercise_shows_a_module_and_trains_its_repair(tok, index):
     right = [line.strip() for line in task.files[path].split("\n") if "return " in line]
     right.remove(task.metadata["old"])
     assert tok.decode(tokens[:start][trained[:start]].tolist()) == "".join(right)
+
+    same, edit_only = repair_exercise(task, tok, train_module=False)
+    assert same.tolist() == tokens.tolist() and not edit_only[:start].any() and edit_only[start:].all()
 
     [call] = chat.parse_assistant(tok, said).calls
     repaired = task.files[path].replace(call.arguments["old"], call.arguments["new"])
