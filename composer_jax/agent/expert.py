@@ -61,8 +61,8 @@ class BugfixRates:
     the file before that. slip: how often a grep, a read or an edit goes wrong first, and then again.
     """
 
-    give_up_after_failure: float = 0.30
-    give_up_after_reading: float = 0.30
+    give_up_after_failure: float = 0.35
+    give_up_after_reading: float = 0.35
     right_fix: float = 0.80
     verify: float = 0.50
     retry: float = 0.80

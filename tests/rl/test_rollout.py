@@ -10,6 +10,7 @@ import pytest
 from composer_jax.agent.summary import Compaction
 from composer_jax.rl import rollout
 from composer_jax.rl.rollout import Environment, Job, roll_out, seed_of
+from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.generate import generate
 from tests.rl.made_up import episode
 
@@ -39,7 +40,7 @@ class FakeSampler:
 
 
 JOBS = [Job(generate("bugfix", "train", 0, i), 100 + i, Compaction(None)) for i in range(8)]
-ENVIRONMENT = Environment(None, None, None, None, infrastructure_retries=2)
+ENVIRONMENT = Environment(None, None, None, ResultCache(), infrastructure_retries=2)
 
 
 @pytest.fixture
