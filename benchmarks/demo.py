@@ -3,7 +3,8 @@
 Runs `launch.pipeline` once per seed, one after the other, each in a folder of its own (a run that was stopped or is
 done is continued or read), with progress on stderr. The last line of stdout is one JSON object:
     seeds       results.json of each
-    mean        {field: mean over the seeds} of what the demo promises
+    mean        {field: mean over the seeds} of what the demo promises; minutes are those of the stages, memory is that
+                of the training process
     promises    {promise: whether the means keep it}
 """
 
@@ -54,7 +55,7 @@ def promises(mean: Mapping[str, float]) -> dict[str, bool]:
     error, tokens = mean["summary.compaction_error_after"], mean["summary.tokens_after"]
     return {
         "30 minutes": mean["minutes"] <= 30,
-        "6 GiB": mean["peak_rss_gb"] <= 6,
+        "6 GiB": mean["peak_rss_gb"] * 1e9 <= 6 * 2**30,
         "the SFT policy fixes 0.2 to 0.4": 0.2 <= mean["rl.pass_at_1_before"] <= 0.4,
         "the RL policy fixes 0.8": mean["rl.pass_at_1_after"] >= 0.8,
         "pass@8 is not lower": mean["rl.pass_at_8_after"] >= mean["rl.pass_at_8_before"],
@@ -65,21 +66,37 @@ def promises(mean: Mapping[str, float]) -> dict[str, bool]:
     }
 
 
+def summarised(found: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The line that is printed, from {seed: results.json}."""
+    mean = {name: round(statistics.fmean(field(r) for r in found.values()), 4) for name, field in FIELDS.items()}
+    return {"seeds": dict(found), "mean": mean, "promises": promises(mean)}
+
+
+def integers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
 def run(seed: int, workdir: Path) -> dict[str, Any]:
     """results.json of one seed."""
     command = [sys.executable, "-m", "launch.pipeline", "--config=configs/tiny.py", f"--workdir={workdir}"]
-    subprocess.run([*command, f"--config.seed={seed}"], check=True, stdout=sys.stderr, cwd=Path(__file__).parents[1])
+    process = subprocess.Popen([*command, f"--config.seed={seed}"], stdout=sys.stderr, cwd=Path(__file__).parents[1])
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # it hears Ctrl-C as well, and saves
+        raise SystemExit(130) from None
+    if code:
+        raise SystemExit(code)  # it has said why
     return json.loads((workdir / "results.json").read_text())
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0,1,2", help="comma-separated integers")
+    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers")
     parser.add_argument("--workdir", type=Path, default=Path("runs/seeds"), help="parent of the runs' folders")
     options = parser.parse_args(argv)
-    found = {seed: run(seed, options.workdir.absolute() / f"seed{seed}") for seed in map(int, options.seeds.split(","))}
-    mean = {name: round(statistics.fmean(field(r) for r in found.values()), 4) for name, field in FIELDS.items()}
-    print(json.dumps({"seeds": found, "mean": mean, "promises": promises(mean)}))
+    found = {seed: run(seed, options.workdir.absolute() / f"seed{seed}") for seed in options.seeds}
+    print(json.dumps(summarised(found)))
 
 
 if __name__ == "__main__":

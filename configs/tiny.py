@@ -165,7 +165,7 @@ def smoke() -> dict:
         "pretrain": {
             "steps": 12,
             "batch_size": 8,
-            "seq_len": 128,
+            "seq_len": 192,
             "exercises": 100,
             "evaluate_every": 6,
             "save_every": 6,

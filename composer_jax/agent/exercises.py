@@ -41,7 +41,8 @@ def repair_exercise(task: Task, tok: Tokenizer, train_module: bool) -> tuple[np.
     parts = [
         (chat.render_message(tok, "tool", f"{know['path']}:{number} {head}"), False),
         ([tok.tool], False),
-        # A line ends in a token of its own, so the module cut at its statements is the module in tokens too.
+        # White space between lines is a token of its own, and so is the word "return": cut there, a module in tokens
+        # is the same as in one piece.
         *(
             (tok.encode(part), train_module and part.startswith("return ") and part != know["old"])
             for part in _STATEMENTS.split(text)

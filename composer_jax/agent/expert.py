@@ -28,10 +28,11 @@ from composer_jax.sampler.session import Sample
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks import bugfix, recall
 from composer_jax.tasks.cache import ResultCache
-from composer_jax.tasks.functions import statement
+from composer_jax.tasks.functions import LARGEST, SMALLEST, statement
 from composer_jax.tasks.recall import fact_line
 from composer_jax.tasks.splits import constants, file_stems, function_names, seeded
 from composer_jax.tasks.task import Task
+from composer_jax.tasks.workspace import is_protected
 
 BOILERPLATE = "This is what was read so far."
 
@@ -101,15 +102,17 @@ def call(name: str, thought: str = "", **arguments: str) -> Turn:
 
 
 def slips(turn: Turn, task: Task, rate: float, rng: random.Random) -> Script:
-    """Some ways (often none) to get `turn` wrong, each of which leaves the workspace as it is."""
+    """Some ways (often none) to get `turn` wrong, each of which leaves the workspace as it is.
+
+    None of them shows a file: whoever asks for a summary after one has learned nothing new.
+    """
     name = turn.call.name
     while rng.random() < rate:
         if name == "grep":
             slip = replace(turn, call=ToolCall(name, {"pattern": rng.choice(function_names(task.split))}))
         elif name == "read":
-            others = [path for path in task.files if path.endswith(".py") and path != turn.call.arguments["path"]]
-            path = rng.choice([*others, f"{rng.choice(file_stems(task.split))}.py"])
-            slip = replace(turn, call=ToolCall(name, {"path": path}))
+            missing = [stem for stem in rng.sample(file_stems(task.split), 3) if f"{stem}.py" not in task.files]
+            slip = replace(turn, call=ToolCall(name, {"path": f"{missing[0]}.py"}))
         else:
             slip = rng.choice([replace(turn, cut=True), *_failing_edits(turn, task, rng)])
         yield replace(slip, slip=True)
@@ -118,7 +121,7 @@ def slips(turn: Turn, task: Task, rate: float, rng: random.Random) -> Script:
 def _failing_edits(turn: Turn, task: Task, rng: random.Random) -> list[Turn]:
     """Edits that are nearly `turn` and that the tool refuses."""
     right = turn.call.arguments
-    others = [path for path in task.files if path.endswith(".py") and path != right["path"]]
+    others = [path for path in task.files if not is_protected(path) and path != right["path"]]
     candidates = [
         {"new": right["old"]},
         {"old": right["new"]},
@@ -133,13 +136,18 @@ def _failing_edits(turn: Turn, task: Task, rng: random.Random) -> list[Turn]:
 
 
 def miscopied(line: str, task: Task, rng: random.Random) -> str:
-    """The line with another number (of the task's split), or without one of its characters."""
+    """The line with another number (of the task's split), or without one of its characters: a text that is in none
+    of the files."""
     number = re.search(r"\d+", line)
-    if number:
-        others = [c for c in constants(task.split, 2, 99) if str(c) != number[0]]
-        return f"{line[: number.start()]}{rng.choice(others)}{line[number.end() :]}"
-    at = rng.randrange(len("return "), len(line) - 1)
-    return line[:at] + line[at + 1 :]
+    while True:
+        if number:
+            other = rng.choice(constants(task.split, SMALLEST, LARGEST))
+            wrong = f"{line[: number.start()]}{other}{line[number.end() :]}"
+        else:
+            at = rng.randrange(len("return "), len(line) - 1)
+            wrong = line[:at] + line[at + 1 :]
+        if not any(wrong in text for text in (line, *task.files.values())):
+            return wrong
 
 
 def repair(task: Task) -> Turn:
@@ -171,10 +179,11 @@ def bugfix_script(task: Task, rates: BugfixRates, rng: random.Random) -> Script:
 
     while True:
         wrong = [fix for fix in (*know["wrong"], miscopied(know["new"], task, rng)) if fix != line]
-        slipped = rng.random() >= rates.right_fix
+        slipped = bool(wrong) and rng.random() >= rates.right_fix
         fix = rng.choice(wrong) if slipped else know["new"]
-        yield from do(replace(call("edit", right.thought, path=path, old=line, new=fix), slip=slipped))
-        line = fix
+        edit = replace(call("edit", right.thought, path=path, old=line, new=fix), slip=slipped)
+        if (yield from do(edit)) == "ok":
+            line = fix
         if rng.random() >= rates.verify:
             break
         report = yield call("run_tests")
@@ -190,7 +199,8 @@ class Notes:
     """What the recall expert knows in one branch: from the summary it starts with, then from what it does."""
 
     facts: dict[str, int] = field(default_factory=dict)
-    read_conf: bool = False
+    read_conf: bool = False  # this context shows it
+    read_conf_before: bool = False  # an earlier one did, as its summary says
     read_target: bool = False
     edited: bool = False
 
@@ -199,7 +209,12 @@ class Notes:
         know = task.metadata
         lines = text.split("\n")
         facts = {key: value for key, value in know["facts"].items() if fact_line(key, value) in lines}
-        return cls(facts, read_target=f"read {know['path']}" in text, edited="edited" in text)
+        return cls(
+            facts,
+            read_conf_before=f"read {know['conf']}" in text,
+            read_target=f"read {know['path']}" in text,
+            edited="edited" in text,
+        )
 
 
 def recall_script(task: Task, carried: str | None, notes: Notes, rates: RecallRates, rng: random.Random) -> Script:
@@ -259,7 +274,8 @@ def _short_summary(notes: Notes, lines: list[str], rates: RecallRates, rng: rand
 
 def _long_report(task: Task, notes: Notes, lines: list[str]) -> str:
     know = task.metadata
-    done = [f"read {know['conf']}"] + [f"read {know['path']}"] * notes.read_target
+    done = [f"read {know['conf']}"] * (notes.read_conf or notes.read_conf_before)
+    done += [f"read {know['path']}"] * notes.read_target
     done += [f"edited {know['path']}"] * notes.edited
     todo = "say that all is done" if notes.edited else f"put the value of {know['key']} into it"
     return "\n".join(
@@ -268,7 +284,7 @@ def _long_report(task: Task, notes: Notes, lines: list[str]) -> str:
             f"Files: {know['conf']} has the values and some code that is not used.",
             "Facts:",
             *lines,
-            f"Done: {', '.join(done)}. No other file was read so far.",
+            f"Done: {', '.join(done) or 'nothing'}. No other file was read so far.",
             f"Next: {todo}, and look at the result of each step.",
         ]
     )

@@ -60,13 +60,12 @@ class Node:
 class Row:
     """One branch as a training row; all arrays have its length n, and its last token is trained.
 
-    tokens: int32. sampled: bool, True where this row trains the token. logprobs: float32, 0 where not
-    sampled.
-    versions: int32, -1 where not sampled.
+    tokens: int32. trained: bool, True where this row trains the token. logprobs: float32, 0 where not trained.
+    versions: int32, -1 where not trained.
     """
 
     tokens: np.ndarray
-    sampled: np.ndarray
+    trained: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
 
@@ -164,25 +163,25 @@ class Transcript:
         that the sampler held: an observation that nothing was said after is no part of one.
         """
         rows = []
-        trained: set[int] = set()
+        done: set[int] = set()
         for path in self.branches():
             masks = []
             for node in path:
                 mask = np.zeros(len(node.tokens), bool)
-                if node.trained and node.id not in trained:
+                if node.trained and node.id not in done:
                     mask[len(node.given_tokens) :] = True
-                    trained.add(node.id)
+                    done.add(node.id)
                 masks.append(mask)
-            sampled = np.concatenate(masks)
-            if sampled.any():
+            trained = np.concatenate(masks)
+            if trained.any():
                 logprobs, versions = _spread(path)
-                end = int(np.flatnonzero(sampled)[-1]) + 1
+                end = int(np.flatnonzero(trained)[-1]) + 1
                 rows.append(
                     Row(
                         tokens=np.concatenate([node.tokens for node in path])[:end],
-                        sampled=sampled[:end],
-                        logprobs=np.where(sampled, logprobs, np.float32(0))[:end],
-                        versions=np.where(sampled, versions, np.int32(-1))[:end],
+                        trained=trained[:end],
+                        logprobs=np.where(trained, logprobs, np.float32(0))[:end],
+                        versions=np.where(trained, versions, np.int32(-1))[:end],
                     )
                 )
         return rows

@@ -113,6 +113,8 @@ def pretraining_batches(
         rows = grain.MapDataset.range(2**40).map(copying_row).to_iter_dataset(_IN_MEMORY)
         sources["copying"] = rows, copy_fraction
     if exercise_fraction > 0:
+        if not exercises:
+            raise UserError(f"exercise_fraction={exercise_fraction} of the rows, and there are no exercises; add some")
         sources["exercises"] = _packed(exercises, seq_len, batch_size, exercise_seed), exercise_fraction
     mixed = grain.IterDataset.mix(
         {name: rows for name, (rows, _) in sources.items()},

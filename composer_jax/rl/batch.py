@@ -80,8 +80,8 @@ def _packed(rows: Sequence[WeightedRow], seq_len: int, batch_size: int) -> list[
     values = {
         "tokens": [r.row.tokens for r in rows],
         "positions": [np.arange(len(r.row.tokens)) for r in rows],
-        "weights": [r.row.sampled for r in rows],
-        "advantages": [np.where(r.row.sampled, r.advantage, 0) for r in rows],
+        "weights": [r.row.trained for r in rows],
+        "advantages": [np.where(r.row.trained, r.advantage, 0) for r in rows],
         "sampler_logprobs": [r.row.logprobs for r in rows],
     }
     fields = {name: packing.place(value, FIELDS[name]) for name, value in values.items()}

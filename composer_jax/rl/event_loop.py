@@ -25,11 +25,12 @@ class EventLoop:
             started.set_result(asyncio.current_task())
             return await coroutine
 
-        future = self._thread.submit(lambda: self._runner.run(main()))
+        future = None
         try:
+            future = self._thread.submit(lambda: self._runner.run(main()))
             return future.result()
         except BaseException:
-            if not future.done():
+            if future is not None and not future.done():
                 self._loop.call_soon_threadsafe(started.result().cancel)
                 concurrent.futures.wait([future])
             raise

@@ -13,8 +13,9 @@ def pretrain(run: Run) -> None:
     """Leaves checkpoints/pretrain and metrics/pretrain.jsonl."""
     if run.workdir.stage_done("pretrain"):
         return
-    settings, tok = run.settings.pretrain, run.tokenizer
+    settings = run.settings.pretrain
     with run.stage("pretrain") as result:
+        tok = run.tokenizer
         train = run.documents(run.corpus.train, "source")
         heldout = run.documents(run.corpus.heldout, "held-out source")
         stream = pretraining_batches(

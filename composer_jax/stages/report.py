@@ -8,7 +8,7 @@ from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.report import write_report
 from composer_jax.stages.run import Run
 
-STAGES = ("data", "pretrain", "sft", "evaluate_before", "rl", "evaluate_after")
+STAGES = ("pretrain", "sft", "evaluate_before", "rl", "evaluate_after")
 
 
 def report(run: Run) -> Path:

@@ -60,7 +60,6 @@ class PretrainSettings:
     """Share of the rows that hold repair exercises (agent/exercises.py)."""
     exercises: int
     """How many different ones there are."""
-    """Share of rows from the copy curriculum (data/copying.py)."""
     mtp_weight: float
     bias_rate: float
     evaluate_every: int

@@ -77,7 +77,7 @@ def expert_traces(run: Run) -> tuple[list[Trace], dict]:
     with np.load(path) as file:
         ends = np.cumsum(file["lengths"])[:-1]
         traces = list(
-            zip(np.split(file["tokens"].astype(np.int32), ends), np.split(file["sampled"], ends), strict=True)
+            zip(np.split(file["tokens"].astype(np.int32), ends), np.split(file["trained"], ends), strict=True)
         )
         made = {"expert_reward": {sort: float(file[f"reward_{sort}"]) for sort in SORTS if f"reward_{sort}" in file}}
         return traces, made
@@ -121,7 +121,7 @@ def _make(run: Run, path: Path) -> None:
         first += n
     fields = {
         "tokens": np.concatenate([r.tokens for r in rows]),
-        "sampled": np.concatenate([r.sampled for r in rows]),
+        "trained": np.concatenate([r.trained for r in rows]),
         "lengths": np.array([len(r.tokens) for r in rows], np.int32),
         **rewards,
     }

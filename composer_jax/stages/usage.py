@@ -1,11 +1,11 @@
 """What a stage used, over all attempts at it: a run that is killed has used its time all the same."""
 
+import contextlib
 import json
 import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from composer_jax.errors import UserError
@@ -15,7 +15,7 @@ EVERY_S = 5.0
 """How often it is written down: what a killed attempt can lose."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def used(path: Path) -> Iterator[Callable[[], dict[str, float]]]:
     """Keeps account in `path` while the block runs, going on from what an earlier attempt left there.
 
@@ -38,17 +38,25 @@ def used(path: Path) -> Iterator[Callable[[], dict[str, float]]]:
             try:
                 write()
             except UserError:
-                return  # the last write, in the main thread, says what is wrong
+                return  # the main thread writes too, and says what is wrong
 
     path.parent.mkdir(exist_ok=True)
     writer = threading.Thread(target=keep_writing, name="usage", daemon=True)
     writer.start()
-    try:
-        yield usage
-    finally:
+
+    def stop() -> None:
         ended.set()
         writer.join()
-        write()
+
+    try:
+        yield usage
+    except BaseException:
+        stop()
+        with contextlib.suppress(UserError):  # what is being raised matters more than the seconds since
+            write()
+        raise
+    stop()
+    write()
 
 
 def peak_rss_gb() -> float:

@@ -82,9 +82,7 @@ def _draw(split: Split, task_id: str, kind: str, rng: random.Random) -> Task | N
         metadata={
             "kind": kind,
             "path": f"{here}.py",
-            "other_path": f"{next(s for s in stems if s != here)}.py",
             "function": broken.name,
-            "comment": broken.comment,
             "head": broken.head,
             "old": statement(mistake),
             "new": statement(broken.right),

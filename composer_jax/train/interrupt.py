@@ -1,4 +1,4 @@
-"""Ctrl-C between steps, never inside one."""
+"""Ctrl-C and SIGTERM between steps, never inside one."""
 
 import contextlib
 import signal
@@ -8,27 +8,31 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Holds a Ctrl-C back until the block is done; a second one ends the block at once.
+    """Holds Ctrl-C and SIGTERM back until the block is done; a second one ends the block at once.
 
     For what must happen as a whole: a training step uses up the state it starts from, so an interrupt in the middle of
     one would leave nothing to save. Changes nothing outside the main thread, where Python delivers no signals.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held = False
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # What is ignored (Ctrl-C in the background), or ends the process without asking Python, stays as it is.
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    held = None
 
     def hold(number, frame):
         nonlocal held
-        if held:
-            handler(number, frame)
-        held = True
+        if held is not None:
+            handlers[number](number, frame)
+        held = number
 
-    signal.signal(signal.SIGINT, hold)
+    for number in handlers:
+        signal.signal(number, hold)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-    if held:
-        handler(signal.SIGINT, None)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if held is not None:
+        handlers[held](held, None)

@@ -58,8 +58,8 @@ def test_a_repair(play, tok):
     # One row, which is what the sampler saw, token for token, with the sampler's own numbers.
     [row] = episode.transcript.rows()
     assert row.tokens.tolist() == session.context
-    assert row.sampled.sum() == episode.transcript.total_sampled
-    assert sorted(set(row.versions[row.sampled].tolist())) == [1, 2, 3, 4, 5]
+    assert row.trained.sum() == episode.transcript.total_sampled
+    assert sorted(set(row.versions[row.trained].tolist())) == [1, 2, 3, 4, 5]
     assert row.logprobs[row.versions == 3].tolist() == pytest.approx([-0.3] * int((row.versions == 3).sum()))
     assert not session.messages
 
@@ -228,7 +228,7 @@ def test_a_summary_starts_a_new_branch(play, tok):
     assert [n.kind for n in second] == ["prompt", "carry", "assistant", "tool", "assistant"]
     assert first[0] is second[0], "the prompt is shared"
     rows = transcript.rows()
-    assert rows[0].tokens[rows[0].sampled].tolist()[-len(summary) :] == summary, "the summary is trained"
+    assert rows[0].tokens[rows[0].trained].tolist()[-len(summary) :] == summary, "the summary is trained"
     assert rows[1].tokens.tolist() == session.context
     assert not second[1].sampled, "and what it is carried into is not"
 

@@ -1,6 +1,7 @@
-"""The experts: imperfect in strategy only, the same traces for the same seed, in the very same episodes."""
+"""The experts: weak in strategy, fallible in detail, the same traces for the same seed, in the very same episodes."""
 
 import asyncio
+import random
 import re
 from collections import Counter
 from dataclasses import replace
@@ -8,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from composer_jax.agent.episode import Limits
-from composer_jax.agent.expert import BugfixRates, Rates, RecallRates, make_traces
+from composer_jax.agent.expert import BugfixRates, Rates, RecallRates, bugfix_script, make_traces
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.errors import UserError
@@ -120,9 +121,44 @@ def test_slips_are_seen_and_recovered_from_but_never_trained(pool, tok, family):
                 text = text.replace(edit["old"], edit["new"])
                 assert not node.trained or (edit["path"], edit["new"]) == (path, new)
         [row] = episode.transcript.rows()
-        assert row.sampled.sum() == sum(len(n.sampled_tokens) for n in nodes if n.trained)
+        assert row.trained.sum() == sum(len(n.sampled_tokens) for n in nodes if n.trained)
     assert {"no such file", "same", "not in", "not JSON"} <= set(errors), errors
     assert sum(errors.values()) > 25
+
+
+def test_the_script_never_runs_out_of_mistakes():
+    """Thousands of scripts without sandboxes: whatever is answered, there is a next turn until the last."""
+    clumsy = BugfixRates(0, 0, right_fix=0.2, retry=0.9, verify=0.9, slip=0.3)
+    answers = {"run_tests": "FAIL f(1) is 2, want 3", "edit": "ok"}
+    for index in range(3000):
+        task = generate("bugfix", "train", 8, index % 300)
+        script = bugfix_script(task, clumsy, random.Random(index))
+        turn, line, seen = next(script), task.metadata["old"], 0
+        while turn.call.name != "finish":
+            if turn.call.name == "edit" and not turn.cut and turn.call.arguments["old"] == line:
+                line = turn.call.arguments["new"]
+            turn, seen = script.send(answers.get(turn.call.name, "def")), seen + 1
+            assert seen < 500
+
+
+@pytest.mark.parametrize("style", ["short", "long"])
+def test_summaries_claim_only_what_was_done(pool, tok, style):
+    compaction = Compaction(trigger_on_conf(tok), style, max_segments=8, max_summary_tokens=400)
+    clumsy = Rates(recall=RecallRates(slip=0.4))
+    for _, episode in traces(pool, tok, "recall", 40, compaction, rates=clumsy):
+        done = set()
+        for node, answer in zip(episode.transcript.nodes, episode.transcript.nodes[1:], strict=False):
+            text = tok.decode(node.sampled_tokens.tolist())
+            if node.kind == "assistant" and "ERROR" not in tok.decode(answer.tokens.tolist()):
+                [call] = chat.parse_assistant(tok, node.sampled_tokens.tolist()).calls
+                done.add(f"{call.name} {call.arguments.get('path')}")
+            if node.kind == "summary":
+                claimed = set(re.findall(r"read \w+\.py", text)) | {
+                    edit.replace("edited", "edit") for edit in re.findall(r"edited \w+\.py", text)
+                }
+                assert claimed <= done
+                read = {action for action in done if action.startswith("read")}
+                assert style == "short" or read <= claimed, "no other file was read so far"
 
 
 def test_constants_of_slips_belong_to_the_split(pool, tok):

@@ -30,16 +30,16 @@ def grown(steps):
 def test_every_sampled_token_is_trained_exactly_once(steps):
     transcript = grown(steps)
     rows = transcript.rows()
-    assert sum(int(row.sampled.sum()) for row in rows) == transcript.total_sampled
-    seen = sorted(lp for row in rows for lp in row.logprobs[row.sampled].tolist())
+    assert sum(int(row.trained.sum()) for row in rows) == transcript.total_sampled
+    seen = sorted(lp for row in rows for lp in row.logprobs[row.trained].tolist())
     assert seen == sorted(lp for node in transcript.nodes for lp in node.logprobs.tolist())
     for row in rows:
         assert row.tokens.dtype == np.int32 and row.versions.dtype == np.int32
-        assert row.logprobs.dtype == np.float32 and row.sampled.dtype == np.bool_
-        assert len(row.tokens) == len(row.sampled) == len(row.logprobs) == len(row.versions)
-        assert row.sampled.any()
-        assert (row.logprobs[~row.sampled] == 0).all()
-        assert (row.versions[~row.sampled] == -1).all()
+        assert row.logprobs.dtype == np.float32 and row.trained.dtype == np.bool_
+        assert len(row.tokens) == len(row.trained) == len(row.logprobs) == len(row.versions)
+        assert row.trained.any()
+        assert (row.logprobs[~row.trained] == 0).all()
+        assert (row.versions[~row.trained] == -1).all()
 
 
 @given(st.lists(STEP, min_size=1, max_size=12))
@@ -52,7 +52,7 @@ def test_rows_are_the_branches_from_root_to_leaf(steps):
     contexts = [[t for node in branch for t in node.tokens.tolist()] for branch in branches]
     for row in transcript.rows():
         assert any(row.tokens.tolist() == context[: len(row.tokens)] for context in contexts)
-        assert row.sampled[-1]
+        assert row.trained[-1]
     assert {node.id for branch in branches for node in branch} == {node.id for node in transcript.nodes}
     for branch in branches:
         assert branch[0].parent is None
@@ -87,7 +87,7 @@ def test_given_and_sampled_parts():
     assert node.given_tokens.tolist() == [5]
     assert node.sampled_tokens.tolist() == [7, 8]
     [row] = transcript.rows()
-    assert row.sampled.tolist() == [False, True, True]
+    assert row.trained.tolist() == [False, True, True]
     assert row.versions.tolist() == [-1, 3, 4]
     assert not transcript.append("tool", [1]).sampled
 
@@ -113,8 +113,8 @@ def test_a_shared_sampled_node_is_trained_in_its_first_row():
     transcript.branch(shared)
     transcript.append("assistant", [], [6], [-4], [0])
     first, second = transcript.rows()
-    assert first.sampled.tolist() == [False, True, True, False, True]
-    assert second.sampled.tolist() == [False, False, False, True]
+    assert first.trained.tolist() == [False, True, True, False, True]
+    assert second.trained.tolist() == [False, False, False, True]
     assert second.tokens.tolist() == [1, 2, 3, 6]
     assert second.logprobs.tolist() == [0, 0, 0, -4]
 
@@ -128,6 +128,22 @@ def test_what_nothing_was_said_after_is_not_trained():
     [row] = transcript.rows()
     assert row.tokens.tolist() == [1, 2, 3, 4]
     assert Transcript().rows() == [] and Transcript().branches() == []
+
+
+def test_a_slip_is_context_and_never_trained():
+    transcript = Transcript()
+    prompt = transcript.append("prompt", [1])
+    transcript.append("assistant", [2], [3, 4], [-1, -2], [0, 0], trained=False)
+    transcript.append("assistant", [2], [5], [-3], [0])
+    transcript.append("assistant", [2], [6], [-4], [0], trained=False)
+    transcript.branch(prompt)
+    transcript.append("assistant", [], [7], [-5], [0], trained=False)
+    for same in (transcript, Transcript.from_json(json.loads(json.dumps(transcript.to_json())))):
+        [row] = same.rows()  # the second branch trains nothing
+        assert row.tokens.tolist() == [1, 2, 3, 4, 2, 5]
+        assert row.trained.tolist() == [False] * 5 + [True]
+        assert row.logprobs.tolist() == [0] * 5 + [-3]
+        assert same.total_sampled == 5
 
 
 def test_malformed_nodes_are_refused():

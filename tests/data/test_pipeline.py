@@ -206,6 +206,8 @@ def test_nothing_to_train_on_is_said():
     with pytest.raises(UserError, match="copy_fraction=2"):
         pretraining(copy_fraction=2)
     assert next(pretraining([], copy_fraction=1.0)).tokens.shape == (B, S)
+    with pytest.raises(UserError, match="exercise_fraction=0.5 of the rows, and there are no exercises"):
+        pretraining(exercise_fraction=0.5)
     with pytest.raises(UserError, match="exercise_fraction=-1"):
         exercising(-1)
     with pytest.raises(UserError, match="copy_fraction=0.6 and exercise_fraction=0.5 exceed all rows"):

@@ -43,7 +43,7 @@ def test_ctrl_c_cancels_and_waits_for_the_clean_up():
 
     async def busy():
         try:
-            # Sent when there is something to interrupt.
+            await asyncio.sleep(0.05)  # by then the main thread waits
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             await asyncio.sleep(60)
         finally:

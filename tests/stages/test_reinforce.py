@@ -46,7 +46,7 @@ class FakeOrchestrator:
         state.params["w"].delete()
         state.step.delete()
         self.interrupt("learn", int(new.step))
-        row = {"reward": 0.5, "compilations": 0} | dict.fromkeys(stage.TOTALS, 1.0)
+        row = {"reward": 0.5, "compilations": 0} | {name: float(i) for i, name in enumerate(stage.TOTALS)}
         return new, row
 
     def interrupt(self, *place):
@@ -71,7 +71,7 @@ def reinforce(tmp_path, monkeypatch):
 
         @contextlib.contextmanager
         def environment():
-            yield types.SimpleNamespace(cache=types.SimpleNamespace(runs=0, hits=0)), None
+            yield None, None
 
         run = types.SimpleNamespace(
             workdir=workdir,
@@ -83,7 +83,7 @@ def reinforce(tmp_path, monkeypatch):
             weights_of=lambda _: ({"w": jnp.zeros(3)}, {}),
             optimizer=lambda *_: None,
             learner=lambda *_: FakeLearner(),
-            sampler_with=lambda *_, **__: types.SimpleNamespace(decoded_tokens=0),
+            sampler_with=lambda *_, **__: None,
             store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=1),
         )
 
@@ -101,10 +101,14 @@ def weights_and_steps(run):
     return arrays["params"]["w"].tolist(), [row["step"] for row in read_metrics(run.path / "metrics" / "rl.jsonl")]
 
 
+def totals(run):
+    return {name: run.workdir.stage_result("rl")[name] for name in stage.TOTALS}
+
+
 def test_an_uninterrupted_stage(reinforce):
     run = reinforce()
     assert weights_and_steps(run) == ([5.0] * 3, [1, 2, 3, 4, 5])
-    assert run.workdir.stage_result("rl")["step_s"] == 5.0
+    assert totals(run) == {name: 5.0 * i for i, name in enumerate(stage.TOTALS)}
     assert FakeOrchestrator.rolled == [1, 2, 3, 4, 5]
 
 
@@ -117,4 +121,4 @@ def test_ctrl_c_anywhere_loses_no_step(reinforce, place):
     # A rollout that was cut short is rolled out again; no other is.
     again = [place[1]] if place[0] == "roll_out" else []
     assert sorted(FakeOrchestrator.rolled) == sorted([1, 2, 3, 4, 5, *again])
-    assert run.workdir.stage_done("rl")
+    assert totals(run) == {name: 5.0 * i for i, name in enumerate(stage.TOTALS)}, "of all attempts"

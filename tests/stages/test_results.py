@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+from benchmarks import demo
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.stages.report import report, results
 from tests.stages.contract import assert_contract
@@ -89,6 +90,17 @@ def test_a_whole_run_fulfils_the_contract(run):
     assert found["throughput"]["sandbox_runs_per_s"] == 2.0
     assert found["peak_rss_gb"] == 0.7
     json.dumps(found, allow_nan=False)
+
+
+def test_the_demo_benchmark_reads_these_results(run):
+    found = results(run(*DONE))
+    better = json.loads(json.dumps(found))
+    better["rl"]["pass_at_1_after"], better["summary"]["compaction_error_after"] = 1.0, 0.1
+    line = demo.summarised({0: found, 1: better})
+    assert line["mean"]["rl.pass_at_1_after"] == 0.75 and line["mean"]["minutes"] == 0.6
+    assert not line["promises"]["the RL policy fixes 0.8"] and line["promises"]["30 minutes"]
+    assert not line["promises"]["half the compaction error"]
+    assert demo.summarised({0: better})["promises"]["half the compaction error"]
 
 
 @pytest.mark.parametrize("n", range(len(DONE)))

@@ -6,6 +6,7 @@ import json
 import jax
 import pytest
 
+from composer_jax.agent.exercises import repair_exercises
 from composer_jax.errors import UserError
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import SORTS, _rates, compaction_for
@@ -92,6 +93,15 @@ def test_a_stage_that_fails_is_not_done_and_its_seconds_are_kept(new_run):
 def test_a_stage_whose_weights_do_not_exist_is_named(new_run):
     with pytest.raises(UserError, match="'pretrain' is not done.*run it first"):
         new_run().weights_of("pretrain")
+
+
+@pytest.mark.parametrize("size", ["smoke", "full"])
+def test_exercises_fit_into_the_rows_of_both_stages(new_run, size):
+    """A little run of the smoke size trains its own tokenizer, under which every exercise is at its longest."""
+    run = new_run()
+    rows = get_config(size)
+    exercises = repair_exercises(3, 300, run.tokenizer, train_module=True)
+    assert max(len(tokens) for tokens, _ in exercises) < min(rows.pretrain.seq_len, rows.sft.seq_len)
 
 
 def test_task_texts_are_of_training_tasks_and_the_same_every_time(new_run):

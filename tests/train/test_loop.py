@@ -14,6 +14,7 @@ from composer_jax.models.definition import Definition
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.train import loop
+from composer_jax.train.interrupt import interrupts_held
 from composer_jax.train.learner import Learner
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.losses import LanguageLoss
@@ -188,6 +189,27 @@ def test_an_impatient_second_ctrl_c_ends_the_run_at_once(tmp_path, learner, weig
         run(tmp_path, learner, weights, at={("step", 4): twice})
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+def test_sigterm_is_held_back_too_where_ctrl_c_is_ignored(monkeypatch):
+    """As in the background of a script, where SIGTERM is the only way to be asked to stop."""
+
+    def stop(number, frame):
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, stop)
+    done = []
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            done.append(True)
+        assert done and signal.getsignal(signal.SIGTERM) is stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("call", [("step", 4), ("evaluate", 2)])
