@@ -34,4 +34,4 @@ def test_a_folder_of_source_that_cannot_be_read_and_then_another_config(refused,
     assert str(missing) in refused(workdir, SMOKE, f"--config.data.source={missing}")
     sentence = refused(workdir, SMOKE, f"--config.data.source={missing}", "--config.seed=5")
     assert "another config" in sentence and "seed: 0 -> 5" in sentence
-    assert not list(workdir.glob("stages/*")) and not list(workdir.glob("checkpoints/*"))
+    assert not list(workdir.glob("stages/*.json")) and not list(workdir.glob("checkpoints/*"))
