@@ -83,7 +83,7 @@ MEASURES = (
     Measure(
         MEMORY,
         "Summary tokens",
-        "tokens of one episode's summaries, mean",
+        "tokens of one summary, mean",
         "summary.tokens_before",
         "summary.tokens_after",
         TOKENS,
@@ -135,7 +135,7 @@ def findings(results: Results) -> list[str]:
     if error := pair("summary.compaction_error"):
         sentences.append(f"What summarizing costs (compaction error) {_moved(*error, unit=' points')}.")
     if tokens := pair("summary.tokens"):
-        sentences.append(f"Summaries went from {tokens[0]:.1f} to {tokens[1]:.1f} tokens an episode.")
+        sentences.append(f"Summaries went from {tokens[0]:.1f} to {tokens[1]:.1f} tokens each.")
     return sentences
 
 

@@ -147,7 +147,7 @@ def plot_time_split(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None
 
 def plot_health(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
     """Four signs of a healthy RL run: entropy, largest importance ratio, gradient norm, turns per episode."""
-    figure, axes = new_figure(theme, 6.4, 4.4, 2, 2)
+    figure, axes = new_figure(theme, 13.2, 2.6, 1, 4)
     drawn = False
     for ax, (key, title, unit) in zip(axes, HEALTH, strict=True):
         drawn = noisy_curve(ax, *series(rows, "step", key), title, theme.series[0]) or drawn

@@ -117,7 +117,7 @@ class PageFigure:
     """A picture in the page, in the light and the dark scheme, as data URIs."""
 
     title: str
-    group: str  # "curves" or "time"
+    group: str  # "curves", "time" or "wide": curves that take the width of the page
     light: str
     dark: str
 
@@ -153,7 +153,7 @@ def _figures(run: Run, folder: Path) -> list[PageFigure]:
         (
             "rl_health",
             "RL: entropy, importance ratio, gradient norm, turns",
-            "curves",
+            "wide",
             lambda path, theme: plots.plot_health(metrics["rl"], path, theme),
         ),
         (

@@ -11,7 +11,7 @@ def test_headline_and_sentences_carry_the_numbers():
         "On a family of bugs never trained on, pass@1 rose from 11% to 44%.",
         "On tasks that need summaries, the pass rate rose from 24% to 59%.",
         "What summarizing costs (compaction error) fell from 36 to 14 points.",
-        "Summaries went from 61.4 to 23.1 tokens an episode.",
+        "Summaries went from 61.4 to 23.1 tokens each.",
     ]
 
 
