@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition, Params
+from composer_jax.models.rope import Yarn
 
 MODEL_TYPES = ("deepseek_v3", "kimi_k2")
 """Values of config.json's model_type that name this architecture."""
@@ -285,23 +286,44 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
         null_means_value = not value or key == "num_key_value_heads"
         if found != value and not (found is None and null_means_value):
             raise UserError(f"config.json has {key}={found!r}; only {value!r} can be read yet.")
+    theta, yarn = _rotary(hf_config)
     return ModelConfig(
         **{ours: hf_config[theirs] for ours, theirs in _FIELDS.items()},
         n_shared_experts=hf_config.get("n_shared_experts") or 0,
         n_expert_groups=hf_config.get("n_group") or 1,
         topk_groups=hf_config.get("topk_group") or 1,
-        rope_theta=_rope_theta(hf_config),
+        rope_theta=theta,
+        yarn=yarn,
         tie_embeddings=bool(hf_config.get("tie_word_embeddings", False)),
     )
 
 
-def _rope_theta(hf_config: Mapping[str, Any]) -> float:
-    """Base of the rotary frequencies: in rope_parameters since transformers 5, at the top before."""
+def _rotary(hf_config: Mapping[str, Any]) -> tuple[float, Yarn | None]:
+    """(theta, YaRN): in rope_parameters since transformers 5; before, theta at the top and YaRN in rope_scaling."""
     rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise UserError(f"config.json scales positions by {kind!r}; only the plain rotary embedding can be read yet.")
     theta = rope.get("rope_theta", hf_config.get("rope_theta"))
     if theta is None:
         raise UserError("config.json lacks rope_theta.")
-    return float(theta)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return float(theta), None
+    if kind != "yarn":
+        raise UserError(f"config.json scales positions by {kind!r}; only 'yarn' and 'default' can be read yet.")
+    if rope.get("attention_factor") is not None:
+        raise UserError(f"config.json has attention_factor={rope['attention_factor']!r}; only null can be read yet.")
+    if "factor" not in rope:
+        raise UserError("config.json scales positions by 'yarn' and lacks its factor.")
+    mscale, mscale_all_dim = (rope.get(key) or 0.0 for key in ("mscale", "mscale_all_dim"))
+    if bool(mscale) != bool(mscale_all_dim):
+        raise UserError(
+            f"config.json has mscale={mscale!r} and mscale_all_dim={mscale_all_dim!r}; both or none can be read yet."
+        )
+    return float(theta), Yarn(
+        factor=float(rope["factor"]),
+        original_context=rope.get("original_max_position_embeddings") or hf_config["max_position_embeddings"],
+        beta_fast=float(rope.get("beta_fast") or 32.0),
+        beta_slow=float(rope.get("beta_slow") or 1.0),
+        mscale=float(mscale or 1.0),
+        mscale_all_dim=float(mscale_all_dim),
+        truncate=rope.get("truncate", True),
+    )

@@ -1,11 +1,13 @@
 """ModelConfig: everything that shapes the network, and nothing else."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
 
 from composer_jax.errors import UserError
+from composer_jax.models.rope import Yarn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,8 @@ class ModelConfig:
     """Epsilon of the norms on MLA's query and key-value latents. DeepSeek's and transformers' code fix it at 1e-6, also
     where norm_eps is another (Moonlight, K2.5: 1e-5)."""
     rope_theta: float = 10_000.0
+    yarn: Yarn | None = None
+    """How positions beyond the context of pretraining are told apart (models/rope.py); None: plain rotation."""
     max_context: int = 4096
     """Longest context in tokens; longer rows and caches are refused."""
     tie_embeddings: bool = False
@@ -136,4 +140,16 @@ class ModelConfig:
         missing = [n for n, f in known.items() if f.default is dataclasses.MISSING and n not in fields]
         if missing:
             raise UserError(f"The model configuration lacks {', '.join(missing)}.")
+        if isinstance(fields.get("yarn"), Mapping):
+            fields = {**fields, "yarn": _yarn(fields["yarn"])}
         return cls(**fields)
+
+
+def _yarn(fields: Mapping[str, Any]) -> Yarn:
+    known = {f.name for f in dataclasses.fields(Yarn)}
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise UserError(f"Unknown field yarn.{unknown[0]!r}; the fields are {', '.join(sorted(known))}.")
+    if "factor" not in fields:
+        raise UserError("yarn lacks its factor.")
+    return Yarn(**fields)

@@ -70,7 +70,14 @@ class Definition:
         )
 
     def parameter_count(self) -> int:
+        """All trained numbers, embedding and head included."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.shapes()[0]))
+
+    def active_parameter_count(self) -> int:
+        """Those that one token meets: all but the routed experts that it was not sent to."""
+        config = self.config
+        idle = (config.n_experts - config.experts_per_token) * 3 * config.d_model * config.expert_ff_dim
+        return self.parameter_count() - idle * (config.n_moe_layers + config.n_mtp_modules)
 
 
 def _abstract(config: ModelConfig):

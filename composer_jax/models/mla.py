@@ -43,7 +43,12 @@ class MultiHeadLatentAttention(nnx.Module):
 
     @property
     def scale(self) -> float:
-        return self.config.attention_scale * (self.config.qk_nope_dim + self.config.qk_rope_dim) ** -0.5
+        c = self.config
+        return c.attention_scale * (c.qk_nope_dim + c.qk_rope_dim) ** -0.5 * (c.yarn.logit_scale if c.yarn else 1.0)
+
+    def angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
+        c = self.config
+        return rope_angles(positions_BS, c.qk_rope_dim, c.rope_theta, c.yarn)
 
     def queries(self, x_BSD: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Position-free and rotary queries, [B,S,H,K] and [B,S,H,P]."""
@@ -61,7 +66,7 @@ class MultiHeadLatentAttention(nnx.Module):
     def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSS: jax.Array) -> jax.Array:
         """Attention within the rows; bias_BSS is added to the scores (ops/attention.py: additive_mask)."""
         dtype = x_BSD.dtype
-        cos, sin = rope_angles(positions_BS, self.config.qk_rope_dim, self.config.rope_theta)
+        cos, sin = self.angles(positions_BS)
         q_nope, q_rope = self.queries(x_BSD, cos, sin)
         c_BSR, k_rope = jnp.split(self.latents(x_BSD, cos, sin), [self.config.kv_lora_rank], axis=-1)
         k_nope = jnp.einsum("btr,rhk->bthk", c_BSR, use(self.k_up, dtype))
@@ -82,7 +87,7 @@ class MultiHeadLatentAttention(nnx.Module):
           bias_BSC: additive mask of cache entries for each new token.
         """
         dtype, r = x_BSD.dtype, self.config.kv_lora_rank
-        cos, sin = rope_angles(positions_BS, self.config.qk_rope_dim, self.config.rope_theta)
+        cos, sin = self.angles(positions_BS)
         q_nope, q_rope = self.queries(x_BSD, cos, sin)
         cache_BCX = write(self.latents(x_BSD, cos, sin)).astype(dtype)
         q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, use(self.k_up, dtype))

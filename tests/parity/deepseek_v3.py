@@ -52,6 +52,17 @@ class Reference(NamedTuple):
     logprobs: np.ndarray
 
 
+def yarn(theta: float, factor: float, original: int, **more: Any) -> dict[str, Any]:
+    """Rotary parameters under which positions well within a test's rows lie beyond the original context."""
+    return {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "factor": factor,
+        "original_max_position_embeddings": original,
+        **more,
+    }
+
+
 def random_config(seed: int) -> dict[str, Any]:
     """A config.json with random sizes and features."""
     rng = np.random.default_rng(seed)
@@ -79,7 +90,10 @@ def random_config(seed: int) -> dict[str, Any]:
         topk_group=chosen_groups,
         routed_scaling_factor=float(rng.uniform(0.5, 3.0)),
         rms_norm_eps=pick(1e-6, 1e-5, 1e-3),
-        rope_parameters={"rope_type": "default", "rope_theta": pick(100.0, 10_000.0, 50_000.0)},
+        rope_parameters=pick(
+            {"rope_type": "default", "rope_theta": pick(100.0, 10_000.0, 50_000.0)},
+            yarn(pick(100.0, 10_000.0), 8.0, 8, beta_fast=2.0, beta_slow=0.5, mscale=1.0, mscale_all_dim=1.0),
+        ),
         max_position_embeddings=64,
         tie_word_embeddings=pick(True, False),
         num_nextn_predict_layers=0,

@@ -12,6 +12,14 @@ from tests.parity.goldens import GOLDENS, load
 
 pytestmark = pytest.mark.parity
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 64.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 2.0,
+    "beta_slow": 0.2,
+}
 CHOSEN = {
     "plain": {},
     "grouped": {"n_group": 4, "topk_group": 2},
@@ -20,6 +28,10 @@ CHOSEN = {
     "tied": {"tie_word_embeddings": True, "n_shared_experts": 2},
     # Exposes which epsilon the norms of the latents use: transformers' is not the one of the config.
     "large_eps": {"rms_norm_eps": 0.3, "q_lora_rank": 18},
+    # K2.5's rules, and those of a file that says nothing of mscale; angles that differ between pairs.
+    "yarn": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, "qk_rope_head_dim": 16},
+    "yarn_two_scales": {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}, "qk_rope_head_dim": 16},
+    "yarn_plain": {"rope_parameters": YARN | {"truncate": False}, "qk_rope_head_dim": 16, "q_lora_rank": 18},
     "all_moe": {"first_k_dense_replace": 0, "n_shared_experts": 0, "num_experts_per_tok": 1},
 }
 

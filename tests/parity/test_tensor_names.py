@@ -11,8 +11,9 @@ from composer_jax.checkpoint.huggingface import from_deepseek_v3, layout, model_
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition
+from composer_jax.models.presets import PRESETS
 
-KIMI_K2 = dict(  # https://huggingface.co/moonshotai/Kimi-K2-Instruct, without its YaRN
+KIMI_K2 = dict(  # https://huggingface.co/moonshotai/Kimi-K2-Instruct
     model_type="kimi_k2",
     vocab_size=163_840,
     hidden_size=7168,
@@ -41,8 +42,16 @@ KIMI_K2 = dict(  # https://huggingface.co/moonshotai/Kimi-K2-Instruct, without i
     attention_bias=False,
     rms_norm_eps=1e-5,
     rope_theta=50_000,
-    rope_scaling=None,
-    max_position_embeddings=4096,
+    rope_scaling={
+        "type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 1.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    max_position_embeddings=131_072,
     num_nextn_predict_layers=0,
     tie_word_embeddings=False,
 )
@@ -226,33 +235,12 @@ def test_full_scale_layout():
 
 
 def test_config_of_kimi_k2():
-    config = model_config(KIMI_K2)
-    assert config == ModelConfig(
-        vocab_size=163_840,
-        d_model=7168,
-        n_layers=61,
-        n_dense_layers=1,
-        n_heads=64,
-        kv_lora_rank=512,
-        qk_nope_dim=128,
-        qk_rope_dim=64,
-        v_head_dim=128,
-        dense_ff_dim=18_432,
-        expert_ff_dim=2048,
-        n_experts=384,
-        experts_per_token=8,
-        n_shared_experts=1,
-        q_lora_rank=1536,
-        routed_scaling_factor=2.827,
-        norm_eps=1e-5,
-        rope_theta=50_000.0,
-        max_context=4096,
-    )
+    assert model_config(KIMI_K2) == PRESETS["kimi_k2"]
 
 
 def test_rotary_base_of_both_generations():
     new = {key: value for key, value in KIMI_K2.items() if not key.startswith("rope_")}
-    new["rope_parameters"] = {"rope_type": "default", "rope_theta": 50_000.0}
+    new["rope_parameters"] = {"rope_theta": 50_000.0, **KIMI_K2["rope_scaling"]}
     assert model_config(new) == model_config(KIMI_K2)
     del new["rope_parameters"]
     with pytest.raises(UserError, match="lacks rope_theta"):
@@ -270,8 +258,8 @@ def test_null_means_what_it_means_there():
     "change",
     [
         {"model_type": "llama"},
-        {"rope_scaling": {"type": "yarn", "factor": 32.0}},
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+        {"rope_scaling": {"type": "longrope", "factor": 32.0}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
         {"scoring_func": "softmax"},
         {"topk_method": "greedy"},
         {"norm_topk_prob": False},
@@ -290,6 +278,23 @@ def test_what_the_decoder_cannot_do_is_refused(change):
     with pytest.raises(UserError, match="can(not)? be read") as error:
         model_config(KIMI_K2 | change)
     assert (repr(value.get("type") or value.get("rope_type")) if "rope_" in key and value else key) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention_factor": 1.5}, "attention_factor=1.5; only null can be read yet"),
+        ({"mscale_all_dim": 0.0}, "mscale=1.0 and mscale_all_dim=0.0; both or none"),
+        ({"factor": 0.5}, "yarn.factor=0.5 would shorten the context"),
+        ({"beta_slow": 2.0}, "beta_slow=2.0 <= beta_fast=1.0"),
+    ],
+)
+def test_yarn_that_cannot_be_read_is_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        model_config(KIMI_K2 | {"rope_scaling": KIMI_K2["rope_scaling"] | change})
+    without = {key: value for key, value in KIMI_K2["rope_scaling"].items() if key != "factor"}
+    with pytest.raises(UserError, match="'yarn' and lacks its factor"):
+        model_config(KIMI_K2 | {"rope_scaling": without})
 
 
 def test_missing_keys_are_named():

@@ -1,0 +1,45 @@
+"""Published networks have the published sizes."""
+
+import pytest
+
+from composer_jax.models.definition import Definition
+from composer_jax.models.presets import PRESETS
+from composer_jax.models.router import balanced_scaling_factor
+
+BILLIONS = {
+    # total, active, as their reports say; what is counted as active differs by an embedding
+    "kimi_k2": (1040, 32),
+    "kimi_k2_5": (1040, 32),
+    "deepseek_v3": (671, 37),
+    "moonlight_16b_a3b": (16, 3),
+}
+
+
+def test_every_preset_is_checked():
+    assert set(PRESETS) == set(BILLIONS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameter_counts(name):
+    total, active = BILLIONS[name]
+    definition = Definition(PRESETS[name])
+    assert definition.parameter_count() / 1e9 == pytest.approx(total, rel=0.015)
+    assert definition.active_parameter_count() / 1e9 == pytest.approx(active, rel=0.03)
+
+
+def test_counts_by_hand():
+    """Kimi K2, matrix by matrix."""
+    d, layers, experts, ff = 7168, 61, 384, 2048
+    attention = d * 1536 + 1536 * 64 * 192 + d * 576 + 512 * 64 * 256 + 64 * 128 * d
+    norms = layers * (2 * d + 1536 + 512) + d
+    moe = (layers - 1) * (d * experts + (experts + 1) * 3 * d * ff)
+    total = 2 * 163_840 * d + layers * attention + norms + 3 * d * 18_432 + moe
+    assert Definition(PRESETS["kimi_k2"]).parameter_count() == total
+    assert Definition(PRESETS["kimi_k2"]).active_parameter_count() == total - (layers - 1) * (experts - 8) * 3 * d * ff
+
+
+@pytest.mark.parametrize("name", ["kimi_k2", "moonlight_16b_a3b"])
+def test_routed_scaling_factors_follow_from_the_numbers_of_experts(name):
+    preset = PRESETS[name]
+    derived = balanced_scaling_factor(preset.n_experts, preset.experts_per_token)
+    assert derived == pytest.approx(preset.routed_scaling_factor, abs=0.0015)
