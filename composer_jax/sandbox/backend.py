@@ -78,7 +78,12 @@ def find_bubblewrap() -> Path:
 
 def _plain() -> Backend:
     executable = _interpreter()[0]
-    return Backend("subprocess", (executable, *_FLAGS, str(INSIDE / "start.py")), _environment(executable, None), False)
+    return Backend(
+        "subprocess",
+        (executable, *_FLAGS, str(INSIDE / "start.py")),
+        _environment(executable, os.environ.get("LD_LIBRARY_PATH")),
+        False,
+    )
 
 
 _FLAGS = ("-S", "-s")  # no site-packages; a program would notice other flags, so the rest is in the environment
@@ -149,7 +154,9 @@ def _bubblewrap(bwrap: Path) -> Backend:
     }
     launcher = str(Path(__file__).parent / "launcher.py")
     command = (sys.executable, "-I", "-S", "-E", "-B", launcher, json.dumps(plan))
-    return Backend("bubblewrap", command, {"PATH": os.defpath}, True)
+    # Some interpreters (environment modules on a cluster) find their own library only by this variable.
+    host = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]} if "LD_LIBRARY_PATH" in os.environ else {}
+    return Backend("bubblewrap", command, {"PATH": os.defpath, **host}, True)
 
 
 def _below(path: str, folder: str) -> bool:
