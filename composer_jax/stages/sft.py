@@ -10,7 +10,7 @@ from composer_jax.agent.episode import Limits
 from composer_jax.agent.exercises import repair_exercises
 from composer_jax.agent.expert import BugfixRates, Rates, RecallRates, make_traces
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.pipeline import trace_batches
+from composer_jax.data.pipeline import Trace, trace_batches
 from composer_jax.errors import UserError
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
@@ -23,7 +23,6 @@ from composer_jax.tasks import bugfix, recall
 from composer_jax.tasks.generate import generate
 from composer_jax.train.loop import FitPlan, fit
 
-Trace = tuple[np.ndarray, np.ndarray]
 SORTS = {
     "bugfix": bugfix.FAMILY,
     "recall_short": recall.FAMILY,

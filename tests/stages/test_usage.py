@@ -21,7 +21,6 @@ with usage.used(pathlib.Path(sys.argv[1])):
     grown = bytearray(200_000_000)
     while not pathlib.Path(sys.argv[1]).exists():
         time.sleep(0.01)
-    began = time.perf_counter()
     print("counting", flush=True)
     time.sleep(60)
 """

@@ -191,7 +191,7 @@ def test_an_impatient_second_ctrl_c_ends_the_run_at_once(tmp_path, learner, weig
     assert_same(run(tmp_path, learner, weights), uninterrupted)
 
 
-def test_sigterm_is_held_back_too_where_ctrl_c_is_ignored(monkeypatch):
+def test_sigterm_is_held_back_too_where_ctrl_c_is_ignored():
     """As in the background of a script, where SIGTERM is the only way to be asked to stop."""
 
     def stop(number, frame):
