@@ -27,6 +27,7 @@ from absl import flags as absl_flags
 from ml_collections import ConfigDict, FieldReference, config_dict, config_flags
 
 from composer_jax.errors import UserError
+from launch.huge_pages import restart_with_huge_pages
 
 Main = Callable[[ConfigDict, Path], None]
 
@@ -45,6 +46,8 @@ def run(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     The config is locked: unknown fields cannot be set. Bad input (a UserError anywhere below), a full disk
     and Ctrl-C (or SIGTERM) each end with one sentence on stderr; any other exception propagates.
     """
+    if argv is None:
+        restart_with_huge_pages()
     argv = list(sys.argv if argv is None else argv)
     command = f"python -m {_program(argv)} {shlex.join(argv[1:])}"
     try:

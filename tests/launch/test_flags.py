@@ -200,6 +200,34 @@ def test_ctrl_c_and_sigterm_say_how_to_continue(config_file, tmp_path, kind, sen
     assert "Traceback" not in err and f"--config={config_file} --workdir=w '--config.data.folder=a b'" in err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="GLIBC_TUNABLES is Linux's")
+@pytest.mark.parametrize(
+    ("before", "after", "starts"),
+    [
+        ("", "glibc.malloc.hugetlb=1", 2),
+        ("glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1", 2),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0", 1),
+    ],
+)
+def test_an_entry_point_restarts_itself_once_for_huge_pages(config_file, tmp_path, before, after, starts):
+    code = """
+import os, sys
+from launch import flags
+print("start", os.getpid())
+if __name__ == "__main__":
+    flags.run(lambda config, workdir: print("main", os.environ["GLIBC_TUNABLES"], sys.flags.no_site, *sys.argv[1:]))
+"""
+    env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"} | (
+        {"GLIBC_TUNABLES": before} if before else {}
+    )
+    command = [sys.executable, "-u", "-c", code, f"--config={config_file}", "--workdir=a b"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    *begun, main = done.stdout.splitlines()
+    assert len(begun) == starts and len(set(begun)) == 1, "the process id stays"
+    assert main == f"main {after} 0 --config={config_file} --workdir=a b"
+
+
 def test_an_unwritable_place_is_bad_input_too(capsys, config_file):
     async def task():
         async with asyncio.TaskGroup() as group:
