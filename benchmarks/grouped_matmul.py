@@ -1,0 +1,81 @@
+"""How fast the grouped matrix product is: `python -m benchmarks.grouped_matmul [--rows=4096] [--groups=16] ...`.
+
+Times ours, `jax.lax.ragged_dot` and one batched product of the same arithmetic (equal groups, nothing to sort out) in
+turns, in one process, so that a noisy machine disturbs all alike. Prints progress on stderr and, as the last line of
+stdout, one JSON object:
+    vs_ragged_dot_forward, vs_ragged_dot_backward    times faster than ragged_dot (backward: both gradients)
+    vs_batched                                       times the seconds of the batched product, forward plus backward
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from composer_jax.ops.grouped_matmul import grouped_matmul
+
+
+def seconds(functions: dict[str, Callable], rounds: int) -> dict[str, float]:
+    """Median seconds of each function, called in turns; the first call, which compiles, does not count."""
+    times = {name: [] for name in functions}
+    for index in range(rounds + 1):
+        for name, function in functions.items():
+            started = time.perf_counter()
+            jax.block_until_ready(function())
+            if index:
+                times[name].append(time.perf_counter() - started)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default, meaning in (
+        ("rows", 4096, "T"),
+        ("groups", 16, "E"),
+        ("depth", 256, "D: width of a row"),
+        ("width", 256, "F: width of a product"),
+        ("rounds", 15, "of timing"),
+        ("seed", 0, "of the rows and of the random, so unequal, groups"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default: {default})")
+    o = parser.parse_args(argv)
+    if o.rows % o.groups:
+        parser.error(f"--groups={o.groups} must divide --rows={o.rows}: the batched product has equal groups")
+
+    rng = np.random.default_rng(o.seed)
+    x, dy = (jnp.asarray(rng.standard_normal((o.rows, n)), jnp.float32) for n in (o.depth, o.width))
+    w = jnp.asarray(rng.standard_normal((o.groups, o.depth, o.width)), jnp.float32)
+    sizes = jnp.asarray(np.bincount(rng.integers(0, o.groups, o.rows), minlength=o.groups), jnp.int32)
+
+    def batched(x, w, sizes):
+        return jnp.einsum("etd,edf->etf", x.reshape(o.groups, -1, o.depth), w).reshape(o.rows, o.width)
+
+    def backward(product):
+        return jax.jit(lambda x, w, sizes, dy: jax.vjp(lambda x, w: product(x, w, sizes), x, w)[1](dy))
+
+    products = {"ours": grouped_matmul, "ragged_dot": jax.lax.ragged_dot, "batched": batched}
+    forward = {name: partial(jax.jit(product), x, w, sizes) for name, product in products.items()}
+    backward = {name: partial(backward(product), x, w, sizes, dy) for name, product in products.items()}
+    taken = []
+    for name, functions in (("forward", forward), ("backward", backward)):
+        taken.append(seconds(functions, o.rounds))
+        shown = ", ".join(f"{key} {1000 * value:.2f} ms" for key, value in taken[-1].items())
+        print(f"{name}: {shown}", file=sys.stderr, flush=True)
+    ahead, back = taken
+    figures = {
+        "vs_ragged_dot_forward": ahead["ragged_dot"] / ahead["ours"],
+        "vs_ragged_dot_backward": back["ragged_dot"] / back["ours"],
+        "vs_batched": (ahead["ours"] + back["ours"]) / (ahead["batched"] + back["batched"]),
+    }
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Grouped matrix product: rows sorted by group, one matrix per group. What the experts of a mixture are made of.
+
+    y[t] = x[t] @ w[g(t)],   g(t) the group that row t lies in: sizes[0] rows of group 0, then sizes[1] of group 1, ...
+
+Rows behind the last group belong to nobody and give zeros. TPU and GPU have a kernel for it behind
+`jax.lax.ragged_dot`; on a CPU that computes every group for every row, so there the rows go block by block through
+ordinary matrix products, forward and backward (`python -m benchmarks.grouped_matmul`).
+"""
+
+import jax
+import jax.numpy as jnp
+
+BLOCK = 64
+"""Rows of one product on a CPU: large enough to keep the cores busy, small enough to waste little at the end of a
+group."""
+
+
+def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    """The product of every row with the matrix of its group, [T,F] in the dtype of x.
+
+    Args:
+      x_TD: rows, sorted by group.
+      w_EDF: one matrix per group, in the dtype of x.
+      sizes_E: int32, rows in each group; the sum is at most T.
+    """
+    # Inside shard_map both factors vary over the same axes from here on, so that the gradient of a weight that all
+    # devices share is summed by JAX, outside the rules below.
+    axes = _axes(x_TD) | _axes(w_EDF) | _axes(sizes_E)
+    operands = (_varying(a, axes) for a in (x_TD, w_EDF, sizes_E))
+    return jax.lax.platform_dependent(*operands, cpu=blocked, default=jax.lax.ragged_dot)
+
+
+@jax.custom_vjp
+def blocked(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    """The form for CPUs: 2 T D F floating-point operations and the unused rest of each group's last block."""
+    return _multiply(x_TD, w_EDF, sizes_E, contracted=1)
+
+
+def _forward(x_TD, w_EDF, sizes_E):
+    return blocked(x_TD, w_EDF, sizes_E), (x_TD, w_EDF, sizes_E)
+
+
+def _backward(saved, dy_TF):
+    x_TD, w_EDF, sizes_E = saved
+    return _multiply(dy_TF, w_EDF, sizes_E, contracted=2), _outer(x_TD, dy_TF, sizes_E), None
+
+
+blocked.defvjp(_forward, _backward)
+
+
+def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, contracted: int) -> jax.Array:
+    """Rows times the matrix of their group (contracted=1) or its transpose (contracted=2)."""
+    rows = x_TD.shape[0]
+    block = min(BLOCK, rows)
+    starts_E = jnp.cumsum(sizes_E) - sizes_E
+
+    def group(e, y):
+        w, end = w_EDF[e], starts_E[e] + sizes_E[e]
+
+        def step(carry):
+            begin, y = carry
+            at = jnp.minimum(begin, rows - block)  # the last block of all reaches back rather than beyond the end
+            part = jax.lax.dynamic_slice_in_dim(x_TD, at, block)
+            product = jax.lax.dot_general(
+                part, w, (((1,), (contracted - 1,)), ((), ())), preferred_element_type=jnp.float32
+            )
+            row = at + jnp.arange(block)
+            old = jax.lax.dynamic_slice_in_dim(y, at, block)
+            new = jnp.where(((row >= begin) & (row < end))[:, None], product.astype(y.dtype), old)
+            return begin + block, jax.lax.dynamic_update_slice_in_dim(y, new, at, 0)
+
+        return jax.lax.while_loop(lambda carry: carry[0] < end, step, (starts_E[e], y))[1]
+
+    width = w_EDF.shape[3 - contracted]
+    y = _varying(jnp.zeros((rows, width), x_TD.dtype), _axes(x_TD))
+    return jax.lax.fori_loop(0, w_EDF.shape[0], group, y)
+
+
+def _outer(x_TD: jax.Array, dy_TF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    """x^T dy summed over the rows of each group, [E,D,F], accumulated in float32."""
+    rows, block = x_TD.shape[0], min(BLOCK, x_TD.shape[0])
+    starts_E = jnp.cumsum(sizes_E) - sizes_E
+    axes = _axes(x_TD)
+
+    def group(e, dw_EDF):
+        end = starts_E[e] + sizes_E[e]
+
+        def step(carry):
+            begin, total = carry
+            at = jnp.minimum(begin, rows - block)
+            row = at + jnp.arange(block)
+            inside = ((row >= begin) & (row < end))[:, None]
+            x, dy = (jnp.where(inside, jax.lax.dynamic_slice_in_dim(a, at, block), 0) for a in (x_TD, dy_TF))
+            product = jax.lax.dot_general(x, dy, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+            return begin + block, total + product
+
+        zeros = _varying(jnp.zeros((x_TD.shape[1], dy_TF.shape[1]), jnp.float32), axes)
+        total = jax.lax.while_loop(lambda carry: carry[0] < end, step, (starts_E[e], zeros))[1]
+        return jax.lax.dynamic_update_slice_in_dim(dw_EDF, total[None].astype(dw_EDF.dtype), e, 0)
+
+    dw = jnp.zeros((sizes_E.shape[0], x_TD.shape[1], dy_TF.shape[1]), x_TD.dtype)
+    return jax.lax.fori_loop(0, sizes_E.shape[0], group, _varying(dw, axes))
+
+
+def _axes(array: jax.Array) -> frozenset[str]:
+    """Mesh axes along which a value inside shard_map differs between devices."""
+    return jax.typeof(array).mat.varying
+
+
+def _varying(array: jax.Array, axes: frozenset[str]) -> jax.Array:
+    """The array, marked as different between the devices along these mesh axes."""
+    missing = tuple(sorted(axes - _axes(array)))
+    return jax.lax.pcast(array, missing, to="varying") if missing else array

@@ -1,0 +1,91 @@
+"""The blocked grouped product against a loop in float64, values and gradients, for every shape of groups."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from composer_jax.ops.grouped_matmul import BLOCK, blocked, grouped_matmul
+from tests.models.small import relative_error
+
+D, F = 5, 7
+
+
+def loop(x, w, sizes, dy):
+    """y, dx, dw in float64."""
+    x, w, dy = (np.asarray(a, np.float64) for a in (x, w, dy))
+    y, dx, dw = np.zeros((len(x), w.shape[2])), np.zeros_like(x), np.zeros_like(w)
+    start = 0
+    for e, size in enumerate(sizes):
+        rows = slice(start, start + size)
+        y[rows], dx[rows], dw[e] = x[rows] @ w[e], dy[rows] @ w[e].T, x[rows].T @ dy[rows]
+        start += size
+    return y, dx, dw
+
+
+@jax.jit
+def ours(x, w, sizes, dy):
+    y, pull = jax.vjp(lambda x, w: blocked(x, w, sizes), x, w)
+    return y, *pull(dy)
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.sampled_from([0, 0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3]), min_size=3, max_size=3),
+    left_over=st.sampled_from([0, 1, BLOCK]),
+    seed=st.integers(0, 2**31),
+)
+@example(sizes=[0, 0, 0], left_over=1, seed=0)
+@example(sizes=[0, 0, 3], left_over=0, seed=0)
+def test_it_is_the_loop_over_groups(sizes, left_over, seed):
+    total = 8 * BLOCK if sum(sizes) + left_over > 2 * BLOCK else sum(sizes) + left_over  # few shapes to compile
+    if total == 0:
+        return
+    rng = np.random.default_rng(seed)
+    x, dy = (rng.standard_normal((total, n)).astype(np.float32) for n in (D, F))
+    w = rng.standard_normal((len(sizes), D, F)).astype(np.float32)
+    found = ours(x, w, np.array(sizes, np.int32), dy)
+    for name, a, b in zip(("y", "dx", "dw"), found, loop(x, w, sizes, dy), strict=True):
+        assert np.abs(a - b).max() <= 1e-5 * max(np.abs(b).max(), 1), name
+
+
+def test_rows_of_nobody_give_nothing_whatever_they_hold():
+    x = np.full((BLOCK + 3, D), np.nan, np.float32)
+    x[:4] = 1
+    dy = np.where(np.isnan(x[:, :1]), np.inf, np.ones((len(x), F), np.float32))
+    y, dx, dw = ours(x, np.ones((2, D, F), np.float32), np.array([1, 3], np.int32), dy)
+    np.testing.assert_array_equal(y[4:], 0)
+    np.testing.assert_array_equal(y[:4], D)
+    np.testing.assert_array_equal(dx[4:], 0)
+    np.testing.assert_array_equal(dw[0], 1)
+    np.testing.assert_array_equal(dw[1], 3)
+
+
+def test_bfloat16_is_added_up_in_float32():
+    rows = 40 * BLOCK
+    x, w = np.ones((rows, 1)), np.ones((1, 1, 1))
+    y, dx, dw = ours(
+        *(jnp.asarray(a, jnp.bfloat16) for a in (x, w)), np.array([rows]), jnp.ones((rows, 1), jnp.bfloat16)
+    )
+    assert (y.dtype, dx.dtype, dw.dtype) == (jnp.bfloat16,) * 3
+    assert float(dw[0, 0, 0]) == rows  # in bfloat16, 256 + 1 is 256
+
+
+def test_what_runs_here_is_the_blocked_form_and_elsewhere_the_kernel():
+    shapes = [jax.ShapeDtypeStruct(s, t) for s, t in (((64, D), "float32"), ((3, D, F), "float32"), ((3,), "int32"))]
+    traced = jax.jit(grouped_matmul).trace(*shapes)
+    assert "while" in traced.lower(lowering_platforms=("cpu",)).as_text()
+    elsewhere = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert "ragged_dot" in elsewhere and "while" not in elsewhere
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_fewer_rows_than_a_block(rows):
+    rng = np.random.default_rng(rows)
+    x, dy = (rng.standard_normal((rows, n)).astype(np.float32) for n in (D, F))
+    w = rng.standard_normal((2, D, F)).astype(np.float32)
+    sizes = np.array([rows - 1, 1], np.int32)
+    for a, b in zip(ours(x, w, sizes, dy), loop(x, w, sizes, dy), strict=True):
+        assert relative_error(a, b) < 1e-5
