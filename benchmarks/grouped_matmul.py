@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from composer_jax.ops.grouped_matmul import grouped_matmul
+from launch.huge_pages import restart_with_huge_pages
 
 
 def seconds(functions: dict[str, Callable], rounds: int) -> dict[str, float]:
@@ -78,4 +79,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()  # as every entry point does
     main()

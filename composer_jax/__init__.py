@@ -12,12 +12,14 @@ _PUBLIC = {
     "Tokenizer": "composer_jax.data.tokenizer",
     "UserError": "composer_jax.errors",
     "evaluate": "composer_jax.stages.evaluate",
+    "load_hf": "composer_jax.checkpoint.huggingface",
     "pipeline": "composer_jax.stages.pipeline",
     "pretrain": "composer_jax.stages.pretrain",
     "read_episodes": "composer_jax.observe.episodes",
     "read_metrics": "composer_jax.observe.metrics",
     "reinforce": "composer_jax.stages.reinforce",
     "report": "composer_jax.stages.report",
+    "save_hf": "composer_jax.checkpoint.huggingface",
     "sft": "composer_jax.stages.sft",
 }
 

@@ -9,6 +9,16 @@ An entry point is
 
     if __name__ == "__main__":
         flags.run(main)
+
+or, where no config describes what is wanted, one with flags of its own:
+
+    def define(values):
+        absl_flags.DEFINE_string("checkpoint", None, "What it is.", flag_values=values)
+        return ("checkpoint",)  # the flags that must be given
+    def main(values): ...
+
+    if __name__ == "__main__":
+        flags.run(main, define=define)
 """
 
 from __future__ import annotations
@@ -29,7 +39,8 @@ from ml_collections import ConfigDict, FieldReference, config_dict, config_flags
 from composer_jax.errors import UserError
 from launch.huge_pages import restart_with_huge_pages
 
-Main = Callable[[ConfigDict, Path], None]
+Main = Callable[[ConfigDict, Path], None] | Callable[[absl_flags.FlagValues], None]
+Define = Callable[[absl_flags.FlagValues], Sequence[str]]
 
 BAD_INPUT = 2  # exit codes; an error nobody foresaw keeps its traceback and Python's exit code 1
 NO_SPACE = 3
@@ -38,10 +49,12 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _OVERRIDE = re.compile(r"-{1,2}(?:no)?config\.([^=]+)")
 
 
-def run(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
+def run(main: Main, argv: Sequence[str] | None = None, *, define: Define | None = None) -> NoReturn:
     """Parses the command line, calls `main(config, workdir)` and ends the process with an exit code.
 
     argv: as sys.argv, which is the default; the first element is the program.
+    define: declares flags of the entry point's own in place of --config and --workdir, and returns the names of those
+      that must be given; then it is `main(values)`.
 
     The config is locked: unknown fields cannot be set. Bad input (a UserError anywhere below), a full disk
     and Ctrl-C (or SIGTERM) each end with one sentence on stderr; any other exception propagates.
@@ -52,13 +65,13 @@ def run(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     command = f"python -m {_program(argv)} {shlex.join(argv[1:])}"
     try:
         if any(arg in ("-h", "--help", "-help") for arg in argv[1:]):
-            print(_help(argv))
+            print(_help(argv) if define is None else _own_help(argv, define))
             sys.exit(0)
-        config, workdir = parse(argv)
+        arguments = parse(argv) if define is None else (parse_own(argv, define),)
         signal.signal(signal.SIGTERM, _as_ctrl_c)
         # Some libraries read absl's global flags: they get the defaults.
         absl_flags.FLAGS(argv[:1])
-        main(config, workdir)
+        main(*arguments)
     except BaseException as error:
         ending = _ending(error, command)
         if ending is None:
@@ -89,6 +102,26 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path]:
     if not values.workdir:
         raise UserError("--workdir is missing: the folder this run writes to, e.g. --workdir=runs/first")
     return values.config, Path(values.workdir)
+
+
+def parse_own(argv: Sequence[str], define: Define) -> absl_flags.FlagValues:
+    """The values of an entry point's own flags.
+
+    Raises:
+      UserError: a flag is unknown, missing or has a wrong value.
+    """
+    values = absl_flags.FlagValues()
+    required = define(values)
+    try:
+        rest = values(list(argv))
+    except absl_flags.Error as error:
+        raise UserError(str(error)) from error
+    if len(rest) > 1:
+        raise UserError(f"unexpected argument {rest[1]!r}; --help lists the flags")
+    for name in required:
+        if values[name].value is None:
+            raise UserError(f"--{name} is missing: {values[name].help}")
+    return values
 
 
 def _define(argv: Sequence[str]) -> absl_flags.FlagValues:
@@ -200,6 +233,17 @@ def _help(argv: Sequence[str]) -> str:
         lines += [f"  --config.{path}={value}" for path, value in _fields(config)]
     else:
         lines.append("  Add --config=FILE to see the fields of that config.")
+    return "\n".join(lines).strip()
+
+
+def _own_help(argv: Sequence[str], define: Define) -> str:
+    """The entry point's docstring and its flags with their defaults."""
+    values = absl_flags.FlagValues()
+    define(values)
+    lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", f"usage: python -m {_program(argv)} [flags]"]
+    for name in values:
+        default = "" if values[name].default is None else f" (default: {values[name].default})"
+        lines.append(f"  --{name}: {values[name].help}{default}")
     return "\n".join(lines).strip()
 
 

@@ -36,19 +36,29 @@ class CheckpointStore:
 
     directory: a local folder, or any path Orbax can write (gs://...). Created by the first save.
     keep: how many of the latest steps stay on disk; None keeps all.
+    notes: plain JSON that every step written here carries, such as the configuration of the network, so that a
+      checkpoint says what it holds (`read_notes`).
     asynchronous: `save` returns once the arrays are copied to host memory and writes in the background;
       `wait` waits for it. Worth it where a save takes seconds.
 
     Every process of a multi-controller run makes the same calls; Orbax lets each write its own shards.
     """
 
-    def __init__(self, directory: str | Path, keep: int | None = None, *, asynchronous: bool = False):
+    def __init__(
+        self,
+        directory: str | Path,
+        keep: int | None = None,
+        *,
+        notes: Mapping[str, Any] | None = None,
+        asynchronous: bool = False,
+    ):
         if keep is not None and keep < 1:
             raise UserError(f"a store keeps at least one step, not {keep}; use keep=None to keep all")
         # Orbax logs every traceback from each of its threads; the caller gets the error itself, once.
         logging.getLogger("absl").addFilter(_not_from_orbax)
         self.directory = directory if "://" in str(directory) else Path(directory).absolute()
         self._keep = keep
+        self._notes = dict(notes or {})
         self._asynchronous = asynchronous
         self._writing = False
         self._manager_if_open: ocp.CheckpointManager | None = None
@@ -69,7 +79,7 @@ class CheckpointStore:
             raise ValueError(f"{_META!r} is the name of the store's own item; give the pytree another name")
         flat = {name: _flatten(name, tree) for name, tree in arrays.items()}
         index = {name: {path: _signature(x) for path, x in leaves.items()} for name, leaves in flat.items()}
-        meta = {"format": _FORMAT, "arrays": index, "json": dict(json or {})}
+        meta = {"format": _FORMAT, "notes": self._notes, "arrays": index, "json": dict(json or {})}
         json_module.dumps(meta)  # fails here, before anything is written, and names the offending type
 
         manager = self._manager(writing=True)
@@ -137,12 +147,8 @@ class CheckpointStore:
             or the files are damaged.
         """
         step = self._existing(step)
-        try:
-            wanted = ocp.args.Composite(**{_META: ocp.args.JsonRestore()})
-            meta = self._manager().restore(step, args=wanted)[_META]
-            index = meta["arrays"]
-        except Exception as error:  # whatever Orbax, the file system or a damaged file comes up with
-            raise self._damaged(step, error) from error
+        meta = self._meta(step)
+        index = meta["arrays"]
         flat = {name: _flatten(name, tree) for name, tree in like.items()}
         for name, leaves in flat.items():
             self._check(step, name, leaves, index)
@@ -160,6 +166,10 @@ class CheckpointStore:
             leaves = [_placed(read[name][path], leaf) for path, leaf in flat[name].items()]
             out[name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
         return out, meta["json"]
+
+    def read_notes(self, step: int | None = None) -> dict[str, Any]:
+        """The notes of the store that wrote a step; None is the latest. Raises like `restore`."""
+        return self._meta(self._existing(step))["notes"]
 
     def restore_item(self, name: str, like: PyTree, step: int | None = None) -> PyTree:
         """One pytree alone, e.g. the parameters of another run; see `restore`."""
@@ -187,6 +197,14 @@ class CheckpointStore:
         self._manager_if_open = ocp.CheckpointManager(self.directory, options=options, handler_registry=registry)
         self._writing = writing
         return self._manager_if_open
+
+    def _meta(self, step: int) -> dict[str, Any]:
+        try:
+            wanted = ocp.args.Composite(**{_META: ocp.args.JsonRestore()})
+            meta = self._manager().restore(step, args=wanted)[_META]
+            return {"notes": {}, "arrays": meta["arrays"], "json": meta["json"]} | meta
+        except Exception as error:  # whatever Orbax, the file system or a damaged file comes up with
+            raise self._damaged(step, error) from error
 
     def _existing(self, step: int | None) -> int:
         steps = self.steps()

@@ -10,7 +10,7 @@ ordinary matrix products, forward and backward (`python -m benchmarks.grouped_ma
 import jax
 import jax.numpy as jnp
 
-BLOCK = 64
+BLOCK = 128
 """Rows of one product on a CPU: large enough to keep the cores busy, small enough to waste little at the end of a
 group."""
 

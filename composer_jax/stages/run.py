@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from composer_jax.agent.episode import Limits
 from composer_jax.agent.expert import Notes, RecallRates, recall_summary
+from composer_jax.checkpoint.own import model_notes, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.data.chat import compact_json
@@ -154,7 +155,7 @@ class Run:
     # -- weights -------------------------------------------------------------------------------------------------
 
     def store(self, stage: str, keep: int = 1) -> CheckpointStore:
-        return CheckpointStore(self.path / "checkpoints" / stage, keep=keep)
+        return CheckpointStore(self.path / "checkpoints" / stage, keep=keep, notes=model_notes(self.definition))
 
     def optimizer(self, settings: OptimizerSettings, steps: int) -> OptimizerConfig:
         return OptimizerConfig(steps=steps, **dataclasses.asdict(settings))
@@ -162,19 +163,8 @@ class Run:
     def weights_of(self, stage: str):
         """(params, router_bias) that a finished stage left."""
         self.workdir.stage_result(stage)
-        params, bias = self.definition.shapes()
-        shardings = self.definition.shardings(self.mesh)
-
-        def placed(shape, sharding):
-            return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-
-        like = {
-            "params": jax.tree.map(placed, params, shardings[0]),
-            "router_bias": jax.tree.map(placed, bias, shardings[1]),
-        }
         with self.store(stage) as store:
-            arrays, _ = store.restore(like=like)
-        return arrays["params"], arrays["router_bias"]
+            return restore_weights(store, self.definition, self.mesh)
 
     def learner(self, optimizer: OptimizerConfig, loss=None, bias_rate: float = 0.0) -> Learner:
         return Learner(

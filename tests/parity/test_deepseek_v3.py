@@ -6,7 +6,15 @@ import json
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.huggingface import from_deepseek_v3, layout, model_config, to_deepseek_v3
+from composer_jax.checkpoint.huggingface import (
+    from_tensors,
+    layout,
+    load_hf,
+    model_config,
+    save_hf,
+    to_tensors,
+)
+from composer_jax.models.definition import Definition
 from tests.parity.decoder import TOLERANCE, forward
 from tests.parity.goldens import GOLDENS, load
 
@@ -62,7 +70,7 @@ def case(request, theirs):
 
 def test_logits_and_logprobs(case, theirs):
     model, tokens, reference, config = case
-    params, bias = from_deepseek_v3(theirs.in_memory(model), config)
+    params, bias = from_tensors(theirs.in_memory(model), config)
     logits, logprobs = forward(config, params, bias, tokens)
     assert 0.3 < reference.logits.std() < 10  # neither too small to see a difference, nor too large to bound it
     worst = np.abs(logits - reference.logits).max(), np.abs(logprobs - reference.logprobs).max()
@@ -73,8 +81,8 @@ def test_logits_and_logprobs(case, theirs):
 def test_round_trip_is_exact(case, theirs):
     model, _, _, config = case
     published = theirs.on_disk(model)
-    params, bias = from_deepseek_v3(published, config)
-    exported = to_deepseek_v3(params, bias, config)
+    params, bias = from_tensors(published, config)
+    exported = to_tensors(params, bias, config)
     empty = {name for name, array in published.items() if array.size == 0}
     assert exported.keys() == published.keys() - empty
     for name, array in exported.items():
@@ -85,24 +93,29 @@ def test_round_trip_is_exact(case, theirs):
     fused = layout(config, fused_experts=True)
     for name, tensor in fused.items():
         assert tensor.shape == held[name].shape, name
-    again = from_deepseek_v3(held, config)
+    again = from_tensors(held, config)
     np.testing.assert_equal(again, (params, bias))
 
 
+def test_we_read_what_transformers_writes(case, tmp_path):
+    model, tokens, reference, _ = case
+    model.save_pretrained(tmp_path)
+    definition, params, bias = load_hf(tmp_path, dtype="float32")
+    logits, _ = forward(definition.config, params, bias, tokens)
+    assert np.abs(logits - reference.logits).max() <= TOLERANCE
+
+
 def test_transformers_reads_what_we_write(case, theirs, tmp_path):
-    from safetensors.numpy import save_file
     from transformers import DeepseekV3ForCausalLM
 
     model, tokens, reference, config = case
-    save_file(
-        to_deepseek_v3(*from_deepseek_v3(theirs.in_memory(model), config), config), tmp_path / "model.safetensors"
-    )
-    model.config.save_pretrained(tmp_path)
+    save_hf(tmp_path / "ours", Definition(config), *from_tensors(theirs.in_memory(model), config), file_bytes=50_000)
     loaded, report = DeepseekV3ForCausalLM.from_pretrained(
-        tmp_path, attn_implementation="eager", experts_implementation="eager", output_loading_info=True
+        tmp_path / "ours", attn_implementation="eager", experts_implementation="eager", output_loading_info=True
     )
     missing = {name for name in report["missing_keys"] if loaded.get_parameter(name).numel()}
     assert not missing and not report["unexpected_keys"] and not report["mismatched_keys"]
+    # The same bits and the same network: config.json is ours, too.
     np.testing.assert_array_equal(theirs.compute(loaded.eval(), tokens).logits, reference.logits)
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.huggingface import from_deepseek_v3, model_config, to_deepseek_v3
+from composer_jax.checkpoint.huggingface import from_tensors, model_config, to_tensors
 from tests.parity.decoder import TOLERANCE, decode, forward
 from tests.parity.goldens import FOLDER, GOLDENS, load
 
@@ -14,7 +14,7 @@ from tests.parity.goldens import FOLDER, GOLDENS, load
 def golden_and_ours(name):
     golden = load(name)
     config = dataclasses.replace(model_config(golden.config), compute_dtype="float32")
-    return golden, config, *from_deepseek_v3(golden.state, config)
+    return golden, config, *from_tensors(golden.state, config)
 
 
 def logprobs_of(logits, tokens):
@@ -42,11 +42,11 @@ def test_decoding_from_the_cache(name):
 @pytest.mark.parametrize("name", GOLDENS)
 def test_round_trip(name):
     golden, config, params, bias = golden_and_ours(name)
-    exported = to_deepseek_v3(params, bias, config)
+    exported = to_tensors(params, bias, config)
     assert any("experts.0.up_proj" in key for key in exported)
     for key in exported.keys() & golden.state.keys():
         np.testing.assert_array_equal(exported[key], golden.state[key], err_msg=key)
-    np.testing.assert_equal(from_deepseek_v3(exported, config), (params, bias))
+    np.testing.assert_equal(from_tensors(exported, config), (params, bias))
 
 
 WRONG = {

@@ -1,0 +1,17 @@
+"""Hugging Face checkpoints: read straight into sharded arrays (`load_hf`), written from them (`save_hf`).
+
+layout        names and layouts of the tensors there, and the leaves of our Params they belong to
+config_json   config.json <-> ModelConfig
+files         folders of safetensors files, local or behind a URL
+quantized     DeepSeek's fp8 and Kimi K2.5's int4, read as floats
+weights       tensors in memory <-> Params
+load, save    folders <-> Params
+"""
+
+from composer_jax.checkpoint.huggingface.config_json import hf_config, model_config
+from composer_jax.checkpoint.huggingface.layout import layout
+from composer_jax.checkpoint.huggingface.load import Loaded, load_hf
+from composer_jax.checkpoint.huggingface.save import save_hf
+from composer_jax.checkpoint.huggingface.weights import from_tensors, to_tensors
+
+__all__ = ["Loaded", "from_tensors", "hf_config", "layout", "load_hf", "model_config", "save_hf", "to_tensors"]

@@ -1,0 +1,173 @@
+"""The tensors of a Hugging Face checkpoint: their names and layouts there, the leaves of our Params here.
+
+One table, `layout`, says for every tensor of a DeepSeek-V3-shaped checkpoint (DeepSeek-V3, Kimi K2, Moonlight) which
+slices of which of our leaves it holds; reading and writing both follow it. Names and layouts are those of transformers'
+`DeepseekV3ForCausalLM`. A torch Linear is stored [out, in], our matrices are [in, out]; our layers are stacked.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from composer_jax.errors import UserError
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.definition import Definition
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One tensor of a checkpoint: its layout there, and which slices of our leaves it holds."""
+
+    dims: tuple[str, ...]
+    """Its dimensions; several letters are one dimension that is the product of those (`hx`: heads times head width)."""
+    order: str
+    """The same letters in the order of our leaves."""
+    leaves: tuple[str, ...]
+    """Dotted paths of the leaves; several lie side by side along the last letter of `order`."""
+    widths: tuple[int, ...]
+    """How much of the last letter each leaf takes."""
+    index: tuple[int, ...]
+    """Leading indices into the leaves: (), (layer,) or (layer, expert)."""
+    sizes: Mapping[str, int]
+    """Size of each letter."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(math.prod(self.sizes[letter] for letter in dim) for dim in self.dims)
+
+    def part(self, array: np.ndarray, leaf: str) -> np.ndarray:
+        """What the tensor `array` holds of a leaf, in the order of the leaf; a view wherever NumPy can give one."""
+        letters = "".join(self.dims)
+        array = array.reshape([self.sizes[letter] for letter in letters])
+        array = array.transpose([letters.index(letter) for letter in self.order])
+        place = self.leaves.index(leaf)
+        start = sum(self.widths[:place])
+        return array[..., start : start + self.widths[place]]
+
+    def joined(self, leaves: Mapping[str, Any]) -> np.ndarray:
+        """The tensor as the checkpoint has it, a contiguous copy, from leaves that are NumPy or JAX arrays."""
+        parts = [np.asarray(leaves[leaf][self.index]) for leaf in self.leaves]
+        array = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+        array = array.transpose([self.order.index(letter) for letter in "".join(self.dims)])
+        copy = np.empty(array.shape, array.dtype)
+        copy_into(copy, array)
+        return copy.reshape(self.shape)
+
+
+def copy_into(target: np.ndarray, source: np.ndarray) -> None:
+    """target[...] = source; values of equal dtype travel as plain integers, which NumPy copies far faster than bfloat16
+    and without the interpreter's lock."""
+    if target.dtype == source.dtype and target.dtype.itemsize in (1, 2, 4, 8):
+        integers = np.dtype(f"u{target.dtype.itemsize}")
+        target, source = target.view(integers), source.view(integers)
+    target[...] = source
+
+
+def layout(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint of this network, by name.
+
+    Published files hold one tensor per expert; `fused_experts` gives the form that transformers (since 5) holds in
+    memory and that `state_dict()` returns, with the experts of a layer stacked and gate and up in one tensor.
+
+    Raises:
+      UserError: the network has a part that such a checkpoint has no place for.
+    """
+    _require_expressible(config)
+    c = config
+    sizes = {
+        "w": c.vocab_size,
+        "d": c.d_model,
+        "h": c.n_heads,
+        "q": c.q_lora_rank or 0,
+        "x": c.qk_nope_dim + c.qk_rope_dim,  # a query head
+        "r": c.kv_lora_rank,
+        "m": c.latent_dim,  # the latent and the rotary key
+        "y": c.qk_nope_dim + c.v_head_dim,  # a key head without position, and a value head
+        "v": c.v_head_dim,
+        "f": c.dense_ff_dim,
+        "e": c.n_experts,
+        "g": c.expert_ff_dim,
+        "z": 2 * c.expert_ff_dim,  # gate and up
+        "s": c.n_shared_experts * c.expert_ff_dim,
+    }
+    table: dict[str, Tensor] = {}
+    ours = leaf_shapes(config)
+
+    def add(name: str, spec: str, *leaves: str, index: tuple[int, ...] = ()) -> None:
+        dims, order = spec.split(" -> ")
+        widths = tuple(ours[leaf].shape[-1] for leaf in leaves)
+        table[name] = Tensor(tuple(dims.split()), order.replace(" ", ""), leaves, widths, index, sizes)
+
+    add("model.embed_tokens.weight", "w d -> w d", "embedding.table")
+    for layer in range(c.n_layers):
+        dense = layer < c.n_dense_layers
+        stack, row = ("dense_layers", layer) if dense else ("moe_layers", layer - c.n_dense_layers)
+        feed_forward = _feed_forward("mlp", "feed_forward", "f") if dense else _experts(config, fused_experts)
+        for name, spec, leaves, expert in [*_attention(config), *feed_forward]:
+            add(f"model.layers.{layer}.{name}", spec, *(f"{stack}.{leaf}" for leaf in leaves), index=(row, *expert))
+    add("model.norm.weight", "d -> d", "final_norm.scale")
+    if not c.tie_embeddings:
+        add("lm_head.weight", "w d -> d w", "head")
+    return table
+
+
+def leaf_shapes(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Every leaf of (params, router_bias) by its dotted path."""
+    params, bias = (flatten_dict(tree, sep=".") for tree in Definition(config).shapes())
+    return params | bias
+
+
+_Row = tuple[str, str, tuple[str, ...], tuple[int, ...]]
+"""Of one layer: name there, layout, our leaves, () or (expert,)."""
+
+
+def _attention(config: ModelConfig) -> Iterator[_Row]:
+    yield "input_layernorm.weight", "d -> d", ("attention_norm.scale",), ()
+    if config.q_lora_rank is None:
+        yield "self_attn.q_proj.weight", "hx d -> d h x", ("attention.q",), ()
+    else:
+        yield "self_attn.q_a_proj.weight", "q d -> d q", ("attention.q_down",), ()
+        yield "self_attn.q_a_layernorm.weight", "q -> q", ("attention.q_norm.scale",), ()
+        yield "self_attn.q_b_proj.weight", "hx q -> q h x", ("attention.q",), ()
+    yield "self_attn.kv_a_proj_with_mqa.weight", "m d -> d m", ("attention.kv_down",), ()
+    yield "self_attn.kv_a_layernorm.weight", "r -> r", ("attention.kv_norm.scale",), ()
+    yield "self_attn.kv_b_proj.weight", "hy r -> r h y", ("attention.k_up", "attention.v_up"), ()
+    yield "self_attn.o_proj.weight", "d hv -> h v d", ("attention.out",), ()
+    yield "post_attention_layernorm.weight", "d -> d", ("feed_forward_norm.scale",), ()
+
+
+def _experts(config: ModelConfig, fused: bool) -> Iterator[_Row]:
+    yield "mlp.gate.weight", "e d -> d e", ("feed_forward.router.weight",), ()
+    yield "mlp.gate.e_score_correction_bias", "e -> e", ("feed_forward.router.bias",), ()
+    if fused:
+        yield "mlp.experts.gate_up_proj", "e z d -> e d z", ("feed_forward.gate", "feed_forward.up"), ()
+        yield "mlp.experts.down_proj", "e d g -> e g d", ("feed_forward.down",), ()
+    else:
+        for expert in range(config.n_experts):
+            yield from _feed_forward(f"mlp.experts.{expert}", "feed_forward", "g", expert)
+    if config.n_shared_experts:
+        yield from _feed_forward("mlp.shared_experts", "feed_forward.shared", "s")
+
+
+def _feed_forward(theirs: str, ours: str, width: str, *expert: int) -> Iterator[_Row]:
+    yield f"{theirs}.gate_proj.weight", f"{width} d -> d {width}", (f"{ours}.gate",), expert
+    yield f"{theirs}.up_proj.weight", f"{width} d -> d {width}", (f"{ours}.up",), expert
+    yield f"{theirs}.down_proj.weight", f"d {width} -> {width} d", (f"{ours}.down",), expert
+
+
+def _require_expressible(config: ModelConfig) -> None:
+    """Refuses what transformers' DeepseekV3ForCausalLM does not have, or has and we do not write yet."""
+    for field, neutral in (
+        ("embedding_taps", 0),
+        ("attention_scale", 1.0),
+        ("n_mtp_modules", 0),
+        ("latent_norm_eps", 1e-6),
+    ):
+        value = getattr(config, field)
+        if value != neutral:
+            raise UserError(f"{field}={value} has no place in a DeepSeek-V3 checkpoint yet; only {neutral} has.")

@@ -1,0 +1,136 @@
+"""Reads a Hugging Face checkpoint straight into sharded arrays, layer by layer."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from composer_jax.checkpoint.huggingface.config_json import TEXT_TOWERS, model_config, text_config
+from composer_jax.checkpoint.huggingface.files import Folder, SafetensorsFolder
+from composer_jax.checkpoint.huggingface.layout import Tensor, copy_into, leaf_shapes
+from composer_jax.checkpoint.huggingface.quantized import CheckpointFiles
+from composer_jax.checkpoint.huggingface.weights import as_trees, by_leaf, table_for
+from composer_jax.errors import UserError
+from composer_jax.models.definition import Definition, Params
+from composer_jax.observe.progress import Progress
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+_Tensors = Sequence[tuple[str, Tensor]]
+
+
+class Loaded(NamedTuple):
+    """A network and its weights."""
+
+    definition: Definition
+    params: Params
+    router_bias: Params
+
+
+def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None) -> Loaded:
+    """The network of a Hugging Face checkpoint folder, its weights where the mesh wants them.
+
+    Reads float files, DeepSeek's fp8 in blocks and compressed-tensors int4. Needs host memory for one layer of one
+    leaf. Every process of a multi-controller run makes the same call and reads the shards of its own devices.
+
+    Args:
+      path: a local folder, or a URL that fsspec knows (gs://bucket/folder).
+      mesh: None puts everything on the first device.
+      dtype: of the weights and of the computation: float32, bfloat16 or float16. None is what config.json names
+        ("torch_dtype"), or bfloat16.
+
+    Raises:
+      UserError: an architecture that cannot be read; tensors that are missing, unexpected, of another shape or cut
+        short; a mesh that does not divide the weights. All of it before any weight is read.
+    """
+    folder = Folder(path)
+    described = folder.json("config.json")
+    text = text_config(described)
+    config = model_config(described)
+    dtype = dtype or text.get("torch_dtype") or text.get("dtype") or "bfloat16"
+    if dtype not in _DTYPES:
+        raise UserError(f"dtype={dtype!r} cannot be loaded; use {', '.join(_DTYPES)}.")
+    config = dataclasses.replace(config, param_dtype=dtype, compute_dtype=dtype)
+    definition = Definition(config)
+    shardings = _shardings(definition, mesh)
+
+    quantization = text.get("quantization_config") or described.get("quantization_config")
+    prefix = "language_model." if described.get("model_type") in TEXT_TOWERS else ""
+    source = CheckpointFiles(SafetensorsFolder(folder), quantization, prefix)
+    table = table_for(source, config)
+
+    parts = by_leaf(table)
+    shapes = leaf_shapes(config)
+    size = sum(source.sizes[name] for tensors in parts.values() for name, _ in tensors)
+    with Progress(size, "byte", f"load {folder.name}") as progress, ThreadPoolExecutor(os.cpu_count()) as threads:
+        reader = _Reader(source, threads, progress)
+        arrays = {leaf: reader.leaf(leaf, tensors, shapes[leaf], shardings[leaf]) for leaf, tensors in parts.items()}
+    return Loaded(definition, *as_trees(arrays))
+
+
+def _shardings(definition: Definition, mesh: Mesh | None) -> dict[str, Sharding]:
+    """Of every leaf by its dotted path."""
+    if mesh is None:
+        return dict.fromkeys(leaf_shapes(definition.config), SingleDeviceSharding(jax.devices()[0]))
+    params, bias = (flatten_dict(tree, sep=".") for tree in definition.shardings(mesh))
+    return params | bias
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    source: CheckpointFiles
+    threads: ThreadPoolExecutor
+    progress: Progress
+
+    def leaf(self, leaf: str, tensors: _Tensors, shape: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.Array:
+        """One leaf on its devices; a stack of layers is written one layer at a time into the array that stays."""
+        if not tensors[0][1].index:
+            return self._array(leaf, tensors, 0, shape.shape, shape.dtype, sharding)
+        whole = jax.jit(lambda: jnp.zeros(shape.shape, shape.dtype), out_shardings=sharding)()
+        write = jax.jit(
+            lambda whole, layer, index: jax.lax.dynamic_update_index_in_dim(whole, layer, index, 0),
+            donate_argnums=0,
+            out_shardings=sharding,
+        )
+        if isinstance(sharding, NamedSharding):  # layers are never spread: the first axis of the spec is None
+            sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+        for index in range(shape.shape[0]):
+            here = [(name, tensor) for name, tensor in tensors if tensor.index[0] == index]
+            layer = self._array(leaf, here, 1, shape.shape[1:], shape.dtype, sharding)
+            whole = write(whole, layer, np.int32(index))
+        return whole
+
+    def _array(self, leaf: str, tensors: _Tensors, depth: int, shape, dtype, sharding: Sharding) -> jax.Array:
+        """An array of which this process reads what its devices hold, each region once.
+
+        depth: how many of the tensors' indices lead to the array.
+        """
+        regions = {
+            device: tuple(part.indices(size)[:2] for part, size in zip(region, shape, strict=True))
+            for device, region in sharding.addressable_devices_indices_map(shape).items()
+        }
+        buffers = {region: np.empty([stop - start for start, stop in region], dtype) for region in regions.values()}
+
+        def fill(item: tuple[str, Tensor]) -> int:
+            name, tensor = item
+            index = tensor.index[depth:]
+            wanted = [region for region in buffers if all(a <= i < b for i, (a, b) in zip(index, region, strict=False))]
+            values = tensor.part(self.source.read(name), leaf) if wanted else None
+            for region in wanted:
+                place = tuple(i - start for i, (start, _) in zip(index, region, strict=False))
+                rest = tuple(slice(*part) for part in region[len(index) :])
+                copy_into(buffers[region][place], values[rest])
+            return self.source.sizes[name]
+
+        for count in self.threads.map(fill, tensors):
+            self.progress.update(count)
+        parts = [jax.device_put(buffers[region], device) for device, region in regions.items()]
+        return jax.make_array_from_single_device_arrays(shape, sharding, parts)

@@ -1,0 +1,132 @@
+"""The two quantised forms that large mixtures are published in, read into bfloat16 or float32.
+
+fp8    DeepSeek-V3: w = q * scale_inv of its block of 128 x 128 weights; q in float8 e4m3
+int4   Kimi K2.5 (compressed-tensors, pack-quantized): w = q * scale of its group of 32 weights along the input;
+       q in -8 .. 7, stored as q + 8, eight to an int32, the first in the lowest bits
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from composer_jax.checkpoint.huggingface.files import DTYPES, SafetensorsFolder, Stored
+from composer_jax.errors import UserError
+
+_PER_WORD = 8  # 4-bit values in an int32
+
+
+def dequantize_fp8(q: np.ndarray, scale_inv: np.ndarray, block: tuple[int, int]) -> np.ndarray:
+    """float32 [O,I] from float8 [O,I] and one float32 scale per block, [ceil(O/block), ceil(I/block)]."""
+    scale = scale_inv.astype(np.float32).repeat(block[0], 0)[: q.shape[0]].repeat(block[1], 1)[:, : q.shape[1]]
+    return q.astype(np.float32) * scale
+
+
+def dequantize_int4(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """float32 [O,I] from int32 [O,I/8] and scales [O,I/group]."""
+    shifts = np.arange(0, 32, 4, dtype=np.uint32)
+    q = ((packed.view(np.uint32)[:, :, None] >> shifts) & 15).astype(np.int8) - 8
+    rows, groups = scale.shape
+    return (q.reshape(rows, groups, -1) * scale.astype(np.float32)[:, :, None]).reshape(rows, -1)
+
+
+class CheckpointFiles:
+    """The tensors of a checkpoint as weights: quantised ones by their plain name and shape, read into float32.
+
+    Args:
+      files: the safetensors files.
+      quantization: quantization_config of config.json; None for a checkpoint without.
+      prefix: what stands before the names of the language model; other tensors are left out. (K2.5: "language_model.".)
+
+    Raises:
+      UserError: a kind of quantisation that cannot be read, or a tensor whose values need a scale that is not there.
+    """
+
+    def __init__(self, files: SafetensorsFolder, quantization: Mapping[str, Any] | None, prefix: str = ""):
+        self._files, self._prefix = files, prefix
+        self._block = _fp8_block(quantization)
+        self._group = _int4_group(quantization)
+        stored = {
+            name.removeprefix(prefix): tensor for name, tensor in files.tensors.items() if name.startswith(prefix)
+        }
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.sizes: dict[str, int] = {}
+        """Bytes in the files."""
+        self._packed: set[str] = set()
+        for name, tensor in stored.items():
+            if name.endswith(".weight_packed"):
+                plain = name.removesuffix("_packed")
+                self._require_int4(plain, stored)
+                self._packed.add(plain)
+                self.shapes[plain] = (tensor.shape[0], tensor.shape[1] * _PER_WORD)
+                self.sizes[plain] = tensor.size
+            elif not name.endswith((".weight_scale", ".weight_shape", ".weight_scale_inv")):
+                if tensor.dtype == "F8_E4M3":
+                    self._require_fp8(name, stored)
+                elif not tensor.dtype.startswith(("F", "BF")):
+                    raise UserError(f"{name} is {tensor.dtype}, which carries no values by itself.")
+                self.shapes[name] = tensor.shape
+                self.sizes[name] = tensor.size
+
+    def read(self, name: str) -> np.ndarray:
+        full = self._prefix + name
+        if name in self._packed:
+            return dequantize_int4(self._files.read(f"{full}_packed"), self._files.read(f"{full}_scale"))
+        array = self._files.read(full)
+        if array.dtype == DTYPES["F8_E4M3"]:
+            return dequantize_fp8(array, self._files.read(f"{full}_scale_inv"), self._block)
+        return array
+
+    def _require_fp8(self, name: str, stored: Mapping[str, Stored]) -> None:
+        if self._block is None:
+            raise UserError(f"{name} is F8_E4M3, but config.json has no quantization_config with weight_block_size.")
+        shape = stored[name].shape
+        wanted = tuple(-(-size // block) for size, block in zip(shape, self._block, strict=True))
+        scale = stored.get(f"{name}_scale_inv")
+        if scale is None or scale.shape != wanted:
+            found = "is missing" if scale is None else f"is {list(scale.shape)}"
+            raise UserError(f"{name}_scale_inv {found}; {list(wanted)} belongs to {list(shape)} in fp8.")
+
+    def _require_int4(self, name: str, stored: Mapping[str, Stored]) -> None:
+        if self._group is None:
+            raise UserError(f"{name}_packed is there, but config.json does not say how it is quantised.")
+        rows, words = stored[f"{name}_packed"].shape
+        wanted = (rows, words * _PER_WORD // self._group)
+        scale = stored.get(f"{name}_scale")
+        if scale is None or scale.shape != wanted or words * _PER_WORD % self._group:
+            found = "is missing" if scale is None else f"is {list(scale.shape)}"
+            raise UserError(
+                f"{name}_scale {found}; {list(wanted)} belongs to groups of {self._group} of {words * _PER_WORD}."
+            )
+
+
+def _fp8_block(quantization: Mapping[str, Any] | None) -> tuple[int, int] | None:
+    if not quantization or quantization.get("quant_method") != "fp8":
+        return None
+    block = quantization.get("weight_block_size")
+    if not isinstance(block, list | tuple) or len(block) != 2:
+        raise UserError(
+            f"quantization_config has weight_block_size={block!r}; only two-dimensional blocks can be read."
+        )
+    return block[0], block[1]
+
+
+def _int4_group(quantization: Mapping[str, Any] | None) -> int | None:
+    if not quantization or quantization.get("quant_method") == "fp8":
+        return None
+    method, form = quantization.get("quant_method"), quantization.get("format")
+    if (method, form) != ("compressed-tensors", "pack-quantized"):
+        raise UserError(
+            f"quantization_config has quant_method={method!r}, format={form!r}; fp8 in blocks and "
+            "compressed-tensors pack-quantized can be read."
+        )
+    found = [group.get("weights") or {} for group in (quantization.get("config_groups") or {}).values()]
+    wanted = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
+    for weights in found:
+        for key, value in wanted.items():
+            if weights.get(key) != value:
+                raise UserError(f"quantization_config has {key}={weights.get(key)!r}; only {value!r} can be read.")
+    sizes = {weights.get("group_size") for weights in found}
+    if len(sizes) != 1 or not isinstance(size := next(iter(sizes)), int):
+        raise UserError(f"quantization_config has group sizes {sorted(map(str, sizes))}; one number is needed.")
+    return size

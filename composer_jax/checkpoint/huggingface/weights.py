@@ -1,0 +1,142 @@
+"""Tensors of a checkpoint <-> Params in host memory, and what both ways of reading have in common.
+
+Where tensors come from is a `Source`: arrays in memory, or files that are read one tensor at a time.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from composer_jax.checkpoint.huggingface.layout import Tensor, copy_into, layout, leaf_shapes
+from composer_jax.errors import UserError
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.definition import Params
+
+_SHOWN = 4  # names listed in one error
+
+
+class Source(Protocol):
+    """Named tensors whose shapes are known before any of them is read."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor in a float dtype of two bytes or more."""
+
+
+class InMemory:
+    """Tensors that are there already. Raises a UserError for dtypes that carry no values by themselves."""
+
+    def __init__(self, state: Mapping[str, np.ndarray]):
+        for name, array in state.items():
+            if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 2:
+                raise UserError(f"{name} is {array.dtype}; arrays in memory must be floats of two bytes or more.")
+        self.shapes = {name: array.shape for name, array in state.items()}
+        self.read = state.__getitem__
+
+
+def table_for(source: Source, config: ModelConfig) -> dict[str, Tensor]:
+    """The layout of the tensors of `source`, all of which fit; nothing is read but a head that must equal the
+    embedding.
+
+    Raises:
+      UserError: names the tensors that are missing, unexpected or of another shape.
+    """
+    shapes = {name: shape for name, shape in source.shapes.items() if not _carries_nothing(name, shape, config)}
+    head = shapes.pop("lm_head.weight", None) if config.tie_embeddings else None
+    fused = any(name.endswith("mlp.experts.gate_up_proj") for name in shapes)
+    table = layout(config, fused_experts=fused)
+    require_shapes("The checkpoint", shapes, {name: tensor.shape for name, tensor in table.items()})
+    if head is not None and not np.array_equal(source.read("lm_head.weight"), source.read("model.embed_tokens.weight")):
+        raise UserError(
+            "lm_head.weight differs from model.embed_tokens.weight, but tie_word_embeddings is true; set it to false."
+        )
+    return table
+
+
+def by_leaf(table: Mapping[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
+    """Dotted path of each leaf -> the tensors that hold a part of it."""
+    found: dict[str, list[tuple[str, Tensor]]] = {}
+    for name, tensor in table.items():
+        for leaf in tensor.leaves:
+            found.setdefault(leaf, []).append((name, tensor))
+    return found
+
+
+def from_tensors(state: Mapping[str, np.ndarray], config: ModelConfig) -> tuple[Params, Params]:
+    """(params, router_bias) as NumPy arrays from the tensors of a checkpoint.
+
+    Args:
+      state: name -> array of any float type of two bytes or more, per expert or fused (see `layout`). Values are cast
+        to `config.param_dtype`, the router's bias to float32.
+
+    Raises:
+      UserError: names the tensors that are missing, unexpected, of another shape or quantised.
+    """
+    source = InMemory({name: array for name, array in state.items() if array.size})
+    leaves = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in leaf_shapes(config).items()}
+    for leaf, tensors in by_leaf(table_for(source, config)).items():
+        for name, tensor in tensors:
+            copy_into(leaves[leaf][tensor.index], tensor.part(source.read(name), leaf))
+    return as_trees(leaves)
+
+
+def as_trees(leaves: Mapping[str, Any]) -> tuple[Params, Params]:
+    """(params, router_bias) from leaves by dotted path."""
+    bias = {path for path in leaves if path.endswith("router.bias")}
+    return (
+        unflatten_dict({path: leaf for path, leaf in leaves.items() if path not in bias}, sep="."),
+        unflatten_dict({path: leaf for path, leaf in leaves.items() if path in bias}, sep="."),
+    )
+
+
+def as_leaves(params: Params, router_bias: Params, config: ModelConfig) -> dict[str, Any]:
+    """Every leaf by dotted path. Raises a UserError if they are not those of `config`."""
+    leaves = flatten_dict(params, sep=".") | flatten_dict(router_bias, sep=".")
+    found = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+    require_shapes("The network", found, {path: leaf.shape for path, leaf in leaf_shapes(config).items()})
+    return leaves
+
+
+def to_tensors(params: Params, router_bias: Params, config: ModelConfig) -> dict[str, np.ndarray]:
+    """The tensors of a checkpoint in the published form (one per expert); dtypes stay, every bit is kept.
+
+    Raises:
+      UserError: the arrays are not those of `config`, or the network has a part that a checkpoint has no place for.
+    """
+    table = layout(config)
+    leaves = {path: np.asarray(leaf) for path, leaf in as_leaves(params, router_bias, config).items()}
+    return {name: tensor.joined(leaves) for name, tensor in table.items()}
+
+
+def _carries_nothing(name: str, shape: tuple[int, ...], config: ModelConfig) -> bool:
+    """Rotary frequencies, which some files store though they follow from the config; the empty matrices that
+    transformers has in place of no shared experts; and MTP modules, where config.json has them and we do not."""
+    return (
+        name.endswith("rotary_emb.inv_freq")
+        or 0 in shape
+        or (not config.n_mtp_modules and name.startswith(f"model.layers.{config.n_layers}."))
+    )
+
+
+def require_shapes(owner: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises a UserError that says how two sets of named shapes differ."""
+
+    def listed(names: list[str]) -> str:
+        rest = len(names) - _SHOWN
+        return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+    missing = [name for name in wanted if name not in found]
+    extra = [name for name in found if name not in wanted]
+    wrong = [
+        f"{name} as {list(found[name])} instead of {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and tuple(found[name]) != tuple(shape)
+    ]
+    complaints = {"lacks": missing, "has, unexpected,": extra, "has": wrong}
+    problems = [f"{verb} {listed(names)}" for verb, names in complaints.items() if names]
+    if problems:
+        raise UserError(f"{owner} {'; '.join(problems)}; do the weights and the configuration belong together?")
