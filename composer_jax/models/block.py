@@ -7,6 +7,7 @@ from flax import nnx
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
+from composer_jax.models.gqa import GroupedQueryAttention
 from composer_jax.models.mla import MultiHeadLatentAttention
 from composer_jax.models.moe import MixtureOfExperts
 from composer_jax.models.norm import RMSNorm
@@ -19,7 +20,8 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, *, moe: bool, rngs: nnx.Rngs):
         self.moe = moe
         self.attention_norm = RMSNorm(config.d_model, eps=config.norm_eps, dtype=config.param_dtype)
-        self.attention = MultiHeadLatentAttention(config, rngs=rngs)
+        kind = GroupedQueryAttention if config.kv_lora_rank is None else MultiHeadLatentAttention
+        self.attention = kind(config, rngs=rngs)
         self.feed_forward_norm = RMSNorm(config.d_model, eps=config.norm_eps, dtype=config.param_dtype)
         self.feed_forward = (
             MixtureOfExperts(config, rngs=rngs) if moe else FeedForward(config, config.dense_ff_dim, rngs=rngs)
@@ -38,7 +40,7 @@ class Block(nnx.Module):
         token_mask_BS: jax.Array,
         write: Callable[[jax.Array], jax.Array],
     ):
-        """The same layer for new tokens against a cache; see MultiHeadLatentAttention.extend."""
+        """The same layer for new tokens against a cache; see the attention's `extend`."""
         with jax.named_scope("attention"):
             x_BSD = x_BSD + self.attention.extend(self.attention_norm(x_BSD), positions_BS, bias_BSC, write)
         return self._feed_forward(x_BSD, token_mask_BS)

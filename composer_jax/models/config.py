@@ -23,9 +23,11 @@ class ModelConfig:
     n_dense_layers: int
     """The first layers that use a dense feed-forward block instead of experts (K2: 1, DeepSeek-V3: 3)."""
     n_heads: int
-    kv_lora_rank: int
-    """R: width of the latent that keys and values are made from, and that the decode cache stores (K2: 512)."""
+    kv_lora_rank: int | None
+    """R: width of the latent that keys and values are made from, and that the decode cache stores (K2: 512). None:
+    grouped-query attention with n_kv_heads instead (models/gqa.py)."""
     qk_nope_dim: int
+    """K: entries of a query or key head without position (Qwen3: 0, GLM-4.5: half of the head)."""
     qk_rope_dim: int
     v_head_dim: int
     dense_ff_dim: int
@@ -41,11 +43,35 @@ class ModelConfig:
     n_expert_groups: int = 1
     topk_groups: int = 1
     """Group-limited routing: only experts of the topk_groups best groups can be chosen (DeepSeek-V3: 8 and 4)."""
+    router_scores: Literal["sigmoid", "softmax"] = "sigmoid"
+    """How the router's logits become scores: for each expert alone, or over all of them (Qwen3, gpt-oss)."""
+    normalise_gates: bool = True
+    """Whether the gates of a token's experts are divided by their sum."""
+    router_logit_bias: bool = False
+    """A trained bias in the router's logits (gpt-oss); the bias of the load rule is another, and always there."""
+    expert_bias: bool = False
+    """Biases in the routed experts (gpt-oss)."""
+    swiglu_limit: float | None = None
+    """gpt-oss's clamped SwiGLU in the routed experts (ops/activation.py), and where it clamps (7.0); None: SwiGLU."""
+    n_kv_heads: int | None = None
+    """N: heads of keys and values of grouped-query attention; each serves n_heads / N heads of queries."""
+    qk_norm: bool = False
+    """RMSNorm of every query and key head before the rotation (Qwen3, GLM-4.5)."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    attention_sinks: bool = False
+    """One more logit per head in the softmax, whose weight goes nowhere (gpt-oss)."""
+    sliding_window: int | None = None
+    """Tokens that a layer with a window sees, itself included (gpt-oss: 128)."""
+    full_attention_every: int = 1
+    """Of so many layers, the last sees everything and the others the window (gpt-oss: 2); 1: all see everything."""
     norm_eps: float = 1e-6
     latent_norm_eps: float = 1e-6
     """Epsilon of the norms on MLA's query and key-value latents. DeepSeek's and transformers' code fix it at 1e-6, also
     where norm_eps is another (Moonlight, K2.5: 1e-5)."""
     rope_theta: float = 10_000.0
+    rope_halves: bool = False
+    """Which entries of a head are rotated as a pair: i and i + P/2, or 2i and 2i + 1 (DeepSeek, K2)."""
     yarn: Yarn | None = None
     """How positions beyond the context of pretraining are told apart (models/rope.py); None: plain rotation."""
     max_context: int = 4096
@@ -103,6 +129,30 @@ class ModelConfig:
             0 <= self.n_dense_layers < self.n_layers,
             f"n_dense_layers={self.n_dense_layers} must be smaller than n_layers={self.n_layers}.",
         )
+        if self.kv_lora_rank is None:
+            require(
+                self.n_kv_heads is not None and self.n_heads % self.n_kv_heads == 0,
+                f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}: kv_lora_rank is None.",
+            )
+            require(
+                self.q_lora_rank is None and self.init != "induction",
+                f"q_lora_rank={self.q_lora_rank}, init={self.init!r}: latent attention only, but kv_lora_rank=None.",
+            )
+        else:
+            for field in ("n_kv_heads", "qk_norm", "qkv_bias", "out_bias", "attention_sinks"):
+                require(
+                    not getattr(self, field),
+                    f"{field}={getattr(self, field)} belongs to grouped-query attention; set kv_lora_rank=None for it.",
+                )
+        require(
+            (self.sliding_window is None) == (self.full_attention_every == 1),
+            f"sliding_window={self.sliding_window} and full_attention_every={self.full_attention_every}: a window "
+            "needs layers that have it, and the other way round.",
+        )
+        require(
+            self.router_scores in ("sigmoid", "softmax"),
+            f"router_scores={self.router_scores!r} is unknown; use 'sigmoid' or 'softmax'.",
+        )
         require(self.qk_rope_dim % 2 == 0, f"qk_rope_dim={self.qk_rope_dim} must be even: rotary pairs.")
         require(
             self.dispatch in ("dense", "ring"),
@@ -123,8 +173,20 @@ class ModelConfig:
 
     @property
     def latent_dim(self) -> int:
-        """Floats that the decode cache stores per token and layer: R + P."""
+        """Floats that the decode cache stores per token and layer: R + P, or the keys and values of N heads."""
+        if self.kv_lora_rank is None:
+            return self.n_kv_heads * (self.qk_nope_dim + self.qk_rope_dim + self.v_head_dim)
         return self.kv_lora_rank + self.qk_rope_dim
+
+    @property
+    def logit_scale(self) -> float:
+        """What attention logits are multiplied by."""
+        yarn = 1.0 if self.yarn is None else self.yarn.logit_scale
+        return self.attention_scale * (self.qk_nope_dim + self.qk_rope_dim) ** -0.5 * yarn
+
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer sees only the sliding window."""
+        return (layer + 1) % self.full_attention_every != 0
 
     @property
     def dtype(self) -> jnp.dtype:

@@ -1,5 +1,6 @@
 """The Decoder: embedding, a stack of dense layers, a stack of expert layers, final norm, head, MTP module."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -49,15 +50,14 @@ class Decoder(nnx.Module):
 
     def __call__(self, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array) -> Hidden:
         """Whole rows. Positions restart in every segment; segment 0 is padding; no segment sees another."""
-        bias_BSS, real_BS = additive_mask(causal_mask(segments_BS)), segments_BS > 0
+        real_BS = segments_BS > 0
+        masks = self._masks(lambda window: causal_mask(segments_BS, window))
         x_BSD = self.embedding(tokens_BS, positions_BS)
 
-        def layer(x_BSD, block):
-            return block(x_BSD, positions_BS, bias_BSS, real_BS)
+        def layer(x_BSD, block, windowed):
+            return block(x_BSD, positions_BS, masks.of(windowed), real_BS)
 
-        if self.dense_layers is not None:
-            x_BSD, _ = self._scan(layer, self.dense_layers, x_BSD)
-        x_BSD, counts_LE = self._scan(layer, self.moe_layers, x_BSD)
+        x_BSD, (_, counts_LE) = self._layers(layer, x_BSD)
         return Hidden(self.final_norm(x_BSD), x_BSD, counts_LE)
 
     def extend(
@@ -76,14 +76,15 @@ class Decoder(nnx.Module):
         """
         window = cache.capacity if window is None else window
         cache = write_tokens(cache, tokens_BS, positions_BS, real_BS)
-        bias_BSC = additive_mask(jnp.arange(window) <= positions_BS[..., None])
+        entries, last = jnp.arange(window), positions_BS[..., None]
+        masks = self._masks(lambda tokens: (entries <= last) & (entries > last - tokens) if tokens else entries <= last)
         earlier = [
             self.embedding.lookup(jnp.take_along_axis(cache.tokens_BC, jnp.maximum(positions_BS - j, 0), axis=1))
             for j in self.embedding.offsets
         ]
         x_BSD = self.embedding.convolve(self.embedding.lookup(tokens_BS), earlier, positions_BS)
 
-        def layer(carry, block):
+        def layer(carry, block, windowed):
             x_BSD, latents, index = carry
 
             def write(new_BSX):
@@ -91,14 +92,11 @@ class Decoder(nnx.Module):
                 latents, layer_cache = write_layer(latents, index, new_BSX, positions_BS, real_BS, window)
                 return layer_cache
 
-            x_BSD, _ = block.extend(x_BSD, positions_BS, bias_BSC, real_BS, write)
+            x_BSD, _ = block.extend(x_BSD, positions_BS, masks.of(windowed), real_BS, write)
             return (x_BSD, latents, index + 1), None
 
         # The cache travels in the carry and is updated in place; as a scanned input and output it would be copied.
-        carry = (x_BSD, cache.latents_LBCX, jnp.int32(0))
-        for layers in (self.dense_layers, self.moe_layers):
-            if layers is not None:
-                carry, _ = self._scan(layer, layers, carry, remat=False)
+        carry, _ = self._layers(layer, (x_BSD, cache.latents_LBCX, jnp.int32(0)), remat=False)
         x_BSD, latents, _ = carry
         return self.final_norm(x_BSD), cache._replace(latents_LBCX=latents)
 
@@ -125,15 +123,43 @@ class Decoder(nnx.Module):
             "...d,dw->...w", hidden_BSD, use(self.head, hidden_BSD.dtype), preferred_element_type=jnp.float32
         )
 
-    def _scan(self, layer, blocks: Block, carry, *, remat: bool | None = None):
+    def _masks(self, mask: Callable[[int | None], jax.Array]) -> "Masks":
+        """mask: which keys a query sees, given the length of the window or None."""
+        window = self.config.sliding_window
+        return Masks(additive_mask(mask(None)), None if window is None else additive_mask(mask(window)))
+
+    def _layers(self, layer, carry, *, remat: bool | None = None):
+        """Scans `layer(carry, block, whether it has the window)` over both stacks: the carry, what each stack gave."""
+        config, given, first = self.config, [], 0
+        for blocks, n in ((self.dense_layers, config.n_dense_layers), (self.moe_layers, config.n_moe_layers)):
+            out = None
+            if blocks is not None:
+                windowed = jnp.array([config.has_window(first + i) for i in range(n)])
+                carry, out = self._scan(layer, blocks, windowed, carry, config.remat if remat is None else remat)
+            given.append(out)
+            first += n
+        return carry, given
+
+    def _scan(self, layer, blocks: Block, windowed_L: jax.Array, carry, remat: bool):
         graph, stacked = nnx.split(blocks)
 
-        def body(carry, state):
-            return layer(carry, nnx.merge(graph, state))
+        def body(carry, inputs):
+            state, windowed = inputs
+            return layer(carry, nnx.merge(graph, state), windowed)
 
-        if self.config.remat if remat is None else remat:
+        if remat:
             body = jax.checkpoint(body)
-        return jax.lax.scan(body, carry, stacked, unroll=self.config.scan_unroll)
+        return jax.lax.scan(body, carry, (stacked, windowed_L), unroll=self.config.scan_unroll)
+
+
+class Masks(NamedTuple):
+    """Additive masks of the layers that see everything and, where there are any, of those with a window."""
+
+    full: jax.Array
+    window: jax.Array | None
+
+    def of(self, windowed: jax.Array) -> jax.Array:
+        return self.full if self.window is None else jnp.where(windowed, self.window, self.full)
 
 
 def stack(config: ModelConfig, n: int, *, moe: bool, rngs: nnx.Rngs) -> Block:
@@ -147,8 +173,9 @@ def stack(config: ModelConfig, n: int, *, moe: bool, rngs: nnx.Rngs) -> Block:
     return make(rngs)
 
 
-def causal_mask(segments_BS: jax.Array) -> jax.Array:
-    """[B,S,S]: query s sees key t <= s of its own segment."""
+def causal_mask(segments_BS: jax.Array, window: int | None = None) -> jax.Array:
+    """[B,S,S]: query s sees key t <= s of its own segment, and only the last `window` of them, itself included."""
     s = segments_BS.shape[1]
     same = segments_BS[:, :, None] == segments_BS[:, None, :]
-    return same & (jnp.arange(s)[:, None] >= jnp.arange(s)[None, :])
+    back = jnp.arange(s)[:, None] - jnp.arange(s)[None, :]
+    return same & ((back >= 0) if window is None else (back >= 0) & (back < window))

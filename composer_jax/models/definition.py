@@ -76,7 +76,10 @@ class Definition:
     def active_parameter_count(self) -> int:
         """Those that one token meets: all but the routed experts that it was not sent to."""
         config = self.config
-        idle = (config.n_experts - config.experts_per_token) * 3 * config.d_model * config.expert_ff_dim
+        expert = 3 * config.d_model * config.expert_ff_dim
+        if config.expert_bias:
+            expert += 2 * config.expert_ff_dim + config.d_model
+        idle = (config.n_experts - config.experts_per_token) * expert
         return self.parameter_count() - idle * (config.n_moe_layers + config.n_mtp_modules)
 
 

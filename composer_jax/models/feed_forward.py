@@ -1,10 +1,11 @@
-"""SwiGLU feed-forward block (Shazeer 2020, arXiv 2002.05202)."""
+"""SwiGLU feed-forward block."""
 
 import jax
 from flax import nnx
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.parameter import matrix, use
+from composer_jax.ops.activation import swiglu
 
 
 class FeedForward(nnx.Module):
@@ -17,5 +18,4 @@ class FeedForward(nnx.Module):
         self.down = matrix(rngs, (width, d), ("ff", "embed"), fan_in=width, config=config)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        hidden = jax.nn.silu(x @ use(self.gate, x.dtype)) * (x @ use(self.up, x.dtype))
-        return hidden @ use(self.down, x.dtype)
+        return swiglu(x @ use(self.gate, x.dtype), x @ use(self.up, x.dtype)) @ use(self.down, x.dtype)

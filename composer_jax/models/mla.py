@@ -19,7 +19,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, use
 from composer_jax.models.rope import rope_angles, rotate
-from composer_jax.ops.attention import attend, attend_shared
+from composer_jax.ops.attention import attend
 
 
 class MultiHeadLatentAttention(nnx.Module):
@@ -41,11 +41,6 @@ class MultiHeadLatentAttention(nnx.Module):
         self.v_up = matrix(rngs, (r, h, v), (None, "heads", None), fan_in=r, config=config)
         self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), fan_in=h * v, config=config)
 
-    @property
-    def scale(self) -> float:
-        c = self.config
-        return c.attention_scale * (c.qk_nope_dim + c.qk_rope_dim) ** -0.5 * (c.yarn.logit_scale if c.yarn else 1.0)
-
     def angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         c = self.config
         return rope_angles(positions_BS, c.qk_rope_dim, c.rope_theta, c.yarn)
@@ -56,12 +51,14 @@ class MultiHeadLatentAttention(nnx.Module):
             x_BSD = self.q_norm(x_BSD @ use(self.q_down, x_BSD.dtype))
         q = jnp.einsum("bsd,dhk->bshk", x_BSD, use(self.q, x_BSD.dtype))
         q_nope, q_rope = jnp.split(q, [self.config.qk_nope_dim], axis=-1)
-        return q_nope, rotate(q_rope, cos[:, :, None], sin[:, :, None])
+        return q_nope, rotate(q_rope, cos[:, :, None], sin[:, :, None], halves=self.config.rope_halves)
 
     def latents(self, x_BSD: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """What the cache stores: [B,S,R+P], the normalised latent and the rotated shared key."""
         latent, k_rope = jnp.split(x_BSD @ use(self.kv_down, x_BSD.dtype), [self.config.kv_lora_rank], axis=-1)
-        return jnp.concatenate([self.kv_norm(latent), rotate(k_rope, cos, sin)], axis=-1)
+        return jnp.concatenate(
+            [self.kv_norm(latent), rotate(k_rope, cos, sin, halves=self.config.rope_halves)], axis=-1
+        )
 
     def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSS: jax.Array) -> jax.Array:
         """Attention within the rows; bias_BSS is added to the scores (ops/attention.py: additive_mask)."""
@@ -71,7 +68,7 @@ class MultiHeadLatentAttention(nnx.Module):
         c_BSR, k_rope = jnp.split(self.latents(x_BSD, cos, sin), [self.config.kv_lora_rank], axis=-1)
         k_nope = jnp.einsum("btr,rhk->bthk", c_BSR, use(self.k_up, dtype))
         v_BSHV = jnp.einsum("btr,rhv->bthv", c_BSR, use(self.v_up, dtype))
-        q_BSHX = jnp.concatenate([q_nope, q_rope], axis=-1) * self.scale
+        q_BSHX = jnp.concatenate([q_nope, q_rope], axis=-1) * self.config.logit_scale
         shared = jnp.broadcast_to(k_rope[:, :, None], (*k_nope.shape[:3], k_rope.shape[-1]))
         k_BSHX = jnp.concatenate([k_nope, shared], axis=-1)
         y_BSHV = attend(q_BSHX, k_BSHX, v_BSHV, bias_BSS)
@@ -91,7 +88,7 @@ class MultiHeadLatentAttention(nnx.Module):
         q_nope, q_rope = self.queries(x_BSD, cos, sin)
         cache_BCX = write(self.latents(x_BSD, cos, sin)).astype(dtype)
         q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, use(self.k_up, dtype))
-        q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.scale
-        y_latent = attend_shared(q_BSHX, cache_BCX, cache_BCX[..., :r], bias_BSC)
+        q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.config.logit_scale
+        y_latent = attend(q_BSHX, cache_BCX[:, :, None], cache_BCX[:, :, None, :r], bias_BSC)
         y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, use(self.v_up, dtype))
         return jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype))

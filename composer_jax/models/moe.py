@@ -1,13 +1,15 @@
 """Mixture-of-experts feed-forward: routed experts plus shared ones (DeepSeekMoE, arXiv 2401.06066)."""
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
-from composer_jax.models.parameter import matrix, use
+from composer_jax.models.parameter import matrix, parameter, use
 from composer_jax.models.router import Router, expert_counts
-from composer_jax.parallel.dispatch import DISPATCH, Experts
+from composer_jax.ops.activation import Activation, clamped_swiglu, swiglu
+from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
 
 
 class MixtureOfExperts(nnx.Module):
@@ -20,6 +22,11 @@ class MixtureOfExperts(nnx.Module):
         self.gate = matrix(rngs, (e, d, f), ("experts", "embed", "ff"), fan_in=d, config=config)
         self.up = matrix(rngs, (e, d, f), ("experts", "embed", "ff"), fan_in=d, config=config)
         self.down = matrix(rngs, (e, f, d), ("experts", "ff", "embed"), fan_in=f, config=config)
+        if config.expert_bias:
+            zeros = lambda width: jnp.zeros((e, width), config.param_dtype)  # noqa: E731
+            self.gate_bias = parameter(zeros(f), "experts", "ff")
+            self.up_bias = parameter(zeros(f), "experts", "ff")
+            self.down_bias = parameter(zeros(d), "experts", "embed")
         if config.n_shared_experts:
             self.shared = FeedForward(config, config.n_shared_experts * f, rngs=rngs)
 
@@ -27,10 +34,22 @@ class MixtureOfExperts(nnx.Module):
         """Returns the output and how many real tokens chose each expert, float32 [E]."""
         x_TD = x_BSD.reshape(-1, x_BSD.shape[-1])
         routing = self.router(x_TD)
-        experts = Experts(*(use(w, x_TD.dtype) for w in (self.gate, self.up, self.down)))
-        y_TD = DISPATCH[self.config.dispatch](x_TD, routing.ids_Tk, routing.gates_Tk.astype(x_TD.dtype), experts)
+        y_TD = DISPATCH[self.config.dispatch](
+            x_TD, routing.ids_Tk, routing.gates_Tk.astype(x_TD.dtype), self._experts(x_TD.dtype), self._activation
+        )
         if self.config.n_shared_experts:
             y_TD = y_TD + self.shared(x_TD)
         return y_TD.reshape(x_BSD.shape), expert_counts(
             routing.ids_Tk, token_mask_BS.reshape(-1), self.config.n_experts
         )
+
+    def _experts(self, dtype) -> Experts:
+        biases = None
+        if self.config.expert_bias:
+            biases = Biases(*(use(b, dtype) for b in (self.gate_bias, self.up_bias, self.down_bias)))
+        return Experts(*(use(w, dtype) for w in (self.gate, self.up, self.down)), biases)
+
+    @property
+    def _activation(self) -> Activation:
+        limit = self.config.swiglu_limit
+        return swiglu if limit is None else clamped_swiglu(limit)

@@ -23,6 +23,75 @@ _KIMI_K2 = dict(
     rope_theta=50_000.0,
 )
 
+_HEADS_OF_128 = dict(kv_lora_rank=None, v_head_dim=128, rope_halves=True)
+
+_QWEN3 = dict(
+    **_HEADS_OF_128,
+    vocab_size=151_936,
+    n_dense_layers=0,
+    qk_nope_dim=0,
+    qk_rope_dim=128,
+    qk_norm=True,
+    router_scores="softmax",
+    experts_per_token=8,
+    n_shared_experts=0,
+)
+
+_QWEN3_30B = dict(
+    **_QWEN3,
+    d_model=2048,
+    n_layers=48,
+    n_heads=32,
+    n_kv_heads=4,
+    expert_ff_dim=768,
+    n_experts=128,
+)
+
+_GLM_4_5 = dict(
+    **_HEADS_OF_128,
+    vocab_size=151_552,
+    n_heads=96,
+    n_kv_heads=8,
+    qk_nope_dim=64,
+    qk_rope_dim=64,
+    qkv_bias=True,
+    experts_per_token=8,
+    n_shared_experts=1,
+    norm_eps=1e-5,
+    rope_theta=1_000_000.0,
+    max_context=131_072,
+)
+
+_GPT_OSS = dict(
+    vocab_size=201_088,
+    d_model=2880,
+    n_dense_layers=0,
+    kv_lora_rank=None,
+    n_heads=64,
+    n_kv_heads=8,
+    qk_nope_dim=0,
+    qk_rope_dim=64,
+    v_head_dim=64,
+    rope_halves=True,
+    qkv_bias=True,
+    out_bias=True,
+    attention_sinks=True,
+    sliding_window=128,
+    full_attention_every=2,
+    dense_ff_dim=2880,
+    expert_ff_dim=2880,
+    experts_per_token=4,
+    n_shared_experts=0,
+    router_scores="softmax",
+    router_logit_bias=True,
+    expert_bias=True,
+    swiglu_limit=7.0,
+    norm_eps=1e-5,
+    rope_theta=150_000.0,
+    max_context=131_072,
+    yarn=Yarn(32.0, mscale_all_dim=0.0, truncate=False),
+)
+
 PRESETS: dict[str, ModelConfig] = {
     # https://huggingface.co/moonshotai/Kimi-K2-Instruct
     "kimi_k2": ModelConfig(**_KIMI_K2, max_context=131_072, yarn=Yarn(32.0, beta_fast=1.0)),
@@ -67,4 +136,46 @@ PRESETS: dict[str, ModelConfig] = {
         rope_theta=50_000.0,
         max_context=8192,
     ),
+    # https://huggingface.co/Qwen/Qwen3-30B-A3B
+    "qwen3_30b_a3b": ModelConfig(**_QWEN3_30B, dense_ff_dim=6144, rope_theta=1_000_000.0, max_context=40_960),
+    # https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct
+    "qwen3_coder_30b_a3b": ModelConfig(**_QWEN3_30B, dense_ff_dim=5472, rope_theta=10_000_000.0, max_context=262_144),
+    # https://huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct
+    "qwen3_coder_480b_a35b": ModelConfig(
+        **_QWEN3,
+        d_model=6144,
+        n_layers=62,
+        n_heads=96,
+        n_kv_heads=8,
+        dense_ff_dim=8192,
+        expert_ff_dim=2560,
+        n_experts=160,
+        rope_theta=10_000_000.0,
+        max_context=262_144,
+    ),
+    # https://huggingface.co/zai-org/GLM-4.5, without its MTP module
+    "glm_4_5": ModelConfig(
+        **_GLM_4_5,
+        d_model=5120,
+        n_layers=92,
+        n_dense_layers=3,
+        dense_ff_dim=12_288,
+        expert_ff_dim=1536,
+        n_experts=160,
+        routed_scaling_factor=2.5,
+        qk_norm=True,
+    ),
+    # https://huggingface.co/zai-org/GLM-4.5-Air, without its MTP module
+    "glm_4_5_air": ModelConfig(
+        **_GLM_4_5,
+        d_model=4096,
+        n_layers=46,
+        n_dense_layers=1,
+        dense_ff_dim=10_944,
+        expert_ff_dim=1408,
+        n_experts=128,
+    ),
+    # https://huggingface.co/openai/gpt-oss-20b and -120b
+    "gpt_oss_20b": ModelConfig(**_GPT_OSS, n_layers=24, n_experts=32),
+    "gpt_oss_120b": ModelConfig(**_GPT_OSS, n_layers=36, n_experts=128),
 }

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864), pairs interleaved as in DeepSeek's code, and YaRN."""
+"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864) and YaRN."""
 
 import dataclasses
 import math
@@ -82,8 +82,14 @@ def rope_angles(positions: jax.Array, dim: int, theta: float, yarn: Yarn | None 
     return jnp.cos(angle) * scale, jnp.sin(angle) * scale
 
 
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates the pairs (x_2i, x_2i+1) of the last dimension; cos and sin broadcast against [..., dim/2]."""
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, halves: bool = False) -> jax.Array:
+    """Rotates pairs of the last dimension P; cos and sin broadcast against [..., P/2].
+
+    A pair is (x_2i, x_2i+1), or with `halves` (x_i, x_i+P/2): a matter of convention, but weights follow one of them.
+    """
+    if halves:
+        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1).astype(x.dtype)
     even, odd = x[..., 0::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
     turned = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
     return turned.reshape(x.shape).astype(x.dtype)

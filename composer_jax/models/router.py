@@ -1,4 +1,4 @@
-"""Sigmoid router with auxiliary-loss-free balance (DeepSeek-V3, arXiv 2412.19437, equations 13 to 16)."""
+"""Router with auxiliary-loss-free balance (DeepSeek-V3, arXiv 2412.19437, equations 13 to 16)."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.parameter import RouterBias, matrix, use
+from composer_jax.models.parameter import RouterBias, matrix, parameter, use
 
 
 class Routing(NamedTuple):
@@ -19,8 +19,8 @@ class Routing(NamedTuple):
 
 
 class Router(nnx.Module):
-    """s = sigmoid(x W), in float32; the top k of s + bias are used with gates s_i / sum_selected(s) *
-    routed_scaling_factor.
+    """s = sigmoid(x W) or softmax(x W), in float32; the top k of s + bias are used, with gates s_i or, normalised,
+    s_i / sum_selected(s), times routed_scaling_factor.
 
     The bias takes part in the choice only: it never enters a gate and never receives a gradient.
     """
@@ -30,14 +30,21 @@ class Router(nnx.Module):
         self.weight = matrix(
             rngs, (config.d_model, config.n_experts), ("embed", None), fan_in=config.d_model, config=config
         )
+        if config.router_logit_bias:
+            self.logit_bias = parameter(jnp.zeros(config.n_experts, config.param_dtype), None)
         self.bias = RouterBias(jnp.zeros(config.n_experts, jnp.float32), axes=(None,))
 
     def __call__(self, x_TD: jax.Array) -> Routing:
-        scores_TE = jax.nn.sigmoid(x_TD.astype(jnp.float32) @ use(self.weight, jnp.float32))
-        ids_Tk = select_experts(scores_TE + self.bias.get_value(), self.config)
+        config = self.config
+        logits_TE = x_TD.astype(jnp.float32) @ use(self.weight, jnp.float32)
+        if config.router_logit_bias:
+            logits_TE = logits_TE + use(self.logit_bias, jnp.float32)
+        scores_TE = (jax.nn.sigmoid if config.router_scores == "sigmoid" else jax.nn.softmax)(logits_TE)
+        ids_Tk = select_experts(scores_TE + self.bias.get_value(), config)
         gates_Tk = jnp.take_along_axis(scores_TE, ids_Tk, axis=-1)
-        gates_Tk = gates_Tk / (gates_Tk.sum(-1, keepdims=True) + 1e-20) * self.config.routed_scaling_factor
-        return Routing(ids_Tk, gates_Tk)
+        if config.normalise_gates:
+            gates_Tk = gates_Tk / (gates_Tk.sum(-1, keepdims=True) + 1e-20)
+        return Routing(ids_Tk, gates_Tk * config.routed_scaling_factor)
 
 
 def select_experts(choice_TE: jax.Array, config: ModelConfig) -> jax.Array:

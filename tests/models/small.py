@@ -39,6 +39,26 @@ def small(**changes) -> ModelConfig:
     return ModelConfig(**(fields | changes))
 
 
+GROUPED_QUERY = dict(
+    kv_lora_rank=None,
+    n_kv_heads=2,
+    n_heads=4,
+    qk_nope_dim=2,
+    qk_rope_dim=4,
+    rope_halves=True,
+    qkv_bias=True,
+    out_bias=True,
+    attention_sinks=True,
+    sliding_window=3,
+    full_attention_every=2,
+    router_scores="softmax",
+    router_logit_bias=True,
+    expert_bias=True,
+    swiglu_limit=1.0,
+)
+"""Changes that turn every part on which gpt-oss has and DeepSeek does not."""
+
+
 def random_weights(config: ModelConfig, seed: int = 0):
     """(params, router_bias) from NumPy: no scale is 1 and no bias 0, so that forgetting either shows.
 
@@ -47,7 +67,7 @@ def random_weights(config: ModelConfig, seed: int = 0):
     rng = np.random.default_rng(seed)
 
     def fan_in(name, shape) -> int:
-        if name in ("q", "k_up", "v_up"):  # [in, heads, out]
+        if name in ("q", "k", "v", "k_up", "v_up"):  # [in, heads, out]
             return shape[-3]
         if name == "out":  # [heads, in, out]
             return shape[-3] * shape[-2]
@@ -57,7 +77,7 @@ def random_weights(config: ModelConfig, seed: int = 0):
         name = path[-1].key
         if name == "scale":
             return 1 + 0.2 * rng.standard_normal(leaf.shape)
-        if name == "bias":
+        if name.endswith("bias") or name == "sinks":
             return 0.3 * rng.standard_normal(leaf.shape)
         return rng.standard_normal(leaf.shape) * 1.2 / np.sqrt(fan_in(name, leaf.shape))
 

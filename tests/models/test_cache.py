@@ -7,7 +7,7 @@ import pytest
 
 from composer_jax.models.cache import Cache, init_cache
 from composer_jax.models.definition import Definition
-from tests.models.small import forward, random_weights, relative_error, rows, small
+from tests.models.small import GROUPED_QUERY, forward, random_weights, relative_error, rows, small
 
 CAPACITY = 24
 LENGTHS = (19, 24)
@@ -15,6 +15,7 @@ CONTEXTS = [np.random.default_rng(i).integers(0, 64, n).tolist() for i, n in enu
 CONFIGS = {
     "direct_query": small(n_mtp_modules=0),
     "query_rank": small(n_mtp_modules=0, q_lora_rank=12, tie_embeddings=True, n_layers=2, embedding_taps=0),
+    "grouped_query": small(n_mtp_modules=0, **GROUPED_QUERY),
 }
 
 
@@ -118,5 +119,5 @@ def test_the_cache_holds_one_latent_per_token_and_layer(model):
     config = model[0]
     cache = init_cache(config, 5, 7)
     assert cache.capacity == 7
-    assert cache.latents_LBCX.shape == (config.n_layers, 5, 7, config.kv_lora_rank + config.qk_rope_dim)
+    assert cache.latents_LBCX.shape == (config.n_layers, 5, 7, {16: 16 + 4, None: 2 * (6 + 6)}[config.kv_lora_rank])
     assert init_cache(small(compute_dtype="bfloat16"), 1, 1).latents_LBCX.dtype == jnp.bfloat16

@@ -10,12 +10,30 @@ import sys
 
 import torch
 
-from tests.parity.deepseek_v3 import PLAIN, compute, in_memory, make_model, on_disk, tokens_for
 from tests.parity.goldens import GOLDENS, Golden, save
+from tests.parity.theirs import PLAIN, compute, in_memory, make_model, on_disk, tokens_for, yarn
+
+SMALL = dict(
+    vocab_size=41,
+    hidden_size=24,
+    intermediate_size=30,
+    moe_intermediate_size=14,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    num_experts_per_tok=2,
+    rms_norm_eps=1e-5,
+    rope_parameters={"rope_type": "default", "rope_theta": 1_000.0},
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+)
+"""Of the families that are not DeepSeek-V3's."""
 
 CONFIGS = {
-    "direct_query_tied": {"tie_word_embeddings": True, "n_shared_experts": 2, "routed_scaling_factor": 2.446},
-    "deepseek_grouped_fused": {
+    "direct_query_tied": PLAIN | {"tie_word_embeddings": True, "n_shared_experts": 2, "routed_scaling_factor": 2.446},
+    "deepseek_grouped_fused": PLAIN
+    | {
         "q_lora_rank": 18,
         "n_group": 4,
         "topk_group": 2,
@@ -23,15 +41,34 @@ CONFIGS = {
         "num_hidden_layers": 4,
         "routed_scaling_factor": 2.5,
     },
-    "kimi_like": {
+    "kimi_like": PLAIN
+    | {
         "q_lora_rank": 18,
         "n_routed_experts": 12,
         "routed_scaling_factor": 2.827,
         "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0},
     },
+    "qwen3_moe": SMALL | {"model_type": "qwen3_moe", "num_experts": 6, "norm_topk_prob": True},
+    "glm4_moe": SMALL
+    | {
+        "model_type": "glm4_moe",
+        "n_routed_experts": 6,
+        "routed_scaling_factor": 2.5,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000.0, "partial_rotary_factor": 0.5},
+    },
+    "gpt_oss": SMALL
+    | {
+        "model_type": "gpt_oss",
+        "num_local_experts": 6,
+        "intermediate_size": 14,
+        "sliding_window": 5,
+        "rope_parameters": yarn(100.0, 8.0, 8, truncate=False),
+    },
 }
-LIMIT = 600_000
+LIMIT = 700_000
 """Bytes of all files together."""
 
 
@@ -39,7 +76,7 @@ def main() -> None:
     torch.set_num_threads(1)  # one order of summation
     total = 0
     for seed, name in enumerate(GOLDENS):
-        model = make_model(PLAIN | CONFIGS[name], seed)
+        model = make_model(CONFIGS[name], seed)
         tokens = tokens_for(model, seed)
         # One file has the experts stacked, as transformers holds them; the others have one tensor each.
         state = in_memory(model) if "fused" in name else on_disk(model)

@@ -43,7 +43,8 @@ def test_decoding_from_the_cache(name):
 def test_round_trip(name):
     golden, config, params, bias = golden_and_ours(name)
     exported = to_tensors(params, bias, config)
-    assert any("experts.0.up_proj" in key for key in exported)
+    fused = name == "gpt_oss"
+    assert any(("experts.gate_up_proj" if fused else "experts.0.up_proj") in key for key in exported)
     for key in exported.keys() & golden.state.keys():
         np.testing.assert_array_equal(exported[key], golden.state[key], err_msg=key)
     np.testing.assert_equal(from_tensors(exported, config), (params, bias))
@@ -77,4 +78,4 @@ def test_the_comparison_would_notice(change):
 def test_there_is_a_file_for_every_name():
     files = {path.stem: path.stat().st_size for path in FOLDER.glob("*.npz")}
     assert files.keys() == set(GOLDENS)
-    assert sum(files.values()) < 600_000
+    assert sum(files.values()) < 700_000

@@ -21,12 +21,12 @@ def weights():
 
 @pytest.fixture(scope="session")
 def new_learner():
-    """(mesh sizes, reduction=, dispatch=, loss=) -> a Learner of CONFIG on as many devices as the mesh has."""
+    """(mesh sizes, reduction=, dispatch=, loss=, config=) -> a Learner on as many devices as the mesh has."""
 
-    def make(sizes=None, *, reduction="collective", dispatch="dense", loss=None):
+    def make(sizes=None, *, reduction="collective", dispatch="dense", loss=None, config=CONFIG):
         sizes = sizes or {}
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
-        definition = Definition(dataclasses.replace(CONFIG, dispatch=dispatch))
+        definition = Definition(dataclasses.replace(config, dispatch=dispatch))
         loss = loss or LanguageLoss(mtp_weight=0.3)
         return Learner(definition, OPTIMIZER, loss, mesh, reduction=reduction, bias_rate=BIAS_RATE)
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.models.small import relative_error
+from tests.models.small import GROUPED_QUERY, random_weights, relative_error, small
 from tests.train.small_step import full_gradient, make_batch
 
 BATCH = make_batch(1)
@@ -43,6 +43,16 @@ def test_a_step_is_that_of_one_device(new_learner, weights, wanted, sizes, how):
     assert metrics.keys() == wanted[2].keys()
     for name, value in metrics.items():
         assert value == pytest.approx(wanted[2][name], rel=1e-5), name
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2, "expert": 4}, {"data": 8}], ids=str)
+def test_grouped_queries_windows_and_biases_too(new_learner, sizes):
+    config = small(n_layers=2, **GROUPED_QUERY)
+    weights = random_weights(config)
+    wanted = step_and_gradient(new_learner(config=config), weights)
+    gradient, state, _ = step_and_gradient(new_learner(sizes, dispatch="ring", config=config), weights)
+    assert_close(gradient, wanted[0])
+    assert_close(state.params, wanted[1].params)
 
 
 def assert_close(found, wanted):

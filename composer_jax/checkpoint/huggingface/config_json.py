@@ -3,47 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
+from composer_jax.checkpoint.huggingface.families import (
+    DEEPSEEK_V3,
+    FAMILIES,
+    GLM4_MOE,
+    GPT_OSS,
+    Family,
+    family_called,
+    family_of,
+)
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.rope import Yarn
 
-MODEL_TYPES = ("deepseek_v3", "kimi_k2")
-"""Values of config.json's model_type that name this architecture."""
-
 TEXT_TOWERS = ("kimi_k25",)
 """Values of model_type whose text_config is one of these, beside a tower for pictures, which we leave out."""
-
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "d_model": "hidden_size",
-    "n_layers": "num_hidden_layers",
-    "n_dense_layers": "first_k_dense_replace",
-    "n_heads": "num_attention_heads",
-    "kv_lora_rank": "kv_lora_rank",
-    "qk_nope_dim": "qk_nope_head_dim",
-    "qk_rope_dim": "qk_rope_head_dim",
-    "v_head_dim": "v_head_dim",
-    "dense_ff_dim": "intermediate_size",
-    "expert_ff_dim": "moe_intermediate_size",
-    "n_experts": "n_routed_experts",
-    "experts_per_token": "num_experts_per_tok",
-    "q_lora_rank": "q_lora_rank",
-    "routed_scaling_factor": "routed_scaling_factor",
-    "norm_eps": "rms_norm_eps",
-    "max_context": "max_position_embeddings",
-}
-"""Our field -> the key that config.json must have."""
-
-_ONLY = {
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "norm_topk_prob": True,
-    "moe_layer_freq": 1,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "rope_interleave": True,
-}
-"""Keys of which one value is built; a config.json without the key means that value."""
 
 
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -67,32 +41,60 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
     """
     hf_config = text_config(hf_config)
     kind = hf_config.get("model_type")
-    if kind not in MODEL_TYPES:
-        known = ", ".join(MODEL_TYPES + TEXT_TOWERS)
+    family = family_called(kind)
+    if family is None:
+        known = ", ".join([name for f in FAMILIES for name in (f.model_type, *f.also)] + list(TEXT_TOWERS))
         raise UserError(f"model_type={kind!r} in config.json cannot be read; these can: {known}.")
-    missing = [key for key in _FIELDS.values() if key not in hf_config]
+    keys = {
+        ours: next((key for key in names.split() if key in hf_config), None) for ours, names in family.fields.items()
+    }
+    missing = dict.fromkeys(family.fields[ours].split()[0] for ours, key in keys.items() if key is None)
     if missing:
         raise UserError(f"config.json lacks {', '.join(missing)}.")
-    only = _ONLY | {"num_key_value_heads": hf_config["num_attention_heads"]}
+    only = dict(family.only)
+    if family is DEEPSEEK_V3:
+        only["num_key_value_heads"] = hf_config["num_attention_heads"]
     for key, value in only.items():
         found = hf_config.get(key, value)
         null_means_value = not value or key == "num_key_value_heads"
         if found != value and not (found is None and null_means_value):
             raise UserError(f"config.json has {key}={found!r}; only {value!r} can be read yet.")
-    theta, yarn = _rotary(hf_config)
-    return ModelConfig(
-        **{ours: hf_config[theirs] for ours, theirs in _FIELDS.items()},
-        n_shared_experts=hf_config.get("n_shared_experts") or 0,
-        n_expert_groups=hf_config.get("n_group") or 1,
-        topk_groups=hf_config.get("topk_group") or 1,
-        rope_theta=theta,
-        yarn=yarn,
-        tie_embeddings=bool(hf_config.get("tie_word_embeddings", False)),
-    )
+    theta, yarn = _rotary(hf_config, temperatures=family is DEEPSEEK_V3)
+    fields = dict(family.fixed)
+    fields |= {ours: hf_config[theirs] for ours, theirs in keys.items()}
+    for ours, (key, default) in family.optional.items():
+        found = hf_config.get(key)
+        fields[ours] = default if found is None else found
+    if family is DEEPSEEK_V3:  # no groups are one group; no shared experts are none
+        fields |= {ours: fields[ours] or default for ours, (_, default) in family.optional.items()}
+    else:
+        fields |= _heads(hf_config, family)
+    return ModelConfig(**fields, rope_theta=theta, yarn=yarn)
 
 
-def _rotary(hf_config: Mapping[str, Any]) -> tuple[float, Yarn | None]:
-    """(theta, YaRN): in rope_parameters since transformers 5; before, theta at the top and YaRN in rope_scaling."""
+def _heads(hf_config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Widths of heads, which are not in config.json one by one; and whether layers alternate as gpt-oss's do."""
+    width = hf_config.get("head_dim") or hf_config["hidden_size"] // hf_config["num_attention_heads"]
+    share = 1.0
+    if family is GLM4_MOE:
+        rope = hf_config.get("rope_parameters") or {}
+        share = rope.get("partial_rotary_factor", hf_config.get("partial_rotary_factor", 0.5))
+    rotary = int(width * share)
+    if family is GPT_OSS:
+        layers = hf_config["num_hidden_layers"]
+        alternating = [("sliding", "full")[i % 2] + "_attention" for i in range(layers)]
+        if (hf_config.get("layer_types") or alternating) != alternating:
+            raise UserError(
+                f"config.json has layer_types={hf_config['layer_types']}; only alternating ones can be read."
+            )
+    return {"qk_nope_dim": width - rotary, "qk_rope_dim": rotary, "v_head_dim": width}
+
+
+def _rotary(hf_config: Mapping[str, Any], *, temperatures: bool) -> tuple[float, Yarn | None]:
+    """(theta, YaRN): in rope_parameters since transformers 5; before, theta at the top and YaRN in rope_scaling.
+
+    temperatures: whether the attention of this family reads DeepSeek's mscale and mscale_all_dim.
+    """
     rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
     theta = rope.get("rope_theta", hf_config.get("rope_theta"))
     if theta is None:
@@ -107,6 +109,8 @@ def _rotary(hf_config: Mapping[str, Any]) -> tuple[float, Yarn | None]:
     if "factor" not in rope:
         raise UserError("config.json scales positions by 'yarn' and lacks its factor.")
     mscale, mscale_all_dim = (rope.get(key) or 0.0 for key in ("mscale", "mscale_all_dim"))
+    if mscale and not temperatures:
+        raise UserError(f"config.json has mscale={mscale!r}; only null can be read yet for this model_type.")
     if bool(mscale) != bool(mscale_all_dim):
         raise UserError(
             f"config.json has mscale={mscale!r} and mscale_all_dim={mscale_all_dim!r}; both or none can be read yet."
@@ -123,7 +127,8 @@ def _rotary(hf_config: Mapping[str, Any]) -> tuple[float, Yarn | None]:
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
-    """config.json for the weights of this network, as transformers' DeepseekV3Config reads it."""
+    """config.json for the weights of this network, as transformers reads it."""
+    family = family_of(config)
     rope: dict[str, Any] = {"rope_type": "default"}
     if config.yarn is not None:
         rope = {
@@ -132,24 +137,44 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
             "original_max_position_embeddings": config.yarn.original_context,
             "beta_fast": config.yarn.beta_fast,
             "beta_slow": config.yarn.beta_slow,
-            "mscale": config.yarn.mscale,
-            "mscale_all_dim": config.yarn.mscale_all_dim,
             "truncate": config.yarn.truncate,
         }
-    return {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        **{theirs: getattr(config, ours) for ours, theirs in _FIELDS.items()},
-        "num_key_value_heads": config.n_heads,
-        "n_shared_experts": config.n_shared_experts,
-        "n_group": config.n_expert_groups,
-        "topk_group": config.topk_groups,
-        **_ONLY,
-        "num_nextn_predict_layers": 0,
+        if config.yarn.mscale_all_dim:
+            rope |= {"mscale": config.yarn.mscale, "mscale_all_dim": config.yarn.mscale_all_dim}
+        else:
+            _require(config.yarn.mscale == 1, "yarn.mscale", config.yarn.mscale, family)
+        if family is not DEEPSEEK_V3:
+            _require(not config.yarn.mscale_all_dim, "yarn.mscale_all_dim", config.yarn.mscale_all_dim, family)
+    written = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        **family.only,
+        **{key: getattr(config, ours) for ours, (key, _) in family.optional.items()},
+        **{names.split()[0]: getattr(config, ours) for ours, names in family.fields.items()},
         # Both generations of transformers: theta beside the scaling, and within the parameters.
         "rope_theta": config.rope_theta,
         "rope_scaling": None if config.yarn is None else rope,
         "rope_parameters": {"rope_theta": config.rope_theta, **rope},
-        "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": config.param_dtype,
     }
+    if family is DEEPSEEK_V3:
+        return written | {"num_key_value_heads": config.n_heads, "num_nextn_predict_layers": 0}
+    width = config.qk_nope_dim + config.qk_rope_dim
+    _require(config.v_head_dim == width, "v_head_dim", config.v_head_dim, family)
+    written["head_dim"] = width
+    if family is GLM4_MOE:
+        written["partial_rotary_factor"] = written["rope_parameters"]["partial_rotary_factor"] = (
+            config.qk_rope_dim / width
+        )
+    else:
+        _require(config.qk_nope_dim == 0, "qk_nope_dim", config.qk_nope_dim, family)
+    if family is GPT_OSS:
+        written["layer_types"] = [
+            ("sliding" if config.has_window(layer) else "full") + "_attention" for layer in range(config.n_layers)
+        ]
+    return written
+
+
+def _require(condition: bool, field: str, value: Any, family: Family) -> None:
+    if not condition:
+        raise UserError(f"{field}={value} has no place in a {family.model_type} checkpoint.")

@@ -1,8 +1,8 @@
 """The tensors of a Hugging Face checkpoint: their names and layouts there, the leaves of our Params here.
 
-One table, `layout`, says for every tensor of a DeepSeek-V3-shaped checkpoint (DeepSeek-V3, Kimi K2, Moonlight) which
-slices of which of our leaves it holds; reading and writing both follow it. Names and layouts are those of transformers'
-`DeepseekV3ForCausalLM`. A torch Linear is stored [out, in], our matrices are [in, out]; our layers are stacked.
+One table, `layout`, says for every tensor which slices of which of our leaves it holds; reading and writing both follow
+it. Names and layouts are those of transformers (families.py lists the architectures). A torch Linear is stored
+[out, in], our matrices are [in, out]; our layers are stacked.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from composer_jax.errors import UserError
+from composer_jax.checkpoint.huggingface.families import family_of
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition
 
@@ -28,13 +28,15 @@ class Tensor:
     order: str
     """The same letters in the order of our leaves."""
     leaves: tuple[str, ...]
-    """Dotted paths of the leaves; several lie side by side along the last letter of `order`."""
+    """Dotted paths of the leaves; several lie side by side along the last letter of `order`, or `interleaved`."""
     widths: tuple[int, ...]
     """How much of the last letter each leaf takes."""
     index: tuple[int, ...]
     """Leading indices into the leaves: (), (layer,) or (layer, expert)."""
     sizes: Mapping[str, int]
     """Size of each letter."""
+    interleaved: bool = False
+    """Whether the last letter of `order` counts the leaves, which do not have it themselves."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -46,13 +48,15 @@ class Tensor:
         array = array.reshape([self.sizes[letter] for letter in letters])
         array = array.transpose([letters.index(letter) for letter in self.order])
         place = self.leaves.index(leaf)
+        if self.interleaved:
+            return array[..., place]
         start = sum(self.widths[:place])
         return array[..., start : start + self.widths[place]]
 
     def joined(self, leaves: Mapping[str, Any]) -> np.ndarray:
         """The tensor as the checkpoint has it, a contiguous copy, from leaves that are NumPy or JAX arrays."""
         parts = [np.asarray(leaves[leaf][self.index]) for leaf in self.leaves]
-        array = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+        array = parts[0] if len(parts) == 1 else (np.stack if self.interleaved else np.concatenate)(parts, axis=-1)
         array = array.transpose([self.order.index(letter) for letter in "".join(self.dims)])
         copy = np.empty(array.shape, array.dtype)
         copy_into(copy, array)
@@ -77,15 +81,16 @@ def layout(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, Ten
     Raises:
       UserError: the network has a part that such a checkpoint has no place for.
     """
-    _require_expressible(config)
+    family_of(config)
     c = config
     sizes = {
         "w": c.vocab_size,
         "d": c.d_model,
         "h": c.n_heads,
+        "n": c.n_kv_heads or 0,
         "q": c.q_lora_rank or 0,
         "x": c.qk_nope_dim + c.qk_rope_dim,  # a query head
-        "r": c.kv_lora_rank,
+        "r": c.kv_lora_rank or 0,
         "m": c.latent_dim,  # the latent and the rotary key
         "y": c.qk_nope_dim + c.v_head_dim,  # a key head without position, and a value head
         "v": c.v_head_dim,
@@ -93,6 +98,7 @@ def layout(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, Ten
         "e": c.n_experts,
         "g": c.expert_ff_dim,
         "z": 2 * c.expert_ff_dim,  # gate and up
+        "t": 2,  # gate, up
         "s": c.n_shared_experts * c.expert_ff_dim,
     }
     table: dict[str, Tensor] = {}
@@ -100,20 +106,29 @@ def layout(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, Ten
 
     def add(name: str, spec: str, *leaves: str, index: tuple[int, ...] = ()) -> None:
         dims, order = spec.split(" -> ")
+        order = order.replace(" ", "")
         widths = tuple(ours[leaf].shape[-1] for leaf in leaves)
-        table[name] = Tensor(tuple(dims.split()), order.replace(" ", ""), leaves, widths, index, sizes)
+        table[name] = Tensor(tuple(dims.split()), order, leaves, widths, index, sizes, interleaved=order[-1] == "t")
 
     add("model.embed_tokens.weight", "w d -> w d", "embedding.table")
     for layer in range(c.n_layers):
         dense = layer < c.n_dense_layers
         stack, row = ("dense_layers", layer) if dense else ("moe_layers", layer - c.n_dense_layers)
         feed_forward = _feed_forward("mlp", "feed_forward", "f") if dense else _experts(config, fused_experts)
-        for name, spec, leaves, expert in [*_attention(config), *feed_forward]:
+        attention = _latent_attention(config) if c.kv_lora_rank is not None else _grouped_attention(config)
+        for name, spec, leaves, expert in [*_norms(), *attention, *feed_forward]:
             add(f"model.layers.{layer}.{name}", spec, *(f"{stack}.{leaf}" for leaf in leaves), index=(row, *expert))
     add("model.norm.weight", "d -> d", "final_norm.scale")
     if not c.tie_embeddings:
         add("lm_head.weight", "w d -> d w", "head")
     return table
+
+
+def unstored(config: ModelConfig, table: Mapping[str, Tensor]) -> list[str]:
+    """Leaves that such a checkpoint does not hold and that are zero in it: the load rule's bias, where the family has
+    none."""
+    stored = {leaf for tensor in table.values() for leaf in tensor.leaves}
+    return [leaf for leaf in leaf_shapes(config) if leaf not in stored]
 
 
 def leaf_shapes(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
@@ -126,8 +141,12 @@ _Row = tuple[str, str, tuple[str, ...], tuple[int, ...]]
 """Of one layer: name there, layout, our leaves, () or (expert,)."""
 
 
-def _attention(config: ModelConfig) -> Iterator[_Row]:
+def _norms() -> Iterator[_Row]:
     yield "input_layernorm.weight", "d -> d", ("attention_norm.scale",), ()
+    yield "post_attention_layernorm.weight", "d -> d", ("feed_forward_norm.scale",), ()
+
+
+def _latent_attention(config: ModelConfig) -> Iterator[_Row]:
     if config.q_lora_rank is None:
         yield "self_attn.q_proj.weight", "hx d -> d h x", ("attention.q",), ()
     else:
@@ -138,12 +157,37 @@ def _attention(config: ModelConfig) -> Iterator[_Row]:
     yield "self_attn.kv_a_layernorm.weight", "r -> r", ("attention.kv_norm.scale",), ()
     yield "self_attn.kv_b_proj.weight", "hy r -> r h y", ("attention.k_up", "attention.v_up"), ()
     yield "self_attn.o_proj.weight", "d hv -> h v d", ("attention.out",), ()
-    yield "post_attention_layernorm.weight", "d -> d", ("feed_forward_norm.scale",), ()
+
+
+def _grouped_attention(config: ModelConfig) -> Iterator[_Row]:
+    for letter, heads, width in (("q", "h", "x"), ("k", "n", "x"), ("v", "n", "v")):
+        yield f"self_attn.{letter}_proj.weight", f"{heads}{width} d -> d {heads} {width}", (f"attention.{letter}",), ()
+        if config.qkv_bias:
+            spec = f"{heads}{width} -> {heads} {width}"
+            yield f"self_attn.{letter}_proj.bias", spec, (f"attention.{letter}_bias",), ()
+    yield "self_attn.o_proj.weight", "d hv -> h v d", ("attention.out",), ()
+    if config.out_bias:
+        yield "self_attn.o_proj.bias", "d -> d", ("attention.out_bias",), ()
+    if config.qk_norm:
+        for letter in "qk":
+            yield f"self_attn.{letter}_norm.weight", "x -> x", (f"attention.{letter}_norm.scale",), ()
+    if config.attention_sinks:
+        yield "self_attn.sinks", "h -> h", ("attention.sinks",), ()
 
 
 def _experts(config: ModelConfig, fused: bool) -> Iterator[_Row]:
+    if config.expert_bias:  # gpt-oss
+        gate_and_up = lambda kind: tuple(f"feed_forward.{name}{kind}" for name in ("gate", "up"))  # noqa: E731
+        yield "mlp.router.weight", "e d -> d e", ("feed_forward.router.weight",), ()
+        yield "mlp.router.bias", "e -> e", ("feed_forward.router.logit_bias",), ()
+        yield "mlp.experts.gate_up_proj", "e d gt -> e d g t", gate_and_up(""), ()
+        yield "mlp.experts.gate_up_proj_bias", "e gt -> e g t", gate_and_up("_bias"), ()
+        yield "mlp.experts.down_proj", "e g d -> e g d", ("feed_forward.down",), ()
+        yield "mlp.experts.down_proj_bias", "e d -> e d", ("feed_forward.down_bias",), ()
+        return
     yield "mlp.gate.weight", "e d -> d e", ("feed_forward.router.weight",), ()
-    yield "mlp.gate.e_score_correction_bias", "e -> e", ("feed_forward.router.bias",), ()
+    if config.router_scores == "sigmoid":
+        yield "mlp.gate.e_score_correction_bias", "e -> e", ("feed_forward.router.bias",), ()
     if fused:
         yield "mlp.experts.gate_up_proj", "e z d -> e d z", ("feed_forward.gate", "feed_forward.up"), ()
         yield "mlp.experts.down_proj", "e d g -> e g d", ("feed_forward.down",), ()
@@ -158,16 +202,3 @@ def _feed_forward(theirs: str, ours: str, width: str, *expert: int) -> Iterator[
     yield f"{theirs}.gate_proj.weight", f"{width} d -> d {width}", (f"{ours}.gate",), expert
     yield f"{theirs}.up_proj.weight", f"{width} d -> d {width}", (f"{ours}.up",), expert
     yield f"{theirs}.down_proj.weight", f"d {width} -> {width} d", (f"{ours}.down",), expert
-
-
-def _require_expressible(config: ModelConfig) -> None:
-    """Refuses what transformers' DeepseekV3ForCausalLM does not have, or has and we do not write yet."""
-    for field, neutral in (
-        ("embedding_taps", 0),
-        ("attention_scale", 1.0),
-        ("n_mtp_modules", 0),
-        ("latent_norm_eps", 1e-6),
-    ):
-        value = getattr(config, field)
-        if value != neutral:
-            raise UserError(f"{field}={value} has no place in a DeepSeek-V3 checkpoint yet; only {neutral} has.")

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from composer_jax.checkpoint.huggingface.config_json import TEXT_TOWERS, model_config, text_config
 from composer_jax.checkpoint.huggingface.files import Folder, SafetensorsFolder
-from composer_jax.checkpoint.huggingface.layout import Tensor, copy_into, leaf_shapes
+from composer_jax.checkpoint.huggingface.layout import Tensor, copy_into, leaf_shapes, unstored
 from composer_jax.checkpoint.huggingface.quantized import CheckpointFiles
 from composer_jax.checkpoint.huggingface.weights import as_trees, by_leaf, table_for
 from composer_jax.errors import UserError
@@ -73,6 +73,8 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
     with Progress(size, "byte", f"load {folder.name}") as progress, ThreadPoolExecutor(os.cpu_count()) as threads:
         reader = _Reader(source, threads, progress)
         arrays = {leaf: reader.leaf(leaf, tensors, shapes[leaf], shardings[leaf]) for leaf, tensors in parts.items()}
+        for leaf in unstored(config, table):
+            arrays[leaf] = _zeros(shapes[leaf], shardings[leaf])
     return Loaded(definition, *as_trees(arrays))
 
 
@@ -82,6 +84,10 @@ def _shardings(definition: Definition, mesh: Mesh | None) -> dict[str, Sharding]
         return dict.fromkeys(leaf_shapes(definition.config), SingleDeviceSharding(jax.devices()[0]))
     params, bias = (flatten_dict(tree, sep=".") for tree in definition.shardings(mesh))
     return params | bias
+
+
+def _zeros(shape: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.Array:
+    return jax.jit(lambda: jnp.zeros(shape.shape, shape.dtype), out_shardings=sharding)()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +100,7 @@ class _Reader:
         """One leaf on its devices; a stack of layers is written one layer at a time into the array that stays."""
         if not tensors[0][1].index:
             return self._array(leaf, tensors, 0, shape.shape, shape.dtype, sharding)
-        whole = jax.jit(lambda: jnp.zeros(shape.shape, shape.dtype), out_shardings=sharding)()
+        whole = _zeros(shape, sharding)
         write = jax.jit(
             lambda whole, layer, index: jax.lax.dynamic_update_index_in_dim(whole, layer, index, 0),
             donate_argnums=0,

@@ -55,8 +55,8 @@ def save_hf(
         checkpoint; the arrays are not those of the definition.
     """
     config = definition.config
-    leaves = as_leaves(params, router_bias, config)
     table = layout(config)
+    leaves = as_leaves(params, router_bias, config, table)
     dtypes = {
         name: np.dtype(dtype if dtype and "router.bias" not in tensor.leaves[0] else leaves[tensor.leaves[0]].dtype)
         for name, tensor in table.items()

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from composer_jax.checkpoint.huggingface.layout import Tensor, copy_into, layout, leaf_shapes
+from composer_jax.checkpoint.huggingface.families import family_of
+from composer_jax.checkpoint.huggingface.layout import Tensor, copy_into, layout, leaf_shapes, unstored
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Params
@@ -77,7 +78,7 @@ def from_tensors(state: Mapping[str, np.ndarray], config: ModelConfig) -> tuple[
       UserError: names the tensors that are missing, unexpected, of another shape or quantised.
     """
     source = InMemory({name: array for name, array in state.items() if array.size})
-    leaves = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in leaf_shapes(config).items()}
+    leaves = {path: np.zeros(leaf.shape, leaf.dtype) for path, leaf in leaf_shapes(config).items()}
     for leaf, tensors in by_leaf(table_for(source, config)).items():
         for name, tensor in tensors:
             copy_into(leaves[leaf][tensor.index], tensor.part(source.read(name), leaf))
@@ -93,11 +94,14 @@ def as_trees(leaves: Mapping[str, Any]) -> tuple[Params, Params]:
     )
 
 
-def as_leaves(params: Params, router_bias: Params, config: ModelConfig) -> dict[str, Any]:
-    """Every leaf by dotted path. Raises a UserError if they are not those of `config`."""
+def as_leaves(params: Params, router_bias: Params, config: ModelConfig, table: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Every leaf by dotted path. Raises a UserError if they are not those of `config` or hold what has no tensor."""
     leaves = flatten_dict(params, sep=".") | flatten_dict(router_bias, sep=".")
     found = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
     require_shapes("The network", found, {path: leaf.shape for path, leaf in leaf_shapes(config).items()})
+    for path in unstored(config, table):
+        if np.asarray(leaves[path]).any():
+            raise UserError(f"{path} is not zero, and a {family_of(config).model_type} checkpoint has no place for it.")
     return leaves
 
 
@@ -108,7 +112,7 @@ def to_tensors(params: Params, router_bias: Params, config: ModelConfig) -> dict
       UserError: the arrays are not those of `config`, or the network has a part that a checkpoint has no place for.
     """
     table = layout(config)
-    leaves = {path: np.asarray(leaf) for path, leaf in as_leaves(params, router_bias, config).items()}
+    leaves = {path: np.asarray(leaf) for path, leaf in as_leaves(params, router_bias, config, table).items()}
     return {name: tensor.joined(leaves) for name, tensor in table.items()}
 
 

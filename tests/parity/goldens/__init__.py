@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 FOLDER = Path(__file__).parent
-GOLDENS = ("direct_query_tied", "deepseek_grouped_fused", "kimi_like")
+GOLDENS = ("direct_query_tied", "deepseek_grouped_fused", "kimi_like", "qwen3_moe", "glm4_moe", "gpt_oss")
 
 
 class Golden(NamedTuple):

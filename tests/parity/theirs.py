@@ -1,4 +1,4 @@
-"""The other side of the comparison: small random DeepSeek-V3 models of transformers. Needs torch.
+"""The other side of the comparison: small random models of transformers, DeepSeek-V3 and others. Needs torch.
 
 Weights come from NumPy, so that they are the same everywhere. They are drawn so that every part of the network matters
 for the logits: activations of order one, norm scales away from 1, router biases that change which experts are chosen.
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from safetensors.numpy import load_file
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 BATCH, LENGTH = 2, 18
 MARGIN = 1e-4
@@ -100,10 +100,14 @@ def random_config(seed: int) -> dict[str, Any]:
     )
 
 
-def make_model(config: dict[str, Any], seed: int) -> DeepseekV3ForCausalLM:
-    """A model in float32 whose weights are exact in float16 (golden files store them so)."""
-    model = DeepseekV3ForCausalLM._from_config(
-        DeepseekV3Config(**config), attn_implementation="eager", experts_implementation="eager"
+def make_model(config: dict[str, Any], seed: int) -> PreTrainedModel:
+    """A model in float32 whose weights are exact in float16 (golden files store them so).
+
+    config: of the architecture that its model_type names, DeepSeek-V3's without.
+    """
+    config = {"model_type": "deepseek_v3", **config}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**config), attn_implementation="eager", experts_implementation="eager", dtype="float32"
     ).eval()
     rng = np.random.default_rng(seed)
     # A tied head is the embedding itself and comes up once.
@@ -116,13 +120,15 @@ def make_model(config: dict[str, Any], seed: int) -> DeepseekV3ForCausalLM:
                 value = 1 + 0.2 * value
             elif name.endswith("e_score_correction_bias"):
                 value = 0.3 * value
+            elif name.endswith(("bias", "sinks")):
+                value = 0.5 * value
             elif "embed_tokens" not in name or config["tie_word_embeddings"]:
                 value = 1.2 * value / np.sqrt(max(tensor.shape[-1], 1))
             tensor.copy_(torch.from_numpy(value.astype(np.float16).astype(np.float32)))
     return model
 
 
-def compute(model: DeepseekV3ForCausalLM, tokens: np.ndarray) -> Reference:
+def compute(model: PreTrainedModel, tokens: np.ndarray) -> Reference:
     ids = torch.from_numpy(np.asarray(tokens, np.int64))
     with torch.no_grad():
         logits = model(ids, use_cache=False).logits
@@ -130,7 +136,7 @@ def compute(model: DeepseekV3ForCausalLM, tokens: np.ndarray) -> Reference:
     return Reference(logits.numpy(), logprobs.numpy())
 
 
-def tokens_for(model: DeepseekV3ForCausalLM, seed: int) -> np.ndarray:
+def tokens_for(model: PreTrainedModel, seed: int) -> np.ndarray:
     """Random tokens [B,S] int32 for which no choice of the router is close."""
     rng = np.random.default_rng(seed)
     for _ in range(50):
@@ -140,9 +146,10 @@ def tokens_for(model: DeepseekV3ForCausalLM, seed: int) -> np.ndarray:
     raise AssertionError(f"fifty random batches all have a router score within {MARGIN} of another")
 
 
-def routing_margin(model: DeepseekV3ForCausalLM, tokens: np.ndarray) -> float:
+def routing_margin(model: PreTrainedModel, tokens: np.ndarray) -> float:
     """How far the closest choice of any router is from turning out otherwise, in units of its scores."""
     config, margins = model.config, []
+    groups = getattr(config, "n_group", 1)
 
     def gap(scores: torch.Tensor, chosen: int) -> None:
         if chosen < scores.shape[-1]:
@@ -150,28 +157,32 @@ def routing_margin(model: DeepseekV3ForCausalLM, tokens: np.ndarray) -> float:
             margins.append((ranked[:, chosen - 1] - ranked[:, chosen]).min().item())
 
     def watch(router, _, outputs):
-        scores = outputs[0].sigmoid() + router.e_score_correction_bias
-        groups = scores.view(len(scores), config.n_group, -1)
-        strength = groups.topk(2, -1).values.sum(-1)
-        gap(strength, config.topk_group)
-        best = torch.zeros_like(strength).scatter(1, strength.topk(config.topk_group, -1).indices, 1)
-        gap(groups[best.bool()].view(len(scores), -1), config.num_experts_per_tok)
+        scores = outputs[0].softmax(-1)
+        if hasattr(router, "e_score_correction_bias"):
+            scores = outputs[0].sigmoid() + router.e_score_correction_bias
+        scores = scores.view(len(scores), groups, -1)
+        if groups > 1:
+            strength = scores.topk(2, -1).values.sum(-1)
+            gap(strength, config.topk_group)
+            best = torch.zeros_like(strength).scatter(1, strength.topk(config.topk_group, -1).indices, 1)
+            scores = scores[best.bool()]
+        gap(scores.reshape(len(outputs[0]), -1), config.num_experts_per_tok)
 
-    hooks = [
-        module.register_forward_hook(watch) for module in model.modules() if hasattr(module, "e_score_correction_bias")
-    ]
+    routers = [module for module in model.modules() if "router" in type(module).__name__.lower()]
+    assert routers
+    hooks = [router.register_forward_hook(watch) for router in routers]
     compute(model, tokens)
     for hook in hooks:
         hook.remove()
     return min(margins, default=1.0)
 
 
-def in_memory(model: DeepseekV3ForCausalLM) -> dict[str, np.ndarray]:
+def in_memory(model: PreTrainedModel) -> dict[str, np.ndarray]:
     """The tensors as transformers holds them: the experts of a layer stacked."""
     return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
 
 
-def on_disk(model: DeepseekV3ForCausalLM) -> dict[str, np.ndarray]:
+def on_disk(model: PreTrainedModel) -> dict[str, np.ndarray]:
     """The tensors as transformers writes them: one per expert, and no head where it is tied."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)

@@ -1,0 +1,191 @@
+"""The architectures of transformers that the Decoder can be, and what config.json says of each.
+
+A family is data: which keys hold which fields of ModelConfig, and what both sides take for granted. Reading goes by
+model_type; writing finds the family that has a place for everything in a ModelConfig.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from composer_jax.errors import UserError
+from composer_jax.models.config import ModelConfig
+
+_COMMON = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "dense_ff_dim": "intermediate_size",
+    "experts_per_token": "num_experts_per_tok",
+    "norm_eps": "rms_norm_eps",
+    "max_context": "max_position_embeddings",
+}
+_GROUPED = {"n_expert_groups": ("n_group", 1), "topk_groups": ("topk_group", 1)}
+_TIED = {"tie_embeddings": ("tie_word_embeddings", False)}
+
+_NO_EXTRAS = {"embedding_taps": 0, "attention_scale": 1.0, "n_mtp_modules": 0}
+_PLAIN_EXPERTS = {"router_logit_bias": False, "expert_bias": False, "swiglu_limit": None}
+_ALL_LAYERS_ALIKE = {"attention_sinks": False, "sliding_window": None}
+_NO_GROUPS = {"n_expert_groups": 1, "topk_groups": 1, "routed_scaling_factor": 1.0}
+_ONLY_EXPERTS = {"n_dense_layers": 0, "n_shared_experts": 0}
+_HEADS = {"kv_lora_rank": None, "rope_halves": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    model_type: str
+    architecture: str
+    fields: Mapping[str, str]
+    """Our field -> the key that config.json must have; of several, any one, and the first is written."""
+    optional: Mapping[str, tuple[str, Any]]
+    """Our field -> (key, what a config.json without it means)."""
+    only: Mapping[str, Any]
+    """Keys of which one value is built; a config.json without the key means that value."""
+    fixed: Mapping[str, Any]
+    """Our fields of which such a network has one value."""
+    also: tuple[str, ...] = ()
+    """Other values of model_type that name the same."""
+
+
+DEEPSEEK_V3 = Family(
+    model_type="deepseek_v3",
+    architecture="DeepseekV3ForCausalLM",
+    also=("kimi_k2",),
+    fields=_COMMON
+    | {
+        "n_dense_layers": "first_k_dense_replace",
+        "kv_lora_rank": "kv_lora_rank",
+        "q_lora_rank": "q_lora_rank",
+        "qk_nope_dim": "qk_nope_head_dim",
+        "qk_rope_dim": "qk_rope_head_dim",
+        "v_head_dim": "v_head_dim",
+        "expert_ff_dim": "moe_intermediate_size",
+        "n_experts": "n_routed_experts",
+        "routed_scaling_factor": "routed_scaling_factor",
+    },
+    optional=_TIED | _GROUPED | {"n_shared_experts": ("n_shared_experts", 0)},
+    only={
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "moe_layer_freq": 1,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rope_interleave": True,
+    },
+    fixed=_NO_EXTRAS
+    | _PLAIN_EXPERTS
+    | _ALL_LAYERS_ALIKE
+    | {"router_scores": "sigmoid", "normalise_gates": True, "rope_halves": False, "latent_norm_eps": 1e-6},
+)
+
+GLM4_MOE = Family(
+    model_type="glm4_moe",
+    architecture="Glm4MoeForCausalLM",
+    fields=_COMMON
+    | {
+        "n_dense_layers": "first_k_dense_replace",
+        "n_kv_heads": "num_key_value_heads",
+        "expert_ff_dim": "moe_intermediate_size",
+        "n_experts": "n_routed_experts",
+        "routed_scaling_factor": "routed_scaling_factor",
+    },
+    optional=_TIED
+    | _GROUPED
+    | {
+        "n_shared_experts": ("n_shared_experts", 1),
+        "qkv_bias": ("attention_bias", False),
+        "qk_norm": ("use_qk_norm", False),
+    },
+    only={"norm_topk_prob": True, "hidden_act": "silu"},
+    fixed=_NO_EXTRAS
+    | _PLAIN_EXPERTS
+    | _ALL_LAYERS_ALIKE
+    | _HEADS
+    | {"router_scores": "sigmoid", "normalise_gates": True, "out_bias": False},
+)
+
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    fields=_COMMON
+    | {
+        "n_kv_heads": "num_key_value_heads",
+        "expert_ff_dim": "moe_intermediate_size",
+        "n_experts": "num_experts num_local_experts",
+    },
+    optional=_TIED
+    | {
+        "normalise_gates": ("norm_topk_prob", False),
+        "qkv_bias": ("attention_bias", False),
+        "out_bias": ("attention_bias", False),
+    },
+    only={"hidden_act": "silu", "decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
+    fixed=_NO_EXTRAS
+    | _PLAIN_EXPERTS
+    | _ALL_LAYERS_ALIKE
+    | _NO_GROUPS
+    | _ONLY_EXPERTS
+    | _HEADS
+    | {"router_scores": "softmax", "qk_norm": True},
+)
+
+GPT_OSS = Family(
+    model_type="gpt_oss",
+    architecture="GptOssForCausalLM",
+    fields=_COMMON
+    | {
+        "n_kv_heads": "num_key_value_heads",
+        "expert_ff_dim": "intermediate_size",
+        "n_experts": "num_local_experts",
+        "sliding_window": "sliding_window",
+    },
+    optional=_TIED
+    | {
+        "swiglu_limit": ("swiglu_limit", 7.0),
+        "qkv_bias": ("attention_bias", True),
+        "out_bias": ("attention_bias", True),
+    },
+    only={"hidden_act": "silu", "swiglu_alpha": 1.702},
+    fixed=_NO_EXTRAS
+    | _NO_GROUPS
+    | _ONLY_EXPERTS
+    | _HEADS
+    | {
+        "router_scores": "softmax",
+        "normalise_gates": True,
+        "router_logit_bias": True,
+        "expert_bias": True,
+        "attention_sinks": True,
+        "qk_norm": False,
+        "full_attention_every": 2,
+    },
+)
+
+FAMILIES = (DEEPSEEK_V3, GLM4_MOE, QWEN3_MOE, GPT_OSS)
+
+
+def family_called(model_type: str) -> Family | None:
+    """By the model_type of a config.json."""
+    return next((f for f in FAMILIES if model_type == f.model_type or model_type in f.also), None)
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The family that has a place for this network. Raises a UserError that names a field for which none has one."""
+    likely = DEEPSEEK_V3
+    if config.kv_lora_rank is None:
+        likely = GPT_OSS if config.expert_bias else GLM4_MOE if config.router_scores == "sigmoid" else QWEN3_MOE
+    for field, value in likely.fixed.items():
+        found = getattr(config, field)
+        if found != value:
+            raise UserError(f"{field}={found} has no place in a {likely.model_type} checkpoint yet; only {value} has.")
+    shared: dict[str, str] = {}
+    for field, key in [*likely.fields.items(), *((field, key) for field, (key, _) in likely.optional.items())]:
+        first = shared.setdefault(key.split()[0], field)
+        if getattr(config, field) != getattr(config, first) and field != "dense_ff_dim" and first != "dense_ff_dim":
+            raise UserError(
+                f"{first}={getattr(config, first)} and {field}={getattr(config, field)} share the key {key} of a "
+                f"{likely.model_type} checkpoint."
+            )
+    return likely

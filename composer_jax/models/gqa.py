@@ -1,0 +1,94 @@
+"""Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) as Qwen3, GLM-4.5 and gpt-oss have it.
+
+    q = norm(x W_q + b_q)    k = norm(x W_k + b_k)    v = x W_v + b_v
+    y = attention(rope(q), rope(k), v) W_o + b_o
+
+Each of the N heads of keys and values serves H/N heads of queries. The norm is over each head's width (`qk_norm`); the
+first P entries of a head are rotated, the other K are not. What the cache stores is the rotated keys and the values.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.norm import RMSNorm
+from composer_jax.models.parameter import matrix, parameter, use
+from composer_jax.models.rope import rope_angles, rotate
+from composer_jax.ops.attention import attend
+
+
+class GroupedQueryAttention(nnx.Module):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        d, h, n = config.d_model, config.n_heads, config.n_kv_heads
+        x, v = config.qk_nope_dim + config.qk_rope_dim, config.v_head_dim
+        self.config = config
+        self.q = matrix(rngs, (d, h, x), ("embed", "heads", None), fan_in=d, config=config)
+        self.k = matrix(rngs, (d, n, x), ("embed", "heads", None), fan_in=d, config=config)
+        self.v = matrix(rngs, (d, n, v), ("embed", "heads", None), fan_in=d, config=config)
+        self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), fan_in=h * v, config=config)
+        zeros = lambda *shape: jnp.zeros(shape, config.param_dtype)  # noqa: E731
+        if config.qkv_bias:
+            self.q_bias = parameter(zeros(h, x), "heads", None)
+            self.k_bias = parameter(zeros(n, x), "heads", None)
+            self.v_bias = parameter(zeros(n, v), "heads", None)
+        if config.out_bias:
+            self.out_bias = parameter(zeros(d), "embed")
+        if config.qk_norm:
+            self.q_norm = RMSNorm(x, eps=config.norm_eps, dtype=config.param_dtype)
+            self.k_norm = RMSNorm(x, eps=config.norm_eps, dtype=config.param_dtype)
+        if config.attention_sinks:
+            self.sinks = parameter(zeros(h), "heads")
+
+    def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSS: jax.Array) -> jax.Array:
+        """Attention within the rows; bias_BSS is added to the scores (ops/attention.py: additive_mask)."""
+        angles = self._angles(positions_BS)
+        return self._attend(x_BSD, angles, *self._keys_and_values(x_BSD, angles), bias_BSS)
+
+    def extend(
+        self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], jax.Array]
+    ) -> jax.Array:
+        """Attention of S new tokens per row against the cache.
+
+        Args:
+          write: stores the new keys and values, flattened to [B,S,N(K+P+V)], and returns the layer's whole cache.
+          bias_BSC: additive mask of cache entries for each new token.
+        """
+        angles = self._angles(positions_BS)
+        k, v = self._keys_and_values(x_BSD, angles)
+        flat = jnp.concatenate([k.reshape(*k.shape[:2], -1), v.reshape(*v.shape[:2], -1)], axis=-1)
+        cache_BCX = write(flat).astype(x_BSD.dtype)
+        k, v = (
+            part.reshape(*part.shape[:2], *like.shape[2:])
+            for part, like in zip(jnp.split(cache_BCX, [k.shape[2] * k.shape[3]], axis=-1), (k, v), strict=True)
+        )
+        return self._attend(x_BSD, angles, k, v, bias_BSC)
+
+    def _angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """cos and sin for every head, [B,S,1,P/2]."""
+        c = self.config
+        cos, sin = rope_angles(positions_BS, c.qk_rope_dim, c.rope_theta, c.yarn)
+        return cos[:, :, None], sin[:, :, None]
+
+    def _rotated(self, x_BSHX: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
+        rope, rest = jnp.split(x_BSHX, [self.config.qk_rope_dim], axis=-1)
+        return jnp.concatenate([rotate(rope, *angles, halves=self.config.rope_halves), rest], axis=-1)
+
+    def _project(self, x_BSD: jax.Array, weight: nnx.Param, bias: str) -> jax.Array:
+        y_BSHX = jnp.einsum("bsd,dhk->bshk", x_BSD, use(weight, x_BSD.dtype))
+        return y_BSHX + use(getattr(self, bias), x_BSD.dtype) if self.config.qkv_bias else y_BSHX
+
+    def _keys_and_values(self, x_BSD: jax.Array, angles: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        k, v = self._project(x_BSD, self.k, "k_bias"), self._project(x_BSD, self.v, "v_bias")
+        return self._rotated(self.k_norm(k) if self.config.qk_norm else k, angles), v
+
+    def _attend(self, x_BSD: jax.Array, angles, k_BTNX: jax.Array, v_BTNV: jax.Array, bias_BST: jax.Array) -> jax.Array:
+        c, dtype = self.config, x_BSD.dtype
+        q = self._project(x_BSD, self.q, "q_bias")
+        q = self._rotated(self.q_norm(q) if c.qk_norm else q, angles) * c.logit_scale
+        sinks = use(self.sinks, jnp.float32) if c.attention_sinks else None
+        y_BSHV = attend(q, k_BTNX, v_BTNV, bias_BST, sinks)
+        y_BSD = jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype))
+        return y_BSD + use(self.out_bias, dtype) if c.out_bias else y_BSD

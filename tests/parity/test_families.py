@@ -1,0 +1,113 @@
+"""Live comparison with transformers' Qwen3-MoE, GLM-4.5 and gpt-oss on small random models, float32 on the CPU: the
+forward pass, decoding from the cache, folders in both directions."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from composer_jax.checkpoint.huggingface import from_tensors, layout, load_hf, model_config, save_hf, to_tensors
+from composer_jax.models.definition import Definition
+from tests.parity.decoder import TOLERANCE, decode, forward
+
+pytestmark = pytest.mark.parity
+
+COMMON = dict(
+    vocab_size=61,
+    hidden_size=40,
+    intermediate_size=56,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=12,
+    num_experts_per_tok=3,
+    rms_norm_eps=1e-5,
+    rope_parameters={"rope_type": "default", "rope_theta": 1_000.0},
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+)
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0, "original_max_position_embeddings": 8}
+QWEN = COMMON | dict(model_type="qwen3_moe", num_experts=8, moe_intermediate_size=14, norm_topk_prob=True)
+GLM = COMMON | dict(
+    model_type="glm4_moe",
+    n_routed_experts=8,
+    n_shared_experts=1,
+    moe_intermediate_size=14,
+    first_k_dense_replace=1,
+    routed_scaling_factor=1.7,
+    norm_topk_prob=True,
+    rope_parameters=COMMON["rope_parameters"] | {"partial_rotary_factor": 0.5},
+)
+GPT = COMMON | dict(
+    model_type="gpt_oss", num_local_experts=8, intermediate_size=14, sliding_window=5, num_hidden_layers=4
+)
+CASES = {
+    "qwen3_moe": QWEN,
+    "qwen3_moe_raw_gates_biases": QWEN | {"norm_topk_prob": False, "attention_bias": True},
+    "qwen3_moe_yarn_tied": QWEN | {"rope_parameters": YARN, "tie_word_embeddings": True, "num_key_value_heads": 6},
+    "glm4_moe": GLM,
+    "glm4_moe_large": GLM | {"use_qk_norm": True, "attention_bias": True, "n_group": 4, "topk_group": 2},
+    "gpt_oss": GPT | {"rope_parameters": YARN | {"truncate": False}},
+    "gpt_oss_tight_clamp": GPT | {"swiglu_limit": 0.5, "attention_bias": False, "sliding_window": 3},
+}
+NAMES = list(CASES)
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    from tests.parity import theirs  # imports torch
+
+    return theirs
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def case(request, theirs):
+    """(model of transformers, tokens, what it computes, our config)."""
+    seed = NAMES.index(request.param)
+    model = theirs.make_model(CASES[request.param], seed)
+    tokens = theirs.tokens_for(model, seed)
+    config = model_config(json.loads(model.config.to_json_string()))
+    return model, tokens, theirs.compute(model, tokens), dataclasses.replace(config, compute_dtype="float32")
+
+
+@pytest.mark.parametrize("dispatch", ["dense", "ring"])
+def test_logits_and_logprobs(case, theirs, dispatch):
+    model, tokens, reference, config = case
+    config = dataclasses.replace(config, dispatch=dispatch)
+    params, bias = from_tensors(theirs.in_memory(model), config)
+    logits, logprobs = forward(config, params, bias, tokens)
+    assert 0.3 < reference.logits.std() < 10
+    worst = np.abs(logits - reference.logits).max(), np.abs(logprobs - reference.logprobs).max()
+    print(f"largest difference: logits {worst[0]:.1e}, logprobs {worst[1]:.1e}")
+    assert max(worst) <= TOLERANCE
+
+
+def test_decoding_from_the_cache(case, theirs):
+    model, tokens, reference, config = case
+    logits = decode(config, *from_tensors(theirs.in_memory(model), config), tokens, step=6)
+    assert np.abs(logits - reference.logits).max() <= TOLERANCE
+
+
+def test_tensors_there_and_back(case, theirs):
+    model, _, _, config = case
+    published = theirs.on_disk(model)
+    exported = to_tensors(*from_tensors(published, config), config)
+    assert exported.keys() == published.keys() == layout(config).keys()
+    for name, array in exported.items():
+        np.testing.assert_array_equal(array, published[name], err_msg=name, strict=True)
+
+
+def test_folders_in_both_directions(case, theirs, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model, tokens, reference, config = case
+    model.save_pretrained(tmp_path / "theirs")
+    loaded = load_hf(tmp_path / "theirs", dtype="float32")
+    assert loaded.definition == Definition(dataclasses.replace(config, param_dtype="float32"))
+    save_hf(tmp_path / "ours", *loaded)
+    again, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", attn_implementation="eager", experts_implementation="eager", output_loading_info=True
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    np.testing.assert_array_equal(theirs.compute(again.eval(), tokens).logits, reference.logits)
