@@ -4,9 +4,13 @@
     python -m launch.convert --source=DIR --target=hf:DIR       the other way
     python -m launch.convert --source=hf:DIR --target=hf:DIR --dtype=bfloat16    undoes quantisation
 
-A folder of ours is what holds the steps, such as runs/demo/checkpoints/sft. Folders may be URLs (gs://...). The prefix
-may be left out: the source shows what it is, and the target is then of the other kind.
+A folder of ours is what holds the steps, such as runs/mine/checkpoints/sft. Folders may be URLs (gs://...). The prefix
+may be left out: the source shows what it is, and the target is then of the other kind. Runs on the host and needs
+memory for all weights. Networks with parts of our own (the embedding taps and MTP module of configs/tiny.py) have no
+place in a folder of Hugging Face's form and are refused.
 """
+
+import os
 
 from absl import flags as absl_flags
 
@@ -26,6 +30,7 @@ def define(values):
 
 
 def main(values):
+    os.environ["JAX_PLATFORMS"] = "cpu"  # host memory is what holds a whole network, and a conversion computes nothing
     from composer_jax.checkpoint.address import convert
 
     print(f"wrote {convert(values.source, values.target, values.dtype)}")

@@ -73,7 +73,7 @@ def run(main: Main, argv: Sequence[str] | None = None, *, define: Define | None 
         absl_flags.FLAGS(argv[:1])
         main(*arguments)
     except BaseException as error:
-        ending = _ending(error, command)
+        ending = _ending(error, command, kept=define is None)
         if ending is None:
             raise
         code, sentence = ending
@@ -261,18 +261,23 @@ def _as_ctrl_c(number, frame) -> None:
         raise KeyboardInterrupt
 
 
-def _ending(error: BaseException, command: str) -> tuple[int, str] | None:
-    """(exit code, sentence) for what a person can act on, else None."""
+def _ending(error: BaseException, command: str, *, kept: bool) -> tuple[int, str] | None:
+    """(exit code, sentence) for what a person can act on, else None.
+
+    kept: whether the entry point has a run folder, which keeps what was done.
+    """
     leaves = list(_leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        if not kept:
+            return INTERRUPTED, "stopped."
         return INTERRUPTED, f"stopped. What was saved is kept; the same command continues: {command}"
     if all(isinstance(leaf, UserError) for leaf in leaves):
         return BAD_INPUT, " ".join(str(leaves[0]).split())
     for cause in (cause for leaf in leaves for cause in _causes(leaf)):
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             where = f" ({cause.filename})" if cause.filename else ""
-            kept = "what was saved is kept; free some space and continue"
-            return NO_SPACE, f"{cause.strerror}{where}; {kept}: {command}"
+            advice = "what was saved is kept; free some space and continue" if kept else "free some space and try again"
+            return NO_SPACE, f"{cause.strerror}{where}; {advice}: {command}"
     return None
 
 

@@ -5,7 +5,7 @@
 
 --tokens is an integer array [B,S]; every row is a document, negative ids at its end are padding. The output holds
 `logprobs` [B,S-1] of tokens[:, 1:] and, with --logits, `logits` [B,S,W], all float32. A text is encoded with the
-checkpoint's tokenizer, without special tokens, and cut into windows that share one token. The last line printed is
+checkpoint's tokenizer.json, without special tokens, and cut into windows that share one token. The last line printed is
 JSON: tokens scored, nll (mean, nats per token) and, for a text, bits_per_byte.
 """
 
@@ -16,8 +16,8 @@ from launch import flags
 
 def define(values):
     string = lambda name, meaning: absl_flags.DEFINE_string(name, None, meaning, flag_values=values)  # noqa: E731
-    integer = lambda name, default, meaning: absl_flags.DEFINE_integer(  # noqa: E731
-        name, default, meaning, lower_bound=1, flag_values=values
+    integer = lambda name, default, meaning, least=1: absl_flags.DEFINE_integer(  # noqa: E731
+        name, default, meaning, lower_bound=least, flag_values=values
     )
     string("checkpoint", "Weights: a folder with our checkpoints, or hf:DIR for Hugging Face's.")
     string("tokens", "A .npy file of token ids [B,S].")
@@ -26,7 +26,7 @@ def define(values):
     absl_flags.DEFINE_bool("logits", False, "Also write the logits.", flag_values=values)
     absl_flags.DEFINE_string("dtype", "float32", "Of weights and computation.", flag_values=values)
     integer("rows", 1, "Rows per device and call.")
-    integer("window", 2048, "Tokens per window of a text, at most the context of the network.")
+    integer("window", 2048, "Tokens per window of a text, at most the context of the network.", 2)
     integer("data", 1, "Devices that share the dense weights (mesh axis data).")
     integer("expert", 1, "Devices that share the experts (mesh axis expert).")
     return ("checkpoint", "out")

@@ -11,12 +11,14 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from composer_jax.checkpoint.huggingface import Loaded, load_hf, save_hf
+from composer_jax.checkpoint.dtypes import require_float
+from composer_jax.checkpoint.huggingface import Loaded, hf_config, load_hf, model_config, save_hf
 from composer_jax.checkpoint.huggingface.files import Folder
-from composer_jax.checkpoint.huggingface.save import copy_tokenizer
+from composer_jax.checkpoint.huggingface.save import TOKENIZER_FILES, copy_tokenizer
 from composer_jax.checkpoint.own import described_model, model_notes, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
+from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition
 
 PREFIX = "hf:"
@@ -30,21 +32,36 @@ class Address(NamedTuple):
         return PREFIX * self.huggingface + self.path
 
 
+def parse(text: str, *, huggingface: bool = False) -> Address:
+    """The address that people wrote; `huggingface` is what it means without the prefix."""
+    folder = Folder(text.removeprefix(PREFIX))
+    return Address(folder.root if folder.local else folder.name, text.startswith(PREFIX) or huggingface)
+
+
 def find_weights(text: str) -> Address:
     """The address of weights that are there. Raises a UserError if they are not."""
-    path = text.removeprefix(PREFIX).rstrip("/")
-    files = Folder(path).files()
-    address = Address(path, text.startswith(PREFIX) or "config.json" in files)
+    address = parse(text)
+    files = Folder(address.path).files()
+    address = address._replace(huggingface=address.huggingface or "config.json" in files)
     if not address.huggingface and not any(file.isdigit() for file in files):
         raise UserError(
-            f"{path} holds neither steps of a checkpoint of ours (RUN/checkpoints/STAGE) nor the config.json of one of "
-            "Hugging Face."
+            f"{address.path} holds neither steps of a checkpoint of ours (RUN/checkpoints/STAGE) nor the config.json "
+            "of one of Hugging Face."
         )
     return address
 
 
+def network_at(address: Address) -> ModelConfig:
+    """The network whose weights are there; none of them is read."""
+    if address.huggingface:
+        return model_config(Folder(address.path).json("config.json"))
+    with CheckpointStore(address.path) as store:
+        return described_model(store)
+
+
 def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None = None) -> Loaded:
     """The network at an address on a mesh; dtype as in `load_hf`, and None keeps what a checkpoint of ours has."""
+    require_float(dtype)
     if address.huggingface:
         return load_hf(address.path, mesh, dtype)
     with CheckpointStore(address.path) as store:
@@ -56,11 +73,13 @@ def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None =
     return Loaded(Definition(config), params, bias)
 
 
-def tokenizer_folder(address: Address) -> str | None:
+def tokenizer_folder(address: Address) -> Folder | None:
     """The folder whose tokenizer belongs to the weights: theirs, or the data folder of their run."""
-    run = f"{Path(address.path).parent.parent}/data"
-    for folder in (address.path, *(() if "://" in address.path else (run,))):
-        if Folder(folder).fs.exists(Folder(folder).path("tokenizer.json")):
+    folders = [Folder(address.path)]
+    if folders[0].local and not address.huggingface:
+        folders.append(Folder(Path(address.path).parent.parent / "data"))
+    for folder in folders:
+        if folder.fs.isdir(folder.root) and any(file.startswith(TOKENIZER_FILES) for file in folder.files()):
             return folder
     return None
 
@@ -68,21 +87,25 @@ def tokenizer_folder(address: Address) -> str | None:
 def convert(source: str, target: str, dtype: str | None = None) -> Address:
     """Weights from one form to the other; with hf: on both sides to Hugging Face's again, which undoes quantisation.
 
+    All weights are in the memory of one device in between. The tokenizer goes along where there is one.
+
     Raises:
       UserError: whatever `load_hf` and `save_hf` refuse; the target has something in it.
     """
     there = find_weights(source)
-    to = Address(target.removeprefix(PREFIX).rstrip("/"), target.startswith(PREFIX) or not there.huggingface)
+    to = parse(target, huggingface=not there.huggingface)
     folder = Folder(to.path)
     if folder.fs.exists(folder.root) and folder.files():
         raise UserError(f"{to.path} is there already and not empty; choose another folder, or delete it.")
+    if to.huggingface:
+        hf_config(network_at(there))  # refuses before anything is read
     definition, params, bias = load_weights(there, dtype=dtype)
     tokenizer = tokenizer_folder(there)
     if to.huggingface:
-        save_hf(to.path, definition, params, bias, tokenizer=tokenizer)
+        save_hf(to.path, definition, params, bias, tokenizer=tokenizer.name if tokenizer else None)
         return to
     with CheckpointStore(to.path, notes=model_notes(definition)) as store:
         store.save(0, arrays={"params": params, "router_bias": bias})
     if tokenizer is not None:
-        copy_tokenizer(Folder(tokenizer), folder)
+        copy_tokenizer(tokenizer, folder)
     return to

@@ -29,7 +29,7 @@ def restore_weights(store: CheckpointStore, definition: Definition, mesh: Mesh |
     """(params, router_bias) of the latest step on a mesh, or on the first device."""
     shapes = definition.shapes()
     if mesh is None:
-        device = SingleDeviceSharding(jax.devices()[0])
+        device = SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda _: device, shapes)
     else:
         shardings = definition.shardings(mesh)

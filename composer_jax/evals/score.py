@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
+from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition, Params
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
@@ -44,7 +45,9 @@ def score(
     Raises:
       UserError: a shape, a token id or a length that the network does not have.
     """
-    tokens_BS = _checked(tokens_BS, definition)
+    check_tokens(tokens_BS, definition.config)
+    if jax.process_count() > 1:
+        raise UserError("scores are computed in one process; start one.")
     count, step = len(tokens_BS), rows * batch_shards(mesh)
     program = _program(definition, mesh, logits)
     spread = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
@@ -53,7 +56,7 @@ def score(
         for start in range(0, count, step):
             part = tokens_BS[start : start + step]
             padded = np.full((step, tokens_BS.shape[1]), -1, np.int32)
-            padded[: len(part)] = part
+            padded[: len(part)] = part  # int32: what a vocabulary has fits
             out = program(params, router_bias, jax.device_put(padded, spread))
             found.append([np.asarray(array)[: len(part)] for array in out])
             progress.update(len(part))
@@ -63,7 +66,7 @@ def score(
 
 def windows(ids: np.ndarray, length: int) -> np.ndarray:
     """A long text as rows [B,length] that share one token each, so that every token but the first is scored once; the
-    last row is padded with -1."""
+    last row is padded with -1. Rows have at least two tokens."""
     starts = range(0, max(len(ids) - 1, 1), length - 1)
     rows = np.full((len(starts), length), -1, np.int32)
     for row, start in zip(rows, starts, strict=True):
@@ -72,8 +75,8 @@ def windows(ids: np.ndarray, length: int) -> np.ndarray:
     return rows
 
 
-def _checked(tokens_BS: np.ndarray, definition: Definition) -> np.ndarray:
-    config = definition.config
+def check_tokens(tokens_BS: np.ndarray, config: ModelConfig) -> None:
+    """Raises a UserError for a shape, a token id or a length that the network does not have."""
     if tokens_BS.ndim != 2 or not np.issubdtype(tokens_BS.dtype, np.integer) or 0 in tokens_BS.shape:
         raise UserError(f"tokens are {tokens_BS.dtype}{list(tokens_BS.shape)}; rows of integers [B,S] are needed.")
     if tokens_BS.shape[1] < 2:
@@ -86,7 +89,6 @@ def _checked(tokens_BS: np.ndarray, definition: Definition) -> np.ndarray:
         raise UserError(f"token id {largest} is beyond the vocabulary of {config.vocab_size}.")
     if (np.diff((tokens_BS < 0).astype(np.int8), axis=1) < 0).any() or (tokens_BS[:, 0] < 0).any():
         raise UserError("negative token ids are padding and stand at the end of a row only.")
-    return tokens_BS.astype(np.int32)
 
 
 def _program(definition: Definition, mesh: Mesh, logits: bool):

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import tokenizers
 
-from composer_jax.checkpoint.address import find_weights, load_weights, tokenizer_folder
-from composer_jax.checkpoint.huggingface.files import Folder
+from composer_jax.checkpoint.address import Address, find_weights, load_weights, network_at, tokenizer_folder
+from composer_jax.checkpoint.dtypes import require_float
 from composer_jax.errors import UserError
-from composer_jax.evals.score import score, windows
+from composer_jax.evals.score import check_tokens, score, windows
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
@@ -39,18 +39,20 @@ def score_files(
     use_compilation_cache()
     if (tokens is None) == (text is None):
         raise UserError("give either --tokens=FILE.npy or --text=FILE.")
+    require_float(dtype)
     address = find_weights(checkpoint)
-    written = None if text is None else _read(text)
-    ids = _load(tokens) if text is None else np.array(_encode(address, written), np.int64)
+    network = network_at(address)
+    if text is None:
+        ids, scored_bytes = _load(tokens), None
+    else:
+        ids, scored_bytes = _encode(address, text)
+        ids = windows(ids, min(window, network.max_context, len(ids)))
+    check_tokens(ids, network)
     devices = jax.devices()
     if len(devices) % (data * expert):
         raise UserError(f"{len(devices)} devices do not divide over data={data} x expert={expert}.")
     mesh = make_mesh(devices, replica=len(devices) // (data * expert), data=data, expert=expert)
     definition, params, bias = load_weights(address, mesh, dtype)
-    if text is not None:
-        if len(ids) < 2:
-            raise UserError(f"{text} has {len(ids)} tokens; at least two are needed to score one.")
-        ids = windows(ids, min(window, definition.config.max_context, len(ids)))
     scores = score(definition, params, bias, ids, mesh=mesh, rows=rows, logits=logits)
 
     arrays = {"logprobs": scores.logprobs} | ({"logits": scores.logits} if logits else {})
@@ -60,31 +62,37 @@ def score_files(
     count = int((ids[:, 1:] >= 0).sum())
     total = -float(scores.logprobs.sum(dtype=np.float64))
     found = {"tokens": count, "nll": total / count}
-    if written is not None:
-        found["bits_per_byte"] = total / math.log(2) / len(written.encode())
+    if scored_bytes is not None:
+        found["bits_per_byte"] = total / math.log(2) / scored_bytes
     print(json.dumps(found))
     return found
 
 
-def _read(text: str) -> str:
-    try:
-        return Path(text).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the text {text}: {error}") from error
-
-
 def _load(tokens: str) -> np.ndarray:
     try:
-        return np.load(tokens, allow_pickle=False)
+        found = np.load(tokens, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"cannot read the tokens {tokens}: {error}; an array saved by numpy.save is needed.") from error
+    if not isinstance(found, np.ndarray):
+        raise UserError(f"{tokens} holds several arrays; one array saved by numpy.save is needed.")
+    return found
 
 
-def _encode(address, text: str) -> list[int]:
+def _encode(address: Address, text: str) -> tuple[np.ndarray, int]:
+    """Token ids of a file, and the bytes of all of them but the first, which has nothing before it to be scored by."""
     folder = tokenizer_folder(address)
-    if folder is None:
+    if folder is None or "tokenizer.json" not in folder.files():
         raise UserError(f"{address} has no tokenizer.json; give --tokens instead of --text.")
-    found = Folder(folder)
-    tokenizer = tokenizers.Tokenizer.from_buffer(found.fs.cat_file(found.path("tokenizer.json")))
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(folder.fs.cat_file(folder.path("tokenizer.json")))
+    except Exception as error:  # the library raises nothing more special
+        raise UserError(f"{folder.name}/tokenizer.json cannot be read: {error}") from error
     tokenizer.encode_special_tokens = True  # the characters of a control token in a text are characters
-    return tokenizer.encode(text, add_special_tokens=False).ids
+    try:
+        written = Path(text).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the text {text}: {error}") from error
+    encoded = tokenizer.encode(written, add_special_tokens=False)
+    if len(encoded.ids) < 2:
+        raise UserError(f"{text} has {len(encoded.ids)} tokens; at least two are needed to score one.")
+    return np.array(encoded.ids), len(written[encoded.offsets[0][1] :].encode())

@@ -2,16 +2,17 @@
 
     y[t] = x[t] @ w[g(t)],   g(t) the group that row t lies in: sizes[0] rows of group 0, then sizes[1] of group 1, ...
 
-Rows behind the last group belong to nobody and give zeros. TPU and GPU have a kernel for it behind
-`jax.lax.ragged_dot`; on a CPU that computes every group for every row, so there the rows go block by block through
-ordinary matrix products, forward and backward (`python -m benchmarks.grouped_matmul`).
+Rows behind the last group belong to nobody and give zeros. A TPU has a kernel for it behind `jax.lax.ragged_dot`. On a
+CPU that computes every group for every row, and on a GPU it may (XLA rewrites it to a masked product of all), so there
+the rows go block by block through ordinary matrix products, forward and backward. `python -m benchmarks.grouped_matmul`
+measures it; on a GPU nobody has yet.
 """
 
 import jax
 import jax.numpy as jnp
 
 BLOCK = 128
-"""Rows of one product on a CPU: large enough to keep the cores busy, small enough to waste little at the end of a
+"""Rows of one product: large enough to keep the cores busy, small enough to waste little at the end of a
 group."""
 
 
@@ -27,12 +28,19 @@ def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax
     # devices share is summed by JAX, outside the rules below.
     axes = _axes(x_TD) | _axes(w_EDF) | _axes(sizes_E)
     operands = (_varying(a, axes) for a in (x_TD, w_EDF, sizes_E))
-    return jax.lax.platform_dependent(*operands, cpu=blocked, default=jax.lax.ragged_dot)
+    return jax.lax.platform_dependent(*operands, tpu=kernel, default=blocked)
+
+
+def kernel(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    """The form for TPUs. What a kernel leaves in the rows of nobody is not said anywhere: they are cleared on both
+    sides, so that neither their values nor their gradients get out."""
+    inside = (jnp.arange(x_TD.shape[0]) < sizes_E.sum())[:, None]
+    return jnp.where(inside, jax.lax.ragged_dot(jnp.where(inside, x_TD, 0), w_EDF, sizes_E), 0)
 
 
 @jax.custom_vjp
 def blocked(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """The form for CPUs: 2 T D F floating-point operations and the unused rest of each group's last block."""
+    """The form for everything else: 2 T D F operations, and the unused rest of each group's last block."""
     return _multiply(x_TD, w_EDF, sizes_E, contracted=1)
 
 

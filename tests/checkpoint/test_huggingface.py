@@ -87,23 +87,56 @@ def test_dtypes_are_cast_and_the_bias_stays_float32(tmp_path):
     assert (definition.config.param_dtype, definition.config.compute_dtype) == ("float32", "float32")
     assert_same((params, bias), jax.tree.map(lambda x: x.astype(np.float32), WEIGHTS))
     assert jax.tree.leaves(load_hf(tmp_path / "hf", dtype="bfloat16").router_bias)[0].dtype == np.float32
-    with pytest.raises(UserError, match="dtype='int8' cannot be loaded; use float32, bfloat16"):
-        load_hf(tmp_path / "hf", dtype="int8")
+    for dtype in ("int8", "float64", "float8_e4m3fn", "foo"):
+        for refused, folder in ((load_hf, "hf"), (saved, "no")):
+            with pytest.raises(UserError, match=f"dtype='{dtype}' is not one of weights; use float32, bfloat16"):
+                refused(tmp_path / folder, dtype=dtype)
+    assert not (tmp_path / "no").exists()
 
 
 def test_tokenizer_files_come_along(tmp_path):
     source = tmp_path / "tokenizer"
     source.mkdir()
-    for name in ("tokenizer.json", "special_tokens_map.json", "secret.txt"):
+    for name in ("tiktoken.model", "tokenization_kimi.py", "generation_config.json", "secret.txt"):
         (source / name).write_text(name)
+    (source / "config.json").write_text(json.dumps({"eos_token_id": 7, "vocab_size": 3}))
     saved(tmp_path / "hf", tokenizer=source)
-    assert (tmp_path / "hf" / "tokenizer.json").read_text() == "tokenizer.json"
+    assert (tmp_path / "hf" / "tiktoken.model").read_text() == "tiktoken.model"
+    assert (tmp_path / "hf" / "tokenization_kimi.py").exists() and (tmp_path / "hf" / "generation_config.json").exists()
     assert not (tmp_path / "hf" / "secret.txt").exists()
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (config["eos_token_id"], config["vocab_size"]) == (7, CONFIG.vocab_size)
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(UserError, match="has no tokenizer files"):
         saved(tmp_path / "other", tokenizer=empty)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "hf", "tokenizer"], "nothing half-written"
+
+
+def test_the_config_names_the_dtype_that_was_written(tmp_path):
+    definition = Definition(dataclasses.replace(CONFIG, param_dtype="float32"))
+    save_hf(tmp_path / "hf", definition, *WEIGHTS)  # bfloat16, whatever the definition says
+    assert_same(load_hf(tmp_path / "hf")[1:], WEIGHTS)
+
+
+def test_mtp_modules_are_left_out_where_the_config_announces_them(tmp_path):
+    """And only there: a layer more than the config says is a mistake."""
+    extra = {f"model.layers.4.{name}.weight": np.ones((2, 2), np.float32) for name in ("eh_proj", "enorm")}
+    extra["model.layers.4.flags"] = np.ones(3, np.int64)
+    tensors = to_tensors(*WEIGHTS, CONFIG) | extra
+    config = hf_config(CONFIG)
+    announced = write_folder(tmp_path / "announced", config | {"num_nextn_predict_layers": 1}, tensors)
+    assert_same(load_hf(announced)[1:], WEIGHTS)
+    del tensors["model.layers.4.flags"]
+    with pytest.raises(UserError, match="has, unexpected, model.layers.4.eh_proj.weight"):
+        load_hf(write_folder(tmp_path / "surprising", config, tensors))
+
+
+def test_a_link_to_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    assert_same(load_hf(saved(tmp_path / "link"))[1:], WEIGHTS)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "disk" / "config.json").exists()
 
 
 def test_files_are_cut_at_the_limit():
@@ -234,6 +267,12 @@ WRONG = {
     "torn config": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
     "other architecture": (lambda folder: edit_config(folder, model_type="llama"), "model_type='llama'"),
     "other sizes": (lambda folder: edit_config(folder, vocab_size=65), r"embed_tokens.weight as \[64, 16\]"),
+    "fewer layers": (lambda folder: edit_config(folder, num_hidden_layers=3), "has, unexpected, model.layers.3."),
+    "words for numbers": (
+        lambda folder: edit_config(folder, hidden_size="16"),
+        "hidden_size='16', which is not a number",
+    ),
+    "no weight map": (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "has no weight_map"),
     "more layers": (lambda folder: edit_config(folder, num_hidden_layers=5), "lacks model.layers.4.input_layernorm"),
     "fewer experts": (lambda folder: edit_config(folder, n_routed_experts=4), "has, unexpected, .*and 32 more"),
     "cut short": (cut, "model.safetensors is cut short: it has [0-9]+ bytes of [0-9]+"),

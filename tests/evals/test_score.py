@@ -144,8 +144,8 @@ def test_from_files_to_a_file_and_through_a_conversion(folder, tmp_path):
 
 
 def test_a_text_in_bits_per_byte(folder, tmp_path):
-    text = "def add(a, b):\n    return a + b  # größer\n" * 3
-    (tmp_path / "text.py").write_text(text, encoding="utf-8")
+    text = "def add(a, b):\r\n    return a + b  # größer\r\n" * 3
+    (tmp_path / "text.py").write_bytes(text.encode())
     arguments = (f"--checkpoint=hf:{folder}", f"--text={tmp_path / 'text.py'}", f"--out={tmp_path / 'o.npz'}")
     done = run("score", *arguments, "--window=16")
     assert done.returncode == 0, done.stderr
@@ -153,7 +153,9 @@ def test_a_text_in_bits_per_byte(folder, tmp_path):
     total = -sum(reference(ids[start : start + 16])[1].sum() for start in range(0, len(ids) - 1, 15))
     said = json.loads(done.stdout)
     assert said["tokens"] == len(ids) - 1
-    assert math.isclose(said["bits_per_byte"], total / math.log(2) / len(text.encode()), rel_tol=1e-5)
+    first = len(Tokenizer.load(folder / "tokenizer.json").decode(ids[:1].tolist()).encode())
+    scored_bytes = len((tmp_path / "text.py").read_bytes()) - first
+    assert math.isclose(said["bits_per_byte"], total / math.log(2) / scored_bytes, rel_tol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,9 @@ def test_a_text_in_bits_per_byte(folder, tmp_path):
         (["--checkpoint={1}", "--out={1}/o.npz", "--tokens=x"], "holds neither steps of a checkpoint of ours"),
         (["--checkpoint=hf:{1}/none", "--out={1}/o.npz", "--tokens=x"], "there is no folder"),
         (["--checkpoint=hf:{0}", "--out={1}/o.npz", "--text={0}/config.json", "--expert=3"], "data=1 x expert=3"),
+        (["--checkpoint=hf:{0}", "--out={1}/o.npz", "--text={0}/config.json", "--window=1"], "--window"),
+        (["--checkpoint=hf:{0}", "--out={1}/o.npz", "--text=x", "--dtype=int8"], "dtype='int8'"),
+        (["--checkpoint=hf:nope://x", "--out={1}/o.npz", "--text=x"], "neither a folder nor a URL"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(folder, tmp_path, arguments, message):

@@ -13,6 +13,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition
 from composer_jax.models.presets import PRESETS
+from composer_jax.models.rope import Yarn
 
 KIMI_K2 = dict(  # https://huggingface.co/moonshotai/Kimi-K2-Instruct
     model_type="kimi_k2",
@@ -296,12 +297,18 @@ def test_yarn_that_cannot_be_read_is_refused(change, message):
         model_config(KIMI_K2 | {"rope_scaling": without})
 
 
-@pytest.mark.parametrize("name", PRESETS)
+CONFIGS = PRESETS | {
+    "yarn_without_mscale": small(yarn=Yarn(4.0, mscale_all_dim=0.0)),
+    "tied": small(tie_embeddings=True),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
 def test_the_config_that_is_written_is_the_one_that_is_read(name):
-    written = json.loads(json.dumps(hf_config(PRESETS[name])))
-    assert model_config(written) == PRESETS[name]
+    written = json.loads(json.dumps(hf_config(CONFIGS[name])))
+    assert model_config(written) == CONFIGS[name]
     old = {key: value for key, value in written.items() if key != "rope_parameters"}  # transformers before 5
-    assert model_config(old) == PRESETS[name]
+    assert model_config(old) == CONFIGS[name]
 
 
 def test_the_text_tower_of_kimi_k2_5():

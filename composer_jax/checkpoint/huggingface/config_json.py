@@ -61,7 +61,7 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
             raise UserError(f"config.json has {key}={found!r}; only {value!r} can be read yet.")
     theta, yarn = _rotary(hf_config, temperatures=family is DEEPSEEK_V3)
     fields = dict(family.fixed)
-    fields |= {ours: hf_config[theirs] for ours, theirs in keys.items()}
+    fields |= {ours: _number(theirs, hf_config[theirs]) for ours, theirs in keys.items()}
     for ours, (key, default) in family.optional.items():
         found = hf_config.get(key)
         fields[ours] = default if found is None else found
@@ -70,6 +70,12 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
     else:
         fields |= _heads(hf_config, family)
     return ModelConfig(**fields, rope_theta=theta, yarn=yarn)
+
+
+def _number(key: str, value: Any) -> int | float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise UserError(f"config.json has {key}={value!r}, which is not a number.")
+    return value
 
 
 def _heads(hf_config: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -99,6 +105,7 @@ def _rotary(hf_config: Mapping[str, Any], *, temperatures: bool) -> tuple[float,
     theta = rope.get("rope_theta", hf_config.get("rope_theta"))
     if theta is None:
         raise UserError("config.json lacks rope_theta.")
+    theta = _number("rope_theta", theta)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return float(theta), None

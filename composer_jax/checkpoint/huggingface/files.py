@@ -6,10 +6,11 @@ byte range, then the bytes. The library of that name maps local files into memor
 by byte ranges, and a mapped file counts as memory of the process, so both are read here in one way.
 """
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,8 +52,11 @@ class Folder:
 
     def __init__(self, path: str | Path):
         self.name = str(path).rstrip("/")
-        self.fs, self.root = url_to_fs(self.name)
-        self.root = self.root.rstrip("/")
+        try:
+            self.fs, self.root = url_to_fs(self.name)
+        except (ValueError, ImportError) as error:
+            raise UserError(f"{self.name} is neither a folder nor a URL that can be read: {error}") from error
+        self.root = self.root.rstrip("/")  # absolute, where the folder is local
         self.local = "file" in np.atleast_1d(self.fs.protocol)
 
     def path(self, file: str) -> str:
@@ -60,13 +64,15 @@ class Folder:
 
     def files(self) -> list[str]:
         """Names in the folder."""
-        if not self.fs.isdir(self.root):
-            raise UserError(f"there is no folder {self.name}")
-        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in self.fs.ls(self.root, detail=False))
+        with self._named(self.name):
+            if not self.fs.isdir(self.root):
+                raise UserError(f"there is no folder {self.name}")
+            return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in self.fs.ls(self.root, detail=False))
 
     def json(self, file: str) -> dict[str, Any]:
         try:
-            found = json.loads(self.fs.cat_file(self.path(file)))
+            with self._named(f"{self.name}/{file}"):
+                found = json.loads(self.fs.cat_file(self.path(file)))
         except FileNotFoundError as error:
             raise UserError(f"{self.name} has no {file}; is it the folder of a Hugging Face checkpoint?") from error
         except ValueError as error:
@@ -77,17 +83,30 @@ class Folder:
 
     def read(self, file: str, begin: int, size: int) -> np.ndarray:
         """A writable uint8 array with these bytes of a file."""
-        if not self.local:
-            return np.frombuffer(bytearray(self.fs.cat_file(self.path(file), begin, begin + size)), np.uint8)
-        data = np.empty(size, np.uint8)
-        view, done = memoryview(data), 0
-        with open(self.path(file), "rb", buffering=0) as opened:
-            while done < size:
-                count = os.preadv(opened.fileno(), [view[done:]], begin + done)
-                if not count:
-                    raise UserError(f"{self.name}/{file} ends at byte {begin + done}, within a tensor; fetch it again.")
-                done += count
+        with self._named(f"{self.name}/{file}"):
+            if not self.local:
+                data = np.frombuffer(bytearray(self.fs.cat_file(self.path(file), begin, begin + size)), np.uint8)
+                done = len(data)
+            else:
+                data, done = np.empty(size, np.uint8), 0
+                with open(self.path(file), "rb", buffering=0) as opened:
+                    while count := os.preadv(opened.fileno(), [memoryview(data)[done:]], begin + done):
+                        done += count
+        if done < size:
+            raise UserError(f"{self.name}/{file} ends at byte {begin + done}, within a tensor; fetch it again.")
         return data
+
+    @contextlib.contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """What a file system refuses, in one sentence; buckets raise exceptions of their own kinds."""
+        try:
+            yield
+        except (UserError, FileNotFoundError, ValueError):
+            raise
+        except Exception as error:
+            if self.local and not isinstance(error, OSError):
+                raise
+            raise UserError(f"cannot read {what}: {error}") from error
 
 
 class SafetensorsFolder:
@@ -114,7 +133,10 @@ class SafetensorsFolder:
     def _files(self) -> list[str]:
         there = self.folder.files()
         if INDEX in there:
-            named = sorted(set(self.folder.json(INDEX).get("weight_map", {}).values()))
+            weight_map = self.folder.json(INDEX).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise UserError(f"{self.folder.name}/{INDEX} has no weight_map.")
+            named = sorted(set(weight_map.values()))
             missing = [file for file in named if file not in there]
             if missing:
                 raise UserError(f"{self.folder.name} lacks {missing[0]}, which its {INDEX} names.")
@@ -150,11 +172,10 @@ class SafetensorsFolder:
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise UserError(f"the header of {where} is damaged ({error}); fetch the file again.") from error
         for name, stored in found.items():
-            if stored.dtype not in DTYPES:
-                raise UserError(f"{name} in {where} is {stored.dtype}; these can be read: {', '.join(DTYPES)}.")
-            size = math.prod(stored.shape) * DTYPES[stored.dtype].itemsize
-            if stored.size != size:
-                raise UserError(f"{name} in {where} has {stored.size} bytes for {size}; the file is damaged.")
+            if stored.dtype in DTYPES:  # of other dtypes are tensors that nobody asks for
+                size = math.prod(stored.shape) * DTYPES[stored.dtype].itemsize
+                if stored.size != size:
+                    raise UserError(f"{name} in {where} has {stored.size} bytes for {size}; the file is damaged.")
             if stored.begin + stored.size > total:
                 raise UserError(
                     f"{where} is cut short: it has {total} bytes of {stored.begin + stored.size}; fetch it again."

@@ -13,16 +13,16 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from composer_jax.checkpoint.dtypes import require_float
 from composer_jax.checkpoint.huggingface.config_json import TEXT_TOWERS, model_config, text_config
 from composer_jax.checkpoint.huggingface.files import Folder, SafetensorsFolder
 from composer_jax.checkpoint.huggingface.layout import Tensor, copy_into, leaf_shapes, unstored
 from composer_jax.checkpoint.huggingface.quantized import CheckpointFiles
 from composer_jax.checkpoint.huggingface.weights import as_trees, by_leaf, table_for
-from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition, Params
 from composer_jax.observe.progress import Progress
 
-_DTYPES = ("float32", "bfloat16", "float16")
+_THREADS = 8  # each holds a tensor, which quantised ones are several times over while they are expanded
 
 _Tensors = Sequence[tuple[str, Tensor]]
 
@@ -38,39 +38,44 @@ class Loaded(NamedTuple):
 def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None) -> Loaded:
     """The network of a Hugging Face checkpoint folder, its weights where the mesh wants them.
 
-    Reads float files, DeepSeek's fp8 in blocks and compressed-tensors int4. Needs host memory for one layer of one
-    leaf. Every process of a multi-controller run makes the same call and reads the shards of its own devices.
+    Reads float files, DeepSeek's fp8 in blocks and compressed-tensors int4. Needs host memory for about two layers of
+    the largest leaf, and a tensor per thread. Every process of a multi-controller run makes the same call and reads
+    the shards of its own devices.
 
     Args:
       path: a local folder, or a URL that fsspec knows (gs://bucket/folder).
-      mesh: None puts everything on the first device.
+      mesh: None puts everything on the first device of this process.
       dtype: of the weights and of the computation: float32, bfloat16 or float16. None is what config.json names
         ("torch_dtype"), or bfloat16.
 
     Raises:
       UserError: an architecture that cannot be read; tensors that are missing, unexpected, of another shape or cut
-        short; a mesh that does not divide the weights. All of it before any weight is read.
+        short; a mesh that does not divide the weights. All of it before any weight is read (but a head that has to
+        equal the embedding).
     """
     folder = Folder(path)
     described = folder.json("config.json")
     text = text_config(described)
     config = model_config(described)
-    dtype = dtype or text.get("torch_dtype") or text.get("dtype") or "bfloat16"
-    if dtype not in _DTYPES:
-        raise UserError(f"dtype={dtype!r} cannot be loaded; use {', '.join(_DTYPES)}.")
+    dtype = require_float(dtype or text.get("torch_dtype") or text.get("dtype") or "bfloat16")
     config = dataclasses.replace(config, param_dtype=dtype, compute_dtype=dtype)
     definition = Definition(config)
     shardings = _shardings(definition, mesh)
 
     quantization = text.get("quantization_config") or described.get("quantization_config")
     prefix = "language_model." if described.get("model_type") in TEXT_TOWERS else ""
-    source = CheckpointFiles(SafetensorsFolder(folder), quantization, prefix)
+    mtp = text.get("num_nextn_predict_layers") or text.get("num_mtp_layers") or 0
+    left_out = tuple(f"model.layers.{config.n_layers + i}." for i in range(mtp))
+    source = CheckpointFiles(SafetensorsFolder(folder), quantization, prefix, left_out)
     table = table_for(source, config)
 
     parts = by_leaf(table)
     shapes = leaf_shapes(config)
     size = sum(source.sizes[name] for tensors in parts.values() for name, _ in tensors)
-    with Progress(size, "byte", f"load {folder.name}") as progress, ThreadPoolExecutor(os.cpu_count()) as threads:
+    with (
+        Progress(size, "byte", f"load {folder.name}") as progress,
+        ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS)) as threads,
+    ):
         reader = _Reader(source, threads, progress)
         arrays = {leaf: reader.leaf(leaf, tensors, shapes[leaf], shardings[leaf]) for leaf, tensors in parts.items()}
         for leaf in unstored(config, table):
@@ -81,7 +86,7 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
 def _shardings(definition: Definition, mesh: Mesh | None) -> dict[str, Sharding]:
     """Of every leaf by its dotted path."""
     if mesh is None:
-        return dict.fromkeys(leaf_shapes(definition.config), SingleDeviceSharding(jax.devices()[0]))
+        return dict.fromkeys(leaf_shapes(definition.config), SingleDeviceSharding(jax.local_devices()[0]))
     params, bias = (flatten_dict(tree, sep=".") for tree in definition.shardings(mesh))
     return params | bias
 

@@ -37,17 +37,26 @@ class CheckpointFiles:
       files: the safetensors files.
       quantization: quantization_config of config.json; None for a checkpoint without.
       prefix: what stands before the names of the language model; other tensors are left out. (K2.5: "language_model.".)
+      left_out: how the names of tensors begin that are left out as well, after that prefix.
 
     Raises:
       UserError: a kind of quantisation that cannot be read, or a tensor whose values need a scale that is not there.
     """
 
-    def __init__(self, files: SafetensorsFolder, quantization: Mapping[str, Any] | None, prefix: str = ""):
+    def __init__(
+        self,
+        files: SafetensorsFolder,
+        quantization: Mapping[str, Any] | None,
+        prefix: str = "",
+        left_out: tuple[str, ...] = (),
+    ):
         self._files, self._prefix = files, prefix
         self._block = _fp8_block(quantization)
         self._group = _int4_group(quantization)
         stored = {
-            name.removeprefix(prefix): tensor for name, tensor in files.tensors.items() if name.startswith(prefix)
+            name.removeprefix(prefix): tensor
+            for name, tensor in files.tensors.items()
+            if name.startswith(prefix) and not name.removeprefix(prefix).startswith(left_out)
         }
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.sizes: dict[str, int] = {}
@@ -63,8 +72,8 @@ class CheckpointFiles:
             elif not name.endswith((".weight_scale", ".weight_shape", ".weight_scale_inv")):
                 if tensor.dtype == "F8_E4M3":
                     self._require_fp8(name, stored)
-                elif not tensor.dtype.startswith(("F", "BF")):
-                    raise UserError(f"{name} is {tensor.dtype}, which carries no values by itself.")
+                elif tensor.dtype not in ("F64", "F32", "F16", "BF16"):
+                    raise UserError(f"{name} is {tensor.dtype}; floats, fp8 in blocks and packed int4 can be read.")
                 self.shapes[name] = tensor.shape
                 self.sizes[name] = tensor.size
 

@@ -46,7 +46,7 @@ def table_for(source: Source, config: ModelConfig) -> dict[str, Tensor]:
     Raises:
       UserError: names the tensors that are missing, unexpected or of another shape.
     """
-    shapes = {name: shape for name, shape in source.shapes.items() if not _carries_nothing(name, shape, config)}
+    shapes = {name: shape for name, shape in source.shapes.items() if not _carries_nothing(name, shape)}
     head = shapes.pop("lm_head.weight", None) if config.tie_embeddings else None
     fused = any(name.endswith("mlp.experts.gate_up_proj") for name in shapes)
     table = layout(config, fused_experts=fused)
@@ -116,14 +116,10 @@ def to_tensors(params: Params, router_bias: Params, config: ModelConfig) -> dict
     return {name: tensor.joined(leaves) for name, tensor in table.items()}
 
 
-def _carries_nothing(name: str, shape: tuple[int, ...], config: ModelConfig) -> bool:
-    """Rotary frequencies, which some files store though they follow from the config; the empty matrices that
-    transformers has in place of no shared experts; and MTP modules, where config.json has them and we do not."""
-    return (
-        name.endswith("rotary_emb.inv_freq")
-        or 0 in shape
-        or (not config.n_mtp_modules and name.startswith(f"model.layers.{config.n_layers}."))
-    )
+def _carries_nothing(name: str, shape: tuple[int, ...]) -> bool:
+    """Rotary frequencies, which some files store though they follow from the config, and the empty matrices that
+    transformers has in place of no shared experts."""
+    return name.endswith("rotary_emb.inv_freq") or 0 in shape
 
 
 def require_shapes(owner: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> None:
