@@ -127,6 +127,8 @@ def test_golden_files_are_what_transformers_computes(name, theirs):
     golden = load(name)
     config = AutoConfig.for_model(**golden.config)
     state = {key: torch.from_numpy(array) for key, array in golden.state.items()}
-    model = type(AutoModelForCausalLM.from_config(config)).from_pretrained(None, config=config, state_dict=state)
+    kind = type(AutoModelForCausalLM.from_config(config))
+    eager = dict(attn_implementation="eager", experts_implementation="eager")
+    model = kind.from_pretrained(None, config=config, state_dict=state, **eager).eval()
     assert theirs.routing_margin(model, golden.tokens) > theirs.MARGIN
     np.testing.assert_allclose(theirs.compute(model, golden.tokens).logits, golden.logits, atol=2e-5)

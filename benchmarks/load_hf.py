@@ -1,0 +1,108 @@
+"""How fast and in how much memory a checkpoint is read: `python -m benchmarks.load_hf [--gigabytes=8] [--folder=DIR]`.
+
+Writes a synthetic bfloat16 checkpoint of Moonlight's shape (with as many layers as make the size) unless the folder
+has it already, reads it once so that it lies in the page cache, and then loads it in a fresh process. Prints progress
+on stderr and, as the last line of stdout, one JSON object:
+    gigabytes            of the tensors
+    save_mb_per_s, load_mb_per_s
+    overhead_gb          peak memory of the loading process, over that of the arrays (destination) and of a process
+                         that has only imported JAX
+"""
+
+import argparse
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from composer_jax.checkpoint.huggingface import load_hf, save_hf
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.definition import Definition
+from composer_jax.models.presets import PRESETS
+from launch.huge_pages import restart_with_huge_pages
+
+
+def shaped(gigabytes: float) -> ModelConfig:
+    """Moonlight with fewer layers."""
+    config = dataclasses.replace(PRESETS["moonlight_16b_a3b"], param_dtype="bfloat16")
+    sizes = [
+        2 * Definition(dataclasses.replace(config, n_layers=n)).parameter_count() for n in range(2, config.n_layers + 1)
+    ]
+    layers = 2 + min(range(len(sizes)), key=lambda i: abs(sizes[i] - gigabytes * 1e9))
+    return dataclasses.replace(config, n_layers=layers)
+
+
+def random_weights(definition: Definition):
+    """NumPy arrays; random bits of a few kilobytes, repeated, which is fast and still compresses to nothing less."""
+    noise = np.random.default_rng(0).standard_normal(4099).astype(ml_dtypes.bfloat16)
+    return jax.tree.map(lambda leaf: np.resize(noise, leaf.shape).astype(leaf.dtype), definition.shapes())
+
+
+def peak_bytes() -> int:
+    """Of this program alone: what getrusage says includes the process that started it."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
+
+
+def load(folder: Path) -> None:
+    """In a process of its own: prints seconds and bytes."""
+    jax.block_until_ready(jax.numpy.zeros(1))
+    before = peak_bytes()
+    started = time.perf_counter()
+    _, *weights = load_hf(folder)
+    jax.block_until_ready(weights)
+    seconds = time.perf_counter() - started
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
+    print(json.dumps({"seconds": seconds, "bytes": size, "overhead": peak_bytes() - before - size}))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=8.0, help="size of the checkpoint (default: 8)")
+    parser.add_argument("--folder", type=Path, help="where it is kept; left out, a temporary folder")
+    parser.add_argument("--load-only", action="store_true", help=argparse.SUPPRESS)
+    o = parser.parse_args(argv)
+    if o.load_only:
+        return load(o.folder)
+    folder = o.folder or Path(tempfile.mkdtemp(prefix="load_hf-")) / "checkpoint"
+    try:
+        figures = {}
+        if not (folder / "config.json").exists():
+            definition = Definition(shaped(o.gigabytes))
+            weights = random_weights(definition)
+            started = time.perf_counter()
+            save_hf(folder, definition, *weights)
+            size = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
+            figures["save_mb_per_s"] = round(size / 1e6 / (time.perf_counter() - started), 1)
+            del weights
+        for file in folder.glob("*.safetensors"):
+            with file.open("rb", buffering=0) as opened:
+                while opened.read(2**24):
+                    continue
+        command = [sys.executable, "-m", "benchmarks.load_hf", "--load-only", f"--folder={folder}"]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+    finally:
+        if o.folder is None:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+    figures = {
+        "gigabytes": round(found["bytes"] / 1e9, 2),
+        **figures,
+        "load_mb_per_s": round(found["bytes"] / 1e6 / found["seconds"], 1),
+        "overhead_gb": round(found["overhead"] / 1e9, 2),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # as every entry point does
+    main()

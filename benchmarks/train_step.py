@@ -1,0 +1,107 @@
+"""How much of the machine's matrix product rate a training step uses: `python -m benchmarks.train_step [--batch=8]`.
+
+A network of 4 layers, width 512 and 16 experts, of which 4 are chosen, in float32; the whole step: loss, gradients,
+AdamW. Steps and plain products of 2048 x 2048 float32 matrices take turns in one process. Prints progress on stderr
+and, as the last line of stdout, one JSON object:
+    fraction_of_matmul_rate    model FLOPs (models/flops.py, three forward passes) per second over the product's
+    tokens_per_s
+    matmul_gflops              of the product
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.definition import Definition
+from composer_jax.models.flops import forward_flops
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.platform import configure_cpu
+from composer_jax.train.learner import Learner
+from composer_jax.train.losses import LanguageLoss
+from composer_jax.train.optimizer import OptimizerConfig
+from launch.huge_pages import restart_with_huge_pages
+
+CONFIG = ModelConfig(
+    vocab_size=8192,
+    d_model=512,
+    n_layers=4,
+    n_dense_layers=1,
+    n_heads=8,
+    kv_lora_rank=256,
+    q_lora_rank=None,
+    qk_nope_dim=64,
+    qk_rope_dim=32,
+    v_head_dim=64,
+    dense_ff_dim=2048,
+    expert_ff_dim=512,
+    n_experts=16,
+    experts_per_token=4,
+    n_shared_experts=1,
+    compute_dtype="float32",
+    dispatch="ring",
+    remat=False,
+    scan_unroll=4,
+)
+PRODUCT = 2048
+
+
+def matmul_flops_per_s(a: jax.Array) -> float:
+    started = time.perf_counter()
+    for _ in range(4):
+        jax.block_until_ready(_multiply(a))
+    return 4 * 2 * PRODUCT**3 / (time.perf_counter() - started)
+
+
+_multiply = jax.jit(lambda a: a @ a)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=8, help="rows of a step (default: 8)")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row (default: 512)")
+    parser.add_argument("--steps", type=int, default=8, help="steps that are timed (default: 8)")
+    o = parser.parse_args(argv)
+
+    configure_cpu(1)
+    mesh = make_mesh(jax.devices()[:1])
+    learner = Learner(Definition(CONFIG), OptimizerConfig(peak=1e-3, steps=1000), LanguageLoss(), mesh)
+    state = learner.init_state(*learner.definition.init(0, mesh))
+    rng = np.random.default_rng(0)
+    shape = (o.batch, o.length)
+    batch = {
+        "tokens": rng.integers(0, CONFIG.vocab_size, shape).astype(np.int32),
+        "positions": np.broadcast_to(np.arange(o.length, dtype=np.int32), shape),
+        "segments": np.ones(shape, np.int32),
+        "weights": np.ones(shape, np.float32),
+    }
+    a = jnp.asarray(rng.standard_normal((PRODUCT, PRODUCT)), jnp.float32)
+    jax.block_until_ready(_multiply(a))
+    work = 3 * o.batch * forward_flops(CONFIG, o.length)
+    rates, products = [], []
+    for step in range(o.steps + 1):
+        products.append(matmul_flops_per_s(a))
+        started = time.perf_counter()
+        state, metrics = learner.step(state, [batch], float(batch["weights"].sum()))
+        rates.append(work / (time.perf_counter() - started))
+        note = "compiled" if step == 0 else f"{rates[-1] / products[-1]:.0%} of {products[-1] / 1e9:.0f} GFLOP/s"
+        print(f"step {step}: loss {metrics['loss']:.3f}, {note}", file=sys.stderr, flush=True)
+    rate, product = statistics.median(rates[1:]), statistics.median(products[1:])
+    figures = {
+        "fraction_of_matmul_rate": round(rate / product, 3),
+        "tokens_per_s": round(rate / work * o.batch * o.length, 1),
+        "matmul_gflops": round(product / 1e9, 1),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # as every entry point does
+    main()

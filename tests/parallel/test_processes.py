@@ -1,0 +1,79 @@
+"""Two processes of four devices compute what one process of eight computes."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.models.definition import Definition
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.processes import join
+from composer_jax.train.learner import Learner
+from composer_jax.train.losses import LanguageLoss
+from tests.models.small import random_weights, relative_error
+from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER, make_batch
+
+ROOT = Path(__file__).parents[2]
+
+
+def step():
+    """(loss and metrics, gradient, weights after the step) on data=2 x expert=4 over all devices of all processes."""
+    mesh = make_mesh(data=2, expert=4)
+    learner = Learner(Definition(CONFIG), OPTIMIZER, LanguageLoss(mtp_weight=0.3), mesh, bias_rate=BIAS_RATE)
+    batch = make_batch(1)
+    normaliser = float(batch["weights"].sum())
+    state = learner.init_state(*random_weights(CONFIG))
+    gradient = learner._gradient(state.params, state.router_bias, learner.put(batch), np.float32(normaliser))[
+        "gradient"
+    ]
+    state, metrics = learner.step(state, [batch], normaliser)
+    return metrics, gradient, state.params, state.router_bias
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def test_a_pod_of_two_processes_steps_as_one(tmp_path):
+    address, out = f"127.0.0.1:{free_port()}", tmp_path / "found.npz"
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.parallel.one_of_two", address, str(i), str(out)],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    said = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)[-4000:]
+    with np.load(out) as file:
+        found = [file[name] for name in file.files]
+    wanted = jax.tree.leaves(step())
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        assert relative_error(a, b) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("host:1", 2, 2), "process=2 is not one of 0 .. 1"),
+        (("host:1", 0, 0), "processes=0"),
+        (("host", 2, 0), "coordinator='host' is not HOST:PORT"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(arguments, message):
+    with pytest.raises(UserError, match=message):
+        join(*arguments)
