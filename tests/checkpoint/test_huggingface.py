@@ -16,7 +16,7 @@ from composer_jax.checkpoint.huggingface.files import Folder, shard, write_safet
 from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition
 from composer_jax.parallel.mesh import make_mesh
-from tests.models.small import random_weights, small
+from tests.models.small import GROUPED_QUERY, random_weights, small
 
 # Expert width 32: groups of int4, and every mesh, divide it.
 CONFIG = small(
@@ -241,6 +241,43 @@ def test_int4_in_the_folder_of_a_model_that_also_sees(tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="quant_method='awq'"):
         load_hf(folder)
+
+
+def mxfp4(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(blocks, scales, what they mean) of [E,I,O], weight by weight; values are the nearest that the format has."""
+    magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    experts, rows, columns = weight.shape
+    blocks = np.zeros((experts, columns, rows // 32, 16), np.uint8)
+    scales, value = np.zeros(blocks.shape[:3], np.uint8), np.empty_like(weight, np.float32)
+    for e, o, i in np.ndindex(experts, columns, rows):
+        group = weight[e, i - i % 32 : i - i % 32 + 32, o]
+        exponent = int(np.floor(np.log2(np.abs(group).max()))) - 2
+        scaled = float(weight[e, i, o]) / 2.0**exponent
+        code = int(np.argmin([abs(abs(scaled) - m) for m in magnitudes]))
+        scales[e, o, i // 32] = exponent + 127
+        blocks[e, o, i // 32, i % 32 // 2] |= (code + 8 * (scaled < 0)) << (4 * (i % 2))
+        value[e, i, o] = (-1 if scaled < 0 else 1) * magnitudes[code] * 2.0**exponent
+    return blocks, scales, value
+
+
+def test_mxfp4(tmp_path):
+    sizes = dict(d_model=32, expert_ff_dim=32, n_experts=2, experts_per_token=1, n_dense_layers=0, n_layers=2)
+    shared = dict(n_shared_experts=0, routed_scaling_factor=1.0, n_mtp_modules=0, embedding_taps=0)
+    heads = dict(qk_nope_dim=0, qk_rope_dim=6, swiglu_limit=7.0)
+    config = small(**(GROUPED_QUERY | sizes | shared | heads))
+    params, bias = random_weights(config)
+    stored, meant = {}, {}
+    for name, array in to_tensors(params, jax.tree.map(np.zeros_like, bias), config).items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            stored[f"{name}_blocks"], stored[f"{name}_scales"], meant[name] = mxfp4(array)
+        else:
+            stored[name] = meant[name] = array
+    described = hf_config(config) | {"quantization_config": {"quant_method": "mxfp4"}}
+    definition, *found = load_hf(write_folder(tmp_path / "mxfp4", described, stored), dtype="float32")
+    assert_same(found, from_tensors(meant, definition.config))
+    del stored["model.layers.1.mlp.experts.down_proj_scales"]
+    with pytest.raises(UserError, match="experts.down_proj_scales is missing"):
+        load_hf(write_folder(tmp_path / "wrong", described, stored))
 
 
 # ------------------------------------------------------------------------------------------------------- bad input

@@ -111,3 +111,16 @@ def test_folders_in_both_directions(case, theirs, tmp_path):
     )
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     np.testing.assert_array_equal(theirs.compute(again.eval(), tokens).logits, reference.logits)
+
+
+def test_mxfp4_means_what_it_means_there():
+    import torch
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    from composer_jax.checkpoint.huggingface.quantized import dequantize_mxfp4
+
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (3, 10, 2, 16), dtype=np.uint8)
+    scales = rng.integers(100, 150, (3, 10, 2), dtype=np.uint8)
+    wanted = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
+    np.testing.assert_array_equal(dequantize_mxfp4(blocks, scales), wanted.numpy())

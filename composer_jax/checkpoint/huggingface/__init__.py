@@ -3,7 +3,7 @@
 layout        names and layouts of the tensors there, and the leaves of our Params they belong to
 config_json   config.json <-> ModelConfig
 files         folders of safetensors files, local or behind a URL
-quantized     DeepSeek's fp8 and Kimi K2.5's int4, read as floats
+quantized     DeepSeek's fp8, Kimi K2.5's int4 and gpt-oss's mxfp4, read as floats
 weights       tensors in memory <-> Params
 load, save    folders <-> Params
 """

@@ -38,9 +38,9 @@ class Loaded(NamedTuple):
 def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None) -> Loaded:
     """The network of a Hugging Face checkpoint folder, its weights where the mesh wants them.
 
-    Reads float files, DeepSeek's fp8 in blocks and compressed-tensors int4. Needs host memory for about two layers of
-    the largest leaf, and a tensor per thread. Every process of a multi-controller run makes the same call and reads
-    the shards of its own devices.
+    Reads float files and the forms of quantized.py: fp8 in blocks, packed int4, mxfp4. Needs host memory for about two
+    layers of the largest leaf, and per thread a tensor (as float32, where it is quantised). Every process of a
+    multi-controller run makes the same call and reads the shards of its own devices.
 
     Args:
       path: a local folder, or a URL that fsspec knows (gs://bucket/folder).

@@ -1,8 +1,10 @@
-"""The two quantised forms that large mixtures are published in, read into bfloat16 or float32.
+"""The quantised forms that large mixtures are published in, read as floats.
 
 fp8    DeepSeek-V3: w = q * scale_inv of its block of 128 x 128 weights; q in float8 e4m3
 int4   Kimi K2.5 (compressed-tensors, pack-quantized): w = q * scale of its group of 32 weights along the input;
        q in -8 .. 7, stored as q + 8, eight to an int32, the first in the lowest bits
+mxfp4  gpt-oss (OCP Microscaling Formats 1.0): w = q * 2^(scale - 127) of its group of 32 weights along the input;
+       q in float4 e2m1, two to a byte, the first in the lower half; matrices are [out, in] here, [in, out] as floats
 """
 
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from composer_jax.checkpoint.huggingface.files import DTYPES, SafetensorsFolder,
 from composer_jax.errors import UserError
 
 _PER_WORD = 8  # 4-bit values in an int32
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def dequantize_fp8(q: np.ndarray, scale_inv: np.ndarray, block: tuple[int, int]) -> np.ndarray:
@@ -28,6 +31,13 @@ def dequantize_int4(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
     q = ((packed.view(np.uint32)[:, :, None] >> shifts) & 15).astype(np.int8) - 8
     rows, groups = scale.shape
     return (q.reshape(rows, groups, -1) * scale.astype(np.float32)[:, :, None]).reshape(rows, -1)
+
+
+def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """float32 [E,I,O] from uint8 [E,O,I/32,16] and uint8 exponents [E,O,I/32]."""
+    q = np.stack([_E2M1[blocks & 15], _E2M1[blocks >> 4]], axis=-1)
+    values = np.ldexp(q.reshape(*blocks.shape[:3], 32), scales.astype(np.int32)[..., None] - 127)
+    return values.reshape(*blocks.shape[:2], -1).transpose(0, 2, 1)
 
 
 class CheckpointFiles:
@@ -62,6 +72,7 @@ class CheckpointFiles:
         self.sizes: dict[str, int] = {}
         """Bytes in the files."""
         self._packed: set[str] = set()
+        self._microscaled: set[str] = set()
         for name, tensor in stored.items():
             if name.endswith(".weight_packed"):
                 plain = name.removesuffix("_packed")
@@ -69,11 +80,20 @@ class CheckpointFiles:
                 self._packed.add(plain)
                 self.shapes[plain] = (tensor.shape[0], tensor.shape[1] * _PER_WORD)
                 self.sizes[plain] = tensor.size
-            elif not name.endswith((".weight_scale", ".weight_shape", ".weight_scale_inv")):
+            elif name.endswith("_blocks"):
+                plain = name.removesuffix("_blocks")
+                self._require_mxfp4(plain, stored)
+                self._microscaled.add(plain)
+                experts, out, groups, _ = tensor.shape
+                self.shapes[plain] = (experts, 32 * groups, out)
+                self.sizes[plain] = tensor.size
+            elif not name.endswith((".weight_scale", ".weight_shape", ".weight_scale_inv", "_scales")):
                 if tensor.dtype == "F8_E4M3":
                     self._require_fp8(name, stored)
                 elif tensor.dtype not in ("F64", "F32", "F16", "BF16"):
-                    raise UserError(f"{name} is {tensor.dtype}; floats, fp8 in blocks and packed int4 can be read.")
+                    raise UserError(
+                        f"{name} is {tensor.dtype}; floats, fp8 in blocks, packed int4 and mxfp4 can be read."
+                    )
                 self.shapes[name] = tensor.shape
                 self.sizes[name] = tensor.size
 
@@ -81,6 +101,8 @@ class CheckpointFiles:
         full = self._prefix + name
         if name in self._packed:
             return dequantize_int4(self._files.read(f"{full}_packed"), self._files.read(f"{full}_scale"))
+        if name in self._microscaled:
+            return dequantize_mxfp4(self._files.read(f"{full}_blocks"), self._files.read(f"{full}_scales"))
         array = self._files.read(full)
         if array.dtype == DTYPES["F8_E4M3"]:
             return dequantize_fp8(array, self._files.read(f"{full}_scale_inv"), self._block)
@@ -90,6 +112,8 @@ class CheckpointFiles:
         if self._block is None:
             raise UserError(f"{name} is F8_E4M3, but config.json has no quantization_config with weight_block_size.")
         shape = stored[name].shape
+        if len(shape) != 2:
+            raise UserError(f"{name} is fp8 of shape {list(shape)}; only matrices can be read.")
         wanted = tuple(-(-size // block) for size, block in zip(shape, self._block, strict=True))
         scale = stored.get(f"{name}_scale_inv")
         if scale is None or scale.shape != wanted:
@@ -108,6 +132,15 @@ class CheckpointFiles:
                 f"{name}_scale {found}; {list(wanted)} belongs to groups of {self._group} of {words * _PER_WORD}."
             )
 
+    def _require_mxfp4(self, name: str, stored: Mapping[str, Stored]) -> None:
+        shape = stored[f"{name}_blocks"].shape
+        scale = stored.get(f"{name}_scales")
+        if len(shape) != 4 or shape[3] != 16 or scale is None or scale.shape != shape[:3]:
+            found = "is missing" if scale is None else f"is {list(scale.shape)}"
+            raise UserError(
+                f"{name}_blocks is {list(shape)}, {name}_scales {found}; [E,O,G,16] and [E,O,G] are needed."
+            )
+
 
 def _fp8_block(quantization: Mapping[str, Any] | None) -> tuple[int, int] | None:
     if not quantization or quantization.get("quant_method") != "fp8":
@@ -121,13 +154,13 @@ def _fp8_block(quantization: Mapping[str, Any] | None) -> tuple[int, int] | None
 
 
 def _int4_group(quantization: Mapping[str, Any] | None) -> int | None:
-    if not quantization or quantization.get("quant_method") == "fp8":
+    if not quantization or quantization.get("quant_method") in ("fp8", "mxfp4"):
         return None
     method, form = quantization.get("quant_method"), quantization.get("format")
     if (method, form) != ("compressed-tensors", "pack-quantized"):
         raise UserError(
-            f"quantization_config has quant_method={method!r}, format={form!r}; fp8 in blocks and "
-            "compressed-tensors pack-quantized can be read."
+            f"quantization_config has quant_method={method!r}, format={form!r}; fp8 in blocks, mxfp4 "
+            "and compressed-tensors pack-quantized can be read."
         )
     found = [group.get("weights") or {} for group in (quantization.get("config_groups") or {}).values()]
     wanted = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
