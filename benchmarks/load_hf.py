@@ -42,7 +42,7 @@ def shaped(gigabytes: float) -> ModelConfig:
 
 
 def random_weights(definition: Definition):
-    """NumPy arrays; random bits of a few kilobytes, repeated, which is fast and still compresses to nothing less."""
+    """NumPy arrays: a few kilobytes of noise, repeated, which is fast."""
     noise = np.random.default_rng(0).standard_normal(4099).astype(ml_dtypes.bfloat16)
     return jax.tree.map(lambda leaf: np.resize(noise, leaf.shape).astype(leaf.dtype), definition.shapes())
 

@@ -61,7 +61,7 @@ def score_files(
     write_atomically(Path(out), buffer.getvalue())
     count = int((ids[:, 1:] >= 0).sum())
     total = -float(scores.logprobs.sum(dtype=np.float64))
-    found = {"tokens": count, "nll": total / count}
+    found = {"tokens": count, "nll": total / max(count, 1)}
     if scored_bytes is not None:
         found["bits_per_byte"] = total / math.log(2) / scored_bytes
     print(json.dumps(found))

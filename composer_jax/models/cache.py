@@ -1,4 +1,4 @@
-"""The decode cache: one latent per token and layer, and the tokens themselves."""
+"""The decode cache: what attention keeps per token and layer, and the tokens themselves."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,8 @@ from composer_jax.models.config import ModelConfig
 
 
 class Cache(NamedTuple):
-    """latents_LBCX [L,B,C,R+P] in the compute dtype; tokens_BC [B,C] int32 (read by the embedding taps).
+    """latents_LBCX [L,B,C,X] in the compute dtype, X = R+P, or N(K+P+V) with grouped queries (ModelConfig.latent_dim);
+    tokens_BC [B,C] int32 (read by the embedding taps).
 
     Entries beyond a row's context length are stale; the causal mask never shows them, so a row is reused as it is.
     """

@@ -131,7 +131,7 @@ class ModelConfig:
         )
         if self.kv_lora_rank is None:
             require(
-                self.n_kv_heads is not None and self.n_heads % self.n_kv_heads == 0,
+                self.n_kv_heads is not None and self.n_kv_heads >= 1 and self.n_heads % self.n_kv_heads == 0,
                 f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}: kv_lora_rank is None.",
             )
             require(
@@ -145,13 +145,19 @@ class ModelConfig:
                     f"{field}={getattr(self, field)} belongs to grouped-query attention; set kv_lora_rank=None for it.",
                 )
         require(
-            (self.sliding_window is None) == (self.full_attention_every == 1),
+            self.full_attention_every == 1
+            if self.sliding_window is None
+            else self.sliding_window >= 1 and self.full_attention_every > 1,
             f"sliding_window={self.sliding_window} and full_attention_every={self.full_attention_every}: a window "
             "needs layers that have it, and the other way round.",
         )
         require(
             self.router_scores in ("sigmoid", "softmax"),
             f"router_scores={self.router_scores!r} is unknown; use 'sigmoid' or 'softmax'.",
+        )
+        require(
+            self.qk_nope_dim >= 0 and self.qk_rope_dim >= 0,
+            f"qk_nope_dim={self.qk_nope_dim} and qk_rope_dim={self.qk_rope_dim} are widths; neither can be negative.",
         )
         require(self.qk_rope_dim % 2 == 0, f"qk_rope_dim={self.qk_rope_dim} must be even: rotary pairs.")
         require(

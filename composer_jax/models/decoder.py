@@ -77,7 +77,9 @@ class Decoder(nnx.Module):
         window = cache.capacity if window is None else window
         cache = write_tokens(cache, tokens_BS, positions_BS, real_BS)
         entries, last = jnp.arange(window), positions_BS[..., None]
-        masks = self._masks(lambda tokens: (entries <= last) & (entries > last - tokens) if tokens else entries <= last)
+        masks = self._masks(
+            lambda tokens: (entries <= last) & (entries > last - tokens) if tokens is not None else entries <= last
+        )
         earlier = [
             self.embedding.lookup(jnp.take_along_axis(cache.tokens_BC, jnp.maximum(positions_BS - j, 0), axis=1))
             for j in self.embedding.offsets

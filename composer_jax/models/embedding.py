@@ -6,6 +6,7 @@ from flax import nnx
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.parameter import matrix, use
+from composer_jax.ops.lookup import lookup
 
 
 class Embedding(nnx.Module):
@@ -33,7 +34,7 @@ class Embedding(nnx.Module):
         return range(1, self.config.embedding_taps + 1)
 
     def lookup(self, tokens: jax.Array) -> jax.Array:
-        return use(self.table, self.config.dtype)[tokens]
+        return lookup(use(self.table, self.config.dtype), tokens)
 
     def convolve(self, e_BSD: jax.Array, earlier: list[jax.Array], positions_BS: jax.Array) -> jax.Array:
         """e_t + sum_j W_j e_{t-j}; earlier[j-1] holds e_{t-j}, ignored where t-j lies before the document."""

@@ -24,7 +24,8 @@ def attend(
     N divides H: each of the N heads of keys and values serves H/N heads of queries (grouped-query attention; N = H is
     the plain form, and absorbed MLA has N = 1). A row whose every key is masked gets the mean of the values, not NaN.
 
-    sinks_H: float32, one more logit per query head, whose weight goes nowhere (gpt-oss, arXiv 2508.10925, section 2.2).
+    sinks_H: float32, one more logit per query head, whose weight goes nowhere (gpt-oss, arXiv 2508.10925, section 2.2);
+      with it, a row whose every key is masked gets zeros.
     """
     (b, s, h, x), n = q_BSHX.shape, k_BTNX.shape[2]
     g = h // n

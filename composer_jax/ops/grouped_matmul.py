@@ -11,6 +11,8 @@ measures it; on a GPU nobody has yet.
 import jax
 import jax.numpy as jnp
 
+from composer_jax.ops.varying import axes_of, varying, varying_alike
+
 BLOCK = 128
 """Rows of one product: large enough to keep the cores busy, small enough to waste little at the end of a
 group."""
@@ -24,11 +26,7 @@ def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax
       w_EDF: one matrix per group, in the dtype of x.
       sizes_E: int32, rows in each group; the sum is at most T.
     """
-    # Inside shard_map both factors vary over the same axes from here on, so that the gradient of a weight that all
-    # devices share is summed by JAX, outside the rules below.
-    axes = _axes(x_TD) | _axes(w_EDF) | _axes(sizes_E)
-    operands = (_varying(a, axes) for a in (x_TD, w_EDF, sizes_E))
-    return jax.lax.platform_dependent(*operands, tpu=kernel, default=blocked)
+    return jax.lax.platform_dependent(*varying_alike(x_TD, w_EDF, sizes_E), tpu=kernel, default=blocked)
 
 
 def kernel(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
@@ -80,7 +78,7 @@ def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, contract
         return jax.lax.while_loop(lambda carry: carry[0] < end, step, (starts_E[e], y))[1]
 
     width = w_EDF.shape[3 - contracted]
-    y = _varying(jnp.zeros((rows, width), x_TD.dtype), _axes(x_TD))
+    y = varying(jnp.zeros((rows, width), x_TD.dtype), axes_of(x_TD))
     return jax.lax.fori_loop(0, w_EDF.shape[0], group, y)
 
 
@@ -88,7 +86,7 @@ def _outer(x_TD: jax.Array, dy_TF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """x^T dy summed over the rows of each group, [E,D,F], accumulated in float32."""
     rows, block = x_TD.shape[0], min(BLOCK, x_TD.shape[0])
     starts_E = jnp.cumsum(sizes_E) - sizes_E
-    axes = _axes(x_TD)
+    axes = axes_of(x_TD)
 
     def group(e, dw_EDF):
         end = starts_E[e] + sizes_E[e]
@@ -102,20 +100,9 @@ def _outer(x_TD: jax.Array, dy_TF: jax.Array, sizes_E: jax.Array) -> jax.Array:
             product = jax.lax.dot_general(x, dy, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
             return begin + block, total + product
 
-        zeros = _varying(jnp.zeros((x_TD.shape[1], dy_TF.shape[1]), jnp.float32), axes)
+        zeros = varying(jnp.zeros((x_TD.shape[1], dy_TF.shape[1]), jnp.float32), axes)
         total = jax.lax.while_loop(lambda carry: carry[0] < end, step, (starts_E[e], zeros))[1]
         return jax.lax.dynamic_update_slice_in_dim(dw_EDF, total[None].astype(dw_EDF.dtype), e, 0)
 
     dw = jnp.zeros((sizes_E.shape[0], x_TD.shape[1], dy_TF.shape[1]), x_TD.dtype)
-    return jax.lax.fori_loop(0, sizes_E.shape[0], group, _varying(dw, axes))
-
-
-def _axes(array: jax.Array) -> frozenset[str]:
-    """Mesh axes along which a value inside shard_map differs between devices."""
-    return jax.typeof(array).mat.varying
-
-
-def _varying(array: jax.Array, axes: frozenset[str]) -> jax.Array:
-    """The array, marked as different between the devices along these mesh axes."""
-    missing = tuple(sorted(axes - _axes(array)))
-    return jax.lax.pcast(array, missing, to="varying") if missing else array
+    return jax.lax.fori_loop(0, sizes_E.shape[0], group, varying(dw, axes))

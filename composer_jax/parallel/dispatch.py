@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from composer_jax.ops.activation import Activation, swiglu
 from composer_jax.ops.grouped_matmul import grouped_matmul
+from composer_jax.ops.lookup import lookup
 from composer_jax.ops.permutation import collect, spread
 from composer_jax.parallel.sharding import axis_size
 
@@ -70,7 +71,7 @@ def compute_chosen(
     if experts.biases is not None:
         # One row of zeros for what belongs to nobody here, so that it stays zero.
         padded = [jnp.pad(bias, ((0, 1), (0, 0))) for bias in experts.biases]
-        gate_bias, up_bias, down_bias = (bias[ids_N[order_N]] for bias in padded)
+        gate_bias, up_bias, down_bias = (lookup(bias, ids_N[order_N]) for bias in padded)
         gate, up = gate + gate_bias, up + up_bias
     y_ND = grouped_matmul(activation(gate, up), experts.down_EFD, sizes_E)
     if experts.biases is not None:

@@ -307,7 +307,7 @@ WRONG = {
     "fewer layers": (lambda folder: edit_config(folder, num_hidden_layers=3), "has, unexpected, model.layers.3."),
     "words for numbers": (
         lambda folder: edit_config(folder, hidden_size="16"),
-        "hidden_size='16', which is not a number",
+        "hidden_size='16', which is not a whole number",
     ),
     "no weight map": (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "has no weight_map"),
     "more layers": (lambda folder: edit_config(folder, num_hidden_layers=5), "lacks model.layers.4.input_layernorm"),

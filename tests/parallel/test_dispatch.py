@@ -118,6 +118,21 @@ def test_an_expert_that_nobody_chose_gets_no_gradient(name, case):
         assert np.abs(reference[0]).max() > 0
 
 
+def test_gradients_of_biases_do_not_drown_in_bfloat16():
+    """Thousands of tokens share an expert's bias; their gradients, all of one sign here, are added up in float32."""
+    rows = 4096
+    x = RNG.standard_normal((rows, D)).astype(np.float32)
+    ids, gates = np.tile([[0, 1]], (rows, 1)), np.full((rows, 2), 0.5, np.float32)
+    experts = Experts(*(w[:2] for w in MATRICES), Biases(*(b[:2] for b in BIASES)))
+
+    def gradient(dtype):
+        whole = jax.tree.map(lambda w: jnp.asarray(w, dtype), experts)
+        objective = lambda e: DISPATCH["ring"](jnp.asarray(x, dtype), ids, gates, e, swiglu).astype(jnp.float32).sum()  # noqa: E731
+        return jax.grad(objective)(whole).biases.down_ED.astype(jnp.float32)
+
+    assert relative_error(gradient(jnp.bfloat16), gradient(jnp.float32)) < 0.01
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_no_token_is_dropped_when_all_choose_the_same_experts(case):
     """The worst load there is: every token goes to the same three experts, which may sit on one device."""

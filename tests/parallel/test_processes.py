@@ -72,6 +72,7 @@ def test_a_pod_of_two_processes_steps_as_one(tmp_path):
         (("host:1", 2, 2), "process=2 is not one of 0 .. 1"),
         (("host:1", 0, 0), "processes=0"),
         (("host", 2, 0), "coordinator='host' is not HOST:PORT"),
+        ((None, 2, 5), "processes=2 and process=5 need a coordinator"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(arguments, message):

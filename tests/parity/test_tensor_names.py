@@ -59,6 +59,97 @@ KIMI_K2 = dict(  # https://huggingface.co/moonshotai/Kimi-K2-Instruct
 )
 
 
+PUBLISHED = {
+    # https://huggingface.co/Qwen/Qwen3-30B-A3B
+    "qwen3_30b_a3b": dict(
+        model_type="qwen3_moe",
+        attention_bias=False,
+        decoder_sparse_step=1,
+        head_dim=128,
+        hidden_act="silu",
+        hidden_size=2048,
+        intermediate_size=6144,
+        max_position_embeddings=40_960,
+        mlp_only_layers=[],
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+        num_attention_heads=32,
+        num_experts=128,
+        num_experts_per_tok=8,
+        num_hidden_layers=48,
+        num_key_value_heads=4,
+        rms_norm_eps=1e-6,
+        rope_scaling=None,
+        rope_theta=1_000_000.0,
+        sliding_window=None,
+        tie_word_embeddings=False,
+        use_sliding_window=False,
+        vocab_size=151_936,
+    ),
+    # https://huggingface.co/zai-org/GLM-4.5
+    "glm_4_5": dict(
+        model_type="glm4_moe",
+        attention_bias=True,
+        head_dim=128,
+        hidden_act="silu",
+        hidden_size=5120,
+        partial_rotary_factor=0.5,
+        intermediate_size=12_288,
+        max_position_embeddings=131_072,
+        moe_intermediate_size=1536,
+        norm_topk_prob=True,
+        num_attention_heads=96,
+        n_group=1,
+        topk_group=1,
+        n_routed_experts=160,
+        n_shared_experts=1,
+        routed_scaling_factor=2.5,
+        num_experts_per_tok=8,
+        first_k_dense_replace=3,
+        num_hidden_layers=92,
+        num_key_value_heads=8,
+        num_nextn_predict_layers=1,
+        rms_norm_eps=1e-5,
+        rope_scaling=None,
+        rope_theta=1_000_000,
+        tie_word_embeddings=False,
+        use_qk_norm=True,
+        vocab_size=151_552,
+    ),
+    # https://huggingface.co/openai/gpt-oss-20b
+    "gpt_oss_20b": dict(
+        model_type="gpt_oss",
+        attention_bias=True,
+        head_dim=64,
+        hidden_act="silu",
+        hidden_size=2880,
+        initial_context_length=4096,
+        intermediate_size=2880,
+        layer_types=["sliding_attention", "full_attention"] * 12,
+        max_position_embeddings=131_072,
+        num_attention_heads=64,
+        num_experts_per_tok=4,
+        num_hidden_layers=24,
+        num_key_value_heads=8,
+        num_local_experts=32,
+        rms_norm_eps=1e-5,
+        rope_scaling={
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        rope_theta=150_000,
+        sliding_window=128,
+        swiglu_limit=7.0,
+        tie_word_embeddings=False,
+        vocab_size=201_088,
+    ),
+}
+
+
 def small(**changes) -> ModelConfig:
     fields = dict(
         vocab_size=23,
@@ -240,6 +331,45 @@ def test_config_of_kimi_k2():
     assert model_config(KIMI_K2) == PRESETS["kimi_k2"]
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_configs_of_other_families(name):
+    assert model_config(PUBLISHED[name]) == PRESETS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("qwen3_30b_a3b", {"hidden_size": None}, "hidden_size=None, which is not a whole number"),
+        ("qwen3_30b_a3b", {"num_key_value_heads": 0}, "n_kv_heads=0 must divide n_heads=32"),
+        ("qwen3_30b_a3b", {"num_attention_heads": -1}, "num_attention_heads=-1, which cannot be negative"),
+        ("qwen3_30b_a3b", {"head_dim": "128"}, "head_dim='128', which is not a whole number"),
+        ("qwen3_30b_a3b", {"attention_bias": "false"}, "attention_bias='false', which is not true or false"),
+        ("qwen3_30b_a3b", {"rope_scaling": [4]}, r"\[4\], which is not an object"),
+        ("qwen3_30b_a3b", {"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor='4', which is not a number"),
+        ("glm_4_5", {"partial_rotary_factor": "0.5"}, "partial_rotary_factor='0.5', which is not a number"),
+        ("glm_4_5", {"partial_rotary_factor": 2.0}, "qk_nope_dim=-128"),
+        ("gpt_oss_20b", {"sliding_window": 0}, "sliding_window=0"),
+        ("gpt_oss_20b", {"layer_types": ["full_attention"] * 24}, "only alternating"),
+    ],
+)
+def test_what_is_wrong_with_a_value_is_said(name, change, message):
+    with pytest.raises(UserError, match=message):
+        model_config(PUBLISHED[name] | change)
+
+
+def test_what_people_add_to_a_config_of_ours_counts():
+    """Both generations' keys are written; the instructions for long contexts say to edit rope_scaling."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    edited = model_config(hf_config(PRESETS["qwen3_30b_a3b"]) | {"rope_scaling": scaling})
+    assert (edited.yarn.factor, edited.yarn.original_context, edited.rope_theta) == (4.0, 32_768, 1_000_000.0)
+
+
+def test_a_rotary_part_that_their_rounding_would_change_is_refused():
+    odd = small(kv_lora_rank=None, n_kv_heads=3, qk_nope_dim=14, qk_rope_dim=30, v_head_dim=44, rope_halves=True)
+    with pytest.raises(UserError, match="qk_rope_dim=30 has no place in a glm4_moe checkpoint"):
+        hf_config(odd)
+
+
 def test_rotary_base_of_both_generations():
     new = {key: value for key, value in KIMI_K2.items() if not key.startswith("rope_")}
     new["rope_parameters"] = {"rope_theta": 50_000.0, **KIMI_K2["rope_scaling"]}
@@ -261,7 +391,7 @@ def test_null_means_what_it_means_there():
     [
         {"model_type": "llama"},
         {"rope_scaling": {"type": "longrope", "factor": 32.0}},
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, "rope_scaling": None},
         {"scoring_func": "softmax"},
         {"topk_method": "greedy"},
         {"norm_topk_prob": False},

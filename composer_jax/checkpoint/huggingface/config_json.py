@@ -61,30 +61,45 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
             raise UserError(f"config.json has {key}={found!r}; only {value!r} can be read yet.")
     theta, yarn = _rotary(hf_config, temperatures=family is DEEPSEEK_V3)
     fields = dict(family.fixed)
-    fields |= {ours: _number(theirs, hf_config[theirs]) for ours, theirs in keys.items()}
+    for ours, key in keys.items():
+        fields[ours] = _checked(key, hf_config[key], 1.0 if ours in _REAL else 1, optional=ours in _NULLABLE)
     for ours, (key, default) in family.optional.items():
-        found = hf_config.get(key)
+        found = _checked(key, hf_config.get(key), default, optional=True)
         fields[ours] = default if found is None else found
-    if family is DEEPSEEK_V3:  # no groups are one group; no shared experts are none
-        fields |= {ours: fields[ours] or default for ours, (_, default) in family.optional.items()}
-    else:
+    for ours in ("n_expert_groups", "topk_groups"):  # no groups are one group
+        fields[ours] = fields[ours] or 1
+    if family is not DEEPSEEK_V3:
         fields |= _heads(hf_config, family)
     return ModelConfig(**fields, rope_theta=theta, yarn=yarn)
 
 
-def _number(key: str, value: Any) -> int | float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | None):
-        raise UserError(f"config.json has {key}={value!r}, which is not a number.")
+_REAL = ("norm_eps", "routed_scaling_factor")
+_NULLABLE = ("q_lora_rank", "sliding_window")
+
+
+def _checked(key: str, value: Any, like: bool | int | float, *, optional: bool = False) -> Any:
+    """The value, which is of the kind that `like` is, whole numbers at least 0 (or None, where optional)."""
+    if value is None and optional:
+        return None
+    kinds = {bool: bool, int: int, float: int | float}[type(like)]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(like, bool)):
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(like)]
+        raise UserError(f"config.json has {key}={value!r}, which is not {kind}.")
+    if isinstance(like, int) and value < 0:
+        raise UserError(f"config.json has {key}={value!r}, which cannot be negative.")
     return value
 
 
 def _heads(hf_config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Widths of heads, which are not in config.json one by one; and whether layers alternate as gpt-oss's do."""
-    width = hf_config.get("head_dim") or hf_config["hidden_size"] // hf_config["num_attention_heads"]
+    width = _checked("head_dim", hf_config.get("head_dim"), 1, optional=True)
+    if not width:
+        width = hf_config["hidden_size"] // max(hf_config["num_attention_heads"], 1)
     share = 1.0
     if family is GLM4_MOE:
         rope = hf_config.get("rope_parameters") or {}
         share = rope.get("partial_rotary_factor", hf_config.get("partial_rotary_factor", 0.5))
+        share = _checked("partial_rotary_factor", share, 1.0)
     rotary = int(width * share)
     if family is GPT_OSS:
         layers = hf_config["num_hidden_layers"]
@@ -101,11 +116,16 @@ def _rotary(hf_config: Mapping[str, Any], *, temperatures: bool) -> tuple[float,
 
     temperatures: whether the attention of this family reads DeepSeek's mscale and mscale_all_dim.
     """
-    rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-    theta = rope.get("rope_theta", hf_config.get("rope_theta"))
-    if theta is None:
+    # Where both are there, as in what `hf_config` writes, people edit rope_scaling, and transformers goes by it.
+    found = [hf_config.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
+    for part in found:
+        if not isinstance(part, Mapping):
+            raise UserError(f"config.json scales positions by {part!r}, which is not an object.")
+    rope = found[0] or found[1]
+    thetas = [part["rope_theta"] for part in (rope, found[1], hf_config) if "rope_theta" in part]
+    if not thetas:
         raise UserError("config.json lacks rope_theta.")
-    theta = _number("rope_theta", theta)
+    theta = _checked("rope_theta", thetas[0], 1.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return float(theta), None
@@ -115,7 +135,12 @@ def _rotary(hf_config: Mapping[str, Any], *, temperatures: bool) -> tuple[float,
         raise UserError(f"config.json has attention_factor={rope['attention_factor']!r}; only null can be read yet.")
     if "factor" not in rope:
         raise UserError("config.json scales positions by 'yarn' and lacks its factor.")
-    mscale, mscale_all_dim = (rope.get(key) or 0.0 for key in ("mscale", "mscale_all_dim"))
+    numbers = ("factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
+    rope = {**rope, **{key: _checked(key, rope.get(key), 1.0, optional=key != "factor") for key in numbers}}
+    original = _checked(
+        "original_max_position_embeddings", rope.get("original_max_position_embeddings"), 1, optional=True
+    )
+    mscale, mscale_all_dim = (rope[key] or 0.0 for key in ("mscale", "mscale_all_dim"))
     if mscale and not temperatures:
         raise UserError(f"config.json has mscale={mscale!r}; only null can be read yet for this model_type.")
     if bool(mscale) != bool(mscale_all_dim):
@@ -124,9 +149,9 @@ def _rotary(hf_config: Mapping[str, Any], *, temperatures: bool) -> tuple[float,
         )
     return float(theta), Yarn(
         factor=float(rope["factor"]),
-        original_context=rope.get("original_max_position_embeddings") or hf_config["max_position_embeddings"],
-        beta_fast=float(rope.get("beta_fast") or 32.0),
-        beta_slow=float(rope.get("beta_slow") or 1.0),
+        original_context=original or hf_config["max_position_embeddings"],
+        beta_fast=float(rope["beta_fast"] or 32.0),
+        beta_slow=float(rope["beta_slow"] or 1.0),
         mscale=float(mscale or 1.0),
         mscale_all_dim=float(mscale_all_dim),
         truncate=rope.get("truncate", True),
@@ -160,7 +185,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         **{names.split()[0]: getattr(config, ours) for ours, names in family.fields.items()},
         # Both generations of transformers: theta beside the scaling, and within the parameters.
         "rope_theta": config.rope_theta,
-        "rope_scaling": None if config.yarn is None else rope,
+        # (the code that DeepSeek and Moonshot ship with their weights calls the kind "type").
+        "rope_scaling": None if config.yarn is None else rope | {"type": "yarn"},
         "rope_parameters": {"rope_theta": config.rope_theta, **rope},
         "torch_dtype": config.param_dtype,
     }
@@ -170,9 +196,10 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     _require(config.v_head_dim == width, "v_head_dim", config.v_head_dim, family)
     written["head_dim"] = width
     if family is GLM4_MOE:
-        written["partial_rotary_factor"] = written["rope_parameters"]["partial_rotary_factor"] = (
-            config.qk_rope_dim / width
-        )
+        share = config.qk_rope_dim / width
+        _require(int(width * share) == config.qk_rope_dim, "qk_rope_dim", config.qk_rope_dim, family)  # as they round
+        written["partial_rotary_factor"] = written["rope_parameters"]["partial_rotary_factor"] = share
+        written["num_nextn_predict_layers"] = 0
     else:
         _require(config.qk_nope_dim == 0, "qk_nope_dim", config.qk_nope_dim, family)
     if family is GPT_OSS:
@@ -185,3 +212,10 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
 def _require(condition: bool, field: str, value: Any, family: Family) -> None:
     if not condition:
         raise UserError(f"{field}={value} has no place in a {family.model_type} checkpoint.")
+
+
+def mtp_layers(hf_config: Mapping[str, Any]) -> int:
+    """How many multi-token-prediction modules stand behind the last layer of such a checkpoint."""
+    text = text_config(hf_config)
+    found = [_checked(key, text.get(key), 1, optional=True) for key in ("num_nextn_predict_layers", "num_mtp_layers")]
+    return found[0] or found[1] or 0

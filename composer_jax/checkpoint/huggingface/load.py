@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from composer_jax.checkpoint.dtypes import require_float
-from composer_jax.checkpoint.huggingface.config_json import TEXT_TOWERS, model_config, text_config
+from composer_jax.checkpoint.huggingface.config_json import TEXT_TOWERS, model_config, mtp_layers, text_config
 from composer_jax.checkpoint.huggingface.files import Folder, SafetensorsFolder
 from composer_jax.checkpoint.huggingface.layout import Tensor, copy_into, leaf_shapes, unstored
 from composer_jax.checkpoint.huggingface.quantized import CheckpointFiles
@@ -64,8 +64,7 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
 
     quantization = text.get("quantization_config") or described.get("quantization_config")
     prefix = "language_model." if described.get("model_type") in TEXT_TOWERS else ""
-    mtp = text.get("num_nextn_predict_layers") or text.get("num_mtp_layers") or 0
-    left_out = tuple(f"model.layers.{config.n_layers + i}." for i in range(mtp))
+    left_out = tuple(f"model.layers.{config.n_layers + i}." for i in range(mtp_layers(described)))
     source = CheckpointFiles(SafetensorsFolder(folder), quantization, prefix, left_out)
     table = table_for(source, config)
 

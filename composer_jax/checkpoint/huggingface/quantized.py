@@ -35,8 +35,10 @@ def dequantize_int4(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """float32 [E,I,O] from uint8 [E,O,I/32,16] and uint8 exponents [E,O,I/32]."""
-    q = np.stack([_E2M1[blocks & 15], _E2M1[blocks >> 4]], axis=-1)
-    values = np.ldexp(q.reshape(*blocks.shape[:3], 32), scales.astype(np.int32)[..., None] - 127)
+    q = np.empty((*blocks.shape, 2), np.float32)  # filled and scaled in place: it can be gigabytes
+    q[..., 0], q[..., 1] = _E2M1[blocks & 15], _E2M1[blocks >> 4]
+    values = q.reshape(*blocks.shape[:3], 32)
+    np.ldexp(values, scales.astype(np.int32)[..., None] - 127, out=values)
     return values.reshape(*blocks.shape[:2], -1).transpose(0, 2, 1)
 
 
@@ -61,6 +63,8 @@ class CheckpointFiles:
         left_out: tuple[str, ...] = (),
     ):
         self._files, self._prefix = files, prefix
+        if not isinstance(quantization, Mapping | None):
+            raise UserError(f"quantization_config is {quantization!r}, which is not an object.")
         self._block = _fp8_block(quantization)
         self._group = _int4_group(quantization)
         stored = {
@@ -123,7 +127,10 @@ class CheckpointFiles:
     def _require_int4(self, name: str, stored: Mapping[str, Stored]) -> None:
         if self._group is None:
             raise UserError(f"{name}_packed is there, but config.json does not say how it is quantised.")
-        rows, words = stored[f"{name}_packed"].shape
+        packed = stored[f"{name}_packed"]
+        if len(packed.shape) != 2 or packed.dtype != "I32":
+            raise UserError(f"{name}_packed is {packed.dtype}{list(packed.shape)}; matrices of I32 can be read.")
+        rows, words = packed.shape
         wanted = (rows, words * _PER_WORD // self._group)
         scale = stored.get(f"{name}_scale")
         if scale is None or scale.shape != wanted or words * _PER_WORD % self._group:
@@ -135,6 +142,9 @@ class CheckpointFiles:
     def _require_mxfp4(self, name: str, stored: Mapping[str, Stored]) -> None:
         shape = stored[f"{name}_blocks"].shape
         scale = stored.get(f"{name}_scales")
+        kinds = {tensor.dtype for tensor in (stored[f"{name}_blocks"], scale) if tensor is not None}
+        if kinds != {"U8"}:
+            raise UserError(f"{name}_blocks and {name}_scales are {', '.join(sorted(kinds))}; U8 can be read.")
         if len(shape) != 4 or shape[3] != 16 or scale is None or scale.shape != shape[:3]:
             found = "is missing" if scale is None else f"is {list(scale.shape)}"
             raise UserError(
@@ -146,7 +156,7 @@ def _fp8_block(quantization: Mapping[str, Any] | None) -> tuple[int, int] | None
     if not quantization or quantization.get("quant_method") != "fp8":
         return None
     block = quantization.get("weight_block_size")
-    if not isinstance(block, list | tuple) or len(block) != 2:
+    if not isinstance(block, list | tuple) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
         raise UserError(
             f"quantization_config has weight_block_size={block!r}; only two-dimensional blocks can be read."
         )
@@ -162,7 +172,10 @@ def _int4_group(quantization: Mapping[str, Any] | None) -> int | None:
             f"quantization_config has quant_method={method!r}, format={form!r}; fp8 in blocks, mxfp4 "
             "and compressed-tensors pack-quantized can be read."
         )
-    found = [group.get("weights") or {} for group in (quantization.get("config_groups") or {}).values()]
+    groups = quantization.get("config_groups") or {}
+    if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
+        raise UserError(f"quantization_config has config_groups={groups!r}, which is not an object of objects.")
+    found = [group.get("weights") or {} for group in groups.values()]
     wanted = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
     for weights in found:
         for key, value in wanted.items():

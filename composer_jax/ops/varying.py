@@ -1,0 +1,24 @@
+"""Which mesh axes a value inside shard_map differs along, and how operands are brought to the same ones.
+
+A function with a gradient of its own (jax.custom_vjp) must return gradients that differ along the axes that its
+operands do. With all operands marked alike before the call, JAX itself sums the gradient of what devices share.
+"""
+
+import jax
+
+
+def varying_alike(*arrays: jax.Array) -> list[jax.Array]:
+    """The arrays, marked as different between devices along every axis that any of them is."""
+    axes = frozenset().union(*map(axes_of, arrays))
+    return [varying(array, axes) for array in arrays]
+
+
+def axes_of(array: jax.Array) -> frozenset[str]:
+    """Mesh axes along which a value inside shard_map differs between devices; none outside."""
+    return jax.typeof(array).mat.varying
+
+
+def varying(array: jax.Array, axes: frozenset[str]) -> jax.Array:
+    """The array, marked as different between the devices along these mesh axes."""
+    missing = tuple(sorted(axes - axes_of(array)))
+    return jax.lax.pcast(array, missing, to="varying") if missing else array

@@ -1,0 +1,75 @@
+"""The formula for a network's arithmetic against the matrix products that tracing it finds."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from composer_jax.models.decoder import causal_mask
+from composer_jax.models.definition import Definition
+from composer_jax.models.flops import forward_flops
+from tests.models.small import GROUPED_QUERY, small
+
+TOKENS = 16
+
+
+def products(jaxpr) -> float:
+    """Floating-point operations of all dot_generals, those in loops as often as they run."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+        times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        for inner in jaxprs_in_params(equation.params):
+            total += times * products(inner)
+    return total
+
+
+# All experts are chosen, so that computing all of them is what the formula counts.
+CASES = {
+    "latent": small(embedding_taps=0, experts_per_token=8, n_mtp_modules=0),
+    "query_rank": small(embedding_taps=0, experts_per_token=8, n_mtp_modules=0, q_lora_rank=12, n_dense_layers=0),
+    "grouped": small(
+        **GROUPED_QUERY | dict(expert_bias=False, sliding_window=None, full_attention_every=1),
+        embedding_taps=0,
+        experts_per_token=8,
+        n_mtp_modules=0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_the_sum_of_the_products(name):
+    config = CASES[name]
+    row = np.zeros((1, TOKENS), np.int32)
+
+    def forward(params, bias):
+        decoder = Definition(config).bind(params, bias)
+        return decoder.logits(decoder(row, row, row + 1).last_BSD)
+
+    found = products(jax.make_jaxpr(forward)(*Definition(config).shapes()).jaxpr)
+    # What runs computes the whole square of scores; the formula counts the half that is seen.
+    per_pair = 2 * config.n_layers * config.n_heads * (config.qk_nope_dim + config.qk_rope_dim + config.v_head_dim)
+    unseen = TOKENS**2 - TOKENS * (TOKENS + 1) // 2
+    assert found - per_pair * unseen == forward_flops(config, TOKENS)
+
+
+def test_a_window_counts_the_keys_that_it_shows():
+    config = small(**GROUPED_QUERY, n_mtp_modules=0)
+    full = small(**GROUPED_QUERY | dict(sliding_window=None, full_attention_every=1), n_mtp_modules=0)
+    seen = [int(causal_mask(np.ones((1, TOKENS), np.int32), window).sum()) for window in (None, config.sliding_window)]
+    per_pair = 2 * config.n_heads * (config.qk_nope_dim + config.qk_rope_dim + config.v_head_dim)
+    windowed = sum(config.has_window(layer) for layer in range(config.n_layers))
+    assert windowed == 2
+    missing = windowed * per_pair * (seen[0] - seen[1])
+    assert forward_flops(full, TOKENS) - forward_flops(config, TOKENS) == missing
+
+
+def test_the_module_for_the_token_after_next_is_a_layer_a_projection_and_a_head():
+    one, none = (forward_flops(small(n_mtp_modules=n), TOKENS) for n in (1, 0))
+    deeper = forward_flops(small(n_mtp_modules=0, n_layers=4), TOKENS)
+    assert one - none == deeper - none + 2 * TOKENS * (2 * 32 * 32 + 32 * 64)
