@@ -95,8 +95,7 @@ def convert(source: str, target: str, dtype: str | None = None) -> Address:
     there = find_weights(source)
     to = parse(target, huggingface=not there.huggingface)
     folder = Folder(to.path)
-    if folder.fs.exists(folder.root) and folder.files():
-        raise UserError(f"{to.path} is there already and not empty; choose another folder, or delete it.")
+    folder.require_empty()  # now rather than after all weights are read
     if to.huggingface:
         hf_config(network_at(there))  # refuses before anything is read
     definition, params, bias = load_weights(there, dtype=dtype)

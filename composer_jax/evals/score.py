@@ -13,6 +13,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition, Params
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
+from composer_jax.train.losses import shifted_logprobs
 
 CHUNK = 256
 """Positions whose logits over the vocabulary exist at once, per row, where only log-probabilities are asked for."""
@@ -100,6 +101,9 @@ def _program(definition: Definition, mesh: Mesh, logits: bool):
         tokens_BS = jnp.maximum(tokens_BS, 0)
         positions_BS = jnp.broadcast_to(jnp.arange(tokens_BS.shape[1]), tokens_BS.shape)
         hidden_BSD = decoder(tokens_BS, positions_BS, real_BS.astype(jnp.int32)).last_BSD
+        if logits:
+            logits_BSW = decoder.logits(hidden_BSD)
+            return jnp.where(real_BS, shifted_logprobs(logits_BSW, tokens_BS), 0)[:, 1:], logits_BSW
 
         def chosen(hidden_BSD, next_BS):
             logits_BSW = decoder.logits(hidden_BSD)
@@ -116,8 +120,7 @@ def _program(definition: Definition, mesh: Mesh, logits: bool):
 
         found = jax.lax.map(lambda piece: chosen(*piece), (cut(hidden_BSD[:, :-1]), cut(tokens_BS[:, 1:])))
         logprobs_BS = jnp.moveaxis(found, 0, 1).reshape(tokens_BS.shape[0], -1)[:, : tokens_BS.shape[1] - 1]
-        logprobs_BS = jnp.where(real_BS[:, 1:], logprobs_BS, 0)
-        return (logprobs_BS, decoder.logits(hidden_BSD)) if logits else (logprobs_BS,)
+        return (jnp.where(real_BS[:, 1:], logprobs_BS, 0),)
 
     rows = PartitionSpec(BATCH_AXES)
     return jax.jit(

@@ -48,6 +48,9 @@ def test_scores_are_those_of_the_network(length):
     tokens = RNG.integers(0, CONFIG.vocab_size, (3, length))
     found = score(DEFINITION, *WEIGHTS, tokens, mesh=one_device(), rows=2, logits=True)
     assert (found.logprobs.shape, found.logits.shape) == ((3, length - 1), (3, length, CONFIG.vocab_size))
+    in_pieces = score(DEFINITION, *WEIGHTS, tokens, mesh=one_device(), rows=2)  # the vocabulary a piece at a time
+    assert in_pieces.logits is None
+    np.testing.assert_allclose(in_pieces.logprobs, found.logprobs, atol=1e-5)
     for row, logprobs, logits in zip(tokens, *found, strict=True):
         wanted_logits, wanted = reference(row)
         assert np.abs(logits - wanted_logits).max() < 1e-5

@@ -69,6 +69,11 @@ class Folder:
                 raise UserError(f"there is no folder {self.name}")
             return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in self.fs.ls(self.root, detail=False))
 
+    def require_empty(self) -> None:
+        """Raises a UserError if something is there that writing to the folder would mix with or replace."""
+        if self.fs.exists(self.root) and (not self.fs.isdir(self.root) or self.files()):
+            raise UserError(f"{self.name} is there already and not empty; choose another folder, or delete it.")
+
     def json(self, file: str) -> dict[str, Any]:
         try:
             with self._named(f"{self.name}/{file}"):

@@ -82,8 +82,7 @@ def save_hf(
             described |= {key: value for key, value in copied.json("config.json").items() if key in CONFIG_KEYS}
 
     target = Folder(Path(path).expanduser().resolve() if Folder(path).local else path)
-    if target.fs.exists(target.root) and (not target.fs.isdir(target.root) or target.files()):
-        raise UserError(f"{path} is there already and not empty; choose another folder, or delete it.")
+    target.require_empty()
     if target.local and Path(target.root).is_mount():
         raise UserError(f"{path} is a mount point, which cannot appear as a whole; name a folder in it.")
     draft = Folder(f"{target.root}.{uuid.uuid4().hex[:8]}") if target.local else target
