@@ -1,22 +1,22 @@
 """What a network thinks of given tokens: the log-probability of each after those before it."""
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition, Params
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
-from composer_jax.train.losses import shifted_logprobs
+from composer_jax.parallel import context
+from composer_jax.parallel.mesh import BATCH_SPEC, batch_shards
+from composer_jax.train.losses import predict
 
 CHUNK = 256
-"""Positions whose logits over the vocabulary exist at once, per row, where only log-probabilities are asked for."""
+"""Positions per device whose logits over the vocabulary exist at once, where only log-probabilities are asked for."""
 
 
 class Scores(NamedTuple):
@@ -51,18 +51,19 @@ def score(
         raise UserError("scores are computed in one process; start one.")
     count, step = len(tokens_BS), rows * batch_shards(mesh)
     program = _program(definition, mesh, logits)
-    spread = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    spread, cut = NamedSharding(mesh, BATCH_SPEC), context.zigzag(tokens_BS.shape[1], mesh.shape[context.AXIS])
+    in_order = np.argsort(cut)
     found = []
     with Progress(count, "row", "score") as progress:
         for start in range(0, count, step):
             part = tokens_BS[start : start + step]
             padded = np.full((step, tokens_BS.shape[1]), -1, np.int32)
             padded[: len(part)] = part  # int32: what a vocabulary has fits
-            out = program(params, router_bias, jax.device_put(padded, spread))
-            found.append([np.asarray(array)[: len(part)] for array in out])
+            out = program(params, router_bias, jax.device_put(padded[:, cut], spread))
+            found.append([np.asarray(array)[: len(part), in_order] for array in out])
             progress.update(len(part))
     logprobs, *rest = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return Scores(logprobs, rest[0] if logits else None)
+    return Scores(logprobs[:, :-1], rest[0] if logits else None)
 
 
 def windows(ids: np.ndarray, length: int) -> np.ndarray:
@@ -99,32 +100,17 @@ def _program(definition: Definition, mesh: Mesh, logits: bool):
         decoder = definition.bind(params, router_bias)
         real_BS = tokens_BS >= 0
         tokens_BS = jnp.maximum(tokens_BS, 0)
-        positions_BS = jnp.broadcast_to(jnp.arange(tokens_BS.shape[1]), tokens_BS.shape)
-        hidden_BSD = decoder(tokens_BS, positions_BS, real_BS.astype(jnp.int32)).last_BSD
-        if logits:
-            logits_BSW = decoder.logits(hidden_BSD)
-            return jnp.where(real_BS, shifted_logprobs(logits_BSW, tokens_BS), 0)[:, 1:], logits_BSW
+        positions_BS = jnp.broadcast_to(context.order(tokens_BS.shape[1]), tokens_BS.shape)
+        states_BSD = decoder(tokens_BS, positions_BS, real_BS.astype(jnp.int32)).last_BSD
+        position = lambda predictions, token: predictions.logprob(token)  # noqa: E731
+        logprobs_BS = predict(decoder, position, CHUNK, (states_BSD,), context.following(tokens_BS))
+        scores = jnp.where(context.following(real_BS), logprobs_BS, 0)
+        return (scores, decoder.logits(states_BSD)) if logits else (scores,)
 
-        def chosen(hidden_BSD, next_BS):
-            logits_BSW = decoder.logits(hidden_BSD)
-            picked = jnp.take_along_axis(logits_BSW, next_BS[..., None], axis=-1)[..., 0]
-            return picked - jax.nn.logsumexp(logits_BSW, axis=-1)
-
-        pieces = math.ceil((tokens_BS.shape[1] - 1) / CHUNK)
-        padding = pieces * CHUNK - (tokens_BS.shape[1] - 1)
-
-        def cut(array_BS):
-            """[pieces, B, CHUNK, ...]"""
-            array_BS = jnp.pad(array_BS, ((0, 0), (0, padding)) + ((0, 0),) * (array_BS.ndim - 2))
-            return jnp.moveaxis(array_BS.reshape(array_BS.shape[0], pieces, CHUNK, *array_BS.shape[2:]), 1, 0)
-
-        found = jax.lax.map(lambda piece: chosen(*piece), (cut(hidden_BSD[:, :-1]), cut(tokens_BS[:, 1:])))
-        logprobs_BS = jnp.moveaxis(found, 0, 1).reshape(tokens_BS.shape[0], -1)[:, : tokens_BS.shape[1] - 1]
-        return (jnp.where(real_BS[:, 1:], logprobs_BS, 0),)
-
-    rows = PartitionSpec(BATCH_AXES)
+    out = (BATCH_SPEC,) * (1 + logits)
+    # Unchecked: JAX does not see that the gathered logits are the same on all devices of `tensor`.
     return jax.jit(
         jax.shard_map(
-            program, mesh=mesh, in_specs=(*definition.specs(), rows), out_specs=(rows, rows) if logits else (rows,)
+            program, mesh=mesh, in_specs=(*definition.specs(mesh), BATCH_SPEC), out_specs=out, check_vma=False
         )
     )

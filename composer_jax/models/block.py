@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
@@ -11,6 +12,7 @@ from composer_jax.models.gqa import GroupedQueryAttention
 from composer_jax.models.mla import MultiHeadLatentAttention
 from composer_jax.models.moe import MixtureOfExperts
 from composer_jax.models.norm import RMSNorm
+from composer_jax.ops.row_attention import Sight
 
 
 class Block(nnx.Module):
@@ -27,9 +29,16 @@ class Block(nnx.Module):
             MixtureOfExperts(config, rngs=rngs) if moe else FeedForward(config, config.dense_ff_dim, rngs=rngs)
         )
 
-    def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSS: jax.Array, token_mask_BS: jax.Array):
+    def __call__(
+        self,
+        x_BSD: jax.Array,
+        positions_BS: jax.Array,
+        sight: Sight,
+        windowed: jax.Array | None,
+        token_mask_BS: jax.Array,
+    ):
         with jax.named_scope("attention"):
-            x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, bias_BSS)
+            x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, sight, windowed)
         return self._feed_forward(x_BSD, token_mask_BS)
 
     def extend(
@@ -48,7 +57,5 @@ class Block(nnx.Module):
     def _feed_forward(self, x_BSD: jax.Array, token_mask_BS: jax.Array):
         with jax.named_scope("feed_forward"):
             normed = self.feed_forward_norm(x_BSD)
-            if not self.moe:
-                return x_BSD + self.feed_forward(normed), None
-            y, counts = self.feed_forward(normed, token_mask_BS)
-            return x_BSD + y, counts
+            y, counts = self.feed_forward(normed, token_mask_BS) if self.moe else (self.feed_forward(normed), None)
+            return x_BSD + checkpoint_name(y, "feed_forward"), counts

@@ -4,8 +4,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from composer_jax.models.config import ModelConfig
+from composer_jax.parallel.mesh import BATCH_AXES
+from composer_jax.parallel.sharding import axis_size
 
 
 class Cache(NamedTuple):
@@ -24,10 +27,17 @@ class Cache(NamedTuple):
 
 
 def init_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
+    """This device's part: latents are the same on all devices of `tensor`, heads of keys and values are its own."""
+    width = config.latent_dim // (1 if config.kv_lora_rank is not None else axis_size("tensor"))
     return Cache(
-        jnp.zeros((config.n_layers, batch, capacity, config.latent_dim), config.dtype),
-        jnp.zeros((batch, capacity), jnp.int32),
+        jnp.zeros((config.n_layers, batch, capacity, width), config.dtype), jnp.zeros((batch, capacity), jnp.int32)
     )
+
+
+def cache_spec(config: ModelConfig) -> Cache:
+    """How a cache lies on the mesh. With grouped queries the last axis is in an order that only devices know."""
+    heads = None if config.kv_lora_rank is not None else "tensor"
+    return Cache(PartitionSpec(None, BATCH_AXES, None, heads), PartitionSpec(BATCH_AXES))
 
 
 def write_index(positions_BS: jax.Array, real_BS: jax.Array, capacity: int) -> jax.Array:

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 from composer_jax.errors import UserError
 from composer_jax.models.rope import Yarn
 
+SAVES = ("latents", "attention", "feed_forward")
+"""Names of values inside a layer that can be kept for the backward pass."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -99,8 +102,16 @@ class ModelConfig:
     compute_dtype: str = "bfloat16"
     scan_unroll: int = 1
     """Layers per iteration of the scan over depth. Unrolling fully is faster for a handful of small layers."""
+    head_chunk: int | None = None
+    """Positions per device whose logits over the vocabulary exist at once in a loss (32 thousand positions of K2 would
+    make 21 GB of them); None: all."""
+    expert_chunk: int | None = None
+    """Tokens per device that go to their experts at once; None: all."""
     remat: bool = True
-    """Recompute a layer's inside in the backward pass; only the layer inputs are kept."""
+    """Recompute a layer's inside in the backward pass; only the layer inputs are kept, and what remat_saves names."""
+    remat_saves: tuple[str, ...] = ()
+    """What of a layer's inside is kept as well: "latents" (of MLA, small), "attention" (the mixed values of all heads)
+    and "feed_forward" (its output)."""
 
     def __post_init__(self):
         def require(condition: bool, message: str):
@@ -161,6 +172,10 @@ class ModelConfig:
         )
         require(self.qk_rope_dim % 2 == 0, f"qk_rope_dim={self.qk_rope_dim} must be even: rotary pairs.")
         require(
+            set(self.remat_saves) <= set(SAVES),
+            f"remat_saves={self.remat_saves} has names other than {', '.join(SAVES)}.",
+        )
+        require(
             self.dispatch in ("dense", "ring"),
             f"dispatch={self.dispatch!r} is unknown; use 'dense' or 'ring'.",
         )
@@ -210,6 +225,8 @@ class ModelConfig:
             raise UserError(f"The model configuration lacks {', '.join(missing)}.")
         if isinstance(fields.get("yarn"), Mapping):
             fields = {**fields, "yarn": _yarn(fields["yarn"])}
+        if "remat_saves" in fields:
+            fields = {**fields, "remat_saves": tuple(fields["remat_saves"])}
         return cls(**fields)
 
 

@@ -1,6 +1,6 @@
 """The Decoder: embedding, a stack of dense layers, a stack of expert layers, final norm, head, MTP module."""
 
-from collections.abc import Callable
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -15,6 +15,9 @@ from composer_jax.models.mtp import MTPModule
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, use
 from composer_jax.ops.attention import additive_mask
+from composer_jax.ops.row_attention import Sight
+from composer_jax.parallel import context
+from composer_jax.parallel.sharding import axis_size
 
 
 class Hidden(NamedTuple):
@@ -41,7 +44,7 @@ class Decoder(nnx.Module):
             self.head = matrix(
                 rngs,
                 (config.d_model, config.vocab_size),
-                ("embed", None),
+                ("embed", "vocab"),
                 fan_in=config.d_model,
                 config=config,
             )
@@ -50,12 +53,11 @@ class Decoder(nnx.Module):
 
     def __call__(self, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array) -> Hidden:
         """Whole rows. Positions restart in every segment; segment 0 is padding; no segment sees another."""
-        real_BS = segments_BS > 0
-        masks = self._masks(lambda window: causal_mask(segments_BS, window))
+        real_BS, sight = segments_BS > 0, self._sight(segments_BS)
         x_BSD = self.embedding(tokens_BS, positions_BS)
 
         def layer(x_BSD, block, windowed):
-            return block(x_BSD, positions_BS, masks.of(windowed), real_BS)
+            return block(x_BSD, positions_BS, sight, windowed, real_BS)
 
         x_BSD, (_, counts_LE) = self._layers(layer, x_BSD)
         return Hidden(self.final_norm(x_BSD), x_BSD, counts_LE)
@@ -77,8 +79,12 @@ class Decoder(nnx.Module):
         window = cache.capacity if window is None else window
         cache = write_tokens(cache, tokens_BS, positions_BS, real_BS)
         entries, last = jnp.arange(window), positions_BS[..., None]
-        masks = self._masks(
-            lambda tokens: (entries <= last) & (entries > last - tokens) if tokens is not None else entries <= last
+        seen = entries <= last
+        full = additive_mask(seen)
+        near = (
+            None
+            if self.config.sliding_window is None
+            else additive_mask(seen & (entries > last - self.config.sliding_window))
         )
         earlier = [
             self.embedding.lookup(jnp.take_along_axis(cache.tokens_BC, jnp.maximum(positions_BS - j, 0), axis=1))
@@ -94,7 +100,8 @@ class Decoder(nnx.Module):
                 latents, layer_cache = write_layer(latents, index, new_BSX, positions_BS, real_BS, window)
                 return layer_cache
 
-            x_BSD, _ = block.extend(x_BSD, positions_BS, masks.of(windowed), real_BS, write)
+            bias = full if near is None else jnp.where(windowed, near, full)
+            x_BSD, _ = block.extend(x_BSD, positions_BS, bias, real_BS, write)
             return (x_BSD, latents, index + 1), None
 
         # The cache travels in the carry and is updated in place; as a scanned input and output it would be copied.
@@ -108,27 +115,37 @@ class Decoder(nnx.Module):
         """States whose logits at i predict token i+2, and the expert counts [E] of the module. The trunk is not
         moved."""
         # Shifted after embedding: taps of token i+1 reach back to token i, also where i is the first of a row.
-        following = jnp.pad(self.embedding(tokens_BS, positions_BS), ((0, 0), (0, 1), (0, 0)))[:, 1:]
+        following = context.following(self.embedding(tokens_BS, positions_BS))
+        sight = dataclasses.replace(self._sight(segments_BS), window=None)
         return self.mtp(
             jax.lax.stop_gradient(hidden.trunk_BSD),
             jax.lax.stop_gradient(following),
             positions_BS,
-            additive_mask(causal_mask(segments_BS)),
+            sight,
             segments_BS > 0,
         )
 
-    def logits(self, hidden_BSD: jax.Array) -> jax.Array:
-        """Float32 logits [..., vocab]."""
-        if self.config.tie_embeddings:
-            return self.embedding.logits(hidden_BSD)
-        return jnp.einsum(
-            "...d,dw->...w", hidden_BSD, use(self.head, hidden_BSD.dtype), preferred_element_type=jnp.float32
-        )
+    def head_weight(self) -> jax.Array:
+        """[D,W] in the compute dtype; W is this device's part of the vocabulary. Fetch it once for many positions."""
+        dtype = self.config.dtype
+        return use(self.embedding.table, dtype).T if self.config.tie_embeddings else use(self.head, dtype)
 
-    def _masks(self, mask: Callable[[int | None], jax.Array]) -> "Masks":
-        """mask: which keys a query sees, given the length of the window or None."""
-        window = self.config.sliding_window
-        return Masks(additive_mask(mask(None)), None if window is None else additive_mask(mask(window)))
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Float32 logits [..., vocab] of all words."""
+        part = head_logits(hidden, self.head_weight())
+        if axis_size("tensor") == 1:
+            return part
+        return jax.lax.all_gather(part, "tensor", axis=part.ndim - 1, tiled=True)
+
+    def _sight(self, segments_BS: jax.Array) -> Sight:
+        """What the tokens of this device see of their rows."""
+        return Sight(
+            context.order(segments_BS.shape[1]),
+            segments_BS,
+            context.gather(segments_BS),
+            whole=axis_size(context.AXIS) == 1,
+            window=self.config.sliding_window,
+        )
 
     def _layers(self, layer, carry, *, remat: bool | None = None):
         """Scans `layer(carry, block, whether it has the window)` over both stacks: the carry, what each stack gave."""
@@ -150,18 +167,13 @@ class Decoder(nnx.Module):
             return layer(carry, nnx.merge(graph, state), windowed)
 
         if remat:
-            body = jax.checkpoint(body)
+            body = jax.checkpoint(body, policy=jax.checkpoint_policies.save_only_these_names(*self.config.remat_saves))
         return jax.lax.scan(body, carry, (stacked, windowed_L), unroll=self.config.scan_unroll)
 
 
-class Masks(NamedTuple):
-    """Additive masks of the layers that see everything and, where there are any, of those with a window."""
-
-    full: jax.Array
-    window: jax.Array | None
-
-    def of(self, windowed: jax.Array) -> jax.Array:
-        return self.full if self.window is None else jnp.where(windowed, self.window, self.full)
+def head_logits(hidden: jax.Array, weight_DW: jax.Array) -> jax.Array:
+    """Float32 logits [...,W] of normalised states [...,D]."""
+    return jnp.einsum("...d,dw->...w", hidden, weight_DW, preferred_element_type=jnp.float32)
 
 
 def stack(config: ModelConfig, n: int, *, moe: bool, rngs: nnx.Rngs) -> Block:
@@ -173,11 +185,3 @@ def stack(config: ModelConfig, n: int, *, moe: bool, rngs: nnx.Rngs) -> Block:
         return Block(config, moe=moe, rngs=rngs)
 
     return make(rngs)
-
-
-def causal_mask(segments_BS: jax.Array, window: int | None = None) -> jax.Array:
-    """[B,S,S]: query s sees key t <= s of its own segment, and only the last `window` of them, itself included."""
-    s = segments_BS.shape[1]
-    same = segments_BS[:, :, None] == segments_BS[:, None, :]
-    back = jnp.arange(s)[:, None] - jnp.arange(s)[None, :]
-    return same & ((back >= 0) if window is None else (back >= 0) & (back < window))

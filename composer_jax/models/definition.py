@@ -15,7 +15,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import Decoder
 from composer_jax.models.induction import apply_induction
 from composer_jax.models.parameter import RouterBias
-from composer_jax.parallel.sharding import storage_sharding, storage_spec
+from composer_jax.parallel.sharding import storage_sharding
 
 Params = dict[str, Any]
 
@@ -56,10 +56,9 @@ class Definition:
             jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nnx.to_pure_dict(s)) for s in (params, bias)
         )
 
-    def specs(self) -> tuple[Params, Params]:
+    def specs(self, mesh: Mesh) -> tuple[Params, Params]:
         """PartitionSpecs under which (params, router_bias) are stored."""
-        _, params, bias = _abstract(self.config)
-        return _map_axes(params, lambda shape, axes: storage_spec(axes)), _map_axes(bias, lambda *_: PartitionSpec())
+        return jax.tree.map(lambda sharding: sharding.spec, self.shardings(mesh))
 
     def shardings(self, mesh: Mesh) -> tuple[Params, Params]:
         """NamedShardings of (params, router_bias) on a mesh; a UserError names sizes that do not divide."""

@@ -7,6 +7,8 @@ from flax import nnx
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.parameter import matrix, use
 from composer_jax.ops.lookup import lookup
+from composer_jax.parallel import context
+from composer_jax.parallel.sharding import add_parts, axis_size
 
 
 class Embedding(nnx.Module):
@@ -19,14 +21,16 @@ class Embedding(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         d = config.d_model
         self.config = config
-        self.table = matrix(rngs, (config.vocab_size, d), (None, "embed"), fan_in=d, config=config)
+        self.table = matrix(rngs, (config.vocab_size, d), ("vocab", "embed"), fan_in=d, config=config)
         if config.embedding_taps:
             self.taps = matrix(rngs, (config.embedding_taps, d, d), (None, "embed", None), fan_in=d, config=config)
 
     def __call__(self, tokens_BS: jax.Array, positions_BS: jax.Array) -> jax.Array:
         """Embeds whole rows; a tap does not reach back over the start of its document."""
         e_BSD = self.lookup(tokens_BS)
-        earlier = [jnp.pad(e_BSD, ((0, 0), (j, 0), (0, 0)))[:, : e_BSD.shape[1]] for j in self.offsets]
+        earlier = []
+        for _ in self.offsets:
+            earlier.append(context.preceding(earlier[-1] if earlier else e_BSD))
         return self.convolve(e_BSD, earlier, positions_BS)
 
     @property
@@ -34,7 +38,13 @@ class Embedding(nnx.Module):
         return range(1, self.config.embedding_taps + 1)
 
     def lookup(self, tokens: jax.Array) -> jax.Array:
-        return lookup(use(self.table, self.config.dtype), tokens)
+        """Embeddings [..., D] of tokens [...]; each device of `tensor` has those of its part of the vocabulary."""
+        table = use(self.table, self.config.dtype)
+        if axis_size("tensor") == 1:
+            return lookup(table, tokens)
+        here = tokens - jax.lax.axis_index("tensor") * len(table)
+        mine = (here >= 0) & (here < len(table))
+        return add_parts(jnp.where(mine[..., None], lookup(table, jnp.where(mine, here, 0)), 0))
 
     def convolve(self, e_BSD: jax.Array, earlier: list[jax.Array], positions_BS: jax.Array) -> jax.Array:
         """e_t + sum_j W_j e_{t-j}; earlier[j-1] holds e_{t-j}, ignored where t-j lies before the document."""
@@ -45,7 +55,3 @@ class Embedding(nnx.Module):
             jnp.where((positions_BS >= j)[..., None], e, 0) @ taps[j - 1]
             for j, e in zip(self.offsets, earlier, strict=True)
         )
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Tied output head: [..., D] -> float32 [..., vocab]."""
-        return jnp.einsum("...d,wd->...w", hidden, use(self.table, hidden.dtype), preferred_element_type=jnp.float32)

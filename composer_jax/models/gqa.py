@@ -12,12 +12,16 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, parameter, use
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import attend
+from composer_jax.ops.row_attention import Sight, attend_rows
+from composer_jax.parallel import context
+from composer_jax.parallel.sharding import add_parts
 
 
 class GroupedQueryAttention(nnx.Module):
@@ -42,10 +46,14 @@ class GroupedQueryAttention(nnx.Module):
         if config.attention_sinks:
             self.sinks = parameter(zeros(h), "heads")
 
-    def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSS: jax.Array) -> jax.Array:
-        """Attention within the rows; bias_BSS is added to the scores (ops/attention.py: additive_mask)."""
+    def __call__(
+        self, x_BSD: jax.Array, positions_BS: jax.Array, sight: Sight, windowed: jax.Array | None = None
+    ) -> jax.Array:
+        """Attention within the rows (ops/row_attention.py). Devices that share rows exchange keys and values."""
         angles = self._angles(positions_BS)
-        return self._attend(x_BSD, angles, *self._keys_and_values(x_BSD, angles), bias_BSS)
+        k, v = map(context.gather, self._keys_and_values(x_BSD, angles))
+        y_BSHV = attend_rows(self._queries(x_BSD, angles), k, v, sight, windowed, self._sinks())
+        return self._output(checkpoint_name(y_BSHV, "attention"))
 
     def extend(
         self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], jax.Array]
@@ -64,7 +72,7 @@ class GroupedQueryAttention(nnx.Module):
             part.reshape(*part.shape[:2], *like.shape[2:])
             for part, like in zip(jnp.split(cache_BCX, [k.shape[2] * k.shape[3]], axis=-1), (k, v), strict=True)
         )
-        return self._attend(x_BSD, angles, k, v, bias_BSC)
+        return self._output(attend(self._queries(x_BSD, angles), k, v, bias_BSC, self._sinks()))
 
     def _angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         """cos and sin for every head, [B,S,1,P/2]."""
@@ -84,11 +92,13 @@ class GroupedQueryAttention(nnx.Module):
         k, v = self._project(x_BSD, self.k, "k_bias"), self._project(x_BSD, self.v, "v_bias")
         return self._rotated(self.k_norm(k) if self.config.qk_norm else k, angles), v
 
-    def _attend(self, x_BSD: jax.Array, angles, k_BTNX: jax.Array, v_BTNV: jax.Array, bias_BST: jax.Array) -> jax.Array:
-        c, dtype = self.config, x_BSD.dtype
+    def _queries(self, x_BSD: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
         q = self._project(x_BSD, self.q, "q_bias")
-        q = self._rotated(self.q_norm(q) if c.qk_norm else q, angles) * c.logit_scale
-        sinks = use(self.sinks, jnp.float32) if c.attention_sinks else None
-        y_BSHV = attend(q, k_BTNX, v_BTNV, bias_BST, sinks)
-        y_BSD = jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype))
-        return y_BSD + use(self.out_bias, dtype) if c.out_bias else y_BSD
+        return self._rotated(self.q_norm(q) if self.config.qk_norm else q, angles) * self.config.logit_scale
+
+    def _sinks(self) -> jax.Array | None:
+        return use(self.sinks, jnp.float32) if self.config.attention_sinks else None
+
+    def _output(self, y_BSHV: jax.Array) -> jax.Array:
+        y_BSD = add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, y_BSHV.dtype)))
+        return y_BSD + use(self.out_bias, y_BSHV.dtype) if self.config.out_bias else y_BSD

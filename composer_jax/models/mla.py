@@ -14,12 +14,16 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, use
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import attend
+from composer_jax.ops.row_attention import Sight, attend_rows
+from composer_jax.parallel import context
+from composer_jax.parallel.sharding import add_parts
 
 
 class MultiHeadLatentAttention(nnx.Module):
@@ -60,19 +64,23 @@ class MultiHeadLatentAttention(nnx.Module):
             [self.kv_norm(latent), rotate(k_rope, cos, sin, halves=self.config.rope_halves)], axis=-1
         )
 
-    def __call__(self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSS: jax.Array) -> jax.Array:
-        """Attention within the rows; bias_BSS is added to the scores (ops/attention.py: additive_mask)."""
+    def __call__(
+        self, x_BSD: jax.Array, positions_BS: jax.Array, sight: Sight, windowed: jax.Array | None = None
+    ) -> jax.Array:
+        """Attention within the rows (ops/row_attention.py). Devices that share rows exchange latents, which are 1/70 of
+        K2's keys and values, and each makes all keys and values from them (Composer 2, arXiv 2603.24477, section 5)."""
         dtype = x_BSD.dtype
         cos, sin = self.angles(positions_BS)
         q_nope, q_rope = self.queries(x_BSD, cos, sin)
-        c_BSR, k_rope = jnp.split(self.latents(x_BSD, cos, sin), [self.config.kv_lora_rank], axis=-1)
-        k_nope = jnp.einsum("btr,rhk->bthk", c_BSR, use(self.k_up, dtype))
-        v_BSHV = jnp.einsum("btr,rhv->bthv", c_BSR, use(self.v_up, dtype))
+        latents_BTX = context.gather(checkpoint_name(self.latents(x_BSD, cos, sin), "latents"))
+        c_BTR, k_rope = jnp.split(latents_BTX, [self.config.kv_lora_rank], axis=-1)
+        k_nope = jnp.einsum("btr,rhk->bthk", c_BTR, use(self.k_up, dtype))
+        v_BTHV = jnp.einsum("btr,rhv->bthv", c_BTR, use(self.v_up, dtype))
         q_BSHX = jnp.concatenate([q_nope, q_rope], axis=-1) * self.config.logit_scale
         shared = jnp.broadcast_to(k_rope[:, :, None], (*k_nope.shape[:3], k_rope.shape[-1]))
-        k_BSHX = jnp.concatenate([k_nope, shared], axis=-1)
-        y_BSHV = attend(q_BSHX, k_BSHX, v_BSHV, bias_BSS)
-        return jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype))
+        k_BTHX = jnp.concatenate([k_nope, shared], axis=-1)
+        y_BSHV = checkpoint_name(attend_rows(q_BSHX, k_BTHX, v_BTHV, sight, windowed), "attention")
+        return add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype)))
 
     def extend(
         self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], jax.Array]
@@ -91,4 +99,4 @@ class MultiHeadLatentAttention(nnx.Module):
         q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.config.logit_scale
         y_latent = attend(q_BSHX, cache_BCX[:, :, None], cache_BCX[:, :, None, :r], bias_BSC)
         y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, use(self.v_up, dtype))
-        return jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype))
+        return add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype)))

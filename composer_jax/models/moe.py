@@ -9,6 +9,7 @@ from composer_jax.models.feed_forward import FeedForward
 from composer_jax.models.parameter import matrix, parameter, use
 from composer_jax.models.router import Router, expert_counts
 from composer_jax.ops.activation import Activation, clamped_swiglu, swiglu
+from composer_jax.ops.chunks import map_chunks
 from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
 
 
@@ -19,13 +20,13 @@ class MixtureOfExperts(nnx.Module):
         e, d, f = config.n_experts, config.d_model, config.expert_ff_dim
         self.config = config
         self.router = Router(config, rngs=rngs)
-        self.gate = matrix(rngs, (e, d, f), ("experts", "embed", "ff"), fan_in=d, config=config)
-        self.up = matrix(rngs, (e, d, f), ("experts", "embed", "ff"), fan_in=d, config=config)
-        self.down = matrix(rngs, (e, f, d), ("experts", "ff", "embed"), fan_in=f, config=config)
+        self.gate = matrix(rngs, (e, d, f), ("experts", "embed", None), fan_in=d, config=config)
+        self.up = matrix(rngs, (e, d, f), ("experts", "embed", None), fan_in=d, config=config)
+        self.down = matrix(rngs, (e, f, d), ("experts", None, "embed"), fan_in=f, config=config)
         if config.expert_bias:
             zeros = lambda width: jnp.zeros((e, width), config.param_dtype)  # noqa: E731
-            self.gate_bias = parameter(zeros(f), "experts", "ff")
-            self.up_bias = parameter(zeros(f), "experts", "ff")
+            self.gate_bias = parameter(zeros(f), "experts", None)
+            self.up_bias = parameter(zeros(f), "experts", None)
             self.down_bias = parameter(zeros(d), "experts", "embed")
         if config.n_shared_experts:
             self.shared = FeedForward(config, config.n_shared_experts * f, rngs=rngs)
@@ -34,8 +35,12 @@ class MixtureOfExperts(nnx.Module):
         """Returns the output and how many real tokens chose each expert, float32 [E]."""
         x_TD = x_BSD.reshape(-1, x_BSD.shape[-1])
         routing = self.router(x_TD)
-        y_TD = DISPATCH[self.config.dispatch](
-            x_TD, routing.ids_Tk, routing.gates_Tk.astype(x_TD.dtype), self._experts(x_TD.dtype), self._activation
+        dispatch = DISPATCH[self.config.dispatch]
+        experts, activation = self._experts(x_TD.dtype), self._activation
+        y_TD = map_chunks(
+            lambda *tokens: dispatch(*tokens, experts, activation),
+            self.config.expert_chunk,
+            *(x_TD, routing.ids_Tk, routing.gates_Tk.astype(x_TD.dtype)),
         )
         if self.config.n_shared_experts:
             y_TD = y_TD + self.shared(x_TD)

@@ -8,6 +8,7 @@ from composer_jax.models.block import Block
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, use
+from composer_jax.ops.row_attention import Sight
 
 
 class MTPModule(nnx.Module):
@@ -26,11 +27,11 @@ class MTPModule(nnx.Module):
         hidden_BSD: jax.Array,
         next_embedding_BSD: jax.Array,
         positions_BS: jax.Array,
-        bias_BSS: jax.Array,
+        sight: Sight,
         token_mask_BS: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Hidden states for the shared head, [B,S,D], and the expert counts of the module's layer, [E]."""
         joined = jnp.concatenate([self.hidden_norm(hidden_BSD), self.embedding_norm(next_embedding_BSD)], axis=-1)
         x_BSD = joined @ use(self.projection, hidden_BSD.dtype)
-        x_BSD, counts = self.block(x_BSD, positions_BS, bias_BSS, token_mask_BS)
+        x_BSD, counts = self.block(x_BSD, positions_BS, sight, None, token_mask_BS)
         return self.final_norm(x_BSD), counts

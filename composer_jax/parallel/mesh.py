@@ -3,13 +3,15 @@
 import math
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from composer_jax.errors import UserError
 
 AXES = ("replica", "data", "expert", "context", "tensor")
 BATCH_AXES = ("replica", "data", "expert")
 """Rows of a batch are spread over these; experts use the `expert` part of them for weights as well."""
+BATCH_SPEC = PartitionSpec(BATCH_AXES, "context")
+"""How a batch [B,S] lies on the mesh; the positions in an order of their own (parallel/context.py)."""
 
 
 def make_mesh(devices: list[jax.Device] | None = None, **sizes: int) -> Mesh:
@@ -17,7 +19,6 @@ def make_mesh(devices: list[jax.Device] | None = None, **sizes: int) -> Mesh:
 
     Raises:
       UserError: an unknown axis, or sizes whose product is not the number of devices.
-      NotImplementedError: context or tensor larger than 1.
     """
     devices = jax.devices() if devices is None else devices
     unknown = sorted(set(sizes) - set(AXES))
@@ -26,9 +27,6 @@ def make_mesh(devices: list[jax.Device] | None = None, **sizes: int) -> Mesh:
     shape = tuple(sizes.get(axis, 1) for axis in AXES)
     if min(shape) < 1:
         raise UserError(f"Mesh sizes must be at least 1, got {sizes}.")
-    for axis in ("context", "tensor"):
-        if sizes.get(axis, 1) > 1:
-            raise NotImplementedError(f"Mesh axis {axis}={sizes[axis]} is not built yet; use 1.")
     if math.prod(shape) != len(devices):
         raise UserError(
             f"The mesh {dict(zip(AXES, shape, strict=True))} needs {math.prod(shape)} devices, "

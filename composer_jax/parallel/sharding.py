@@ -6,39 +6,44 @@ its transpose under differentiation is the reduce-scatter of the gradient. So ev
 code here, in dispatch.py, or in the loss, and a mesh of one device has none.
 """
 
+import math
+
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
 
 STORED_ON = {
-    "embed": "data",  # the model width of dense and expert weights: FSDP
-    "experts": "expert",  # each group of devices owns whole experts
+    "embed": ("data",),  # the model width of dense and expert weights: FSDP
+    "experts": ("expert", "tensor"),  # each device owns whole experts
+    "heads": ("tensor",),
+    "ff": ("tensor",),  # the hidden width of dense and shared feed-forward blocks
+    "vocab": ("tensor",),
 }
-"""Logical axis -> mesh axis that stores it. Logical axes that are not listed are replicated."""
+"""Logical axis -> mesh axes that store it, the first varying slowest. Axes that are not listed are replicated."""
 
 GATHERED = ("data",)
-"""Mesh axes that only store: their parts are gathered before use. Experts are used where they are."""
+"""Mesh axes that only store: their parts are gathered before use. Everything else is used where it is."""
 
 
-def storage_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
-    """The PartitionSpec under which a weight with these logical axes is stored."""
-    spec = tuple(STORED_ON.get(axis) if axis else None for axis in axes)
-    used = [axis for axis in spec if axis]
+def storage_spec(mesh: Mesh, axes: tuple[str | None, ...]) -> PartitionSpec:
+    """The PartitionSpec under which a weight with these logical axes is stored; mesh axes of size 1 are left out."""
+    spec = [STORED_ON.get(axis, ()) if axis else () for axis in axes]
+    used = [axis for stored in spec for axis in stored]
     if len(used) != len(set(used)):
         raise UserError(f"The logical axes {axes} map twice to one mesh axis: {spec}; change STORED_ON.")
-    return PartitionSpec(*spec)
+    split = [tuple(axis for axis in stored if mesh.shape[axis] > 1) for stored in spec]
+    return PartitionSpec(*(stored[0] if len(stored) == 1 else stored or None for stored in split))
 
 
 def storage_sharding(mesh: Mesh, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> NamedSharding:
     """NamedSharding of a stored weight; checks that the mesh divides it and names the numbers if not."""
-    spec = storage_spec(axes)
-    for size, logical, axis in zip(shape, axes, spec, strict=True):
-        if axis and size % mesh.shape[axis]:
-            raise UserError(
-                f"{size} {logical} do not divide over mesh axis {axis}={mesh.shape[axis]}; use a divisor of {size}."
-            )
-    return NamedSharding(mesh, spec)
+    for size, logical in zip(shape, axes, strict=True):
+        stored = STORED_ON.get(logical, ()) if logical else ()
+        if size % math.prod(mesh.shape[axis] for axis in stored):
+            over = " and ".join(f"{axis}={mesh.shape[axis]}" for axis in stored if mesh.shape[axis] > 1)
+            raise UserError(f"{size} {logical} do not divide over mesh axis {over}; use a divisor of {size}.")
+    return NamedSharding(mesh, storage_spec(mesh, axes))
 
 
 def axis_size(axis: str) -> int:
@@ -49,7 +54,12 @@ def axis_size(axis: str) -> int:
 def gather_for_use(weight: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
     """All-gathers the dimensions of a weight that are stored on GATHERED axes; identity on one device."""
     for dim, logical in enumerate(axes):
-        axis = STORED_ON.get(logical) if logical else None
-        if axis in GATHERED and axis_size(axis) > 1:
-            weight = jax.lax.all_gather(weight, axis, axis=dim, tiled=True)
+        for axis in STORED_ON.get(logical, ()) if logical else ():
+            if axis in GATHERED and axis_size(axis) > 1:
+                weight = jax.lax.all_gather(weight, axis, axis=dim, tiled=True)
     return weight
+
+
+def add_parts(partial: jax.Array) -> jax.Array:
+    """The sum over `tensor` of what each device's heads, hidden columns or words contribute."""
+    return jax.lax.psum(partial, "tensor") if axis_size("tensor") > 1 else partial

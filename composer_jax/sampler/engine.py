@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from composer_jax.errors import UserError
+from composer_jax.models.cache import cache_spec
 from composer_jax.models.definition import Definition, Params
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
 from composer_jax.sampler.decode import decode_rows, init_slots, prefill
@@ -253,9 +254,9 @@ class Sampler:
     def _compile(self) -> None:
         definition, config = self.definition, self.config
         rows = PartitionSpec(BATCH_AXES)
-        weights = definition.specs()
+        weights = definition.specs(self.mesh)
         slots_spec = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_slots(definition.config, 1, 1)))
-        slots_spec = slots_spec._replace(cache=slots_spec.cache._replace(latents_LBCX=PartitionSpec(None, BATCH_AXES)))
+        slots_spec = slots_spec._replace(cache=cache_spec(definition.config))
 
         def sharded(function, n_inputs, out_specs, donate=None):
             mapped = jax.shard_map(

@@ -23,7 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition, Params
 from composer_jax.models.router import updated_bias
-from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
+from composer_jax.parallel.context import zigzag
+from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, batch_shards
 from composer_jax.train.losses import Batch, Loss
 from composer_jax.train.optimizer import OptimizerConfig
 
@@ -116,17 +117,19 @@ class Learner:
         return sums
 
     def put(self, batch: dict[str, np.ndarray]) -> Batch:
-        """Places rows on the mesh; a UserError names row counts that do not divide."""
+        """Places rows on the mesh; a UserError names counts of rows or positions that do not divide."""
         rows, shards = next(iter(batch.values())).shape[0], batch_shards(self.mesh)
         if rows % shards:
             raise UserError(
                 f"A batch of {rows} rows does not divide over {shards} devices (mesh axes "
                 f"{', '.join(BATCH_AXES)}); use a multiple of {shards}."
             )
-        return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec(BATCH_AXES)))
+        parts = self.mesh.shape["context"]
+        cut = {name: array[:, zigzag(array.shape[1], parts)] for name, array in batch.items()}
+        return jax.device_put(cut if parts > 1 else batch, NamedSharding(self.mesh, BATCH_SPEC))
 
     def _sharded_gradient(self, loss: Loss):
-        reduced = tuple(a for a in BATCH_AXES if not (self.host_reduction and a == "replica"))
+        reduced = tuple(a for a in (*BATCH_AXES, "context") if not (self.host_reduction and a == "replica"))
 
         def program(params, router_bias, batch, normaliser):
             if self.host_reduction:
@@ -142,8 +145,7 @@ class Learner:
             part = {"gradient": gradient, "sums": sums, "maxima": maxima}
             return jax.tree.map(lambda x: x[None], part) if self.host_reduction else part
 
-        param_specs, bias_specs = self.definition.specs()
-        batch_spec = PartitionSpec(BATCH_AXES)
+        param_specs, bias_specs = self.definition.specs(self.mesh)
 
         def gradient_fn(params, router_bias, batch, normaliser):
             inner = jax.eval_shape(
@@ -162,7 +164,7 @@ class Learner:
             return jax.shard_map(
                 program,
                 mesh=self.mesh,
-                in_specs=(param_specs, bias_specs, batch_spec, PartitionSpec()),
+                in_specs=(param_specs, bias_specs, BATCH_SPEC, PartitionSpec()),
                 out_specs=out_specs,
             )(params, router_bias, batch, normaliser)
 

@@ -1,10 +1,10 @@
 """Losses: pure functions of a bound Decoder and a batch, summed over this device's tokens.
 
 A batch is a dict of arrays [B,S]: tokens, positions, segments (0 = padding), weights, and for the policy loss also
-advantages and sampler_logprobs. Entry t of the last three concerns the *prediction of* tokens[t], that is, the
-output at t-1;
-they are zero at the first token of a segment. Every loss is divided by a normaliser that the caller computes once for
-the global batch, so that summing over devices and accumulation steps gives the loss of the whole batch.
+advantages and sampler_logprobs. Entry t of the last three concerns the *prediction of* tokens[t], that is, the output
+at t-1; they are zero at the first token of a segment, and are moved here to where that output is. Every loss is
+divided by a normaliser that the caller computes once for the global batch, so that summing over devices and
+accumulation steps gives the loss of the whole batch.
 """
 
 import dataclasses
@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from composer_jax.models.decoder import Decoder, Hidden
+from composer_jax.models.decoder import Decoder, Hidden, head_logits
+from composer_jax.models.predictions import Predictions
+from composer_jax.ops.chunks import map_chunks
+from composer_jax.parallel import context
 
 Batch = dict[str, jax.Array]
 
@@ -30,19 +33,31 @@ class LossOutput(NamedTuple):
 Loss = Callable[[Decoder, Batch, jax.Array], LossOutput]
 
 
-def forward(decoder: Decoder, batch: Batch) -> tuple[Hidden, jax.Array]:
-    """Hidden states and float32 logits [B,S,W]."""
+def trunk(decoder: Decoder, batch: Batch) -> Hidden:
     with jax.named_scope("trunk"):
-        hidden = decoder(batch["tokens"], batch["positions"], batch["segments"])
+        return decoder(batch["tokens"], batch["positions"], batch["segments"])
+
+
+def predict(
+    decoder: Decoder, function: Callable, chunk: int | None, states: tuple[jax.Array, ...], *arrays_BS: jax.Array
+) -> Any:
+    """function(predictions of each of the states, *arrays) for every position.
+
+    Args:
+      function: of Predictions and arrays over positions [T], to a tree of arrays [T].
+      chunk: positions whose logits exist at once; None: all.
+      states: normalised states [B,S,D].
+    """
+    weight_DW = decoder.head_weight()
+
+    def piece(*inputs):
+        predictions = [Predictions(head_logits(h_TD, weight_DW)) for h_TD in inputs[: len(states)]]
+        return function(*predictions, *inputs[len(states) :])
+
     with jax.named_scope("head"):
-        return hidden, decoder.logits(hidden.last_BSD)
-
-
-def shifted_logprobs(logits_BSW: jax.Array, tokens_BS: jax.Array) -> jax.Array:
-    """log p(tokens[t] | tokens[<t]) at index t, float32 [B,S]; zero at index 0."""
-    logprobs = jax.nn.log_softmax(logits_BSW[:, :-1])
-    chosen = jnp.take_along_axis(logprobs, tokens_BS[:, 1:, None], axis=-1)[..., 0]
-    return jnp.pad(chosen, ((0, 0), (1, 0)))
+        flat = [array.reshape(-1, *array.shape[2:]) for array in (*states, *arrays_BS)]
+        out = map_chunks(piece, chunk, *flat)
+        return jax.tree.map(lambda array: array.reshape(states[0].shape[:2]), out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,27 +73,36 @@ class LanguageLoss:
     mtp_weight: float = 0.0
 
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
-        hidden, logits = forward(decoder, batch)
-        nll = -(batch["weights"] * shifted_logprobs(logits, batch["tokens"])).sum()
-        loss = nll / normaliser
-        sums = {"nll": nll, "tokens": batch["weights"].sum(), "counts": {"moe_layers": hidden.counts_LE}}
+        hidden = trunk(decoder, batch)
+        states, counts = (hidden.last_BSD,), {"moe_layers": hidden.counts_LE}
         if self.mtp_weight:
-            divergence, counts = mtp_divergence(decoder, hidden, logits, batch)
+            ahead_BSD, counts["mtp"] = decoder.mtp_hidden(
+                hidden, batch["tokens"], batch["positions"], batch["segments"]
+            )
+            # What the module said one position earlier is about the same token.
+            states += (context.preceding(ahead_BSD),)
+
+        def position(main: Predictions, *rest):
+            *ahead, token = rest
+            return main.logprob(token), *(main.divergence(student) for student in ahead)
+
+        tokens_BS, chunk = context.following(batch["tokens"]), decoder.config.head_chunk
+        logprobs_BS, *divergences = predict(decoder, position, chunk, states, tokens_BS)
+        weights_BS = context.following(batch["weights"])
+        nll = -(weights_BS * logprobs_BS).sum()
+        loss = nll / normaliser
+        sums = {"nll": nll, "tokens": batch["weights"].sum(), "counts": counts}
+        for divergence_BS in divergences:
+            divergence = (weights_BS * _same_document_around(batch["segments"]) * divergence_BS).sum()
             loss = loss + self.mtp_weight * divergence / normaliser
-            sums |= {"mtp_kl": divergence, "counts": sums["counts"] | {"mtp": counts}}
+            sums["mtp_kl"] = divergence
         return LossOutput(loss, sums, {})
 
 
-def mtp_divergence(
-    decoder: Decoder, hidden: Hidden, logits_BSW: jax.Array, batch: Batch
-) -> tuple[jax.Array, jax.Array]:
-    """sum_t w_{t+2} KL(softmax(main at t+1) || softmax(MTP at t)), both predicting token t+2, and the expert counts."""
-    states, counts = decoder.mtp_hidden(hidden, batch["tokens"], batch["positions"], batch["segments"])
-    teacher = jax.lax.stop_gradient(jax.nn.log_softmax(logits_BSW[:, 1:-1]))
-    student = jax.nn.log_softmax(decoder.logits(states)[:, :-2])
-    same_document = batch["segments"][:, :-2] == batch["segments"][:, 2:]
-    weights = batch["weights"][:, 2:] * same_document
-    return (weights * (jnp.exp(teacher) * (teacher - student)).sum(-1)).sum(), counts
+def _same_document_around(segments_BS: jax.Array) -> jax.Array:
+    """Whether the position before and the position after are of one document: the module saw the one and speaks of the
+    other."""
+    return context.preceding(segments_BS) == context.following(segments_BS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,19 +119,27 @@ class PolicyLoss:
     ratio_high: float
 
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
-        hidden, logits = forward(decoder, batch)
-        logprobs = shifted_logprobs(logits, batch["tokens"])
-        sampled = batch["weights"] > 0
-        log_ratio = jnp.where(sampled, jax.lax.stop_gradient(logprobs) - batch["sampler_logprobs"], 0.0)
+        hidden = trunk(decoder, batch)
+
+        def position(main: Predictions, token: jax.Array):
+            return main.logprob(token), jax.lax.stop_gradient(main.entropy())
+
+        tokens_BS, chunk = context.following(batch["tokens"]), decoder.config.head_chunk
+        logprobs_BS, entropy_BS = predict(decoder, position, chunk, (hidden.last_BSD,), tokens_BS)
+        weights_BS, advantages_BS, sampler_logprobs_BS = (
+            context.following(batch[name]) for name in ("weights", "advantages", "sampler_logprobs")
+        )
+        sampled = weights_BS > 0
+        log_ratio = jnp.where(sampled, jax.lax.stop_gradient(logprobs_BS) - sampler_logprobs_BS, 0.0)
         ratio = jnp.exp(log_ratio)
         trusted = (ratio > 1 - self.ratio_low) & (ratio < 1 + self.ratio_high)
-        weight = batch["weights"] * ratio * trusted * batch["advantages"]
-        entropy = -(jax.nn.softmax(logits[:, :-1]) * jax.nn.log_softmax(logits[:, :-1])).sum(-1)
+        weight_BS = weights_BS * ratio * trusted * advantages_BS
         sums = {
             "tokens": sampled.sum().astype(jnp.float32),
-            "entropy": (entropy * sampled[:, 1:]).sum(),
+            "entropy": (entropy_BS * sampled).sum(),
             "masked": (sampled & ~trusted).sum().astype(jnp.float32),
             "k1": -log_ratio.sum(),
             "counts": {"moe_layers": hidden.counts_LE},
         }
-        return LossOutput(-(weight * logprobs).sum() / normaliser, sums, {"log_ratio": jnp.abs(log_ratio).max()})
+        loss = -(weight_BS * logprobs_BS).sum() / normaliser
+        return LossOutput(loss, sums, {"log_ratio": jnp.abs(log_ratio).max()})

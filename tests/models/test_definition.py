@@ -75,13 +75,14 @@ def test_parameter_count_is_the_number_of_trained_floats(initial):
 
 
 def test_storage_follows_the_table():
-    specs, bias_specs = DEFINITION.specs()
+    specs, bias_specs = DEFINITION.specs(make_mesh(data=2, expert=2, tensor=2))
     layers = specs["moe_layers"]
-    assert layers["feed_forward"]["gate"] == PartitionSpec(None, "expert", "data", None)
-    assert layers["feed_forward"]["down"] == PartitionSpec(None, "expert", None, "data")
-    assert layers["attention"]["q"] == PartitionSpec(None, "data", None, None)
-    assert layers["attention"]["k_up"] == PartitionSpec(None, None, None, None)
-    assert specs["embedding"]["table"] == PartitionSpec(None, "data")
+    assert layers["feed_forward"]["gate"] == PartitionSpec(None, ("expert", "tensor"), "data", None)
+    assert layers["feed_forward"]["down"] == PartitionSpec(None, ("expert", "tensor"), None, "data")
+    assert layers["feed_forward"]["shared"]["down"] == PartitionSpec(None, "tensor", "data")
+    assert layers["attention"]["q"] == PartitionSpec(None, "data", "tensor", None)
+    assert layers["attention"]["k_up"] == PartitionSpec(None, None, "tensor", None)
+    assert specs["embedding"]["table"] == PartitionSpec("tensor", "data")
     assert specs["final_norm"]["scale"] == PartitionSpec(None)
     assert set(jax.tree.leaves(bias_specs, is_leaf=lambda s: isinstance(s, PartitionSpec))) == {PartitionSpec()}
 

@@ -8,10 +8,16 @@ from flax import nnx
 
 from composer_jax.models.mla import MultiHeadLatentAttention
 from composer_jax.ops.attention import additive_mask, attend
+from composer_jax.ops.row_attention import Sight
 from tests.models import reference
 from tests.models.small import relative_error, small
 
 RNG = np.random.default_rng(0)
+
+
+def one_document(rows: int, length: int) -> Sight:
+    segments = jnp.ones((rows, length), jnp.int32)
+    return Sight(jnp.arange(length), segments, segments)
 
 
 @pytest.mark.parametrize("q_lora_rank", [None, 12])
@@ -25,7 +31,7 @@ def test_absorbed_and_naive_attention_agree_with_each_other_and_with_numpy(q_lor
     mask = additive_mask(jnp.broadcast_to(jnp.tril(jnp.ones((7, 7), bool)), (2, 7, 7)))
     naive, absorbed = nnx.jit(
         lambda attention, x: (
-            attention(x, positions, mask),
+            attention(x, positions, one_document(2, 7)),
             attention.extend(x, positions, mask, lambda latents: latents),
         )
     )(attention, jnp.asarray(x, jnp.float32))
@@ -47,7 +53,7 @@ def test_the_latent_is_all_that_decoding_needs():
         stored = []
         attention.extend(x, positions, mask, lambda latents: stored.append(latents) or latents)
         last = attention.extend(x[:, 5:], positions[:, 5:], mask[:, 5:], lambda new: stored[0].at[:, 5:].set(new))
-        return stored[0], last, attention(x, positions, mask)[:, 5:]
+        return stored[0], last, attention(x, positions, one_document(1, 6))[:, 5:]
 
     stored, last, wanted = run(attention, x)
     assert stored.shape == (1, 6, config.latent_dim) == (1, 6, 20)

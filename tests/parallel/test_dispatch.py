@@ -21,10 +21,10 @@ GATES = RNG.random((T, K)).astype(np.float32)
 MATRICES = [RNG.standard_normal(shape).astype(np.float32) for shape in ((E, D, F), (E, D, F), (E, F, D))]
 BIASES = Biases(*(RNG.standard_normal(shape).astype(np.float32) for shape in ((E, F), (E, F), (E, D))))
 AXES = Experts(
-    ("experts", "embed", "ff"),
-    ("experts", "embed", "ff"),
-    ("experts", "ff", "embed"),
-    Biases(("experts", "ff"), ("experts", "ff"), ("experts", "embed")),
+    ("experts", "embed", None),
+    ("experts", "embed", None),
+    ("experts", None, "embed"),
+    Biases(("experts", None), ("experts", None), ("experts", "embed")),
 )
 CASES = {
     "swiglu": (Experts(*MATRICES), AXES._replace(biases=None), swiglu),
@@ -62,7 +62,7 @@ def on_mesh(name: str, case: str, data: int, expert: int, ids=IDS):
     mesh = make_mesh(jax.devices()[: data * expert], data=data, expert=expert)
     rows = PartitionSpec(BATCH_AXES)
     experts, axes, activation = CASES[case]
-    stored = jax.tree.map(storage_spec, axes, is_leaf=is_axes)
+    stored = jax.tree.map(lambda axes: storage_spec(mesh, axes), axes, is_leaf=is_axes)
 
     def program(x, gates, experts, ids, target):
         def objective(x, gates, experts):

@@ -25,8 +25,6 @@ def test_axes_that_are_not_named_have_size_one():
         ({"data": 3}, UserError, "needs 3 devices, but 8 are there"),
         ({"data": 4, "expert": 4}, UserError, "needs 16 devices, but 8 are there"),
         ({"data": 0, "expert": 8}, UserError, "at least 1.*'data': 0"),
-        ({"tensor": 8}, NotImplementedError, "tensor=8"),
-        ({"context": 2, "data": 4}, NotImplementedError, "context=2"),
     ],
     ids=str,
 )

@@ -12,17 +12,24 @@ from composer_jax.parallel.sharding import axis_size, gather_for_use, storage_sh
 
 
 def test_storage_follows_the_table():
-    assert storage_spec(("experts", "embed", "ff")) == PartitionSpec("expert", "data", None)
-    assert storage_spec((None, "heads", None)) == PartitionSpec(None, None, None)
-    assert storage_spec(()) == PartitionSpec()
+    mesh = make_mesh(data=2, expert=2, tensor=2)
+    assert storage_spec(mesh, ("experts", "embed", None)) == PartitionSpec(("expert", "tensor"), "data", None)
+    assert storage_spec(mesh, (None, "heads", None)) == PartitionSpec(None, "tensor", None)
+    assert storage_spec(mesh, ()) == PartitionSpec()
+
+
+def test_axes_of_size_one_are_left_out():
+    mesh = make_mesh(data=4, expert=2)
+    assert storage_spec(mesh, ("experts", "embed")) == PartitionSpec("expert", "data")
+    assert storage_spec(mesh, (None, "heads", None)) == PartitionSpec(None, None, None)
 
 
 def test_two_dimensions_on_one_mesh_axis_are_refused(monkeypatch):
     with pytest.raises(UserError, match=r"\('embed', 'embed'\) map twice to one mesh axis"):
-        storage_spec(("embed", "embed"))
-    monkeypatch.setitem(sharding.STORED_ON, "ff", "data")
+        storage_spec(make_mesh(data=8), ("embed", "embed"))
+    monkeypatch.setitem(sharding.STORED_ON, "ff", ("data",))
     with pytest.raises(UserError, match="change STORED_ON"):
-        storage_spec(("experts", "embed", "ff"))
+        storage_spec(make_mesh(data=8), ("experts", "embed", "ff"))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +44,11 @@ def test_sizes_that_do_not_divide_are_named(shape, axes, message):
     with pytest.raises(UserError, match=message):
         storage_sharding(mesh, shape, axes)
     assert storage_sharding(mesh, (8, 8), axes).shard_shape((8, 8)) == (2, 4)
+
+
+def test_sizes_over_two_axes_name_both():
+    with pytest.raises(UserError, match="6 experts do not divide over mesh axis expert=2 and tensor=2"):
+        storage_sharding(make_mesh(data=2, expert=2, tensor=2), (6, 8), ("experts", "embed"))
 
 
 def test_outside_a_mesh_nothing_is_gathered():
@@ -65,8 +77,8 @@ def test_a_gathered_weight_is_whole_and_its_gradient_is_scattered_back():
     mapped = jax.shard_map(
         program,
         mesh=mesh,
-        in_specs=(storage_spec(axes), rows),
-        out_specs=(PartitionSpec("expert", "data"), storage_spec(axes)),
+        in_specs=(storage_spec(mesh, axes), rows),
+        out_specs=(PartitionSpec("expert", "data"), storage_spec(mesh, axes)),
     )
     whole, gradient = jax.jit(mapped)(weight, factor)
     np.testing.assert_array_equal(whole, np.tile(weight, (1, 4)))

@@ -9,7 +9,7 @@ import numpy as np
 from composer_jax.models.cache import init_cache
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition
-from composer_jax.train.losses import shifted_logprobs
+from composer_jax.models.predictions import Predictions
 
 TOLERANCE = 2e-4
 """Largest difference of a logit or of a logprob, float32 on both sides."""
@@ -39,7 +39,7 @@ def _forward(config: ModelConfig):
         decoder = Definition(config).bind(params, router_bias)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         logits = decoder.logits(decoder(tokens, positions, jnp.ones_like(tokens)).last_BSD)
-        return logits, shifted_logprobs(logits, tokens)[:, 1:]
+        return logits, Predictions(logits[:, :-1]).logprob(tokens[:, 1:])
 
     return run
 

@@ -1,5 +1,7 @@
 """A stand-in for the Decoder whose states are its parameters, so that gradients of a loss have a closed form."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,14 +12,16 @@ from composer_jax.models.decoder import Hidden
 class TableDecoder:
     """`states` [B,S,W] are the logits; `mtp_states` [B,S,W] are what its MTP module says."""
 
+    config = SimpleNamespace(head_chunk=None)
+
     def __init__(self, states: jax.Array, mtp_states: jax.Array | None = None):
         self.states, self.mtp_states = states, mtp_states
 
     def __call__(self, tokens, positions, segments) -> Hidden:
         return Hidden(self.states, self.states, jnp.zeros((1, 2)))
 
-    def logits(self, states):
-        return states
+    def head_weight(self):
+        return jnp.eye(self.states.shape[-1])
 
     def mtp_hidden(self, hidden, tokens, positions, segments):
         return self.mtp_states, jnp.zeros(2)

@@ -1,12 +1,14 @@
 """The losses, in closed form: which output predicts which token, what is weighted, and what gets a gradient."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from composer_jax.models.definition import Definition
-from composer_jax.train.losses import LanguageLoss, PolicyLoss, mtp_divergence, shifted_logprobs
+from composer_jax.train.losses import LanguageLoss, PolicyLoss
 from tests.models.small import random_weights, relative_error, rows, small
 from tests.train.table_decoder import TableDecoder, log_softmax
 
@@ -29,10 +31,6 @@ def chosen_logprobs(states) -> np.ndarray:
     return out
 
 
-def test_the_output_before_a_token_predicts_it():
-    np.testing.assert_allclose(shifted_logprobs(STATES, TOKENS), chosen_logprobs(STATES), atol=1e-5)
-
-
 def test_language_loss_is_the_weighted_cross_entropy():
     out = LanguageLoss()(TableDecoder(STATES), ROWS, jnp.float32(3))
     wanted = -(WEIGHTS * chosen_logprobs(STATES)).sum()
@@ -52,25 +50,26 @@ def test_language_loss_has_its_closed_form_gradient():
 # -- MTP ----------------------------------------------------------------------------------------------------------
 
 
+def mtp_divergence(decoder, batch=ROWS):
+    return LanguageLoss(mtp_weight=0.5)(decoder, batch, jnp.float32(1)).sums["mtp_kl"]
+
+
 def test_mtp_divergence_is_the_weighted_kl_to_the_main_head_one_later():
     student = jnp.asarray(RNG.standard_normal((B, S, W)), jnp.float32)
-    decoder = TableDecoder(STATES, student)
-    found, _ = mtp_divergence(decoder, decoder(**{k: None for k in ("tokens", "positions", "segments")}), STATES, ROWS)
+    out = LanguageLoss(mtp_weight=0.5)(TableDecoder(STATES, student), ROWS, jnp.float32(3))
     p, q = log_softmax(STATES), log_softmax(student)
     wanted = 0.0
     for b in range(B):
         for t in range(S - 2):
             if SEGMENTS[b, t] == SEGMENTS[b, t + 2]:
                 wanted += WEIGHTS[b, t + 2] * (np.exp(p[b, t + 1]) * (p[b, t + 1] - q[b, t])).sum()
-    assert float(found) == pytest.approx(wanted, rel=1e-5)
+    assert float(out.sums["mtp_kl"]) == pytest.approx(wanted, rel=1e-5)
+    assert float(out.loss) == pytest.approx((float(out.sums["nll"]) + 0.5 * wanted) / 3, rel=1e-5)
 
 
 def test_mtp_divergence_is_zero_for_a_student_that_equals_its_teacher():
     student = jnp.roll(STATES, -1, axis=1)
-    decoder = TableDecoder(STATES, student)
-    found, gradient = jax.value_and_grad(
-        lambda s: mtp_divergence(TableDecoder(STATES, s), decoder(None, None, None), STATES, ROWS)[0]
-    )(student)
+    found, gradient = jax.value_and_grad(lambda s: mtp_divergence(TableDecoder(STATES, s)))(student)
     assert abs(float(found)) < 1e-6
     assert np.abs(gradient).max() < 1e-6
 
@@ -80,17 +79,40 @@ def test_mtp_gradient_stops_at_the_trunk():
     params, bias = random_weights(config)
     batch = rows([[range(1, 10), range(20, 30)]], 20)
     batch["weights"] = (batch["positions"] > 0).astype(np.float32)
-
-    def divergence(params):
-        decoder = Definition(config).bind(params, bias)
-        hidden = decoder(batch["tokens"], batch["positions"], batch["segments"])
-        return mtp_divergence(decoder, hidden, decoder.logits(hidden.last_BSD), batch)[0]
+    divergence = lambda params: mtp_divergence(Definition(config).bind(params, bias), batch)  # noqa: E731
 
     value, gradient = jax.jit(jax.value_and_grad(divergence))(params)
     assert value > 0
     for name in ("embedding", "dense_layers", "moe_layers", "final_norm"):
         assert jax.tree.all(jax.tree.map(lambda g: not np.any(g), gradient[name])), name
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradient["mtp"]))
+
+
+# -- chunks of positions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", [LanguageLoss(mtp_weight=0.3), PolicyLoss(ratio_low=0.2, ratio_high=0.28)], ids=type)
+@pytest.mark.parametrize("chunk", [1, 4, 39], ids=str)
+def test_chunks_of_positions_change_nothing(loss, chunk):
+    """40 positions: chunks that divide them and chunks that do not."""
+    config = small(n_layers=2)
+    params, bias = random_weights(config)
+    batch = rows([[range(1, 10), range(20, 30)], [range(5, 20)]], 20)
+    sampled = (batch["positions"] > 0).astype(np.float32)
+    batch |= {"weights": sampled, "advantages": sampled * RNG.standard_normal(sampled.shape).astype(np.float32)}
+    batch["sampler_logprobs"] = -4.2 * sampled
+
+    def objective(params, head_chunk):
+        decoder = Definition(dataclasses.replace(config, head_chunk=head_chunk)).bind(params, bias)
+        out = loss(decoder, batch, jnp.float32(7))
+        return out.loss, (out.sums, out.maxima)
+
+    run = jax.jit(jax.value_and_grad(objective, has_aux=True), static_argnums=1)
+    (found, gradient), (wanted, wanted_gradient) = run(params, chunk), run(params, None)
+    for f, w in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(f, w, rtol=1e-5)
+    for f, w in zip(jax.tree.leaves(gradient), jax.tree.leaves(wanted_gradient), strict=True):
+        assert relative_error(f, w) < 1e-5
 
 
 # -- policy gradient ----------------------------------------------------------------------------------------------
@@ -119,7 +141,8 @@ def policy_gradient(loss: PolicyLoss, batch=POLICY_ROWS) -> np.ndarray:
 
 def test_policy_gradient_is_that_of_importance_weighted_reinforce():
     def objective(states):
-        ratio = jnp.exp(shifted_logprobs(states, TOKENS) - OFF_POLICY)
+        logprobs = jnp.take_along_axis(jax.nn.log_softmax(states[:, :-1]), TOKENS[:, 1:, None], axis=-1)[..., 0]
+        ratio = jnp.exp(jnp.pad(logprobs, ((0, 0), (1, 0))) - OFF_POLICY)
         return -(SAMPLED * ratio * ADVANTAGES).sum() / Z
 
     wanted = jax.grad(objective)(STATES)

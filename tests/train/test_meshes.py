@@ -17,6 +17,10 @@ MESHES = {
     "replica2_data2_expert2": ({"replica": 2, "data": 2, "expert": 2}, {"dispatch": "ring"}),
     "replica2_data2_expert2_host": ({"replica": 2, "data": 2, "expert": 2}, {"dispatch": "ring", "reduction": "host"}),
     "replica2_host": ({"replica": 2}, {"reduction": "host"}),
+    "context8": ({"context": 8}, {"dispatch": "ring"}),
+    "data2_expert2_context2": ({"data": 2, "expert": 2, "context": 2}, {"dispatch": "ring"}),
+    "data4_context2_dense": ({"data": 4, "context": 2}, {"dispatch": "dense"}),
+    "context2_host": ({"replica": 2, "context": 2}, {"dispatch": "ring", "reduction": "host"}),
 }
 
 

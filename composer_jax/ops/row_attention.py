@@ -1,0 +1,82 @@
+"""Causal attention within whole rows: one contract, a fused kernel on TPUs, matrix products elsewhere.
+
+Who sees whom is not an array of S x S here but a rule (`Sight`): at 256 thousand positions that array would have 64
+billion entries per row.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from composer_jax.ops import splash
+from composer_jax.ops.attention import additive_mask, attend
+
+BLOCK = 128
+MOST_BLOCKS = 16
+"""Queries of one product, and how many products at most: a block of queries meets the keys up to its own end only."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sight:
+    """A query sees the keys of its own segment that stand no later in the row, and not before its window.
+
+    order_S: int32, where in the whole row each query stands; key t stands at t.
+    segments_BS, key_segments_BT: int32, of the queries and of the keys.
+    whole: static; the queries are the whole row, so that order_S counts from 0 (otherwise they are one device's part).
+    window: static; tokens that a layer with a window sees, itself included, or None where no layer has one.
+    """
+
+    order_S: jax.Array
+    segments_BS: jax.Array
+    key_segments_BT: jax.Array
+    whole: bool = True
+    window: int | None = None
+
+
+def attend_rows(
+    q_BSHX: jax.Array,
+    k_BTNX: jax.Array,
+    v_BTNV: jax.Array,
+    sight: Sight,
+    windowed: jax.Array | None = None,
+    sinks_H: jax.Array | None = None,
+) -> jax.Array:
+    """softmax(q k^T) v over what the sight shows, [B,S,H,V]. Heads, scale and sinks as in ops/attention.py: attend.
+
+    windowed: bool scalar, whether this layer has the window; None where no layer has.
+    """
+    operands = (q_BSHX, k_BTNX, v_BTNV, windowed, sinks_H)
+    plain = lambda *operands: products(*operands[:3], sight, *operands[3:])  # noqa: E731
+    if not splash.takes(q_BSHX.shape, k_BTNX.shape):
+        return plain(*operands)
+    kernel = lambda q, k, v, windowed, sinks: splash.attend(  # noqa: E731
+        q, k, v, sight.order_S, sight.segments_BS, sight.key_segments_BT, sight.window, windowed, sinks
+    )
+    return jax.lax.platform_dependent(*operands, tpu=kernel, default=plain)
+
+
+def products(
+    q_BSHX: jax.Array,
+    k_BTNX: jax.Array,
+    v_BTNV: jax.Array,
+    sight: Sight,
+    windowed: jax.Array | None = None,
+    sinks_H: jax.Array | None = None,
+) -> jax.Array:
+    """The form of ordinary matrix products. If the queries are the whole row, keys behind a block are not computed."""
+    s, t = q_BSHX.shape[1], k_BTNX.shape[1]
+    size = -(-s // min(MOST_BLOCKS, max(1, s // BLOCK)))
+
+    def block(start: int) -> jax.Array:
+        queries = slice(start, min(start + size, s))
+        keys = slice(0, queries.stop if sight.whole else t)
+        order_Q, segments_BQ = sight.order_S[queries], sight.segments_BS[:, queries]
+        back_QT = order_Q[:, None] - jnp.arange(keys.stop)[None, :]
+        seen_QT = back_QT >= 0
+        if sight.window is not None:
+            seen_QT &= back_QT < jnp.where(windowed, sight.window, t)
+        seen_BQT = seen_QT & (segments_BQ[:, :, None] == sight.key_segments_BT[:, None, keys])
+        return attend(q_BSHX[:, queries], k_BTNX[:, keys], v_BTNV[:, keys], additive_mask(seen_BQT), sinks_H)
+
+    return jnp.concatenate([block(start) for start in range(0, s, size)], axis=1)

@@ -1,0 +1,164 @@
+"""Causal attention by JAX's fused TPU kernel ("splash attention"), with masks that are known only on the device.
+
+The kernel never holds the scores of more than one block of queries and keys. It is told which blocks to compute by
+small arrays; JAX's own helper makes those from a static mask, this file from positions and segments: so a device finds
+by itself which part of a row it has (parallel/context.py), and blocks between different documents are skipped as those
+of the future are.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from composer_jax.ops.varying import axes_of, unchecked, varying, varying_alike
+
+LANES = 128
+BLOCK = 1024
+"""Queries and keys of a block, at most: VMEM holds its scores."""
+
+
+def takes(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> bool:
+    """Whether the kernel takes queries [B,S,H,X] and keys [B,T,N,X]: whole blocks of LANES positions."""
+    return q_shape[1] % LANES == 0 and k_shape[1] % LANES == 0
+
+
+def attend(
+    q_BSHX: jax.Array,
+    k_BTNX: jax.Array,
+    v_BTNV: jax.Array,
+    order_S: jax.Array,
+    segments_BS: jax.Array,
+    key_segments_BT: jax.Array,
+    window: int | None = None,
+    windowed: jax.Array | None = None,
+    sinks_H: jax.Array | None = None,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """As ops/row_attention.py: attend_rows, by the kernel. interpret: run the kernel's program without a TPU (slow)."""
+    arrays = (q_BSHX, k_BTNX, v_BTNV, order_S, segments_BS, key_segments_BT, sinks_H)
+    arrays = [*varying_alike(*arrays[:6]), None if sinks_H is None else varying(sinks_H, axes_of(q_BSHX))]
+    form = functools.partial(_attention, interpret)
+    if window is None:
+        return form(None, *arrays)
+    return jax.lax.cond(windowed, functools.partial(form, window), functools.partial(form, None), *arrays)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attention(interpret, window, q, k, v, order, segments, key_segments, sinks):
+    return _forward(interpret, window, q, k, v, order, segments, key_segments, sinks)[0]
+
+
+def _forward(interpret, window, q, k, v, order, segments, key_segments, sinks):
+    axes = axes_of(q)
+    with unchecked() as plain:
+        rule = tuple(map(plain, (order, segments, key_segments)))
+        given = (q, k, v) if sinks is None else (q, k, v, sinks)
+        y, transpose = jax.jit(_value_and_transpose, static_argnums=(0, 1))(interpret, window, rule, *map(plain, given))
+    mark = functools.partial(varying, axes=axes)
+    return mark(y), jax.tree.map(mark, transpose)
+
+
+def _value_and_transpose(interpret, window, rule, *given):
+    # An operand that is handed on as it is would come out of the jitted function with its marks.
+    rule, given = jax.tree.map(lambda array: array + jnp.zeros((), array.dtype), (rule, given))
+    return jax.vjp(functools.partial(_kernel, interpret, window, *rule), *given)
+
+
+def _backward(interpret, window, transpose, dy):
+    axes = axes_of(dy)
+    with unchecked() as plain:
+        gradients = jax.jit(lambda transpose, dy: transpose(dy))(jax.tree.map(plain, transpose), plain(dy))
+    dq, dk, dv, *dsinks = (varying(gradient, axes) for gradient in gradients)
+    return dq, dk, dv, None, None, None, dsinks[0] if dsinks else None
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _kernel(interpret, window, order_S, segments_BS, key_segments_BT, q_BSHX, k_BTNX, v_BTNV, sinks_H=None):
+    # Imported here: Pallas takes half a second that nothing but a TPU needs.
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        BlockSizes,
+        SegmentIds,
+        splash_attention_kernel,
+        splash_attention_mask_info,
+    )
+
+    bq, bt = (_block(array.shape[1]) for array in (q_BSHX, k_BTNX))
+    heads_first = lambda x: x.transpose(0, 2, 1, 3)  # noqa: E731
+
+    def row(q_HSX, k_NTX, v_NTV, segments_S, key_segments_T):
+        seen = _blocks(order_S, segments_S, key_segments_T, bq, bt, window)
+
+        def info(following):
+            return splash_attention_mask_info.MaskInfo(
+                following[None], None, seen[None].astype(jnp.int32), None, order_S
+            )
+
+        by_query, by_key = info(_next(seen)), info(_next(seen.T).T)
+        kernel = splash_attention_kernel.SplashAttentionKernel(
+            by_query,
+            by_query,
+            by_key,
+            # Separate kernels for the gradients of queries and keys: one for both writes a dq per block of keys.
+            block_sizes=BlockSizes(
+                block_q=bq,
+                block_kv=bt,
+                block_kv_compute=bt,
+                block_q_dkv=bq,
+                block_kv_dkv=bt,
+                block_kv_dkv_compute=bt,
+                block_q_dq=bq,
+                block_kv_dq=bt,
+            ),
+            is_mqa=False,
+            save_residuals=False,
+            mask_value=splash_attention_kernel.DEFAULT_MASK_VALUE,
+            attn_logits_soft_cap=None,
+            residual_checkpoint_name="attention",
+            mask_function=_rule(window),
+            interpret=interpret,
+        )
+        return kernel(q_HSX, k_NTX, v_NTV, SegmentIds(segments_S, key_segments_T), sinks_H)
+
+    y_BHSV = jax.vmap(row)(*map(heads_first, (q_BSHX, k_BTNX, v_BTNV)), segments_BS, key_segments_BT)
+    return heads_first(y_BHSV)
+
+
+def _block(length: int) -> int:
+    """The largest multiple of LANES that divides a length, up to BLOCK."""
+    return max(size for size in range(LANES, min(BLOCK, length) + 1, LANES) if length % size == 0)
+
+
+@functools.cache  # the kernel is compiled once per function object
+def _rule(window: int | None):
+    if window is None:
+        return lambda query, key: query >= key
+    return lambda query, key: (query >= key) & (query < key + window)
+
+
+def _blocks(order_S, segments_S, key_segments_T, bq: int, bt: int, window: int | None) -> jax.Array:
+    """bool [S/bq, T/bt]: whether any query of a block may see any key of a block (segments rise along a row, but for
+    padding, which is segment 0)."""
+
+    def ends(array, size):
+        blocks = array.reshape(-1, size)
+        return blocks.min(1), blocks.max(1)
+
+    (first, last), (low, high) = ends(order_S, bq), ends(segments_S, bq)
+    (first_key, last_key), (low_key, high_key) = ends(jnp.arange(len(key_segments_T)), bt), ends(key_segments_T, bt)
+    seen = (last[:, None] >= first_key) & (low[:, None] <= high_key) & (low_key <= high[:, None])
+    if window is not None:
+        seen &= last_key > first[:, None] - window
+    return seen
+
+
+def _next(seen: jax.Array) -> jax.Array:
+    """int32, of the shape of `seen`: the column of the next block to compute, at or after each block, row by row, so
+    that it is on its way while the current one is computed; behind the last one, the first."""
+    rows, columns = seen.shape
+    number = jnp.where(seen.reshape(-1), jnp.arange(rows * columns), rows * columns)
+    following = jax.lax.cummin(number, reverse=True)
+    return jnp.where(following < rows * columns, following, number.min()).reshape(rows, columns) % columns
