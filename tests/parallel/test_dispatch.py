@@ -35,7 +35,7 @@ MESHES = {"8x1": (8, 1), "1x8": (1, 8), "2x4": (2, 4), "4x2": (4, 2), "1x1": (1,
 
 
 def is_axes(node) -> bool:
-    return isinstance(node, tuple) and all(isinstance(name, str) for name in node)
+    return isinstance(node, tuple) and all(name is None or isinstance(name, str) for name in node)
 
 
 def loop(case: str, ids=IDS) -> np.ndarray:
