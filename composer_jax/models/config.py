@@ -98,6 +98,9 @@ class ModelConfig:
     # -- How it is computed
     dispatch: Literal["dense", "ring"] = "ring"
     """Expert dispatch (parallel/dispatch.py): dense computes every expert for every token; ring never drops a token."""
+    cache_dtype: Literal["compute", "int8"] = "compute"
+    """What the sampler's cache is kept in: the compute dtype, or 8 bits with one scale per token and group, which reads
+    half of the bytes of bfloat16 and moves the sampler's probabilities away from the learner's."""
     param_dtype: str = "float32"
     compute_dtype: str = "bfloat16"
     scan_unroll: int = 1
@@ -178,6 +181,10 @@ class ModelConfig:
         require(
             self.dispatch in ("dense", "ring"),
             f"dispatch={self.dispatch!r} is unknown; use 'dense' or 'ring'.",
+        )
+        require(
+            self.cache_dtype in ("compute", "int8"),
+            f"cache_dtype={self.cache_dtype!r} is unknown; use 'compute' or 'int8'.",
         )
         require(
             self.init in ("normal", "induction"),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from composer_jax.models.block import Block
-from composer_jax.models.cache import Cache, write_layer, write_tokens
+from composer_jax.models.cache import Cache, group_widths, write_layer, write_tokens
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.embedding import Embedding
 from composer_jax.models.mtp import MTPModule
@@ -78,6 +78,7 @@ class Decoder(nnx.Module):
         """
         window = cache.capacity if window is None else window
         cache = write_tokens(cache, tokens_BS, positions_BS, real_BS)
+        groups = group_widths(self.config)
         entries, last = jnp.arange(window), positions_BS[..., None]
         seen = entries <= last
         full = additive_mask(seen)
@@ -93,21 +94,20 @@ class Decoder(nnx.Module):
         x_BSD = self.embedding.convolve(self.embedding.lookup(tokens_BS), earlier, positions_BS)
 
         def layer(carry, block, windowed):
-            x_BSD, latents, index = carry
+            x_BSD, cache, index = carry
 
             def write(new_BSX):
-                nonlocal latents
-                latents, layer_cache = write_layer(latents, index, new_BSX, positions_BS, real_BS, window)
-                return layer_cache
+                nonlocal cache
+                cache, entries = write_layer(cache, index, new_BSX, positions_BS, real_BS, window, groups)
+                return entries
 
             bias = full if near is None else jnp.where(windowed, near, full)
             x_BSD, _ = block.extend(x_BSD, positions_BS, bias, real_BS, write)
-            return (x_BSD, latents, index + 1), None
+            return (x_BSD, cache, index + 1), None
 
         # The cache travels in the carry and is updated in place; as a scanned input and output it would be copied.
-        carry, _ = self._layers(layer, (x_BSD, cache.latents_LBCX, jnp.int32(0)), remat=False)
-        x_BSD, latents, _ = carry
-        return self.final_norm(x_BSD), cache._replace(latents_LBCX=latents)
+        (x_BSD, cache, _), _ = self._layers(layer, (x_BSD, cache, jnp.int32(0)), remat=False)
+        return self.final_norm(x_BSD), cache
 
     def mtp_hidden(
         self, hidden: Hidden, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array

@@ -67,7 +67,7 @@ class GroupedQueryAttention(nnx.Module):
         angles = self._angles(positions_BS)
         k, v = self._keys_and_values(x_BSD, angles)
         flat = jnp.concatenate([k.reshape(*k.shape[:2], -1), v.reshape(*v.shape[:2], -1)], axis=-1)
-        cache_BCX = write(flat).astype(x_BSD.dtype)
+        cache_BCX = write(flat)
         k, v = (
             part.reshape(*part.shape[:2], *like.shape[2:])
             for part, like in zip(jnp.split(cache_BCX, [k.shape[2] * k.shape[3]], axis=-1), (k, v), strict=True)

@@ -94,7 +94,7 @@ class MultiHeadLatentAttention(nnx.Module):
         dtype, r = x_BSD.dtype, self.config.kv_lora_rank
         cos, sin = self.angles(positions_BS)
         q_nope, q_rope = self.queries(x_BSD, cos, sin)
-        cache_BCX = write(self.latents(x_BSD, cos, sin)).astype(dtype)
+        cache_BCX = write(self.latents(x_BSD, cos, sin))
         q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, use(self.k_up, dtype))
         q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.config.logit_scale
         y_latent = attend(q_BSHX, cache_BCX[:, :, None], cache_BCX[:, :, None, :r], bias_BSC)

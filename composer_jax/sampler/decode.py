@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from composer_jax.models.cache import Cache, init_cache
+from composer_jax.models.cache import Cache, init_cache, put_rows, take_rows
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import Decoder
 from composer_jax.parallel.sharding import axis_size
@@ -64,18 +64,14 @@ def prefill(
     n, s = tokens_NS.shape
     real_NS = jnp.arange(s) < count_N[:, None]
     positions_NS = start_N[:, None] + jnp.arange(s)
-    rows = Cache(slots.cache.latents_LBCX[:, index_N, :window], slots.cache.tokens_BC[index_N, :window])
-    states_NSD, rows = decoder.extend(tokens_NS, positions_NS, real_NS, rows)
+    states_NSD, rows = decoder.extend(tokens_NS, positions_NS, real_NS, take_rows(slots.cache, index_N, window))
     last_ND = states_NSD[jnp.arange(n), jnp.maximum(count_N - 1, 0)]
     target = jnp.where(count_N > 0, index_N, slots.length_B.shape[0])  # padding rows are dropped
 
     def put(whole, part):
         return whole.at[target].set(part.astype(whole.dtype), mode="drop")
 
-    cache = Cache(
-        slots.cache.latents_LBCX.at[:, target, :window].set(rows.latents_LBCX, mode="drop"),
-        slots.cache.tokens_BC.at[target, :window].set(rows.tokens_BC, mode="drop"),
-    )
+    cache = put_rows(slots.cache, target, rows)
     return Slots(cache, put(slots.length_B, start_N + count_N), put(slots.seed_B, seed_N), put(slots.last_BD, last_ND))
 
 
@@ -87,18 +83,11 @@ def decode_rows(
     Args:
       index_N: distinct slots; entries with budget 0 are padding and may repeat.
     """
-
-    def rows_of(a, axis=0):
-        return jnp.take(a, index_N, axis=axis)
-
-    cache = Cache(rows_of(slots.cache.latents_LBCX[:, :, :window], 1), rows_of(slots.cache.tokens_BC[:, :window]))
-    few = Slots(cache, rows_of(slots.length_B), rows_of(slots.seed_B), rows_of(slots.last_BD))
+    cache = take_rows(slots.cache, index_N, window)
+    few = Slots(cache, *(jnp.take(a, index_N, axis=0) for a in (slots.length_B, slots.seed_B, slots.last_BD)))
     few, out = decode(decoder, few, budget_N, steps=steps, end_token=end_token, window=window)
     target = jnp.where(budget_N > 0, index_N, slots.length_B.shape[0])  # padding rows are dropped
-    cache = Cache(
-        slots.cache.latents_LBCX.at[:, target, :window].set(few.cache.latents_LBCX, mode="drop"),
-        slots.cache.tokens_BC.at[target, :window].set(few.cache.tokens_BC, mode="drop"),
-    )
+    cache = put_rows(slots.cache, target, few.cache)
     length = slots.length_B.at[target].set(few.length_B, mode="drop")
     last = slots.last_BD.at[target].set(few.last_BD, mode="drop")
     return Slots(cache, length, slots.seed_B, last), out

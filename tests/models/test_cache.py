@@ -1,11 +1,13 @@
 """Decoding with the cache gives what one pass over the whole context gives, whatever the cache held before."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from composer_jax.models.cache import Cache, init_cache
+from composer_jax.models.cache import Cache, dequantize, init_cache, quantize
 from composer_jax.models.definition import Definition
 from tests.models.small import GROUPED_QUERY, forward, random_weights, relative_error, rows, small
 
@@ -121,3 +123,36 @@ def test_the_cache_holds_one_latent_per_token_and_layer(model):
     assert cache.capacity == 7
     assert cache.latents_LBCX.shape == (config.n_layers, 5, 7, {16: 16 + 4, None: 2 * (6 + 6)}[config.kv_lora_rank])
     assert init_cache(small(compute_dtype="bfloat16"), 1, 1).latents_LBCX.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_eight_bits_are_close_and_take_a_quarter_of_the_room(name):
+    """Close to the exact cache, but not equal: an int8 cache that is silently kept in float32 would be."""
+    # All experts are chosen: a close choice may fall otherwise after rounding, and then nothing is close.
+    exact = dataclasses.replace(CONFIGS[name], experts_per_token=8)
+    config = dataclasses.replace(exact, cache_dtype="int8")
+    params, bias = random_weights(config)
+    tokens = np.array([c[:16] for c in CONTEXTS], np.int32)
+    found, wanted = [], []
+    for cfg, logits in ((config, found), (exact, wanted)):
+        cache, extend = init_cache(cfg, 2, CAPACITY), extender(cfg)
+        for start in range(0, 16, 4):
+            piece, counts = tokens[:, start : start + 4], np.full(2, 4, np.int32)
+            step, cache = extend(params, bias, cache, piece, np.full(2, start, np.int32), counts)
+            logits.append(step)
+    assert 1e-6 < relative_error(np.concatenate(found, 1), np.concatenate(wanted, 1)) < 0.1
+    cache = init_cache(config, 2, CAPACITY)
+    assert cache.latents_LBCX.nbytes * 4 == init_cache(exact, 2, CAPACITY).latents_LBCX.nbytes
+
+
+def test_quantization_keeps_every_group_to_half_a_step():
+    groups = (5, 3)
+    x = np.random.default_rng(0).standard_normal((4, 6, 8)).astype(np.float32)
+    x[..., 5:] *= 100
+    x[0, 0] = 0
+    values, scales = quantize(jnp.asarray(x), groups)
+    back = np.asarray(dequantize(values, scales, groups, jnp.float32))
+    assert values.dtype == jnp.int8
+    for part, largest in ((slice(0, 5), np.abs(x[..., :5]).max(-1)), (slice(5, 8), np.abs(x[..., 5:]).max(-1))):
+        assert (np.abs(back - x)[..., part].max(-1) <= largest / 254 * 1.001).all()
+    np.testing.assert_array_equal(back[0, 0], 0)
