@@ -42,6 +42,7 @@ def get_config(size: str = "full") -> ConfigDict:
                 "exercise_fraction": 0.4,
                 "exercises": 6000,
                 "mtp_weight": 0.1,
+                "balance_weight": 0.0,
                 "bias_rate": 1e-3,
                 "evaluate_every": 100,
                 "save_every": 100,

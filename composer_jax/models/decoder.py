@@ -11,6 +11,7 @@ from composer_jax.models.block import Block
 from composer_jax.models.cache import Cache, group_widths, write_layer, write_tokens
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.embedding import Embedding
+from composer_jax.models.load import Load
 from composer_jax.models.mtp import MTPModule
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, use
@@ -27,8 +28,8 @@ class Hidden(NamedTuple):
     """Normalised states for the head."""
     trunk_BSD: jax.Array
     """States before the final norm, what an MTP module continues from."""
-    counts_LE: jax.Array
-    """Real tokens per expert and MoE layer, float32."""
+    load: Load
+    """Of every MoE layer, with a leading axis of layers."""
 
 
 class Decoder(nnx.Module):
@@ -59,8 +60,8 @@ class Decoder(nnx.Module):
         def layer(x_BSD, block, windowed):
             return block(x_BSD, positions_BS, sight, windowed, real_BS)
 
-        x_BSD, (_, counts_LE) = self._layers(layer, x_BSD)
-        return Hidden(self.final_norm(x_BSD), x_BSD, counts_LE)
+        x_BSD, (_, load) = self._layers(layer, x_BSD)
+        return Hidden(self.final_norm(x_BSD), x_BSD, load)
 
     def extend(
         self,
@@ -111,9 +112,8 @@ class Decoder(nnx.Module):
 
     def mtp_hidden(
         self, hidden: Hidden, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """States whose logits at i predict token i+2, and the expert counts [E] of the module. The trunk is not
-        moved."""
+    ) -> tuple[jax.Array, Load]:
+        """States whose logits at i predict token i+2, and the load of the module. The trunk is not moved."""
         # Shifted after embedding: taps of token i+1 reach back to token i, also where i is the first of a row.
         following = context.following(self.embedding(tokens_BS, positions_BS))
         sight = dataclasses.replace(self._sight(segments_BS), window=None)

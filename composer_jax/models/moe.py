@@ -6,8 +6,9 @@ from flax import nnx
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
+from composer_jax.models.load import Load, measure
 from composer_jax.models.parameter import matrix, parameter, use
-from composer_jax.models.router import Router, expert_counts
+from composer_jax.models.router import Router
 from composer_jax.ops.activation import Activation, clamped_swiglu, swiglu
 from composer_jax.ops.chunks import map_chunks
 from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
@@ -31,8 +32,7 @@ class MixtureOfExperts(nnx.Module):
         if config.n_shared_experts:
             self.shared = FeedForward(config, config.n_shared_experts * f, rngs=rngs)
 
-    def __call__(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the output and how many real tokens chose each expert, float32 [E]."""
+    def __call__(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, Load]:
         x_TD = x_BSD.reshape(-1, x_BSD.shape[-1])
         routing = self.router(x_TD)
         dispatch = DISPATCH[self.config.dispatch]
@@ -44,9 +44,7 @@ class MixtureOfExperts(nnx.Module):
         )
         if self.config.n_shared_experts:
             y_TD = y_TD + self.shared(x_TD)
-        return y_TD.reshape(x_BSD.shape), expert_counts(
-            routing.ids_Tk, token_mask_BS.reshape(-1), self.config.n_experts
-        )
+        return y_TD.reshape(x_BSD.shape), measure(routing, token_mask_BS, jnp.float32(0))
 
     def _experts(self, dtype) -> Experts:
         biases = None

@@ -6,6 +6,7 @@ from flax import nnx
 
 from composer_jax.models.block import Block
 from composer_jax.models.config import ModelConfig
+from composer_jax.models.load import Load
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, use
 from composer_jax.ops.row_attention import Sight
@@ -29,9 +30,9 @@ class MTPModule(nnx.Module):
         positions_BS: jax.Array,
         sight: Sight,
         token_mask_BS: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Hidden states for the shared head, [B,S,D], and the expert counts of the module's layer, [E]."""
+    ) -> tuple[jax.Array, Load]:
+        """Hidden states for the shared head, [B,S,D], and the load of the module's layer."""
         joined = jnp.concatenate([self.hidden_norm(hidden_BSD), self.embedding_norm(next_embedding_BSD)], axis=-1)
         x_BSD = joined @ use(self.projection, hidden_BSD.dtype)
-        x_BSD, counts = self.block(x_BSD, positions_BS, sight, None, token_mask_BS)
-        return self.final_norm(x_BSD), counts
+        x_BSD, load = self.block(x_BSD, positions_BS, sight, None, token_mask_BS)
+        return self.final_norm(x_BSD), load

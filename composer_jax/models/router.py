@@ -16,6 +16,8 @@ class Routing(NamedTuple):
 
     ids_Tk: jax.Array
     gates_Tk: jax.Array
+    scores_TE: jax.Array
+    """Of all experts, without the bias that took part in the choice."""
 
 
 class Router(nnx.Module):
@@ -44,7 +46,7 @@ class Router(nnx.Module):
         gates_Tk = jnp.take_along_axis(scores_TE, ids_Tk, axis=-1)
         if config.normalise_gates:
             gates_Tk = gates_Tk / (gates_Tk.sum(-1, keepdims=True) + 1e-20)
-        return Routing(ids_Tk, gates_Tk * config.routed_scaling_factor)
+        return Routing(ids_Tk, gates_Tk * config.routed_scaling_factor, scores_TE)
 
 
 def select_experts(choice_TE: jax.Array, config: ModelConfig) -> jax.Array:

@@ -34,7 +34,7 @@ def pretrain(run: Run) -> None:
         )
         learner = run.learner(
             run.optimizer(settings.optimizer, settings.steps),
-            LanguageLoss(settings.mtp_weight),
+            LanguageLoss(settings.mtp_weight, settings.balance_weight),
             settings.bias_rate,
         )
         state = learner.init_state(*run.definition.init(run.settings.seed, run.mesh))

@@ -61,6 +61,8 @@ class PretrainSettings:
     exercises: int
     """How many different ones there are."""
     mtp_weight: float
+    balance_weight: float
+    """Of the sequence-wise balance of experts (train/losses.py)."""
     bias_rate: float
     evaluate_every: int
     save_every: int

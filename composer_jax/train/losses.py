@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from composer_jax.models.decoder import Decoder, Hidden, head_logits
+from composer_jax.models.load import Load
 from composer_jax.models.predictions import Predictions
 from composer_jax.ops.chunks import map_chunks
 from composer_jax.parallel import context
@@ -64,21 +65,22 @@ def predict(
 class LanguageLoss:
     """Weighted cross-entropy plus, optionally, self-distillation of the MTP module.
 
-    L = 1/N sum_t w_t * -log p(x_t) + mtp_weight/N sum_t w_t * KL(main distribution of x_t || MTP distribution of x_t),
+    L = 1/N sum_t w_t * -log p(x_t) + mtp_weight/N sum_t w_t * KL(main distribution of x_t || MTP distribution of x_t)
+        + balance_weight/N sum over rows and MoE layers of models/load.py's sequence-wise balance,
+
     the teacher being the main head one position later (Composer 2 report, arXiv 2603.24477, section 3: "predict the
-    exact
-    logit distribution of the main LM head"). The trunk gets no gradient from the second term (not published; ours).
+    exact logit distribution of the main LM head"). The trunk gets no gradient from the second term (not published;
+    ours). The third adds up to balance_weight per token and layer where load is even (DeepSeek-V3: 1e-4).
     """
 
     mtp_weight: float = 0.0
+    balance_weight: float = 0.0
 
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
         hidden = trunk(decoder, batch)
-        states, counts = (hidden.last_BSD,), {"moe_layers": hidden.counts_LE}
+        states, loads = (hidden.last_BSD,), {"moe_layers": hidden.load}
         if self.mtp_weight:
-            ahead_BSD, counts["mtp"] = decoder.mtp_hidden(
-                hidden, batch["tokens"], batch["positions"], batch["segments"]
-            )
+            ahead_BSD, loads["mtp"] = decoder.mtp_hidden(hidden, batch["tokens"], batch["positions"], batch["segments"])
             # What the module said one position earlier is about the same token.
             states += (context.preceding(ahead_BSD),)
 
@@ -91,12 +93,24 @@ class LanguageLoss:
         weights_BS = context.following(batch["weights"])
         nll = -(weights_BS * logprobs_BS).sum()
         loss = nll / normaliser
-        sums = {"nll": nll, "tokens": batch["weights"].sum(), "counts": counts}
+        sums = {"nll": nll, "tokens": batch["weights"].sum()} | of_loads(loads)
         for divergence_BS in divergences:
             divergence = (weights_BS * _same_document_around(batch["segments"]) * divergence_BS).sum()
             loss = loss + self.mtp_weight * divergence / normaliser
             sums["mtp_kl"] = divergence
+        if self.balance_weight:
+            balance = sum(load.sequence.sum() for load in loads.values())
+            loss = loss + self.balance_weight * balance / normaliser
+            sums["sequence_balance"] = balance
         return LossOutput(loss, sums, {})
+
+
+def of_loads(loads: dict[str, Load]) -> dict[str, Any]:
+    """What every loss reports of its layers: "counts" per expert, by stack, and all "dropped" choices."""
+    return {
+        "counts": {name: load.counts_E for name, load in loads.items()},
+        "dropped": sum(load.dropped.sum() for load in loads.values()),
+    }
 
 
 def _same_document_around(segments_BS: jax.Array) -> jax.Array:
@@ -139,7 +153,7 @@ class PolicyLoss:
             "entropy": (entropy_BS * sampled).sum(),
             "masked": (sampled & ~trusted).sum().astype(jnp.float32),
             "k1": -log_ratio.sum(),
-            "counts": {"moe_layers": hidden.counts_LE},
         }
         loss = -(weight_BS * logprobs_BS).sum() / normaliser
+        sums |= of_loads({"moe_layers": hidden.load})
         return LossOutput(loss, sums, {"log_ratio": jnp.abs(log_ratio).max()})

@@ -110,10 +110,10 @@ def forward(config: ModelConfig):
         decoder = Definition(config).bind(params, router_bias)
         fields = batch["tokens"], batch["positions"], batch["segments"]
         hidden = decoder(*fields)
-        out = {"logits": decoder.logits(hidden.last_BSD), "trunk": hidden.trunk_BSD, "counts": hidden.counts_LE}
+        out = {"logits": decoder.logits(hidden.last_BSD), "trunk": hidden.trunk_BSD, "counts": hidden.load.counts_E}
         if config.n_mtp_modules:
-            states, counts = decoder.mtp_hidden(hidden, *fields)
-            out |= {"mtp_logits": decoder.logits(states), "mtp_counts": counts}
+            states, load = decoder.mtp_hidden(hidden, *fields)
+            out |= {"mtp_logits": decoder.logits(states), "mtp_counts": load.counts_E}
         return out
 
     return run

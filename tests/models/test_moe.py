@@ -34,13 +34,13 @@ def test_counts_leave_padding_out_and_add_up():
     layer, weights = layer_and_weights(config)
     x = np.random.default_rng(0).standard_normal((2, 9, config.d_model))
     real = np.arange(9) < np.array([[6], [9]])
-    _, counts = layer(jnp.asarray(x, jnp.float32), jnp.asarray(real))
+    _, load = layer(jnp.asarray(x, jnp.float32), jnp.asarray(real))
     wanted = np.zeros(8)
     for token in x[real]:
         scores = 1 / (1 + np.exp(-(token @ weights["router"]["weight"])))
         wanted[reference.chosen_experts(scores, BIAS, config)] += 1
-    np.testing.assert_array_equal(counts, wanted)
-    assert counts.sum() == real.sum() * config.experts_per_token
+    np.testing.assert_array_equal(load.counts_E, wanted)
+    assert load.counts_E.sum() == real.sum() * config.experts_per_token
 
 
 def test_gradients_reach_the_chosen_experts_only():
@@ -58,3 +58,22 @@ def test_gradients_reach_the_chosen_experts_only():
     for name in ("gate", "up", "down"):
         touched = np.flatnonzero(np.abs(np.asarray(gradient[name])).max((1, 2)))
         assert sorted(touched) == sorted(chosen)
+
+
+def test_the_sequence_balance_is_that_of_its_equations():
+    config = small()
+    layer, weights = layer_and_weights(config)
+    x = np.random.default_rng(0).standard_normal((2, 9, config.d_model))
+    real = np.arange(9) < np.array([[6], [9]])
+    _, load = layer(jnp.asarray(x, jnp.float32), jnp.asarray(real))
+    wanted = 0.0
+    for row, mask in zip(x, real, strict=True):
+        chosen, shares = np.zeros(8), np.zeros(8)
+        for token in row[mask]:
+            scores = 1 / (1 + np.exp(-(token @ weights["router"]["weight"])))
+            chosen[reference.chosen_experts(scores, BIAS, config)] += 1
+            shares += scores / scores.sum()
+        t = mask.sum()
+        wanted += t * (chosen * 8 / (config.experts_per_token * t) * shares / t).sum()
+    assert float(load.sequence) == pytest.approx(wanted, rel=1e-5)
+    assert 15 < wanted < 30  # near one per token

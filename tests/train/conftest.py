@@ -27,7 +27,7 @@ def new_learner():
         sizes = sizes or {}
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
         definition = Definition(dataclasses.replace(config, dispatch=dispatch))
-        loss = loss or LanguageLoss(mtp_weight=0.3)
+        loss = loss or LanguageLoss(mtp_weight=0.3, balance_weight=0.1)
         return Learner(definition, OPTIMIZER, loss, mesh, reduction=reduction, bias_rate=BIAS_RATE)
 
     return make

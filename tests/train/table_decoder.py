@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from composer_jax.models.decoder import Hidden
+from composer_jax.models.load import Load
 
 
 class TableDecoder:
@@ -18,13 +19,13 @@ class TableDecoder:
         self.states, self.mtp_states = states, mtp_states
 
     def __call__(self, tokens, positions, segments) -> Hidden:
-        return Hidden(self.states, self.states, jnp.zeros((1, 2)))
+        return Hidden(self.states, self.states, Load(jnp.zeros((1, 2)), jnp.zeros(1), jnp.zeros(1)))
 
     def head_weight(self):
         return jnp.eye(self.states.shape[-1])
 
     def mtp_hidden(self, hidden, tokens, positions, segments):
-        return self.mtp_states, jnp.zeros(2)
+        return self.mtp_states, Load(jnp.zeros(2), jnp.float32(0), jnp.float32(0))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

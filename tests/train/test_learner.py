@@ -44,8 +44,10 @@ def test_the_loss_is_that_of_the_forward_pass(weights, whole):
     chosen = np.take_along_axis(np.asarray(logprobs), BATCH["tokens"][:, 1:, None], -1)[..., 0]
     nll = -(BATCH["weights"][:, 1:] * chosen).sum()
     assert whole[1]["nll"] == pytest.approx(nll, rel=1e-5)
-    assert whole[1]["loss"] == pytest.approx((nll + 0.3 * whole[1]["mtp_kl"]) / NORMALISER, rel=1e-5)
+    others = 0.3 * whole[1]["mtp_kl"] + 0.1 * whole[1]["sequence_balance"]
+    assert whole[1]["loss"] == pytest.approx((nll + others) / NORMALISER, rel=1e-5)
     assert whole[1]["mtp_kl"] > 0
+    assert whole[1]["sequence_balance"] > 0
 
 
 def test_weights_after_three_steps_are_those_of_optax_adamw(learner, weights):
