@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from composer_jax.errors import UserError
 from composer_jax.models.rope import Yarn
+from composer_jax.parallel.dispatch import DISPATCH
 
 SAVES = ("latents", "attention", "feed_forward")
 """Names of values inside a layer that can be kept for the backward pass."""
@@ -96,8 +97,13 @@ class ModelConfig:
     """Standard deviation of every weight matrix (DeepSeek-V3: 0.006); None means 1/sqrt(fan in)."""
 
     # -- How it is computed
-    dispatch: Literal["dense", "ring"] = "ring"
-    """Expert dispatch (parallel/dispatch.py): dense computes every expert for every token; ring never drops a token."""
+    dispatch: Literal["dense", "ring", "all_to_all", "ragged_all_to_all"] = "ring"
+    """Expert dispatch (parallel/dispatch/): dense computes every expert for every token; ring never drops a token; the
+    other two move less where experts are spread over more devices than a token has experts, and may drop."""
+    capacity_factor: float = 2.0
+    """Rows that a device has room for at once, as a multiple of what it would get if all experts were chosen equally
+    often. What does not fit is dropped by all_to_all and ragged_all_to_all, and takes another round with ring. Not
+    published; ours."""
     cache_dtype: Literal["compute", "int8"] = "compute"
     """What the sampler's cache is kept in: the compute dtype, or 8 bits with one scale per token and group, which reads
     half of the bytes of bfloat16 and moves the sampler's probabilities away from the learner's."""
@@ -179,8 +185,12 @@ class ModelConfig:
             f"remat_saves={self.remat_saves} has names other than {', '.join(SAVES)}.",
         )
         require(
-            self.dispatch in ("dense", "ring"),
-            f"dispatch={self.dispatch!r} is unknown; use 'dense' or 'ring'.",
+            self.dispatch in DISPATCH,
+            f"dispatch={self.dispatch!r} is unknown; use one of {', '.join(DISPATCH)}.",
+        )
+        require(
+            0 < self.capacity_factor < float("inf"),
+            f"capacity_factor={self.capacity_factor} must be a number greater than 0; 2.0 is room for twice the mean.",
         )
         require(
             self.cache_dtype in ("compute", "int8"),

@@ -35,16 +35,19 @@ class MixtureOfExperts(nnx.Module):
     def __call__(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, Load]:
         x_TD = x_BSD.reshape(-1, x_BSD.shape[-1])
         routing = self.router(x_TD)
-        dispatch = DISPATCH[self.config.dispatch]
-        experts, activation = self._experts(x_TD.dtype), self._activation
-        y_TD = map_chunks(
-            lambda *tokens: dispatch(*tokens, experts, activation),
-            self.config.expert_chunk,
-            *(x_TD, routing.ids_Tk, routing.gates_Tk.astype(x_TD.dtype)),
-        )
+        experts, activation, config = self._experts(x_TD.dtype), self._activation, self.config
+
+        def dispatch(*tokens):
+            y_TD, dropped = DISPATCH[config.dispatch](
+                *tokens, experts, activation, capacity_factor=config.capacity_factor
+            )
+            return y_TD, dropped[None]
+
+        tokens = x_TD, routing.ids_Tk, routing.gates_Tk.astype(x_TD.dtype)
+        y_TD, dropped = map_chunks(dispatch, config.expert_chunk, *tokens)
         if self.config.n_shared_experts:
             y_TD = y_TD + self.shared(x_TD)
-        return y_TD.reshape(x_BSD.shape), measure(routing, token_mask_BS, jnp.float32(0))
+        return y_TD.reshape(x_BSD.shape), measure(routing, token_mask_BS, dropped.sum())
 
     def _experts(self, dtype) -> Experts:
         biases = None

@@ -1,10 +1,11 @@
-"""Copies of tokens into the order of their experts, and back: two linear maps that are each other's transpose.
+"""Copies of tokens into the order of their experts, and back: linear maps, each with its transpose.
 
     spread(x)[n]  = x[order[n] // k]           T tokens -> N = T k rows, sorted
     collect(y)[t] = sum_j y[places[t,j]]       N rows -> T tokens
 
-`order` is a permutation of the N (token, choice) pairs and `places` [T,k] its inverse. Both directions of both are
-gathers; left to differentiation, each would have a scatter for its transpose, which is slow everywhere.
+`order` is a permutation of the N (token, choice) pairs and `places` [T,k] its inverse. to_slots and from_slots are the
+same where pairs go to M slots that need not all be taken, and not every pair need have one. Both directions of all
+four are gathers; left to differentiation, each would have a scatter for its transpose, which is slow everywhere.
 """
 
 import jax
@@ -23,9 +24,31 @@ def collect(y_ND: jax.Array, order_N: jax.Array, places_Tk: jax.Array) -> jax.Ar
     return y_ND[places_Tk].sum(1, dtype=jnp.float32).astype(y_ND.dtype)
 
 
-def _remember(function):
-    return lambda array, order_N, places_Tk: (function(array, order_N, places_Tk), (order_N, places_Tk))
+@jax.custom_vjp
+def to_slots(x_TD: jax.Array, pairs_M: jax.Array, places_Tk: jax.Array) -> jax.Array:
+    """The token in every slot, [M,D]; zero where it is empty.
+
+    Args:
+      x_TD: tokens.
+      pairs_M: the pair in each slot, counted t k + j; N where there is none.
+      places_Tk: the slot of each pair; M where it has none.
+    """
+    return x_TD.at[pairs_M // places_Tk.shape[1]].get(mode="fill", fill_value=0)
 
 
-spread.defvjp(_remember(spread), lambda pairs, dx_ND: (collect(dx_ND, *pairs), None, None))
-collect.defvjp(_remember(collect), lambda pairs, dy_TD: (spread(dy_TD, *pairs), None, None))
+@jax.custom_vjp
+def from_slots(y_MD: jax.Array, pairs_M: jax.Array, places_Tk: jax.Array) -> jax.Array:
+    """The sum over those choices of every token that have a slot, [T,D]; added up in float32."""
+    return y_MD.at[places_Tk].get(mode="fill", fill_value=0).sum(1, dtype=jnp.float32).astype(y_MD.dtype)
+
+
+def _transposes(one, other) -> None:
+    """Makes each the gradient of the other."""
+    remember = lambda function: lambda array, *indices: (function(array, *indices), indices)  # noqa: E731
+    transposed = lambda function: lambda indices, d: (function(d, *indices), None, None)  # noqa: E731
+    one.defvjp(remember(one), transposed(other))
+    other.defvjp(remember(other), transposed(one))
+
+
+_transposes(spread, collect)
+_transposes(to_slots, from_slots)

@@ -3,7 +3,7 @@
 Outside the model a weight is *stored* according to `storage_spec`. The model itself runs as a per-device program
 (`jax.shard_map` over every mesh axis): `gather_for_use` fetches the parts of a weight that are stored elsewhere, and
 its transpose under differentiation is the reduce-scatter of the gradient. So every collective of a step is a line of
-code here, in dispatch.py, or in the loss, and a mesh of one device has none.
+code here, in dispatch/, or in the loss, and a mesh of one device has none.
 """
 
 import math
@@ -13,9 +13,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
 
+EXPERT_AXES = ("expert", "tensor")
+"""Mesh axes that experts are divided over, the first slowest. Tokens are divided over `expert` and the same along
+`tensor` (parallel/dispatch/contract.py)."""
+
 STORED_ON = {
     "embed": ("data",),  # the model width of dense and expert weights: FSDP
-    "experts": ("expert", "tensor"),  # each device owns whole experts
+    "experts": EXPERT_AXES,  # each device owns whole experts
     "heads": ("tensor",),
     "ff": ("tensor",),  # the hidden width of dense and shared feed-forward blocks
     "vocab": ("tensor",),

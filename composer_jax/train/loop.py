@@ -65,8 +65,8 @@ def fit(
     """Trains until plan.steps, continuing from the latest checkpoint in `store` if there is one.
 
     Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
-    grad_norm, load_imbalance, dropped (choices of experts that found no room), tokens_per_s, and heldout_nll where it was
-    measured. An interrupt saves before it leaves.
+    grad_norm, load_imbalance, dropped (choices of experts that found no room), tokens_per_s, and heldout_nll where it
+    was measured. An interrupt saves before it leaves.
     """
     tokens = 0
     if found := restore_state(store, state):

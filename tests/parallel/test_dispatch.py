@@ -1,22 +1,30 @@
 """Expert dispatch: every form on every mesh is the sum over chosen experts, values and gradients."""
 
+import functools
+
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from composer_jax.errors import UserError
 from composer_jax.ops.activation import clamped_swiglu, swiglu
 from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
+from composer_jax.parallel.dispatch.all_to_all import capacity_of
+from composer_jax.parallel.dispatch.ragged import ragged_through, room_of
 from composer_jax.parallel.mesh import BATCH_AXES, make_mesh
-from composer_jax.parallel.sharding import gather_for_use, storage_spec
+from composer_jax.parallel.sharding import EXPERT_AXES, gather_for_use, storage_spec
 from tests.models.small import relative_error
+from tests.parallel.ragged_emulator import emulated
 
 T, D, F, E, K = 32, 8, 3, 8, 3
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((T, D)).astype(np.float32)
 # Lopsided: most tokens choose the first experts, the last is chosen by nobody.
-IDS = np.stack([RNG.choice(E, K, replace=False, p=np.array([6, 5, 4, 3, 2, 1, 1, 0]) / 22) for _ in range(T)])
+POPULARITY = np.array([6, 5, 4, 3, 2, 1, 1, 0]) / 22
+IDS = np.stack([RNG.choice(E, K, replace=False, p=POPULARITY) for _ in range(T)])
 GATES = RNG.random((T, K)).astype(np.float32)
 MATRICES = [RNG.standard_normal(shape).astype(np.float32) for shape in ((E, D, F), (E, D, F), (E, F, D))]
 BIASES = Biases(*(RNG.standard_normal(shape).astype(np.float32) for shape in ((E, F), (E, F), (E, D))))
@@ -31,7 +39,12 @@ CASES = {
     "biases_clamped": (Experts(*MATRICES, BIASES), AXES, clamped_swiglu(0.7)),
 }
 TARGET = RNG.standard_normal((T, D)).astype(np.float32)
-MESHES = {"8x1": (8, 1), "1x8": (1, 8), "2x4": (2, 4), "4x2": (4, 2), "1x1": (1, 1)}
+# Sizes of data, expert and tensor.
+MESHES = {"8x1": (8, 1, 1), "1x8": (1, 8, 1), "2x4": (2, 4, 1), "4x2": (4, 2, 1), "1x1": (1, 1, 1)}
+TENSOR_MESHES = {"2x2x2": (2, 2, 2), "1x4x2": (1, 4, 2), "2x1x4": (2, 1, 4)}
+# The ragged collective itself does not exist on CPUs: tests/parallel/test_ragged.py has what can be said of it.
+FORMS = DISPATCH | {"ragged_all_to_all": functools.partial(ragged_through, emulated)}
+ENOUGH = 8.0  # a capacity factor at which nothing here is dropped
 
 
 def is_axes(node) -> bool:
@@ -57,63 +70,141 @@ def loop(case: str, ids=IDS) -> np.ndarray:
     return y
 
 
-def on_mesh(name: str, case: str, data: int, expert: int, ids=IDS):
-    """(y, loss, gradients of x, gates and experts) as the Learner computes them: inside one program per device."""
-    mesh = make_mesh(jax.devices()[: data * expert], data=data, expert=expert)
+def mesh_of(data: int, expert: int, tensor: int):
+    return make_mesh(jax.devices()[: data * expert * tensor], data=data, expert=expert, tensor=tensor)
+
+
+def program_on(sizes, name: str, case: str, **options):
+    """(x, gates, experts, ids, target) -> (y, gradients of x, gates and experts), dropped pairs of each device.
+
+    As the Learner computes them: inside one program per device.
+    """
     rows = PartitionSpec(BATCH_AXES)
-    experts, axes, activation = CASES[case]
+    _, axes, activation = CASES[case]
+    mesh = mesh_of(*sizes)
     stored = jax.tree.map(lambda axes: storage_spec(mesh, axes), axes, is_leaf=is_axes)
 
     def program(x, gates, experts, ids, target):
         def objective(x, gates, experts):
             whole = jax.tree.map(gather_for_use, experts, axes)
-            y = DISPATCH[name](x, ids, gates, whole, activation)
-            return (y * target).sum(), y
+            found = FORMS[name](x, ids, gates, whole, activation, **options)
+            return (found.y_TD * target).sum(), found
 
-        (loss, y), gradients = jax.value_and_grad(objective, argnums=(0, 1, 2), has_aux=True)(x, gates, experts)
-        return y, jax.lax.psum(loss, BATCH_AXES), gradients
+        gradients, found = jax.grad(objective, argnums=(0, 1, 2), has_aux=True)(x, gates, experts)
+        return (found.y_TD, gradients), found.dropped[None]
 
-    mapped = jax.shard_map(
+    return jax.shard_map(
         program,
         mesh=mesh,
         in_specs=(rows, rows, stored, rows, rows),
-        out_specs=(rows, PartitionSpec(), (rows, rows, stored)),
+        out_specs=((rows, (rows, rows, stored)), rows),
     )
-    return jax.jit(mapped)(X, GATES, experts, ids, TARGET)
 
 
-@pytest.fixture(scope="module", params=CASES)
-def case(request):
-    """(name, what one einsum over all experts and plain autodiff give)."""
-    experts, _, activation = CASES[request.param]
+def on_mesh(name: str, case: str, sizes, ids=IDS, x=X, gates=GATES, target=TARGET, **options):
+    """What program_on computes, jitted, with the dropped pairs as a whole."""
+    options = {"capacity_factor": ENOUGH} | options
+    found, dropped = jax.jit(program_on(sizes, name, case, **options))(x, gates, CASES[case][0], ids, target)
+    return found, float(dropped.sum())
+
+
+def einsum_of_all(case: str, ids=IDS, x=X, gates=GATES, target=TARGET):
+    """(y, gradients), of one einsum over all experts and plain autodiff."""
+    experts, _, activation = CASES[case]
 
     def objective(x, gates, experts):
-        chosen = jax.nn.one_hot(IDS, E) * gates[..., None]
+        chosen = jax.nn.one_hot(ids, E) * gates[..., None]
         biases = experts.biases or Biases(*map(jnp.zeros_like, BIASES))
         gate = jnp.einsum("td,edf->tef", x, experts.gate_EDF) + biases.gate_EF
         up = jnp.einsum("td,edf->tef", x, experts.up_EDF) + biases.up_EF
         each = jnp.einsum("tef,efd->ted", activation(gate, up), experts.down_EFD) + biases.down_ED
         y = jnp.einsum("ted,tke->td", each, chosen)
-        return (y * TARGET).sum(), y
+        return (y * target).sum(), y
 
-    (loss, y), gradients = jax.jit(jax.value_and_grad(objective, argnums=(0, 1, 2), has_aux=True))(X, GATES, experts)
-    assert relative_error(y, loop(request.param)) < 1e-5
-    return request.param, (y, loss, gradients)
+    gradients, y = jax.jit(jax.grad(objective, argnums=(0, 1, 2), has_aux=True))(x, gates, experts)
+    return y, gradients
 
 
-@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES.keys())
-@pytest.mark.parametrize("name", DISPATCH)
-def test_values_and_gradients_are_those_of_the_contract(name, sizes, case):
-    found = on_mesh(name, case[0], *sizes)
-    errors = jax.tree.map(relative_error, found, case[1])
+def assert_equal(found, wanted):
+    errors = jax.tree.map(relative_error, found, wanted)
     assert max(jax.tree.leaves(errors)) < 1e-5, errors
 
 
-@pytest.mark.parametrize("name", DISPATCH)
-def test_an_expert_that_nobody_chose_gets_no_gradient(name, case):
+@functools.cache
+def wanted(case: str):
+    found = einsum_of_all(case)
+    assert relative_error(found[0], loop(case)) < 1e-5
+    return found
+
+
+def assert_contract(name: str, case: str, sizes):
+    found, dropped = on_mesh(name, case, sizes)
+    assert_equal(found, wanted(case))
+    assert dropped == 0
+
+
+@pytest.mark.parametrize("sizes", (MESHES | TENSOR_MESHES).values(), ids=(MESHES | TENSOR_MESHES).keys())
+@pytest.mark.parametrize("name", FORMS)
+def test_values_and_gradients_are_those_of_the_contract(name, sizes):
+    assert_contract(name, "biases_clamped", sizes)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_experts_without_biases(name):
+    assert_contract(name, "swiglu", (2, 4, 1))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_experts_stored_along_a_tensor_axis_of_one(name):
+    """Formally different along it, though there is nobody to differ from."""
+    rows, experts = PartitionSpec(BATCH_AXES), PartitionSpec(EXPERT_AXES)
+    mapped = jax.shard_map(
+        lambda x, ids, gates, experts: FORMS[name](x, ids, gates, experts, capacity_factor=ENOUGH).y_TD,
+        mesh=mesh_of(2, 4, 1),
+        in_specs=(rows, rows, rows, experts),
+        out_specs=rows,
+    )
+    assert relative_error(jax.jit(mapped)(X, IDS, GATES, Experts(*MATRICES)), loop("swiglu")) < 1e-5
+
+
+@pytest.mark.parametrize("capacity_factor", [0.1, 0.4, 1.0], ids=str)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("sizes", [(1, 8, 1), (2, 2, 2)], ids=str)
+def test_a_ring_takes_as_many_rounds_as_it_needs(capacity_factor, case, sizes):
+    """A buffer for a tenth of the mean, which is filled many times; nothing is dropped."""
+    found, dropped = on_mesh("ring", case, sizes, capacity_factor=capacity_factor)
+    assert_equal(found, wanted(case))
+    assert dropped == 0
+
+
+@pytest.mark.parametrize("name", ["all_to_all", "ragged_all_to_all"])
+def test_tokens_that_do_not_divide_over_tensor(name):
+    """Six tokens per device for four that share them."""
+    some = dict(ids=IDS[:12], x=X[:12], gates=GATES[:12], target=TARGET[:12])
+    found, dropped = on_mesh(name, "biases_clamped", (1, 2, 4), **some)
+    assert_equal(found, einsum_of_all("biases_clamped", **some))
+    assert dropped == 0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_programs_that_do_not_track_what_varies(name):
+    """The sampler's: without the types, nothing reminds of a sum that is missing."""
+    rows, experts = PartitionSpec(BATCH_AXES), PartitionSpec(EXPERT_AXES)
+    mapped = jax.shard_map(
+        lambda x, ids, gates, experts: FORMS[name](x, ids, gates, experts, capacity_factor=ENOUGH).y_TD,
+        mesh=mesh_of(2, 2, 2),
+        in_specs=(rows, rows, rows, experts),
+        out_specs=rows,
+        check_vma=False,
+    )
+    assert relative_error(jax.jit(mapped)(X, IDS, GATES, Experts(*MATRICES)), loop("swiglu")) < 1e-5
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_expert_that_nobody_chose_gets_no_gradient(name):
     assert (IDS != E - 1).all()
-    found = on_mesh(name, case[0], 2, 4)[2][2]
-    for leaf, reference in zip(jax.tree.leaves(found), jax.tree.leaves(case[1][2][2]), strict=True):
+    found = on_mesh(name, "biases_clamped", (2, 4, 1))[0][1][2]
+    for leaf, reference in zip(jax.tree.leaves(found), jax.tree.leaves(wanted("biases_clamped")[1][2]), strict=True):
         np.testing.assert_array_equal(leaf[E - 1], 0)
         assert np.abs(reference[0]).max() > 0
 
@@ -127,7 +218,8 @@ def test_gradients_of_biases_do_not_drown_in_bfloat16():
 
     def gradient(dtype):
         whole = jax.tree.map(lambda w: jnp.asarray(w, dtype), experts)
-        objective = lambda e: DISPATCH["ring"](jnp.asarray(x, dtype), ids, gates, e, swiglu).astype(jnp.float32).sum()  # noqa: E731
+        ring = lambda experts: DISPATCH["ring"](jnp.asarray(x, dtype), ids, gates, experts, swiglu).y_TD  # noqa: E731
+        objective = lambda experts: ring(experts).astype(jnp.float32).sum()  # noqa: E731
         return jax.grad(objective)(whole).biases.down_ED.astype(jnp.float32)
 
     assert relative_error(gradient(jnp.bfloat16), gradient(jnp.float32)) < 0.01
@@ -137,4 +229,124 @@ def test_gradients_of_biases_do_not_drown_in_bfloat16():
 def test_no_token_is_dropped_when_all_choose_the_same_experts(case):
     """The worst load there is: every token goes to the same three experts, which may sit on one device."""
     ids = np.broadcast_to(np.array([0, 1, 2]), (T, K)).copy()
-    assert relative_error(on_mesh("ring", case, 2, 4, ids)[0], loop(case, ids)) < 1e-5
+    found, dropped = on_mesh("ring", case, (2, 4, 1), ids=ids, capacity_factor=0.1)
+    assert relative_error(found[0], loop(case, ids)) < 1e-5
+    assert dropped == 0
+
+
+# -- What is dropped. Capacities are multiples of eight, so there have to be more tokens.
+
+MANY = 256
+CROWD = dict(
+    ids=np.stack([RNG.choice(E, K, replace=False, p=POPULARITY) for _ in range(MANY)]),
+    x=RNG.standard_normal((MANY, D)).astype(np.float32),
+    gates=RNG.random((MANY, K)).astype(np.float32),
+    target=RNG.standard_normal((MANY, D)).astype(np.float32),
+)
+
+
+def kept_pairs(name: str, sizes, factor: float) -> np.ndarray:
+    """Which pairs have room, bool [MANY,K]: counted one by one, in the order that the docstrings promise."""
+    data, expert, tensor = sizes
+    devices, experts = expert * tensor, E // (expert * tensor)
+    parts = CROWD["ids"].reshape(data, devices, -1, K)  # rows go to data, expert and, within a device's, tensor
+    tokens = parts.shape[2]
+    kept = np.zeros(parts.shape, bool)
+    for group in range(data):
+        arrived = np.zeros(devices, int)
+        for sender in range(devices):
+            sent = np.zeros(devices, int)
+            for t, j in np.ndindex(tokens, K):
+                receiver = parts[group, sender, t, j] // experts
+                if name == "all_to_all":
+                    fits = sent[receiver] < capacity_of(tokens, K, devices, experts, factor)
+                else:
+                    fits = arrived[receiver] < room_of(tokens, K, devices, experts, factor)
+                if fits:
+                    sent[receiver] += 1
+                    arrived[receiver] += 1
+                    kept[group, sender, t, j] = True
+    return kept.reshape(MANY, K)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 1), (1, 2, 4), (1, 1, 8)], ids=str)
+@pytest.mark.parametrize("name", ["all_to_all", "ragged_all_to_all"])
+def test_what_does_not_fit_is_counted_and_counts_as_gate_zero(name, sizes):
+    factor = 0.7
+    kept = kept_pairs(name, sizes, factor)
+    assert MANY * K / 10 < (~kept).sum() < MANY * K / 2
+    found, dropped = on_mesh(name, "biases_clamped", sizes, **CROWD, capacity_factor=factor)
+    y, (dx, dgates, dexperts) = einsum_of_all("biases_clamped", **(CROWD | {"gates": CROWD["gates"] * kept}))
+    assert dropped == (~kept).sum()
+    assert_equal(found, (y, (dx, dgates * kept, dexperts)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rows"),
+    [
+        # tokens, choices, devices, experts of each, factor
+        ((256, 8, 16, 24, 2.0), 256),
+        ((256, 8, 16, 24, 1.01), 136),  # 129.28, in eights
+        ((256, 8, 16, 1, 4.0), 256),  # a token can choose one expert there
+        ((1, 8, 16, 24, 2.0), 1 * 8),
+        ((3, 2, 4, 2, 1.0), 6),  # eights would be more than there can be
+    ],
+    ids=str,
+)
+def test_capacities(arguments, rows):
+    assert capacity_of(*arguments) == rows
+
+
+# -- What the programs are made of.
+
+COLLECTIVES = ("all_gather", "all_to_all", "all_reduce", "reduce_scatter", "collective_permute")
+
+
+def lowered(name: str, sizes) -> str:
+    program = jax.jit(program_on(sizes, name, "swiglu", capacity_factor=ENOUGH))
+    return program.lower(X, GATES, Experts(*MATRICES), IDS, TARGET).as_text()
+
+
+@pytest.mark.parametrize("name", DISPATCH)
+def test_one_device_alone_moves_nothing(name):
+    mesh = mesh_of(1, 1, 1)
+    program = jax.jit(
+        jax.shard_map(
+            lambda x, ids, gates, *experts: DISPATCH[name](x, ids, gates, Experts(*experts)).y_TD,
+            mesh=mesh,
+            in_specs=(*[PartitionSpec(BATCH_AXES)] * 3, *[storage_spec(mesh, ("experts", None, None))] * 3),
+            out_specs=PartitionSpec(BATCH_AXES),
+        )
+    )
+    text = program.lower(X, IDS, GATES, *MATRICES).as_text()
+    assert not [word for word in COLLECTIVES if word in text]
+    assert "all_gather" in lowered("ring", (2, 4, 1))
+
+
+def scatters_of_rows(jaxpr) -> list[str]:
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name.startswith("scatter") and equation.invars[0].aval.ndim > 1:
+            found.append(str(equation))
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            found.extend(scatters_of_rows(inner))
+    return found
+
+
+@pytest.mark.parametrize("name", ["ring", "all_to_all", "ragged_all_to_all"])
+def test_rows_are_gathered_in_both_directions(name):
+    program = program_on((1, 4, 2), name, "swiglu", capacity_factor=ENOUGH)
+    assert scatters_of_rows(jax.make_jaxpr(program)(X, GATES, Experts(*MATRICES), IDS, TARGET).jaxpr) == []
+    plain = jax.make_jaxpr(jax.grad(lambda x: x[IDS].sum()))(X)
+    assert len(scatters_of_rows(plain.jaxpr)) == 1
+
+
+def test_cpus_are_refused_with_the_way_out():
+    mesh_program = jax.shard_map(
+        lambda x, ids, gates, *experts: DISPATCH["ragged_all_to_all"](x, ids, gates, Experts(*experts)).y_TD,
+        mesh=mesh_of(2, 4, 1),
+        in_specs=(*[PartitionSpec(BATCH_AXES)] * 3, *[PartitionSpec("expert")] * 3),
+        out_specs=PartitionSpec(BATCH_AXES),
+    )
+    with pytest.raises(UserError, match="CPU devices; use 'ring' or 'all_to_all'"):
+        jax.eval_shape(mesh_program, X, IDS, GATES, *MATRICES)

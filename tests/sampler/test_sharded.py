@@ -11,6 +11,7 @@ SEEDS = list(range(200, 220))
 MESHES = {
     "replica2": ({"replica": 2}, CONFIG),
     "data2_expert4": ({"data": 2, "expert": 4}, dataclasses.replace(CONFIG, dispatch="ring")),
+    "expert2_tensor2": ({"data": 2, "expert": 2, "tensor": 2}, dataclasses.replace(CONFIG, dispatch="ring")),
 }
 
 

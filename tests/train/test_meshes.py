@@ -13,10 +13,14 @@ MESHES = {
     "data8": ({"data": 8}, {"dispatch": "ring"}),
     "expert8": ({"expert": 8}, {"dispatch": "ring"}),
     "data2_expert4": ({"data": 2, "expert": 4}, {"dispatch": "ring"}),
+    "data2_expert4_all_to_all": ({"data": 2, "expert": 4}, {"dispatch": "all_to_all"}),
     "data4_expert2_dense": ({"data": 4, "expert": 2}, {"dispatch": "dense"}),
     "replica2_data2_expert2": ({"replica": 2, "data": 2, "expert": 2}, {"dispatch": "ring"}),
     "replica2_data2_expert2_host": ({"replica": 2, "data": 2, "expert": 2}, {"dispatch": "ring", "reduction": "host"}),
     "replica2_host": ({"replica": 2}, {"reduction": "host"}),
+    "tensor2_expert4": ({"expert": 4, "tensor": 2}, {"dispatch": "ring"}),
+    "data2_expert2_tensor2_all_to_all": ({"data": 2, "expert": 2, "tensor": 2}, {"dispatch": "all_to_all"}),
+    "context2_expert2_tensor2": ({"expert": 2, "context": 2, "tensor": 2}, {"dispatch": "ring"}),
     "context8": ({"context": 8}, {"dispatch": "ring"}),
     "data2_expert2_context2": ({"data": 2, "expert": 2, "context": 2}, {"dispatch": "ring"}),
     "data4_context2_dense": ({"data": 4, "context": 2}, {"dispatch": "dense"}),
@@ -49,7 +53,7 @@ def test_a_step_is_that_of_one_device(new_learner, weights, wanted, sizes, how):
         assert value == pytest.approx(wanted[2][name], rel=1e-5), name
 
 
-@pytest.mark.parametrize("sizes", [{"data": 2, "expert": 4}, {"data": 8}], ids=str)
+@pytest.mark.parametrize("sizes", [{"data": 2, "expert": 4}, {"data": 2, "context": 2, "tensor": 2}], ids=str)
 def test_grouped_queries_windows_and_biases_too(new_learner, sizes):
     config = small(n_layers=2, **GROUPED_QUERY)
     weights = random_weights(config)
