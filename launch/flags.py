@@ -14,7 +14,7 @@ or, where no config describes what is wanted, one with flags of its own:
 
     def define(values):
         absl_flags.DEFINE_string("checkpoint", None, "What it is.", flag_values=values)
-        return ("checkpoint",)  # the flags that must be given
+        return ("checkpoint",)  # the flags that must be given; "config" among them is that of the other form
     def main(values): ...
 
     if __name__ == "__main__":
@@ -54,7 +54,7 @@ def run(main: Main, argv: Sequence[str] | None = None, *, define: Define | None 
 
     argv: as sys.argv, which is the default; the first element is the program.
     define: declares flags of the entry point's own in place of --config and --workdir, and returns the names of those
-      that must be given; then it is `main(values)`.
+      that must be given; then it is `main(values)`. If "config" is among the names, there is --config beside them.
 
     The config is locked: unknown fields cannot be set. Bad input (a UserError anywhere below), a full disk
     and Ctrl-C (or SIGTERM) each end with one sentence on stderr; any other exception propagates.
@@ -89,19 +89,24 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path]:
       UserError: a flag or field is unknown, missing, or has a value of the wrong type; there is no such
         config file.
     """
+    values = _define(argv)
+    _parse_with_config(values, argv)
+    if not values.workdir:
+        raise UserError("--workdir is missing: the folder this run writes to, e.g. --workdir=runs/first")
+    return values.config, Path(values.workdir)
+
+
+def _parse_with_config(values: absl_flags.FlagValues, argv: Sequence[str]) -> None:
+    """Parses flags of which --config is one."""
     base = _base_config(argv)
     for path in _overrides(argv):
         _check_field(path, base)
-    values = _define(argv)
     try:
         rest = values(list(argv))
     except (absl_flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(_value_complaint(str(error), base)) from error
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}; a field is set by --config.FIELD=VALUE")
-    if not values.workdir:
-        raise UserError("--workdir is missing: the folder this run writes to, e.g. --workdir=runs/first")
-    return values.config, Path(values.workdir)
 
 
 def parse_own(argv: Sequence[str], define: Define) -> absl_flags.FlagValues:
@@ -112,12 +117,16 @@ def parse_own(argv: Sequence[str], define: Define) -> absl_flags.FlagValues:
     """
     values = absl_flags.FlagValues()
     required = define(values)
-    try:
-        rest = values(list(argv))
-    except absl_flags.Error as error:
-        raise UserError(str(error)) from error
-    if len(rest) > 1:
-        raise UserError(f"unexpected argument {rest[1]!r}; --help lists the flags")
+    if "config" in required:
+        _define_config(values, argv)
+        _parse_with_config(values, argv)
+    else:
+        try:
+            rest = values(list(argv))
+        except absl_flags.Error as error:
+            raise UserError(str(error)) from error
+        if len(rest) > 1:
+            raise UserError(f"unexpected argument {rest[1]!r}; --help lists the flags")
     for name in required:
         if values[name].value is None:
             raise UserError(f"--{name} is missing: {values[name].help}")
@@ -130,6 +139,17 @@ def _define(argv: Sequence[str]) -> absl_flags.FlagValues:
     argv: where the overrides of the config's fields are looked up.
     """
     values = absl_flags.FlagValues()
+    _define_config(values, argv)
+    absl_flags.DEFINE_string(
+        "workdir",
+        None,
+        "The folder the run writes to. The same command continues a run that was stopped.",
+        flag_values=values,
+    )
+    return values
+
+
+def _define_config(values: absl_flags.FlagValues, argv: Sequence[str]) -> None:
     config_flags.DEFINE_config_file(
         "config",
         None,
@@ -138,13 +158,6 @@ def _define(argv: Sequence[str]) -> absl_flags.FlagValues:
         flag_values=values,
         sys_argv=list(argv),
     )
-    absl_flags.DEFINE_string(
-        "workdir",
-        None,
-        "The folder the run writes to. The same command continues a run that was stopped.",
-        flag_values=values,
-    )
-    return values
 
 
 def _base_config(argv: Sequence[str]) -> ConfigDict:
@@ -239,7 +252,8 @@ def _help(argv: Sequence[str]) -> str:
 def _own_help(argv: Sequence[str], define: Define) -> str:
     """The entry point's docstring and its flags with their defaults."""
     values = absl_flags.FlagValues()
-    define(values)
+    if "config" in define(values):
+        _define_config(values, argv[:1])
     lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", f"usage: python -m {_program(argv)} [flags]"]
     for name in values:
         default = "" if values[name].default is None else f" (default: {values[name].default})"

@@ -31,6 +31,7 @@ FLOORS = (
     "evals",
     "realtime",
     "stages",
+    "scale",
 )
 EVERYWHERE = ("errors",)  # modules directly in the package that any floor may import
 

@@ -11,6 +11,7 @@ measures it; on a GPU nobody has yet.
 import jax
 import jax.numpy as jnp
 
+from composer_jax.ops.kernel_cost import Call, KernelCost, array_bytes, kernel_cost
 from composer_jax.ops.varying import axes_of, varying, varying_alike
 
 BLOCK = 128
@@ -34,6 +35,22 @@ def kernel(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     sides, so that neither their values nor their gradients get out."""
     inside = (jnp.arange(x_TD.shape[0]) < sizes_E.sum())[:, None]
     return jnp.where(inside, jax.lax.ragged_dot(jnp.where(inside, x_TD, 0), w_EDF, sizes_E), 0)
+
+
+@kernel_cost("ragged_dot_general")
+def ragged_dot_cost(call: Call) -> KernelCost:
+    """Of `lax.ragged_dot` and its gradients: two operations for every multiplication of the rows that belong to
+    somebody."""
+    (x, y), (out,) = call.inputs[:2], call.outputs
+    rows = x.shape[0]
+    if out.ndim == 3:  # the gradient of the matrices, [E,D,F] from [T,D] and [T,F]
+        return KernelCost(
+            "grouped_matmul",
+            call.owned * 2.0 * x.size * y.size / rows,
+            call.owned * array_bytes(x, y) + array_bytes(out),
+        )
+    flops = 2.0 * x.size * out.size / rows
+    return KernelCost("grouped_matmul", call.owned * flops, call.owned * array_bytes(x, out) + array_bytes(y))
 
 
 @jax.custom_vjp

@@ -14,6 +14,9 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import Decoder
 from composer_jax.parallel.sharding import axis_size
 
+DECODE_LOOP = "decode_loop"
+"""The named scope of the loop over new tokens, in profiles and in traced programs."""
+
 
 class Slots(NamedTuple):
     """State of this device's slots."""
@@ -127,7 +130,8 @@ def decode(
         )
         return step + 1, slots, jnp.where(token == end_token, 0, budget - active), out
 
-    _, slots, _, out = jax.lax.while_loop(going, body, (jnp.int32(0), slots, budget_B, out))
+    with jax.named_scope(DECODE_LOOP):
+        _, slots, _, out = jax.lax.while_loop(going, body, (jnp.int32(0), slots, budget_B, out))
     return slots, out
 
 

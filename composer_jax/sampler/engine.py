@@ -7,7 +7,6 @@ jitted functions of a few fixed shapes. Nothing recompiles when conversations gr
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -20,7 +19,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.cache import cache_spec
 from composer_jax.models.definition import Definition, Params
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
-from composer_jax.sampler.decode import decode_rows, init_slots, prefill
+from composer_jax.sampler.decode import Decoded, Slots, decode_rows, init_slots, prefill
 from composer_jax.sampler.session import Sample
 
 
@@ -253,34 +252,11 @@ class Sampler:
 
     def _compile(self) -> None:
         definition, config = self.definition, self.config
-        rows = PartitionSpec(BATCH_AXES)
-        weights = definition.specs(self.mesh)
-        slots_spec = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_slots(definition.config, 1, 1)))
-        slots_spec = slots_spec._replace(cache=cache_spec(definition.config))
-
-        def sharded(function, n_inputs, out_specs, donate=None):
-            mapped = jax.shard_map(
-                function,
-                mesh=self.mesh,
-                in_specs=(*weights, slots_spec, *[rows] * n_inputs),
-                out_specs=out_specs,
-                check_vma=False,
-            )
-            return jax.jit(mapped, donate_argnums=donate)
-
-        def prefill_program(window, params, bias, slots, *inputs):
-            return prefill(definition.bind(params, bias), slots, *inputs, window=window)
-
-        def decode_program(window, params, bias, slots, index, budget):
-            decoder = definition.bind(params, bias)
-            kwargs = dict(steps=config.decode_steps, end_token=self.end_token, window=window)
-            return decode_rows(decoder, slots, index, budget, **kwargs)
-
-        out_spec = (slots_spec, PartitionSpec(None, BATCH_AXES))
+        slots_spec = slot_specs(definition)
         self._prefill, self._decode = {}, {}
         for window in self.windows:
-            self._prefill[window] = sharded(functools.partial(prefill_program, window), 5, slots_spec, donate=2)
-            decoding = sharded(functools.partial(decode_program, window), 2, out_spec, donate=2)
+            self._prefill[window] = prefill_program(definition, self.mesh, window)
+            decoding = decode_program(definition, self.mesh, window, config.decode_steps, self.end_token)
             self._decode |= {(window, rows): decoding for rows in self.decode_rows}
         self._copy = jax.jit(lambda t: jax.tree.map(jnp.copy, t), out_shardings=definition.shardings(self.mesh))
         self._slots = jax.jit(
@@ -292,6 +268,47 @@ class Sampler:
                 check_vma=False,
             )
         )()
+
+
+def slot_specs(definition: Definition) -> Slots:
+    """How the state of all slots lies on a mesh."""
+    rows = PartitionSpec(BATCH_AXES)
+    specs = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_slots(definition.config, 1, 1)))
+    return specs._replace(cache=cache_spec(definition.config))
+
+
+def prefill_program(definition: Definition, mesh: Mesh, window: int) -> Callable[..., Slots]:
+    """Jitted `prefill` on every device: (params, router_bias, slots, index, tokens, count, start, seed) -> slots."""
+
+    def program(params, bias, slots, *inputs):
+        return prefill(definition.bind(params, bias), slots, *inputs, window=window)
+
+    return _on_every_device(program, definition, mesh, 5, slot_specs(definition))
+
+
+def decode_program(
+    definition: Definition, mesh: Mesh, window: int, steps: int, end_token: int
+) -> Callable[..., tuple[Slots, Decoded]]:
+    """Jitted `decode_rows` on every device: (params, router_bias, slots, index, budget) -> slots and [steps,N] each of
+    what was decoded."""
+
+    def program(params, bias, slots, index, budget):
+        decoder = definition.bind(params, bias)
+        return decode_rows(decoder, slots, index, budget, steps=steps, end_token=end_token, window=window)
+
+    return _on_every_device(program, definition, mesh, 2, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
+
+
+def _on_every_device(program, definition: Definition, mesh: Mesh, inputs: int, out_specs):
+    """The program under shard_map and jit; the slots, its third argument, are donated."""
+    mapped = jax.shard_map(
+        program,
+        mesh=mesh,
+        in_specs=(*definition.specs(mesh), slot_specs(definition), *[PartitionSpec(BATCH_AXES)] * inputs),
+        out_specs=out_specs,
+        check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=2)
 
 
 class SlotSession:

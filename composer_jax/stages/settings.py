@@ -169,10 +169,11 @@ def settings_from(config: Mapping[str, Any]) -> Settings:
     Raises:
       UserError: an unknown or missing field, named with its whole path.
     """
-    return _build(Settings, config, "config")
+    return build(Settings, config, "config")
 
 
-def _build(cls: type, values: Mapping[str, Any], path: str):
+def build(cls: type, values: Mapping[str, Any], path: str):
+    """A dataclass from a section of fields, its own sections included; `path` is what errors call it."""
     if not isinstance(values, Mapping) and not hasattr(values, "items"):
         raise UserError(f"{path} must be a section of fields, not {values!r}.")
     hints = typing.get_type_hints(cls)
@@ -187,8 +188,10 @@ def _build(cls: type, values: Mapping[str, Any], path: str):
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:
+    if isinstance(hint, types.UnionType) and hasattr(value, "items"):  # a section or None
+        hint = next((h for h in typing.get_args(hint) if dataclasses.is_dataclass(h)), hint)
     if dataclasses.is_dataclass(hint):
-        return _build(hint, value, path)
+        return build(hint, value, path)
     origin = typing.get_origin(hint)
     if origin is tuple:
         if not isinstance(value, list | tuple):

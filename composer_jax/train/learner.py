@@ -11,7 +11,7 @@ ways:
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import jax
@@ -71,16 +71,44 @@ class Learner:
         params, router_bias = jax.jit(
             lambda t: jax.tree.map(jnp.copy, t), out_shardings=self.definition.shardings(self.mesh)
         )((params, router_bias))
-        shapes = jax.eval_shape(self.transformation.init, params)
-        shardings = optax.tree_map_params(
+        optimizer = jax.jit(self.transformation.init, out_shardings=self._optimizer_shardings())(params)
+        return TrainState(params, router_bias, optimizer, jax.device_put(jnp.int32(0), self.replicated))
+
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of a TrainState. The mesh may be one whose devices are not there."""
+        (params, router_bias), shardings = self.definition.shapes(), self.definition.shardings(self.mesh)
+        optimizer = jax.eval_shape(self.transformation.init, params)
+        state = TrainState(params, router_bias, optimizer, jax.ShapeDtypeStruct((), jnp.int32))
+        return _with_shardings(state, TrainState(*shardings, self._optimizer_shardings(), self.replicated))
+
+    def programs(self, batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, tuple[Callable, tuple, dict]]:
+        """The two compiled functions of a step, with abstract arguments to trace or compile them with:
+        {"gradient" and "update": (function, arguments, keyword arguments)}.
+
+        batch: shapes and dtypes of the batch's fields, [B,S] each.
+        """
+        state = self.abstract_state()
+        scalar = jax.ShapeDtypeStruct((), np.float32, sharding=self.replicated)
+        rows = NamedSharding(self.mesh, BATCH_SPEC)
+        batch = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows) for name, a in batch.items()}
+        gradient = (state.params, state.router_bias, batch, scalar)
+        total = jax.eval_shape(self._gradient, *gradient)
+        like = jax.tree.map(lambda _: self.replicated, total) | {"gradient": self.definition.shardings(self.mesh)[0]}
+        update = (state, _with_shardings(total, like), scalar)
+        return {
+            "gradient": (self._gradient, gradient, {}),
+            "update": (self._update, update, {"bias_rate": self.bias_rate}),
+        }
+
+    def _optimizer_shardings(self):
+        """Those of the optimizer's state: of every parameter's moments the parameter's own."""
+        return optax.tree_map_params(
             self.transformation,
             lambda _, s: s,
-            shapes,
+            jax.eval_shape(self.transformation.init, self.definition.shapes()[0]),
             self.definition.shardings(self.mesh)[0],
             transform_non_params=lambda _: self.replicated,
         )
-        optimizer = jax.jit(self.transformation.init, out_shardings=shardings)(params)
-        return TrainState(params, router_bias, optimizer, jax.device_put(jnp.int32(0), self.replicated))
 
     def step(
         self, state: TrainState, batches: Iterable[dict[str, np.ndarray]], normaliser: float
@@ -200,6 +228,10 @@ def balance(router_bias: Params, counts: dict[str, jax.Array], rate: float) -> P
 
         moved[name] = jax.tree.map(move, router_bias[name])
     return moved
+
+
+def _with_shardings(shapes, shardings):
+    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, shardings)
 
 
 def _accumulate(total, part):

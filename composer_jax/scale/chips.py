@@ -1,0 +1,63 @@
+"""What TPU chips can do, and how much of it programs reach. The only file with such numbers.
+
+Peaks are Google's published specifications (docs.cloud.google.com/tpu/docs, pages v5e, v5p, v6e and tpu7x, as read in
+November 2026). A *device* is what JAX calls one: a chip, except on TPU7x, whose chips are two devices that share the
+chip's links.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Figures of one chip; divide by `devices` for those of one device."""
+
+    name: str
+    peak_flops: float
+    """bfloat16 floating-point operations per second."""
+    hbm_bandwidth: float
+    """Bytes per second."""
+    hbm_usable: float
+    """Bytes that the compiler lets one *device* use: what libtpu 0.0.51 names when it refuses a program that is too
+    large."""
+    link_bandwidth: float
+    """Bytes per second of one link in one direction: the published "bidirectional bandwidth per chip" counts both
+    directions of all links (4 links of a 2D torus, 6 of a 3D torus)."""
+    torus_dims: int
+    devices: int = 1
+
+    def closed(self, torus: Sequence[int]) -> list[bool]:
+        """Which dimensions of a slice are closed to rings.
+
+        On v5e and v6e those of 16, a full pod; v5p and TPU7x slices of whole cubes of 4x4x4 are closed everywhere
+        ("How to Scale Your Model", jax-ml.github.io/scaling-book/tpus, note on bidirectional bandwidth).
+        """
+        if self.torus_dims == 2:
+            return [size == 16 for size in torus]
+        return [all(size % 4 == 0 for size in torus)] * len(torus)
+
+
+CHIPS = {
+    "v5e": Chip("v5e", 197e12, 819e9, 15.75 * GIB, 400e9 / 8, 2),
+    "v5p": Chip("v5p", 459e12, 2765e9, 95.73 * GIB, 1200e9 / 12, 3),
+    "v6e": Chip("v6e", 918e12, 1638e9, 31.24 * GIB, 800e9 / 8, 2),
+    "tpu7x": Chip("tpu7x", 2307e12, 7380e9, 94.74 * GIB, 1200e9 / 12, 3, devices=2),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Efficiency:
+    """The fraction of a peak that well-shaped work reaches. One set for all chips."""
+
+    matmul: float = 0.80
+    attention: float = 0.50
+    grouped_matmul: float = 0.60
+    hbm: float = 0.85
+    links: float = 0.80
+    hop_seconds: float = 1e-6
+
+    def of(self, kind: str) -> float:
+        return getattr(self, kind)

@@ -1,0 +1,63 @@
+"""XLA's compiler for TPUs, asked how much memory a program takes."""
+
+import dataclasses
+import re
+import time
+
+import jax
+
+_NEEDED = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
+_USED = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one device while a program runs, as the compiler plans them."""
+
+    arguments: float = 0.0
+    outputs: float = 0.0
+    """Beside those written over arguments."""
+    temporary: float = 0.0
+    """Code included."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """The compiler found no way to run the program in a device's memory."""
+
+    needed: float | None
+    """Bytes of arguments, results and temporaries together, where its message names them."""
+    available: float | None
+    message: str
+
+
+def compile_program(function, arguments: tuple, keywords: dict) -> tuple[object, Memory | Refusal, float]:
+    """Traces, lowers and compiles a jitted function at abstract arguments.
+
+    Returns its closed jaxpr, what memory it needs, and the seconds that it took.
+    """
+    began = time.perf_counter()
+    traced = function.trace(*arguments, **keywords)
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return traced.jaxpr, refusal(str(error)), time.perf_counter() - began
+    stats = compiled.memory_analysis()
+    memory = Memory(
+        float(stats.argument_size_in_bytes),
+        float(stats.output_size_in_bytes - stats.alias_size_in_bytes),
+        float(stats.temp_size_in_bytes + stats.generated_code_size_in_bytes),
+    )
+    return traced.jaxpr, memory, time.perf_counter() - began
+
+
+def refusal(message: str) -> Refusal:
+    """What the compiler says when memory runs out, with its numbers where they are found."""
+    match = _NEEDED.search(message) or _USED.search(message)
+    if match is None:
+        return Refusal(None, None, message)
+    size, unit, available, available_unit = match.groups()
+    return Refusal(float(size) * _UNITS[unit], float(available) * _UNITS[available_unit], message.splitlines()[0])

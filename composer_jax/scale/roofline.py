@@ -1,0 +1,91 @@
+"""Seconds of a program from its cost: a roofline per operation, and three ways in which communication can hide.
+
+Every operation takes max(flops / peak, bytes / bandwidth), every collective the time of its links, each over the fraction
+of the peak that such work reaches (scale/chips.py). Within a region (the inside of a loop over layers) operations follow
+each other; communication then adds to them, or hides behind them:
+
+- "none": everything waits for everything;
+- "gathers" (what we predict with): collectives over `replica` and `data`, which fetch weights and sum gradients, run
+  beside the computation, as XLA's latency-hiding scheduler arranges; what exchanges tokens (`expert`, `context`) or partial
+  results (`tensor`) is waited for. A region takes max(computation, hidden) + waited for;
+- "full": max(computation, communication).
+"""
+
+import dataclasses
+
+from composer_jax.scale.chips import Chip, Efficiency
+from composer_jax.scale.costs import Collective, Operation, Region
+from composer_jax.scale.network import Network
+
+HIDDEN_AXES = {"replica", "data"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Seconds of a program, under the three assumptions and by what they go into."""
+
+    none: float = 0.0
+    gathers: float = 0.0
+    full: float = 0.0
+    profile: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By kind of operation and, for collectives, by mesh axes; adds up to `none`."""
+
+    def __add__(self, other: "Times") -> "Times":
+        profile = dict(self.profile)
+        for key, seconds in other.profile.items():
+            profile[key] = profile.get(key, 0.0) + seconds
+        return Times(self.none + other.none, self.gathers + other.gathers, self.full + other.full, profile)
+
+    def __mul__(self, times: float) -> "Times":
+        profile = {key: seconds * times for key, seconds in self.profile.items()}
+        return Times(self.none * times, self.gathers * times, self.full * times, profile)
+
+
+def operation_seconds(operation: Operation, chip: Chip, efficiency: Efficiency) -> float:
+    memory = operation.hbm_bytes / (chip.hbm_bandwidth / chip.devices * efficiency.hbm)
+    if not operation.flops:
+        return memory
+    return max(operation.flops / (chip.peak_flops / chip.devices * efficiency.of(operation.kind)), memory)
+
+
+def predict(region: Region, network: Network) -> Times:
+    """Times of a region and all that it contains."""
+    chip, efficiency = network.chip, network.efficiency
+    profile: dict[str, float] = {}
+    computing = hidden = waiting = 0.0
+    for operation in region.operations:
+        seconds = operation_seconds(operation, chip, efficiency)
+        computing += seconds
+        profile[operation.kind] = profile.get(operation.kind, 0.0) + seconds
+    for collective in region.collectives:
+        seconds = network.seconds(collective)
+        if HIDDEN_AXES.issuperset(collective.axes):
+            hidden += seconds
+        else:
+            waiting += seconds
+        key = "+".join(collective.axes)
+        profile[key] = profile.get(key, 0.0) + seconds
+    total = Times(
+        computing + hidden + waiting,
+        max(computing, hidden) + waiting,
+        max(computing, hidden + waiting),
+        profile,
+    )
+    for inner in region.regions:
+        total += predict(inner, network)
+    for branches in region.choices:
+        total += max((predict(branch, network) for branch in branches), key=lambda t: t.none)
+    return total * region.times
+
+
+def largest(region: Region, network: Network, most: int = 10) -> list[dict]:
+    """What takes most of the time, summed up by scope and kind; for those who want to make it faster."""
+    seconds: dict[tuple[str, str], float] = {}
+    for times, part in region.everything():
+        if isinstance(part, Collective):
+            key, each = (part.scope, f"{part.pattern} over {'+'.join(part.axes)}"), network.seconds(part)
+        else:
+            key, each = (part.scope, part.kind), operation_seconds(part, network.chip, network.efficiency)
+        seconds[key] = seconds.get(key, 0.0) + times * each
+    ranked = sorted(seconds.items(), key=lambda item: -item[1])[:most]
+    return [{"scope": scope, "kind": kind, "seconds": value} for (scope, kind), value in ranked]

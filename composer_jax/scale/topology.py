@@ -1,0 +1,104 @@
+"""A slice of TPUs that is not there: its devices, for compiling, and how they are linked."""
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from composer_jax.errors import UserError
+from composer_jax.parallel.mesh import AXES, make_mesh
+from composer_jax.scale.chips import CHIPS, Chip
+
+_NAME = re.compile(r"(\w+):(\d+(?:x\d+){1,2})$")
+
+
+def without_hardware() -> None:
+    """Sets what libtpu and JAX read from the environment; call it before JAX is imported.
+
+    Nothing here looks for a TPU, several processes may compile at once, and libtpu keeps its remarks to itself.
+    """
+    os.environ |= {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "none",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_LOG_DIR": "disabled",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """A topology that XLA can compile for."""
+
+    name: str
+    chip: Chip
+    torus: tuple[int, ...]
+    """Chips in every dimension."""
+    devices: tuple[jax.Device, ...]
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.torus)
+
+    def mesh(self, sizes: Mapping[str, int]) -> Mesh:
+        """The devices as a mesh of these sizes; -1, for one axis, takes what the others leave.
+
+        Raises:
+          UserError: the product of the sizes is not the number of devices, or no layout on the torus was found.
+        """
+        sizes = dict(sizes)
+        rest = [axis for axis in AXES if sizes.get(axis) == -1]
+        if len(rest) > 1:
+            raise UserError(f"Only one mesh axis can be -1, not {' and '.join(rest)}.")
+        if rest:
+            others = math.prod(size for size in sizes.values() if size != -1)
+            if len(self.devices) % max(others, 1):
+                raise UserError(
+                    f"The {len(self.devices)} devices of {self.name} do not divide by {others}, the product of the "
+                    f"mesh axes other than {rest[0]}."
+                )
+            sizes[rest[0]] = len(self.devices) // others
+        return make_mesh(list(self.devices), **sizes)
+
+
+def tpu_slice(name: str) -> Slice:
+    """The slice of a name such as v5p:8x8x16.
+
+    Raises:
+      UserError: the name is no such name, no such slice exists, or libtpu is not installed.
+    """
+    match = _NAME.match(name)
+    if match is None or match[1] not in CHIPS:
+        raise UserError(
+            f"--topology={name} is unknown; it is a chip and the chips in every dimension, such as v5p:8x8x16, and the "
+            f"chips are {', '.join(CHIPS)}."
+        )
+    chip, torus = CHIPS[match[1]], tuple(int(n) for n in match[2].split("x"))
+    if len(torus) != chip.torus_dims:
+        raise UserError(f"--topology={name}: {chip.name} slices have {chip.torus_dims} dimensions, not {len(torus)}.")
+    try:
+        import libtpu  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            "libtpu, which holds the compiler for TPUs, is not installed; install it without a TPU, too: "
+            'pip install "composer_jax[tpu]"'
+        ) from error
+    try:
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(f"--topology={name} does not exist: {_reason(error)}") from error
+    return Slice(name, chip, torus, tuple(devices))
+
+
+def _reason(error: Exception) -> str:
+    """libtpu's first line without its error code."""
+    return str(error).splitlines()[0].partition(": ")[2] or str(error)

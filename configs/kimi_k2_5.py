@@ -1,0 +1,50 @@
+"""Kimi K2.5 (1.03 trillion parameters) on 1,024 TPU v5p: what a run of it would need.
+
+    python -m launch.compile --config=configs/kimi_k2_5.py:4k --topology=v5p:8x8x16 --stage=pretrain
+
+The architecture is the published one (models/presets.py). Layout, batch and optimizer are ours (not published).
+"""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from composer_jax.errors import UserError
+from composer_jax.models.presets import PRESETS
+
+LENGTHS = {"4k": 4096, "8k": 8192, "32k": 32_768, "256k": 262_144}
+
+
+def get_config(length: str = "32k") -> ConfigDict:
+    """length: tokens of a training row and of a conversation's context."""
+    if length not in LENGTHS:
+        raise UserError(f"configs/kimi_k2_5.py has no length {length!r}; use {', '.join(LENGTHS)}.")
+    tokens = LENGTHS[length]
+    return ConfigDict(
+        {
+            "model": dataclasses.asdict(PRESETS["kimi_k2_5"]) | compute(),
+            "mesh": {"replica": 1, "data": -1, "expert": 8, "context": 1, "tensor": 1},
+            "batch": {"rows": 1024, "seq_len": tokens, "accumulate": 1},
+            "optimizer": {
+                "peak": 1e-5,
+                "warmup": 100,
+                "decay": "cosine",
+                "final": 0.1,
+                "b2": 0.95,
+                "weight_decay": 0.1,
+                "clip": 1.0,
+            },
+            "pretrain": {"mtp_weight": 0.0, "bias_rate": 1e-3},
+            "rl": {
+                "batch": {"rows": 1024, "seq_len": tokens, "accumulate": 1},
+                "ratio_low": 0.2,
+                "ratio_high": 0.28,
+            },
+            "decode": {"slots": 1024, "capacity": tokens},
+        }
+    )
+
+
+def compute() -> dict:
+    """How the network is computed, as opposed to what it is."""
+    return {"param_dtype": "bfloat16", "compute_dtype": "bfloat16", "dispatch": "ring", "remat": True}

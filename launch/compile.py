@@ -1,0 +1,47 @@
+"""Compiles a stage of a large run for a slice of TPUs that need not be there, and predicts a step of it.
+
+    python -m launch.compile --config=configs/kimi_k2_5.py:32k --topology=v5p:8x8x16 --stage=pretrain --out=plan.json
+
+What is compiled is the step that training runs, by XLA's compiler for TPUs (pip install "composer_jax[tpu]"). The last
+line printed is JSON: whether it fits into a device's memory and what takes how much of it, the predicted seconds of a
+step and model FLOP utilisation, and the bytes sent over every mesh axis; docs/scale.md explains them. Progress and a table
+go to stderr. --config.FIELD=VALUE changes fields of the configuration.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from absl import flags as absl_flags
+
+from launch import flags
+
+
+def define(values):
+    string = lambda name, meaning: absl_flags.DEFINE_string(name, None, meaning, flag_values=values)  # noqa: E731
+    string("topology", "The slice: a chip (v5e, v5p, v6e, tpu7x) and the chips in every dimension, such as v5p:8x8x16.")
+    string("stage", "pretrain, rl or decode.")
+    string("out", "A .json file to write the result to as well.")
+    return ("config", "topology", "stage")
+
+
+def main(values):
+    from composer_jax.scale.plan import plan
+    from composer_jax.scale.table import table
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    result = plan(values.config, values.topology, values.stage, say)
+    say(table(result))
+    line = json.dumps(result)
+    if values.out:
+        Path(values.out).write_text(line + "\n", encoding="utf-8")
+    print(line)
+
+
+if __name__ == "__main__":
+    from composer_jax.scale.topology import without_hardware
+
+    without_hardware()
+    flags.run(main, define=define)
