@@ -2,10 +2,10 @@
 
     python -m launch.compile --config=configs/kimi_k2_5.py:32k --topology=v5p:8x8x16 --stage=pretrain --out=plan.json
 
-What is compiled is the step that training runs, by XLA's compiler for TPUs (pip install "composer_jax[tpu]"). The last
-line printed is JSON: whether it fits into a device's memory and what takes how much of it, the predicted seconds of a
-step and model FLOP utilisation, and the bytes sent over every mesh axis; docs/scale.md explains them. Progress and a table
-go to stderr. --config.FIELD=VALUE changes fields of the configuration.
+What is compiled is the step that training or sampling runs, by XLA's compiler for TPUs (pip install
+"composer_jax[tpu]"). The last line printed is JSON: whether it fits into a device's memory and what takes how much of
+it, the predicted seconds of a step and model FLOP utilisation, and the bytes sent over every mesh axis; docs/scale.md
+explains them. Progress and a table go to stderr. --config.FIELD=VALUE changes fields of the configuration.
 """
 
 import json

@@ -1,9 +1,9 @@
 """What kernels cost, said beside them.
 
-Whoever estimates a program (composer_jax/scale) reads its matrix products from the traced program, but cannot see into a
-kernel, nor how many rows of a ragged product belong to anybody. So a kernel's file registers a formula under the name by
-which the kernel appears in a traced program: that of a jitted function, a custom_vjp, a pallas_call or a primitive. A
-name that ends in * stands for every name that begins so.
+Whoever estimates a program (composer_jax/scale) reads its matrix products from the traced program, but cannot see into
+a kernel, nor how many rows of a ragged product belong to anybody. So a kernel's file registers a formula under the name
+by which the kernel appears in a traced program: that of a jitted function, a custom_vjp, a pallas_call or a primitive.
+A name that ends in * stands for every name that begins so.
 """
 
 from collections.abc import Callable, Mapping, Sequence

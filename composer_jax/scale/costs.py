@@ -4,10 +4,10 @@ Counted from the jaxpr, in which collectives stand with their axes and local sha
 jax.checkpoint computes again. What the jaxpr does not say is assumed:
 
 - Matrix products, kernels, sorts, gathers and collectives read their operands from HBM and write their results to it.
-- Everything else (elementwise functions, reductions, broadcasts, transposes) is fused into loops around these. A loop's
-  result is stored only if one of those reads it, if it leaves the loop over layers, or if two computations use it (the
-  residual stream, the exponentials of a softmax; a mere conversion is done twice instead). What is stored is written once
-  and read once by all loops together. Results smaller than SMALL stay on the chip.
+- Everything else (elementwise functions, reductions, broadcasts, transposes) is fused into loops around these. A
+  loop's result is stored only if one of those reads it, if it leaves the layer, or if two computations use it (the
+  residual stream, the exponentials of a softmax; a mere conversion is done twice instead). What is stored is written
+  once and read once by all loops together. Results smaller than SMALL stay on the chip.
 - Of rows sorted by expert, a device owns the share `owned`: routing is balanced.
 """
 
@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from composer_jax.ops.kernel_cost import Call, KernelCost, formula_of
-from composer_jax.scale.steps import Step, Value, flatten, needed
+from composer_jax.scale.steps import SHARD, Step, Value, flatten, needed
 
 SMALL = 2**20
 """Bytes below which a fused loop's result is taken to stay in a core's own memory (16 to 128 MiB)."""
@@ -28,7 +28,7 @@ EXCHANGES = {"all_to_all", "ragged_all_to_all"}
 PERMUTES = {"ppermute", "collective_permute"}
 COLLECTIVES = GATHERS | SCATTERS | REDUCTIONS | EXCHANGES | PERMUTES
 # Parts of an array: reading them reads their own bytes only.
-VIEWS = {"slice", "dynamic_slice", "split", "unstack"}
+VIEWS = {SHARD, "slice", "dynamic_slice", "split", "unstack"}
 # Cheap enough to be done again by every loop that wants them.
 REDONE = {"broadcast_in_dim", "concatenate", "convert_element_type", "iota", "pad", "rev", "transpose"} | VIEWS
 # Read whole, write whole.

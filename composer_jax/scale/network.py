@@ -13,15 +13,15 @@ B = sum_d B_d. With n devices and an array of V bytes (scale/costs.py: where it 
 - all_gather, reduce_scatter: (n-1)/n V / B, each chip receives or sends all but its own part;
 - all_reduce: twice that, a reduce_scatter and an all_gather;
 - permute to the neighbour: V / b, one link;
-- all_to_all: the links in the middle decide. In a ring of m chips, each with V bytes to spread, n V/4 bytes of the whole
-  cross the middle in each direction over two links: V m / (8 b), or with one link (no ring) V m / (4 b). Over several
-  dimensions they work side by side and the slowest decides: max_d V m_d / (4 B_d).
+- all_to_all: the links in the middle decide. In a ring of m chips, each with V bytes to spread, m V/4 bytes cross the
+  middle in each direction, over two links: V m / (8 b), or with one link (no ring) V m / (4 b). Over several dimensions
+  they work side by side and the slowest decides: max_d V m_d / (4 B_d).
 
 To each comes the time of the hops: a message passes through half of every ring, or along all of every line.
 ("How to Scale Your Model", jax-ml.github.io/scaling-book/sharding, derives the same.)
 
-Devices that share a chip (TPU7x) share its links: each gets its part of b. Traffic between the two themselves is counted
-as if it went over the links.
+Devices that share a chip (TPU7x) share its links: each gets its part of b. Traffic between the two themselves is
+counted as if it went over the links.
 """
 
 import dataclasses
@@ -54,7 +54,8 @@ class Span:
 
 
 def spans(mesh: Mesh, axes: Sequence[str], torus: Sequence[int], closed: Sequence[bool]) -> list[Span]:
-    """How the lines of these mesh axes, taken together, cross the torus.
+    """How the lines of these mesh axes, taken together, cross the torus. Lines that are no boxes of chips (a diagonal)
+    count as a path along single links.
 
     Args:
       torus: chips in every dimension.
@@ -70,7 +71,8 @@ def spans(mesh: Mesh, axes: Sequence[str], torus: Sequence[int], closed: Sequenc
         stride = int(np.diff(at).min())
         around = closed[dimension] and len(at) * stride == size
         found.append(Span(len(at), (2.0 if around else 1.0) / stride))
-    return found
+    chips = len(np.unique(coords, axis=0))
+    return found if math.prod(span.chips for span in found) == chips else [Span(chips, 1.0)]
 
 
 class Network:

@@ -154,6 +154,6 @@ def _weights(definition: Definition, mesh: Mesh):
 def _require_context(name: str, tokens: int, config: ModelConfig) -> None:
     if not 2 <= tokens <= config.max_context:
         raise UserError(
-            f"{name}={tokens} is not between 2 and the model's max_context={config.max_context}; choose a shorter row or "
-            "a model with a longer context."
+            f"{name}={tokens} is not between 2 and the model's max_context={config.max_context}; choose a shorter one, "
+            "or a model with a longer context."
         )

@@ -1,13 +1,13 @@
 """Seconds of a program from its cost: a roofline per operation, and three ways in which communication can hide.
 
-Every operation takes max(flops / peak, bytes / bandwidth), every collective the time of its links, each over the fraction
-of the peak that such work reaches (scale/chips.py). Within a region (the inside of a loop over layers) operations follow
-each other; communication then adds to them, or hides behind them:
+Every operation takes max(flops / peak, bytes / bandwidth), every collective the time of its links, each over the
+fraction of the peak that such work reaches (scale/chips.py). Within a region (the inside of a loop over layers)
+operations follow each other; communication then adds to them, or hides behind them:
 
 - "none": everything waits for everything;
 - "gathers" (what we predict with): collectives over `replica` and `data`, which fetch weights and sum gradients, run
-  beside the computation, as XLA's latency-hiding scheduler arranges; what exchanges tokens (`expert`, `context`) or partial
-  results (`tensor`) is waited for. A region takes max(computation, hidden) + waited for;
+  beside the computation, as XLA's latency-hiding scheduler arranges; what exchanges tokens (`expert`, `context`) or
+  partial results (`tensor`) is waited for. A region takes max(computation, hidden) + waited for;
 - "full": max(computation, communication).
 """
 

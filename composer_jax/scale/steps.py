@@ -1,7 +1,7 @@
 """A traced program as a flat list of what really runs on a TPU.
 
-Calls are written out, of the branches of `lax.platform_dependent` the TPU's is taken, and what nothing needs is left out,
-as XLA does. Loops and ordinary branches stay: each is one step, whose inside is asked for separately.
+Calls are written out, of the branches of `lax.platform_dependent` the TPU's is taken, and what nothing needs is left
+out, as XLA does. Loops and ordinary branches stay: each is one step, whose inside is asked for separately.
 """
 
 import dataclasses
@@ -27,6 +27,8 @@ CALLS = {
 }
 # Those whose inside is no program of its own to walk into: what they add up with, or a kernel.
 OPAQUE = ("scatter", "reduce", "pallas_call", "scan", "while", "cond")
+# Our own step: what a device has of an array that lies on the whole mesh.
+SHARD = "shard"
 # Other names for the same bytes.
 ALIASES = {
     "bitcast_convert_type",
@@ -46,10 +48,17 @@ ALIASES = {
 
 
 class Value:
-    """An array of the flat program. Two are the same if they are the same object."""
+    """An array of the flat program; equal are those that are the same bytes, whatever shape they are seen in."""
 
-    def __init__(self, aval):
+    def __init__(self, aval, same_as: "Value | None" = None):
         self.aval = aval
+        self._bytes_of = self if same_as is None else same_as._bytes_of
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Value) and self._bytes_of is other._bytes_of
+
+    def __hash__(self) -> int:
+        return id(self._bytes_of)
 
     @property
     def bytes(self) -> float:
@@ -98,13 +107,14 @@ def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[l
         if inner is not None:
             if primitive == "cond":
                 arguments = arguments[1:]
+            if primitive == "shard_map":
+                parts = [Value(v.aval) for v in inner.invars]
+                steps += [Step(SHARD, SHARD, here, {}, [a], [p]) for a, p in zip(arguments, parts, strict=True)]
+                arguments = parts
             below, results = flatten(inner, arguments, kernels, here)
             steps += below
         elif primitive in ALIASES and not kernels(name):
-            results = [
-                a if a.bytes == Value(out.aval).bytes else Value(out.aval)
-                for a, out in zip(arguments, equation.outvars, strict=True)
-            ]
+            results = [Value(out.aval, a) for a, out in zip(arguments, equation.outvars, strict=True)]
         else:
             results = [Value(v.aval) for v in equation.outvars]
             steps.append(Step(primitive, name, here, params, arguments, results))

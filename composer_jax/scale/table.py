@@ -21,13 +21,13 @@ def table(plan: dict) -> str:
         *([f"  {memory['refused']}"] if "refused" in memory else []),
         "",
         "predicted seconds of a step",
-        *_rows((name.replace("_", " "), f"{s:10.4f}", "") for name, s in times.items()),
-        f"  predicted: {plan['predicted_step_seconds']:.4f} s, {plan['predicted_mfu']:.1%} MFU, "
+        *_rows((name.replace("_", " "), f"{s:10.4g}", "") for name, s in times.items()),
+        f"  predicted: {plan['predicted_step_seconds']:.4g} s, {plan['predicted_mfu']:.1%} MFU, "
         f"{plan['predicted_tokens_per_second_per_chip']:,.1f} tokens per second and chip",
         "",
         "where the seconds go, without overlap",
         *_rows(
-            (name, f"{seconds:10.4f}", f"{seconds / times['no_overlap']:6.1%}")
+            (name, f"{seconds:10.4g}", f"{seconds / times['no_overlap']:6.1%}")
             for name, seconds in sorted(plan["profile_seconds"].items(), key=lambda item: -item[1])
         ),
         "",
@@ -35,7 +35,7 @@ def table(plan: dict) -> str:
         *_rows((axes, f"{sent / 1e9:10.3f}", "") for axes, sent in plan["collective_bytes"].items()),
         "",
         "the largest, without overlap",
-        *_rows((p["kind"], f"{p['seconds']:10.4f}", p["scope"]) for p in plan["largest_seconds"]),
+        *_rows((p["kind"], f"{p['seconds']:10.4g}", p["scope"]) for p in plan["largest_seconds"]),
         "",
         f"compiled in {plan['compile_seconds']:.1f} s",
     ]

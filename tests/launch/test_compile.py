@@ -1,0 +1,115 @@
+"""launch.compile as a user runs it, for a small network on slices that are not there."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scale.configuration import FIELDS
+
+ROOT = Path(__file__).parents[2]
+NEEDS_LIBTPU = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason='needs libtpu: pip install "composer_jax[tpu]"'
+)
+KEYS = {
+    "fits",
+    "params_total",
+    "params_active",
+    "bytes_per_chip",
+    "flops_per_step",
+    "predicted_step_seconds",
+    "predicted_mfu",
+    "collective_bytes",
+    "compile_seconds",
+}
+
+
+def compiled(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "launch.compile", "--config=configs/moonlight.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+def small(*arguments: str) -> subprocess.CompletedProcess:
+    fields = [f"--config.{path}={value}" for path, value in FIELDS.items()]
+    return compiled(*fields, *arguments)
+
+
+@NEEDS_LIBTPU
+@pytest.mark.parametrize(
+    ("stage", "topology", "expected"),
+    [
+        ("pretrain", "v5e:2x2", {"params", "optimizer", "router_bias", "batch", "gradient"}),
+        ("rl", "v5e:2x2", {"params", "optimizer", "router_bias", "batch", "gradient"}),
+        ("decode", "v5p:2x2x1", {"params", "router_bias", "batch", "cache"}),
+    ],
+)
+def test_a_stage_compiles_and_the_last_line_is_the_result(stage, topology, expected, tmp_path):
+    run = small(f"--topology={topology}", f"--stage={stage}", f"--out={tmp_path}/plan.json")
+    assert run.returncode == 0, run.stderr
+    line = run.stdout.splitlines()[-1]
+    assert line + "\n" == (tmp_path / "plan.json").read_text()
+    result = json.loads(line)
+    memory = result["bytes_per_chip"]
+    assert KEYS <= result.keys() and result["fits"] is True
+    assert memory.keys() == expected | {"temporary", "other", "total", "limit"}
+    assert sum(memory.values()) == pytest.approx(2 * memory["total"] + memory["limit"])
+    assert 0 < result["predicted_mfu"] < 1 and result["params_active"] < result["params_total"]
+    assert result["compile_seconds"] > 0 and result["collective_bytes"].keys() <= {"data", "expert", "data+expert"}
+    times = result["step_seconds"]
+    assert times["full_overlap"] <= times["weight_gathers_overlap"] <= times["no_overlap"]
+    assert result["predicted_step_seconds"] == times["weight_gathers_overlap"]
+    assert sum(result["profile_seconds"].values()) == pytest.approx(times["no_overlap"])
+    if stage != "decode":
+        # Recomputation and the unseen half of attention come on top of what the model asks for.
+        assert 1 < result["executed_flops_per_step"] / result["flops_per_step"] < 2
+    assert "fits" in run.stderr and "memory of one device" in run.stderr
+
+
+@NEEDS_LIBTPU
+def test_what_does_not_fit_is_reported_with_the_compilers_numbers():
+    run = small(
+        "--topology=v5e:2x2", "--stage=pretrain", "--config.model.vocab_size=8000000", "--config.batch.seq_len=1024"
+    )
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout.splitlines()[-1])
+    memory = result["bytes_per_chip"]
+    assert result["fits"] is False and "RESOURCE_EXHAUSTED" in memory["refused"]
+    assert memory["total"] > memory["limit"] and "does not fit" in run.stderr
+    assert result["predicted_step_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--stage=pretrain"], "--topology is missing"),
+        (["--topology=v5e:2x2", "--stage=serve"], "--stage=serve is unknown; the stages are pretrain, rl, decode."),
+        (["--topology=v5e:2x2", "--stage=rl", "--config.mesh.exprt=2"], "did you mean mesh.expert,"),
+        (["--topology=v5e", "--stage=rl"], "--topology=v5e is unknown"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence):
+    run = compiled(*arguments)
+    assert run.returncode == 2 and sentence in run.stderr and "Traceback" not in run.stderr
+
+
+@NEEDS_LIBTPU
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--topology=v5e:3x7"], "--topology=v5e:3x7 does not exist"),
+        (["--topology=v5e:2x2", "--config.mesh.expert=3"], "4 devices of v5e:2x2 do not divide by 3"),
+        (["--topology=v5e:2x2", "--config.batch.seq_len=9000"], "batch.seq_len=9000 is not between 2"),
+        (["--topology=v5e:2x2", "--config.batch.rows=5"], "batch.rows=5 do not divide over 4 devices"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_one_sentence(arguments, sentence):
+    run = compiled("--stage=pretrain", *arguments)
+    assert run.returncode == 2 and sentence in run.stderr and "Traceback" not in run.stderr
+
+
+def test_help_lists_the_flags():
+    run = compiled("--help")
+    assert run.returncode == 0 and "--topology:" in run.stdout and "--config:" in run.stdout

@@ -1,0 +1,266 @@
+"""Costs against closed forms, computed by hand from shapes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+from jax.sharding import PartitionSpec as P
+
+from composer_jax.ops.grouped_matmul import grouped_matmul
+from composer_jax.ops.kernel_cost import KernelCost, kernel_cost
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.scale.costs import SMALL, Collective, Rules, cost_of
+
+ONE = Rules({})
+
+
+def cost(function, *shapes, rules=ONE, dtype=jnp.float32):
+    arguments = [jax.ShapeDtypeStruct(s, dtype) if isinstance(s, tuple) else s for s in shapes]
+    return cost_of(jax.make_jaxpr(function)(*arguments), rules)
+
+
+def operations(region, kind):
+    return [part for _, part in region.everything() if getattr(part, "kind", "") == kind]
+
+
+def test_a_product_counts_its_multiplications_operands_and_result():
+    region = cost(lambda x, w: jnp.einsum("bsd,df->bsf", x, w), (2, 3, 8), (8, 5), dtype=jnp.bfloat16)
+    (product,) = operations(region, "matmul")
+    assert (product.flops, product.hbm_bytes) == (2 * 6 * 8 * 5, 2 * (6 * 8 + 8 * 5 + 6 * 5))
+
+
+def test_precision_is_paid_in_passes():
+    def product(precision):
+        return cost(lambda x, w: jnp.dot(x, w, precision=precision), (4, 4), (4, 4)).flops()
+
+    assert [product(p) / product(None) for p in ("default", "high", "highest")] == [1, 3, 6]
+
+
+def test_a_loop_costs_its_inside_as_often_as_it_runs():
+    def stack(x, weights):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
+
+    region = cost(stack, (4, 8), (7, 8, 8))
+    assert region.flops() == 7 * 2 * 4 * 8 * 8
+    (loop,) = region.regions
+    assert (loop.name, loop.times) == ("scan", 7)
+    # Grouped into a loop of loops, the same work.
+    nested = cost(lambda x, w: jax.lax.scan(lambda x, w: (stack(x, w), None), x, w)[0], (4, 8), (3, 7, 8, 8))
+    assert nested.flops() == 3 * region.flops()
+
+
+@pytest.mark.parametrize(("remat", "products"), [(False, 2 + 3), (True, 2 + 2 + 3)])
+def test_what_checkpoint_computes_again_counts_again(remat, products):
+    """tanh(tanh(x w1) w2): two products forward, and again with remat; backward two for the weights, one through w2."""
+
+    def layer(x, weights):
+        return jnp.tanh(jnp.tanh(x @ weights[0]) @ weights[1])
+
+    layer = jax.checkpoint(layer) if remat else layer
+
+    def gradient(x, weights):
+        return jax.value_and_grad(lambda w: layer(x, w).sum())(weights)
+
+    assert cost(gradient, (4, 8), (2, 8, 8)).flops() == products * 2 * 4 * 8 * 8
+
+
+def test_what_nobody_needs_is_not_counted():
+    def wasteful(x, w):
+        unused = x @ w
+        stacked = jax.lax.scan(lambda c, _: (c, c @ w), x, None, length=5)
+        return x @ w + 0 * stacked[0], unused.shape[0]
+
+    assert cost(wasteful, (4, 4), (4, 4)).flops() == 2 * 4 * 4 * 4
+
+
+MESH = {"data": 2, "expert": 4}
+
+
+def sharded(function, *specs_and_out):
+    *in_specs, out_specs = specs_and_out
+    mesh = make_mesh(**MESH)
+    return jax.shard_map(function, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False)
+
+
+def test_collectives_count_local_shapes_and_axes():
+    """64 x 16 floats in all, over data=2 and expert=4: a device sends (n-1)/n of what it gathers or adds up."""
+
+    def program(x):  # [8,16] on every device
+        whole = jax.lax.all_gather(x, "data", axis=0, tiled=True)  # [16,16]
+        part = jax.lax.psum_scatter(whole * 2, "expert", scatter_dimension=0, tiled=True)  # [4,16]
+        turned = jax.lax.all_to_all(part * 3, "expert", split_axis=0, concat_axis=1, tiled=True)
+        passed = jax.lax.ppermute(turned * 5, "data", [(0, 1), (1, 0)])
+        return jax.lax.psum(passed * 7, ("data", "expert"))
+
+    rules = Rules({"replica": 1, "context": 1, "tensor": 1} | MESH)
+    region = cost(sharded(program, P(("data", "expert")), P()), (64, 16), rules=rules)
+    row = 16 * 4
+    found = {(c.pattern, c.axes): c.bytes for _, c in region.everything() if isinstance(c, Collective)}
+    assert found == {
+        ("all_gather", ("data",)): 16 * row,
+        ("reduce_scatter", ("expert",)): 16 * row,
+        ("all_to_all", ("expert",)): 4 * row,
+        ("permute", ("data",)): 4 * row,
+        ("all_reduce", ("data", "expert")): 4 * row,
+    }
+    assert region.sent(rules.sizes) == {
+        "data": 16 * row / 2 + 4 * row,
+        "expert": 16 * row * 3 / 4 + 4 * row * 3 / 4,
+        "data+expert": 2 * 4 * row * 7 / 8,
+    }
+
+
+def test_axes_of_one_device_send_nothing():
+    mesh = make_mesh(jax.devices()[:1])
+    program = jax.shard_map(lambda x: jax.lax.psum(x, ("data", "expert")), mesh=mesh, in_specs=P(), out_specs=P())
+    assert cost(program, (8, 8), rules=Rules(dict(mesh.shape))).sent(mesh.shape) == {}
+
+
+def test_gradients_of_gathered_weights_are_scattered():
+    def program(w, x):
+        loss = lambda w: (x @ jax.lax.all_gather(w, "data", axis=0, tiled=True)).sum()  # noqa: E731
+        return jax.grad(loss)(w)
+
+    rules = Rules({"replica": 1, "context": 1, "tensor": 1} | MESH)
+    region = cost(sharded(program, P("data"), P("expert"), P("data")), (16, 8), (4, 16), rules=rules)
+    # The gather itself is needed for nothing but the loss, which nobody asked for.
+    found = [(c.pattern, c.axes, c.bytes) for _, c in region.everything() if isinstance(c, Collective)]
+    assert found == [("reduce_scatter", ("data",), 16 * 8 * 4)]
+
+
+def test_grouped_products_count_the_rows_that_belong_here():
+    rows, d, f, experts = 24, 4, 6, 3
+
+    def loss(x, w, sizes):
+        return (grouped_matmul(x, w, sizes) ** 2).sum()
+
+    arguments = [
+        jax.ShapeDtypeStruct((rows, d), jnp.float32),
+        jax.ShapeDtypeStruct((experts, d, f), jnp.float32),
+        jax.ShapeDtypeStruct((experts,), jnp.int32),
+    ]
+    for owned in (1.0, 0.25):
+        region = cost(jax.grad(loss, argnums=(0, 1)), *arguments, rules=Rules({}, owned=owned))
+        products = operations(region, "grouped_matmul")
+        assert len(products) == 3  # forward, of the rows, of the matrices: the TPU's branch, not the CPU's
+        assert all(p.flops == owned * 2 * rows * d * f for p in products)
+        assert {p.hbm_bytes for p in products} == {4 * (owned * rows * (d + f) + experts * d * f)}
+        assert region.flops("matmul") == 0
+
+
+def test_loops_of_unknown_length_want_a_name():
+    def until(x, named):
+        loop = functools.partial(jax.lax.while_loop, lambda x: x.sum() < 10, lambda x: x @ x)
+        with jax.named_scope("search" if named else "other"):
+            return loop(x)
+
+    rules = Rules({}, loops={"search": 3.0})
+    assert cost(lambda x: until(x, True), (4, 4), rules=rules).flops() == 3 * 2 * 4**3
+    with pytest.raises(NotImplementedError, match="scope 'other' runs nobody knows how often"):
+        cost(lambda x: until(x, False), (4, 4), rules=rules)
+
+
+def test_of_two_branches_the_costs_stay_apart():
+    def either(flag, x):
+        return jax.lax.cond(flag, lambda x: x @ x, lambda x: x @ x @ x, x)
+
+    region = cost(either, jax.ShapeDtypeStruct((), bool), (4, 4))
+    ((first, second),) = region.choices
+    assert sorted([first.flops(), second.flops()]) == [2 * 4**3, 2 * 2 * 4**3]
+
+
+def test_kernels_count_by_what_is_said_of_them():
+    def doubled(x, estimate=None, name="doubling"):
+        def kernel(x_ref, out_ref):
+            out_ref[...] = 2 * x_ref[...]
+
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(kernel, out_shape=shape, cost_estimate=estimate, name=name)(x)
+
+    estimate = pl.CostEstimate(flops=100, bytes_accessed=200, transcendentals=0)
+    (product,) = operations(cost(lambda x: doubled(x, estimate), (8, 128)), "matmul")
+    assert (product.flops, product.hbm_bytes) == (100, 200)
+    with pytest.raises(NotImplementedError, match="'doubling' has neither"):
+        cost(doubled, (8, 128))
+
+    @kernel_cost("test_doubling*")
+    def formula(call):
+        return KernelCost("attention", 7.0 * call.inputs[0].size, 3.0)
+
+    region = cost(lambda x: doubled(x, name="test_doubling_of_rows"), (8, 128))
+    assert [(o.flops, o.hbm_bytes) for o in operations(region, "attention")] == [(7.0 * 1024, 3.0)]
+    with pytest.raises(ValueError, match="has a formula already"):
+        kernel_cost("test_doubling*")(formula)
+
+
+def test_a_jitted_function_can_be_a_kernel():
+    @kernel_cost("test_opaque")
+    def formula(call):
+        return KernelCost("attention", 11.0, 13.0)
+
+    @jax.jit
+    def test_opaque(x):
+        return x @ x
+
+    region = cost(lambda x: test_opaque(x) @ x, (4, 4))
+    assert (region.flops("attention"), region.flops("matmul")) == (11.0, 2 * 4**3)
+
+
+LARGE = (512, SMALL // 1024)  # 2 * SMALL bytes of float32
+BYTES = 2 * SMALL
+
+
+def hbm(function, *shapes):
+    return sum(o.hbm_bytes for o in operations(cost(function, *shapes), "hbm"))
+
+
+def test_a_chain_of_elementwise_functions_reads_once_and_writes_once():
+    assert hbm(lambda x: jnp.tanh(jnp.exp(x) * 2 + 1), LARGE) == 2 * BYTES
+
+
+def test_small_results_stay_on_the_chip():
+    assert hbm(lambda x: jnp.tanh(x), (512, SMALL // 4096)) == 0
+
+
+def test_what_two_computations_use_is_stored_and_what_is_cheap_is_done_again():
+    w = jax.ShapeDtypeStruct((LARGE[1], 8), jnp.float32)
+    # x is read, exp(x) written and read, and written out once more as both results.
+    assert hbm(lambda x: (lambda e: (jnp.sin(e), jnp.cos(e)))(jnp.exp(x)), LARGE) == 5 * BYTES
+    # A conversion is no reason to store; the products read their operands themselves.
+    converted = hbm(lambda x: (lambda c: (jnp.sin(c), jnp.cos(c)))(x.astype(jnp.float32)), LARGE)
+    assert converted == 3 * BYTES
+    # A norm before a product: read once, written once for the product.
+    assert hbm(lambda x, w: (x / jnp.sqrt((x * x).sum(-1, keepdims=True))) @ w, LARGE, w) == 2 * BYTES
+
+
+def test_parts_of_arrays_are_read_as_parts():
+    def part(x, i):
+        return jnp.tanh(jax.lax.dynamic_slice(x, (i, 0), LARGE))
+
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    assert hbm(part, (8 * LARGE[0], LARGE[1]), index) == 2 * BYTES
+
+    def write(x, row):
+        return jax.lax.dynamic_update_slice(x, row, (0, 0))
+
+    assert hbm(write, (8 * LARGE[0], LARGE[1]), LARGE) == 2 * BYTES
+
+
+def test_gathers_move_the_rows_they_ask_for():
+    ids = jax.ShapeDtypeStruct((512,), jnp.int32)
+    assert hbm(lambda x, ids: x.at[ids].get(mode="promise_in_bounds"), (4096, LARGE[1]), ids) == 2 * BYTES
+    assert hbm(lambda x, ids, u: x.at[ids].add(u, mode="drop"), (4096, LARGE[1]), ids, LARGE) == 3 * BYTES
+
+
+def test_another_view_of_the_same_bytes_is_no_copy_and_keeps_its_shape():
+    def reshaped(x, w):
+        y = jnp.exp(x)
+        return y.reshape(LARGE[0] * 2, -1) @ w, jnp.sin(y)
+
+    w = jax.ShapeDtypeStruct((LARGE[1] // 2, 8), jnp.float32)
+    region = cost(reshaped, LARGE, w)
+    assert region.flops() == 2 * LARGE[0] * LARGE[1] * 8
+    # x read, exp(x) written, read again by the sine (the product reads for itself), the sine written.
+    assert sum(o.hbm_bytes for o in operations(region, "hbm")) == 4 * BYTES

@@ -1,0 +1,101 @@
+"""What a plan makes of the compiler's answers; wrong requests."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from composer_jax.errors import UserError
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.scale.compiling import Memory, Refusal, refusal
+from composer_jax.scale.plan import memory_of, plan
+from composer_jax.scale.programs import Program
+from composer_jax.scale.topology import Slice, tpu_slice
+from tests.scale.configuration import small_config
+
+REPLICATED = NamedSharding(make_mesh(data=8), PartitionSpec())
+
+
+def array(n):
+    return jax.ShapeDtypeStruct((n,), np.int8, sharding=REPLICATED)
+
+
+PROGRAM = Program(
+    None,
+    (array(10), array(3)),
+    {},
+    holds={"params": array(10), "batch": array(3), "optimizer": array(20)},
+    makes={"gradient": array(10)},
+)
+
+
+def test_memory_is_what_is_held_what_is_made_and_what_comes_and_goes():
+    assert memory_of(PROGRAM, Memory(arguments=16.0, outputs=11.0, temporary=100.0), 1000.0) == {
+        "params": 10,
+        "batch": 3,
+        "optimizer": 20,
+        "gradient": 10,
+        "temporary": 100,
+        "other": 3 + 1,
+        "total": 147,
+        "limit": 1000,
+    }
+
+
+def test_a_refusal_gives_the_compilers_numbers():
+    found = memory_of(PROGRAM, Refusal(2000.0, 1000.0, "too large"), 1000.0)
+    assert (found["temporary"], found["total"], found["refused"]) == (2000 - 23, 2020, "too large")
+    unsaid = memory_of(PROGRAM, Refusal(None, None, "too large"), 1000.0)
+    assert (unsaid["temporary"], unsaid["total"]) == (0, 43)
+
+
+@pytest.mark.parametrize(
+    ("message", "needed", "available"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (298.02G) exceeds available HBM (95.73G). HLO module: jit_f.\nSee elsewhere",
+            298.02 * 2**30,
+            95.73 * 2**30,
+        ),
+        ("RESOURCE_EXHAUSTED: Ran out. Used 1.5T of 95.74G hbm. Exceeded", 1.5 * 2**40, 95.74 * 2**30),
+        ("RESOURCE_EXHAUSTED: of something else", None, None),
+    ],
+)
+def test_refusals_are_read(message, needed, available):
+    found = refusal(message)
+    assert (found.needed, found.available) == (needed, available) and "\n" not in found.message
+
+
+def test_what_is_left_goes_to_the_axis_that_asks_for_it():
+    eight = Slice("v5e:2x4", None, (2, 4), tuple(jax.devices()))
+    sizes = {"replica": 1, "data": -1, "expert": 2, "context": 1, "tensor": 1}
+    assert eight.mesh(sizes).shape["data"] == 4
+    with pytest.raises(UserError, match="8 devices of v5e:2x4 do not divide by 3"):
+        eight.mesh(sizes | {"expert": 3})
+    with pytest.raises(UserError, match="Only one mesh axis can be -1, not data and expert"):
+        eight.mesh(sizes | {"expert": -1})
+    with pytest.raises(UserError, match="needs 6 devices, but 8 are there"):
+        eight.mesh(sizes | {"data": 3})
+
+
+@pytest.mark.parametrize("name", ["v9:2x2", "v5p", "v5e:2", "v5p:2xx2"])
+def test_what_is_no_topology(name):
+    with pytest.raises(UserError, match=f"--topology={name} is unknown; it is a chip"):
+        tpu_slice(name)
+
+
+def test_dimensions_of_other_chips():
+    with pytest.raises(UserError, match="v5p slices have 3 dimensions, not 2"):
+        tpu_slice("v5p:4x4")
+
+
+def test_unknown_stages():
+    with pytest.raises(UserError, match="--stage=sft is unknown; the stages are pretrain, rl, decode"):
+        plan(small_config(), "v5e:2x2", "sft")
+
+
+def test_without_libtpu_the_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "libtpu", None)
+    with pytest.raises(UserError, match=r'pip install "composer_jax\[tpu\]"'):
+        tpu_slice("v5e:2x2")

@@ -1,0 +1,116 @@
+"""The programs of a stage on eight fake devices: those that training and sampling run, and who holds what."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.models.flops import forward_flops
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.scale.programs import STAGES, local_bytes
+from composer_jax.scale.settings import scale_settings
+from composer_jax.train.learner import Learner
+from composer_jax.train.losses import LanguageLoss
+from composer_jax.train.optimizer import OptimizerConfig
+from tests.scale.configuration import small_config
+
+MESH = make_mesh(data=4, expert=2)
+
+
+def stage(name, mesh=MESH, **changes):
+    return STAGES[name](scale_settings(small_config(**changes)), mesh)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_program_compiles_and_holds_what_the_compiler_says(name):
+    for program in stage(name).programs.values():
+        compiled = program.function.trace(*program.arguments, **program.keywords).lower().compile()
+        assert compiled.memory_analysis().argument_size_in_bytes == local_bytes(program.arguments)
+
+
+def test_a_real_state_is_what_the_abstract_one_says():
+    settings = scale_settings(small_config())
+    optimizer = OptimizerConfig(steps=1, **dataclasses.asdict(settings.optimizer))
+    work = stage("pretrain")
+    learner = Learner(work.definition, optimizer, LanguageLoss(), MESH)
+    state = learner.init_state(*work.definition.init(0, MESH))
+    abstract = work.programs["update"].arguments[0]
+
+    def same(real, said):
+        assert (real.shape, real.dtype) == (said.shape, said.dtype)
+        assert real.sharding.is_equivalent_to(said.sharding, real.ndim)
+
+    jax.tree.map(same, state, abstract)
+    batch = {name: np.zeros(a.shape, a.dtype) for name, a in work.programs["gradient"].arguments[2].items()}
+    part = learner._gradient(state.params, state.router_bias, learner.put(batch), np.float32(1))
+    jax.tree.map(same, part, work.programs["update"].arguments[1])
+
+
+def test_the_gradient_keeps_the_optimizer_beside_it():
+    work = stage("pretrain")
+    gradient = work.programs["gradient"]
+    params = sum(leaf.size * 2 for leaf in jax.tree.leaves(work.definition.shapes()[0]))
+    # Sharded over at most 8 devices, not less than over none.
+    assert params / 8 <= local_bytes(gradient.holds["params"]) < params / 3
+    moments = 2 * local_bytes(gradient.holds["params"])
+    assert moments <= local_bytes(gradient.holds["optimizer"]) <= moments + 8
+    assert local_bytes(gradient.holds["params"]) <= local_bytes(gradient.makes["gradient"])
+    assert "accumulated" not in gradient.holds
+
+
+def test_accumulation_keeps_one_more_gradient_and_runs_more_often():
+    work = stage("pretrain", batch__accumulate=3)
+    gradient = work.programs["gradient"]
+    assert gradient.times == 3 and work.programs["update"].times == 1
+    assert local_bytes(gradient.holds["accumulated"]) == local_bytes(gradient.makes["gradient"])
+    once = stage("pretrain")
+    assert (work.tokens, work.flops) == (3 * once.tokens, 3 * once.flops)
+
+
+def test_model_flops_are_those_of_the_formula():
+    config = scale_settings(small_config()).model
+    assert stage("pretrain").flops == 3 * 8 * forward_flops(config, 64)
+    assert stage("rl", rl__batch__seq_len=32).flops == 3 * 8 * forward_flops(config, 32)
+    assert stage("decode").flops == 16 * (forward_flops(config, 256) - forward_flops(config, 255))
+    assert (stage("rl").tokens, stage("decode").tokens) == (8 * 64, 16)
+
+
+def test_the_module_for_the_token_after_next_counts_where_it_trains():
+    with_module = dict(model__n_mtp_modules=1)
+    config = scale_settings(small_config(**with_module)).model
+    trained = stage("pretrain", pretrain__mtp_weight=0.1, **with_module)
+    assert trained.flops == 3 * 8 * forward_flops(config, 64)
+    assert stage("pretrain", **with_module).flops == stage("pretrain").flops == stage("rl", **with_module).flops
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("pretrain", dict(batch__rows=12), "batch.rows=12 do not divide over 8 devices"),
+        ("rl", dict(rl__batch__rows=4), "batch.rows=4 do not divide over 8 devices"),
+        ("decode", dict(decode__slots=4), "decode.slots=4 do not divide over 8 devices"),
+        (
+            "pretrain",
+            dict(batch__seq_len=10_000),
+            "batch.seq_len=10000 is not between 2 and the model's max_context=8192",
+        ),
+        ("decode", dict(decode__capacity=10_000), "decode.capacity=10000 is not between 2"),
+        ("pretrain", dict(model__d_model=130), "130 embed do not divide over mesh axis data=4"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(name, changes, sentence):
+    with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
+        stage(name, **changes)
+
+
+def test_unknown_fields_fail():
+    config = small_config().to_dict()
+    config["decode"]["slot"] = 3
+    with pytest.raises(UserError, match="Unknown field config.decode.slot; the fields there are slots, capacity"):
+        scale_settings(config)
+    config = small_config().to_dict()
+    config["model"]["yarn"] = {"factr": 2.0}
+    with pytest.raises(UserError, match="Unknown field config.model.yarn.factr"):
+        scale_settings(config)

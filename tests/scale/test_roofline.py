@@ -1,0 +1,69 @@
+"""Times of made-up regions on a made-up network, by hand."""
+
+import types
+
+import pytest
+
+from composer_jax.scale.chips import Chip, Efficiency
+from composer_jax.scale.costs import Collective, Operation, Region
+from composer_jax.scale.roofline import largest, operation_seconds, predict
+
+CHIP = Chip("made up", peak_flops=100.0, hbm_bandwidth=10.0, hbm_usable=1.0, link_bandwidth=1.0, torus_dims=2)
+PERFECT = Efficiency(matmul=1.0, attention=0.5, grouped_matmul=1.0, hbm=1.0, links=1.0, hop_seconds=0.0)
+NETWORK = types.SimpleNamespace(chip=CHIP, efficiency=PERFECT, seconds=lambda collective: collective.bytes)
+
+
+def test_the_slower_of_arithmetic_and_memory_decides():
+    def seconds(kind, flops, hbm_bytes):
+        return operation_seconds(Operation(kind, flops, hbm_bytes), CHIP, PERFECT)
+
+    assert seconds("matmul", 300.0, 20.0) == 3.0
+    assert seconds("matmul", 300.0, 50.0) == 5.0
+    assert seconds("attention", 300.0, 50.0) == 6.0
+    assert seconds("hbm", 0.0, 20.0) == 2.0
+
+
+def test_a_device_that_is_half_a_chip_has_half_of_it():
+    half = Chip("halves", 100.0, 10.0, 1.0, 1.0, 3, devices=2)
+    assert operation_seconds(Operation("matmul", 300.0, 20.0), half, PERFECT) == 6.0
+    assert operation_seconds(Operation("hbm", 0.0, 20.0), half, PERFECT) == 4.0
+
+
+def layer(times=1.0):
+    return Region(
+        "layer",
+        times,
+        operations=[Operation("matmul", 400.0, 0.0, "a"), Operation("hbm", 0.0, 10.0, "b")],  # 4 + 1 seconds
+        collectives=[
+            Collective("all_gather", ("data",), 7.0, "a"),
+            Collective("reduce_scatter", ("expert",), 2.0, "b"),
+            Collective("all_reduce", ("data", "expert"), 1.0, "b"),
+        ],
+    )
+
+
+def test_what_hides_behind_what():
+    times = predict(layer(), NETWORK)
+    assert (times.none, times.gathers, times.full) == (15.0, 7.0 + 3.0, 10.0)
+    assert times.profile == {"matmul": 4.0, "hbm": 1.0, "data": 7.0, "expert": 2.0, "data+expert": 1.0}
+
+
+def test_regions_follow_each_other_and_repeat():
+    whole = Region("step", 2.0, operations=[Operation("hbm", 0.0, 30.0)], regions=[layer(3.0)])
+    times = predict(whole, NETWORK)
+    assert (times.none, times.gathers, times.full) == (2 * (3 + 45), 2 * (3 + 30), 2 * (3 + 30))
+    assert sum(times.profile.values()) == times.none
+
+
+def test_of_branches_the_slowest_counts():
+    cheap = Region("branch", operations=[Operation("hbm", 0.0, 10.0)])
+    region = Region("step", choices=[[cheap, layer()]])
+    assert predict(region, NETWORK).none == 15.0
+
+
+def test_the_largest_come_first_with_repetitions():
+    found = largest(Region("step", regions=[layer(3.0)]), NETWORK, most=2)
+    assert [(f["scope"], f["kind"], f["seconds"]) for f in found] == [
+        ("a", "all_gather over data", pytest.approx(21.0)),
+        ("a", "matmul", pytest.approx(12.0)),
+    ]
