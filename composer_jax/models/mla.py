@@ -37,12 +37,12 @@ class MultiHeadLatentAttention(nnx.Module):
             q_in = config.q_lora_rank
             self.q_down = matrix(rngs, (d, q_in), ("embed", None), fan_in=d, config=config)
             self.q_norm = RMSNorm(q_in, eps=config.latent_norm_eps, dtype=config.param_dtype)
-        q_axis = "embed" if config.q_lora_rank is None else None
+        q_axis = "embed" if config.q_lora_rank is None else "rank"
         self.q = matrix(rngs, (q_in, h, k + p), (q_axis, "heads", None), fan_in=q_in, config=config)
         self.kv_down = matrix(rngs, (d, r + p), ("embed", None), fan_in=d, config=config)
         self.kv_norm = RMSNorm(r, eps=config.latent_norm_eps, dtype=config.param_dtype)
-        self.k_up = matrix(rngs, (r, h, k), (None, "heads", None), fan_in=r, config=config)
-        self.v_up = matrix(rngs, (r, h, v), (None, "heads", None), fan_in=r, config=config)
+        self.k_up = matrix(rngs, (r, h, k), ("rank", "heads", None), fan_in=r, config=config)
+        self.v_up = matrix(rngs, (r, h, v), ("rank", "heads", None), fan_in=r, config=config)
         self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), fan_in=h * v, config=config)
 
     def angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -19,6 +19,7 @@ EXPERT_AXES = ("expert", "tensor")
 
 STORED_ON = {
     "embed": ("data",),  # the model width of dense and expert weights: FSDP
+    "rank": ("data",),  # the width of a latent, of weights that have no model width
     "experts": EXPERT_AXES,  # each device owns whole experts
     "heads": ("tensor",),
     "ff": ("tensor",),  # the hidden width of dense and shared feed-forward blocks

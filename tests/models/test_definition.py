@@ -81,7 +81,7 @@ def test_storage_follows_the_table():
     assert layers["feed_forward"]["down"] == PartitionSpec(None, ("expert", "tensor"), None, "data")
     assert layers["feed_forward"]["shared"]["down"] == PartitionSpec(None, "tensor", "data")
     assert layers["attention"]["q"] == PartitionSpec(None, "data", "tensor", None)
-    assert layers["attention"]["k_up"] == PartitionSpec(None, None, "tensor", None)
+    assert layers["attention"]["k_up"] == PartitionSpec(None, "data", "tensor", None)
     assert specs["embedding"]["table"] == PartitionSpec("tensor", "data")
     assert specs["final_norm"]["scale"] == PartitionSpec(None)
     assert set(jax.tree.leaves(bias_specs, is_leaf=lambda s: isinstance(s, PartitionSpec))) == {PartitionSpec()}
