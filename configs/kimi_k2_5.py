@@ -47,4 +47,12 @@ def get_config(length: str = "32k") -> ConfigDict:
 
 def compute() -> dict:
     """How the network is computed, as opposed to what it is."""
-    return {"param_dtype": "bfloat16", "compute_dtype": "bfloat16", "dispatch": "ring", "remat": True}
+    return {
+        "param_dtype": "float32",
+        "compute_dtype": "bfloat16",
+        "dispatch": "ring",
+        "capacity_factor": 1.25,
+        "expert_chunk": 8192,
+        "head_chunk": 2048,
+        "remat": True,
+    }
