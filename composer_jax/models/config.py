@@ -111,6 +111,9 @@ class ModelConfig:
     compute_dtype: str = "bfloat16"
     scan_unroll: int = 1
     """Layers per iteration of the scan over depth. Unrolling fully is faster for a handful of small layers."""
+    heads_at_once: int | None = None
+    """Heads per device whose keys and values exist at once in MLA's training form (256 thousand positions of K2's 64
+    heads would be 11 GB of them); None: all."""
     head_chunk: int | None = None
     """Positions per device whose logits over the vocabulary exist at once in a loss (32 thousand positions of K2 would
     make 21 GB of them); None: all."""
@@ -157,6 +160,9 @@ class ModelConfig:
             require(
                 self.q_lora_rank is None and self.init != "induction",
                 f"q_lora_rank={self.q_lora_rank}, init={self.init!r}: latent attention only, but kv_lora_rank=None.",
+            )
+            require(
+                self.heads_at_once is None, f"heads_at_once={self.heads_at_once}: latent attention only; leave it out."
             )
         else:
             for field in ("n_kv_heads", "qk_norm", "qkv_bias", "out_bias", "attention_sinks"):

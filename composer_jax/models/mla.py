@@ -9,6 +9,7 @@ Two forms of the same function: `__call__` expands keys and values (training), `
 absorbs W_k_up into the query and W_v_up into the output (decoding: R + P floats per token instead of H (K + P + V)).
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -16,12 +17,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, use
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import attend
 from composer_jax.ops.row_attention import Sight, attend_rows
+from composer_jax.ops.varying import axes_of, varying
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import add_parts
 
@@ -49,11 +52,15 @@ class MultiHeadLatentAttention(nnx.Module):
         c = self.config
         return rope_angles(positions_BS, c.qk_rope_dim, c.rope_theta, c.yarn)
 
-    def queries(self, x_BSD: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Position-free and rotary queries, [B,S,H,K] and [B,S,H,P]."""
-        if self.config.q_lora_rank is not None:
-            x_BSD = self.q_norm(x_BSD @ use(self.q_down, x_BSD.dtype))
-        q = jnp.einsum("bsd,dhk->bshk", x_BSD, use(self.q, x_BSD.dtype))
+    def query_latents(self, x_BSD: jax.Array) -> jax.Array:
+        """What queries are made from: the latent of rank q_lora_rank, or x itself."""
+        return x_BSD if self.config.q_lora_rank is None else self.q_norm(x_BSD @ use(self.q_down, x_BSD.dtype))
+
+    def queries(
+        self, latents: jax.Array, weight: jax.Array, cos: jax.Array, sin: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Position-free and rotary queries of the weight's heads, [B,S,H,K] and [B,S,H,P]."""
+        q = jnp.einsum("bsd,dhk->bshk", latents, weight)
         q_nope, q_rope = jnp.split(q, [self.config.qk_nope_dim], axis=-1)
         return q_nope, rotate(q_rope, cos[:, :, None], sin[:, :, None], halves=self.config.rope_halves)
 
@@ -71,16 +78,24 @@ class MultiHeadLatentAttention(nnx.Module):
         K2's keys and values, and each makes all keys and values from them (Composer 2, arXiv 2603.24477, section 5)."""
         dtype = x_BSD.dtype
         cos, sin = self.angles(positions_BS)
-        q_nope, q_rope = self.queries(x_BSD, cos, sin)
         latents_BTX = context.gather(checkpoint_name(self.latents(x_BSD, cos, sin), "latents"))
-        c_BTR, k_rope = jnp.split(latents_BTX, [self.config.kv_lora_rank], axis=-1)
-        k_nope = jnp.einsum("btr,rhk->bthk", c_BTR, use(self.k_up, dtype))
-        v_BTHV = jnp.einsum("btr,rhv->bthv", c_BTR, use(self.v_up, dtype))
-        q_BSHX = jnp.concatenate([q_nope, q_rope], axis=-1) * self.config.logit_scale
-        shared = jnp.broadcast_to(k_rope[:, :, None], (*k_nope.shape[:3], k_rope.shape[-1]))
-        k_BTHX = jnp.concatenate([k_nope, shared], axis=-1)
-        y_BSHV = checkpoint_name(attend_rows(q_BSHX, k_BTHX, v_BTHV, sight, windowed), "attention")
-        return add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype)))
+
+        def heads(q, k_up, v_up, out, query_latents, latents_BTX):
+            """What some heads contribute to the output, given their weights."""
+            q_nope, q_rope = self.queries(query_latents, q, cos, sin)
+            c_BTR, k_rope = jnp.split(latents_BTX, [self.config.kv_lora_rank], axis=-1)
+            k_nope, v_BTHV = (jnp.einsum("btr,rhk->bthk", c_BTR, up) for up in (k_up, v_up))
+            q_BSHX = jnp.concatenate([q_nope, q_rope], axis=-1) * self.config.logit_scale
+            shared = jnp.broadcast_to(k_rope[:, :, None], (*k_nope.shape[:3], k_rope.shape[-1]))
+            k_BTHX = jnp.concatenate([k_nope, shared], axis=-1)
+            y_BSHV = checkpoint_name(attend_rows(q_BSHX, k_BTHX, v_BTHV, sight, windowed), "attention")
+            return jnp.einsum("bshv,hvd->bsd", y_BSHV, out)
+
+        weights = [use(w, dtype) for w in (self.q, self.k_up, self.v_up, self.out)]
+        given = self.query_latents(x_BSD), latents_BTX
+        size, count = self.config.heads_at_once, weights[0].shape[1]
+        y_BSD = heads(*weights, *given) if size is None or size >= count else _by_groups(heads, size, weights, given)
+        return add_parts(y_BSD)
 
     def extend(
         self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], jax.Array]
@@ -93,10 +108,43 @@ class MultiHeadLatentAttention(nnx.Module):
         """
         dtype, r = x_BSD.dtype, self.config.kv_lora_rank
         cos, sin = self.angles(positions_BS)
-        q_nope, q_rope = self.queries(x_BSD, cos, sin)
+        q_nope, q_rope = self.queries(self.query_latents(x_BSD), use(self.q, dtype), cos, sin)
         cache_BCX = write(self.latents(x_BSD, cos, sin))
         q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, use(self.k_up, dtype))
         q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.config.logit_scale
         y_latent = attend(q_BSHX, cache_BCX[:, :, None], cache_BCX[:, :, None, :r], bias_BSC)
         y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, use(self.v_up, dtype))
         return add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype)))
+
+
+def _by_groups(heads: Callable, size: int, weights: list[jax.Array], given: tuple[jax.Array, ...]) -> jax.Array:
+    """heads(*weights, *given) for `size` heads at a time, added up in float32.
+
+    In the backward pass each group's keys and values are made again, and its gradient of what is given is added up in
+    float32 as well; the mixed values are kept, so that attention itself is not computed again.
+    """
+    dtype, count = given[0].dtype, weights[0].shape[1]
+    if count % size:
+        raise UserError(
+            f"heads_at_once={size} does not divide the {count} heads of a device; use a divisor of {count}."
+        )
+
+    def grouped(weight: jax.Array, axis: int) -> jax.Array:
+        cut = weight.reshape(*weight.shape[:axis], count // size, size, *weight.shape[axis + 1 :])
+        return jnp.moveaxis(cut, axis, 0)
+
+    stacked = [grouped(w, axis) for w, axis in zip(weights, (1, 1, 1, 0), strict=True)]
+    wide = [array.astype(jnp.float32) for array in given]
+
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("attention"))
+    def add(total_BSD, weights):
+        y_BSD = heads(*weights, *(array.astype(dtype) for array in wide))
+        return total_BSD + y_BSD.astype(jnp.float32), None
+
+    zeros = jnp.zeros((*given[0].shape[:2], weights[3].shape[-1]), jnp.float32)
+    total_BSD, _ = jax.lax.scan(add, varying(zeros, _axes(stacked, wide)), stacked)
+    return total_BSD.astype(dtype)
+
+
+def _axes(*trees) -> frozenset[str]:
+    return frozenset().union(*(axes_of(array) for array in jax.tree.leaves(trees)))

@@ -12,14 +12,15 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
+from composer_jax.ops.varying import axes_of, varying
 
 EXPERT_AXES = ("expert", "tensor")
 """Mesh axes that experts are divided over, the first slowest. Tokens are divided over `expert` and the same along
 `tensor` (parallel/dispatch/contract.py)."""
 
 STORED_ON = {
-    "embed": ("data",),  # the model width of dense and expert weights: FSDP
-    "rank": ("data",),  # the width of a latent, of weights that have no model width
+    "embed": ("data", "context"),  # the model width of dense and expert weights: FSDP
+    "rank": ("data", "context"),  # the width of a latent, of weights that have no model width
     "experts": EXPERT_AXES,  # each device owns whole experts
     "heads": ("tensor",),
     "ff": ("tensor",),  # the hidden width of dense and shared feed-forward blocks
@@ -27,7 +28,10 @@ STORED_ON = {
 }
 """Logical axis -> mesh axes that store it, the first varying slowest. Axes that are not listed are replicated."""
 
-GATHERED = ("data",)
+TOKEN_AXES = ("replica", "data", "expert", "context")
+"""Mesh axes along which devices have different tokens."""
+
+GATHERED = ("data", "context")
 """Mesh axes that only store: their parts are gathered before use. Everything else is used where it is."""
 
 
@@ -57,12 +61,23 @@ def axis_size(axis: str) -> int:
 
 
 def gather_for_use(weight: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-    """All-gathers the dimensions of a weight that are stored on GATHERED axes; identity on one device."""
+    """All-gathers the dimensions of a weight that are stored on GATHERED axes; identity on one device.
+
+    The part is marked as different between the devices that have different tokens before it is gathered, not by its
+    use: so its gradient is first scattered and then, a part only, added up over the other axes.
+    """
     for dim, logical in enumerate(axes):
-        for axis in STORED_ON.get(logical, ()) if logical else ():
-            if axis in GATHERED and axis_size(axis) > 1:
-                weight = jax.lax.all_gather(weight, axis, axis=dim, tiled=True)
+        stored = STORED_ON.get(logical, ()) if logical else ()
+        apart = tuple(axis for axis in stored if axis in GATHERED and axis_size(axis) > 1)
+        if apart:
+            weight = jax.lax.all_gather(_differing(weight), apart, axis=dim, tiled=True)
     return weight
+
+
+def _differing(weight: jax.Array) -> jax.Array:
+    """Marked as varying along every axis that tokens are divided over; as it is where JAX keeps no such book."""
+    marked = axes_of(weight)
+    return varying(weight, marked | {axis for axis in TOKEN_AXES if axis_size(axis) > 1}) if marked else weight
 
 
 def add_parts(partial: jax.Array) -> jax.Array:

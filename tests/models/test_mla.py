@@ -1,11 +1,14 @@
 """Attention: the two forms of MLA are one function."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from composer_jax.errors import UserError
 from composer_jax.models.mla import MultiHeadLatentAttention
 from composer_jax.ops.attention import additive_mask, attend
 from composer_jax.ops.row_attention import Sight
@@ -81,3 +84,30 @@ def test_a_row_without_any_key_gets_a_number():
     q, k, v = (jnp.asarray(RNG.standard_normal((1, 2, 1, 4)), jnp.float32) for _ in range(3))
     found = attend(q, k, v, additive_mask(jnp.zeros((1, 2, 2), bool)))
     np.testing.assert_allclose(found, np.broadcast_to(v.mean(1, keepdims=True), v.shape), rtol=1e-5)
+
+
+@pytest.mark.parametrize("q_lora_rank", [None, 12])
+def test_a_few_heads_at_a_time_are_all_heads(q_lora_rank):
+    """Values and every gradient, of the input and of all weights."""
+    config = small(n_heads=4, q_lora_rank=q_lora_rank)
+    x = jnp.asarray(RNG.standard_normal((2, 7, config.d_model)), jnp.float32)
+    weight = jnp.asarray(RNG.standard_normal(x.shape), jnp.float32)
+    positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
+
+    def run(config):
+        attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
+        graph, params = nnx.split(attention, nnx.Param)
+
+        def objective(params, x):
+            y = nnx.merge(graph, params)(x, positions, one_document(2, 7))
+            return (y * weight).sum(), y
+
+        gradients, y = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True))(params, x)
+        return y, nnx.to_pure_dict(gradients[0]), gradients[1]
+
+    wanted = run(config)
+    for size in (1, 2):
+        errors = jax.tree.map(relative_error, run(dataclasses.replace(config, heads_at_once=size)), wanted)
+        assert max(jax.tree.leaves(errors)) < 1e-5
+    with pytest.raises(UserError, match="heads_at_once=3 does not divide the 4 heads"):
+        run(dataclasses.replace(config, heads_at_once=3))
