@@ -23,7 +23,14 @@ def get_config(chip: str = "v6e") -> ConfigDict:
         raise UserError(f"configs/moonlight.py has no chip {chip!r}; use {', '.join(SLICES)}.")
     sizes = SLICES[chip]
     model = dataclasses.asdict(PRESETS["moonlight_16b_a3b"])
-    model |= {"param_dtype": "bfloat16", "compute_dtype": "bfloat16", "dispatch": "ring", "remat": True}
+    model |= {
+        "param_dtype": "bfloat16",
+        "compute_dtype": "bfloat16",
+        "dispatch": "ring",
+        "remat": True,
+        "head_chunk": 2048,
+        "expert_chunk": 4096,
+    }
     return ConfigDict(
         {
             "model": model,

@@ -29,7 +29,7 @@ class Call(NamedTuple):
     outputs: Sequence[jax.core.ShapedArray]
     params: Mapping[str, Any]
     owned: float
-    """The share of rows sorted by expert that belong to experts of this device, on average."""
+    """The share of rows sorted by expert that belong to somebody, on average."""
 
 
 Formula = Callable[[Call], KernelCost]

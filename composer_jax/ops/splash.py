@@ -7,15 +7,53 @@ of the future are.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from composer_jax.ops.kernel_cost import Call, KernelCost, array_bytes, kernel_cost
 from composer_jax.ops.varying import axes_of, unchecked, varying, varying_alike
 
 LANES = 128
 BLOCK = 1024
 """Queries and keys of a block, at most: VMEM holds its scores."""
+
+
+def _pairs_cost(call: Call, per_pair: Callable[[int, int], int]) -> KernelCost:
+    """Of rows that hold one document each: half of all blocks of queries and keys, and the half that lies beyond the
+    diagonal of those on it. Keys and values are read again for every block of queries.
+
+    per_pair: multiplications for each query and key, from the width of keys and of values.
+    """
+    q, k, v = [a for a in call.inputs if a.ndim >= 3 and jnp.issubdtype(a.dtype, jnp.floating)][:3]
+    *_, queries, width = q.shape
+    keys = k.shape[-2]
+    blocks = keys // _block(keys)
+    share = (blocks + 1) / (2 * blocks)
+    rows = q.size // (queries * width)  # with heads
+    again = (queries // _block(queries)) * share - 1
+    flops = 2.0 * rows * queries * keys * share * per_pair(width, v.shape[-1])
+    read = [a for a in call.inputs if jnp.issubdtype(a.dtype, jnp.floating)]
+    return KernelCost("attention", flops, array_bytes(*read, *call.outputs) + max(again, 0) * array_bytes(k, v))
+
+
+@kernel_cost("splash_mha_fwd*")
+def _forward_cost(call: Call) -> KernelCost:
+    """q k^T and p v."""
+    return _pairs_cost(call, lambda x, v: x + v)
+
+
+@kernel_cost("splash_mha_dq*")
+def _dq_cost(call: Call) -> KernelCost:
+    """q k^T, dy v^T and ds k."""
+    return _pairs_cost(call, lambda x, v: 2 * x + v)
+
+
+@kernel_cost("splash_mha_dkv*")
+def _dkv_cost(call: Call) -> KernelCost:
+    """q k^T, dy v^T, p^T dy and ds^T q."""
+    return _pairs_cost(call, lambda x, v: 2 * x + 2 * v)
 
 
 def takes(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> bool:

@@ -8,7 +8,7 @@ jax.checkpoint computes again. What the jaxpr does not say is assumed:
   loop's result is stored only if one of those reads it, if it leaves the layer, or if two computations use it (the
   residual stream, the exponentials of a softmax; a mere conversion is done twice instead). What is stored is written
   once and read once by all loops together. Results smaller than SMALL stay on the chip.
-- Of rows sorted by expert, a device owns the share `owned`: routing is balanced.
+- Of rows sorted by expert, the share `owned` belongs to somebody; a grouped product computes no others.
 """
 
 import dataclasses
@@ -152,8 +152,10 @@ def _counted(step: Step, region: Region, rules: Rules, used: set[Value]) -> bool
         operation("matmul", _product(step), reads + writes)
     elif primitive in COLLECTIVES:
         axes = tuple(axis for axis in _axes(step.params) if rules.sizes[axis] > 1)
+        # Of a ragged exchange the buffer that receives is larger than what arrives.
+        size = step.inputs[0].bytes if primitive == "ragged_all_to_all" else max(reads, writes)
         if axes:
-            region.collectives.append(Collective(_pattern(primitive), axes, max(reads, writes), step.scope))
+            region.collectives.append(Collective(_pattern(primitive), axes, size, step.scope))
     elif primitive == "scan":
         region.regions.append(_scan(step, rules, used))
     elif primitive == "while":

@@ -12,7 +12,7 @@ from composer_jax.scale.chips import Efficiency
 from composer_jax.scale.compiling import Memory, Refusal, compile_program
 from composer_jax.scale.costs import Operation, Region, Rules, cost_of
 from composer_jax.scale.network import Network
-from composer_jax.scale.programs import LOOPS, STAGES, Program, local_bytes
+from composer_jax.scale.programs import LOOPS, STAGES, Program, local_bytes, owned_share
 from composer_jax.scale.roofline import HIDDEN_AXES, largest, predict
 from composer_jax.scale.settings import scale_settings
 from composer_jax.scale.topology import tpu_slice
@@ -34,7 +34,7 @@ def plan(config: Mapping[str, Any], topology: str, stage: str, say: Callable[[st
         raise UserError(f"--stage={stage} is unknown; the stages are {', '.join(STAGES)}.")
     settings, tpus = scale_settings(config), tpu_slice(topology)
     mesh = tpus.mesh(vars(settings.mesh))
-    rules = Rules(dict(mesh.shape), owned=_owned(settings.model.dispatch, mesh.shape["expert"]), loops=LOOPS)
+    rules = Rules(dict(mesh.shape), owned=owned_share(settings.model, mesh), loops=LOOPS)
     network = Network(mesh, tpus.chip, tpus.torus, Efficiency())
     work = STAGES[stage](settings, mesh)
     say(f"{stage} on {topology}: {len(tpus.devices)} devices, mesh {_listed(mesh.shape)}")
@@ -121,11 +121,6 @@ def _once_through(program: Program) -> Region:
     state = local_bytes(program.arguments[0])
     gradient = local_bytes(program.arguments[1])
     return Region("update", operations=[Operation("hbm", 0.0, 2 * state + 2 * gradient, "update")])
-
-
-def _owned(dispatch: str, expert: int) -> float:
-    """`ring` sorts the tokens of all devices of an expert group on each of them, which owns one part of the experts."""
-    return 1 / expert if dispatch == "ring" else 1.0
 
 
 def _listed(sizes: Mapping[str, int]) -> str:

@@ -18,6 +18,9 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition
 from composer_jax.models.flops import forward_flops
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
+from composer_jax.parallel.context import zigzag
+from composer_jax.parallel.dispatch.rounds import ROUNDS
+from composer_jax.parallel.sharding import EXPERT_AXES
 from composer_jax.rl.batch import FIELDS
 from composer_jax.sampler.decode import DECODE_LOOP, init_slots
 from composer_jax.sampler.engine import decode_program, slot_specs
@@ -94,8 +97,16 @@ def decode(settings: ScaleSettings, mesh: Mesh) -> Stage:
 
 
 STAGES: dict[str, Callable[[ScaleSettings, Mesh], Stage]] = {"pretrain": pretrain, "rl": rl, "decode": decode}
-LOOPS = {DECODE_LOOP: 1.0}
-"""How often the loops of these programs run."""
+LOOPS = {DECODE_LOOP: 1.0, ROUNDS: 1.0}
+"""How often loops run whose length the program does not say: one token is decoded, and one round of rows holds what
+belongs to a device's experts where load is balanced."""
+
+
+def owned_share(config: ModelConfig, mesh: Mesh) -> float:
+    """The share of the rows in an expert layer's buffers that belong to somebody, load being balanced: dispatch makes
+    room for capacity_factor times as many, and never for more than all rows of all devices."""
+    devices = math.prod(mesh.shape[axis] for axis in EXPERT_AXES)
+    return 1.0 if config.dispatch == "dense" or devices == 1 else 1 / min(config.capacity_factor, devices)
 
 
 def local_bytes(tree) -> float:
@@ -115,6 +126,7 @@ def _learning(
             f"batch.rows={batch.rows} do not divide over {shards} devices (mesh axes {', '.join(BATCH_AXES)}); use a "
             f"multiple of {shards}."
         )
+    zigzag(batch.seq_len, mesh.shape["context"])  # refuses rows that do not divide
     definition = Definition(config)
     optimizer = OptimizerConfig(steps=1, **dataclasses.asdict(settings.optimizer))
     learner = Learner(definition, optimizer, loss, mesh, bias_rate=settings.pretrain.bias_rate)

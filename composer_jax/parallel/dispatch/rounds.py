@@ -18,6 +18,9 @@ from composer_jax.ops.varying import axes_of, varying, varying_alike
 from composer_jax.parallel.dispatch.compute import Rows, by_expert, compute_sorted
 from composer_jax.parallel.dispatch.contract import Experts
 
+ROUNDS = "expert_rounds"
+"""The named scope of the loop over rounds, in profiles and in traced programs."""
+
 
 def compute_in_rounds(
     x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array, experts: Experts, activation: Activation, rows: int
@@ -98,7 +101,8 @@ def _loop(one, all_rows: Rows, count: int, carry):
     """carry = one(first row, carry) for every round that has rows of experts here."""
     end = all_rows.sizes_E.sum()
     state = jnp.zeros_like(end), carry
-    return jax.lax.while_loop(lambda s: s[0] < end, lambda s: (s[0] + count, one(*s)), state)[1]
+    with jax.named_scope(ROUNDS):
+        return jax.lax.while_loop(lambda s: s[0] < end, lambda s: (s[0] + count, one(*s)), state)[1]
 
 
 def _compute(activation, part: _Part, x_RD: jax.Array, gates_R: jax.Array, experts: Experts) -> jax.Array:
