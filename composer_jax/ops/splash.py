@@ -18,42 +18,8 @@ from composer_jax.ops.varying import axes_of, unchecked, varying, varying_alike
 LANES = 128
 BLOCK = 1024
 """Queries and keys of a block, at most: VMEM holds its scores."""
-
-
-def _pairs_cost(call: Call, per_pair: Callable[[int, int], int]) -> KernelCost:
-    """Of rows that hold one document each: half of all blocks of queries and keys, and the half that lies beyond the
-    diagonal of those on it. Keys and values are read again for every block of queries.
-
-    per_pair: multiplications for each query and key, from the width of keys and of values.
-    """
-    q, k, v = [a for a in call.inputs if a.ndim >= 3 and jnp.issubdtype(a.dtype, jnp.floating)][:3]
-    *_, queries, width = q.shape
-    keys = k.shape[-2]
-    blocks = keys // _block(keys)
-    share = (blocks + 1) / (2 * blocks)
-    rows = q.size // (queries * width)  # with heads
-    again = (queries // _block(queries)) * share - 1
-    flops = 2.0 * rows * queries * keys * share * per_pair(width, v.shape[-1])
-    read = [a for a in call.inputs if jnp.issubdtype(a.dtype, jnp.floating)]
-    return KernelCost("attention", flops, array_bytes(*read, *call.outputs) + max(again, 0) * array_bytes(k, v))
-
-
-@kernel_cost("splash_mha_fwd*")
-def _forward_cost(call: Call) -> KernelCost:
-    """q k^T and p v."""
-    return _pairs_cost(call, lambda x, v: x + v)
-
-
-@kernel_cost("splash_mha_dq*")
-def _dq_cost(call: Call) -> KernelCost:
-    """q k^T, dy v^T and ds k."""
-    return _pairs_cost(call, lambda x, v: 2 * x + v)
-
-
-@kernel_cost("splash_mha_dkv*")
-def _dkv_cost(call: Call) -> KernelCost:
-    """q k^T, dy v^T, p^T dy and ds^T q."""
-    return _pairs_cost(call, lambda x, v: 2 * x + 2 * v)
+MOST_PARTS = 16
+"""Arrays as large as the queries that the backward pass may write and add up."""
 
 
 def takes(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> bool:
@@ -124,32 +90,36 @@ def _kernel(interpret, window, order_S, segments_BS, key_segments_BT, q_BSHX, k_
         splash_attention_mask_info,
     )
 
-    bq, bt = (_block(array.shape[1]) for array in (q_BSHX, k_BTNX))
+    bq, bt = (_block(array.shape[1], BLOCK) for array in (q_BSHX, k_BTNX))
+    large = _block(k_BTNX.shape[1], 2 * BLOCK)
+    # One kernel for the gradients of queries, keys and values takes five products of scores where two take seven, and
+    # writes a part of the queries' gradient for every block of keys.
+    fused = k_BTNX.shape[1] <= MOST_PARTS * large
+    bt_backward = large if fused else bt
     heads_first = lambda x: x.transpose(0, 2, 1, 3)  # noqa: E731
 
     def row(q_HSX, k_NTX, v_NTV, segments_S, key_segments_T):
-        seen = _blocks(order_S, segments_S, key_segments_T, bq, bt, window)
-
-        def info(following):
+        def info(block: int, *, key_by_key: bool):
+            seen = _blocks(order_S, segments_S, key_segments_T, bq, block, window)
+            following = _next(seen.T).T if key_by_key else _next(seen)
             return splash_attention_mask_info.MaskInfo(
                 following[None], None, seen[None].astype(jnp.int32), None, order_S
             )
 
-        by_query, by_key = info(_next(seen)), info(_next(seen.T).T)
+        by_query = info(bt, key_by_key=False)
         kernel = splash_attention_kernel.SplashAttentionKernel(
             by_query,
-            by_query,
-            by_key,
-            # Separate kernels for the gradients of queries and keys: one for both writes a dq per block of keys.
+            None if fused else by_query,
+            info(bt_backward, key_by_key=True),
             block_sizes=BlockSizes(
                 block_q=bq,
                 block_kv=bt,
                 block_kv_compute=bt,
                 block_q_dkv=bq,
-                block_kv_dkv=bt,
+                block_kv_dkv=bt_backward,
                 block_kv_dkv_compute=bt,
-                block_q_dq=bq,
-                block_kv_dq=bt,
+                use_fused_bwd_kernel=fused,
+                **({} if fused else {"block_q_dq": bq, "block_kv_dq": bt}),
             ),
             is_mqa=False,
             save_residuals=False,
@@ -165,9 +135,9 @@ def _kernel(interpret, window, order_S, segments_BS, key_segments_BT, q_BSHX, k_
     return heads_first(y_BHSV)
 
 
-def _block(length: int) -> int:
-    """The largest multiple of LANES that divides a length, up to BLOCK."""
-    return max(size for size in range(LANES, min(BLOCK, length) + 1, LANES) if length % size == 0)
+def _block(length: int, most: int) -> int:
+    """The largest multiple of LANES that divides a length, up to `most`."""
+    return max(size for size in range(LANES, min(most, length) + 1, LANES) if length % size == 0)
 
 
 @functools.cache  # the kernel is compiled once per function object
@@ -200,3 +170,46 @@ def _next(seen: jax.Array) -> jax.Array:
     number = jnp.where(seen.reshape(-1), jnp.arange(rows * columns), rows * columns)
     following = jax.lax.cummin(number, reverse=True)
     return jnp.where(following < rows * columns, following, number.min()).reshape(rows, columns) % columns
+
+
+def _pairs_cost(call: Call, per_pair: Callable[[int, int], int]) -> KernelCost:
+    """Of rows that hold one document each: half of all blocks of queries and keys, and the half that lies beyond the
+    diagonal of those on it. Keys and values are read again for every block of queries.
+
+    per_pair: multiplications for each query and key, from the width of keys and of values.
+    """
+    q, k, v = [a for a in call.inputs if a.ndim >= 3 and jnp.issubdtype(a.dtype, jnp.floating)][:3]
+    *_, queries, width = q.shape
+    keys, parts = k.shape[-2], _parts_of(call)
+    blocks = parts or keys // _block(keys, BLOCK)
+    share = (blocks + 1) / (2 * blocks)
+    rows = q.size // (queries * width)  # with heads
+    again = (queries // _block(queries, BLOCK)) * share - 1
+    flops = 2.0 * rows * queries * keys * share * per_pair(width, v.shape[-1])
+    read = [a for a in call.inputs if jnp.issubdtype(a.dtype, jnp.floating)]
+    return KernelCost("attention", flops, array_bytes(*read, *call.outputs) + max(again, 0) * array_bytes(k, v))
+
+
+def _parts_of(call: Call) -> int:
+    """Into how many arrays a kernel for all three gradients writes that of the queries; 0 for every other kernel."""
+    q = next(a for a in call.inputs if a.ndim >= 3 and jnp.issubdtype(a.dtype, jnp.floating))
+    parts = [out for out in call.outputs if out.ndim == q.ndim + 1 and out.shape[-2:] == q.shape[-2:]]
+    return parts[0].size // q.size if parts else 0
+
+
+@kernel_cost("splash_mha_fwd*")
+def _forward_cost(call: Call) -> KernelCost:
+    """q k^T and p v."""
+    return _pairs_cost(call, lambda x, v: x + v)
+
+
+@kernel_cost("splash_mha_dq*")
+def _dq_cost(call: Call) -> KernelCost:
+    """q k^T, dy v^T and ds k."""
+    return _pairs_cost(call, lambda x, v: 2 * x + v)
+
+
+@kernel_cost("splash_mha_dkv*")
+def _dkv_cost(call: Call) -> KernelCost:
+    """q k^T, dy v^T, p^T dy and ds^T q; also ds k where it makes all three gradients."""
+    return _pairs_cost(call, lambda x, v: (3 if _parts_of(call) else 2) * x + 2 * v)
