@@ -40,7 +40,7 @@ def job(config: Mapping[str, Any], topology: str, stage: str) -> Job:
     if stage not in STAGES:
         raise UserError(f"--stage={stage} is unknown; the stages are {', '.join(STAGES)}.")
     settings, tpus = scale_settings(config), tpu_slice(topology)
-    mesh = tpus.mesh(vars(settings.mesh))
+    mesh = tpus.mesh(vars(settings.decode.mesh if stage == "decode" else settings.mesh))
     rules = Rules(dict(mesh.shape), owned=owned_share(settings.model, mesh), loops=LOOPS)
     network = Network(mesh, tpus.chip, tpus.torus, Efficiency())
     return Job(tpus, mesh, STAGES[stage](settings, mesh), network, rules)
