@@ -40,7 +40,13 @@ def get_config(length: str = "32k") -> ConfigDict:
                 "ratio_low": 0.2,
                 "ratio_high": 0.28,
             },
-            "decode": {"slots": 1024, "capacity": tokens},
+            # A replica is 128 chips with three experts each: no weight is gathered while tokens wait for it.
+            "decode": {
+                "mesh": {"replica": -1, "data": 1, "expert": 16, "context": 1, "tensor": 8},
+                "param_dtype": "bfloat16",
+                "slots": 1024,
+                "capacity": tokens,
+            },
         }
     )
 

@@ -51,6 +51,11 @@ def get_config(chip: str = "v6e") -> ConfigDict:
                 "ratio_low": 0.2,
                 "ratio_high": 0.28,
             },
-            "decode": {"slots": sizes["slots"], "capacity": 8192},
+            "decode": {
+                "mesh": {"replica": -1, "data": 1, "expert": sizes["expert"], "context": 1, "tensor": 1},
+                "param_dtype": "bfloat16",
+                "slots": sizes["slots"],
+                "capacity": 8192,
+            },
         }
     )

@@ -82,7 +82,8 @@ class Sampler:
     # -- weights -------------------------------------------------------------------------------------------------
 
     def update(self, params: Params, router_bias: Params, version: int) -> None:
-        """Installs a copy of the weights; tokens sampled from now on carry this version."""
+        """Installs a copy of the weights, in the dtype that this sampler's definition keeps them in; tokens sampled
+        from now on carry this version."""
         self._weights = self._copy((params, router_bias))
         self.version = version
 
@@ -258,7 +259,10 @@ class Sampler:
             self._prefill[window] = prefill_program(definition, self.mesh, window)
             decoding = decode_program(definition, self.mesh, window, config.decode_steps, self.end_token)
             self._decode |= {(window, rows): decoding for rows in self.decode_rows}
-        self._copy = jax.jit(lambda t: jax.tree.map(jnp.copy, t), out_shardings=definition.shardings(self.mesh))
+        self._copy = jax.jit(
+            lambda t: jax.tree.map(lambda a, kept: jnp.copy(a).astype(kept.dtype), t, definition.shapes()),
+            out_shardings=definition.shardings(self.mesh),
+        )
         self._slots = jax.jit(
             jax.shard_map(
                 lambda: init_slots(definition.config, self.per_shard, config.capacity),

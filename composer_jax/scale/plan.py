@@ -1,21 +1,49 @@
 """One stage of a configuration on one slice of TPUs: does it fit, how long is a step, and what takes the time."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from composer_jax.errors import UserError
 from composer_jax.scale.chips import Efficiency
 from composer_jax.scale.compiling import Memory, Refusal, compile_program
 from composer_jax.scale.costs import Operation, Region, Rules, cost_of
 from composer_jax.scale.network import Network
-from composer_jax.scale.programs import LOOPS, STAGES, Program, local_bytes, owned_share
-from composer_jax.scale.roofline import HIDDEN_AXES, largest, predict
+from composer_jax.scale.programs import LOOPS, STAGES, Program, Stage, local_bytes, owned_share
+from composer_jax.scale.roofline import largest, predict
 from composer_jax.scale.settings import scale_settings
-from composer_jax.scale.topology import tpu_slice
+from composer_jax.scale.topology import Slice, tpu_slice
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A stage of a configuration on a slice."""
+
+    tpus: Slice
+    mesh: Mesh
+    work: Stage
+    network: Network
+    rules: Rules
+
+
+def job(config: Mapping[str, Any], topology: str, stage: str) -> Job:
+    """Puts together what was asked for.
+
+    Raises:
+      UserError: no such stage or slice, or sizes that do not fit each other.
+    """
+    if stage not in STAGES:
+        raise UserError(f"--stage={stage} is unknown; the stages are {', '.join(STAGES)}.")
+    settings, tpus = scale_settings(config), tpu_slice(topology)
+    mesh = tpus.mesh(vars(settings.decode.mesh if stage == "decode" else settings.mesh))
+    rules = Rules(dict(mesh.shape), owned=owned_share(settings.model, mesh), loops=LOOPS)
+    network = Network(mesh, tpus.chip, tpus.torus, Efficiency())
+    return Job(tpus, mesh, STAGES[stage](settings, mesh), network, rules)
 
 
 def plan(config: Mapping[str, Any], topology: str, stage: str, say: Callable[[str], None] = lambda line: None) -> dict:
@@ -30,48 +58,61 @@ def plan(config: Mapping[str, Any], topology: str, stage: str, say: Callable[[st
     Raises:
       UserError: no such stage or slice, or sizes that do not fit each other.
     """
-    if stage not in STAGES:
-        raise UserError(f"--stage={stage} is unknown; the stages are {', '.join(STAGES)}.")
-    settings, tpus = scale_settings(config), tpu_slice(topology)
-    mesh = tpus.mesh(vars(settings.mesh))
-    rules = Rules(dict(mesh.shape), owned=owned_share(settings.model, mesh), loops=LOOPS)
-    network = Network(mesh, tpus.chip, tpus.torus, Efficiency())
-    work = STAGES[stage](settings, mesh)
-    say(f"{stage} on {topology}: {len(tpus.devices)} devices, mesh {_listed(mesh.shape)}")
+    wanted = job(config, topology, stage)
+    say(f"{stage} on {topology}: {len(wanted.tpus.devices)} devices, mesh {_listed(wanted.mesh.shape)}")
+    programs, jaxprs, seconds_to_compile = {}, {}, 0.0
+    for name, program in wanted.work.programs.items():
+        say(f"compiling {name} ...")
+        jaxprs[name], memory, seconds = compile_program(program.function, program.arguments, dict(program.keywords))
+        seconds_to_compile += seconds
+        programs[name] = memory_of(program, memory, wanted.tpus.chip.hbm_usable)
+        say(f"compiled {name} in {seconds:.1f} s: {_gib(programs[name]['total'])} of one device's memory")
+    largest_program = max(programs, key=lambda name: programs[name]["total"])
+    return {
+        "fits": all(m["total"] <= m["limit"] and "refused" not in m for m in programs.values()),
+        "stage": stage,
+        "topology": topology,
+        "bytes_per_chip": programs[largest_program],
+        "largest_program": largest_program,
+        "bytes_per_chip_by_program": programs,
+        **_predicted(wanted, jaxprs),
+        "compile_seconds": seconds_to_compile,
+        "versions": {"jax": jax.__version__, "libtpu": version("libtpu")},
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
 
-    memories, seconds_to_compile = {}, 0.0
+
+def prediction(config: Mapping[str, Any], topology: str, stage: str) -> dict:
+    """What `plan` says of time, from tracing alone: nothing of memory, and in seconds instead of minutes."""
+    wanted = job(config, topology, stage)
+    jaxprs = {
+        name: program.function.trace(*program.arguments, **program.keywords).jaxpr
+        for name, program in wanted.work.programs.items()
+    }
+    return _predicted(wanted, jaxprs)
+
+
+def _predicted(wanted: Job, jaxprs: Mapping[str, Any]) -> dict:
+    work, network, sizes = wanted.work, wanted.network, wanted.mesh.shape
     step = Region("step")
     for name, program in work.programs.items():
-        say(f"compiling {name} ...")
-        jaxpr, memory, seconds = compile_program(program.function, program.arguments, dict(program.keywords))
-        seconds_to_compile += seconds
-        memories[name] = memory_of(program, memory, tpus.chip.hbm_usable)
-        say(f"compiled {name} in {seconds:.1f} s: {_gib(memories[name]['total'])} of one device's memory")
-        inner = _once_through(program) if program.elementwise else cost_of(jaxpr, rules)
+        inner = _once_through(program) if program.elementwise else cost_of(jaxprs[name], wanted.rules)
         inner.times *= program.times
         step.regions.append(inner)
     times = predict(step, network)
-
-    largest_program = max(memories, key=lambda name: memories[name]["total"])
-    devices, peak = len(tpus.devices), tpus.chip.peak_flops * tpus.chips
+    devices, chips = len(wanted.tpus.devices), wanted.tpus.chips
     return {
-        "fits": all(m["total"] <= m["limit"] and "refused" not in m for m in memories.values()),
-        "stage": stage,
-        "topology": topology,
-        "chips": tpus.chips,
+        "chips": chips,
         "devices": devices,
-        "mesh": {axis: size for axis, size in mesh.shape.items() if size > 1},
+        "mesh": {axis: size for axis, size in sizes.items() if size > 1},
         "params_total": work.definition.parameter_count(),
         "params_active": work.definition.active_parameter_count(),
-        "bytes_per_chip": memories[largest_program],
-        "largest_program": largest_program,
-        "bytes_per_chip_by_program": memories,
         "flops_per_step": work.flops,
         "tokens_per_step": work.tokens,
         "executed_flops_per_step": step.flops() * devices,
         "predicted_step_seconds": times.gathers,
-        "predicted_mfu": work.flops / (times.gathers * peak),
-        "predicted_tokens_per_second_per_chip": work.tokens / (times.gathers * tpus.chips),
+        "predicted_mfu": work.flops / (times.gathers * wanted.tpus.chip.peak_flops * chips),
+        "predicted_tokens_per_second_per_chip": work.tokens / (times.gathers * chips),
         "step_seconds": {
             "no_overlap": times.none,
             "weight_gathers_overlap": times.gathers,
@@ -79,20 +120,16 @@ def plan(config: Mapping[str, Any], topology: str, stage: str, say: Callable[[st
         },
         "profile_seconds": times.profile,
         "largest_seconds": largest(step, network),
-        "collective_bytes": step.sent(mesh.shape),
+        "collective_bytes": step.sent(sizes),
         "axes": {
             axis: {
                 "bytes_per_second": network.bandwidth((axis,)),
                 "torus": [{"chips": s.chips, "links": s.links} for s in network.spans((axis,))],
-                "hidden": axis in HIDDEN_AXES,
             }
-            for axis, size in mesh.shape.items()
+            for axis, size in sizes.items()
             if size > 1
         },
-        "assumed": vars(network.efficiency) | {"expected_share_of_sorted_rows": rules.owned},
-        "compile_seconds": seconds_to_compile,
-        "versions": {"jax": jax.__version__, "libtpu": version("libtpu")},
-        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "assumed": vars(network.efficiency) | {"owned_share_of_sorted_rows": wanted.rules.owned},
     }
 
 

@@ -71,7 +71,8 @@ def rl(settings: ScaleSettings, mesh: Mesh) -> Stage:
 
 
 def decode(settings: ScaleSettings, mesh: Mesh) -> Stage:
-    config, slots, capacity = settings.model, settings.decode.slots, settings.decode.capacity
+    config = dataclasses.replace(settings.model, param_dtype=settings.decode.param_dtype, n_mtp_modules=0)
+    slots, capacity = settings.decode.slots, settings.decode.capacity
     definition, shards = Definition(config), batch_shards(mesh)
     _require_context("decode.capacity", capacity, config)
     if slots % shards:
@@ -91,8 +92,7 @@ def decode(settings: ScaleSettings, mesh: Mesh) -> Stage:
         holds={"params": weights[0], "router_bias": weights[1], "cache": state, "batch": (numbers, numbers)},
         makes={},
     )
-    plain = dataclasses.replace(config, n_mtp_modules=0)
-    flops = slots * (forward_flops(plain, capacity) - forward_flops(plain, capacity - 1))
+    flops = slots * (forward_flops(config, capacity) - forward_flops(config, capacity - 1))
     return Stage(definition, {"decode": program}, flops, slots)
 
 

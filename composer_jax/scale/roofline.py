@@ -5,19 +5,24 @@ fraction of the peak that such work reaches (scale/chips.py). Within a region (t
 operations follow each other; communication then adds to them, or hides behind them:
 
 - "none": everything waits for everything;
-- "gathers" (what we predict with): collectives over `replica` and `data`, which fetch weights and sum gradients, run
-  beside the computation, as XLA's latency-hiding scheduler arranges; what exchanges tokens (`expert`, `context`) or
-  partial results (`tensor`) is waited for. A region takes max(computation, hidden) + waited for;
+- "gathers" (what we predict with): collectives that fetch weights and sum gradients (is_hidden) run beside the
+  computation, as XLA's latency-hiding scheduler arranges; what exchanges tokens (`expert`, `context`) or partial
+  results (`tensor`) is waited for. A region takes max(computation, hidden) + waited for;
 - "full": max(computation, communication).
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from composer_jax.scale.chips import Chip, Efficiency
 from composer_jax.scale.costs import Collective, Operation, Region
 from composer_jax.scale.network import Network
 
-HIDDEN_AXES = {"replica", "data"}
+
+def is_hidden(axes: Sequence[str]) -> bool:
+    """Whether a collective over these mesh axes is about weights: those are stored over `data`, and over `context`
+    beside it."""
+    return bool({"replica", "data"} & set(axes)) and {"replica", "data", "context"}.issuperset(axes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +64,7 @@ def predict(region: Region, network: Network) -> Times:
         profile[operation.kind] = profile.get(operation.kind, 0.0) + seconds
     for collective in region.collectives:
         seconds = network.seconds(collective)
-        if HIDDEN_AXES.issuperset(collective.axes):
+        if is_hidden(collective.axes):
             hidden += seconds
         else:
             waiting += seconds

@@ -46,6 +46,12 @@ class RLSettings:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSettings:
+    """A sampler with devices of its own, or the learner's in another arrangement: a token that is gathered for every
+    weight, as in training, would take a second each."""
+
+    mesh: MeshSizes
+    param_dtype: str
+    """Of the weights that the sampler keeps."""
     slots: int
     """Conversations decoded at once, over all devices."""
     capacity: int

@@ -22,6 +22,7 @@ FIELDS = {f"model.{name}": value for name, value in MODEL.items()} | {
     "batch.seq_len": 64,
     "rl.batch.rows": 8,
     "rl.batch.seq_len": 64,
+    "decode.mesh.expert": 2,
     "decode.slots": 16,
     "decode.capacity": 256,
 }
