@@ -41,9 +41,10 @@ def compute_chosen(
     x_TD, ids_Tk, gates_Tk, *_ = varying_alike(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
     rows = by_expert(ids_Tk.reshape(-1), experts)
     places_Tk = rows.places_N.reshape(ids_Tk.shape)
-    y_ND = compute_sorted(spread(x_TD, rows.order_N, places_Tk), rows.ids_N, rows.sizes_E, experts, activation)
+    x_ND = spread(x_TD, rows.order_N, places_Tk)
     gates_N1 = spread(gates_Tk.reshape(-1, 1), rows.order_N, places_Tk.reshape(-1, 1))
-    return collect(y_ND * gates_N1, rows.order_N, places_Tk)
+    y_ND = compute_sorted(x_ND, rows.ids_N, rows.sizes_E, experts, activation, gates_N1[:, 0])
+    return collect(y_ND, rows.order_N, places_Tk)
 
 
 def compute_rows(x_MD: jax.Array, ids_M: jax.Array, experts: Experts, activation: Activation) -> jax.Array:
@@ -73,14 +74,28 @@ def by_expert(ids_N: jax.Array, experts: Experts) -> Rows:
 
 
 def compute_sorted(
-    x_ND: jax.Array, ids_N: jax.Array, sizes_E: jax.Array, experts: Experts, activation: Activation
+    x_ND: jax.Array,
+    ids_N: jax.Array,
+    sizes_E: jax.Array,
+    experts: Experts,
+    activation: Activation,
+    gates_N: jax.Array | None = None,
 ) -> jax.Array:
-    """The expert of every sorted row, sizes_E of them for each; zero behind, where ids_N is E'."""
+    """The expert of every sorted row, sizes_E of them for each, times its gate; zero behind, where ids_N is E'.
+
+    The gate multiplies the hidden values, before the last product: so its gradient needs no output, and where the
+    inside is computed again for the backward pass, that product is left out.
+    """
     gate, up = (grouped_matmul(x_ND, w, sizes_E) for w in (experts.gate_EDF, experts.up_EDF))
     if experts.biases is not None:
         # One row of zeros for what belongs to nobody here, so that it stays zero.
         padded = [jnp.pad(bias, ((0, 1), (0, 0))) for bias in experts.biases]
         gate_bias, up_bias, down_bias = (lookup(bias, ids_N) for bias in padded)
         gate, up = gate + gate_bias, up + up_bias
-    y_ND = grouped_matmul(activation(gate, up), experts.down_EFD, sizes_E)
-    return y_ND if experts.biases is None else y_ND + down_bias
+    hidden = activation(gate, up)
+    if gates_N is not None:
+        hidden = hidden * gates_N[:, None]
+    y_ND = grouped_matmul(hidden, experts.down_EFD, sizes_E)
+    if experts.biases is None:
+        return y_ND
+    return y_ND + (down_bias if gates_N is None else down_bias * gates_N[:, None])

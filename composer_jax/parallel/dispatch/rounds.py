@@ -106,4 +106,4 @@ def _loop(one, all_rows: Rows, count: int, carry):
 
 
 def _compute(activation, part: _Part, x_RD: jax.Array, gates_R: jax.Array, experts: Experts) -> jax.Array:
-    return compute_sorted(x_RD, part.ids, part.sizes_E, experts, activation) * gates_R[:, None]
+    return compute_sorted(x_RD, part.ids, part.sizes_E, experts, activation, gates_R)
