@@ -95,27 +95,28 @@ def _kernel(interpret, window, order_S, segments_BS, key_segments_BT, q_BSHX, k_
     # One kernel for the gradients of queries, keys and values takes five products of scores where two take seven, and
     # writes a part of the queries' gradient for every block of keys.
     fused = k_BTNX.shape[1] <= MOST_PARTS * large
-    bt_backward = large if fused else bt
+    # VMEM then holds twice as many keys, and scores of half as many queries.
+    bq_backward, bt_backward = (_block(q_BSHX.shape[1], max(BLOCK // 2, LANES)), large) if fused else (bq, bt)
     heads_first = lambda x: x.transpose(0, 2, 1, 3)  # noqa: E731
 
     def row(q_HSX, k_NTX, v_NTV, segments_S, key_segments_T):
-        def info(block: int, *, key_by_key: bool):
-            seen = _blocks(order_S, segments_S, key_segments_T, bq, block, window)
+        def info(bq: int, bt: int, *, key_by_key: bool):
+            seen = _blocks(order_S, segments_S, key_segments_T, bq, bt, window)
             following = _next(seen.T).T if key_by_key else _next(seen)
             return splash_attention_mask_info.MaskInfo(
                 following[None], None, seen[None].astype(jnp.int32), None, order_S
             )
 
-        by_query = info(bt, key_by_key=False)
+        by_query = info(bq, bt, key_by_key=False)
         kernel = splash_attention_kernel.SplashAttentionKernel(
             by_query,
             None if fused else by_query,
-            info(bt_backward, key_by_key=True),
+            info(bq_backward, bt_backward, key_by_key=True),
             block_sizes=BlockSizes(
                 block_q=bq,
                 block_kv=bt,
                 block_kv_compute=bt,
-                block_q_dkv=bq,
+                block_q_dkv=bq_backward,
                 block_kv_dkv=bt_backward,
                 block_kv_dkv_compute=bt,
                 use_fused_bwd_kernel=fused,
