@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from composer_jax.errors import UserError
 from composer_jax.models.presets import PRESETS
 
-# Rows of a batch and slots of the sampler for the slices in the docstring, one and four for each device.
-SLICES = {"v5e": {"expert": 8, "rows": 64, "slots": 256}, "v6e": {"expert": 4, "rows": 16, "slots": 64}}
+# Rows of a batch and slots of the sampler for the slices in the docstring: four of each for every device.
+SLICES = {"v5e": {"expert": 8, "rows": 256, "slots": 256}, "v6e": {"expert": 4, "rows": 64, "slots": 64}}
 
 
 def get_config(chip: str = "v6e") -> ConfigDict:

@@ -19,7 +19,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.cache import cache_spec
 from composer_jax.models.definition import Definition, Params
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
-from composer_jax.sampler.decode import Decoded, Slots, decode_rows, init_slots, prefill
+from composer_jax.sampler.decode import Decoded, Slots, decode, decode_rows, init_slots, prefill
 from composer_jax.sampler.session import Sample
 
 
@@ -106,7 +106,7 @@ class Sampler:
                 on_done()
             for rows in self.decode_rows:
                 nothing = np.zeros(self.shards * rows, np.int32)
-                self._slots, _ = self._decode[window, rows](*self._weights, self._slots, nothing, nothing)
+                self._decode(window, rows, nothing, nothing)
                 on_done()
 
     # -- sessions ------------------------------------------------------------------------------------------------
@@ -224,22 +224,33 @@ class Sampler:
             by_shard[request.slot % self.shards].append(request)
         rows = _fit(self.decode_rows, max(map(len, by_shard)))
         index, budget = np.zeros((2, self.shards, rows), np.int32)
-        for shard, requests in enumerate(by_shard):
-            for row, request in enumerate(requests):
+        if rows == self.per_shard:  # every slot is served where it is
+            placed = [[(request.slot // self.shards, request) for request in requests] for requests in by_shard]
+        else:
+            placed = [list(enumerate(requests)) for requests in by_shard]
+        for shard, requests in enumerate(placed):
+            for row, request in requests:
                 index[shard, row], budget[shard, row] = request.slot // self.shards, request.budget
         steps = self.config.decode_steps
         longest = max(r.start + len(r.tokens) + min(steps, r.budget) for r in self._running.values())
-        program = self._decode[_fit(self.windows, longest), rows]
-        self._slots, out = program(*self._weights, self._slots, index.reshape(-1), budget.reshape(-1))
+        out = self._decode(_fit(self.windows, longest), rows, index.reshape(-1), budget.reshape(-1))
         tokens, logprobs, emitted = (np.asarray(a).reshape(-1, self.shards, rows) for a in out)
-        for shard, requests in enumerate(by_shard):
-            for row, request in enumerate(requests):
+        for shard, requests in enumerate(placed):
+            for row, request in requests:
                 n = int(emitted[:, shard, row].sum())
                 request.tokens += tokens[:n, shard, row].tolist()
                 request.logprobs += logprobs[:n, shard, row].tolist()
                 request.versions += [self.version] * n
                 request.budget -= n
                 self.decoded_tokens += n
+
+    def _decode(self, window: int, rows: int, index: np.ndarray, budget: np.ndarray) -> Decoded:
+        """Decodes the slots of `index`; if those are all, in their order, nothing is taken out of the cache."""
+        if rows == self.per_shard:
+            self._slots, out = self._decode_all[window](*self._weights, self._slots, budget)
+        else:
+            self._slots, out = self._decode_rows[window](*self._weights, self._slots, index, budget)
+        return out
 
     def _finish(self) -> None:
         for slot, request in list(self._running.items()):
@@ -254,11 +265,11 @@ class Sampler:
     def _compile(self) -> None:
         definition, config = self.definition, self.config
         slots_spec = slot_specs(definition)
-        self._prefill, self._decode = {}, {}
+        self._prefill, self._decode_all, self._decode_rows = {}, {}, {}
         for window in self.windows:
             self._prefill[window] = prefill_program(definition, self.mesh, window)
-            decoding = decode_program(definition, self.mesh, window, config.decode_steps, self.end_token)
-            self._decode |= {(window, rows): decoding for rows in self.decode_rows}
+            how = (definition, self.mesh, window, config.decode_steps, self.end_token)
+            self._decode_all[window], self._decode_rows[window] = decode_program(*how), decode_rows_program(*how)
         self._copy = jax.jit(
             lambda t: jax.tree.map(lambda a, kept: jnp.copy(a).astype(kept.dtype), t, definition.shapes()),
             out_shardings=definition.shardings(self.mesh),
@@ -291,6 +302,19 @@ def prefill_program(definition: Definition, mesh: Mesh, window: int) -> Callable
 
 
 def decode_program(
+    definition: Definition, mesh: Mesh, window: int, steps: int, end_token: int
+) -> Callable[..., tuple[Slots, Decoded]]:
+    """Jitted `decode` on every device: (params, router_bias, slots, budget) -> slots and [steps,B] each of what was
+    decoded."""
+
+    def program(params, bias, slots, budget):
+        decoder = definition.bind(params, bias)
+        return decode(decoder, slots, budget, steps=steps, end_token=end_token, window=window)
+
+    return _on_every_device(program, definition, mesh, 1, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
+
+
+def decode_rows_program(
     definition: Definition, mesh: Mesh, window: int, steps: int, end_token: int
 ) -> Callable[..., tuple[Slots, Decoded]]:
     """Jitted `decode_rows` on every device: (params, router_bias, slots, index, budget) -> slots and [steps,N] each of

@@ -6,8 +6,9 @@ jax.checkpoint computes again. What the jaxpr does not say is assumed:
 - Matrix products, kernels, sorts, gathers and collectives read their operands from HBM and write their results to it.
 - Everything else (elementwise functions, reductions, broadcasts, transposes) is fused into loops around these. A
   loop's result is stored only if one of those reads it, if it leaves the layer, or if two computations use it (the
-  residual stream, the exponentials of a softmax; a mere conversion is done twice instead). What is stored is written
-  once and read once by all loops together. Results smaller than SMALL stay on the chip.
+  residual stream, the exponentials of a softmax; a mere conversion is done twice instead, and none is stored for a
+  matrix product). What is stored is written once and read once by all loops together. Results smaller than SMALL stay
+  on the chip.
 - Of rows sorted by expert, the share `owned` belongs to somebody; a grouped product computes no others.
 """
 
@@ -31,6 +32,8 @@ COLLECTIVES = GATHERS | SCATTERS | REDUCTIONS | EXCHANGES | PERMUTES
 VIEWS = {SHARD, "slice", "dynamic_slice", "split", "unstack"}
 # Cheap enough to be done again by every loop that wants them.
 REDONE = {"broadcast_in_dim", "concatenate", "convert_element_type", "iota", "pad", "rev", "transpose"} | VIEWS
+# What a matrix product can do to an operand while it reads it.
+OPERAND_FORMS = {"convert_element_type", "transpose"}
 # Read whole, write whole.
 PASSES = {"cumsum", "cumlogsumexp", "cummax", "cummin", "cumprod", "reduce_window", "top_k", "approx_top_k"}
 PRODUCTS = {"HIGH": 3, "HIGHEST": 6}
@@ -187,12 +190,9 @@ def _loops(
     steps: Sequence[Step], fused: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]
 ) -> list[Operation]:
     """HBM traffic of the fused loops, by scope; the module's docstring has the rules."""
-    is_fused = set(fused)
-    readers: dict[Value, list[Step]] = {}
-    for step in steps:
-        for value in dict.fromkeys(step.inputs):
-            readers.setdefault(value, []).append(step)
-    leaves, stored = set(outputs), set(inputs)
+    readers, source = _readers(steps, fused)
+    loops = set(fused)
+    leaves, stored = {source(out) for out in outputs}, set(inputs)
     traffic: dict[str, float] = {}
 
     def move(scope: str, value: Value) -> None:
@@ -200,23 +200,44 @@ def _loops(
             traffic[scope] = traffic.get(scope, 0.0) + value.bytes
 
     for step in steps:
-        if step not in is_fused:
-            stored.update(step.outputs)
-            continue
-        if step.primitive in VIEWS and step.inputs[0] in stored:
+        if step not in loops or (step.primitive in VIEWS and source(step.inputs[0]) in stored):
             stored.update(step.outputs)
             continue
         for out in step.outputs:
             using = readers.get(out, [])
             again = step.primitive not in REDONE and len(using) > 1
-            if again or out in leaves or any(reader not in is_fused for reader in using):
+            if again or out in leaves or any(reader not in loops for reader in using):
                 stored.add(out)
                 move(step.scope, out)
     for value in stored:
-        loops = [s for s in readers.get(value, []) if s in is_fused and s.primitive not in VIEWS]
-        if loops:
-            move(loops[0].scope, value)
+        reading = [s for s in readers.get(value, []) if s in loops and s.primitive not in VIEWS]
+        if reading:
+            move(reading[0].scope, value)
     return [Operation("hbm", 0.0, amount, scope) for scope, amount in traffic.items()]
+
+
+def _readers(steps: Sequence[Step], fused: Sequence[Step]):
+    """Who reads each value, and a function that says what a value is another form of: of steps that only feed matrix
+    products with it, the product reads the original."""
+    direct: dict[Value, list[Step]] = {}
+    for step in steps:
+        for value in dict.fromkeys(step.inputs):
+            direct.setdefault(value, []).append(step)
+    forms: set[Step] = set()
+    for step in reversed(fused):
+        users = direct.get(step.outputs[0], [])
+        if step.primitive in OPERAND_FORMS and users and all(u.primitive == "dot_general" or u in forms for u in users):
+            forms.add(step)
+    original: dict[Value, Value] = {}
+    for step in fused:
+        if step in forms:
+            original[step.outputs[0]] = original.get(step.inputs[0], step.inputs[0])
+    readers: dict[Value, list[Step]] = {}
+    for step in steps:
+        if step not in forms:
+            for value in dict.fromkeys(original.get(v, v) for v in step.inputs):
+                readers.setdefault(value, []).append(step)
+    return readers, lambda value: original.get(value, value)
 
 
 def _scan(step: Step, rules: Rules, used: set[Value]) -> Region:

@@ -84,12 +84,12 @@ def decode(settings: ScaleSettings, mesh: Mesh) -> Stage:
         slot_specs(definition),
     )
     rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    numbers = jax.ShapeDtypeStruct((slots,), np.int32, sharding=rows)
+    budget = jax.ShapeDtypeStruct((slots,), np.int32, sharding=rows)
     program = Program(
         decode_program(definition, mesh, capacity, steps=1, end_token=0),
-        (*weights, state, numbers, numbers),
+        (*weights, state, budget),
         {},
-        holds={"params": weights[0], "router_bias": weights[1], "cache": state, "batch": (numbers, numbers)},
+        holds={"params": weights[0], "router_bias": weights[1], "cache": state, "batch": budget},
         makes={},
     )
     flops = slots * (forward_flops(config, capacity) - forward_flops(config, capacity - 1))

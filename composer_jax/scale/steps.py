@@ -113,7 +113,7 @@ def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[l
                 arguments = parts
             below, results = flatten(inner, arguments, kernels, here)
             steps += below
-        elif primitive in ALIASES and not kernels(name):
+        elif _is_alias(primitive, arguments, equation.outvars) and not kernels(name):
             results = [Value(out.aval, a) for a, out in zip(arguments, equation.outvars, strict=True)]
         else:
             results = [Value(v.aval) for v in equation.outvars]
@@ -136,6 +136,11 @@ def _name(primitive: str, params: Mapping[str, Any]) -> str:
     if primitive == "pallas_call":
         return str(getattr(params.get("name_and_src_info"), "name", None) or params.get("name") or primitive)
     return str(params["name"]) if primitive in CALLS and params.get("name") else primitive
+
+
+def _is_alias(primitive: str, arguments: Sequence[Value], results) -> bool:
+    grown = primitive == "broadcast_in_dim" and len(arguments) == 1 and arguments[0].aval.size == results[0].aval.size
+    return grown or primitive in ALIASES
 
 
 def _called(primitive: str, params: Mapping[str, Any]):

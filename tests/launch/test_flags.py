@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from absl import flags as absl_flags
 
 from composer_jax.errors import UserError
 from launch import flags
@@ -237,3 +238,23 @@ def test_an_unwritable_place_is_bad_input_too(capsys, config_file):
     argv = ["prog", f"--config={config_file}", "--workdir=w"]
     code, _, err = ending(capsys, lambda *_: asyncio.run(task()), argv)
     assert code == 2 and "no user namespaces" in err
+
+
+def test_flags_of_its_own_beside_a_config(config_file):
+    def define(values):
+        absl_flags.DEFINE_string("stage", None, "Which part.", flag_values=values)
+        return ("config", "stage")
+
+    def parsed(*args: str):
+        return flags.parse_own(["prog", *args], define)
+
+    values = parsed(f"--config={config_file}", "--config.rl.steps=3", "--stage=rl")
+    assert (values.stage, values.config.rl.steps, values.config.is_locked) == ("rl", 3, True)
+    for args, sentence in [
+        (["--stage=rl"], "--config is missing"),
+        ([f"--config={config_file}"], "--stage is missing: Which part."),
+        ([f"--config={config_file}", "--stage=rl", "--config.rl.stepz=3"], "did you mean rl.steps"),
+        ([f"--config={config_file}", "--stage=rl", "--workdir=w"], "workdir"),
+    ]:
+        with pytest.raises(UserError, match=sentence):
+            parsed(*args)

@@ -261,7 +261,7 @@ class Broken(Exception):
     pass
 
 
-@pytest.mark.parametrize("call", ["_prefill", "_decode"])
+@pytest.mark.parametrize("call", ["_prefill", "_decode_all"])
 def test_a_failing_device_call_reaches_every_session_and_nobody_hangs(sampler, monkeypatch, call):
     """Twelve conversations on eight slots: some sample, some wait for a slot, some come back later."""
     calls = itertools.count()
@@ -299,7 +299,8 @@ def test_a_sampler_serves_again_after_a_failure(sampler, monkeypatch, conversati
         raise Broken
 
     with monkeypatch.context() as patch:
-        patch.setattr(sampler, "_decode", dict.fromkeys(sampler._decode, failing))
+        for call in ("_decode_all", "_decode_rows"):
+            patch.setattr(sampler, call, dict.fromkeys(getattr(sampler, call), failing))
         with pytest.raises(Broken):
             run_all(sampler, SEEDS[:3])
     assert_same(run_all(sampler, SEEDS[:4]), conversations[:4])

@@ -264,3 +264,17 @@ def test_another_view_of_the_same_bytes_is_no_copy_and_keeps_its_shape():
     assert region.flops() == 2 * LARGE[0] * LARGE[1] * 8
     # x read, exp(x) written, read again by the sine (the product reads for itself), the sine written.
     assert sum(o.hbm_bytes for o in operations(region, "hbm")) == 4 * BYTES
+
+
+def test_a_product_reads_operands_in_the_form_they_have():
+    """Conversions and transpositions for a product alone are part of reading; computed operands are stored."""
+    w = jax.ShapeDtypeStruct((LARGE[0], 8), jnp.bfloat16)
+    assert hbm(lambda x, w: x.astype(jnp.bfloat16).T @ w, LARGE, w) == 0
+    assert hbm(lambda x, w: (2 * x).astype(jnp.bfloat16).T @ w, LARGE, w) == 2 * BYTES
+    # For another reader it is one more array: x is read for it, and it is written.
+    assert hbm(lambda x, w: (x.astype(jnp.bfloat16).T @ w, x.astype(jnp.bfloat16)), LARGE, w) == 1.5 * BYTES
+
+
+def test_a_dimension_of_one_is_no_copy():
+    region = cost(lambda x, w: jnp.einsum("bnsd,df->bnsf", x[:, None], w), (4, *LARGE), (LARGE[1], 8))
+    assert operations(region, "hbm") == []

@@ -9,7 +9,8 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.models.flops import forward_flops
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.scale.programs import STAGES, local_bytes
+from composer_jax.scale.costs import Collective, Rules, cost_of
+from composer_jax.scale.programs import LOOPS, STAGES, local_bytes, owned_share
 from composer_jax.scale.settings import scale_settings
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
@@ -108,9 +109,35 @@ def test_sizes_that_do_not_fit_are_named(name, changes, sentence):
 def test_unknown_fields_fail():
     config = small_config().to_dict()
     config["decode"]["slot"] = 3
-    with pytest.raises(UserError, match="Unknown field config.decode.slot; the fields there are slots, capacity"):
+    with pytest.raises(
+        UserError, match="Unknown field config.decode.slot; the fields there are mesh, param_dtype, slots, capacity"
+    ):
         scale_settings(config)
     config = small_config().to_dict()
     config["model"]["yarn"] = {"factr": 2.0}
     with pytest.raises(UserError, match="Unknown field config.model.yarn.factr"):
         scale_settings(config)
+
+
+@pytest.mark.parametrize("sizes", [dict(data=2, expert=4), dict(data=2, expert=2, context=2)], ids=str)
+def test_gradients_are_scattered_before_they_are_added_up(sizes):
+    """What all devices of an axis add up is never more than one of them stores of a weight."""
+    mesh = make_mesh(**sizes)
+    work = stage("pretrain", mesh, model__dispatch="ring")
+    gradient = work.programs["gradient"]
+    jaxpr = gradient.function.trace(*gradient.arguments).jaxpr
+    region = cost_of(jaxpr, Rules(dict(mesh.shape), owned_share(work.definition.config, mesh), LOOPS))
+    sums = [c.bytes for _, c in region.everything() if isinstance(c, Collective) and c.pattern == "all_reduce"]
+    stored = [local_bytes(leaf) for leaf in jax.tree.leaves(gradient.holds["params"])]
+    assert sums and max(sums) <= max(stored)
+
+
+def test_the_share_of_rows_that_belong_to_somebody():
+    def share(**changes):
+        return owned_share(scale_settings(small_config(**changes)).model, MESH)
+
+    assert share(model__capacity_factor=1.25) == 1 / 1.25
+    assert share(model__capacity_factor=9.0) == 1 / 2  # all rows of both devices, of which each has half
+    assert share(model__dispatch="dense") == 1.0
+    alone = make_mesh(jax.devices()[:1])
+    assert owned_share(scale_settings(small_config()).model, alone) == 1.0

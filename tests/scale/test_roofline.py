@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.scale.chips import Chip, Efficiency
 from composer_jax.scale.costs import Collective, Operation, Region
-from composer_jax.scale.roofline import largest, operation_seconds, predict
+from composer_jax.scale.roofline import is_hidden, largest, operation_seconds, predict
 
 CHIP = Chip("made up", peak_flops=100.0, hbm_bandwidth=10.0, hbm_usable=1.0, link_bandwidth=1.0, torus_dims=2)
 PERFECT = Efficiency(matmul=1.0, attention=0.5, grouped_matmul=1.0, hbm=1.0, links=1.0, hop_seconds=0.0)
@@ -46,6 +46,22 @@ def test_what_hides_behind_what():
     times = predict(layer(), NETWORK)
     assert (times.none, times.gathers, times.full) == (15.0, 7.0 + 3.0, 10.0)
     assert times.profile == {"matmul": 4.0, "hbm": 1.0, "data": 7.0, "expert": 2.0, "data+expert": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("axes", "hidden"),
+    [
+        (("data",), True),
+        (("replica",), True),
+        (("data", "context"), True),  # weights are stored over both
+        (("context",), False),  # keys and values
+        (("expert",), False),
+        (("tensor",), False),
+        (("data", "expert"), False),
+    ],
+)
+def test_weights_hide_and_tokens_are_waited_for(axes, hidden):
+    assert is_hidden(axes) is hidden
 
 
 def test_regions_follow_each_other_and_repeat():
