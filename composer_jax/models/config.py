@@ -122,8 +122,8 @@ class ModelConfig:
     remat: bool = True
     """Recompute a layer's inside in the backward pass; only the layer inputs are kept, and what remat_saves names."""
     remat_saves: tuple[str, ...] = ()
-    """What of a layer's inside is kept as well: "latents" (of MLA, small), "attention" (the mixed values of all heads)
-    and "feed_forward" (its output)."""
+    """What of a layer's inside is kept as well: "latents" (of MLA, small), "attention" (what the TPU's kernel gives, so
+    that it runs once) and "feed_forward" (its output)."""
 
     def __post_init__(self):
         def require(condition: bool, message: str):

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
@@ -53,7 +52,7 @@ class GroupedQueryAttention(nnx.Module):
         angles = self._angles(positions_BS)
         k, v = map(context.gather, self._keys_and_values(x_BSD, angles))
         y_BSHV = attend_rows(self._queries(x_BSD, angles), k, v, sight, windowed, self._sinks())
-        return self._output(checkpoint_name(y_BSHV, "attention"))
+        return self._output(y_BSHV)
 
     def extend(
         self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], jax.Array]

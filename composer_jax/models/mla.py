@@ -88,7 +88,7 @@ class MultiHeadLatentAttention(nnx.Module):
             q_BSHX = jnp.concatenate([q_nope, q_rope], axis=-1) * self.config.logit_scale
             shared = jnp.broadcast_to(k_rope[:, :, None], (*k_nope.shape[:3], k_rope.shape[-1]))
             k_BTHX = jnp.concatenate([k_nope, shared], axis=-1)
-            y_BSHV = checkpoint_name(attend_rows(q_BSHX, k_BTHX, v_BTHV, sight, windowed), "attention")
+            y_BSHV = attend_rows(q_BSHX, k_BTHX, v_BTHV, sight, windowed)
             return jnp.einsum("bshv,hvd->bsd", y_BSHV, out)
 
         weights = [use(w, dtype) for w in (self.q, self.k_up, self.v_up, self.out)]
