@@ -33,13 +33,14 @@ def to_slots(x_TD: jax.Array, pairs_M: jax.Array, places_Tk: jax.Array) -> jax.A
       pairs_M: the pair in each slot, counted t k + j; N where there is none.
       places_Tk: the slot of each pair; M where it has none.
     """
-    return x_TD.at[pairs_M // places_Tk.shape[1]].get(mode="fill", fill_value=0)
+    return jnp.take(x_TD, pairs_M // places_Tk.shape[1], axis=0, mode="fill", fill_value=0)
 
 
 @jax.custom_vjp
 def from_slots(y_MD: jax.Array, pairs_M: jax.Array, places_Tk: jax.Array) -> jax.Array:
     """The sum over those choices of every token that have a slot, [T,D]; added up in float32."""
-    return y_MD.at[places_Tk].get(mode="fill", fill_value=0).sum(1, dtype=jnp.float32).astype(y_MD.dtype)
+    y_TkD = jnp.take(y_MD, places_Tk, axis=0, mode="fill", fill_value=0)
+    return y_TkD.sum(1, dtype=jnp.float32).astype(y_MD.dtype)
 
 
 def _transposes(one, other) -> None:

@@ -186,6 +186,18 @@ def test_tokens_that_do_not_divide_over_tensor(name):
     assert dropped == 0
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_tokens_that_ask_for_nobody(name, sizes):
+    """Expert -1: all of one token's choices, and the first of a few others."""
+    ids = IDS.copy()
+    ids[5], ids[20:, 0] = -1, -1
+    found, dropped = on_mesh(name, "biases_clamped", sizes, ids=ids)
+    assert_equal(found, einsum_of_all("biases_clamped", ids=ids))
+    np.testing.assert_array_equal(found[0][5], 0)
+    assert dropped == 0
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_programs_that_do_not_track_what_varies(name):
     """The sampler's: without the types, nothing reminds of a sum that is missing."""

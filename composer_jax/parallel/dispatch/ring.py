@@ -5,6 +5,7 @@ import math
 import jax
 
 from composer_jax.ops.activation import Activation, swiglu
+from composer_jax.ops.varying import varying_alike
 from composer_jax.parallel.dispatch.compute import compute_chosen
 from composer_jax.parallel.dispatch.contract import SPLIT, Dispatched, Experts, Split, devices_along, dispatched
 from composer_jax.parallel.dispatch.rounds import compute_in_rounds
@@ -28,10 +29,11 @@ def ring(
     """
     if not split.group:
         return dispatched(compute_chosen(x_TD, ids_Tk, gates_Tk, experts, activation), x_TD)
-    tokens = x_TD, ids_Tk, gates_Tk
+    # Marked alike before they are gathered, gradients are scattered first and then added up along `alike`.
+    all_TD, ids_Tk, gates_Tk, *_ = varying_alike(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
     if split.apart:
-        tokens = (jax.lax.all_gather(a, split.apart, axis=0, tiled=True) for a in tokens)
-    all_TD, ids_Tk, gates_Tk = tokens
+        gathered = (jax.lax.all_gather(a, split.apart, axis=0, tiled=True) for a in (all_TD, ids_Tk, gates_Tk))
+        all_TD, ids_Tk, gates_Tk = gathered
     first = jax.lax.axis_index(split.group) * experts.gate_EDF.shape[0]
     rows = -(-math.ceil(capacity_factor * ids_Tk.size / devices_along(split.group)) // 8) * 8
     if rows < ids_Tk.size:
