@@ -5,8 +5,8 @@
 `experts` holds the experts of this device, E' of them; ids_Tk count over the experts of all devices of the group, and
 the choices of one token differ. Expert e is on device e // E' of the group, which is numbered along the mesh axes
 `split.experts`, the first of them slowest. Expert -1 is nobody: a pair that asks for it adds nothing, goes nowhere and
-does not count as dropped. `capacity_factor` sizes the buffers of all
-but `dense`.
+does not count as dropped. `capacity_factor` sizes the buffers of
+all but `dense`.
 """
 
 import math
