@@ -24,6 +24,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition, Params
 from composer_jax.models.router import updated_bias
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
+from composer_jax.parallel.processes import place
 from composer_jax.train.losses import Batch, Loss
 from composer_jax.train.optimizer import OptimizerConfig
 
@@ -116,14 +117,17 @@ class Learner:
         return sums
 
     def put(self, batch: dict[str, np.ndarray]) -> Batch:
-        """Places rows on the mesh; a UserError names row counts that do not divide."""
+        """Places rows on the mesh; a UserError names row counts that do not divide.
+
+        Every process has the whole batch and places the rows of its own devices.
+        """
         rows, shards = next(iter(batch.values())).shape[0], batch_shards(self.mesh)
         if rows % shards:
             raise UserError(
                 f"A batch of {rows} rows does not divide over {shards} devices (mesh axes "
                 f"{', '.join(BATCH_AXES)}); use a multiple of {shards}."
             )
-        return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec(BATCH_AXES)))
+        return place(batch, NamedSharding(self.mesh, PartitionSpec(BATCH_AXES)))
 
     def _sharded_gradient(self, loss: Loss):
         reduced = tuple(a for a in BATCH_AXES if not (self.host_reduction and a == "replica"))
