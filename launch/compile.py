@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import flags as absl_flags
 
-from launch import flags
+from launch import flags, hosts
 
 
 def define(values):
@@ -44,4 +44,4 @@ if __name__ == "__main__":
     from composer_jax.scale.topology import without_hardware
 
     without_hardware()
-    flags.run(main, define=define)
+    flags.run(main, define=define, processes=hosts.WITHOUT_DEVICES)

@@ -14,7 +14,7 @@ import os
 
 from absl import flags as absl_flags
 
-from launch import flags
+from launch import flags, hosts
 
 
 def define(values):
@@ -37,4 +37,4 @@ def main(values):
 
 
 if __name__ == "__main__":
-    flags.run(main, define=define)
+    flags.run(main, define=define, processes=hosts.WITHOUT_DEVICES)

@@ -1,7 +1,7 @@
 """Evaluates on held-out tasks every policy that the workdir holds: the SFT policy, and the RL policy if there is
 one."""
 
-from launch import flags
+from launch import flags, hosts
 
 
 def main(config, workdir):
@@ -16,4 +16,4 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    flags.run(main, processes=hosts.ALONE)

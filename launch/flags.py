@@ -19,6 +19,9 @@ or, where no config describes what is wanted, one with flags of its own:
 
     if __name__ == "__main__":
         flags.run(main, define=define)
+
+Several hosts run an entry point together (launch/hosts.py): on a TPU pod, under SLURM and wherever else the machine
+says what it started, without a flag; elsewhere with --coordinator, --processes and --process.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from absl import flags as absl_flags
 from ml_collections import ConfigDict, FieldReference, config_dict, config_flags
 
 from composer_jax.errors import UserError
+from launch import hosts
 from launch.huge_pages import restart_with_huge_pages
 
 Main = Callable[[ConfigDict, Path], None] | Callable[[absl_flags.FlagValues], None]
@@ -49,31 +53,44 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _OVERRIDE = re.compile(r"-{1,2}(?:no)?config\.([^=]+)")
 
 
-def run(main: Main, argv: Sequence[str] | None = None, *, define: Define | None = None) -> NoReturn:
+def run(
+    main: Main, argv: Sequence[str] | None = None, *, define: Define | None = None, processes: str = hosts.SEVERAL
+) -> NoReturn:
     """Parses the command line, calls `main(config, workdir)` and ends the process with an exit code.
 
     argv: as sys.argv, which is the default; the first element is the program.
     define: declares flags of the entry point's own in place of --config and --workdir, and returns the names of those
       that must be given; then it is `main(values)`. If "config" is among the names, there is --config beside them.
+    processes: what it does as one of several: hosts.SEVERAL, ALONE or WITHOUT_DEVICES.
 
     The config is locked: unknown fields cannot be set. Bad input (a UserError anywhere below), a full disk
-    and Ctrl-C (or SIGTERM) each end with one sentence on stderr; any other exception propagates.
+    and Ctrl-C (or SIGTERM) each end with one sentence on stderr; any other exception propagates. What ends one of
+    several processes ends all of them.
     """
     if argv is None:
         restart_with_huge_pages()
     argv = list(sys.argv if argv is None else argv)
     command = f"python -m {_program(argv)} {shlex.join(argv[1:])}"
+    if define is not None and processes != hosts.WITHOUT_DEVICES:
+        define = _with_hosts(define)
+    finish = None
     try:
         if any(arg in ("-h", "--help", "-help") for arg in argv[1:]):
             print(_help(argv) if define is None else _own_help(argv, define))
             sys.exit(0)
-        arguments = parse(argv) if define is None else (parse_own(argv, define),)
-        signal.signal(signal.SIGTERM, _as_ctrl_c)
+        values = _parse(argv) if define is None else parse_own(argv, define)
+        if "coordinator" in values:
+            finish = hosts.join(values, _program(argv), processes)
+        signal.signal(signal.SIGTERM, _as_ctrl_c)  # after joining, for which JAX takes SIGTERM itself
         # Some libraries read absl's global flags: they get the defaults.
         absl_flags.FLAGS(argv[:1])
-        main(*arguments)
+        main(*((values.config, Path(values.workdir)) if define is None else (values,)))
+        if finish is not None:
+            finish()
     except BaseException as error:
         ending = _ending(error, command, kept=define is None)
+        if finish is not None:
+            hosts.end(error, _program(argv), ending)
         if ending is None:
             raise
         code, sentence = ending
@@ -89,11 +106,17 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path]:
       UserError: a flag or field is unknown, missing, or has a value of the wrong type; there is no such
         config file.
     """
+    values = _parse(argv)
+    return values.config, Path(values.workdir)
+
+
+def _parse(argv: Sequence[str]) -> absl_flags.FlagValues:
+    """The values of --config, --workdir and the flags of several processes."""
     values = _define(argv)
     _parse_with_config(values, argv)
     if not values.workdir:
         raise UserError("--workdir is missing: the folder this run writes to, e.g. --workdir=runs/first")
-    return values.config, Path(values.workdir)
+    return values
 
 
 def _parse_with_config(values: absl_flags.FlagValues, argv: Sequence[str]) -> None:
@@ -133,6 +156,17 @@ def parse_own(argv: Sequence[str], define: Define) -> absl_flags.FlagValues:
     return values
 
 
+def _with_hosts(define: Define) -> Define:
+    """The flags of `define` and those that say which of several processes this is."""
+
+    def both(values: absl_flags.FlagValues) -> Sequence[str]:
+        required = define(values)
+        hosts.define(values)
+        return required
+
+    return both
+
+
 def _define(argv: Sequence[str]) -> absl_flags.FlagValues:
     """Our flags in a set of their own, so that --help and typos know nothing of the flags libraries define.
 
@@ -146,6 +180,7 @@ def _define(argv: Sequence[str]) -> absl_flags.FlagValues:
         "The folder the run writes to. The same command continues a run that was stopped.",
         flag_values=values,
     )
+    hosts.define(values)
     return values
 
 
@@ -235,11 +270,11 @@ def _listed(names: Sequence[str], most: int = 8) -> str:
 
 
 def _help(argv: Sequence[str]) -> str:
-    """The entry point's docstring, our two flags, and the fields of the config if one is given."""
+    """The entry point's docstring, our flags, and the fields of the config if one is given."""
     lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
     lines.append(f"usage: python -m {_program(argv)} --config=FILE --workdir=DIR [--config.FIELD=VALUE ...]")
     values = _define(argv[:1])
-    lines += [f"  --{name}: {values[name].help}" for name in ("config", "workdir")]
+    lines += [f"  --{name}: {values[name].help}" for name in ("config", "workdir", *hosts.FLAGS)]
     if any(re.match(r"-{1,2}config(=|$)", arg) for arg in argv[1:]):
         config = _base_config([arg for arg in argv if arg not in ("-h", "--help", "-help")])
         lines += ["", "fields of this config and their values, explained where they are declared in it:"]

@@ -1,7 +1,7 @@
 """The whole pipeline: pretraining, SFT, evaluation, RL, evaluation, report. Run again, it continues where it
 stopped."""
 
-from launch import flags
+from launch import flags, hosts
 
 
 def main(config, workdir):
@@ -13,4 +13,4 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    flags.run(main, processes=hosts.ALONE)

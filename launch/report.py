@@ -1,6 +1,6 @@
 """Writes results.json, the pictures and report.html from what the workdir holds; any stage may be missing."""
 
-from launch import flags
+from launch import flags, hosts
 
 
 def main(config, workdir):
@@ -12,4 +12,4 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    flags.run(main, processes=hosts.WITHOUT_DEVICES)

@@ -1,6 +1,6 @@
 """GRPO with self-summarization in sandboxed repositories. Needs launch.sft in the same workdir."""
 
-from launch import flags
+from launch import flags, hosts
 
 
 def main(config, workdir):
@@ -12,4 +12,4 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    flags.run(main, processes=hosts.ALONE)

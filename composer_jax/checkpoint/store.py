@@ -22,6 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from composer_jax.errors import UserError
+from composer_jax.parallel.processes import from_first
 
 PyTree = Any
 
@@ -41,7 +42,8 @@ class CheckpointStore:
     asynchronous: `save` returns once the arrays are copied to host memory and writes in the background;
       `wait` waits for it. Worth it where a save takes seconds.
 
-    Every process of a multi-controller run makes the same calls; Orbax lets each write its own shards.
+    Several processes make the same calls, on a folder that they share; Orbax lets each write its own shards. Which
+    steps there are, the first one says: the file systems of two hosts can show a new step at different times.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class CheckpointStore:
         """The complete steps on disk, ascending, also those another process wrote since the last look."""
         manager = self._manager()
         manager.reload()
-        return sorted(manager.all_steps())
+        return from_first(lambda: sorted(manager.all_steps()))
 
     def latest_step(self) -> int | None:
         """The last complete step, or None."""

@@ -1,7 +1,7 @@
 """A run's folder: it belongs to one config and to one process at a time, and remembers which stages are done.
 
     DIR/config.json       the resolved config and its hash; written once, compared at every opening
-    DIR/.lock             held while a process works in the folder
+    DIR/.lock             held while a process works in the folder, and says which
     DIR/stages/NAME.json  written, as a whole, when stage NAME is done
 
 Everything else in the folder belongs to the stages.
@@ -15,6 +15,8 @@ import json
 import os
 import re
 import shutil
+import socket
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,23 +36,31 @@ class Workdir:
     path: created if it does not exist.
     config: the resolved config as plain data: nested mappings of JSON values (`ConfigDict.to_dict()`). Tuples
       count as lists, as JSON has no tuples.
+    holder: of several processes that work on one run, the first opens the folder without it; the others pass its
+      `holder` and share the folder, in which they claim nothing.
 
     Attributes:
       path: absolute.
       config_hash: 12 hex digits of the SHA-256 of the config as canonical JSON.
+      holder: what the lock says of the process that holds it, different at every opening.
 
     Raises:
       UserError: the folder is not empty and no run folder, belongs to another config, is used by another
-        process, or cannot be written.
+        process (or is not the one that `holder` holds), or cannot be written.
       TypeError: the config holds something that is not plain JSON.
     """
 
-    def __init__(self, path: str | Path, config: Mapping[str, Any]):
+    def __init__(self, path: str | Path, config: Mapping[str, Any], *, holder: str | None = None):
         self.path = Path(path).expanduser().absolute()
         canonical = _canonical(config)
         self.config_hash = hashlib.sha256(canonical.encode()).hexdigest()[:12]
-        _make_folder(self.path)
-        self._lock = _locked(self.path)
+        if holder is None:
+            _make_folder(self.path)
+            self.holder = f"{os.getpid()} {uuid.uuid4().hex[:8]}"
+            self._lock = _locked(self.path, self.holder)
+        else:
+            self.holder, self._lock = holder, None
+            _require_held(self.path, holder)
         try:
             self._claim(json.loads(canonical))
         except BaseException:
@@ -139,7 +149,20 @@ def _make_folder(path: Path) -> None:
         )
 
 
-def _locked(path: Path) -> int:
+def _require_held(path: Path, holder: str) -> None:
+    """Raises a UserError unless the folder is the very one that `holder` has locked."""
+    try:
+        found = (path / _LOCK).read_text(errors="replace").strip()
+    except OSError:
+        found = None
+    if found != holder:
+        raise UserError(
+            f"{path} on {socket.gethostname()} is not the folder that process 0 works in; several processes need a "
+            "--workdir on a disk that all of their hosts share"
+        )
+
+
+def _locked(path: Path, holder: str) -> int:
     """The descriptor of the lock file, locked until it is closed or the process ends, however it ends."""
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -148,9 +171,9 @@ def _locked(path: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        words = os.pread(lock, 32, 0).decode(errors="replace").split()
         os.close(lock)
-        who = f"process {holder}" if holder else "another process"
+        who = f"process {words[0]}" if words else "another process"
         raise UserError(f"{path} is in use by {who}; wait for it or choose another --workdir") from error
     except OSError as error:
         os.close(lock)
@@ -158,7 +181,8 @@ def _locked(path: Path) -> int:
             f"the disk of {path} cannot lock files: {error.strerror}; choose a --workdir on a local disk"
         ) from error
     os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    os.pwrite(lock, f"{holder}\n".encode(), 0)
+    os.fsync(lock)  # for other hosts, which read it while it is open here
     return lock
 
 

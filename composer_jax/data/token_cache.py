@@ -16,6 +16,7 @@ import numpy as np
 
 from composer_jax.data.corpus import Progress, SourceFile
 from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.errors import UserError
 
 _CHUNK_BYTES = 500_000  # encoded at once: large enough to fill the cores, small enough for smooth progress
 
@@ -33,14 +34,27 @@ def encode_files(
     anew. `progress` is called with (bytes encoded, bytes to encode).
     """
     total = sum(file.num_bytes for file in files)
-    path = Path(cache_dir) / f"tokens-{_key(tok, files)}.npz" if cache_dir is not None else None
-    documents = _read(path, len(files)) if path else None
-    if documents is None:
+    path = cache_file(tok, files, cache_dir) if cache_dir is not None else None
+    documents = _read(path) if path else None
+    if documents is None or len(documents) != len(files):
         documents = _encode(tok, files, total, progress)
         if path:
             _write(path, documents)
     if progress:
         progress(total, total)
+    return documents
+
+
+def cache_file(tok: Tokenizer, files: Sequence[SourceFile], cache_dir: Path | str) -> Path:
+    """Where `encode_files` keeps what it finds."""
+    return Path(cache_dir) / f"tokens-{_key(tok, files)}.npz"
+
+
+def read_encoded(path: Path | str) -> list[np.ndarray]:
+    """What `encode_files` kept, without the source files. Raises a UserError if it is not there or damaged."""
+    documents = _read(Path(path))
+    if documents is None:
+        raise UserError(f"{path} cannot be read; run the same command again, which writes it anew")
     return documents
 
 
@@ -76,14 +90,14 @@ def _key(tok: Tokenizer, files: Sequence[SourceFile]) -> str:
     return key.hexdigest()[:16]
 
 
-def _read(path: Path, count: int) -> list[np.ndarray] | None:
+def _read(path: Path) -> list[np.ndarray] | None:
     """The documents, or None when there is no whole cache file. The zip container's checksums find damage."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             tokens, ends = arrays["tokens"], arrays["ends"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-    return np.split(tokens, ends)[:-1] if len(ends) == count else None
+    return np.split(tokens, ends)[:-1]
 
 
 def _write(path: Path, documents: Sequence[np.ndarray]) -> None:

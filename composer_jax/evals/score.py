@@ -13,6 +13,7 @@ from composer_jax.models.definition import Definition, Params
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel import context
 from composer_jax.parallel.mesh import BATCH_SPEC, batch_shards
+from composer_jax.parallel.processes import fetch, place
 from composer_jax.train.losses import predict
 
 CHUNK = 256
@@ -36,7 +37,7 @@ def score(
     rows: int = 1,
     logits: bool = False,
 ) -> Scores:
-    """Log-probabilities of whole rows, each a document of its own.
+    """Log-probabilities of whole rows, each a document of its own; several processes compute them together.
 
     Args:
       tokens_BS: integers [B,S], S at least 2; negative ids at the end of a row are padding (their scores are 0).
@@ -47,8 +48,6 @@ def score(
       UserError: a shape, a token id or a length that the network does not have.
     """
     check_tokens(tokens_BS, definition.config)
-    if jax.process_count() > 1:
-        raise UserError("scores are computed in one process; start one.")
     count, step = len(tokens_BS), rows * batch_shards(mesh)
     program = _program(definition, mesh, logits)
     spread, cut = NamedSharding(mesh, BATCH_SPEC), context.zigzag(tokens_BS.shape[1], mesh.shape[context.AXIS])
@@ -59,8 +58,8 @@ def score(
             part = tokens_BS[start : start + step]
             padded = np.full((step, tokens_BS.shape[1]), -1, np.int32)
             padded[: len(part)] = part  # int32: what a vocabulary has fits
-            out = program(params, router_bias, jax.device_put(padded[:, cut], spread))
-            found.append([np.asarray(array)[: len(part), in_order] for array in out])
+            out = program(params, router_bias, place(padded[:, cut], spread))
+            found.append([fetch(array)[: len(part), in_order] for array in out])
             progress.update(len(part))
     logprobs, *rest = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return Scores(logprobs[:, :-1], rest[0] if logits else None)

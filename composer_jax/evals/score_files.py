@@ -12,10 +12,11 @@ import tokenizers
 from composer_jax.checkpoint.address import Address, find_weights, load_weights, network_at, tokenizer_folder
 from composer_jax.checkpoint.dtypes import require_float
 from composer_jax.errors import UserError
-from composer_jax.evals.score import check_tokens, score, windows
+from composer_jax.evals.score import Scores, check_tokens, score, windows
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
+from composer_jax.parallel.processes import is_first
 
 
 def score_files(
@@ -32,6 +33,8 @@ def score_files(
     expert: int,
 ) -> dict[str, float]:
     """Scores a .npy file of tokens or a text file; writes an .npz file, prints one JSON line and returns its content.
+
+    Several processes all need to see the files that are read; the first one writes and prints.
 
     Raises:
       UserError: neither or both of tokens and text; files or weights that cannot be read; as `score`.
@@ -55,17 +58,22 @@ def score_files(
     definition, params, bias = load_weights(address, mesh, dtype)
     scores = score(definition, params, bias, ids, mesh=mesh, rows=rows, logits=logits)
 
-    arrays = {"logprobs": scores.logprobs} | ({"logits": scores.logits} if logits else {})
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    write_atomically(Path(out), buffer.getvalue())
     count = int((ids[:, 1:] >= 0).sum())
     total = -float(scores.logprobs.sum(dtype=np.float64))
     found = {"tokens": count, "nll": total / max(count, 1)}
     if scored_bytes is not None:
         found["bits_per_byte"] = total / math.log(2) / scored_bytes
-    print(json.dumps(found))
+    if is_first():
+        _write(out, scores)
+        print(json.dumps(found))
     return found
+
+
+def _write(out: str, scores: Scores) -> None:
+    arrays = {"logprobs": scores.logprobs} | ({} if scores.logits is None else {"logits": scores.logits})
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_atomically(Path(out), buffer.getvalue())
 
 
 def _load(tokens: str) -> np.ndarray:

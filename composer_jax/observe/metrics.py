@@ -77,6 +77,22 @@ class MetricsWriter:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from error
 
 
+class NoMetrics(MetricsWriter):
+    """Takes rows and writes none: for those of several processes that compute what the first one writes."""
+
+    def __init__(self) -> None:
+        pass
+
+    def write(self, step: int, **values: Any) -> None:
+        pass
+
+    def truncate_after(self, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file in order, without a torn last line; [] if there is no such file.
 

@@ -1,5 +1,6 @@
 """Progress with rate and time left: a live bar on a screen, a line every ten seconds in a log file."""
 
+import io
 import os
 import sys
 import time
@@ -13,6 +14,14 @@ LINE_EVERY_S = 10.0
 RATE_WINDOW_S = 60.0  # the rate in a log line is that of the last minute, so that compiling is soon forgotten
 SCALE_FROM = 100_000  # totals this long are shown as 412k/800k
 
+_hidden = False
+
+
+def hide_progress() -> None:
+    """Shows none in this process from now on: of several processes that do the same, one shows it."""
+    global _hidden
+    _hidden = True
+
 
 class Progress:
     """A context manager that shows how far a loop is.
@@ -24,7 +33,7 @@ class Progress:
       total: how many units the loop has in all.
       unit: what is counted, in the plural: "steps", "episodes", "files".
       description: the stage, a word or two.
-      stream: where to write; None is sys.stderr at the time of entering.
+      stream: where to write; None is sys.stderr at the time of entering, or nowhere after `hide_progress`.
       initial: units done by an earlier run; they count as done, not towards the rate.
     """
 
@@ -36,7 +45,7 @@ class Progress:
         self._bar: tqdm.tqdm | None = None
 
     def __enter__(self) -> Self:
-        self._stream = self._stream or sys.stderr
+        self._stream = self._stream or (io.StringIO() if _hidden else sys.stderr)
         self._started = self._last_line = time.monotonic()
         self._marks: deque[tuple[float, int]] = deque([(self._started, self.done)])
         if self._stream.isatty() or (self._stream is sys.stderr and _in_notebook()):

@@ -48,6 +48,7 @@ CONDITIONS = {
 def evaluate(run: Run, which: str) -> None:
     """which: "before" (the SFT policy) or "after" (the RL policy). Leaves episodes/<which>.jsonl."""
     name = f"evaluate_{which}"
+    run.require_one_process("evaluation")
     if run.workdir.stage_done(name):
         return
     weights = run.weights_of(POLICIES[which])

@@ -13,6 +13,7 @@ from composer_jax.stages.sft import sft
 
 def pipeline(run: Run) -> Path:
     """Runs every stage and returns the report's path; prints one line of results to stdout at the end."""
+    run.require_one_process("the whole pipeline")
     for stage in (
         pretrain,
         sft,

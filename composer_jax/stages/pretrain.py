@@ -1,8 +1,11 @@
 """Continued pretraining on real source code, mixed with the copy curriculum and repair exercises."""
 
+from typing import Any
+
 from composer_jax.agent.exercises import repair_exercises
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
-from composer_jax.observe.metrics import MetricsWriter, read_metrics
+from composer_jax.observe.metrics import read_metrics
+from composer_jax.parallel.processes import is_first
 from composer_jax.rl.rollout import seed_of
 from composer_jax.stages.run import Run
 from composer_jax.train.loop import FitPlan, fit
@@ -11,13 +14,12 @@ from composer_jax.train.losses import LanguageLoss
 
 def pretrain(run: Run) -> None:
     """Leaves checkpoints/pretrain and metrics/pretrain.jsonl."""
-    if run.workdir.stage_done("pretrain"):
+    if run.done("pretrain"):
         return
     settings = run.settings.pretrain
     with run.stage("pretrain") as result:
         tok = run.tokenizer
-        train = run.documents(run.corpus.train, "source")
-        heldout = run.documents(run.corpus.heldout, "held-out source")
+        train, heldout = run.documents("train"), run.documents("heldout")
         stream = pretraining_batches(
             train,
             seq_len=settings.seq_len,
@@ -39,8 +41,7 @@ def pretrain(run: Run) -> None:
         )
         state = learner.init_state(*run.definition.init(run.settings.seed, run.mesh))
         plan = FitPlan("pretrain", settings.steps, settings.save_every, settings.evaluate_every)
-        path = run.path / "metrics" / "pretrain.jsonl"
-        with run.store("pretrain") as store, MetricsWriter(path) as metrics:
+        with run.store("pretrain") as store, run.metrics("pretrain") as metrics:
             fit(
                 learner,
                 state,
@@ -52,12 +53,16 @@ def pretrain(run: Run) -> None:
                     heldout, seq_len=settings.seq_len, batch_size=settings.batch_size, eod=tok.eod
                 ),
             )
-        rows = read_metrics(path)
-        nll = [row["heldout_nll"] for row in rows if row.get("heldout_nll") is not None]
-        speeds = sorted(row["tokens_per_s"] for row in rows if row.get("tokens_per_s"))
-        result |= {
-            "heldout_nll_first": nll[0],
-            "heldout_nll_last": nll[-1],
-            "tokens": rows[-1]["tokens"],
-            "train_tokens_per_s": speeds[len(speeds) // 2],
-        }
+        if is_first():
+            result |= _found(read_metrics(metrics.path))
+
+
+def _found(rows: list[dict[str, Any]]) -> dict[str, float]:
+    nll = [row["heldout_nll"] for row in rows if row.get("heldout_nll") is not None]
+    speeds = sorted(row["tokens_per_s"] for row in rows if row.get("tokens_per_s"))
+    return {
+        "heldout_nll_first": nll[0],
+        "heldout_nll_last": nll[-1],
+        "tokens": rows[-1]["tokens"],
+        "train_tokens_per_s": speeds[len(speeds) // 2],
+    }

@@ -22,6 +22,7 @@ TOTALS = ("rollout_s", "sandbox_s", "train_s", "step_s", "sampled_tokens", "sand
 
 def reinforce(run: Run) -> None:
     """Leaves checkpoints/rl, metrics/rl.jsonl and episodes/rl.jsonl."""
+    run.require_one_process("RL")
     if run.workdir.stage_done("rl"):
         return
     params, router_bias = run.weights_of("sft")

@@ -4,10 +4,10 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -19,14 +19,16 @@ from composer_jax.checkpoint.own import model_notes, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.data.chat import compact_json
-from composer_jax.data.corpus import Corpus, find_corpus, read_texts
-from composer_jax.data.token_cache import encode_files
+from composer_jax.data.corpus import Corpus, SourceFile, find_corpus, read_texts
+from composer_jax.data.token_cache import cache_file, encode_files, read_encoded
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition
+from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.mesh import batch_shards, make_mesh
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
+from composer_jax.parallel.processes import from_first, is_first, process_count
 from composer_jax.rl.event_loop import EventLoop
 from composer_jax.rl.rollout import Environment
 from composer_jax.sampler.engine import Sampler, SamplerConfig
@@ -46,16 +48,22 @@ NEEDED_BYTES = 500_000_000
 
 
 class Run:
-    """Use as a context manager: it locks the folder, and lets it go at the end."""
+    """Use as a context manager: it locks the folder, and lets it go at the end.
+
+    Several processes (parallel/processes.py) that make the same Run work on it together, in one folder that all of
+    them see. The first decides what is done and writes files; of checkpoints each writes its shards.
+    """
 
     def __init__(self, config: Mapping[str, Any], workdir: Path):
         self.settings: Settings = settings_from(config)
         plain = config.to_dict() if hasattr(config, "to_dict") else dict(config)
-        self.workdir = Workdir(workdir, plain)
-        self.path = self.workdir.path
-        self.workdir.require_free(NEEDED_BYTES)
         configure_cpu(self.settings.mesh.cpu_devices)
         use_compilation_cache()
+        if process_count() > 1:
+            self._require_collectives()
+        self.workdir = _open(workdir, plain)
+        self.path = self.workdir.path
+        self.workdir.require_free(NEEDED_BYTES)
         self.definition = Definition(self.settings.model)
 
     def __enter__(self) -> "Run":
@@ -63,6 +71,11 @@ class Run:
 
     def __exit__(self, *_) -> None:
         self.workdir.close()
+
+    def require_one_process(self, what: str) -> None:
+        """Raises a NotImplementedError in one of several."""
+        if process_count() > 1:
+            raise NotImplementedError(f"{what} works in one process only for now, and here are {process_count()}.")
 
     # -- devices -------------------------------------------------------------------------------------------------
 
@@ -77,10 +90,18 @@ class Run:
                     f"{len(devices)} devices do not divide over data={settings.data} x expert={settings.expert}."
                 )
             replica = len(devices) // others
-        needed = math.prod((replica, settings.data, settings.expert))
-        mesh = make_mesh(devices[:needed], replica=replica, data=settings.data, expert=settings.expert)
+        if process_count() == 1:  # of several processes none may be left without a part
+            devices = devices[: math.prod((replica, settings.data, settings.expert))]
+        mesh = make_mesh(devices, replica=replica, data=settings.data, expert=settings.expert)
         self._require_divisible(batch_shards(mesh))
         return mesh
+
+    def _require_collectives(self) -> None:
+        if self.settings.mesh.reduction == "host" and self.mesh.shape["replica"] > 1:
+            raise UserError(
+                'mesh.reduction="host" adds the gradients of replicas in one process, and here are '
+                f"{process_count()}; use --config.mesh.reduction=collective."
+            )
 
     def _require_divisible(self, shards: int) -> None:
         """All that is spread over the mesh, asked for before the first stage rather than found in the fourth."""
@@ -111,19 +132,21 @@ class Run:
     def tokenizer(self) -> Tokenizer:
         """Trained on the first call of a run, loaded afterwards."""
         path = self.path / "data" / "tokenizer.json"
-        if not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            texts = itertools.chain(
-                read_texts(self.corpus.train, max_bytes=self.settings.data.tokenizer_bytes), self.task_texts()
-            )
-            tokenizer = Tokenizer.train(texts, self.settings.model.vocab_size)
-            if tokenizer.vocab_size != self.settings.model.vocab_size:
-                raise UserError(
-                    f"The source code gives a vocabulary of {tokenizer.vocab_size} only; set "
-                    f"model.vocab_size={tokenizer.vocab_size} or use more source (data.source)."
-                )
-            tokenizer.save(path)
+        from_first(lambda: None if path.exists() else self._train_tokenizer(path))
         return Tokenizer.load(path)
+
+    def _train_tokenizer(self, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        texts = itertools.chain(
+            read_texts(self.corpus.train, max_bytes=self.settings.data.tokenizer_bytes), self.task_texts()
+        )
+        tokenizer = Tokenizer.train(texts, self.settings.model.vocab_size)
+        if tokenizer.vocab_size != self.settings.model.vocab_size:
+            raise UserError(
+                f"The source code gives a vocabulary of {tokenizer.vocab_size} only; set "
+                f"model.vocab_size={tokenizer.vocab_size} or use more source (data.source)."
+            )
+        tokenizer.save(path)
 
     def task_texts(self) -> Iterator[str]:
         """Files, tool calls and reports as an agent sees them, from training tasks."""
@@ -141,7 +164,16 @@ class Run:
                     notes = Notes(task.metadata["facts"], read_conf=True, read_target=index % 2 == 0)
                     yield recall_summary(task, notes, "long", RecallRates(), seeded("tokenizer", index))
 
-    def documents(self, files, name: str) -> list[np.ndarray]:
+    def documents(self, part: Literal["train", "heldout"]) -> list[np.ndarray]:
+        """Token ids of every file in one part of the corpus; only the first process needs to have the files."""
+        tokenizer, folder = self.tokenizer, self.path / "data"
+        if is_first():
+            files = getattr(self.corpus, part)
+            documents = self._encode(files, {"train": "source", "heldout": "held-out source"}[part])
+        name = from_first(lambda: cache_file(tokenizer, files, folder).name)
+        return documents if is_first() else read_encoded(folder / name)
+
+    def _encode(self, files: Sequence[SourceFile], name: str) -> list[np.ndarray]:
         with Progress(sum(file.num_bytes for file in files), "byte", f"encode {name}") as progress:
             done = 0
 
@@ -162,7 +194,7 @@ class Run:
 
     def weights_of(self, stage: str):
         """(params, router_bias) that a finished stage left."""
-        self.workdir.stage_result(stage)
+        from_first(lambda: self.workdir.stage_result(stage))
         with self.store(stage) as store:
             return restore_weights(store, self.definition, self.mesh)
 
@@ -227,13 +259,30 @@ class Run:
 
     # -- stages --------------------------------------------------------------------------------------------------
 
+    def done(self, stage: str) -> bool:
+        """Whether a stage is done."""
+        return from_first(lambda: self.workdir.stage_done(stage))
+
     @contextmanager
     def stage(self, name: str) -> Iterator[dict[str, Any]]:
         """Runs a stage: yields a dict for its results, which is stored when the body ends well.
 
-        What it used (seconds, peak_rss_gb) is stored too, earlier attempts that were interrupted included.
+        What it used (seconds, peak_rss_gb) is stored too, earlier attempts that were interrupted included. Of several
+        processes the first one's are stored.
         """
         result: dict[str, Any] = {}
-        with used(self.path / "stages" / f"{name}.used") as usage:
+        with used(self.path / "stages" / f"{name}.used") if is_first() else nullcontext() as usage:
             yield result
-        self.workdir.mark_done(name, {**result, **usage()})
+        from_first(lambda: self.workdir.mark_done(name, {**result, **usage()}))
+
+    def metrics(self, stage: str) -> MetricsWriter:
+        """Where a stage writes its metrics, if this is the process that does."""
+        return MetricsWriter(self.path / "metrics" / f"{stage}.jsonl") if is_first() else NoMetrics()
+
+
+def _open(workdir: Path, config: dict[str, Any]) -> Workdir:
+    """The folder of a run, claimed by the first process and then shared by the others."""
+    if is_first():
+        claimed = Workdir(workdir, config)
+    holder = from_first(lambda: claimed.holder)
+    return claimed if is_first() else Workdir(workdir, config, holder=holder)

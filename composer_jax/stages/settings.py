@@ -13,7 +13,7 @@ from composer_jax.models.config import ModelConfig
 @dataclasses.dataclass(frozen=True)
 class MeshSettings:
     cpu_devices: int
-    """XLA devices that a CPU is split into; without meaning on an accelerator."""
+    """XLA devices that the CPU is split into, those of all processes together; without meaning on an accelerator."""
     replica: int
     """Data parallelism with whole copies of the weights; -1 takes the devices that the other axes leave."""
     data: int

@@ -11,10 +11,12 @@ from composer_jax.agent.exercises import repair_exercises
 from composer_jax.agent.expert import BugfixRates, Rates, RecallRates, make_traces
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.pipeline import Trace, trace_batches
+from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from composer_jax.observe.atomic import write_atomically
-from composer_jax.observe.metrics import MetricsWriter, read_metrics
+from composer_jax.observe.metrics import read_metrics
 from composer_jax.observe.progress import Progress
+from composer_jax.parallel.processes import from_first, is_first
 from composer_jax.rl.event_loop import EventLoop
 from composer_jax.rl.rollout import seed_of
 from composer_jax.sandbox import SandboxPool
@@ -33,10 +35,10 @@ SORTS = {
 
 def sft(run: Run) -> None:
     """Leaves checkpoints/sft and metrics/sft.jsonl."""
-    if run.workdir.stage_done("sft"):
+    if run.done("sft"):
         return
     params, router_bias = run.weights_of("pretrain")
-    run.check_sandbox()
+    from_first(run.check_sandbox)
     settings = run.settings.sft
     with run.stage("sft") as result:
         traces, made = expert_traces(run)
@@ -48,8 +50,7 @@ def sft(run: Run) -> None:
         )
         learner = run.learner(run.optimizer(settings.optimizer, settings.steps), bias_rate=settings.bias_rate)
         state = learner.init_state(params, router_bias)
-        path = run.path / "metrics" / "sft.jsonl"
-        with run.store("sft") as store, MetricsWriter(path) as metrics:
+        with run.store("sft") as store, run.metrics("sft") as metrics:
             fit(
                 learner,
                 state,
@@ -58,21 +59,24 @@ def sft(run: Run) -> None:
                 store=store,
                 metrics=metrics,
             )
-        rows = read_metrics(path)
-        last = [row["loss"] for row in rows[-max(1, len(rows) // 20) :]]
-        result |= {
-            "loss_last": float(np.mean(last)),
-            "tokens": rows[-1]["tokens"],
-            "dropped_rows": stream.dropped,
-            **made,
-        }
+        if is_first():
+            rows = read_metrics(metrics.path)
+            last = [row["loss"] for row in rows[-max(1, len(rows) // 20) :]]
+            result |= {
+                "loss_last": float(np.mean(last)),
+                "tokens": rows[-1]["tokens"],
+                "dropped_rows": stream.dropped,
+                **made,
+            }
 
 
 def expert_traces(run: Run) -> tuple[list[Trace], dict]:
-    """Every branch of every expert episode as (tokens, sampled mask); made once, then read from disk."""
-    path = run.path / "data" / "traces.npz"
-    if not path.exists():
-        _make(run, path)
+    """Every branch of every expert episode as (tokens, sampled mask); made once, then read from disk.
+
+    The first process makes them, the others need no sandbox.
+    """
+    path, tokenizer = run.path / "data" / "traces.npz", run.tokenizer
+    from_first(lambda: None if path.exists() else _make(run, tokenizer, path))
     with np.load(path) as file:
         ends = np.cumsum(file["lengths"])[:-1]
         traces = list(
@@ -82,7 +86,7 @@ def expert_traces(run: Run) -> tuple[list[Trace], dict]:
         return traces, made
 
 
-def _make(run: Run, path: Path) -> None:
+def _make(run: Run, tokenizer: Tokenizer, path: Path) -> None:
     settings = run.settings
     unknown = sorted(set(settings.sft.traces) - set(SORTS))
     if unknown:
@@ -101,7 +105,7 @@ def _make(run: Run, path: Path) -> None:
                 tasks,
                 lambda task, index: compactions[index],
                 pool,
-                run.tokenizer,
+                tokenizer,
                 limits=limits,
                 seed=settings.seed,
                 rates=rates,

@@ -25,6 +25,7 @@ from composer_jax.models.definition import Definition, Params
 from composer_jax.models.router import updated_bias
 from composer_jax.parallel.context import zigzag
 from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, batch_shards
+from composer_jax.parallel.processes import place
 from composer_jax.train.losses import Batch, Loss
 from composer_jax.train.optimizer import OptimizerConfig
 
@@ -145,7 +146,10 @@ class Learner:
         return sums
 
     def put(self, batch: dict[str, np.ndarray]) -> Batch:
-        """Places rows on the mesh; a UserError names counts of rows or positions that do not divide."""
+        """Places rows on the mesh; a UserError names counts of rows or positions that do not divide.
+
+        Every process has the whole batch and places the part of its own devices.
+        """
         rows, shards = next(iter(batch.values())).shape[0], batch_shards(self.mesh)
         if rows % shards:
             raise UserError(
@@ -154,7 +158,7 @@ class Learner:
             )
         parts = self.mesh.shape["context"]
         cut = {name: array[:, zigzag(array.shape[1], parts)] for name, array in batch.items()}
-        return jax.device_put(cut if parts > 1 else batch, NamedSharding(self.mesh, BATCH_SPEC))
+        return place(cut if parts > 1 else batch, NamedSharding(self.mesh, BATCH_SPEC))
 
     def _sharded_gradient(self, loss: Loss):
         reduced = tuple(a for a in (*BATCH_AXES, "context") if not (self.host_reduction and a == "replica"))

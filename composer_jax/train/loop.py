@@ -1,7 +1,9 @@
 """The loop of continued pretraining and SFT: batches in, checkpoints and metrics out, resumable at any point."""
 
 import dataclasses
+import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -9,9 +11,11 @@ import numpy as np
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.data.packing import PackedBatch
 from composer_jax.data.pipeline import BatchStream
+from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter
 from composer_jax.observe.progress import Progress
-from composer_jax.train.interrupt import interrupts_held
+from composer_jax.parallel.processes import from_first, process_count, process_index
+from composer_jax.train.interrupt import InterruptedTogether, interrupts_held
 from composer_jax.train.learner import Learner, TrainState
 
 STATE = ("params", "router_bias", "optimizer", "step")
@@ -41,6 +45,16 @@ def as_arrays(batch: PackedBatch) -> dict[str, np.ndarray]:
     return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
 
 
+def require_same(batch: PackedBatch) -> None:
+    """Raises a UserError in a process whose batch is not that of the first one: rows of two batches would be mixed."""
+    here = zlib.crc32(b"".join(array.tobytes() for array in as_arrays(batch).values()))
+    if from_first(lambda: here) != here:
+        raise UserError(
+            f"process {process_index()} makes other batches than process 0; all hosts need the same code, libraries "
+            "and flags."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class FitPlan:
     """What a run of `fit` does. `name` is shown in the progress bar."""
@@ -67,6 +81,13 @@ def fit(
     Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
     grad_norm, load_imbalance, dropped (choices of experts that found no room), tokens_per_s, and heldout_nll where it
     was measured. An interrupt saves before it leaves.
+
+    Several processes each make every batch, whole, from a stream of their own and place the rows of their devices. That
+    needs no exchange of data and lets a run continue with another number of processes; what it costs is that each host
+    holds all documents and packs all rows. A checkpoint of such a run knows one place in one stream.
+
+    Raises:
+      UserError: the checkpoint belongs to other data or another network; the first batch is not that of process 0.
     """
     tokens = 0
     if found := restore_state(store, state):
@@ -86,27 +107,32 @@ def fit(
         with interrupts_held():
             metrics.write(0, tokens=0, **heldout_nll())
     try:
-        with Progress(plan.steps, "step", plan.name, initial=start) as progress:
+        with Progress(plan.steps, "step", plan.name, initial=start) as progress, interrupts_held() as let_through:
             for step in range(start + 1, plan.steps + 1):
                 began = time.perf_counter()
                 batch = next(stream)
-                with interrupts_held():
-                    whole = False
-                    state, row = learner.step(state, [as_arrays(batch)], batch.weights.sum())
-                    place = stream.get_state()
-                    real = int((batch.segments > 0).sum())
-                    tokens += real
-                    row["tokens_per_s"] = real / (time.perf_counter() - began)
-                    row["tokens"] = tokens
-                    if heldout and (step % plan.evaluate_every == 0 or step == plan.steps):
-                        row |= heldout_nll()
-                    metrics.write(step, **row)
-                    whole = True
-                    if step % plan.save_every == 0:
-                        save_state(store, state, stream=place, tokens=tokens)
+                if step == start + 1:
+                    require_same(batch)
+                whole = False
+                state, row = learner.step(state, [as_arrays(batch)], batch.weights.sum())
+                place = stream.get_state()
+                real = int((batch.segments > 0).sum())
+                tokens += real
+                row["tokens_per_s"] = real / (time.perf_counter() - began)
+                row["tokens"] = tokens
+                if heldout and (step % plan.evaluate_every == 0 or step == plan.steps):
+                    row |= heldout_nll()
+                metrics.write(step, **row)
+                whole = True
+                if step % plan.save_every == 0:
+                    save_state(store, state, stream=place, tokens=tokens)
                 progress.update(loss=row["loss"], **{k: row[k] for k in ("heldout_nll",) if k in row})
+                let_through()
     finally:
-        # After an error inside a step there is nothing to save: the state it started from is used up.
-        if whole and int(state.step) > start:
+        # After an error inside a step there is nothing to save: the state it started from is used up. And what one of
+        # several processes runs into alone, it cannot save alone.
+        error = sys.exception()
+        together = process_count() == 1 or error is None or isinstance(error, InterruptedTogether)
+        if whole and together and int(state.step) > start:
             save_state(store, state, stream=place, tokens=tokens)
     return state

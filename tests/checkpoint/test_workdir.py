@@ -89,6 +89,22 @@ def test_two_runs_never_share_a_folder(tmp_path):
     Workdir(tmp_path, CONFIG).close()
 
 
+def test_other_processes_share_the_folder_that_the_first_one_holds(tmp_path):
+    with Workdir(tmp_path, CONFIG) as first:
+        with Workdir(tmp_path, CONFIG, holder=first.holder) as second:
+            first.mark_done("sft", {})
+            assert second.stage_done("sft") and second.config_hash == first.config_hash
+        assert "in use by process" in complaint(tmp_path), "the second gave back what it never had"
+        with pytest.raises(UserError, match="seed: 0 -> 1"):
+            Workdir(tmp_path, {**CONFIG, "seed": 1}, holder=first.holder)
+    with Workdir(tmp_path, CONFIG) as later:
+        assert later.holder != first.holder
+        for folder, holder in ((tmp_path, first.holder), (tmp_path / "elsewhere", later.holder)):
+            with pytest.raises(UserError, match="is not the folder that process 0 works in.*hosts share"):
+                Workdir(folder, CONFIG, holder=holder)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_folder_of_someone_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     assert "is not empty (thesis.tex) and not the folder of a run" in complaint(tmp_path)

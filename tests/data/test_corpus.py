@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.data.corpus import find_corpus, read_texts
-from composer_jax.data.token_cache import encode_files
+from composer_jax.data.token_cache import cache_file, encode_files, read_encoded
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 
@@ -160,6 +160,10 @@ def test_cache_encodes_once_and_only_the_same(folder, tok, tmp_path, monkeypatch
 
     assert same(encode_files(tok, files, cache_dir=cache)) and not calls
     assert same(encode_files(tok, files)) and len(calls) == 1  # no cache asked for
+    kept = cache_file(tok, files, cache)
+    assert same(read_encoded(kept)) and len(calls) == 1
+    with pytest.raises(UserError, match="tokens-gone.npz cannot be read"):
+        read_encoded(cache / "tokens-gone.npz")
     # Fewer files, another tokenizer, a damaged cache: each is encoded anew.
     assert len(encode_files(tok, files[1:], cache_dir=cache)) == len(files) - 1 and len(calls) == 2
     other = Tokenizer.train(["import os\n"] * 9, vocab_size=280)

@@ -36,6 +36,15 @@ def test_log_file_gets_a_line_every_ten_seconds_and_one_at_the_end(monkeypatch):
     assert lines[-1] == "pretrain: 100/100 steps in 00:50, 2 steps/s, loss 3.01, tokens 304,128"
 
 
+def test_hidden_progress_counts_and_shows_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_hidden", False)  # what it is again after the test
+    for shown in (True, False):
+        with Progress(2, "steps", "pretrain") as bar:
+            bar.update(2)
+        assert bar.done == 2 and ("2/2 steps" in capsys.readouterr().err) is shown
+        progress.hide_progress()
+
+
 def test_the_rate_forgets_a_slow_start(monkeypatch):
     clock, log = Clock(monkeypatch), io.StringIO()
     with Progress(1000, "steps", "rl", log) as bar:

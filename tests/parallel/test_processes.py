@@ -1,5 +1,6 @@
 """Two processes of four devices compute what one process of eight computes."""
 
+import json
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition
+from composer_jax.parallel import processes
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.processes import join
 from composer_jax.train.learner import Learner
@@ -42,12 +44,13 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-def test_a_pod_of_two_processes_steps_as_one(tmp_path):
-    address, out = f"127.0.0.1:{free_port()}", tmp_path / "found.npz"
+def run_two(module: str, *arguments: str) -> tuple[list[int], list[str]]:
+    """Exit codes, and what they said, of `python -m module ADDRESS PROCESS arguments` as processes 0 and 1."""
+    address = f"127.0.0.1:{free_port()}"
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
-    processes = [
+    started = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.parallel.one_of_two", address, str(i), str(out)],
+            [sys.executable, "-m", module, address, str(i), *arguments],
             cwd=ROOT,
             env=env,
             stdout=subprocess.PIPE,
@@ -56,14 +59,40 @@ def test_a_pod_of_two_processes_steps_as_one(tmp_path):
         )
         for i in range(2)
     ]
-    said = [process.communicate(timeout=600)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)[-4000:]
+    said = [process.communicate(timeout=600)[0] for process in started]
+    return [process.returncode for process in started], said
+
+
+def test_a_pod_of_two_processes_steps_as_one(tmp_path):
+    out = tmp_path / "found.npz"
+    codes, said = run_two("tests.parallel.one_of_two", str(out))
+    assert codes == [0, 0], "\n".join(said)[-4000:]
     with np.load(out) as file:
         found = [file[name] for name in file.files]
     wanted = jax.tree.leaves(step())
     assert len(found) == len(wanted)
     for a, b in zip(found, wanted, strict=True):
         assert relative_error(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("failing", ["nobody", "0", "1"])
+def test_two_processes_meet_and_end_together(failing):
+    """One fails, the other is inside a collective."""
+    codes, said = run_two("tests.parallel.one_that_fails", failing)
+    for i in range(2):
+        found = json.loads(next(line for line in said[i].splitlines() if line.startswith("{")))
+        assert found == {
+            "who": [i, 2, i == 0],
+            "told": [{"by": 0}, [1]],
+            "any": [False, True],
+            "here": [[[3 * i, 3 * i + 1, 3 * i + 2]]],
+            "fetched": [[0, 1, 2], [3, 4, 5]],
+        }
+    if failing == "nobody":
+        assert codes == [0, 0], said
+        return
+    assert codes == [7, 7], said
+    assert "mine" in said[int(failing)] and f"prog: process {failing} ended: no more" in said[1 - int(failing)]
 
 
 @pytest.mark.parametrize(
@@ -78,3 +107,7 @@ def test_a_pod_of_two_processes_steps_as_one(tmp_path):
 def test_what_is_wrong_is_one_sentence(arguments, message):
     with pytest.raises(UserError, match=message):
         join(*arguments)
+
+
+def test_the_first_of_one_calls_itself():
+    assert processes.from_first(lambda: {1, 2}) == {1, 2} and processes.in_any(True) and not processes.in_any(False)

@@ -13,8 +13,8 @@ from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.train import loop
-from composer_jax.train.interrupt import interrupts_held
+from composer_jax.train import interrupt, loop
+from composer_jax.train.interrupt import InterruptedTogether, interrupts_held
 from composer_jax.train.learner import Learner
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.losses import LanguageLoss
@@ -177,6 +177,56 @@ def test_ctrl_c_while_waiting_for_data_loses_no_step(tmp_path, learner, weights,
     with CheckpointStore(tmp_path / "checkpoints") as store:
         assert store.latest_step() == 3
     assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+@pytest.fixture
+def one_of_two(monkeypatch):
+    """As if there were another process, which is interrupted when `True` is put into the list."""
+    others = []
+    for module in (loop, interrupt):
+        monkeypatch.setattr(module, "process_count", lambda: 2)
+    monkeypatch.setattr(interrupt, "in_any", lambda here: here or bool(others and others.pop()))
+    return others
+
+
+def test_an_interrupt_of_another_process_stops_and_saves_after_the_same_step(
+    tmp_path, learner, weights, uninterrupted, one_of_two
+):
+    def elsewhere(real):
+        one_of_two.append(True)
+        return real()
+
+    with pytest.raises(InterruptedTogether):
+        run(tmp_path, learner, weights, at={("step", 3): elsewhere})
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        assert store.latest_step() == 3
+    assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+def test_what_one_of_several_processes_alone_runs_into_it_does_not_save_alone(
+    tmp_path, learner, weights, uninterrupted, one_of_two
+):
+    stream, taken = new_stream(), iter(range(3))
+
+    class Stream:
+        get_state, set_state = stream.get_state, stream.set_state
+
+        def __next__(self):
+            next(taken)  # raises StopIteration at the fourth
+            return next(stream)
+
+    with pytest.raises(StopIteration):
+        run(tmp_path, learner, weights, stream=Stream())
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        assert store.latest_step() == 2
+    assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+def test_batches_that_are_not_those_of_process_0_are_refused(tmp_path, learner, weights, monkeypatch):
+    monkeypatch.setattr(loop, "from_first", lambda call: call() + 1)
+    with pytest.raises(UserError, match="makes other batches than process 0"):
+        run(tmp_path, learner, weights)
+    assert [row["step"] for row in rows(tmp_path)] == [0]
 
 
 def test_an_impatient_second_ctrl_c_ends_the_run_at_once(tmp_path, learner, weights, uninterrupted):
