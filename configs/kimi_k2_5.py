@@ -1,6 +1,6 @@
 """Kimi K2.5 (1.03 trillion parameters) on 1,024 TPU v5p: what a run of it would need.
 
-    python -m launch.compile --config=configs/kimi_k2_5.py:4k --topology=v5p:8x8x16 --stage=pretrain
+    python -m launch.compile --config=configs/kimi_k2_5.py:32k --topology=v5p:8x8x16 --stage=pretrain
 
 The architecture is the published one (models/presets.py). Layout, batch and optimizer are ours (not published).
 """
@@ -12,19 +12,23 @@ from ml_collections import ConfigDict
 from composer_jax.errors import UserError
 from composer_jax.models.presets import PRESETS
 
-LENGTHS = {"4k": 4096, "8k": 8192, "32k": 32_768, "256k": 262_144}
+# Tokens of a row, and how many devices share one: 16 thousand tokens of every step are on each.
+LENGTHS = {"4k": (4096, 1), "8k": (8192, 1), "32k": (32_768, 2), "256k": (262_144, 16)}
+TOKENS = 1024 * 16_384
+"""Of a batch."""
 
 
 def get_config(length: str = "32k") -> ConfigDict:
     """length: tokens of a training row and of a conversation's context."""
     if length not in LENGTHS:
         raise UserError(f"configs/kimi_k2_5.py has no length {length!r}; use {', '.join(LENGTHS)}.")
-    tokens = LENGTHS[length]
+    tokens, context = LENGTHS[length]
+    batch = {"rows": TOKENS // tokens, "seq_len": tokens, "accumulate": 1}
     return ConfigDict(
         {
-            "model": dataclasses.asdict(PRESETS["kimi_k2_5"]) | compute(),
-            "mesh": {"replica": 1, "data": -1, "expert": 8, "context": 1, "tensor": 1},
-            "batch": {"rows": 1024, "seq_len": tokens, "accumulate": 1},
+            "model": dataclasses.asdict(PRESETS["kimi_k2_5"]) | compute(long=context > 2),
+            "mesh": {"replica": 1, "data": -1, "expert": 8, "context": context, "tensor": 1},
+            "batch": batch,
             "optimizer": {
                 "peak": 1e-5,
                 "warmup": 100,
@@ -36,7 +40,7 @@ def get_config(length: str = "32k") -> ConfigDict:
             },
             "pretrain": {"mtp_weight": 0.0, "bias_rate": 1e-3},
             "rl": {
-                "batch": {"rows": 1024, "seq_len": tokens, "accumulate": 1},
+                "batch": dict(batch),
                 "ratio_low": 0.2,
                 "ratio_high": 0.28,
             },
@@ -51,14 +55,15 @@ def get_config(length: str = "32k") -> ConfigDict:
     )
 
 
-def compute() -> dict:
-    """How the network is computed, as opposed to what it is."""
+def compute(*, long: bool) -> dict:
+    """How the network is computed, as opposed to what it is. long: keys of a row are many more than a device's tokens."""
     return {
         "param_dtype": "float32",
         "compute_dtype": "bfloat16",
         "dispatch": "ring",
         "capacity_factor": 1.25,
-        "expert_chunk": 8192,
         "head_chunk": 2048,
+        "heads_at_once": 8 if long else None,
         "remat": True,
+        "remat_saves": ("attention",),
     }

@@ -55,16 +55,16 @@ class Efficiency:
     How they relate to each other is our assumption: at best 0.80 for large products, 0.50 for attention (whose heads do
     not fill the matrix unit, and which computes exponentials), 0.60 for grouped products, 0.85 for HBM (a copy on a
     TPU7x was measured at 3.21 of 3.69 TB/s, github.com/vllm-project/tpu-inference/issues/3520) and 0.80 for links. All
-    five are then multiplied by 0.82, what it takes for DeepSeek-V3 on 512 v5p to come out as measured (MaxText,
+    five are then multiplied by 0.88, what it takes for DeepSeek-V3 on 512 v5p to come out as measured (MaxText,
     90.668 s, github.com/AI-Hypercomputer/tpu-recipes, training/v5p/DeepSeek3-671B-MaxText).
     `python -m benchmarks.published_steps` compares with that run and with others that took no part.
     """
 
-    matmul: float = 0.66
-    attention: float = 0.41
-    grouped_matmul: float = 0.49
-    hbm: float = 0.70
-    links: float = 0.66
+    matmul: float = 0.70
+    attention: float = 0.44
+    grouped_matmul: float = 0.53
+    hbm: float = 0.75
+    links: float = 0.70
     hop_seconds: float = 1e-6
     """Of one link; an assumption ("How to Scale Your Model" takes 0.5 to 1 microsecond)."""
 
