@@ -56,7 +56,7 @@ def get_config(length: str = "32k") -> ConfigDict:
 
 
 def compute(*, long: bool) -> dict:
-    """How the network is computed, as opposed to what it is. long: keys of a row are many more than a device's tokens."""
+    """How the network is computed, as opposed to what it is. long: a row has many more keys than a device tokens."""
     return {
         "param_dtype": "float32",
         "compute_dtype": "bfloat16",

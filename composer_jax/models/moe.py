@@ -43,7 +43,9 @@ class MixtureOfExperts(nnx.Module):
             )
             return y_TD, dropped[None]
 
-        tokens = x_TD, routing.ids_Tk, routing.gates_Tk.astype(x_TD.dtype)
+        # Padding goes to no expert: it would take room from tokens.
+        ids_Tk = jnp.where(token_mask_BS.reshape(-1, 1), routing.ids_Tk, -1)
+        tokens = x_TD, ids_Tk, routing.gates_Tk.astype(x_TD.dtype)
         y_TD, dropped = map_chunks(dispatch, config.expert_chunk, *tokens)
         if self.config.n_shared_experts:
             y_TD = y_TD + self.shared(x_TD)
