@@ -74,7 +74,7 @@ class MultiHeadLatentAttention(nnx.Module):
     def __call__(
         self, x_BSD: jax.Array, positions_BS: jax.Array, sight: Sight, windowed: jax.Array | None = None
     ) -> jax.Array:
-        """Attention within the rows (ops/row_attention.py). Devices that share rows exchange latents, which are 1/70 of
+        """Attention within the rows (ops/row_attention.py). Devices that share rows exchange latents, which are 1/35 of
         K2's keys and values, and each makes all keys and values from them (Composer 2, arXiv 2603.24477, section 5)."""
         dtype = x_BSD.dtype
         cos, sin = self.angles(positions_BS)
