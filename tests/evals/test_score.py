@@ -67,10 +67,11 @@ def test_padding_scores_nothing_and_changes_nothing():
     np.testing.assert_allclose(cut[0], whole[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 2, 4)])
+@pytest.mark.parametrize(
+    "sizes", [{"replica": 8}, {"data": 2, "expert": 4}, {"data": 2, "context": 2, "tensor": 2}], ids=str
+)
 def test_eight_devices_score_as_one(sizes):
-    replica, data, expert = sizes
-    mesh = make_mesh(replica=replica, data=data, expert=expert)
+    mesh = make_mesh(**sizes)
     tokens = RNG.integers(0, CONFIG.vocab_size, (11, 16))  # rows that do not divide
     params, bias = jax.device_put(WEIGHTS, DEFINITION.shardings(mesh))
     found = score(DEFINITION, params, bias, tokens, mesh=mesh).logprobs

@@ -1,0 +1,72 @@
+"""Recomputation and computing in pieces change what is kept, not what comes out."""
+
+import collections
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from composer_jax.models.config import SAVES
+from composer_jax.models.definition import Definition
+from composer_jax.train.losses import LanguageLoss
+from tests.models.small import random_weights, relative_error, rows, small
+
+CONFIG = small(n_layers=2, n_mtp_modules=0, dispatch="ring")
+WEIGHTS = random_weights(CONFIG)
+
+
+def gradient(**changes):
+    definition = Definition(dataclasses.replace(CONFIG, **changes))
+    batch = rows([[range(1, 12), range(20, 29)], [range(30, 46)]], 20)
+    batch["weights"] = (batch["positions"] > 0).astype(np.float32)
+    objective = lambda params: LanguageLoss()(definition.bind(params, WEIGHTS[1]), batch, jnp.float32(3)).loss  # noqa: E731
+    return jax.jit(jax.value_and_grad(objective))(WEIGHTS[0])
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    return gradient()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"remat": True},
+        {"remat": True, "remat_saves": SAVES},
+        {"expert_chunk": 7},
+        {"expert_chunk": 8, "remat": True, "head_chunk": 16, "heads_at_once": 1},
+    ],
+    ids=str,
+)
+def test_the_gradient_is_the_same(wanted, changes):
+    for found, reference in zip(jax.tree.leaves(gradient(**changes)), jax.tree.leaves(wanted), strict=True):
+        assert relative_error(found, reference) < 1e-5
+
+
+def kernels(jaxpr, found: collections.Counter) -> collections.Counter:
+    """How often each Pallas kernel stands in a program."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            found[str(equation.params["name"])] += 1
+        for inner in jaxprs_in_params(equation.params):
+            kernels(inner, found)
+    return found
+
+
+@pytest.mark.parametrize(("saves", "times"), [((), 2), (("attention",), 1)], ids=str)
+def test_attention_that_is_kept_is_computed_once(saves, times):
+    config = small(n_layers=2, n_dense_layers=0, n_mtp_modules=0, remat=True, remat_saves=saves, max_context=256)
+    definition = Definition(config)
+    batch = {name: np.ones((1, 128), np.int32) for name in ("tokens", "positions", "segments")}
+    batch["weights"] = np.ones((1, 128), np.float32)
+
+    def objective(params, bias):
+        return LanguageLoss()(definition.bind(params, bias), batch, jnp.float32(1)).loss
+
+    found = kernels(jax.make_jaxpr(jax.grad(objective))(*definition.shapes()).jaxpr, collections.Counter())
+    forward = [count for name, count in found.items() if "fwd" in name]
+    assert forward == [times]
+    assert any("dkv" in name for name in found)
