@@ -107,6 +107,12 @@ def is_first() -> bool:
     return process_index() == 0
 
 
+def require_one_process(what: str) -> None:
+    """Raises a NotImplementedError in one of several."""
+    if process_count() > 1:
+        raise NotImplementedError(f"{what} works in one process only for now, and here are {process_count()}.")
+
+
 def from_first(call: Callable[[], T]) -> T:
     """Process 0 makes the call; every process returns its result, which is plain JSON, as soon as it is there.
 

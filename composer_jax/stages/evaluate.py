@@ -7,6 +7,7 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.evals.suite import Suite, compaction_error, run_suite
 from composer_jax.observe.episodes import write_episodes
 from composer_jax.observe.progress import Progress
+from composer_jax.parallel.processes import require_one_process
 from composer_jax.stages.run import Run
 from composer_jax.tasks import bugfix, recall
 from composer_jax.tasks.generate import generate
@@ -48,7 +49,7 @@ CONDITIONS = {
 def evaluate(run: Run, which: str) -> None:
     """which: "before" (the SFT policy) or "after" (the RL policy). Leaves episodes/<which>.jsonl."""
     name = f"evaluate_{which}"
-    run.require_one_process("evaluation")
+    require_one_process("evaluation")
     if run.workdir.stage_done(name):
         return
     weights = run.weights_of(POLICIES[which])

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from composer_jax.parallel.processes import require_one_process
 from composer_jax.stages.evaluate import evaluate
 from composer_jax.stages.pretrain import pretrain
 from composer_jax.stages.reinforce import reinforce
@@ -13,7 +14,7 @@ from composer_jax.stages.sft import sft
 
 def pipeline(run: Run) -> Path:
     """Runs every stage and returns the report's path; prints one line of results to stdout at the end."""
-    run.require_one_process("the whole pipeline")
+    require_one_process("the whole pipeline")
     for stage in (
         pretrain,
         sft,

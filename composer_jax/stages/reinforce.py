@@ -7,6 +7,7 @@ from composer_jax.agent.record import episode_record
 from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.observe.progress import Progress
+from composer_jax.parallel.processes import require_one_process
 from composer_jax.rl.orchestrator import Orchestrator, OrchestratorConfig
 from composer_jax.rl.rewards import RewardConfig
 from composer_jax.rl.rollout import Rollout
@@ -22,7 +23,7 @@ TOTALS = ("rollout_s", "sandbox_s", "train_s", "step_s", "sampled_tokens", "sand
 
 def reinforce(run: Run) -> None:
     """Leaves checkpoints/rl, metrics/rl.jsonl and episodes/rl.jsonl."""
-    run.require_one_process("RL")
+    require_one_process("RL")
     if run.workdir.stage_done("rl"):
         return
     params, router_bias = run.weights_of("sft")

@@ -72,11 +72,6 @@ class Run:
     def __exit__(self, *_) -> None:
         self.workdir.close()
 
-    def require_one_process(self, what: str) -> None:
-        """Raises a NotImplementedError in one of several."""
-        if process_count() > 1:
-            raise NotImplementedError(f"{what} works in one process only for now, and here are {process_count()}.")
-
     # -- devices -------------------------------------------------------------------------------------------------
 
     @functools.cached_property
