@@ -64,6 +64,7 @@ def test_rows_arrive_in_the_order_of_senders_and_find_home_again(load):
     assert returned == [home + [0] * (rows - len(home)) for home in homes]
 
 
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(loads())
 def test_the_plan_is_the_same_in_jax(load):
     sizes, room = load
