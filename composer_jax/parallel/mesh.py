@@ -3,7 +3,6 @@
 import math
 
 import jax
-import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
@@ -34,16 +33,13 @@ def make_mesh(devices: list[jax.Device] | None = None, **sizes: int) -> Mesh:
             f"The mesh {dict(zip(AXES, shape, strict=True))} needs {math.prod(shape)} devices, "
             f"but {len(devices)} are there; change the mesh sizes or the number of devices."
         )
-    return Mesh(_arranged(shape, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
-def _arranged(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
-    """The devices so that neighbours on an axis are neighbours on a TPU's torus; a dimension of the torus is divided
-    between axes only where there is no other way."""
+    types = (AxisType.Auto,) * len(AXES)
     try:
-        return mesh_utils.create_device_mesh(shape, devices)
+        return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
     except NotImplementedError:
-        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        # A dimension of a TPU's torus has to be divided between axes, which JAX does only when told to.
+        arranged = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(arranged, AXES, axis_types=types)
 
 
 def batch_shards(mesh: Mesh) -> int:

@@ -9,6 +9,7 @@ jax.checkpoint computes again. What the jaxpr does not say is assumed:
   residual stream, the exponentials of a softmax; a mere conversion is done twice instead, and none is stored for a
   matrix product). What is stored is written once and read once by all loops together. Results smaller than SMALL stay
   on the chip.
+- Of two branches the one with more arithmetic runs, or with more traffic where that is equal.
 - Of rows sorted by expert, the share `owned` belongs to somebody; a grouped product computes no others.
 """
 
@@ -78,14 +79,12 @@ class Region:
     operations: list[Operation] = dataclasses.field(default_factory=list)
     collectives: list[Collective] = dataclasses.field(default_factory=list)
     regions: list["Region"] = dataclasses.field(default_factory=list)
-    choices: list[list["Region"]] = dataclasses.field(default_factory=list)
-    """Branches of which one runs; the most expensive is counted."""
 
     def everything(self, times: float = 1.0) -> Iterator[tuple[float, Operation | Collective]]:
-        """Every operation and collective of this region and those in it, with how often it runs. Of branches, all."""
+        """Every operation and collective of this region and those in it, with how often it runs."""
         times *= self.times
         yield from ((times, part) for part in (*self.operations, *self.collectives))
-        for region in (*self.regions, *(r for branches in self.choices for r in branches)):
+        for region in self.regions:
             yield from region.everything(times)
 
     def flops(self, kind: str | None = None) -> float:
@@ -164,9 +163,9 @@ def _counted(step: Step, region: Region, rules: Rules, used: set[Value]) -> bool
     elif primitive == "while":
         region.regions.append(_while(step, rules))
     elif primitive == "cond":
-        branches = step.params["branches"]
         wanted = [v in used for v in step.outputs]
-        region.choices.append([_region("branch", b, rules, 1.0, wanted, step.scope) for b in branches])
+        branches = [_region("branch", b, rules, 1.0, wanted, step.scope) for b in step.params["branches"]]
+        region.regions.append(max(branches, key=lambda branch: (branch.flops(), branch.hbm_bytes())))
     elif primitive == "gather":
         operation("hbm", 0.0, 2 * writes)
     elif primitive.startswith("scatter"):

@@ -78,8 +78,6 @@ def predict(region: Region, network: Network) -> Times:
     )
     for inner in region.regions:
         total += predict(inner, network)
-    for branches in region.choices:
-        total += max((predict(branch, network) for branch in branches), key=lambda t: t.none)
     return total * region.times
 
 

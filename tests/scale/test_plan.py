@@ -1,5 +1,7 @@
 """What a plan makes of the compiler's answers; wrong requests."""
 
+import importlib.util
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.parallel.mesh import make_mesh
+from composer_jax.scale.chips import Efficiency
 from composer_jax.scale.compiling import Memory, Refusal, refusal
+from composer_jax.scale.network import Network, Span
 from composer_jax.scale.plan import memory_of, plan
 from composer_jax.scale.programs import Program
 from composer_jax.scale.topology import Slice, tpu_slice
@@ -99,3 +103,19 @@ def test_without_libtpu_the_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "libtpu", None)
     with pytest.raises(UserError, match=r'pip install "composer_jax\[tpu\]"'):
         tpu_slice("v5e:2x2")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs libtpu: pip install "composer_jax[tpu]"')
+def test_axes_share_a_dimension_of_the_torus_where_there_is_no_other_way():
+    tpus = tpu_slice("v5p:4x4x8")
+
+    def axes(**sizes):
+        mesh = tpus.mesh(dict.fromkeys(("replica", "data", "expert", "context", "tensor"), 1) | sizes)
+        return Network(mesh, tpus.chip, tpus.torus, Efficiency())
+
+    whole = axes(data=16, expert=8)
+    assert whole.spans(("data",)) == [Span(4, 2.0), Span(4, 2.0)] and whole.spans(("expert",)) == [Span(8, 2.0)]
+    shared = axes(data=32, context=2, tensor=2)
+    assert [span.chips for span in shared.spans(("tensor",))] == [2]
+    assert shared.bandwidth(("tensor",)) < whole.bandwidth(("expert",))
+    assert shared.spans(("data", "context", "tensor")) == [Span(4, 2.0), Span(4, 2.0), Span(8, 2.0)]

@@ -71,12 +71,6 @@ def test_regions_follow_each_other_and_repeat():
     assert sum(times.profile.values()) == times.none
 
 
-def test_of_branches_the_slowest_counts():
-    cheap = Region("branch", operations=[Operation("hbm", 0.0, 10.0)])
-    region = Region("step", choices=[[cheap, layer()]])
-    assert predict(region, NETWORK).none == 15.0
-
-
 def test_the_largest_come_first_with_repetitions():
     found = largest(Region("step", regions=[layer(3.0)]), NETWORK, most=2)
     assert [(f["scope"], f["kind"], f["seconds"]) for f in found] == [
