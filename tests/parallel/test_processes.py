@@ -16,9 +16,6 @@ from composer_jax.models.definition import Definition
 from composer_jax.parallel import processes
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.processes import join
-from composer_jax.stages.evaluate import evaluate
-from composer_jax.stages.pipeline import pipeline
-from composer_jax.stages.reinforce import reinforce
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
 from tests.models.small import random_weights, relative_error
@@ -114,10 +111,3 @@ def test_what_is_wrong_is_one_sentence(arguments, message):
 
 def test_the_first_of_one_calls_itself():
     assert processes.from_first(lambda: {1, 2}) == {1, 2} and processes.in_any(True) and not processes.in_any(False)
-
-
-@pytest.mark.parametrize("stage", [pipeline, reinforce, lambda run: evaluate(run, "before")])
-def test_what_works_in_one_process_only_says_so_before_it_does_anything(stage, monkeypatch):
-    monkeypatch.setattr(processes, "process_count", lambda: 2)
-    with pytest.raises(NotImplementedError, match="works in one process only for now, and here are 2"):
-        stage(run=None)

@@ -8,6 +8,10 @@ import pytest
 
 from composer_jax.agent.exercises import repair_exercises
 from composer_jax.errors import UserError
+from composer_jax.parallel import processes
+from composer_jax.stages.evaluate import evaluate
+from composer_jax.stages.pipeline import pipeline
+from composer_jax.stages.reinforce import reinforce
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import SORTS, _rates, compaction_for
 from configs.tiny import get_config
@@ -124,3 +128,10 @@ def test_unknown_rates_of_an_expert_are_named():
     assert _rates({})
     with pytest.raises(UserError, match=r"sft\.rates\.bugfix\.genius is unknown; the rates are"):
         _rates({"bugfix": {"genius": 1.0}})
+
+
+@pytest.mark.parametrize("stage", [pipeline, reinforce, lambda run: evaluate(run, "before")])
+def test_what_works_in_one_process_only_says_so_before_it_does_anything(stage, monkeypatch):
+    monkeypatch.setattr(processes, "process_count", lambda: 2)
+    with pytest.raises(NotImplementedError, match="works in one process only for now, and here are 2"):
+        stage(run=None)
