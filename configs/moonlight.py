@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from composer_jax.errors import UserError
 from composer_jax.models.presets import PRESETS
 
-# Rows of a batch and slots of the sampler for the slices in the docstring: four of each for every device.
-SLICES = {"v5e": {"expert": 8, "rows": 256, "slots": 256}, "v6e": {"expert": 4, "rows": 64, "slots": 64}}
+# Rows of a batch and slots of the sampler for the slices in the docstring: four or eight of each for every device.
+SLICES = {"v5e": {"expert": 8, "rows": 256, "slots": 256}, "v6e": {"expert": 4, "rows": 128, "slots": 128}}
 
 
 def get_config(chip: str = "v6e") -> ConfigDict:
@@ -27,6 +27,7 @@ def get_config(chip: str = "v6e") -> ConfigDict:
         "param_dtype": "bfloat16",
         "compute_dtype": "bfloat16",
         "dispatch": "ring",
+        "capacity_factor": 1.25,
         "remat": True,
         "head_chunk": 2048,
         "expert_chunk": 4096,

@@ -29,7 +29,7 @@ KEYS = {
 
 def compiled(*arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "launch.compile", "--config=configs/moonlight.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
 
 
 def small(*arguments: str) -> subprocess.CompletedProcess:
