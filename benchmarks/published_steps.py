@@ -49,9 +49,13 @@ RUNS = {
 
 def compared(run: Published) -> dict:
     """Predicted and published figures of one run."""
+    import jax
+
     from composer_jax.ops import splash
     from composer_jax.scale.plan import prediction
     from configs.kimi_k2_5 import get_config
+
+    jax.clear_caches()  # traces know nothing of the module constant that is changed below
 
     config = get_config("8k").to_dict()
     config["model"] |= _deepseek_v3()

@@ -8,6 +8,7 @@ The architecture is the published one (models/presets.py). Layout, batch and opt
 import dataclasses
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 from composer_jax.errors import UserError
 from composer_jax.models.presets import PRESETS
@@ -63,7 +64,8 @@ def compute(*, long: bool) -> dict:
         "dispatch": "ring",
         "capacity_factor": 1.25,
         "head_chunk": 2048,
-        "heads_at_once": 8 if long else None,
+        "expert_chunk": placeholder(int),  # none of it, and settable on the command line
+        "heads_at_once": 8 if long else placeholder(int),
         "remat": True,
         "remat_saves": ("attention",),
     }

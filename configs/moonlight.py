@@ -9,6 +9,7 @@ The architecture is the published one (models/presets.py). Layout, batch and opt
 import dataclasses
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 from composer_jax.errors import UserError
 from composer_jax.models.presets import PRESETS
@@ -31,6 +32,7 @@ def get_config(chip: str = "v6e") -> ConfigDict:
         "remat": True,
         "head_chunk": 2048,
         "expert_chunk": 4096,
+        "heads_at_once": placeholder(int),
     }
     return ConfigDict(
         {

@@ -16,8 +16,8 @@ SIZES = ("full", "smoke", "sharded")
 
 
 def get_config(size: str = "full") -> ConfigDict:
-    """size: "full" (the demo), "smoke" (seconds per stage), "sharded" (smoke with data=2, expert=4 on 8 CPU
-    devices)."""
+    """size: "full" (the demo), "smoke" (seconds per stage), "sharded" (smoke on 8 CPU devices: expert=2,
+    context=2, tensor=2)."""
     if size not in SIZES:
         raise UserError(f"configs/tiny.py has no size {size!r}; use {', '.join(SIZES)}.")
     config = ConfigDict(
@@ -25,7 +25,15 @@ def get_config(size: str = "full") -> ConfigDict:
             "seed": 0,
             "model": model(),
             # Two independent replicas on two cores, gradients added by the host: no collective, so nothing can stall.
-            "mesh": {"cpu_devices": 2, "replica": -1, "data": 1, "expert": 1, "reduction": "host"},
+            "mesh": {
+                "cpu_devices": 2,
+                "replica": -1,
+                "data": 1,
+                "expert": 1,
+                "context": 1,
+                "tensor": 1,
+                "reduction": "host",
+            },
             "data": {
                 "source": "",
                 "extensions": (".py",),
@@ -103,9 +111,9 @@ def get_config(size: str = "full") -> ConfigDict:
     if size != "full":
         config.update(smoke())
     if size == "sharded":
-        config.mesh.update({"cpu_devices": 8, "replica": 1, "data": 2, "expert": 4, "reduction": "collective"})
+        config.mesh.update({"cpu_devices": 8, "replica": 1, "expert": 2, "context": 2, "tensor": 2})
+        config.mesh.reduction = "collective"
         config.model.dispatch = "ring"
-        config.rl.batches = ((256, 16), (512, 8))  # rows divide over the devices
     return config
 
 

@@ -9,7 +9,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
+from composer_jax.models.decoder import all_words, head_logits
 from composer_jax.models.definition import Definition, Params
+from composer_jax.models.predictions import Predictions
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel import context
 from composer_jax.parallel.mesh import BATCH_SPEC, batch_shards
@@ -101,10 +103,12 @@ def _program(definition: Definition, mesh: Mesh, logits: bool):
         tokens_BS = jnp.maximum(tokens_BS, 0)
         positions_BS = jnp.broadcast_to(context.order(tokens_BS.shape[1]), tokens_BS.shape)
         states_BSD = decoder(tokens_BS, positions_BS, real_BS.astype(jnp.int32)).last_BSD
+        next_BS, scored_BS = context.following(tokens_BS), context.following(real_BS)
+        if logits:
+            logits_BSW = head_logits(states_BSD, decoder.head_weight())
+            return jnp.where(scored_BS, Predictions(logits_BSW).logprob(next_BS), 0), all_words(logits_BSW)
         position = lambda predictions, token: predictions.logprob(token)  # noqa: E731
-        logprobs_BS = predict(decoder, position, CHUNK, (states_BSD,), context.following(tokens_BS))
-        scores = jnp.where(context.following(real_BS), logprobs_BS, 0)
-        return (scores, decoder.logits(states_BSD)) if logits else (scores,)
+        return (jnp.where(scored_BS, predict(decoder, position, CHUNK, (states_BSD,), next_BS), 0),)
 
     out = (BATCH_SPEC,) * (1 + logits)
     # Unchecked: JAX does not see that the gathered logits are the same on all devices of `tensor`.

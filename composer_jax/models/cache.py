@@ -56,22 +56,13 @@ def cache_spec(config: ModelConfig) -> Cache:
 
 def take_rows(cache: Cache, rows_N: jax.Array, window: int) -> Cache:
     """The first `window` entries of some rows."""
-    return _each(cache, lambda array, axis: jnp.take(_first(array, axis, window), rows_N, axis=axis))
+    return _each(lambda array, axis: jnp.take(_first(array, axis, window), rows_N, axis=axis), cache)
 
 
 def put_rows(cache: Cache, rows_N: jax.Array, part: Cache) -> Cache:
     """Puts entries that take_rows gave back; rows that are none of the cache's are dropped."""
-    window = part.capacity
-
-    def put(array, new, axis):
-        at = (slice(None),) * axis + (rows_N, slice(window))
-        return array.at[at].set(new, mode="drop")
-
-    return Cache(
-        put(cache.latents_LBCX, part.latents_LBCX, 1),
-        put(cache.tokens_BC, part.tokens_BC, 0),
-        None if cache.scales_LBCG is None else put(cache.scales_LBCG, part.scales_LBCG, 1),
-    )
+    at = rows_N, slice(part.capacity)
+    return _each(lambda array, axis, new: array.at[(slice(None),) * axis + at].set(new, mode="drop"), cache, part)
 
 
 def write_tokens(cache: Cache, tokens_BS: jax.Array, positions_BS: jax.Array, real_BS: jax.Array) -> Cache:
@@ -127,12 +118,10 @@ def _layer(array: jax.Array, layer: jax.Array, window: int) -> jax.Array:
     return jax.lax.dynamic_slice(array, (layer, 0, 0, 0), (1, b, window, x))[0]
 
 
-def _each(cache: Cache, function) -> Cache:
-    """function(array, axis of the rows) of every array."""
-    scales = cache.scales_LBCG
-    return Cache(
-        function(cache.latents_LBCX, 1), function(cache.tokens_BC, 0), None if scales is None else function(scales, 1)
-    )
+def _each(function, *caches: Cache) -> Cache:
+    """function(array, axis of its rows, the same array of further caches...) of every array there is."""
+    fields = zip((1, 0, 1), *caches, strict=True)
+    return Cache(*(None if array is None else function(array, axis, *more) for axis, array, *more in fields))
 
 
 def _first(array: jax.Array, axis: int, window: int) -> jax.Array:

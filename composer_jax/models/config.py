@@ -198,6 +198,9 @@ class ModelConfig:
             0 < self.capacity_factor < float("inf"),
             f"capacity_factor={self.capacity_factor} must be a number greater than 0; 2.0 is room for twice the mean.",
         )
+        for field in ("heads_at_once", "head_chunk", "expert_chunk"):
+            size = getattr(self, field)
+            require(size is None or size >= 1, f"{field}={size} must be at least 1; leave it out for all at once.")
         require(
             self.cache_dtype in ("compute", "int8"),
             f"cache_dtype={self.cache_dtype!r} is unknown; use 'compute' or 'int8'.",

@@ -132,10 +132,7 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Float32 logits [..., vocab] of all words."""
-        part = head_logits(hidden, self.head_weight())
-        if axis_size("tensor") == 1:
-            return part
-        return jax.lax.all_gather(part, "tensor", axis=part.ndim - 1, tiled=True)
+        return all_words(head_logits(hidden, self.head_weight()))
 
     def _sight(self, segments_BS: jax.Array) -> Sight:
         """What the tokens of this device see of their rows."""
@@ -174,6 +171,13 @@ class Decoder(nnx.Module):
 def head_logits(hidden: jax.Array, weight_DW: jax.Array) -> jax.Array:
     """Float32 logits [...,W] of normalised states [...,D]."""
     return jnp.einsum("...d,dw->...w", hidden, weight_DW, preferred_element_type=jnp.float32)
+
+
+def all_words(logits: jax.Array) -> jax.Array:
+    """[...,W] of this device's words -> [..., vocab] of all of them."""
+    if axis_size("tensor") == 1:
+        return logits
+    return jax.lax.all_gather(logits, "tensor", axis=logits.ndim - 1, tiled=True)
 
 
 def stack(config: ModelConfig, n: int, *, moe: bool, rngs: nnx.Rngs) -> Block:

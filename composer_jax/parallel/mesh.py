@@ -13,6 +13,8 @@ BATCH_AXES = ("replica", "data", "expert")
 """Rows of a batch are spread over these; experts use the `expert` part of them for weights as well."""
 BATCH_SPEC = PartitionSpec(BATCH_AXES, "context")
 """How a batch [B,S] lies on the mesh; the positions in an order of their own (parallel/context.py)."""
+TOKEN_AXES = (*BATCH_AXES, "context")
+"""Along these, devices have different tokens."""
 
 
 def make_mesh(devices: list[jax.Device] | None = None, **sizes: int) -> Mesh:

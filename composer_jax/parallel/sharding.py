@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.ops.varying import axes_of, varying
+from composer_jax.parallel.mesh import TOKEN_AXES
 
 EXPERT_AXES = ("expert", "tensor")
 """Mesh axes that experts are divided over, the first slowest. Tokens are divided over `expert` and the same along
@@ -27,9 +28,6 @@ STORED_ON = {
     "vocab": ("tensor",),
 }
 """Logical axis -> mesh axes that store it, the first varying slowest. Axes that are not listed are replicated."""
-
-TOKEN_AXES = ("replica", "data", "expert", "context")
-"""Mesh axes along which devices have different tokens."""
 
 GATHERED = ("data", "context")
 """Mesh axes that only store: their parts are gathered before use. Everything else is used where it is."""

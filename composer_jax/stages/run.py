@@ -26,7 +26,8 @@ from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.mesh import batch_shards, make_mesh
+from composer_jax.parallel.context import zigzag
+from composer_jax.parallel.mesh import AXES, batch_shards, make_mesh
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import from_first, is_first, process_count
 from composer_jax.rl.event_loop import EventLoop
@@ -76,19 +77,18 @@ class Run:
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        settings, devices = self.settings.mesh, jax.devices()
-        others = settings.data * settings.expert
-        replica = settings.replica
-        if replica == -1:
-            if len(devices) % others:
-                raise UserError(
-                    f"{len(devices)} devices do not divide over data={settings.data} x expert={settings.expert}."
-                )
-            replica = len(devices) // others
+        devices = jax.devices()
+        sizes = {axis: getattr(self.settings.mesh, axis) for axis in AXES}
+        if sizes["replica"] == -1:
+            others = math.prod(sizes[axis] for axis in AXES[1:])
+            if others < 1 or len(devices) % others:
+                axes = " x ".join(f"{axis}={sizes[axis]}" for axis in AXES[1:])
+                raise UserError(f"{len(devices)} devices do not divide over {axes}.")
+            sizes["replica"] = len(devices) // others
         if process_count() == 1:  # of several processes none may be left without a part
-            devices = devices[: math.prod((replica, settings.data, settings.expert))]
-        mesh = make_mesh(devices, replica=replica, data=settings.data, expert=settings.expert)
-        self._require_divisible(batch_shards(mesh))
+            devices = devices[: math.prod(sizes.values())]
+        mesh = make_mesh(devices, **sizes)
+        self._require_divisible(mesh)
         return mesh
 
     def _require_collectives(self) -> None:
@@ -98,9 +98,9 @@ class Run:
                 f"{process_count()}; use --config.mesh.reduction=collective."
             )
 
-    def _require_divisible(self, shards: int) -> None:
+    def _require_divisible(self, mesh: Mesh) -> None:
         """All that is spread over the mesh, asked for before the first stage rather than found in the fourth."""
-        settings = self.settings
+        settings, shards = self.settings, batch_shards(mesh)
         spread = {
             "pretrain.batch_size": settings.pretrain.batch_size,
             "sft.batch_size": settings.sft.batch_size,
@@ -110,6 +110,8 @@ class Run:
         for name, rows in spread.items():
             if rows % shards:
                 raise UserError(f"{name} has {rows} rows for {shards} devices; use a multiple of {shards}.")
+        for length in (settings.pretrain.seq_len, settings.sft.seq_len, *(length for length, _ in settings.rl.batches)):
+            zigzag(length, mesh.shape["context"])  # refuses rows that do not divide
 
     # -- data ----------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,10 @@ class MeshSettings:
     """Data parallelism with sharded dense weights (FSDP)."""
     expert: int
     """Data parallelism with whole experts on each device group."""
+    context: int
+    """Devices that share a row (parallel/context.py)."""
+    tensor: int
+    """Devices that share the heads, hidden columns and words of a row."""
     reduction: str
     """How replicas add their gradients: "collective", or "host" (train/learner.py says when)."""
 

@@ -24,7 +24,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition, Params
 from composer_jax.models.router import updated_bias
 from composer_jax.parallel.context import zigzag
-from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, batch_shards
+from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, TOKEN_AXES, batch_shards
 from composer_jax.parallel.processes import place
 from composer_jax.train.losses import Batch, Loss
 from composer_jax.train.optimizer import OptimizerConfig
@@ -156,12 +156,12 @@ class Learner:
                 f"A batch of {rows} rows does not divide over {shards} devices (mesh axes "
                 f"{', '.join(BATCH_AXES)}); use a multiple of {shards}."
             )
-        parts = self.mesh.shape["context"]
-        cut = {name: array[:, zigzag(array.shape[1], parts)] for name, array in batch.items()}
-        return place(cut if parts > 1 else batch, NamedSharding(self.mesh, BATCH_SPEC))
+        if (parts := self.mesh.shape["context"]) > 1:
+            batch = {name: array[:, zigzag(array.shape[1], parts)] for name, array in batch.items()}
+        return place(batch, NamedSharding(self.mesh, BATCH_SPEC))
 
     def _sharded_gradient(self, loss: Loss):
-        reduced = tuple(a for a in (*BATCH_AXES, "context") if not (self.host_reduction and a == "replica"))
+        reduced = tuple(a for a in TOKEN_AXES if not (self.host_reduction and a == "replica"))
 
         def program(params, router_bias, batch, normaliser):
             if self.host_reduction:

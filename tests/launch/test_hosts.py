@@ -25,10 +25,15 @@ from tests.models.small import relative_error
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6
-# The smallest of everything that configs/tiny.py:sharded can be trained with on data=2 x expert=4.
+# The smallest of everything that configs/tiny.py:sharded can be trained with, on data=2 x expert=4.
 CONFIG = ("--config=configs/tiny.py:sharded",) + tuple(
     f"--config.{field}"
     for field in (
+        "mesh.data=2",
+        "mesh.expert=4",
+        "mesh.context=1",
+        "mesh.tensor=1",
+        "rl.batches=((256, 16),)",
         "model.vocab_size=512",
         "model.d_model=32",
         "model.n_layers=2",

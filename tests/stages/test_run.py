@@ -43,25 +43,28 @@ def new_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("mesh", "sizes"),
     [
-        ({"replica": -1, "data": 1, "expert": 1}, (8, 1, 1)),
-        ({"replica": -1, "data": 2, "expert": 2}, (2, 2, 2)),
-        ({"replica": 2, "data": 1, "expert": 1}, (2, 1, 1)),
-        ({"replica": 1, "data": 2, "expert": 4}, (1, 2, 4)),
+        ({"replica": -1, "data": 1, "expert": 1}, (8, 1, 1, 1, 1)),
+        ({"replica": -1, "data": 2, "expert": 2}, (2, 2, 2, 1, 1)),
+        ({"replica": 2, "data": 1, "expert": 1}, (2, 1, 1, 1, 1)),
+        ({"replica": 1, "data": 2, "expert": 4}, (1, 2, 4, 1, 1)),
+        ({"replica": -1, "context": 4}, (2, 1, 1, 4, 1)),
+        ({"replica": -1, "expert": 2, "context": 2, "tensor": 2}, (1, 1, 2, 2, 2)),
     ],
     ids=str,
 )
 def test_the_mesh_takes_the_devices_it_is_given(new_run, mesh, sizes):
-    shape = new_run(mesh=mesh, rl={"batches": ((256, 16), (512, 8))}).mesh.shape
-    assert (shape["replica"], shape["data"], shape["expert"]) == sizes
+    assert tuple(new_run(mesh=mesh, rl={"batches": ((256, 16), (512, 8))}).mesh.shape.values()) == sizes
 
 
 def test_the_sharded_config_fits_its_own_mesh(new_run):
-    assert dict(new_run("sharded").mesh.shape) == {"replica": 1, "data": 2, "expert": 4, "context": 1, "tensor": 1}
+    assert dict(new_run("sharded").mesh.shape) == {"replica": 1, "data": 1, "expert": 2, "context": 2, "tensor": 2}
 
 
 def test_devices_that_do_not_divide_are_named(new_run):
-    with pytest.raises(UserError, match="8 devices do not divide over data=3 x expert=1"):
+    with pytest.raises(UserError, match="8 devices do not divide over data=3 x expert=1 x context=1 x tensor=1"):
         _ = new_run(mesh={"replica": -1, "data": 3, "expert": 1}).mesh
+    with pytest.raises(UserError, match="8 devices do not divide over data=1 x expert=0"):
+        _ = new_run(mesh={"replica": -1, "expert": 0}).mesh
     with pytest.raises(UserError, match="16 devices"):
         _ = new_run(mesh={"replica": 4, "data": 2, "expert": 2}).mesh
 
@@ -79,6 +82,20 @@ def test_rows_that_do_not_divide_over_the_mesh_are_named_before_the_first_stage(
     fits = {"rl": {"batches": ((256, 16), (512, 8))}} | {group: fields}
     with pytest.raises(UserError, match=f"{name} rows for 8 devices; use a multiple of 8"):
         _ = new_run(mesh={"replica": 1, "data": 2, "expert": 4}, **fits).mesh
+
+
+@pytest.mark.parametrize(
+    ("group", "fields"),
+    [
+        ("pretrain", {"seq_len": 252}),
+        ("sft", {"seq_len": 508}),
+        ("rl", {"batches": ((256, 16), (1020, 2))}),
+    ],
+)
+def test_rows_that_context_does_not_divide_are_named_before_the_first_stage(new_run, group, fields):
+    new = {"rl": {"batches": ((256, 16), (512, 2))}} | {group: fields}
+    with pytest.raises(UserError, match=r"Rows of \d+ tokens do not divide .* context=4, .* multiple of 8"):
+        _ = new_run(mesh={"replica": 2, "context": 4}, **new).mesh
 
 
 def test_a_stage_that_fails_is_not_done_and_its_seconds_are_kept(new_run):

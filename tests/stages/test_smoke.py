@@ -89,11 +89,11 @@ def test_a_finished_run_is_not_repeated(run, cache):
 
 
 def test_the_same_pipeline_passes_on_eight_devices(tmp_path, cache):
-    """data=2, expert=4, ring dispatch, collective reduction."""
+    """Ring dispatch over two axes, rows and heads cut, collective reduction; tests/launch/test_hosts.py has data=2."""
     result = finish(start(tmp_path / "sharded", "--config=configs/tiny.py:sharded", cache=cache))
     assert result.returncode == 0, result.stderr
     results = json.loads((tmp_path / "sharded" / "results.json").read_text())
     assert_contract(results)
     assert results["cpt"]["heldout_nll_last"] < results["cpt"]["heldout_nll_first"]
     mesh = json.loads((tmp_path / "sharded" / "config.json").read_text())["config"]["mesh"]
-    assert (mesh["data"], mesh["expert"], mesh["cpu_devices"]) == (2, 4, 8)
+    assert (mesh["expert"], mesh["context"], mesh["tensor"], mesh["cpu_devices"]) == (2, 2, 2, 8)
