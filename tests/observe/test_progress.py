@@ -1,6 +1,7 @@
 import io
 import os
 import pty
+import select
 import sys
 from types import SimpleNamespace
 
@@ -103,7 +104,10 @@ def test_a_terminal_of_unknown_size_gets_a_bar_too(monkeypatch):
         monkeypatch.setattr(sys, "stderr", screen)
         with Progress(2, "steps", "rl") as bar:
             bar.update(2)
-    assert b"2/2 steps" in os.read(ours, 65536)
+        seen = b""
+        while b"2/2 steps" not in seen and select.select([ours], [], [], 10)[0]:  # it arrives in pieces
+            seen += os.read(ours, 65536)
+    assert b"2/2 steps" in seen
     os.close(ours)
 
 
