@@ -1,5 +1,6 @@
 """The decode cache: what attention keeps per token and layer, and the tokens themselves."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,12 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.parallel.mesh import BATCH_AXES
 from composer_jax.parallel.sharding import axis_size
 
+LANES = 128
+"""Of a TPU's vector registers. It computes on rows of whole registers; of an array that has others it makes a copy in
+that form at the beginning of every program, and of the cache that is most of a device's memory."""
+TILE = 32
+"""Tokens of a row that a TPU keeps together where each number has 8 bits; fewer where they have more."""
+
 
 class Cache(NamedTuple):
     """What attention keeps of every token of B rows of at most C tokens.
@@ -19,7 +26,8 @@ class Cache(NamedTuple):
     """
 
     latents_LBCX: jax.Array
-    """[L,B,C,X], X = R+P, or N(K+P+V) with grouped queries (ModelConfig.latent_dim); in the compute dtype or int8."""
+    """[L,B,C,X], X = R+P, or N(K+P+V) with grouped queries (ModelConfig.latent_dim), and zeros up to a whole number of
+    LANES where it is more than them; in the compute dtype or int8."""
     tokens_BC: jax.Array
     """int32; read by the embedding taps."""
     scales_LBCG: jax.Array | None = None
@@ -34,10 +42,11 @@ class Cache(NamedTuple):
 def init_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
     """This device's part: latents are the same on all devices of `tensor`, heads of keys and values are its own."""
     shape, groups = (config.n_layers, batch, capacity), group_widths(config)
+    width = sum(groups) if sum(groups) < LANES else -(-sum(groups) // LANES) * LANES
     tokens_BC = jnp.zeros((batch, capacity), jnp.int32)
     if config.cache_dtype == "compute":
-        return Cache(jnp.zeros((*shape, sum(groups)), config.dtype), tokens_BC)
-    return Cache(jnp.zeros((*shape, sum(groups)), jnp.int8), tokens_BC, jnp.zeros((*shape, len(groups))))
+        return Cache(jnp.zeros((*shape, width), config.dtype), tokens_BC)
+    return Cache(jnp.zeros((*shape, width), jnp.int8), tokens_BC, jnp.zeros((*shape, len(groups))))
 
 
 def group_widths(config: ModelConfig) -> tuple[int, ...]:
@@ -82,17 +91,45 @@ def write_layer(
 ) -> tuple[Cache, jax.Array]:
     """Writes one layer's new latents in place; returns the cache and that layer's first entries [B,window,X], in the
     dtype of the new ones."""
-    at = (layer, jnp.arange(new_BSX.shape[0])[:, None], _write_index(positions_BS, real_BS, cache.capacity))
+    index_BS = _write_index(positions_BS, real_BS, cache.capacity)
+
+    def put(array, new):
+        new = jnp.pad(new, ((0, 0), (0, 0), (0, array.shape[-1] - new.shape[-1]))).astype(array.dtype)
+        if new.shape[1] == 1:
+            return _put_token(array, layer, new[:, 0], index_BS[:, 0])
+        return array.at[layer, jnp.arange(len(new))[:, None], index_BS].set(new, mode="drop")
+
+    def get(array, width):
+        return jax.lax.dynamic_slice(array, (layer, 0, 0, 0), (1, array.shape[1], window, width))[0]
+
+    width = new_BSX.shape[-1]
     if cache.scales_LBCG is None:
-        latents = cache.latents_LBCX.at[at].set(new_BSX.astype(cache.latents_LBCX.dtype), mode="drop")
-        return cache._replace(latents_LBCX=latents), _layer(latents, layer, window).astype(new_BSX.dtype)
+        cache = cache._replace(latents_LBCX=put(cache.latents_LBCX, new_BSX))
+        return cache, get(cache.latents_LBCX, width).astype(new_BSX.dtype)
     values, scales = quantize(new_BSX, groups)
-    cache = cache._replace(
-        latents_LBCX=cache.latents_LBCX.at[at].set(values, mode="drop"),
-        scales_LBCG=cache.scales_LBCG.at[at].set(scales, mode="drop"),
-    )
-    values, scales = (_layer(array, layer, window) for array in (cache.latents_LBCX, cache.scales_LBCG))
+    cache = cache._replace(latents_LBCX=put(cache.latents_LBCX, values), scales_LBCG=put(cache.scales_LBCG, scales))
+    values, scales = get(cache.latents_LBCX, width), get(cache.scales_LBCG, len(groups))
     return cache, dequantize(values, scales, groups, new_BSX.dtype)
+
+
+def _put_token(array_LBCX: jax.Array, layer: jax.Array, new_BX: jax.Array, index_B: jax.Array) -> jax.Array:
+    """Puts one token into each row, row by row; an index beyond the last drops it.
+
+    With the others of its TILE: to scatter 8-bit numbers, or to write fewer of them than a TPU packs together, makes it
+    rearrange the whole array twice, for every layer and token.
+    """
+    n_layers, rows, capacity, width = array_LBCX.shape
+    size = math.gcd(capacity, TILE)
+
+    def put(row, tiles_LBTPX):
+        tile, place = jnp.divmod(jnp.minimum(index_B[row], capacity - 1), size)
+        at = (layer, row, tile, 0, 0)
+        here = ((jnp.arange(size) == place) & (index_B[row] < capacity))[:, None]
+        new = jnp.where(here, new_BX[row], jax.lax.dynamic_slice(tiles_LBTPX, at, (1, 1, 1, size, width)))
+        return jax.lax.dynamic_update_slice(tiles_LBTPX, new, at)
+
+    tiles_LBTPX = array_LBCX.reshape(n_layers, rows, capacity // size, size, width)
+    return jax.lax.fori_loop(0, rows, put, tiles_LBTPX).reshape(array_LBCX.shape)
 
 
 def quantize(x: jax.Array, groups: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
@@ -111,11 +148,6 @@ def dequantize(values: jax.Array, scales: jax.Array, groups: tuple[int, ...], dt
 def _write_index(positions_BS: jax.Array, real_BS: jax.Array, capacity: int) -> jax.Array:
     """Where to write: the position, or out of range (which drops the write) for entries that are not real."""
     return jnp.where(real_BS, positions_BS, capacity)
-
-
-def _layer(array: jax.Array, layer: jax.Array, window: int) -> jax.Array:
-    _, b, _, x = array.shape
-    return jax.lax.dynamic_slice(array, (layer, 0, 0, 0), (1, b, window, x))[0]
 
 
 def _each(function, *caches: Cache) -> Cache:
