@@ -29,6 +29,8 @@ def define(values):
     integer("window", 2048, "Tokens per window of a text, at most the context of the network.", 2)
     integer("data", 1, "Devices that share the dense weights (mesh axis data).")
     integer("expert", 1, "Devices that share the experts (mesh axis expert).")
+    integer("context", 1, "Devices that share a row (mesh axis context).")
+    integer("tensor", 1, "Devices that share heads, hidden columns and words (mesh axis tensor).")
     return ("checkpoint", "out")
 
 
@@ -44,8 +46,7 @@ def main(values):
         dtype=values.dtype,
         rows=values.rows,
         window=values.window,
-        data=values.data,
-        expert=values.expert,
+        axes={axis: values[axis].value for axis in ("data", "expert", "context", "tensor")},
     )
 
 

@@ -1,5 +1,6 @@
 """What a network thinks of given tokens: the log-probability of each after those before it."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -50,18 +51,19 @@ def score(
       UserError: a shape, a token id or a length that the network does not have.
     """
     check_tokens(tokens_BS, definition.config)
-    count, step = len(tokens_BS), rows * batch_shards(mesh)
+    (count, length), step, parts = tokens_BS.shape, rows * batch_shards(mesh), mesh.shape[context.AXIS]
     program = _program(definition, mesh, logits)
-    spread, cut = NamedSharding(mesh, BATCH_SPEC), context.zigzag(tokens_BS.shape[1], mesh.shape[context.AXIS])
-    in_order = np.argsort(cut)
+    padded_length = length if parts == 1 else math.ceil(length / (2 * parts)) * 2 * parts
+    spread, cut = NamedSharding(mesh, BATCH_SPEC), context.zigzag(padded_length, parts)
+    in_order = np.argsort(cut)[:length]
     found = []
     with Progress(count, "row", "score") as progress:
         for start in range(0, count, step):
             part = tokens_BS[start : start + step]
-            padded = np.full((step, tokens_BS.shape[1]), -1, np.int32)
-            padded[: len(part)] = part  # int32: what a vocabulary has fits
+            padded = np.full((step, padded_length), -1, np.int32)
+            padded[: len(part), :length] = part  # int32: what a vocabulary has fits
             out = program(params, router_bias, place(padded[:, cut], spread))
-            found.append([fetch(array)[: len(part), in_order] for array in out])
+            found.append([fetch(array)[: len(part)][:, in_order] for array in out])
             progress.update(len(part))
     logprobs, *rest = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return Scores(logprobs[:, :-1], rest[0] if logits else None)

@@ -3,9 +3,9 @@
 import io
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
-import jax
 import numpy as np
 import tokenizers
 
@@ -29,12 +29,14 @@ def score_files(
     dtype: str,
     rows: int,
     window: int,
-    data: int,
-    expert: int,
+    axes: Mapping[str, int],
 ) -> dict[str, float]:
     """Scores a .npy file of tokens or a text file; writes an .npz file, prints one JSON line and returns its content.
 
     Several processes all need to see the files that are read; the first one writes and prints.
+
+    Args:
+      axes: sizes of mesh axes; `replica` takes the devices that they leave.
 
     Raises:
       UserError: neither or both of tokens and text; files or weights that cannot be read; as `score`.
@@ -51,10 +53,7 @@ def score_files(
         ids, scored_bytes = _encode(address, text)
         ids = windows(ids, min(window, network.max_context, len(ids)))
     check_tokens(ids, network)
-    devices = jax.devices()
-    if len(devices) % (data * expert):
-        raise UserError(f"{len(devices)} devices do not divide over data={data} x expert={expert}.")
-    mesh = make_mesh(devices, replica=len(devices) // (data * expert), data=data, expert=expert)
+    mesh = make_mesh(replica=-1, **axes)
     definition, params, bias = load_weights(address, mesh, dtype)
     scores = score(definition, params, bias, ids, mesh=mesh, rows=rows, logits=logits)
 

@@ -18,7 +18,7 @@ TOKEN_AXES = (*BATCH_AXES, "context")
 
 
 def make_mesh(devices: list[jax.Device] | None = None, **sizes: int) -> Mesh:
-    """Builds the mesh; axes not named have size 1.
+    """Builds the mesh; axes not named have size 1, and one of -1 takes the devices that the others leave.
 
     Raises:
       UserError: an unknown axis, or sizes whose product is not the number of devices.
@@ -27,9 +27,19 @@ def make_mesh(devices: list[jax.Device] | None = None, **sizes: int) -> Mesh:
     unknown = sorted(set(sizes) - set(AXES))
     if unknown:
         raise UserError(f"Unknown mesh axis {unknown[0]!r}; the axes are {', '.join(AXES)}.")
-    shape = tuple(sizes.get(axis, 1) for axis in AXES)
-    if min(shape) < 1:
+    left = [axis for axis, size in sizes.items() if size == -1]
+    if len(left) > 1:
+        raise UserError(f"Only one mesh axis can be -1, not {' and '.join(left)}.")
+    if min([size for size in sizes.values() if size != -1], default=1) < 1:
         raise UserError(f"Mesh sizes must be at least 1, got {sizes}.")
+    if left:
+        others = {axis: size for axis, size in sizes.items() if axis != left[0] and size != 1}
+        share, rest = divmod(len(devices), math.prod(others.values()))
+        if rest:
+            axes = " x ".join(f"{axis}={size}" for axis, size in others.items())
+            raise UserError(f"{len(devices)} devices do not divide over {axes}, which leaves none for {left[0]}=-1.")
+        sizes[left[0]] = share
+    shape = tuple(sizes.get(axis, 1) for axis in AXES)
     if math.prod(shape) != len(devices):
         raise UserError(
             f"The mesh {dict(zip(AXES, shape, strict=True))} needs {math.prod(shape)} devices, "

@@ -11,7 +11,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from composer_jax.errors import UserError
-from composer_jax.parallel.mesh import AXES, make_mesh
+from composer_jax.parallel.mesh import make_mesh
 from composer_jax.scale.chips import CHIPS, Chip
 
 _NAME = re.compile(r"(\w+):(\d+(?:x\d+){1,2})$")
@@ -55,18 +55,6 @@ class Slice:
         Raises:
           UserError: the product of the sizes is not the number of devices, or no layout on the torus was found.
         """
-        sizes = dict(sizes)
-        rest = [axis for axis in AXES if sizes.get(axis) == -1]
-        if len(rest) > 1:
-            raise UserError(f"Only one mesh axis can be -1, not {' and '.join(rest)}.")
-        if rest:
-            others = math.prod(size for size in sizes.values() if size != -1)
-            if len(self.devices) % max(others, 1):
-                raise UserError(
-                    f"The {len(self.devices)} devices of {self.name} do not divide by {others}, the product of the "
-                    f"mesh axes other than {rest[0]}."
-                )
-            sizes[rest[0]] = len(self.devices) // others
         return make_mesh(list(self.devices), **sizes)
 
 

@@ -79,13 +79,7 @@ class Run:
     def mesh(self) -> Mesh:
         devices = jax.devices()
         sizes = {axis: getattr(self.settings.mesh, axis) for axis in AXES}
-        if sizes["replica"] == -1:
-            others = math.prod(sizes[axis] for axis in AXES[1:])
-            if others < 1 or len(devices) % others:
-                axes = " x ".join(f"{axis}={sizes[axis]}" for axis in AXES[1:])
-                raise UserError(f"{len(devices)} devices do not divide over {axes}.")
-            sizes["replica"] = len(devices) // others
-        if process_count() == 1:  # of several processes none may be left without a part
+        if process_count() == 1 and -1 not in sizes.values():  # of several processes none may be left without a part
             devices = devices[: math.prod(sizes.values())]
         mesh = make_mesh(devices, **sizes)
         self._require_divisible(mesh)

@@ -101,7 +101,10 @@ def test_bad_input_is_one_sentence(arguments, sentence):
     ("arguments", "sentence"),
     [
         (["--topology=v5e:3x7"], "--topology=v5e:3x7 does not exist"),
-        (["--topology=v5e:2x2", "--config.mesh.expert=3"], "4 devices of v5e:2x2 do not divide by 3"),
+        (
+            ["--topology=v5e:2x2", "--config.mesh.expert=3"],
+            "4 devices do not divide over expert=3, which leaves none for data=-1",
+        ),
         (["--topology=v5e:2x2", "--config.batch.seq_len=9000"], "batch.seq_len=9000 is not between 2"),
         (["--topology=v5e:2x2", "--config.batch.rows=5"], "batch.rows=5 do not divide over 4 devices"),
     ],

@@ -18,6 +18,11 @@ def test_axes_that_are_not_named_have_size_one():
     assert batch_shards(make_mesh(jax.devices()[:1])) == 1
 
 
+def test_one_axis_takes_what_the_others_leave():
+    assert tuple(make_mesh(data=-1, context=2).shape.values()) == (1, 4, 1, 2, 1)
+    assert tuple(make_mesh(replica=-1, data=8).shape.values()) == (1, 8, 1, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
@@ -25,6 +30,9 @@ def test_axes_that_are_not_named_have_size_one():
         ({"data": 3}, UserError, "needs 3 devices, but 8 are there"),
         ({"data": 4, "expert": 4}, UserError, "needs 16 devices, but 8 are there"),
         ({"data": 0, "expert": 8}, UserError, "at least 1.*'data': 0"),
+        ({"replica": -1, "data": 0}, UserError, "at least 1.*'data': 0"),
+        ({"replica": -1, "data": -1}, UserError, "Only one mesh axis can be -1, not replica and data"),
+        ({"data": 3, "replica": -1, "expert": 2}, UserError, "8 devices do not divide over data=3 x expert=2"),
     ],
     ids=str,
 )
