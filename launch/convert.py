@@ -6,8 +6,8 @@
 
 A folder of ours is what holds the steps, such as runs/mine/checkpoints/sft. Folders may be URLs (gs://...). The prefix
 may be left out: the source shows what it is, and the target is then of the other kind. Runs on the host and needs
-memory for all weights. Networks with parts of our own (the embedding taps and MTP module of configs/tiny.py) have no
-place in a folder of Hugging Face's form and are refused.
+memory for all weights. Networks with parts of our own (the embedding taps of configs/tiny.py) have no place in a folder
+of Hugging Face's form and are refused.
 """
 
 import os

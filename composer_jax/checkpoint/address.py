@@ -59,11 +59,15 @@ def network_at(address: Address) -> ModelConfig:
         return described_model(store)
 
 
-def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None = None) -> Loaded:
-    """The network at an address on a mesh; dtype as in `load_hf`, and None keeps what a checkpoint of ours has."""
+def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True) -> Loaded:
+    """The network at an address on a mesh.
+
+    dtype and mtp are as in `load_hf`, but that a dtype of None keeps what a checkpoint of ours has, and that such a
+    checkpoint is read whole.
+    """
     require_float(dtype)
     if address.huggingface:
-        return load_hf(address.path, mesh, dtype)
+        return load_hf(address.path, mesh, dtype, mtp=mtp)
     with CheckpointStore(address.path) as store:
         config = described_model(store)
         params, bias = restore_weights(store, Definition(config), mesh)

@@ -54,7 +54,7 @@ def score_files(
         ids = windows(ids, min(window, network.max_context, len(ids)))
     check_tokens(ids, network)
     mesh = make_mesh(replica=-1, **axes)
-    definition, params, bias = load_weights(address, mesh, dtype)
+    definition, params, bias = load_weights(address, mesh, dtype, mtp=False)
     scores = score(definition, params, bias, ids, mesh=mesh, rows=rows, logits=logits)
 
     count = int((ids[:, 1:] >= 0).sum())

@@ -209,10 +209,7 @@ class ModelConfig:
             self.init in ("normal", "induction"),
             f"init={self.init!r} is unknown; use 'normal' or 'induction'.",
         )
-        if self.n_mtp_modules not in (0, 1):
-            raise NotImplementedError(
-                f"n_mtp_modules={self.n_mtp_modules}: chains of MTP modules are not built yet; use 0 or 1."
-            )
+        require(self.n_mtp_modules >= 0, f"n_mtp_modules={self.n_mtp_modules} is a count; use 0 or more.")
 
     @property
     def n_moe_layers(self) -> int:

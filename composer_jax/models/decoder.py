@@ -1,7 +1,8 @@
-"""The Decoder: embedding, a stack of dense layers, a stack of expert layers, final norm, head, MTP module."""
+"""The Decoder: embedding, a stack of dense layers, a stack of expert layers, final norm, head, MTP modules."""
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +21,14 @@ from composer_jax.ops.row_attention import Sight
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size
 
+Module = TypeVar("Module", bound=nnx.Module)
+
 
 class Hidden(NamedTuple):
     """Output of the trunk."""
 
     last_BSD: jax.Array
     """Normalised states for the head."""
-    trunk_BSD: jax.Array
-    """States before the final norm, what an MTP module continues from."""
     load: Load
     """Of every MoE layer, with a leading axis of layers."""
 
@@ -36,10 +37,9 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.embedding = Embedding(config, rngs=rngs)
-        self.dense_layers = (
-            stack(config, config.n_dense_layers, moe=False, rngs=rngs) if config.n_dense_layers else None
-        )
-        self.moe_layers = stack(config, config.n_moe_layers, moe=True, rngs=rngs)
+        block = lambda moe: lambda rngs: Block(config, moe=moe, rngs=rngs)  # noqa: E731
+        self.dense_layers = stack(config.n_dense_layers, block(False), rngs) if config.n_dense_layers else None
+        self.moe_layers = stack(config.n_moe_layers, block(True), rngs)
         self.final_norm = RMSNorm(config.d_model, eps=config.norm_eps, dtype=config.param_dtype)
         if not config.tie_embeddings:
             self.head = matrix(
@@ -50,7 +50,7 @@ class Decoder(nnx.Module):
                 config=config,
             )
         if config.n_mtp_modules:
-            self.mtp = MTPModule(config, rngs=rngs)
+            self.mtp = stack(config.n_mtp_modules, lambda rngs: MTPModule(config, rngs=rngs), rngs)
 
     def __call__(self, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array) -> Hidden:
         """Whole rows. Positions restart in every segment; segment 0 is padding; no segment sees another."""
@@ -61,7 +61,7 @@ class Decoder(nnx.Module):
             return block(x_BSD, positions_BS, sight, windowed, real_BS)
 
         x_BSD, (_, load) = self._layers(layer, x_BSD)
-        return Hidden(self.final_norm(x_BSD), x_BSD, load)
+        return Hidden(self.final_norm(x_BSD), load)
 
     def extend(
         self,
@@ -113,17 +113,23 @@ class Decoder(nnx.Module):
     def mtp_hidden(
         self, hidden: Hidden, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array
     ) -> tuple[jax.Array, Load]:
-        """States whose logits at i predict token i+2, and the load of the module. The trunk is not moved."""
-        # Shifted after embedding: taps of token i+1 reach back to token i, also where i is the first of a row.
-        following = context.following(self.embedding(tokens_BS, positions_BS))
-        sight = dataclasses.replace(self._sight(segments_BS), window=None)
-        return self.mtp(
-            jax.lax.stop_gradient(hidden.trunk_BSD),
-            jax.lax.stop_gradient(following),
-            positions_BS,
-            sight,
-            segments_BS > 0,
-        )
+        """What the MTP modules say, [M,B,S,D] for the head, and their loads. The trunk is not moved.
+
+        The logits of module k (from 1) at position i predict token i+k+1. It continues from the states of module k-1;
+        the first from the trunk's normalised ones, which is what vLLM gives to the published weights.
+        """
+        real_BS, sight = segments_BS > 0, dataclasses.replace(self._sight(segments_BS), window=None)
+
+        def layer(carry, module, _):
+            states_BSD, ahead_BSD = carry
+            ahead_BSD = context.following(ahead_BSD)
+            states_BSD, said_BSD, load = module(states_BSD, ahead_BSD, positions_BS, sight, real_BS)
+            return (states_BSD, ahead_BSD), (said_BSD, load)
+
+        # Moved on after embedding: taps of token i+1 reach back to token i, also where i is the first of a row.
+        start = jax.lax.stop_gradient((hidden.last_BSD, self.embedding(tokens_BS, positions_BS)))
+        everywhere = jnp.zeros(self.config.n_mtp_modules, bool)
+        return self._scan(layer, self.mtp, everywhere, start, self.config.remat)[1]
 
     def head_weight(self) -> jax.Array:
         """[D,W] in the compute dtype; W is this device's part of the vocabulary. Fetch it once for many positions."""
@@ -180,12 +186,6 @@ def all_words(logits: jax.Array) -> jax.Array:
     return jax.lax.all_gather(logits, "tensor", axis=logits.ndim - 1, tiled=True)
 
 
-def stack(config: ModelConfig, n: int, *, moe: bool, rngs: nnx.Rngs) -> Block:
-    """n layers as one Block whose arrays have a leading layer axis."""
-
-    @nnx.split_rngs(splits=n)
-    @nnx.vmap(in_axes=0, out_axes=0)
-    def make(rngs):
-        return Block(config, moe=moe, rngs=rngs)
-
-    return make(rngs)
+def stack(n: int, make: Callable[[nnx.Rngs], Module], rngs: nnx.Rngs) -> Module:
+    """n modules as one whose arrays have a leading axis."""
+    return nnx.split_rngs(splits=n)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)

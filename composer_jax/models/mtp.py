@@ -13,12 +13,16 @@ from composer_jax.ops.row_attention import Sight
 
 
 class MTPModule(nnx.Module):
-    """h'_i = Block(W [RMSNorm(h_i); RMSNorm(embedding of token i+1)]); the shared head then predicts token i+2."""
+    """Module k of a chain: h^k_i = Block(W [RMSNorm(embedding of token i+k); RMSNorm(h^(k-1)_i)]); the shared head
+    then predicts token i+k+1 from RMSNorm(h^k_i).
+
+    The paper has the two parts of W in the other order; this is how the published weights have them (`eh_proj`).
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         d = config.d_model
-        self.hidden_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
         self.embedding_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
+        self.hidden_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
         self.projection = matrix(rngs, (2 * d, d), (None, "embed"), fan_in=2 * d, config=config)
         self.block = Block(config, moe=True, rngs=rngs)
         self.final_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
@@ -26,13 +30,13 @@ class MTPModule(nnx.Module):
     def __call__(
         self,
         hidden_BSD: jax.Array,
-        next_embedding_BSD: jax.Array,
+        embedding_BSD: jax.Array,
         positions_BS: jax.Array,
         sight: Sight,
         token_mask_BS: jax.Array,
-    ) -> tuple[jax.Array, Load]:
-        """Hidden states for the shared head, [B,S,D], and the load of the module's layer."""
-        joined = jnp.concatenate([self.hidden_norm(hidden_BSD), self.embedding_norm(next_embedding_BSD)], axis=-1)
+    ) -> tuple[jax.Array, jax.Array, Load]:
+        """States [B,S,D] for the next module, normalised ones for the head, and the load of the module's layer."""
+        joined = jnp.concatenate([self.embedding_norm(embedding_BSD), self.hidden_norm(hidden_BSD)], axis=-1)
         x_BSD = joined @ use(self.projection, hidden_BSD.dtype)
         x_BSD, load = self.block(x_BSD, positions_BS, sight, None, token_mask_BS)
-        return self.final_norm(x_BSD), load
+        return x_BSD, self.final_norm(x_BSD), load

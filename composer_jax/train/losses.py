@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from composer_jax.errors import UserError
 from composer_jax.models.decoder import Decoder, Hidden, head_logits
 from composer_jax.models.load import Load
 from composer_jax.models.predictions import Predictions
@@ -63,14 +64,16 @@ def predict(
 
 @dataclasses.dataclass(frozen=True)
 class LanguageLoss:
-    """Weighted cross-entropy plus, optionally, self-distillation of the MTP module.
+    """Weighted cross-entropy plus, optionally, self-distillation of the MTP modules.
 
-    L = 1/N sum_t w_t * -log p(x_t) + mtp_weight/N sum_t w_t * KL(main distribution of x_t || MTP distribution of x_t)
+    L = 1/N sum_t w_t * -log p(x_t)
+        + mtp_weight/N mean over modules k of sum_t w_t * KL(main distribution of x_t || that of module k)
         + balance_weight/N sum over rows and MoE layers of models/load.py's sequence-wise balance,
 
-    the teacher being the main head one position later (Composer 2 report, arXiv 2603.24477, section 3: "predict the
-    exact logit distribution of the main LM head"). The trunk gets no gradient from the second term (not published;
-    ours). The third adds up to balance_weight per token and layer where load is even (DeepSeek-V3: 1e-4).
+    the teacher being the main head k positions later (Composer 2 report, arXiv 2603.24477, section 3: "predict the
+    exact logit distribution of the main LM head"; the mean is DeepSeek-V3's, equation 25). The trunk gets no gradient
+    from the second term (not published; ours). The third adds up to balance_weight per token and layer where load is
+    even (DeepSeek-V3: 1e-4).
     """
 
     mtp_weight: float = 0.0
@@ -80,9 +83,13 @@ class LanguageLoss:
         hidden = trunk(decoder, batch)
         states, loads = (hidden.last_BSD,), {"moe_layers": hidden.load}
         if self.mtp_weight:
-            ahead_BSD, loads["mtp"] = decoder.mtp_hidden(hidden, batch["tokens"], batch["positions"], batch["segments"])
-            # What the module said one position earlier is about the same token.
-            states += (context.preceding(ahead_BSD),)
+            if not decoder.config.n_mtp_modules:
+                raise UserError(
+                    f"mtp_weight={self.mtp_weight} trains MTP modules, and n_mtp_modules=0; set one of both."
+                )
+            said_MBSD, loads["mtp"] = decoder.mtp_hidden(hidden, batch["tokens"], batch["positions"], batch["segments"])
+            # What module k said k positions earlier is about the same token.
+            states += tuple(_earlier(said_BSD, k) for k, said_BSD in enumerate(said_MBSD, start=1))
 
         def position(main: Predictions, *rest):
             *ahead, token = rest
@@ -94,10 +101,13 @@ class LanguageLoss:
         nll = -(weights_BS * logprobs_BS).sum()
         loss = nll / normaliser
         sums = {"nll": nll, "tokens": batch["weights"].sum()} | of_loads(loads)
-        for divergence_BS in divergences:
-            divergence = (weights_BS * _same_document_around(batch["segments"]) * divergence_BS).sum()
-            loss = loss + self.mtp_weight * divergence / normaliser
-            sums["mtp_kl"] = divergence
+        if divergences:
+            # A module saw the one document k positions earlier and speaks of that of the following token.
+            segments_BS, about_BS = batch["segments"], context.following(batch["segments"])
+            said = [about_BS == _earlier(segments_BS, k) for k in range(1, 1 + len(divergences))]
+            divergence = sum((weights_BS * same * kl).sum() for same, kl in zip(said, divergences, strict=True))
+            sums["mtp_kl"] = divergence / len(divergences)
+            loss = loss + self.mtp_weight * sums["mtp_kl"] / normaliser
         if self.balance_weight:
             balance = sum(load.sequence.sum() for load in loads.values())
             loss = loss + self.balance_weight * balance / normaliser
@@ -113,10 +123,11 @@ def of_loads(loads: dict[str, Load]) -> dict[str, Any]:
     }
 
 
-def _same_document_around(segments_BS: jax.Array) -> jax.Array:
-    """Whether the position before and the position after are of one document: the module saw the one and speaks of the
-    other."""
-    return context.preceding(segments_BS) == context.following(segments_BS)
+def _earlier(array: jax.Array, k: int) -> jax.Array:
+    """The value k positions earlier in the row; zeros before the first."""
+    for _ in range(k):
+        array = context.preceding(array)
+    return array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ Written from the equations of DeepSeek-V3 (arXiv 2412.19437, sections 2.1 and 2.
 code under test but the names of the weights.
 """
 
+import jax
 import numpy as np
 
 from composer_jax.models.config import ModelConfig
@@ -128,17 +129,20 @@ def logits(params, bias, tokens, config: ModelConfig):
 
 
 def mtp_logits(params, bias, tokens, config: ModelConfig):
-    """Equations 21 to 23 at depth 1: row i predicts tokens[i+2]; [n-1, vocab]."""
-    hidden = trunk(params, bias, tokens, config)
+    """Equations 21 to 23 at every depth k: row i of the k-th array predicts tokens[i+k+1]; [n-k, vocab]."""
     everything, bias = to_numpy(params), to_numpy(bias)
-    p, eps = everything["mtp"], config.norm_eps
-    embedded = embed(everything, np.asarray(tokens), config)
-    joined = np.concatenate(
-        [
-            rms_norm(hidden[:-1], p["hidden_norm"]["scale"], eps),
-            rms_norm(embedded[1:], p["embedding_norm"]["scale"], eps),
-        ],
-        axis=1,
-    )
-    x = block(p["block"], bias["mtp"]["block"]["feed_forward"]["router"]["bias"], joined @ p["projection"], config)
-    return head(params, rms_norm(x, p["final_norm"]["scale"], eps), config)
+    eps, embedded = config.norm_eps, embed(everything, np.asarray(tokens), config)
+    x = rms_norm(trunk(params, bias, tokens, config), everything["final_norm"]["scale"], eps)
+    out = []
+    for k in range(1, config.n_mtp_modules + 1):
+        p, b = (jax.tree.map(lambda leaf, k=k: leaf[k - 1], tree["mtp"]) for tree in (everything, bias))
+        joined = np.concatenate(
+            [
+                rms_norm(embedded[k:], p["embedding_norm"]["scale"], eps),
+                rms_norm(x[:-1], p["hidden_norm"]["scale"], eps),
+            ],
+            axis=1,
+        )
+        x = block(p["block"], b["block"]["feed_forward"]["router"]["bias"], joined @ p["projection"], config)
+        out.append(head(params, rms_norm(x, p["final_norm"]["scale"], eps), config))
+    return out

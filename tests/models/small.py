@@ -30,7 +30,7 @@ def small(**changes) -> ModelConfig:
         n_shared_experts=2,
         routed_scaling_factor=1.7,
         max_context=64,
-        n_mtp_modules=1,
+        n_mtp_modules=2,
         embedding_taps=2,
         dispatch="dense",
         compute_dtype="float32",
@@ -103,14 +103,14 @@ def rows(documents: Sequence[Sequence[Sequence[int]]], length: int) -> dict[str,
 
 @functools.cache
 def forward(config: ModelConfig):
-    """Jitted (params, router_bias, rows) -> dict of logits, trunk and MTP logits [B,S,.], and expert counts."""
+    """Jitted (params, router_bias, rows) -> dict of logits [B,S,W], MTP logits [M,B,S,W] and expert counts."""
 
     @jax.jit
     def run(params, router_bias, batch):
         decoder = Definition(config).bind(params, router_bias)
         fields = batch["tokens"], batch["positions"], batch["segments"]
         hidden = decoder(*fields)
-        out = {"logits": decoder.logits(hidden.last_BSD), "trunk": hidden.trunk_BSD, "counts": hidden.load.counts_E}
+        out = {"logits": decoder.logits(hidden.last_BSD), "counts": hidden.load.counts_E}
         if config.n_mtp_modules:
             states, load = decoder.mtp_hidden(hidden, *fields)
             out |= {"mtp_logits": decoder.logits(states), "mtp_counts": load.counts_E}

@@ -11,21 +11,21 @@ from composer_jax.models.load import Load
 
 
 class TableDecoder:
-    """`states` [B,S,W] are the logits; `mtp_states` [B,S,W] are what its MTP module says."""
+    """`states` [B,S,W] are the logits; `mtp_states`, [B,S,W] each, are what its MTP modules say."""
 
-    config = SimpleNamespace(head_chunk=None)
-
-    def __init__(self, states: jax.Array, mtp_states: jax.Array | None = None):
+    def __init__(self, states: jax.Array, *mtp_states: jax.Array):
         self.states, self.mtp_states = states, mtp_states
+        self.config = SimpleNamespace(head_chunk=None, n_mtp_modules=len(mtp_states))
 
     def __call__(self, tokens, positions, segments) -> Hidden:
-        return Hidden(self.states, self.states, Load(jnp.zeros((1, 2)), jnp.zeros(1), jnp.zeros(1)))
+        return Hidden(self.states, Load(jnp.zeros((1, 2)), jnp.zeros(1), jnp.zeros(1)))
 
     def head_weight(self):
         return jnp.eye(self.states.shape[-1])
 
     def mtp_hidden(self, hidden, tokens, positions, segments):
-        return self.mtp_states, Load(jnp.zeros(2), jnp.float32(0), jnp.float32(0))
+        n = len(self.mtp_states)
+        return jnp.stack(self.mtp_states), Load(jnp.zeros((n, 2)), jnp.zeros(n), jnp.zeros(n))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition
 from composer_jax.train.losses import LanguageLoss, PolicyLoss
 from tests.models.small import random_weights, relative_error, rows, small
@@ -54,17 +55,26 @@ def mtp_divergence(decoder, batch=ROWS):
     return LanguageLoss(mtp_weight=0.5)(decoder, batch, jnp.float32(1)).sums["mtp_kl"]
 
 
-def test_mtp_divergence_is_the_weighted_kl_to_the_main_head_one_later():
-    student = jnp.asarray(RNG.standard_normal((B, S, W)), jnp.float32)
-    out = LanguageLoss(mtp_weight=0.5)(TableDecoder(STATES, student), ROWS, jnp.float32(3))
-    p, q = log_softmax(STATES), log_softmax(student)
-    wanted = 0.0
-    for b in range(B):
-        for t in range(S - 2):
-            if SEGMENTS[b, t] == SEGMENTS[b, t + 2]:
-                wanted += WEIGHTS[b, t + 2] * (np.exp(p[b, t + 1]) * (p[b, t + 1] - q[b, t])).sum()
+@pytest.mark.parametrize("modules", [1, 3])
+def test_mtp_divergence_is_the_weighted_kl_to_the_main_head_k_later(modules):
+    students = [jnp.asarray(RNG.standard_normal((B, S, W)), jnp.float32) for _ in range(modules)]
+    out = LanguageLoss(mtp_weight=0.5)(TableDecoder(STATES, *students), ROWS, jnp.float32(3))
+    p, wanted, terms = log_softmax(STATES), 0.0, 0
+    for k, q in enumerate(map(log_softmax, students), start=1):
+        for b in range(B):
+            for t in range(S - k - 1):
+                if SEGMENTS[b, t] == SEGMENTS[b, t + k + 1]:
+                    divergence = (np.exp(p[b, t + k]) * (p[b, t + k] - q[b, t])).sum()
+                    wanted += WEIGHTS[b, t + k + 1] * divergence / modules
+                    terms += WEIGHTS[b, t + k + 1] > 0
+    assert terms > 3 * modules
     assert float(out.sums["mtp_kl"]) == pytest.approx(wanted, rel=1e-5)
     assert float(out.loss) == pytest.approx((float(out.sums["nll"]) + 0.5 * wanted) / 3, rel=1e-5)
+
+
+def test_a_weight_for_modules_that_are_not_there_is_named():
+    with pytest.raises(UserError, match="mtp_weight=0.5 trains MTP modules, and n_mtp_modules=0"):
+        mtp_divergence(TableDecoder(STATES))
 
 
 def test_mtp_divergence_is_zero_for_a_student_that_equals_its_teacher():
@@ -75,7 +85,7 @@ def test_mtp_divergence_is_zero_for_a_student_that_equals_its_teacher():
 
 
 def test_mtp_gradient_stops_at_the_trunk():
-    config = small(n_layers=2)
+    config = small(n_layers=2, n_mtp_modules=2)
     params, bias = random_weights(config)
     batch = rows([[range(1, 10), range(20, 30)]], 20)
     batch["weights"] = (batch["positions"] > 0).astype(np.float32)

@@ -44,8 +44,8 @@ def wanted(learner, weights):
 def test_a_step_is_that_of_one_device(new_learner, weights, wanted, sizes, how):
     gradient, state, metrics = step_and_gradient(new_learner(sizes, **how), weights)
     assert_close(gradient, wanted[0])
-    assert_close(state.params, wanted[1].params)
     assert_close(state.optimizer, wanted[1].optimizer)
+    assert_close(state.params, wanted[1].params, STEP)
     # Counts are whole numbers: the bias moves by exactly the same steps.
     jax.tree.map(np.testing.assert_array_equal, state.router_bias, wanted[1].router_bias)
     assert metrics.keys() == wanted[2].keys()
@@ -60,11 +60,15 @@ def test_grouped_queries_windows_and_biases_too(new_learner, sizes):
     wanted = step_and_gradient(new_learner(config=config), weights)
     gradient, state, _ = step_and_gradient(new_learner(sizes, dispatch="ring", config=config), weights)
     assert_close(gradient, wanted[0])
-    assert_close(state.params, wanted[1].params)
+    assert_close(state.params, wanted[1].params, STEP)
 
 
-def assert_close(found, wanted):
-    """1e-5 of the largest entry of every leaf."""
+STEP = 1e-4
+"""Of weights: AdamW makes a step of up to peak / eps = 50 times a small gradient, and so of its rounding."""
+
+
+def assert_close(found, wanted, limit=1e-5):
+    """Up to a share of the largest entry of every leaf."""
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     for (path, f), w in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
-        assert relative_error(f, w) < 1e-5, jax.tree_util.keystr(path)
+        assert relative_error(f, w) < limit, jax.tree_util.keystr(path)

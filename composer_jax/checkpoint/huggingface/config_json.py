@@ -34,7 +34,7 @@ def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
 def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
     """The ModelConfig of a checkpoint from its config.json. How it is computed (dtypes, dispatch) keeps our defaults.
 
-    Multi-token-prediction modules, which DeepSeek-V3's files have and transformers leaves out, are left out.
+    Without multi-token-prediction modules (`mtp_layers`), which transformers does not have.
 
     Raises:
       UserError: another architecture, a missing key, or a feature that the Decoder does not have yet.
@@ -191,7 +191,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "torch_dtype": config.param_dtype,
     }
     if family is DEEPSEEK_V3:
-        return written | {"num_key_value_heads": config.n_heads, "num_nextn_predict_layers": 0}
+        return written | {"num_key_value_heads": config.n_heads, "num_nextn_predict_layers": config.n_mtp_modules}
     width = config.qk_nope_dim + config.qk_rope_dim
     _require(config.v_head_dim == width, "v_head_dim", config.v_head_dim, family)
     written["head_dim"] = width
@@ -199,7 +199,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         share = config.qk_rope_dim / width
         _require(int(width * share) == config.qk_rope_dim, "qk_rope_dim", config.qk_rope_dim, family)  # as they round
         written["partial_rotary_factor"] = written["rope_parameters"]["partial_rotary_factor"] = share
-        written["num_nextn_predict_layers"] = 0
+        written["num_nextn_predict_layers"] = config.n_mtp_modules
     else:
         _require(config.qk_nope_dim == 0, "qk_nope_dim", config.qk_nope_dim, family)
     if family is GPT_OSS:

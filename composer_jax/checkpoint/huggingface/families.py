@@ -24,7 +24,8 @@ _COMMON = {
 _GROUPED = {"n_expert_groups": ("n_group", 1), "topk_groups": ("topk_group", 1)}
 _TIED = {"tie_embeddings": ("tie_word_embeddings", False)}
 
-_NO_EXTRAS = {"embedding_taps": 0, "attention_scale": 1.0, "n_mtp_modules": 0}
+_NO_EXTRAS = {"embedding_taps": 0, "attention_scale": 1.0}
+_NO_MODULES = {"n_mtp_modules": 0}
 _PLAIN_EXPERTS = {"router_logit_bias": False, "expert_bias": False, "swiglu_limit": None}
 _ALL_LAYERS_ALIKE = {"attention_sinks": False, "sliding_window": None}
 _NO_GROUPS = {"n_expert_groups": 1, "topk_groups": 1, "routed_scaling_factor": 1.0}
@@ -123,6 +124,7 @@ QWEN3_MOE = Family(
     },
     only={"hidden_act": "silu", "decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
     fixed=_NO_EXTRAS
+    | _NO_MODULES
     | _PLAIN_EXPERTS
     | _ALL_LAYERS_ALIKE
     | _NO_GROUPS
@@ -149,6 +151,7 @@ GPT_OSS = Family(
     },
     only={"hidden_act": "silu", "swiglu_alpha": 1.702},
     fixed=_NO_EXTRAS
+    | _NO_MODULES
     | _NO_GROUPS
     | _ONLY_EXPERTS
     | _HEADS

@@ -86,6 +86,7 @@ def layout(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, Ten
     sizes = {
         "w": c.vocab_size,
         "d": c.d_model,
+        "b": 2 * c.d_model,  # an embedding and a state
         "h": c.n_heads,
         "n": c.n_kv_heads or 0,
         "q": c.q_lora_rank or 0,
@@ -110,18 +111,39 @@ def layout(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, Ten
         widths = tuple(ours[leaf].shape[-1] for leaf in leaves)
         table[name] = Tensor(tuple(dims.split()), order, leaves, widths, index, sizes, interleaved=order[-1] == "t")
 
-    add("model.embed_tokens.weight", "w d -> w d", "embedding.table")
-    for layer in range(c.n_layers):
-        dense = layer < c.n_dense_layers
-        stack, row = ("dense_layers", layer) if dense else ("moe_layers", layer - c.n_dense_layers)
+    def add_block(layer: int, stack: str, row: int) -> None:
+        dense = stack == "dense_layers"
         feed_forward = _feed_forward("mlp", "feed_forward", "f") if dense else _experts(config, fused_experts)
         attention = _latent_attention(config) if c.kv_lora_rank is not None else _grouped_attention(config)
         for name, spec, leaves, expert in [*_norms(), *attention, *feed_forward]:
             add(f"model.layers.{layer}.{name}", spec, *(f"{stack}.{leaf}" for leaf in leaves), index=(row, *expert))
+
+    add("model.embed_tokens.weight", "w d -> w d", "embedding.table")
+    for layer in range(c.n_dense_layers):
+        add_block(layer, "dense_layers", layer)
+    for row in range(c.n_moe_layers):
+        add_block(c.n_dense_layers + row, "moe_layers", row)
+    for row in range(c.n_mtp_modules):
+        layer = c.n_layers + row
+        for name, leaf in _MTP_NORMS.items():
+            add(f"model.layers.{layer}.{name}.weight", "d -> d", f"mtp.{leaf}.scale", index=(row,))
+        add(f"model.layers.{layer}.eh_proj.weight", "d b -> b d", "mtp.projection", index=(row,))
+        add_block(layer, "mtp.block", row)
     add("model.norm.weight", "d -> d", "final_norm.scale")
     if not c.tie_embeddings:
         add("lm_head.weight", "w d -> d w", "head")
     return table
+
+
+_MTP_NORMS = {"enorm": "embedding_norm", "hnorm": "hidden_norm", "shared_head.norm": "final_norm"}
+
+
+def copies(config: ModelConfig) -> dict[str, str]:
+    """Tensors that are stored once more with every MTP module, which shares embedding and head: name -> of what."""
+    head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
+    modules = [f"model.layers.{config.n_layers + row}" for row in range(config.n_mtp_modules)]
+    embeddings = {f"{module}.embed_tokens.weight": "model.embed_tokens.weight" for module in modules}
+    return embeddings | {f"{module}.shared_head.head.weight": head for module in modules}
 
 
 def unstored(config: ModelConfig, table: Mapping[str, Tensor]) -> list[str]:

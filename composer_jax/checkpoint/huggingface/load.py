@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
     router_bias: Params
 
 
-def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None) -> Loaded:
+def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True) -> Loaded:
     """The network of a Hugging Face checkpoint folder, its weights where the mesh wants them.
 
     Reads float files and the forms of quantized.py: fp8 in blocks, packed int4, mxfp4. Needs host memory for about two
@@ -47,25 +47,30 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
       mesh: None puts everything on the first device of this process.
       dtype: of the weights and of the computation: float32, bfloat16 or float16. None is what config.json names
         ("torch_dtype"), or bfloat16.
+      mtp: whether to read the multi-token-prediction modules that config.json announces. Folders that transformers
+        wrote announce them and do not have them, which is no mistake.
 
     Raises:
       UserError: an architecture that cannot be read; tensors that are missing, unexpected, of another shape or cut
-        short; a mesh that does not divide the weights. All of it before any weight is read (but a head that has to
-        equal the embedding).
+        short; a mesh that does not divide the weights. All of it before any weight is read (but copies of the
+        embedding and the head, which have to be equal).
     """
     folder = Folder(path)
     described = folder.json("config.json")
     text = text_config(described)
     config = model_config(described)
     dtype = require_float(dtype or text.get("torch_dtype") or text.get("dtype") or "bfloat16")
-    config = dataclasses.replace(config, param_dtype=dtype, compute_dtype=dtype)
-    definition = Definition(config)
-    shardings = _shardings(definition, mesh)
-
     quantization = text.get("quantization_config") or described.get("quantization_config")
     prefix = "language_model." if described.get("model_type") in TEXT_TOWERS else ""
-    left_out = tuple(f"model.layers.{config.n_layers + i}." for i in range(mtp_layers(described)))
-    source = CheckpointFiles(SafetensorsFolder(folder), quantization, prefix, left_out)
+    files = SafetensorsFolder(folder)
+    modules = tuple(f"model.layers.{config.n_layers + i}." for i in range(mtp_layers(described)))
+    read_modules = mtp and any(name.removeprefix(prefix).startswith(modules) for name in files.tensors)
+    source = CheckpointFiles(files, quantization, prefix, left_out=() if read_modules else modules)
+    config = dataclasses.replace(
+        config, param_dtype=dtype, compute_dtype=dtype, n_mtp_modules=len(modules) if read_modules else 0
+    )
+    definition = Definition(config)
+    shardings = _shardings(definition, mesh)
     table = table_for(source, config)
 
     parts = by_leaf(table)

@@ -11,8 +11,7 @@ import numpy as np
 from composer_jax.checkpoint.dtypes import require_float
 from composer_jax.checkpoint.huggingface.config_json import hf_config
 from composer_jax.checkpoint.huggingface.files import INDEX, Folder, shard, write_safetensors
-from composer_jax.checkpoint.huggingface.layout import layout
-from composer_jax.checkpoint.huggingface.weights import as_leaves
+from composer_jax.checkpoint.huggingface.weights import as_leaves, written
 from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition, Params
 from composer_jax.observe.progress import Progress
@@ -66,7 +65,7 @@ def save_hf(
             "save_hf writes from one process; restore the checkpoint in a single process and save it there."
         )
     config = definition.config
-    table = layout(config)
+    table = written(config)
     leaves = as_leaves(params, router_bias, config, table)
     require_float(dtype)
     dtypes = {

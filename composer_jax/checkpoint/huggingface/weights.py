@@ -11,7 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from composer_jax.checkpoint.huggingface.families import family_of
-from composer_jax.checkpoint.huggingface.layout import Tensor, copy_into, layout, leaf_shapes, unstored
+from composer_jax.checkpoint.huggingface.layout import Tensor, copies, copy_into, layout, leaf_shapes, unstored
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Params
@@ -40,21 +40,24 @@ class InMemory:
 
 
 def table_for(source: Source, config: ModelConfig) -> dict[str, Tensor]:
-    """The layout of the tensors of `source`, all of which fit; nothing is read but a head that must equal the
-    embedding.
+    """The layout of the tensors of `source`, all of which fit; nothing is read but copies, which must equal what they
+    are of.
 
     Raises:
-      UserError: names the tensors that are missing, unexpected or of another shape.
+      UserError: names the tensors that are missing, unexpected, of another shape or no copies.
     """
     shapes = {name: shape for name, shape in source.shapes.items() if not _carries_nothing(name, shape)}
-    head = shapes.pop("lm_head.weight", None) if config.tie_embeddings else None
+    repeated = copies(config)
+    if config.tie_embeddings:
+        repeated["lm_head.weight"] = "model.embed_tokens.weight"
+    repeated = {name: of for name, of in repeated.items() if shapes.pop(name, None) is not None}
     fused = any(name.endswith("mlp.experts.gate_up_proj") for name in shapes)
     table = layout(config, fused_experts=fused)
     require_shapes("The checkpoint", shapes, {name: tensor.shape for name, tensor in table.items()})
-    if head is not None and not np.array_equal(source.read("lm_head.weight"), source.read("model.embed_tokens.weight")):
-        raise UserError(
-            "lm_head.weight differs from model.embed_tokens.weight, but tie_word_embeddings is true; set it to false."
-        )
+    for name, of in repeated.items():
+        if not np.array_equal(source.read(name), source.read(of)):
+            way_out = "set tie_word_embeddings to false" if name == "lm_head.weight" else "read it with mtp=False"
+            raise UserError(f"{name} differs from {of}, of which it has to be a copy here; {way_out}.")
     return table
 
 
@@ -105,13 +108,19 @@ def as_leaves(params: Params, router_bias: Params, config: ModelConfig, table: M
     return leaves
 
 
+def written(config: ModelConfig) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint that we write, copies included."""
+    table = layout(config)
+    return table | {name: table[of] for name, of in copies(config).items()}
+
+
 def to_tensors(params: Params, router_bias: Params, config: ModelConfig) -> dict[str, np.ndarray]:
     """The tensors of a checkpoint in the published form (one per expert); dtypes stay, every bit is kept.
 
     Raises:
       UserError: the arrays are not those of `config`, or the network has a part that a checkpoint has no place for.
     """
-    table = layout(config)
+    table = written(config)
     leaves = {path: np.asarray(leaf) for path, leaf in as_leaves(params, router_bias, config, table).items()}
     return {name: tensor.joined(leaves) for name, tensor in table.items()}
 
