@@ -119,6 +119,26 @@ def test_transformers_reads_what_we_write(case, theirs, tmp_path):
     np.testing.assert_array_equal(theirs.compute(loaded.eval(), tokens).logits, reference.logits)
 
 
+@pytest.mark.parametrize("case", ["q_lora"], indirect=True)
+def test_transformers_is_not_disturbed_by_mtp_modules(case, theirs, tmp_path):
+    """It has none: it names their tensors as not used, and computes the same."""
+    from transformers import DeepseekV3ForCausalLM
+
+    model, tokens, reference, config = case
+    with_modules = dataclasses.replace(config, n_mtp_modules=2)
+    params, bias = Definition(with_modules).init(0)
+    trunk = from_tensors(theirs.in_memory(model), config)
+    weights = ({**params, **trunk[0]}, {**bias, **trunk[1]})
+    save_hf(tmp_path / "ours", Definition(with_modules), *weights)
+    loaded, report = DeepseekV3ForCausalLM.from_pretrained(
+        tmp_path / "ours", attn_implementation="eager", experts_implementation="eager", output_loading_info=True
+    )
+    assert not report["missing_keys"] and not report["mismatched_keys"]
+    layers = tuple(f"model.layers.{config.n_layers + i}." for i in range(2))
+    assert all(name.startswith(layers) for name in report["unexpected_keys"])
+    np.testing.assert_array_equal(theirs.compute(loaded.eval(), tokens).logits, reference.logits)
+
+
 @pytest.mark.parametrize("name", GOLDENS)
 def test_golden_files_are_what_transformers_computes(name, theirs):
     import torch
