@@ -6,6 +6,7 @@ import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from composer_jax.models.cache import Entries
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
 from composer_jax.models.gqa import GroupedQueryAttention
@@ -47,7 +48,7 @@ class Block(nnx.Module):
         positions_BS: jax.Array,
         bias_BSC: jax.Array,
         token_mask_BS: jax.Array,
-        write: Callable[[jax.Array], jax.Array],
+        write: Callable[[jax.Array], Entries],
     ):
         """The same layer for new tokens against a cache; see the attention's `extend`."""
         with jax.named_scope("attention"):

@@ -39,6 +39,14 @@ class Cache(NamedTuple):
         return self.tokens_BC.shape[1]
 
 
+class Entries(NamedTuple):
+    """What one layer keeps of the first tokens of every row."""
+
+    numbers_BTX: jax.Array
+    """In the compute dtype or int8."""
+    scales_BTG: jax.Array | None
+
+
 def init_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
     """This device's part: latents are the same on all devices of `tensor`, heads of keys and values are its own."""
     shape, groups = (config.n_layers, batch, capacity), group_widths(config)
@@ -88,9 +96,8 @@ def write_layer(
     real_BS: jax.Array,
     window: int,
     groups: tuple[int, ...],
-) -> tuple[Cache, jax.Array]:
-    """Writes one layer's new latents in place; returns the cache and that layer's first entries [B,window,X], in the
-    dtype of the new ones."""
+) -> tuple[Cache, Entries]:
+    """Writes one layer's new latents in place; returns the cache and that layer's first `window` entries."""
     index_BS = _write_index(positions_BS, real_BS, cache.capacity)
 
     def put(array, new):
@@ -105,11 +112,10 @@ def write_layer(
     width = new_BSX.shape[-1]
     if cache.scales_LBCG is None:
         cache = cache._replace(latents_LBCX=put(cache.latents_LBCX, new_BSX))
-        return cache, get(cache.latents_LBCX, width).astype(new_BSX.dtype)
+        return cache, Entries(get(cache.latents_LBCX, width), None)
     values, scales = quantize(new_BSX, groups)
     cache = cache._replace(latents_LBCX=put(cache.latents_LBCX, values), scales_LBCG=put(cache.scales_LBCG, scales))
-    values, scales = get(cache.latents_LBCX, width), get(cache.scales_LBCG, len(groups))
-    return cache, dequantize(values, scales, groups, new_BSX.dtype)
+    return cache, Entries(get(cache.latents_LBCX, width), get(cache.scales_LBCG, len(groups)))
 
 
 def _put_token(array_LBCX: jax.Array, layer: jax.Array, new_BX: jax.Array, index_B: jax.Array) -> jax.Array:
@@ -138,11 +144,6 @@ def quantize(x: jax.Array, groups: tuple[int, ...]) -> tuple[jax.Array, jax.Arra
     scales = [jnp.maximum(jnp.abs(part).max(-1, keepdims=True) / 127, 1e-30) for part in parts]
     values = [jnp.round(part / scale).astype(jnp.int8) for part, scale in zip(parts, scales, strict=True)]
     return jnp.concatenate(values, axis=-1), jnp.concatenate(scales, axis=-1)
-
-
-def dequantize(values: jax.Array, scales: jax.Array, groups: tuple[int, ...], dtype) -> jax.Array:
-    parts = jnp.split(values, np.cumsum(groups)[:-1], axis=-1)
-    return jnp.concatenate([part * scales[..., i, None] for i, part in enumerate(parts)], axis=-1).astype(dtype)
 
 
 def _write_index(positions_BS: jax.Array, real_BS: jax.Array, capacity: int) -> jax.Array:

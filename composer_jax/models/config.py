@@ -105,8 +105,8 @@ class ModelConfig:
     often. What does not fit is dropped by all_to_all and ragged_all_to_all, and takes another round with ring. Not
     published; ours."""
     cache_dtype: Literal["compute", "int8"] = "compute"
-    """What the sampler's cache is kept in: the compute dtype, or 8 bits with one scale per token and group, which reads
-    half of the bytes of bfloat16 and moves the sampler's probabilities away from the learner's."""
+    """What the sampler's cache is kept in: the compute dtype, or 8 bits with one scale per token and group, which takes
+    half of the room and of the traffic of bfloat16 and moves the sampler's probabilities away from the learner's."""
     param_dtype: str = "float32"
     compute_dtype: str = "bfloat16"
     scan_unroll: int = 1

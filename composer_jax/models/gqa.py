@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from composer_jax.models.cache import Entries
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, parameter, use
 from composer_jax.models.rope import rope_angles, rotate
-from composer_jax.ops.attention import attend
+from composer_jax.ops.attention import Scales, attend
 from composer_jax.ops.row_attention import Sight, attend_rows
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import add_parts
@@ -55,23 +56,27 @@ class GroupedQueryAttention(nnx.Module):
         return self._output(y_BSHV)
 
     def extend(
-        self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], jax.Array]
+        self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], Entries]
     ) -> jax.Array:
         """Attention of S new tokens per row against the cache.
 
         Args:
-          write: stores the new keys and values, flattened to [B,S,N(K+P+V)], and returns the layer's whole cache.
+          write: stores the new keys and values, flattened to [B,S,N(K+P+V)], and returns those of the layer.
           bias_BSC: additive mask of cache entries for each new token.
         """
         angles = self._angles(positions_BS)
         k, v = self._keys_and_values(x_BSD, angles)
         flat = jnp.concatenate([k.reshape(*k.shape[:2], -1), v.reshape(*v.shape[:2], -1)], axis=-1)
-        cache_BCX = write(flat)
+        kept_BCX, scales_BCG = write(flat)
+        scales = None
+        if scales_BCG is not None:
+            of_keys, of_values = jnp.split(scales_BCG, 2, axis=-1)
+            scales = Scales((k.shape[3],), (of_keys,), of_values)
         k, v = (
             part.reshape(*part.shape[:2], *like.shape[2:])
-            for part, like in zip(jnp.split(cache_BCX, [k.shape[2] * k.shape[3]], axis=-1), (k, v), strict=True)
+            for part, like in zip(jnp.split(kept_BCX, [k.shape[2] * k.shape[3]], axis=-1), (k, v), strict=True)
         )
-        return self._output(attend(self._queries(x_BSD, angles), k, v, bias_BSC, self._sinks()))
+        return self._output(attend(self._queries(x_BSD, angles), k, v, bias_BSC, self._sinks(), scales))
 
     def _angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         """cos and sin for every head, [B,S,1,P/2]."""

@@ -18,11 +18,12 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from composer_jax.errors import UserError
+from composer_jax.models.cache import Entries
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import matrix, use
 from composer_jax.models.rope import rope_angles, rotate
-from composer_jax.ops.attention import attend
+from composer_jax.ops.attention import Scales, attend
 from composer_jax.ops.row_attention import Sight, attend_rows
 from composer_jax.ops.varying import varying_alike
 from composer_jax.parallel import context
@@ -98,21 +99,25 @@ class MultiHeadLatentAttention(nnx.Module):
         return add_parts(y_BSD)
 
     def extend(
-        self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], jax.Array]
+        self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], Entries]
     ) -> jax.Array:
         """Attention of S new tokens per row against the cache.
 
         Args:
-          write: stores the new latents [B,S,R+P] and returns the layer's whole cache [B,C,R+P].
+          write: stores the new latents [B,S,R+P] and returns those of the layer [B,C,R+P].
           bias_BSC: additive mask of cache entries for each new token.
         """
         dtype, r = x_BSD.dtype, self.config.kv_lora_rank
         cos, sin = self.angles(positions_BS)
         q_nope, q_rope = self.queries(self.query_latents(x_BSD), use(self.q, dtype), cos, sin)
-        cache_BCX = write(self.latents(x_BSD, cos, sin))
+        kept_BCX, scales_BCG = write(self.latents(x_BSD, cos, sin))
+        scales = None
+        if scales_BCG is not None:
+            of_latent, of_rope = jnp.split(scales_BCG, 2, axis=-1)
+            scales = Scales((r, self.config.qk_rope_dim), (of_latent, of_rope), of_latent)
         q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, use(self.k_up, dtype))
         q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.config.logit_scale
-        y_latent = attend(q_BSHX, cache_BCX[:, :, None], cache_BCX[:, :, None, :r], bias_BSC)
+        y_latent = attend(q_BSHX, kept_BCX[:, :, None], kept_BCX[:, :, None, :r], bias_BSC, scales=scales)
         y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, use(self.v_up, dtype))
         return add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype)))
 

@@ -5,10 +5,23 @@ the gradient: two passes over the [S,T] scores fewer, forward and backward (meas
 softmax, then product).
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 MASKED = -1e30
+
+
+class Scales(NamedTuple):
+    """What 8-bit keys and values are multiplied by, float32 [B,T,N] each. A product with them is scaled, not they: so
+    they are read as they are."""
+
+    widths: tuple[int, ...]
+    """Of the parts of a key that have scales of their own."""
+    keys: tuple[jax.Array, ...]
+    values: jax.Array
 
 
 def additive_mask(mask: jax.Array) -> jax.Array:
@@ -17,7 +30,12 @@ def additive_mask(mask: jax.Array) -> jax.Array:
 
 
 def attend(
-    q_BSHX: jax.Array, k_BTNX: jax.Array, v_BTNV: jax.Array, bias_BST: jax.Array, sinks_H: jax.Array | None = None
+    q_BSHX: jax.Array,
+    k_BTNX: jax.Array,
+    v_BTNV: jax.Array,
+    bias_BST: jax.Array,
+    sinks_H: jax.Array | None = None,
+    scales: Scales | None = None,
 ) -> jax.Array:
     """softmax(q k^T + bias) v for every head, [B,S,H,V]; scores and sums in float32. The scale is in q already.
 
@@ -26,19 +44,37 @@ def attend(
 
     sinks_H: float32, one more logit per query head, whose weight goes nowhere (gpt-oss, arXiv 2508.10925, section 2.2);
       with it, a row whose every key is masked gets zeros.
+    scales: of keys and values in int8.
     """
     (b, s, h, x), n = q_BSHX.shape, k_BTNX.shape[2]
     g = h // n
     q_BNQX = q_BSHX.reshape(b, s, n, g, x).transpose(0, 2, 1, 3, 4).reshape(b, n, s * g, x)
     k_BNXT, v_BNTV = k_BTNX.transpose(0, 2, 3, 1), v_BTNV.transpose(0, 2, 1, 3)
     bias_BQT = jnp.repeat(bias_BST, g, axis=1) if g > 1 else bias_BST
-    scores = jnp.matmul(q_BNQX, k_BNXT, preferred_element_type=jnp.float32) + bias_BQT[:, None]
+    scores = _scores(q_BNQX, k_BNXT, scales) + bias_BQT[:, None]
     sinks = None if sinks_H is None else jnp.tile(sinks_H.astype(jnp.float32).reshape(n, 1, g), (1, s, 1))
-    y_BNQV = _weigh(scores, v_BNTV, None if sinks is None else sinks.reshape(n, s * g, 1))
+    sinks = None if sinks is None else sinks.reshape(n, s * g, 1)
+    y_BNQV = _weigh(scores, v_BNTV.astype(q_BSHX.dtype), sinks, None if scales is None else _per_key(scales.values))
     return y_BNQV.reshape(b, n, s, g, -1).transpose(0, 2, 1, 3, 4).reshape(b, s, h, -1)
 
 
-def _weigh(scores: jax.Array, values: jax.Array, sinks: jax.Array | None = None) -> jax.Array:
+def _scores(q_BNQX: jax.Array, k_BNXT: jax.Array, scales: Scales | None) -> jax.Array:
+    k_BNXT = k_BNXT.astype(q_BNQX.dtype)
+    if scales is None:
+        return jnp.matmul(q_BNQX, k_BNXT, preferred_element_type=jnp.float32)
+    cuts = np.cumsum(scales.widths)[:-1]
+    parts = zip(jnp.split(q_BNQX, cuts, axis=-1), jnp.split(k_BNXT, cuts, axis=-2), scales.keys, strict=True)
+    return sum(jnp.matmul(q, k, preferred_element_type=jnp.float32) * _per_key(scale) for q, k, scale in parts)
+
+
+def _per_key(scales_BTN: jax.Array) -> jax.Array:
+    """For scores: [B,N,1,T]."""
+    return scales_BTN.transpose(0, 2, 1)[:, :, None]
+
+
+def _weigh(
+    scores: jax.Array, values: jax.Array, sinks: jax.Array | None = None, scales: jax.Array | None = None
+) -> jax.Array:
     """softmax over the last axis of float32 scores, times values, in the dtype of the values."""
     largest = scores.max(-1, keepdims=True)
     if sinks is not None:
@@ -48,5 +84,7 @@ def _weigh(scores: jax.Array, values: jax.Array, sinks: jax.Array | None = None)
     total = weights.sum(-1, keepdims=True)
     if sinks is not None:
         total = total + jnp.exp(sinks - largest)
+    if scales is not None:
+        weights = weights * scales
     mixed = jnp.matmul(weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
     return (mixed / total).astype(values.dtype)

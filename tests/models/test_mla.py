@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 
 from composer_jax.errors import UserError
+from composer_jax.models.cache import Entries
 from composer_jax.models.mla import MultiHeadLatentAttention
-from composer_jax.ops.attention import additive_mask, attend
+from composer_jax.ops.attention import Scales, additive_mask, attend
 from composer_jax.ops.row_attention import Sight
 from tests.models import reference
 from tests.models.small import relative_error, small
@@ -35,7 +36,7 @@ def test_absorbed_and_naive_attention_agree_with_each_other_and_with_numpy(q_lor
     naive, absorbed = nnx.jit(
         lambda attention, x: (
             attention(x, positions, one_document(2, 7)),
-            attention.extend(x, positions, mask, lambda latents: latents),
+            attention.extend(x, positions, mask, lambda latents: Entries(latents, None)),
         )
     )(attention, jnp.asarray(x, jnp.float32))
     assert relative_error(absorbed, naive) < 1e-5
@@ -54,13 +55,28 @@ def test_the_latent_is_all_that_decoding_needs():
     @nnx.jit
     def run(attention, x):
         stored = []
-        attention.extend(x, positions, mask, lambda latents: stored.append(latents) or latents)
-        last = attention.extend(x[:, 5:], positions[:, 5:], mask[:, 5:], lambda new: stored[0].at[:, 5:].set(new))
+        attention.extend(x, positions, mask, lambda latents: stored.append(latents) or Entries(latents, None))
+        renew = lambda latents: Entries(stored[0].at[:, 5:].set(latents), None)  # noqa: E731
+        last = attention.extend(x[:, 5:], positions[:, 5:], mask[:, 5:], renew)
         return stored[0], last, attention(x, positions, one_document(1, 6))[:, 5:]
 
     stored, last, wanted = run(attention, x)
     assert stored.shape == (1, 6, config.latent_dim) == (1, 6, 20)
     assert relative_error(last, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("sinks", [None, np.array([0.3, -1.0, 2.0, 0.0], np.float32)], ids=["plain", "sinks"])
+def test_scaled_eight_bit_keys_and_values_are_the_numbers_they_stand_for(sinks):
+    b, s, t, h, n, widths, v_dim = 2, 3, 6, 4, 2, (5, 3), 7
+    q = jnp.asarray(RNG.standard_normal((b, s, h, sum(widths))), jnp.float32)
+    k, v = (jnp.asarray(RNG.integers(-127, 128, (b, t, n, width)), jnp.int8) for width in (sum(widths), v_dim))
+    of_parts = [jnp.asarray(RNG.uniform(0.001, 0.02, (b, t, n)), jnp.float32) for _ in widths]
+    of_values = jnp.asarray(RNG.uniform(0.001, 0.02, (b, t, n)), jnp.float32)
+    mask = additive_mask(jnp.asarray(RNG.random((b, s, t)) < 0.7))
+    found = attend(q, k, v, mask, sinks, Scales(widths, tuple(of_parts), of_values))
+    scale = np.repeat(np.stack(of_parts, -1), widths, axis=-1)
+    wanted = attend(q, k * scale, v * of_values[..., None], mask, sinks)
+    assert relative_error(found, wanted) < 1e-5
 
 
 def test_values_and_gradients_of_attend_are_those_of_a_plain_softmax():
