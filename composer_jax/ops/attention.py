@@ -49,22 +49,24 @@ def attend(
     (b, s, h, x), n = q_BSHX.shape, k_BTNX.shape[2]
     g = h // n
     q_BNQX = q_BSHX.reshape(b, s, n, g, x).transpose(0, 2, 1, 3, 4).reshape(b, n, s * g, x)
-    k_BNXT, v_BNTV = k_BTNX.transpose(0, 2, 3, 1), v_BTNV.transpose(0, 2, 1, 3)
+    v_BNTV = v_BTNV.transpose(0, 2, 1, 3).astype(q_BSHX.dtype)
     bias_BQT = jnp.repeat(bias_BST, g, axis=1) if g > 1 else bias_BST
-    scores = _scores(q_BNQX, k_BNXT, scales) + bias_BQT[:, None]
+    scores = _scores(q_BNQX, k_BTNX, scales) + bias_BQT[:, None]
     sinks = None if sinks_H is None else jnp.tile(sinks_H.astype(jnp.float32).reshape(n, 1, g), (1, s, 1))
     sinks = None if sinks is None else sinks.reshape(n, s * g, 1)
-    y_BNQV = _weigh(scores, v_BNTV.astype(q_BSHX.dtype), sinks, None if scales is None else _per_key(scales.values))
+    y_BNQV = _weigh(scores, v_BNTV, sinks, None if scales is None else _per_key(scales.values))
     return y_BNQV.reshape(b, n, s, g, -1).transpose(0, 2, 1, 3, 4).reshape(b, s, h, -1)
 
 
-def _scores(q_BNQX: jax.Array, k_BNXT: jax.Array, scales: Scales | None) -> jax.Array:
-    k_BNXT = k_BNXT.astype(q_BNQX.dtype)
+def _scores(q_BNQX: jax.Array, k_BTNX: jax.Array, scales: Scales | None) -> jax.Array:
+    def products(q, k):
+        return jnp.matmul(q, k.transpose(0, 2, 3, 1).astype(q.dtype), preferred_element_type=jnp.float32)
+
     if scales is None:
-        return jnp.matmul(q_BNQX, k_BNXT, preferred_element_type=jnp.float32)
+        return products(q_BNQX, k_BTNX)
     cuts = np.cumsum(scales.widths)[:-1]
-    parts = zip(jnp.split(q_BNQX, cuts, axis=-1), jnp.split(k_BNXT, cuts, axis=-2), scales.keys, strict=True)
-    return sum(jnp.matmul(q, k, preferred_element_type=jnp.float32) * _per_key(scale) for q, k, scale in parts)
+    parts = map(products, jnp.split(q_BNQX, cuts, axis=-1), jnp.split(k_BTNX, cuts, axis=-1))
+    return sum(part * _per_key(scale) for part, scale in zip(parts, scales.keys, strict=True))
 
 
 def _per_key(scales_BTN: jax.Array) -> jax.Array:

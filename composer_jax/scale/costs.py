@@ -132,12 +132,13 @@ def _region(name: str, jaxpr, rules: Rules, times: float, wanted: Sequence[bool]
     outputs = [out for out, want in zip(outputs, wanted, strict=True) if want]
     steps, used = needed(steps, outputs)
     region = Region(name, times)
-    fused = [step for step in steps if not _counted(step, region, rules, used)]
-    region.operations += _loops(steps, fused, inputs, outputs)
+    forms = _operand_forms(steps)
+    fused = [step for step in steps if not _counted(step, region, rules, used, forms)]
+    region.operations += _loops(steps, fused, inputs, outputs, forms)
     return region
 
 
-def _counted(step: Step, region: Region, rules: Rules, used: set[Value]) -> bool:
+def _counted(step: Step, region: Region, rules: Rules, used: set[Value], forms: Mapping[Value, Value]) -> bool:
     """Adds the step to the region if it is one that reads and writes HBM by itself; False for what is fused."""
     primitive, reads = step.primitive, sum(v.bytes for v in step.inputs)
     writes = sum(v.bytes for v in step.outputs)
@@ -151,7 +152,9 @@ def _counted(step: Step, region: Region, rules: Rules, used: set[Value]) -> bool
     elif primitive == "pallas_call":
         operation(*_estimate(step))
     elif primitive == "dot_general":
-        operation("matmul", _product(step), reads + writes)
+        # A conversion is done while reading, where that is less to read.
+        read = sum(min(v.bytes, forms.get(v, v).bytes) for v in step.inputs)
+        operation("matmul", _product(step), read + writes)
     elif primitive in COLLECTIVES:
         axes = tuple(axis for axis in _axes(step.params) if rules.sizes[axis] > 1)
         # Of a ragged exchange the buffer that receives is larger than what arrives.
@@ -186,10 +189,22 @@ def _counted(step: Step, region: Region, rules: Rules, used: set[Value]) -> bool
 
 
 def _loops(
-    steps: Sequence[Step], fused: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]
+    steps: Sequence[Step],
+    fused: Sequence[Step],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    forms: Mapping[Value, Value],
 ) -> list[Operation]:
     """HBM traffic of the fused loops, by scope; the module's docstring has the rules."""
-    readers, source = _readers(steps, fused)
+    readers: dict[Value, list[Step]] = {}
+    for step in steps:
+        if step.outputs[0] not in forms:
+            for value in dict.fromkeys(forms.get(v, v) for v in step.inputs):
+                readers.setdefault(value, []).append(step)
+
+    def source(value: Value) -> Value:
+        return forms.get(value, value)
+
     loops = set(fused)
     leaves, stored = {source(out) for out in outputs}, set(inputs)
     traffic: dict[str, float] = {}
@@ -215,28 +230,23 @@ def _loops(
     return [Operation("hbm", 0.0, amount, scope) for scope, amount in traffic.items()]
 
 
-def _readers(steps: Sequence[Step], fused: Sequence[Step]):
-    """Who reads each value, and a function that says what a value is another form of: of steps that only feed matrix
-    products with it, the product reads the original."""
+def _operand_forms(steps: Sequence[Step]) -> dict[Value, Value]:
+    """Value -> what it is another form of: of steps that only feed matrix products, the product reads the original."""
     direct: dict[Value, list[Step]] = {}
     for step in steps:
         for value in dict.fromkeys(step.inputs):
             direct.setdefault(value, []).append(step)
-    forms: set[Step] = set()
-    for step in reversed(fused):
-        users = direct.get(step.outputs[0], [])
-        if step.primitive in OPERAND_FORMS and users and all(u.primitive == "dot_general" or u in forms for u in users):
-            forms.add(step)
+    only_forms: set[Step] = set()
+    for step in reversed(steps):
+        if step.primitive in OPERAND_FORMS:
+            users = direct.get(step.outputs[0], [])
+            if users and all(u.primitive == "dot_general" or u in only_forms for u in users):
+                only_forms.add(step)
     original: dict[Value, Value] = {}
-    for step in fused:
-        if step in forms:
-            original[step.outputs[0]] = original.get(step.inputs[0], step.inputs[0])
-    readers: dict[Value, list[Step]] = {}
     for step in steps:
-        if step not in forms:
-            for value in dict.fromkeys(original.get(v, v) for v in step.inputs):
-                readers.setdefault(value, []).append(step)
-    return readers, lambda value: original.get(value, value)
+        if step in only_forms:
+            original[step.outputs[0]] = original.get(step.inputs[0], step.inputs[0])
+    return original
 
 
 def _scan(step: Step, rules: Rules, used: set[Value]) -> Region:

@@ -1,6 +1,7 @@
 """Costs against closed forms, computed by hand from shapes."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -273,6 +274,14 @@ def test_a_product_reads_operands_in_the_form_they_have():
     assert hbm(lambda x, w: (2 * x).astype(jnp.bfloat16).T @ w, LARGE, w) == 2 * BYTES
     # For another reader it is one more array: x is read for it, and it is written.
     assert hbm(lambda x, w: (x.astype(jnp.bfloat16).T @ w, x.astype(jnp.bfloat16)), LARGE, w) == 1.5 * BYTES
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(jnp.int8, 1), (jnp.bfloat16, 2), (jnp.float32, 2)], ids=str)
+def test_a_product_reads_the_fewer_bytes_of_an_operand_and_its_conversion(dtype, share):
+    """8-bit numbers are widened while they are read, and a copy in fewer bits is made if there is to be one."""
+    numbers, w = jax.ShapeDtypeStruct(LARGE, dtype), jax.ShapeDtypeStruct((LARGE[1], 8), jnp.bfloat16)
+    (product,) = operations(cost(lambda x, w: x.astype(jnp.bfloat16) @ w, numbers, w), "matmul")
+    assert product.hbm_bytes == share * math.prod(LARGE) + 2 * 8 * sum(LARGE)
 
 
 def test_a_dimension_of_one_is_no_copy():
