@@ -49,7 +49,7 @@ def get_config(length: str = "32k") -> ConfigDict:
             "decode": {
                 "mesh": {"replica": -1, "data": 1, "expert": 16, "context": 1, "tensor": 8},
                 "param_dtype": "bfloat16",
-                "slots": 1024 if tokens <= 32_768 else 256,
+                "slots": 1024 if tokens <= 32_768 else 384,
                 "capacity": tokens,
             },
         }
