@@ -5,6 +5,9 @@ Prints progress on stderr and, as the last line of stdout, one JSON object:
     command_ms          one `true` in a sandbox that is there, seen from the host (median)
     commands_per_s      `true` in as many sandboxes as there are cores, at once
     fork_server_per_s   a small Python test file in as many sandboxes as there are cores, at once
+    overlay_ms          a sandbox on a tree of 1,400 files, from the order to a first file written (median)
+    fork_depth20_ms     forking a sandbox whose tree has 20 snapshots already (median)
+    mb_at_256           memory of 256 sandboxes at once, each with a file of its own
 """
 
 import asyncio
@@ -12,10 +15,12 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from composer_jax.sandbox import Sandbox, SandboxPool
+from composer_jax.sandbox import Sandbox, SandboxPool, Tree
 
 ROUNDS = 5  # rates are the median of this many rounds
 SECONDS = 1.0  # length of a round
@@ -40,7 +45,7 @@ async def ready_ms(pool: SandboxPool, count: int = 60) -> float:
     times = []
     for _ in range(count):
         started = time.perf_counter()
-        sandbox = pool._order()  # past the ones that wait ready
+        sandbox = pool._order(Tree())  # past the ones that wait ready
         await sandbox.ready(20.0)
         times.append(time.perf_counter() - started)
         await sandbox.close()
@@ -82,6 +87,62 @@ async def per_second(pool: SandboxPool, argv: Sequence[str], at_once: int) -> fl
     return statistics.median(rates)
 
 
+def tree_of_many_files(pool: SandboxPool, count: int = 1400) -> Tree:
+    """A tree like that of a repository."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(count):
+            path = Path(folder, f"package{number % 40}", f"module{number}.py")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"VALUE = {number}\n" * 50)
+        return pool.tree(Path(folder))
+
+
+async def overlay_ms(pool: SandboxPool, tree: Tree, count: int = 60) -> float:
+    """Median milliseconds of a workspace on a tree, and its first change."""
+    times = []
+    for _ in range(count):
+        started = time.perf_counter()
+        sandbox = await pool.acquire({}, tree)
+        await sandbox.write("package1/module1.py", "VALUE = 0\n")
+        times.append(time.perf_counter() - started)
+        await sandbox.close()
+        await asyncio.sleep(0.005)
+    return 1000 * statistics.median(times)
+
+
+async def fork_depth20_ms(pool: SandboxPool, tree: Tree, count: int = 40) -> float:
+    """Median milliseconds of a fork where the tree is twenty snapshots deep."""
+    times = []
+    async with await pool.acquire({}, tree) as sandbox:
+        for number in range(20):
+            await sandbox.write(f"package1/new{number}.py", "VALUE = 1\n")
+            deep = await sandbox.snapshot()
+        for _ in range(count):
+            await sandbox.restore(deep)
+            await sandbox.write("package2/module2.py", "VALUE = 2\n")
+            started = time.perf_counter()
+            other = await sandbox.fork()
+            times.append(time.perf_counter() - started)
+            await other.close()
+            await asyncio.sleep(0.005)
+    return 1000 * statistics.median(times)
+
+
+async def mb_at_256(count: int = 256) -> float:
+    """MiB that the whole machine has less of while so many sandboxes are there."""
+    async with SandboxPool(size=count) as pool:
+        before = _available_mb()
+        sandboxes = await asyncio.gather(*(pool.acquire({"own.txt": "x" * 10_000}) for _ in range(count)))
+        for sandbox in sandboxes:
+            assert (await sandbox.run(["true"])).outcome == "ok"
+        return before - _available_mb()
+
+
+def _available_mb() -> float:
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) / 1024
+
+
 async def measure() -> dict[str, float]:
     """All numbers of the contract."""
     cores = len(os.sched_getaffinity(0))
@@ -95,6 +156,13 @@ async def measure() -> dict[str, float]:
         say(f"{results['commands_per_s']:.0f} commands/s")
         results["fork_server_per_s"] = await per_second(pool, ["python", "test_stack.py"], cores)
         say(f"{results['fork_server_per_s']:.0f} Python test files/s")
+        tree = tree_of_many_files(pool)
+        results["overlay_ms"] = await overlay_ms(pool, tree)
+        say(f"on a tree of 1,400 files in {results['overlay_ms']:.2f} ms")
+        results["fork_depth20_ms"] = await fork_depth20_ms(pool, tree)
+        say(f"forked in {results['fork_depth20_ms']:.2f} ms, 20 snapshots deep")
+    results["mb_at_256"] = await mb_at_256()
+    say(f"256 sandboxes take {results['mb_at_256']:.0f} MiB")
     return {name: round(value, 3) for name, value in results.items()}
 
 

@@ -57,7 +57,7 @@ class Workspace:
             try:
                 sandbox = await self._current_sandbox()
                 result = await sandbox.run(argv, timeout_s=timeout_s)
-                after = await sandbox.snapshot()
+                after = await sandbox.read_all()
                 break
             except SandboxDied:
                 await self.close()

@@ -4,11 +4,18 @@ pool = SandboxPool(Limits(memory_mb=256), size=64)      # raises UserError on a 
 sandbox = await pool.acquire({"add.py": "print(1 + 1)"})
 result = await sandbox.run(["python", "add.py"])         # RunResult(outcome="ok", exit_code=0, stdout="2\\n", ...)
 await sandbox.close()
+
+tree = pool.tree(Path("some/repository"))                # copied once; every sandbox sees it below its own changes
+sandbox = await pool.acquire({}, tree)
+before = await sandbox.snapshot()                        # of any size in the same few milliseconds, and so are
+other = await sandbox.fork()                             # another sandbox that holds the same, and
+await sandbox.restore(before)
 await pool.close()
 """
 
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.pool import SandboxPool
 from composer_jax.sandbox.sandbox import Outcome, RunResult, Sandbox, SandboxDied, SandboxFileError
+from composer_jax.sandbox.tree import Tree
 
-__all__ = ["Limits", "Outcome", "RunResult", "Sandbox", "SandboxDied", "SandboxFileError", "SandboxPool"]
+__all__ = ["Limits", "Outcome", "RunResult", "Sandbox", "SandboxDied", "SandboxFileError", "SandboxPool", "Tree"]

@@ -33,8 +33,11 @@ class Backend:
     isolated: bool
 
 
-def choose(name: str) -> Backend:
-    """The backend called `name`. Raises UserError when this machine lacks what it needs."""
+def choose(name: str, trees: str) -> Backend:
+    """The backend called `name`. Raises UserError when this machine lacks what it needs.
+
+    trees: the folder of pristine trees, which sandboxes see read-only below their own changes.
+    """
     if name not in BACKENDS:
         raise UserError(f"sandbox backend {name!r} is unknown; use one of {', '.join(BACKENDS)}")
     if sys.platform != "linux" or platform.machine() not in seccomp.ARCHITECTURES:
@@ -48,7 +51,7 @@ def choose(name: str) -> Backend:
             stacklevel=3,
         )
         return _plain()
-    return _bubblewrap(find_bubblewrap())
+    return _bubblewrap(find_bubblewrap(), trees)
 
 
 def find_bubblewrap() -> Path:
@@ -114,10 +117,11 @@ def _environment(executable: str, libraries: str | None) -> dict[str, str]:
     return environment
 
 
-def _bubblewrap(bwrap: Path) -> Backend:
+def _bubblewrap(bwrap: Path, trees: str) -> Backend:
     """The outer walls: a read-only system, an unprivileged uid, no network, no capabilities, no files of the host."""
     executable, base = _interpreter()
-    folders = {"/opt/composer/inside": str(INSIDE)}  # these, the launcher makes readable to the uid; no others
+    # These, the launcher makes readable to the uid; no others.
+    folders = {"/opt/composer/inside": str(INSIDE), "/opt/composer/trees": trees}
     system = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         if os.path.islink(f"/{name}"):
@@ -139,7 +143,19 @@ def _bubblewrap(bwrap: Path) -> Backend:
     options = [
         *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         *("--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox", "--clearenv", *settings),
-        *("--proc", "/proc", "--dev", "/dev", "--dir", "/workspace", "--dir", "/tmp", *system),
+        *(
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            "--dir",
+            "/workspace",
+            "--dir",
+            "/opt/composer/layers",
+            "--dir",
+            "/tmp",
+            *system,
+        ),
     ]
     home = bwrap.parents[2] if bwrap.parent.name == "_bin" else bwrap.parent  # the wheel has its library beside it
     plan = {

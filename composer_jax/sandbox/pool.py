@@ -2,14 +2,20 @@
 
 import asyncio
 import itertools
+import os
+import socket
+import tempfile
+import weakref
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import backend as backends
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.sandbox import Sandbox, SandboxDied
 from composer_jax.sandbox.spawner import Spawner
+from composer_jax.sandbox.tree import Tree, copy_tree
 
 WARM = 8  # most empty sandboxes kept ready: some 3 MB and no CPU time each
 READY_S = 20.0  # longest a sandbox may take to start; it needs some milliseconds
@@ -28,13 +34,15 @@ class SandboxPool:
             raise UserError(f"sandbox pool size is {size}; it must be at least 1")
         self.limits = limits or Limits()
         self.size = size
-        self._backend = backends.choose(backend)
+        self._trees = tempfile.TemporaryDirectory(prefix="composer-trees-")
+        os.chmod(self._trees.name, 0o755)
+        self._backend = backends.choose(backend, self._trees.name)
         self._numbers = itertools.count()
         self._warm: deque[Sandbox] = deque()
         self._used: set[Sandbox] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
-        self._spawner = Spawner(self._backend, self.limits)
+        self._spawner = Spawner(self._backend, self.limits, self._trees.name)
         self._fill()
 
     @property
@@ -42,8 +50,15 @@ class SandboxPool:
         """The backend in use: "bubblewrap" or "subprocess"."""
         return self._backend.name
 
-    async def acquire(self, files: Mapping[str, bytes | str]) -> Sandbox:
-        """A fresh sandbox holding `files`; waits while `size` are in use. Give it back with its close().
+    def tree(self, folder: Path) -> Tree:
+        """A pristine copy of a folder for any number of sandboxes, copied once; a UserError if it cannot be."""
+        name = str(next(self._numbers))
+        copy_tree(folder, Path(self._trees.name, name))
+        return Tree(base=name)
+
+    async def acquire(self, files: Mapping[str, bytes | str], tree: Tree | None = None) -> Sandbox:
+        """A fresh sandbox holding `files`, on top of `tree` if there is one; waits while `size` are in use. Give it
+        back with its close().
 
         Raises SandboxDied when three attempts failed, SandboxFileError for a file that cannot be in a workspace.
         """
@@ -52,11 +67,13 @@ class SandboxPool:
         for attempt in range(ATTEMPTS):
             if self._closed:
                 raise RuntimeError("the sandbox pool is closed; make another one")
-            sandbox = self._take()
+            sandbox = self._take(tree)
             try:
                 await sandbox.ready(READY_S)
-                if files:
-                    await sandbox.restore(files)
+                if files and tree is None:
+                    await sandbox.write_all(files)
+                for path, data in files.items() if tree is not None else ():
+                    await sandbox.write(path, data)
                 return sandbox
             except SandboxDied:
                 self._drop_warm()  # whatever killed this one may have killed them all
@@ -78,6 +95,7 @@ class SandboxPool:
         for sandbox in list(self._used):
             sandbox.end("its pool was closed")
         self._spawner.close()
+        self._trees.cleanup()
         while self._waiting:
             self._wake()
 
@@ -87,38 +105,56 @@ class SandboxPool:
     async def __aexit__(self, *_: object) -> None:
         self.kill()
 
-    def _take(self) -> Sandbox:
+    def _take(self, tree: Tree | None) -> Sandbox:
         """A started sandbox, perhaps not ready yet; its replacement is ordered in the same breath."""
         if not self._spawner.alive():
             self._replace_spawner()
-        sandbox = self._warm.popleft() if self._warm else self._order()
+        if tree is not None:
+            sandbox = self._order(tree)
+        else:
+            sandbox = self._warm.popleft() if self._warm else self._order(Tree())
         self._used.add(sandbox)
         self._fill()
         return sandbox
 
     def _fill(self) -> None:
         while len(self._warm) < min(WARM, self.size - len(self._used)):
-            self._warm.append(self._order())
+            self._warm.append(self._order(Tree()))
 
-    def _order(self) -> Sandbox:
+    def _order(self, tree: Tree) -> Sandbox:
         name = str(next(self._numbers))
         try:
-            channel = self._spawner.spawn(name)
+            channel = self._spawner.spawn(name, tree)
         except OSError:  # it has just died
             self._replace_spawner()
-            channel = self._spawner.spawn(name)
-        return Sandbox(name, channel, self.limits, self._released)
+            channel = self._spawner.spawn(name, tree)
+        return Sandbox(name, channel, tree, self)
+
+    def frozen(self, sandbox: Sandbox) -> Tree:
+        """What the sandbox's workspace holds; its worker is ended. (Sandbox.snapshot calls this.)"""
+        spawner, layer = self._spawner, sandbox.name
+        spawner.freeze(layer)
+        tree = Tree(sandbox.tree, layer=layer)
+        weakref.finalize(tree, spawner.drop, layer)
+        return tree
+
+    def restarted(self, sandbox: Sandbox, tree: Tree) -> tuple[str, socket.socket]:
+        """Name and line of a new worker for the sandbox. (Sandbox.restore calls this.)"""
+        self._spawner.kill(sandbox.name)
+        name = str(next(self._numbers))
+        return name, self._spawner.spawn(name, tree)
 
     def _replace_spawner(self) -> None:
         self._drop_warm()
         self._spawner.close()
-        self._spawner = Spawner(self._backend, self.limits)
+        self._spawner = Spawner(self._backend, self.limits, self._trees.name)
 
     def _drop_warm(self) -> None:
         while self._warm:
             self._warm.pop().end("it was not needed")
 
-    def _released(self, sandbox: Sandbox) -> None:
+    def released(self, sandbox: Sandbox) -> None:
+        """A sandbox has ended. (Sandbox.end calls this.)"""
         self._spawner.kill(sandbox.name)
         if sandbox in self._used:
             self._used.remove(sandbox)

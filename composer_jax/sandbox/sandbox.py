@@ -3,12 +3,16 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from composer_jax.sandbox.inside import frames
-from composer_jax.sandbox.limits import MIB, Limits
+from composer_jax.sandbox.limits import MIB
+from composer_jax.sandbox.tree import Tree
+
+if TYPE_CHECKING:
+    from composer_jax.sandbox.pool import SandboxPool
 
 Outcome = Literal["ok", "nonzero", "timeout", "out_of_memory", "output_limit"]
 
@@ -45,11 +49,13 @@ class Sandbox:
     nobody knows how far it came. Every call raises SandboxDied once the sandbox is gone.
     """
 
-    def __init__(self, name: str, channel: socket.socket, limits: Limits, release: Callable[["Sandbox"], None]):
+    def __init__(self, name: str, channel: socket.socket, tree: Tree, pool: "SandboxPool"):
         self.name = name
-        self.limits = limits
+        self.tree = tree
+        """What the workspace stands on."""
+        self.limits = pool.limits
         self._channel = channel
-        self._release = release
+        self._pool = pool
         self._turn = asyncio.Lock()
         self._busy = False  # an answer is awaited, until the alarm rings
         self._alarm: asyncio.TimerHandle
@@ -95,20 +101,74 @@ class Sandbox:
             truncated_bytes=sum(lost),
         )
 
-    async def snapshot(self) -> dict[str, bytes]:
+    async def read_all(self) -> dict[str, bytes]:
         """All regular files by relative path."""
-        header, body = await self._call({"op": "snapshot"})
+        header, body = await self._call({"op": "read_all"})
         files, start = {}, 0
         for path, length in header["files"]:
             files[path] = body[start : start + length]
             start += length
         return files
 
-    async def restore(self, files: Mapping[str, bytes | str]) -> None:
+    async def write_all(self, files: Mapping[str, bytes | str]) -> None:
         """Make the workspace hold exactly these files."""
         contents = {path: _bytes(data) for path, data in files.items()}
         index = [(path, len(data)) for path, data in contents.items()]
-        await self._call({"op": "restore", "files": index}, b"".join(contents.values()))
+        await self._call({"op": "write_all", "files": index}, b"".join(contents.values()))
+
+    async def snapshot(self) -> Tree:
+        """The state of the workspace, which any number of sandboxes can stand on. Takes as long whatever it holds.
+
+        The sandbox goes on from there with a new worker: /tmp is empty afterwards.
+        """
+        async with self._turn:
+            self._require_alive()
+            tree = self._pool.frozen(self)
+            await self._ended()
+            await self._stand_on(tree)
+        return tree
+
+    async def restore(self, tree: Tree) -> None:
+        """Makes the workspace what it was when `tree` was taken, with a new worker."""
+        async with self._turn:
+            self._require_alive()
+            await self._stand_on(tree)
+
+    async def fork(self) -> "Sandbox":
+        """Another sandbox of the pool whose workspace holds the same."""
+        async with self._turn:
+            self._require_alive()
+            tree = self._pool.frozen(self)
+            await self._ended()
+            # Both at once: most of the time goes into waiting for the two new workers.
+            _, other = await asyncio.gather(self._stand_on(tree), self._pool.acquire({}, tree))
+        return other
+
+    async def _ended(self) -> None:
+        """Waits until the worker has gone: before, the kernel may not have seen its last write, nor the zygote what is
+        to be kept."""
+        self._busy = True
+        try:
+            async with asyncio.timeout(REPLY_S):
+                while await asyncio.get_running_loop().sock_recv(self._channel, 65536):
+                    pass
+        except TimeoutError:
+            self.end(f"it did not end within {REPLY_S:.0f} s")
+        except ConnectionError:
+            pass  # the end as well
+        finally:
+            self._busy = False
+        self._require_alive()
+
+    async def _stand_on(self, tree: Tree) -> None:
+        self._channel.close()
+        try:
+            self.name, self._channel = self._pool.restarted(self, tree)
+        except OSError:
+            self.end("the pool's zygote has gone")
+            raise SandboxDied(f"sandbox {self.name} died: {self._end}") from None
+        self.tree = tree
+        await self.ready(REPLY_S)
 
     async def close(self) -> None:
         """Kill the sandbox and everything in it; calling it again does nothing."""
@@ -122,7 +182,7 @@ class Sandbox:
                 self._channel.shutdown(socket.SHUT_RDWR)  # wakes the call that waits; it closes
             else:
                 self._channel.close()
-            self._release(self)
+            self._pool.released(self)
 
     async def __aenter__(self) -> "Sandbox":
         return self
@@ -143,8 +203,7 @@ class Sandbox:
 
     async def _answer(self, request: bytes | None, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Send one frame, receive one. On anything unexpected the sandbox ends here."""
-        if self._end is not None:
-            raise SandboxDied(f"sandbox {self.name} is gone: {self._end}")
+        self._require_alive()
         self._busy = True
         loop = asyncio.get_running_loop()
         self._alarm = loop.call_later(timeout_s, self._overdue, f"no answer within {timeout_s:.0f} s")
@@ -166,6 +225,10 @@ class Sandbox:
             if self._end is not None:
                 self._channel.close()
         raise SandboxDied(f"sandbox {self.name} died: {self._end}")
+
+    def _require_alive(self) -> None:
+        if self._end is not None:
+            raise SandboxDied(f"sandbox {self.name} is gone: {self._end}")
 
     def _overdue(self, why: str) -> None:
         """The time is over. If this machine slept, and not the worker, the answer is among the next events."""

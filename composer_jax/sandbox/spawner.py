@@ -11,6 +11,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import backend as backends
 from composer_jax.sandbox.inside import frames, seccomp
 from composer_jax.sandbox.limits import Limits
+from composer_jax.sandbox.tree import Tree
 
 START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
 
@@ -18,7 +19,7 @@ START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
 class Spawner:
     """One zygote. Every method returns at once, needs no event loop and may be called from any thread in turn."""
 
-    def __init__(self, backend: backends.Backend, limits: Limits):
+    def __init__(self, backend: backends.Backend, limits: Limits, trees: str):
         """Start the zygote and wait until it is ready. Raises UserError when this machine does not allow it."""
         self._scratch = None if backend.isolated else tempfile.TemporaryDirectory(prefix="composer-sandboxes-")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -33,6 +34,7 @@ class Spawner:
             "limits": limits.as_bytes(),
             "filter": seccomp.assemble(os.uname().machine).hex(),
             "scratch": self._scratch.name if self._scratch else "",
+            "trees": trees,
         }
         if (refusal := self._greet(config) or self._probe()) is not None:
             self.close()
@@ -52,7 +54,7 @@ class Spawner:
     def _probe(self) -> str | None:
         """Build one sandbox and throw it away, so that a machine that refuses is found out now; its reason if so."""
         try:
-            with self.spawn("probe") as channel:
+            with self.spawn("probe", Tree()) as channel:
                 channel.settimeout(START_S)
                 answer = frames.receive(channel)
                 self.kill("probe")
@@ -69,20 +71,32 @@ class Spawner:
         self._said.seek(0)
         return self._said.read(4096).decode(errors="replace")
 
-    def spawn(self, name: str) -> socket.socket:
+    def spawn(self, name: str, tree: Tree) -> socket.socket:
         """Ask for a sandbox: its worker will speak on the returned, non-blocking socket. OSError: no zygote left."""
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
-            socket.send_fds(self._control, [b"+" + name.encode()], [theirs.fileno()])
+            order = f"+{name} {json.dumps(tree.describe())}"
+            socket.send_fds(self._control, [order.encode()], [theirs.fileno()])
         return ours
 
     def kill(self, name: str) -> None:
         """End the sandbox of that name and everything in it."""
+        self._order("-", name)
+
+    def freeze(self, name: str) -> None:
+        """End the sandbox of that name and keep what it changed as a layer."""
+        self._order("=", name)
+
+    def drop(self, name: str) -> None:
+        """Give up a layer."""
+        self._order("~", name)
+
+    def _order(self, kind: str, name: str) -> None:
         try:
-            self._control.send(b"-" + name.encode())
+            self._control.send(f"{kind}{name}".encode())
         except OSError:
-            pass  # the zygote has gone, and every sandbox with it
+            pass  # the zygote has gone, and every sandbox and layer with it
 
     def close(self) -> None:
         """End the zygote and all its sandboxes; returns when they are gone."""

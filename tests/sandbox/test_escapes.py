@@ -171,11 +171,11 @@ def test_symbolic_links_through_the_file_tools(host, pool, target):
                     with pytest.raises(SandboxFileError, match="symbolic link"):
                         await sandbox.delete(path)
             assert await sandbox.list() == ["real/file"]
-            assert await sandbox.snapshot() == {"real/file": b"content"}
+            assert await sandbox.read_all() == {"real/file": b"content"}
             assert (await sandbox.run(["cat", "/tmp/own"])).stdout == "x"
             await sandbox.delete("absolute")  # the link itself may go
-            await sandbox.restore({"absolute": "a file now"})
-            assert await sandbox.snapshot() == {"absolute": b"a file now"}
+            await sandbox.write_all({"absolute": "a file now"})
+            assert await sandbox.read_all() == {"absolute": b"a file now"}
             assert (await sandbox.run(["cat", "/tmp/own"])).stdout == "x"
 
     asyncio.run(go())
@@ -215,10 +215,10 @@ def test_odd_files_through_the_file_tools(host, pool):
                 with pytest.raises(SandboxFileError, match="not a regular file"):
                     await sandbox.write(path, b"x")
             assert await sandbox.read("closed/file") == b"x"
-            for call in (sandbox.list, sandbox.snapshot):
+            for call in (sandbox.list, sandbox.read_all):
                 with pytest.raises(SandboxFileError, match="nested more than 64 deep"):
                     await call()
-            await sandbox.restore({"a": "b"})
+            await sandbox.write_all({"a": "b"})
             assert await sandbox.list() == ["a"]
 
     asyncio.run(go())
@@ -242,12 +242,12 @@ def test_files_that_would_fill_the_host(host, pool):
         async with await pool.acquire({}) as sandbox:
             assert (await sandbox.run(["python", "-c", sparse])).outcome == "ok"
             with pytest.raises(SandboxFileError, match="holds more than"):
-                await sandbox.snapshot()
-            await sandbox.restore({})
+                await sandbox.read_all()
+            await sandbox.write_all({})
             created = await sandbox.run(["python", "-c", textwrap.dedent(names)])
             assert int(created.stdout) > 500
             await sandbox.list()
-            await sandbox.restore({})
+            await sandbox.write_all({})
 
     asyncio.run(go())
 

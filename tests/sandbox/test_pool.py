@@ -226,13 +226,13 @@ def test_the_thread_that_made_the_pool_may_end():
 
 
 AS_ANOTHER_USER = """
-import asyncio, os, sys
+import asyncio, os, pathlib, sys, tempfile
 from composer_jax.sandbox import SandboxPool
 assert os.getuid() == int(sys.argv[1]) and os.geteuid() != 0
 secret = "/tmp/secret-of-" + sys.argv[1]
 open(secret, "w").write("x")
 async def main():
-    async with SandboxPool(size=2) as pool, await pool.acquire({"a.py": "print(6 * 7)"}) as sandbox:
+    async with SandboxPool(size=3) as pool, await pool.acquire({"a.py": "print(6 * 7)"}) as sandbox:
         assert (await sandbox.run(["python", "a.py"])).stdout == "42\\n"
         for attack in (f"open({secret!r})", "import os; os.kill(1, 9); os.setuid(0)", "open('/usr/x', 'w')"):
             result = await sandbox.run(["python", "-c", attack])
@@ -240,6 +240,13 @@ async def main():
         bomb = "import os, time\\nn = 0\\ntry:\\n  while n < 5000:\\n    if os.fork() == 0: time.sleep(5)\\n"
         result = await sandbox.run(["python", "-c", bomb + "    n += 1\\nexcept OSError: print(n)"])
         assert 0 < int(result.stdout) < 100, result
+        folder = tempfile.mkdtemp()
+        pathlib.Path(folder, "theirs.py").write_text("print('pristine')")
+        async with await pool.acquire({}, pool.tree(pathlib.Path(folder))) as sandbox:
+            await sandbox.write("theirs.py", "print('changed')")
+            async with await sandbox.fork() as other:
+                result = await other.run(["sh", "-c", "python theirs.py; rm theirs.py; ls"])
+                assert result.stdout == "changed\\n", result
     assert open(secret).read() == "x"
     print("as", os.getuid())
 asyncio.run(main())

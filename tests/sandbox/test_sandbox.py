@@ -31,12 +31,12 @@ def test_files(pool):
         await sandbox.write("x/y/z.py", b"1")
         await sandbox.write("/workspace/a.txt", "ä")  # the absolute spelling that agents use
         await sandbox.delete("deep/b.bin")
-        snapshot = await sandbox.snapshot()
+        snapshot = await sandbox.read_all()
         assert snapshot == {"a.txt": "ä".encode(), "x/y/z.py": b"1"}
         await sandbox.write("later", b"2")
-        await sandbox.restore(snapshot)
-        assert await sandbox.snapshot() == snapshot
-        await sandbox.restore({})
+        await sandbox.write_all(snapshot)
+        assert await sandbox.read_all() == snapshot
+        await sandbox.write_all({})
         assert await sandbox.list() == []
 
     in_sandbox(pool, {"a.txt": "a", "deep/b.bin": b"\0\xff"}, body)
@@ -88,7 +88,7 @@ def test_large_and_odd_content(pool):
         assert await sandbox.read("big") == data
         await sandbox.run(["python", "-c", "open(b'\\xff\\n', 'w').write('odd')"])
         name = next(name for name in await sandbox.list() if name != "big")
-        assert (await sandbox.snapshot())[name] == await sandbox.read(name) == b"odd"
+        assert (await sandbox.read_all())[name] == await sandbox.read(name) == b"odd"
         with pytest.raises(SandboxFileError, match="no space left"):
             await sandbox.write("more", data)
 

@@ -64,7 +64,7 @@ class Workspace:
         """Relative paths of all regular files, sorted; links and other special files are left out."""
         return sorted(path for path, _, _, _ in self._walk())
 
-    def snapshot(self) -> tuple[dict[str, Any], bytes]:
+    def read_all(self) -> tuple[dict[str, Any], bytes]:
         """All regular files: an index of (path, length) and their bytes one after the other."""
         index, parts, total = [], [], 0
         for path, parent, name, size in self._walk():
@@ -76,7 +76,7 @@ class Workspace:
             parts.append(data)
         return {"files": index}, b"".join(parts)
 
-    def restore(self, index: list[tuple[str, int]], body: bytes) -> None:
+    def write_all(self, index: list[tuple[str, int]], body: bytes) -> None:
         """Make the workspace hold exactly these files."""
         self._clear()
         view, offset = memoryview(body), 0

@@ -15,7 +15,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 _CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 0x4000, 0x40000
+_MNT_DETACH = 2
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
@@ -42,6 +43,30 @@ def mount(source: str, target: str, kind: str, flags: int, options: str) -> None
     _check(_libc.mount(*arguments), f"mount {target}")
 
 
+def mount_sized(target: str, size: int) -> None:
+    """A file system in memory, limited in bytes and in files."""
+    # One inode costs about 1 KiB of kernel memory that `size` does not count.
+    options = f"size={size},nr_inodes={max(256, size // 4096)},mode=0755"
+    mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+
+
+def mount_overlay(target: str, lower: list[str], layer: str) -> None:
+    """The trees `lower`, the topmost first, and what is changed of them in the folder `layer`."""
+    # userxattr: without it, overlays in a user namespace cannot delete or rename folders.
+    options = f"lowerdir={':'.join(lower)},upperdir={layer}/changes,workdir={layer}/work,userxattr"
+    mount("overlay", target, "overlay", _MS_NOSUID | _MS_NODEV, options)
+
+
+def cover(target: str) -> None:
+    """Hide what is in a folder, for good once `lock` was called."""
+    mount("tmpfs", target, "tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=4k,nr_inodes=2,mode=0555")
+
+
+def unmount(target: str) -> None:
+    """Take a file system away as soon as nobody uses it."""
+    _check(_libc.umount2(target.encode(), _MNT_DETACH), f"unmount {target}")
+
+
 def adopt_orphans() -> None:
     """Make this process the parent of descendants whose own parent is gone."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, "become subreaper")
@@ -57,32 +82,37 @@ def show() -> None:
     _prctl(_PR_SET_DUMPABLE, 1, "show command")
 
 
+def _unshare(namespaces: int) -> None:
+    """New namespaces, among them one of users in which this process may mount; its uid stays."""
+    uid, gid = os.getuid(), os.getgid()
+    _check(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS | namespaces), "new namespaces")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def keep_mounts() -> None:
+    """A place for mounts that every later child inherits."""
+    _unshare(0)
+    mount("none", "/", "none", _MS_REC | _MS_PRIVATE, "")
+
+
 def separate() -> None:
     """New namespaces for this process; its next child is process 1 of the new process namespace."""
-    uid, gid = os.getuid(), os.getgid()
-    everything = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
-    _check(_libc.unshare(everything | _CLONE_NEWCGROUP), "new namespaces")
-    for path, text in (
-        ("/proc/self/setgroups", "deny"),
-        ("/proc/self/uid_map", f"{uid} {uid} 1"),
-        ("/proc/self/gid_map", f"{gid} {gid} 1"),
-        ("/proc/sys/user/max_user_namespaces", "0"),  # no further user namespace below this one
-    ):
-        with open(path, "w") as file:
-            file.write(text)
+    _unshare(_CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP)
+    with open("/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")  # no further user namespace below this one
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:  # tests may talk to themselves: loopback up
         request = struct.pack("16sH14x", b"lo", 0)
         flags = struct.unpack("16sH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
-def furnish(workspace_bytes: int, tmp_bytes: int) -> None:
-    """Private, size-limited /workspace, /tmp and /dev/shm; own /proc (processes only) and own terminals."""
-    quiet = _MS_NOSUID | _MS_NODEV
-    mount("proc", "/proc", "proc", quiet | _MS_NOEXEC, "subset=pid")
-    for target, size in (("/workspace", workspace_bytes), ("/tmp", tmp_bytes), ("/dev/shm", tmp_bytes)):
-        # One inode costs about 1 KiB of kernel memory that `size` does not count.
-        mount("tmpfs", target, "tmpfs", quiet, f"size={size},nr_inodes={max(256, size // 4096)},mode=0755")
+def furnish(tmp_bytes: int) -> None:
+    """Private, size-limited /tmp and /dev/shm; own /proc (processes only) and own terminals."""
+    mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "subset=pid")
+    for target in ("/tmp", "/dev/shm"):
+        mount_sized(target, tmp_bytes)
     mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
 
 

@@ -9,18 +9,17 @@ import mmap
 import os
 import signal
 import socket
-import tempfile
 from typing import Any
 
-from . import command, files, frames, namespaces
+from . import command, files, frames, layers, namespaces
 
 SANDBOX_ROOT = "/workspace"
 
 
-def live(channel: socket.socket, config: dict[str, Any]) -> None:
+def live(channel: socket.socket, config: dict[str, Any], name: str, tree: dict[str, Any]) -> None:
     """Set up, report ready, serve; never returns."""
     try:
-        worker = Worker(config)
+        worker = Worker(config, name, tree)
         worker.settle()
         channel.sendall(frames.pack({"ready": True}))
         while (request := frames.receive(channel)) is not None:
@@ -37,28 +36,27 @@ def live(channel: socket.socket, config: dict[str, Any]) -> None:
 class Worker:
     """The state of one sandbox: its limits, its workspace, and the page a command reports on."""
 
-    def __init__(self, config: dict[str, Any]):
+    def __init__(self, config: dict[str, Any], name: str, tree: dict[str, Any]):
+        self.config, self.name, self.tree = config, name, tree
         self.isolated: bool = config["isolated"]
         self.limits: dict[str, int] = config["limits"]
         self.filter = bytes.fromhex(config["filter"])
-        self.root = SANDBOX_ROOT
-        self.scratch = config.get("scratch", "")
 
     def settle(self) -> None:
         """Own mounts, no privileges, an open workspace."""
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if the machine runs out of memory, a sandbox goes before the trainer
+        root = layers.stand_on(self.config, self.name, self.tree)
         if self.isolated:
-            namespaces.furnish(self.limits["workspace_bytes"], self.limits["tmp_bytes"])
+            namespaces.furnish(self.limits["tmp_bytes"])
             namespaces.lock(self.filter)
         else:
             namespaces.adopt_orphans()
-            self.root = tempfile.mkdtemp(dir=self.scratch)
         os.umask(0o022)
-        os.chdir(self.root)
+        os.chdir(root)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        self.workspace = files.Workspace(self.root, SANDBOX_ROOT, self.limits["workspace_bytes"])
-        self.commands = command.Commands(self.root, self.limits, self.isolated, mmap.mmap(-1, mmap.PAGESIZE))
+        self.workspace = files.Workspace(root, SANDBOX_ROOT, self.limits["workspace_bytes"])
+        self.commands = command.Commands(root, self.limits, self.isolated, mmap.mmap(-1, mmap.PAGESIZE))
 
     def answer(self, header: dict[str, Any], body: bytes) -> bytes:
         """One request to one frame. What the caller did wrong comes back as `refused`, never as an exception."""
@@ -74,10 +72,10 @@ class Worker:
                 self.workspace.delete(header["path"])
             elif operation == "list":
                 return frames.pack({"paths": self.workspace.paths()})
-            elif operation == "snapshot":
-                return frames.pack(*self.workspace.snapshot())
-            elif operation == "restore":
-                self.workspace.restore(header["files"], body)
+            elif operation == "read_all":
+                return frames.pack(*self.workspace.read_all())
+            elif operation == "write_all":
+                self.workspace.write_all(header["files"], body)
             else:
                 return frames.pack({"broken": f"unknown operation {operation}"})
             return frames.pack({})

@@ -6,8 +6,12 @@ SEQPACKET socket (fd 0):
 
     host -> zygote   the configuration (JSON), once
     zygote -> host   "ready", once
-    host -> zygote   "+ID" with one end of a stream socket: make sandbox ID; its worker answers on that socket
+    host -> zygote   "+ID TREE" with one end of a stream socket: make sandbox ID, whose workspace stands on TREE (JSON,
+                     layers.py); its worker answers on that socket
     host -> zygote   "-ID": kill sandbox ID
+    host -> zygote   "=ID": kill sandbox ID and keep what it changed, as a layer for trees of others; that has come to
+                     pass when the worker's socket is at its end
+    host -> zygote   "~ID": nobody stands on layer ID any more
     host closes      everything ends
 """
 
@@ -21,7 +25,9 @@ import site
 import socket
 from typing import Any
 
-from . import frames, namespaces, worker
+from . import frames, layers, namespaces, worker
+
+MAX_MESSAGE = 8192
 
 # What small programs and their tests import: loaded once here, shared by every fork.
 PRELOADED = (
@@ -45,8 +51,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
+    zygote = Zygote(control, config)
     control.send(b"ready")
-    Zygote(control, config).serve()
+    zygote.serve()
 
 
 class Zygote:
@@ -57,6 +64,7 @@ class Zygote:
         self.config = config
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
+        self.layers = layers.Layers(config)
         self.sandboxes: dict[str, int] = {}  # id -> pidfd
         self.names: dict[int, str] = {}  # pidfd -> id
         self.births: dict[int, str] = {}  # read end of the pipe that will carry the pid -> id
@@ -76,26 +84,32 @@ class Zygote:
 
     def obey(self) -> bool:
         """One message from the host; False when it has gone."""
-        message, fds, _, _ = socket.recv_fds(self.control, 256, 1)
+        message, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 1)
         if not message:
             return False
-        name = message[1:].decode()
-        if message[:1] == b"+":
-            self.spawn(name, fds[0])
+        order, (name, _, tree) = message[:1], message[1:].decode().partition(" ")
+        if order == b"+":
+            self.spawn(name, json.loads(tree), fds[0])
             os.close(fds[0])
-        elif name in self.sandboxes:
-            self.kill(self.sandboxes[name])
-        elif name in self.births.values():
-            self.doomed.add(name)
+        elif order == b"~":
+            self.layers.drop(name)
+        else:
+            if order == b"=" and (name in self.sandboxes or name in self.births.values()):
+                self.layers.frozen.add(name)
+            if name in self.sandboxes:
+                self.kill(self.sandboxes[name])
+            elif name in self.births.values():
+                self.doomed.add(name)
         return True
 
-    def spawn(self, name: str, sock: int) -> None:
+    def spawn(self, name: str, tree: dict[str, Any], sock: int) -> None:
         """Fork the process that builds the walls; it reports the pid of the worker behind them."""
         receive, report = os.pipe()
         try:
+            self.layers.make(name)
             if os.fork() == 0:
                 try:
-                    self.build(sock, report)
+                    self.build(name, tree, sock, report)
                 finally:
                     os._exit(1)
         except OSError as error:  # no process to be had: this sandbox fails, the pool lives
@@ -104,7 +118,7 @@ class Zygote:
         self.births[receive] = name
         self.poll.register(receive, select.POLLIN)
 
-    def build(self, sock: int, report: int) -> None:
+    def build(self, name: str, tree: dict[str, Any], sock: int, report: int) -> None:
         """Child: raise the walls, fork process 1 of the sandbox, say who that is, go."""
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -123,7 +137,7 @@ class Zygote:
         except BaseException as error:
             say_broken(sock, error)
             os._exit(1)
-        worker.live(channel, self.config)
+        worker.live(channel, self.config, name, tree)
 
     def born(self, fd: int) -> None:
         """The pid of a new worker has arrived (or its making failed: then the host reads why on its socket)."""
@@ -135,6 +149,7 @@ class Zygote:
             pidfd = os.pidfd_open(int(text))
         except (ValueError, ProcessLookupError):
             self.doomed.discard(name)
+            self.layers.ended(name)
             return
         self.sandboxes[name], self.names[pidfd] = pidfd, name
         self.poll.register(pidfd, select.POLLIN)
@@ -153,7 +168,9 @@ class Zygote:
         """A worker has ended."""
         self.poll.unregister(pidfd)
         os.close(pidfd)
-        del self.sandboxes[self.names.pop(pidfd)]
+        name = self.names.pop(pidfd)
+        del self.sandboxes[name]
+        self.layers.ended(name)
 
 
 def say_broken(sock: int, error: BaseException) -> None:
