@@ -121,7 +121,7 @@ def _bubblewrap(bwrap: Path, trees: str) -> Backend:
     """The outer walls: a read-only system, an unprivileged uid, no network, no capabilities, no files of the host."""
     executable, base = _interpreter()
     # These, the launcher makes readable to the uid; no others.
-    folders = {"/opt/composer/inside": str(INSIDE), "/opt/composer/trees": trees}
+    folders = {"/opt/composer/inside": str(INSIDE), "/opt/composer/hidden/trees": trees}
     system = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         if os.path.islink(f"/{name}"):
@@ -151,7 +151,7 @@ def _bubblewrap(bwrap: Path, trees: str) -> Backend:
             "--dir",
             "/workspace",
             "--dir",
-            "/opt/composer/layers",
+            "/opt/composer/hidden/layers",
             "--dir",
             "/tmp",
             *system,

@@ -14,7 +14,8 @@ from typing import Any
 
 from . import namespaces
 
-LAYERS, TREES = "/opt/composer/layers", "/opt/composer/trees"
+HIDDEN = "/opt/composer/hidden"
+LAYERS, TREES = f"{HIDDEN}/layers", f"{HIDDEN}/trees"
 EMPTY = "empty"
 FOLDERS = 1 << 26  # room for the folders of sixteen thousand layers
 
@@ -71,8 +72,7 @@ def stand_on(config: dict[str, Any], name: str, tree: dict[str, Any]) -> str:
         base = f"{TREES}/{tree['base']}" if tree["base"] else EMPTY
         lower = [f"{layer}/changes" for layer in reversed(tree["layers"])] + [base]
         namespaces.mount_overlay("/workspace", lower, name)
-        for folder in (LAYERS, TREES):
-            namespaces.cover(folder)
+        namespaces.cover(HIDDEN)
         return "/workspace"
     # Each frozen folder is whole here.
     root, trees = f"{config['scratch']}/{name}/changes", config["trees"]
