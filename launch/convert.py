@@ -26,6 +26,9 @@ def define(values):
     absl_flags.DEFINE_string(
         "dtype", None, "float32, bfloat16 or float16; left out, that of the source.", flag_values=values
     )
+    absl_flags.DEFINE_bool(
+        "mtp", True, "Keep the multi-token-prediction modules of a Hugging Face folder.", flag_values=values
+    )
     return ("source", "target")
 
 
@@ -33,7 +36,7 @@ def main(values):
     os.environ["JAX_PLATFORMS"] = "cpu"  # host memory is what holds a whole network, and a conversion computes nothing
     from composer_jax.checkpoint.address import convert
 
-    print(f"wrote {convert(values.source, values.target, values.dtype)}")
+    print(f"wrote {convert(values.source, values.target, values.dtype, mtp=values.mtp)}")
 
 
 if __name__ == "__main__":

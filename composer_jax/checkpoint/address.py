@@ -60,10 +60,9 @@ def network_at(address: Address) -> ModelConfig:
 
 
 def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True) -> Loaded:
-    """The network at an address on a mesh.
+    """The network at an address on a mesh; dtype and mtp as in `load_hf`.
 
-    dtype and mtp are as in `load_hf`, but that a dtype of None keeps what a checkpoint of ours has, and that such a
-    checkpoint is read whole.
+    Of a checkpoint of ours, everything is read whatever `mtp` says, and a dtype of None keeps what it has.
     """
     require_float(dtype)
     if address.huggingface:
@@ -88,7 +87,7 @@ def tokenizer_folder(address: Address) -> Folder | None:
     return None
 
 
-def convert(source: str, target: str, dtype: str | None = None) -> Address:
+def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = True) -> Address:
     """Weights from one form to the other; with hf: on both sides to Hugging Face's again, which undoes quantisation.
 
     All weights are in the memory of one device in between. The tokenizer goes along where there is one.
@@ -102,7 +101,7 @@ def convert(source: str, target: str, dtype: str | None = None) -> Address:
     folder.require_empty()  # now rather than after all weights are read
     if to.huggingface:
         hf_config(network_at(there))  # refuses before anything is read
-    definition, params, bias = load_weights(there, dtype=dtype)
+    definition, params, bias = load_weights(there, dtype=dtype, mtp=mtp)
     tokenizer = tokenizer_folder(there)
     if to.huggingface:
         save_hf(to.path, definition, params, bias, tokenizer=tokenizer.name if tokenizer else None)

@@ -82,7 +82,7 @@ class ModelConfig:
     """Longest context in tokens; longer rows and caches are refused."""
     tie_embeddings: bool = False
     n_mtp_modules: int = 0
-    """Multi-token-prediction modules after the last layer; 0 or 1."""
+    """Multi-token-prediction modules after the last layer, each continuing from the one before."""
 
     # -- Extras that K2 does not have. They help a from-scratch model of a million parameters; off in every other
     # preset.

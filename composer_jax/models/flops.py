@@ -4,7 +4,7 @@ from composer_jax.models.config import ModelConfig
 
 
 def forward_flops(config: ModelConfig, tokens: int) -> float:
-    """Floating-point operations of one forward pass over a document of so many tokens, the MTP module included.
+    """Floating-point operations of one forward pass over a document of so many tokens, MTP modules included.
 
     Counts two for every multiplication of a matrix product: projections, the chosen and shared experts, router, head,
     and the causal half of attention's scores and mixtures. A training step takes three times as many (without

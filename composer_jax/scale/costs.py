@@ -152,7 +152,7 @@ def _counted(step: Step, region: Region, rules: Rules, used: set[Value], forms: 
     elif primitive == "pallas_call":
         operation(*_estimate(step))
     elif primitive == "dot_general":
-        # A conversion is done while reading, where that is less to read.
+        # What is widened is widened while it is read; a copy in fewer bits is taken to cost nothing.
         read = sum(min(v.bytes, forms.get(v, v).bytes) for v in step.inputs)
         operation("matmul", _product(step), read + writes)
     elif primitive in COLLECTIVES:

@@ -173,7 +173,7 @@ def test_an_mtp_module_with_another_head_is_refused(with_modules, tmp_path):
     other = "model.layers.4.shared_head.head.weight"
     tensors[other] = tensors[other] * 2
     folder = write_folder(tmp_path / "other", hf_config(MODULES), tensors)
-    with pytest.raises(UserError, match=f"{other} differs from lm_head.weight, .*read it with mtp=False"):
+    with pytest.raises(UserError, match=f"{other} differs from lm_head.weight, .*leave the modules out \\(mtp=False"):
         load_hf(folder)
     assert load_hf(folder, mtp=False).definition.config.n_mtp_modules == 0
     # Some folders do without the copies.

@@ -119,6 +119,18 @@ def test_entries_that_are_not_real_write_nothing(model):
     assert written.min(axis=(1, 2)).max() > 0
 
 
+@pytest.mark.parametrize("dtype", ["compute", "int8"])
+def test_a_single_token_is_written_where_it_belongs_or_not_at_all(model, dtype):
+    config, params, bias, *_ = model
+    config = dataclasses.replace(config, cache_dtype=dtype)
+    start, counts = np.array([5, CAPACITY - 1], np.int32), np.array([0, 1], np.int32)
+    cache = init_cache(config, 2, CAPACITY)
+    _, after = extender(config)(params, bias, cache, np.full((2, 1), 7, np.int32), start, counts)
+    for array in filter(lambda array: array is not None, (after.latents_LBCX, after.scales_LBCG)):
+        written = np.abs(np.asarray(array)).max(-1) > 0
+        assert not written[:, 0].any() and written[:, 1, -1].all() and not written[:, 1, :-1].any()
+
+
 def test_the_cache_holds_one_latent_per_token_and_layer(model):
     config = model[0]
     cache = init_cache(config, 5, 7)
@@ -129,8 +141,9 @@ def test_the_cache_holds_one_latent_per_token_and_layer(model):
     assert init_cache(small(compute_dtype="bfloat16"), 1, 1).latents_LBCX.dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("piece", [4, 1])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_eight_bits_are_close_and_take_a_quarter_of_the_room(name):
+def test_eight_bits_are_close_and_take_a_quarter_of_the_room(name, piece):
     """Close to the exact cache, but not equal: an int8 cache that is silently kept in float32 would be."""
     # All experts are chosen: a close choice may fall otherwise after rounding, and then nothing is close.
     exact = dataclasses.replace(CONFIGS[name], experts_per_token=8)
@@ -140,9 +153,9 @@ def test_eight_bits_are_close_and_take_a_quarter_of_the_room(name):
     found, wanted = [], []
     for cfg, logits in ((config, found), (exact, wanted)):
         cache, extend = init_cache(cfg, 2, CAPACITY), extender(cfg)
-        for start in range(0, 16, 4):
-            piece, counts = tokens[:, start : start + 4], np.full(2, 4, np.int32)
-            step, cache = extend(params, bias, cache, piece, np.full(2, start, np.int32), counts)
+        for start in range(0, 16, piece):
+            part, counts = tokens[:, start : start + piece], np.full(2, piece, np.int32)
+            step, cache = extend(params, bias, cache, part, np.full(2, start, np.int32), counts)
             logits.append(step)
     assert 1e-6 < relative_error(np.concatenate(found, 1), np.concatenate(wanted, 1)) < 0.1
     cache = init_cache(config, 2, CAPACITY)

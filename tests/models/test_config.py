@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from composer_jax.errors import UserError
+from composer_jax.models.config import ModelConfig
 from tests.models.small import small
 
 FIELDS = dataclasses.asdict(small())
@@ -47,3 +48,24 @@ def test_impossible_shapes_are_named(changes, named):
         small(**changes)
     for text in named:
         assert text in str(error.value)
+
+
+def test_unknown_and_missing_fields_are_named():
+    assert ModelConfig.from_dict(FIELDS) == small()
+    with pytest.raises(UserError, match="'n_head'.*n_heads"):
+        ModelConfig.from_dict(FIELDS | {"n_head": 2})
+    with pytest.raises(UserError, match="lacks d_model, v_head_dim"):
+        ModelConfig.from_dict({k: v for k, v in FIELDS.items() if k not in ("d_model", "v_head_dim")})
+
+
+def test_what_only_a_tiny_model_needs_is_off_by_default():
+    required = {f.name for f in dataclasses.fields(ModelConfig) if f.default is dataclasses.MISSING}
+    plain = ModelConfig(**{name: FIELDS[name] for name in required})
+    assert (plain.embedding_taps, plain.attention_scale, plain.init) == (0, 1.0, "normal")
+    assert not plain.tie_embeddings
+
+
+def test_derived_numbers():
+    config = small()
+    assert (config.n_moe_layers, config.latent_dim) == (2, 20)
+    assert config.dtype == "float32"

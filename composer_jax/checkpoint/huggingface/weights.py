@@ -56,7 +56,11 @@ def table_for(source: Source, config: ModelConfig) -> dict[str, Tensor]:
     require_shapes("The checkpoint", shapes, {name: tensor.shape for name, tensor in table.items()})
     for name, of in repeated.items():
         if not np.array_equal(source.read(name), source.read(of)):
-            way_out = "set tie_word_embeddings to false" if name == "lm_head.weight" else "read it with mtp=False"
+            way_out = (
+                "set tie_word_embeddings to false"
+                if name == "lm_head.weight"
+                else "leave the modules out (mtp=False, --nomtp)"
+            )
             raise UserError(f"{name} differs from {of}, of which it has to be a copy here; {way_out}.")
     return table
 
