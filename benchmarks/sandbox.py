@@ -45,7 +45,7 @@ async def ready_ms(pool: SandboxPool, count: int = 60) -> float:
     times = []
     for _ in range(count):
         started = time.perf_counter()
-        sandbox = pool._order(Tree())  # past the ones that wait ready
+        sandbox = pool._order(Tree(pool))  # past the ones that wait ready
         await sandbox.ready(20.0)
         times.append(time.perf_counter() - started)
         await sandbox.close()

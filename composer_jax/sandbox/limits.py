@@ -19,7 +19,7 @@ class Limits:
     processes: int = 64  # processes and threads at once
     file_mb: int = 32  # MiB: largest file a command can write
     open_files: int = 256  # file descriptors of one process
-    workspace_mb: int = 64  # MiB: all files under /workspace
+    workspace_mb: int = 64  # MiB: what changes under /workspace between two snapshots; what one reply may hold
     tmp_mb: int = 32  # MiB: all files under /tmp, and again under /dev/shm
     output_kb: int = 64  # KiB kept of stdout, and again of stderr: the first and the last half of it
     output_stop_mb: int = 8  # MiB of stdout and stderr together after which the command is stopped

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import shutil
 import socket
 import tempfile
 import weakref
@@ -12,10 +13,11 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import backend as backends
+from composer_jax.sandbox.inside import layers
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.sandbox import Sandbox, SandboxDied
-from composer_jax.sandbox.spawner import Spawner
-from composer_jax.sandbox.tree import Tree, copy_tree
+from composer_jax.sandbox.spawner import EMPTY, Spawner
+from composer_jax.sandbox.tree import MAX_DEPTH, Tree, copy_folder
 
 WARM = 8  # most empty sandboxes kept ready: some 3 MB and no CPU time each
 READY_S = 20.0  # longest a sandbox may take to start; it needs some milliseconds
@@ -27,22 +29,29 @@ class SandboxPool:
 
     Raises UserError, from the constructor, when this machine cannot build the sandboxes asked for; RuntimeWarning
     for the backend that isolates nothing.
+
+    overlays: False makes workspaces on trees by copying, as is done where the kernel has no overlays for it.
     """
 
-    def __init__(self, limits: Limits | None = None, backend: str = "auto", size: int = 64):
+    def __init__(self, limits: Limits | None = None, backend: str = "auto", size: int = 64, overlays: bool = True):
         if size < 1:
             raise UserError(f"sandbox pool size is {size}; it must be at least 1")
         self.limits = limits or Limits()
         self.size = size
         self._trees = tempfile.TemporaryDirectory(prefix="composer-trees-")
-        os.chmod(self._trees.name, 0o755)
+        if os.geteuid() == 0:  # what reads it is not root
+            os.chmod(self._trees.name, 0o755)
+        with tempfile.TemporaryDirectory() as folder:  # what the zygote tries overlays on
+            Path(folder, "file").touch()
+            copy_folder(Path(folder), Path(self._trees.name, layers.PROBE))
+        self._overlays = overlays
         self._backend = backends.choose(backend, self._trees.name)
         self._numbers = itertools.count()
         self._warm: deque[Sandbox] = deque()
         self._used: set[Sandbox] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
-        self._spawner = Spawner(self._backend, self.limits, self._trees.name)
+        self._spawner = Spawner(self._backend, self.limits, self._trees.name, self._overlays)
         self._fill()
 
     @property
@@ -50,18 +59,29 @@ class SandboxPool:
         """The backend in use: "bubblewrap" or "subprocess"."""
         return self._backend.name
 
-    def tree(self, folder: Path) -> Tree:
-        """A pristine copy of a folder for any number of sandboxes, copied once; a UserError if it cannot be."""
+    def tree(self, folder: Path | None = None) -> Tree:
+        """A pristine copy of a folder for any number of sandboxes, copied once; None: an empty one.
+
+        Raises:
+          UserError: it is no folder, or cannot be read.
+        """
+        if folder is None:
+            return Tree(self)
         name = str(next(self._numbers))
-        copy_tree(folder, Path(self._trees.name, name))
-        return Tree(base=name)
+        copy = Path(self._trees.name, name)
+        copy_folder(folder, copy)
+        tree = Tree(self, base=name)
+        weakref.finalize(tree, shutil.rmtree, copy, ignore_errors=True)
+        return tree
 
     async def acquire(self, files: Mapping[str, bytes | str], tree: Tree | None = None) -> Sandbox:
         """A fresh sandbox holding `files`, on top of `tree` if there is one; waits while `size` are in use. Give it
         back with its close().
 
-        Raises SandboxDied when three attempts failed, SandboxFileError for a file that cannot be in a workspace.
+        Raises SandboxDied when three attempts failed or the snapshots of the tree have gone with the process that kept
+        them, SandboxFileError for a file that cannot be in a workspace.
         """
+        tree = Tree(self) if tree is None else tree
         while len(self._used) >= self.size and not self._closed:
             await self._wait()
         for attempt in range(ATTEMPTS):
@@ -70,10 +90,8 @@ class SandboxPool:
             sandbox = self._take(tree)
             try:
                 await sandbox.ready(READY_S)
-                if files and tree is None:
-                    await sandbox.write_all(files)
-                for path, data in files.items() if tree is not None else ():
-                    await sandbox.write(path, data)
+                if files:
+                    await sandbox.write_files(files)
                 return sandbox
             except SandboxDied:
                 self._drop_warm()  # whatever killed this one may have killed them all
@@ -105,49 +123,66 @@ class SandboxPool:
     async def __aexit__(self, *_: object) -> None:
         self.kill()
 
-    def _take(self, tree: Tree | None) -> Sandbox:
+    def _take(self, tree: Tree) -> Sandbox:
         """A started sandbox, perhaps not ready yet; its replacement is ordered in the same breath."""
         if not self._spawner.alive():
             self._replace_spawner()
-        if tree is not None:
+        self.require(tree)
+        if tree.describe() != EMPTY or not self._warm:
             sandbox = self._order(tree)
         else:
-            sandbox = self._warm.popleft() if self._warm else self._order(Tree())
+            sandbox = self._warm.popleft()
         self._used.add(sandbox)
         self._fill()
         return sandbox
 
     def _fill(self) -> None:
-        while len(self._warm) < min(WARM, self.size - len(self._used)):
-            self._warm.append(self._order(Tree()))
+        wanted = min(WARM, self.size - len(self._used))
+        while len(self._warm) < wanted:
+            self._warm.append(self._order(Tree(self)))
+        while len(self._warm) > wanted:
+            self._warm.pop().end("it was not needed")
 
     def _order(self, tree: Tree) -> Sandbox:
         name = str(next(self._numbers))
         try:
-            channel = self._spawner.spawn(name, tree)
+            channel = self._spawner.spawn(name, tree.describe())
         except OSError:  # it has just died
             self._replace_spawner()
-            channel = self._spawner.spawn(name, tree)
-        return Sandbox(name, channel, tree, self)
+            self.require(tree)
+            channel = self._spawner.spawn(name, tree.describe())
+        return Sandbox(name, channel, tree)
+
+    def require(self, tree: Tree) -> None:
+        """Raises what is wrong with standing on a tree."""
+        if tree.pool is not self:
+            raise UserError("this tree is of another sandbox pool; a workspace stands on trees of its own pool.")
+        if not tree.is_with(self._spawner):
+            raise SandboxDied("the snapshots of this tree have gone with the process that kept them")
 
     def frozen(self, sandbox: Sandbox) -> Tree:
         """What the sandbox's workspace holds; its worker is ended. (Sandbox.snapshot calls this.)"""
+        if sandbox.tree.depth >= MAX_DEPTH:
+            raise UserError(
+                f"the workspace stands on {MAX_DEPTH} snapshots, which is the most; take a new tree of its files."
+            )
         spawner, layer = self._spawner, sandbox.name
         spawner.freeze(layer)
-        tree = Tree(sandbox.tree, layer=layer)
+        tree = Tree(self, sandbox.tree, layer=(spawner, layer))
         weakref.finalize(tree, spawner.drop, layer)
         return tree
 
     def restarted(self, sandbox: Sandbox, tree: Tree) -> tuple[str, socket.socket]:
         """Name and line of a new worker for the sandbox. (Sandbox.restore calls this.)"""
-        self._spawner.kill(sandbox.name)
         name = str(next(self._numbers))
-        return name, self._spawner.spawn(name, tree)
+        channel = self._spawner.spawn(name, tree.describe())
+        self._spawner.kill(sandbox.name)
+        return name, channel
 
     def _replace_spawner(self) -> None:
         self._drop_warm()
         self._spawner.close()
-        self._spawner = Spawner(self._backend, self.limits, self._trees.name)
+        self._spawner = Spawner(self._backend, self.limits, self._trees.name, self._overlays)
 
     def _drop_warm(self) -> None:
         while self._warm:

@@ -5,14 +5,12 @@ import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from composer_jax.errors import UserError
 from composer_jax.sandbox.inside import frames
 from composer_jax.sandbox.limits import MIB
 from composer_jax.sandbox.tree import Tree
-
-if TYPE_CHECKING:
-    from composer_jax.sandbox.pool import SandboxPool
 
 Outcome = Literal["ok", "nonzero", "timeout", "out_of_memory", "output_limit"]
 
@@ -49,13 +47,14 @@ class Sandbox:
     nobody knows how far it came. Every call raises SandboxDied once the sandbox is gone.
     """
 
-    def __init__(self, name: str, channel: socket.socket, tree: Tree, pool: "SandboxPool"):
+    def __init__(self, name: str, channel: socket.socket, tree: Tree):
         self.name = name
         self.tree = tree
         """What the workspace stands on."""
-        self.limits = pool.limits
+        self.limits = tree.pool.limits
         self._channel = channel
-        self._pool = pool
+        self._pool = tree.pool
+        self._is_new = False  # the worker's first word is still to come
         self._turn = asyncio.Lock()
         self._busy = False  # an answer is awaited, until the alarm rings
         self._alarm: asyncio.TimerHandle
@@ -110,65 +109,74 @@ class Sandbox:
             start += length
         return files
 
-    async def write_all(self, files: Mapping[str, bytes | str]) -> None:
-        """Make the workspace hold exactly these files."""
+    async def write_files(self, files: Mapping[str, bytes | str]) -> None:
+        """Create or replace several files at once."""
         contents = {path: _bytes(data) for path, data in files.items()}
         index = [(path, len(data)) for path, data in contents.items()]
-        await self._call({"op": "write_all", "files": index}, b"".join(contents.values()))
+        await self._call({"op": "write_files", "files": index}, b"".join(contents.values()))
 
     async def snapshot(self) -> Tree:
         """The state of the workspace, which any number of sandboxes can stand on. Takes as long whatever it holds.
 
-        The sandbox goes on from there with a new worker: /tmp is empty afterwards.
+        The sandbox goes on from there with a new worker: /tmp is empty afterwards. Raises UserError when it stands on
+        as many snapshots as it can.
         """
         async with self._turn:
-            self._require_alive()
+            await self._meet()
             tree = self._pool.frozen(self)
-            await self._ended()
-            await self._stand_on(tree)
+            await self._gone()
+            self._stand_on(tree)
         return tree
 
     async def restore(self, tree: Tree) -> None:
         """Makes the workspace what it was when `tree` was taken, with a new worker."""
         async with self._turn:
             self._require_alive()
-            await self._stand_on(tree)
+            self._stand_on(tree)
 
     async def fork(self) -> "Sandbox":
-        """Another sandbox of the pool whose workspace holds the same."""
-        async with self._turn:
-            self._require_alive()
-            tree = self._pool.frozen(self)
-            await self._ended()
-            # Both at once: most of the time goes into waiting for the two new workers.
-            _, other = await asyncio.gather(self._stand_on(tree), self._pool.acquire({}, tree))
-        return other
+        """Another sandbox of the pool whose workspace holds the same; waits for it as SandboxPool.acquire does."""
+        if self._pool.size == 1:
+            raise UserError("a sandbox pool of size 1 has no room for a fork; make it larger.")
+        return await self._pool.acquire({}, await self.snapshot())
 
-    async def _ended(self) -> None:
-        """Waits until the worker has gone: before, the kernel may not have seen its last write, nor the zygote what is
-        to be kept."""
+    async def _gone(self) -> None:
+        """Waits until the worker has: before, neither is its last write final nor does the zygote know what to keep."""
         self._busy = True
         try:
             async with asyncio.timeout(REPLY_S):
                 while await asyncio.get_running_loop().sock_recv(self._channel, 65536):
                     pass
-        except TimeoutError:
-            self.end(f"it did not end within {REPLY_S:.0f} s")
-        except ConnectionError:
-            pass  # the end as well
+        except OSError as error:  # a connection that was reset is an end as well, a time that is over is not
+            if isinstance(error, TimeoutError):
+                self.end(f"it did not end within {REPLY_S:.0f} s")
+        except BaseException:
+            self.end("a call was cancelled")
+            raise
         finally:
             self._busy = False
+            if self._end is not None:
+                self._channel.close()
         self._require_alive()
 
-    async def _stand_on(self, tree: Tree) -> None:
-        self._channel.close()
+    def _stand_on(self, tree: Tree) -> None:
+        """A new worker on a tree; whoever calls next waits for it."""
+        self._pool.require(tree)
+        old = self._channel
         try:
             self.name, self._channel = self._pool.restarted(self, tree)
-        except OSError:
-            self.end("the pool's zygote has gone")
+        except OSError as error:
+            self.end(f"no new worker could be started ({error})")
             raise SandboxDied(f"sandbox {self.name} died: {self._end}") from None
-        self.tree = tree
-        await self.ready(REPLY_S)
+        old.close()
+        self.tree, self._is_new = tree, True
+
+    async def _meet(self) -> None:
+        """Waits for a new worker's first word."""
+        self._require_alive()
+        if self._is_new:
+            self._is_new = False
+            await self.ready(REPLY_S)
 
     async def close(self) -> None:
         """Kill the sandbox and everything in it; calling it again does nothing."""
@@ -196,6 +204,7 @@ class Sandbox:
 
     async def _call(self, header: dict[str, Any], body: bytes = b"", timeout_s: float = REPLY_S) -> tuple[dict, bytes]:
         async with self._turn:
+            await self._meet()
             reply, data = await self._answer(frames.pack(header, body), timeout_s)
         if "refused" in reply:
             raise SandboxFileError(reply["refused"])

@@ -6,20 +6,21 @@ import socket
 import subprocess
 import tempfile
 import weakref
+from typing import Any
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import backend as backends
 from composer_jax.sandbox.inside import frames, seccomp
 from composer_jax.sandbox.limits import Limits
-from composer_jax.sandbox.tree import Tree
 
+EMPTY = {"base": None, "layers": []}  # a tree of nothing, as Tree.describe has it
 START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
 
 
 class Spawner:
     """One zygote. Every method returns at once, needs no event loop and may be called from any thread in turn."""
 
-    def __init__(self, backend: backends.Backend, limits: Limits, trees: str):
+    def __init__(self, backend: backends.Backend, limits: Limits, trees: str, overlays: bool):
         """Start the zygote and wait until it is ready. Raises UserError when this machine does not allow it."""
         self._scratch = None if backend.isolated else tempfile.TemporaryDirectory(prefix="composer-sandboxes-")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -35,6 +36,7 @@ class Spawner:
             "filter": seccomp.assemble(os.uname().machine).hex(),
             "scratch": self._scratch.name if self._scratch else "",
             "trees": trees,
+            "overlays": overlays,
         }
         if (refusal := self._greet(config) or self._probe()) is not None:
             self.close()
@@ -54,10 +56,10 @@ class Spawner:
     def _probe(self) -> str | None:
         """Build one sandbox and throw it away, so that a machine that refuses is found out now; its reason if so."""
         try:
-            with self.spawn("probe", Tree()) as channel:
+            with self.spawn("first", EMPTY) as channel:
                 channel.settimeout(START_S)
                 answer = frames.receive(channel)
-                self.kill("probe")
+                self.kill("first")
         except OSError as error:
             return str(error)
         return answer[0].get("broken") if answer else "its worker ended at once"
@@ -71,12 +73,12 @@ class Spawner:
         self._said.seek(0)
         return self._said.read(4096).decode(errors="replace")
 
-    def spawn(self, name: str, tree: Tree) -> socket.socket:
+    def spawn(self, name: str, tree: dict[str, Any]) -> socket.socket:
         """Ask for a sandbox: its worker will speak on the returned, non-blocking socket. OSError: no zygote left."""
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
-            order = f"+{name} {json.dumps(tree.describe())}"
+            order = f"+{name} {json.dumps(tree)}"
             socket.send_fds(self._control, [order.encode()], [theirs.fileno()])
         return ours
 

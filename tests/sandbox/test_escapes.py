@@ -174,8 +174,8 @@ def test_symbolic_links_through_the_file_tools(host, pool, target):
             assert await sandbox.read_all() == {"real/file": b"content"}
             assert (await sandbox.run(["cat", "/tmp/own"])).stdout == "x"
             await sandbox.delete("absolute")  # the link itself may go
-            await sandbox.write_all({"absolute": "a file now"})
-            assert await sandbox.read_all() == {"absolute": b"a file now"}
+            await sandbox.write_files({"absolute": "a file now"})
+            assert await sandbox.read_all() == {"absolute": b"a file now", "real/file": b"content"}
             assert (await sandbox.run(["cat", "/tmp/own"])).stdout == "x"
 
     asyncio.run(go())
@@ -218,8 +218,12 @@ def test_odd_files_through_the_file_tools(host, pool):
             for call in (sandbox.list, sandbox.read_all):
                 with pytest.raises(SandboxFileError, match="nested more than 64 deep"):
                     await call()
-            await sandbox.write_all({"a": "b"})
+            snapshot = await sandbox.snapshot()
+            await sandbox.restore(pool.tree())
+            await sandbox.write("a", "b")
             assert await sandbox.list() == ["a"]
+            await sandbox.restore(snapshot)
+            assert await sandbox.read("closed/file") == b"x"
 
     asyncio.run(go())
 
@@ -243,11 +247,11 @@ def test_files_that_would_fill_the_host(host, pool):
             assert (await sandbox.run(["python", "-c", sparse])).outcome == "ok"
             with pytest.raises(SandboxFileError, match="holds more than"):
                 await sandbox.read_all()
-            await sandbox.write_all({})
+            await sandbox.restore(pool.tree())
             created = await sandbox.run(["python", "-c", textwrap.dedent(names)])
             assert int(created.stdout) > 500
             await sandbox.list()
-            await sandbox.write_all({})
+            await sandbox.restore(pool.tree())
 
     asyncio.run(go())
 

@@ -37,17 +37,20 @@ def test_never_more_than_size_in_use():
     pool = SandboxPool(size=3)
     in_use, most = 0, 0
 
-    async def episode(i):
+    async def episode(i, all_three):
         nonlocal in_use, most
         async with await pool.acquire({"i": str(i)}) as sandbox:
             in_use += 1
             most = max(most, in_use)
+            if i < 3:
+                await all_three.wait()
             result = await sandbox.run(["python", "-c", "print(open('i').read())"])
             in_use -= 1
             return result.stdout
 
     async def go():
-        return await asyncio.gather(*(episode(i) for i in range(20)))
+        all_three = asyncio.Barrier(3)
+        return await asyncio.gather(*(episode(i, all_three) for i in range(20)))
 
     try:
         for _ in range(2):  # a second event loop on the same pool

@@ -34,10 +34,10 @@ def test_files(pool):
         snapshot = await sandbox.read_all()
         assert snapshot == {"a.txt": "ä".encode(), "x/y/z.py": b"1"}
         await sandbox.write("later", b"2")
-        await sandbox.write_all(snapshot)
-        assert await sandbox.read_all() == snapshot
-        await sandbox.write_all({})
+        await sandbox.restore(pool.tree())
         assert await sandbox.list() == []
+        await sandbox.write_files(snapshot)
+        assert await sandbox.read_all() == snapshot
 
     in_sandbox(pool, {"a.txt": "a", "deep/b.bin": b"\0\xff"}, body)
 

@@ -76,9 +76,8 @@ class Workspace:
             parts.append(data)
         return {"files": index}, b"".join(parts)
 
-    def write_all(self, index: list[tuple[str, int]], body: bytes) -> None:
-        """Make the workspace hold exactly these files."""
-        self._clear()
+    def write_files(self, index: list[tuple[str, int]], body: bytes) -> None:
+        """Several files from their bytes one after the other."""
         view, offset = memoryview(body), 0
         for path, length in index:
             self.write(path, view[offset : offset + length])
@@ -152,27 +151,6 @@ class Workspace:
                     yield from self._walk_folder(child, f"{prefix}{name}/", depth + 1)
                 finally:
                     os.close(child)
-
-    def _clear(self) -> None:
-        """Empty the workspace whatever its depth: folders move up before the folder above them is removed."""
-        os.fchmod(self.root, 0o755)
-        while entries := list(os.scandir(self.root)):
-            for entry in entries:
-                if not entry.is_dir(follow_symlinks=False):
-                    os.unlink(entry.name, dir_fd=self.root)
-                    continue
-                folder = _open(entry.name, _FOLDER, self.root, entry.name)
-                try:
-                    os.fchmod(folder, 0o755)
-                    for child in list(os.scandir(folder)):
-                        if child.is_dir(follow_symlinks=False):
-                            unused = f".{os.urandom(12).hex()}"
-                            os.rename(child.name, unused, src_dir_fd=folder, dst_dir_fd=self.root)
-                        else:
-                            os.unlink(child.name, dir_fd=folder)
-                finally:
-                    os.close(folder)
-                os.rmdir(entry.name, dir_fd=self.root)
 
 
 class _Parent:

@@ -1,22 +1,26 @@
-"""Workspaces as overlays: a pristine tree below, what a sandbox changed in a layer of its own above.
+"""Workspaces on trees: what a sandbox changed in a layer of its own, a pristine tree and frozen layers below.
 
 The zygote makes the layers, each a small file system with a size of its own, in a mount namespace that its sandboxes
-inherit. When a sandbox is frozen its layer becomes one more tree for others to stand on, so that copying a workspace of
-any size costs two mounts. A sandbox sees nothing of this but the overlay: the layers are covered before it hears of
-any task, and it has no right to uncover them.
+inherit. A workspace is an overlay of them; when a sandbox is frozen its layer becomes one more tree for others to stand
+on, so that copying a workspace of any size costs two mounts. A sandbox sees nothing of this but the overlay: the layers
+are covered before it hears of any task, and it has no right to uncover them.
 
-Without isolation there are no mounts: trees are folders, and standing on one means copying it.
+Where overlays do not work (no isolation, or a kernel before 6.6, whose file systems in memory lack the attributes that
+overlays need) every layer is whole: standing on a tree means copying it.
 """
 
 import os
 import shutil
+import stat
 from typing import Any
 
 from . import namespaces
 
 HIDDEN = "/opt/composer/hidden"
 LAYERS, TREES = f"{HIDDEN}/layers", f"{HIDDEN}/trees"
+WORKSPACE = "/workspace"
 EMPTY = "empty"
+PROBE = "probe"
 FOLDERS = 1 << 26  # room for the folders of sixteen thousand layers
 
 
@@ -27,20 +31,25 @@ class Layers:
         self.isolated: bool = config["isolated"]
         self.size: int = config["limits"]["workspace_bytes"]
         self.root = LAYERS if self.isolated else config["scratch"]
+        self.frozen: set[str] = set()
         if self.isolated:
             namespaces.keep_mounts()
             namespaces.mount_sized(self.root, FOLDERS)
             os.mkdir(f"{self.root}/{EMPTY}")
-        self.frozen: set[str] = set()
+        self.overlays = self.isolated and config["overlays"] and self._overlays_work()
 
     def make(self, name: str) -> None:
         """A layer for a sandbox that is about to be forked."""
         folder = f"{self.root}/{name}"
         os.mkdir(folder)
-        if self.isolated:
-            namespaces.mount_sized(folder, self.size)
+        try:
+            if self.isolated:
+                namespaces.mount_sized(folder, self.size)
             os.mkdir(f"{folder}/work")
-        os.mkdir(f"{folder}/changes")
+            os.mkdir(f"{folder}/changes")
+        except OSError:
+            self._remove(name)
+            raise
 
     def ended(self, name: str) -> None:
         """The sandbox has gone; unless it was frozen, so does its layer."""
@@ -58,25 +67,59 @@ class Layers:
         if not self.isolated:
             shutil.rmtree(folder, ignore_errors=True)
         elif os.path.isdir(folder):
-            namespaces.unmount(folder)
+            if os.path.ismount(folder):
+                namespaces.unmount(folder)
+            # Sandboxes have views of the mount from when they were forked; with its folder those go, too.
             os.rmdir(folder)
 
+    def _overlays_work(self) -> bool:
+        """Tries what sandboxes will do: stand on a tree and change a file of it. (As root in some containers the trees'
+        files belong to somebody else in here, and cannot be changed.)"""
+        self.make(PROBE)
+        try:
+            os.setxattr(f"{self.root}/{PROBE}/changes", "user.composer", b"1")
+            namespaces.mount_overlay(WORKSPACE, [f"{TREES}/{PROBE}"], f"{self.root}/{PROBE}")
+            try:
+                with open(f"{WORKSPACE}/file", "a") as file:
+                    file.write("changed")
+                os.rename(f"{WORKSPACE}/file", f"{WORKSPACE}/renamed")
+            finally:
+                namespaces.unmount(WORKSPACE)
+            return True
+        except OSError:
+            return False
+        finally:
+            self._remove(PROBE)
 
-def stand_on(config: dict[str, Any], name: str, tree: dict[str, Any]) -> str:
+
+def stand_on(config: dict[str, Any], name: str, tree: dict[str, Any], overlays: bool) -> str:
     """The sandbox's side: its workspace, on a tree; the path of it.
 
     tree: {"base": a folder of TREES or None, "layers": frozen layers, the oldest first}.
     """
-    if config["isolated"]:
-        os.chdir(LAYERS)  # the names of all layers have to fit into one page
-        base = f"{TREES}/{tree['base']}" if tree["base"] else EMPTY
-        lower = [f"{layer}/changes" for layer in reversed(tree["layers"])] + [base]
-        namespaces.mount_overlay("/workspace", lower, name)
-        namespaces.cover(HIDDEN)
-        return "/workspace"
-    # Each frozen folder is whole here.
-    root, trees = f"{config['scratch']}/{name}/changes", config["trees"]
-    below = f"{config['scratch']}/{tree['layers'][-1]}/changes" if tree["layers"] else f"{trees}/{tree['base']}"
-    if tree["layers"] or tree["base"]:
-        shutil.copytree(below, root, symlinks=True, dirs_exist_ok=True)
-    return root
+    root, trees = (LAYERS, TREES) if config["isolated"] else (config["scratch"], config["trees"])
+    if overlays:
+        os.chdir(root)  # the names of all layers have to fit into one page
+        lower = [f"{layer}/changes" for layer in reversed(tree["layers"])]
+        namespaces.mount_overlay(WORKSPACE, [*lower, f"{trees}/{tree['base']}" if tree["base"] else EMPTY], name)
+    else:
+        changes = f"{root}/{name}/changes"
+        if tree["layers"]:
+            copy_tree(f"{root}/{tree['layers'][-1]}/changes", changes)
+        elif tree["base"]:
+            copy_tree(f"{trees}/{tree['base']}", changes)
+        if not config["isolated"]:
+            return changes
+        namespaces.show_at(changes, WORKSPACE)
+    namespaces.cover(HIDDEN)
+    return WORKSPACE
+
+
+def copy_tree(folder: str, target: str) -> None:
+    """Copies folders, files and links; what is neither (pipes, sockets) is left out."""
+
+    def special(parent: str, names: list[str]) -> list[str]:
+        kinds = ((name, os.lstat(os.path.join(parent, name)).st_mode) for name in names)
+        return [name for name, mode in kinds if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))]
+
+    shutil.copytree(folder, target, symlinks=True, ignore=special, dirs_exist_ok=True)

@@ -15,7 +15,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 _CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 0x4000, 0x40000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _MNT_DETACH = 2
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 _PR_SET_CHILD_SUBREAPER = 36
@@ -52,9 +53,15 @@ def mount_sized(target: str, size: int) -> None:
 
 def mount_overlay(target: str, lower: list[str], layer: str) -> None:
     """The trees `lower`, the topmost first, and what is changed of them in the folder `layer`."""
-    # userxattr: without it, overlays in a user namespace cannot delete or rename folders.
+    # userxattr: without it, overlays in a user namespace cannot delete folders of a tree. (To rename one is EXDEV with
+    # it as well, as between file systems; mv and shutil.move copy then.)
     options = f"lowerdir={':'.join(lower)},upperdir={layer}/changes,workdir={layer}/work,userxattr"
     mount("overlay", target, "overlay", _MS_NOSUID | _MS_NODEV, options)
+
+
+def show_at(folder: str, target: str) -> None:
+    """The same folder in another place."""
+    mount(folder, target, "none", _MS_BIND, "")
 
 
 def cover(target: str) -> None:

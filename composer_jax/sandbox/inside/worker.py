@@ -13,14 +13,12 @@ from typing import Any
 
 from . import command, files, frames, layers, namespaces
 
-SANDBOX_ROOT = "/workspace"
 
-
-def live(channel: socket.socket, config: dict[str, Any], name: str, tree: dict[str, Any]) -> None:
-    """Set up, report ready, serve; never returns."""
+def live(channel: socket.socket, config: dict[str, Any], name: str, tree: dict[str, Any], overlays: bool) -> None:
+    """Set up, report ready, serve; never returns. The last three are about the workspace (layers.stand_on)."""
     try:
-        worker = Worker(config, name, tree)
-        worker.settle()
+        worker = Worker(config)
+        worker.settle(name, tree, overlays)
         channel.sendall(frames.pack({"ready": True}))
         while (request := frames.receive(channel)) is not None:
             channel.sendall(worker.answer(*request))
@@ -36,17 +34,17 @@ def live(channel: socket.socket, config: dict[str, Any], name: str, tree: dict[s
 class Worker:
     """The state of one sandbox: its limits, its workspace, and the page a command reports on."""
 
-    def __init__(self, config: dict[str, Any], name: str, tree: dict[str, Any]):
-        self.config, self.name, self.tree = config, name, tree
+    def __init__(self, config: dict[str, Any]):
+        self.config = config
         self.isolated: bool = config["isolated"]
         self.limits: dict[str, int] = config["limits"]
         self.filter = bytes.fromhex(config["filter"])
 
-    def settle(self) -> None:
+    def settle(self, name: str, tree: dict[str, Any], overlays: bool) -> None:
         """Own mounts, no privileges, an open workspace."""
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if the machine runs out of memory, a sandbox goes before the trainer
-        root = layers.stand_on(self.config, self.name, self.tree)
+        root = layers.stand_on(self.config, name, tree, overlays)
         if self.isolated:
             namespaces.furnish(self.limits["tmp_bytes"])
             namespaces.lock(self.filter)
@@ -55,7 +53,7 @@ class Worker:
         os.umask(0o022)
         os.chdir(root)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        self.workspace = files.Workspace(root, SANDBOX_ROOT, self.limits["workspace_bytes"])
+        self.workspace = files.Workspace(root, layers.WORKSPACE, self.limits["workspace_bytes"])
         self.commands = command.Commands(root, self.limits, self.isolated, mmap.mmap(-1, mmap.PAGESIZE))
 
     def answer(self, header: dict[str, Any], body: bytes) -> bytes:
@@ -74,8 +72,8 @@ class Worker:
                 return frames.pack({"paths": self.workspace.paths()})
             elif operation == "read_all":
                 return frames.pack(*self.workspace.read_all())
-            elif operation == "write_all":
-                self.workspace.write_all(header["files"], body)
+            elif operation == "write_files":
+                self.workspace.write_files(header["files"], body)
             else:
                 return frames.pack({"broken": f"unknown operation {operation}"})
             return frames.pack({})

@@ -1,16 +1,16 @@
 """The mother of all workers of a pool: one small Python process that forks a ready sandbox when asked.
 
 Starting an interpreter costs about 10 ms and building namespaces from a large process costs even more; forking this
-one costs a fraction. It lives inside bubblewrap, holds no data of any task and speaks with the host over one
-SEQPACKET socket (fd 0):
+one costs a fraction. It lives inside bubblewrap, keeps the layers of its sandboxes (layers.py) and reads none of them.
+It speaks with the host over one SEQPACKET socket (fd 0):
 
     host -> zygote   the configuration (JSON), once
     zygote -> host   "ready", once
     host -> zygote   "+ID TREE" with one end of a stream socket: make sandbox ID, whose workspace stands on TREE (JSON,
                      layers.py); its worker answers on that socket
     host -> zygote   "-ID": kill sandbox ID
-    host -> zygote   "=ID": kill sandbox ID and keep what it changed, as a layer for trees of others; that has come to
-                     pass when the worker's socket is at its end
+    host -> zygote   "=ID": kill sandbox ID and keep what it changed, as a layer for trees of others; done when the
+                     worker's socket is at its end
     host -> zygote   "~ID": nobody stands on layer ID any more
     host closes      everything ends
 """
@@ -137,7 +137,7 @@ class Zygote:
         except BaseException as error:
             say_broken(sock, error)
             os._exit(1)
-        worker.live(channel, self.config, name, tree)
+        worker.live(channel, self.config, name, tree, self.layers.overlays)
 
     def born(self, fd: int) -> None:
         """The pid of a new worker has arrived (or its making failed: then the host reads why on its socket)."""
