@@ -87,7 +87,11 @@ class SandboxPool:
         for attempt in range(ATTEMPTS):
             if self._closed:
                 raise RuntimeError("the sandbox pool is closed; make another one")
-            sandbox = self._take(tree)
+            try:
+                sandbox = self._take(tree)
+            except BaseException:
+                self._wake()  # the place is another's
+                raise
             try:
                 await sandbox.ready(READY_S)
                 if files:

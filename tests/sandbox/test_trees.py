@@ -234,6 +234,21 @@ def test_trees_of_another_pool_are_refused(pool, folder):
     in_pool(pool, work)
 
 
+def test_a_refused_tree_leaves_its_place_to_the_next_who_waits(folder):
+    async def work():
+        async with SandboxPool(LIMITS, size=1) as pool, SandboxPool(LIMITS, size=1) as other:
+            first, foreign = await pool.acquire({}), other.tree(folder)
+            refused, served = (asyncio.create_task(pool.acquire({"a": "b"}, tree)) for tree in (foreign, None))
+            await asyncio.sleep(0.05)
+            await first.close()
+            with pytest.raises(UserError, match="of another sandbox pool"):
+                await asyncio.wait_for(refused, 10)
+            async with await asyncio.wait_for(served, 10) as sandbox:
+                assert await sandbox.list() == ["a"]
+
+    asyncio.run(work())
+
+
 def test_a_pool_of_one_has_no_room_for_a_fork():
     async def work():
         async with SandboxPool(LIMITS, size=1) as pool, await pool.acquire({}) as sandbox:
