@@ -143,19 +143,8 @@ def _bubblewrap(bwrap: Path, trees: str) -> Backend:
     options = [
         *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         *("--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox", "--clearenv", *settings),
-        *(
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
-            "--dir",
-            "/workspace",
-            "--dir",
-            "/opt/composer/hidden/layers",
-            "--dir",
-            "/tmp",
-            *system,
-        ),
+        *("--proc", "/proc", "--dev", "/dev", *system),
+        *(word for folder in ("/workspace", "/opt/composer/hidden/layers", "/tmp") for word in ("--dir", folder)),
     ]
     home = bwrap.parents[2] if bwrap.parent.name == "_bin" else bwrap.parent  # the wheel has its library beside it
     plan = {
