@@ -13,9 +13,21 @@ await sandbox.restore(before)
 await pool.close()
 """
 
+from composer_jax.sandbox.change import GONE, Change
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.pool import SandboxPool
 from composer_jax.sandbox.sandbox import Outcome, RunResult, Sandbox, SandboxDied, SandboxFileError
 from composer_jax.sandbox.tree import Tree
 
-__all__ = ["Limits", "Outcome", "RunResult", "Sandbox", "SandboxDied", "SandboxFileError", "SandboxPool", "Tree"]
+__all__ = [
+    "GONE",
+    "Change",
+    "Limits",
+    "Outcome",
+    "RunResult",
+    "Sandbox",
+    "SandboxDied",
+    "SandboxFileError",
+    "SandboxPool",
+    "Tree",
+]

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from composer_jax.errors import UserError
 from composer_jax.tasks import functions
 from composer_jax.tasks.functions import COMPOSED, TRAINED_KINDS, Function, statement
+from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.splits import draw_names, file_stems, function_names, seeded
-from composer_jax.tasks.task import Case, Grader, Split, Task
+from composer_jax.tasks.task import Split, Task
 from composer_jax.tasks.workspace import RUN_TESTS, module_text, visible_cases
 
 FAMILY = "bugfix"
@@ -78,7 +79,7 @@ def _draw(split: Split, task_id: str, kind: str, rng: random.Random) -> Task | N
         instruction=INSTRUCTION,
         files=files,
         tools=TOOLS,
-        grader=Grader(tuple(cases(hidden))),
+        grader=CaseGrader(tuple(cases(hidden))),
         metadata={
             "kind": kind,
             "path": f"{here}.py",

@@ -17,7 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.task import Grader, Task
+from composer_jax.tasks.grader import CaseGrader
+from composer_jax.tasks.task import Task
 
 SCHEMA_VERSION = "1.0"
 AGENT_TIMEOUT_S = 600.0
@@ -63,7 +64,7 @@ def read_task(directory: Path | str) -> Task:
     try:
         described = tomllib.loads((directory / "task.toml").read_text(encoding="utf-8"))["metadata"]["composer"]
         instruction = (directory / "instruction.md").read_bytes().decode()
-        grader = Grader.from_json(json.loads((directory / "tests/cases.json").read_bytes()))
+        grader = CaseGrader.from_json(json.loads((directory / "tests/cases.json").read_bytes()))
         metadata = json.loads((directory / "solution/oracle.json").read_bytes())
         repo = directory / "environment" / "repo"
         files = {

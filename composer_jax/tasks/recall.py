@@ -15,8 +15,9 @@ import random
 from composer_jax.errors import UserError
 from composer_jax.tasks import functions
 from composer_jax.tasks.functions import TRAINED_KINDS, statement
+from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.splits import KEYS, constants, draw_names, file_stems, function_names, seeded
-from composer_jax.tasks.task import Case, Grader, Split, Task
+from composer_jax.tasks.task import Split, Task
 from composer_jax.tasks.workspace import RUN_TESTS, module_text, visible_cases
 
 FAMILY = "recall"
@@ -64,7 +65,7 @@ def generate(split: Split, seed: int, index: int, facts: int = 5, fillers: int =
         instruction=f"Complete {function} in {target}.py with {key} from {conf}.py.",
         files=files,
         tools=TOOLS,
-        grader=Grader(tuple(cases)),
+        grader=CaseGrader(tuple(cases)),
         metadata={
             "kind": FAMILY,
             "conf": f"{conf}.py",

@@ -6,54 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from composer_jax.errors import UserError
+from composer_jax.tasks.grader import Grader, grader_from_json, grader_to_json
 
 Split = Literal["train", "heldout", "unseen"]
 SPLITS: tuple[Split, ...] = ("train", "heldout", "unseen")
-
-
-@dataclass(frozen=True)
-class Case:
-    """One hidden check: `module.function(*args)` must return exactly `want` (same value, same type).
-
-    `args` and `want` are JSON values: None, bool, int, float, str, and lists and string-keyed dicts of them.
-    """
-
-    module: str
-    function: str
-    args: tuple[Any, ...]
-    want: Any
-
-    @property
-    def call(self) -> list[Any]:
-        """The part that may enter a sandbox: [module, function, args], without the expected value."""
-        return [self.module, self.function, list(self.args)]
-
-
-@dataclass(frozen=True)
-class Grader:
-    """The hidden cases of a task and the seconds that evaluating all of them may take."""
-
-    cases: tuple[Case, ...]
-    timeout_s: float = 5.0
-
-    def __post_init__(self) -> None:
-        if not self.cases:
-            raise UserError("a grader needs at least one hidden case; give it one")
-
-    def to_json(self) -> dict[str, Any]:
-        cases = [{"call": case.call, "want": case.want} for case in self.cases]
-        return {"cases": cases, "timeout_s": self.timeout_s}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Grader:
-        cases = []
-        for item in data["cases"]:
-            module, function, args = item["call"]
-            cases.append(Case(module, function, tuple(args), item["want"]))
-        return cls(tuple(cases), data["timeout_s"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +21,13 @@ class Task:
     """What is to be done, where, and how it is graded.
 
     id: unique name, also the key under which a task is consumed once.
-    files: the workspace, relative path -> text.
+    files: the workspace, relative path -> text; where there is a repository, what lies on top of it.
     tools: names of the tools the agent gets, in the order in which they are described.
     metadata: what a scripted expert may know (the oracle edit, the facts); an agent never sees it.
+    repository: a pristine folder that the workspace stands on. packages: a folder of installed Python packages that
+      commands can import. Both are read-only.
+    network: whether commands may reach the network.
+    image: the container image without which commands cannot run, if any.
     Two tasks are equal when their ids and contents are.
     """
 
@@ -75,6 +39,10 @@ class Task:
     tools: tuple[str, ...]
     grader: Grader
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    repository: Path | None = None
+    packages: Path | None = None
+    network: bool = False
+    image: str | None = None
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -83,8 +51,9 @@ class Task:
     @property
     def digest(self) -> str:
         """SHA-256 (hex) of everything that makes the task what it is to an agent: not its id, not its
-        metadata."""
-        content = [self.instruction, dict(self.files), list(self.tools), self.grader.to_json()]
+        metadata. Folders count by their paths, for they do not change."""
+        data = self.to_json()
+        content = [value for key, value in data.items() if key not in ("id", "family", "split", "metadata")]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -102,8 +71,12 @@ class Task:
             "instruction": self.instruction,
             "files": dict(self.files),
             "tools": list(self.tools),
-            "grader": self.grader.to_json(),
+            "grader": grader_to_json(self.grader),
             "metadata": dict(self.metadata),
+            "repository": str(self.repository) if self.repository else None,
+            "packages": str(self.packages) if self.packages else None,
+            "network": self.network,
+            "image": self.image,
         }
 
     @classmethod
@@ -115,6 +88,10 @@ class Task:
             instruction=data["instruction"],
             files=dict(data["files"]),
             tools=tuple(data["tools"]),
-            grader=Grader.from_json(data["grader"]),
+            grader=grader_from_json(data["grader"]),
             metadata=dict(data["metadata"]),
+            repository=Path(data["repository"]) if data["repository"] else None,
+            packages=Path(data["packages"]) if data["packages"] else None,
+            network=data["network"],
+            image=data["image"],
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from composer_jax.tasks.functions import Function
-from composer_jax.tasks.task import Case
+from composer_jax.tasks.grader import Case
 
 RUN_TESTS = Path(__file__).with_name("run_tests.py").read_text(encoding="utf-8")
 """The runner that the agent's run_tests tool starts. Real files, so that they are linted and tested like any

@@ -6,9 +6,10 @@ import pytest
 
 from composer_jax.sandbox import SandboxDied
 from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.grading import ATTEMPTS, grade, submission
 from composer_jax.tasks.judge import read_report, same_value
-from composer_jax.tasks.task import Case, Grader, Task
+from composer_jax.tasks.task import Task
 from composer_jax.tasks.workspace import RUN_TESTS, is_protected
 
 BUGGY = "def scale(x):\n    return x + 3\n\ndef above(x):\n    return x > 2\n"
@@ -28,7 +29,7 @@ def make_task(cases=CASES, timeout_s=3.0, **files):
         instruction="Fix it.",
         files={"tools.py": BUGGY, "run_tests.py": RUN_TESTS, "cases.json": "[]", **files},
         tools=("finish",),
-        grader=Grader(tuple(cases), timeout_s),
+        grader=CaseGrader(tuple(cases), timeout_s),
     )
 
 

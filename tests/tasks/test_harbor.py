@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_jax.errors import UserError
-from composer_jax.tasks import Case, Grader, Task, generate
+from composer_jax.tasks import Case, CaseGrader, Task, generate
 from composer_jax.tasks.harbor import read_task, write_task
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -51,7 +51,7 @@ def test_any_text_comes_back(tmp_path_factory, task_id, instruction, files, args
         instruction=instruction,
         files=files | {"pkg/deep/module.py": "line\r\nend"},
         tools=("read", 'od"d'),
-        grader=Grader((Case("module", "f", tuple(args), want),), timeout_s=1.5),
+        grader=CaseGrader((Case("module", "f", tuple(args), want),), timeout_s=1.5),
         metadata=metadata,
     )
     assert read_task(write_task(task, tmp_path_factory.mktemp("task") / "t")) == task
@@ -116,7 +116,7 @@ def test_paths_out_of_the_workspace_are_refused(tmp_path, path):
 
 def test_tasks_without_cases_or_with_a_typo_in_the_split_are_refused():
     with pytest.raises(UserError, match="at least one hidden case"):
-        Grader(())
+        CaseGrader(())
     with pytest.raises(UserError, match="split 'test'; use one of train, heldout, unseen"):
         Task.from_json({**generate("bugfix", "train", 0, 0).to_json(), "split": "test"})
 
