@@ -33,10 +33,11 @@ class Backend:
     isolated: bool
 
 
-def choose(name: str, trees: str) -> Backend:
+def choose(name: str, trees: str, network: bool = False) -> Backend:
     """The backend called `name`. Raises UserError when this machine lacks what it needs.
 
-    trees: the folder of pristine trees, which sandboxes see read-only below their own changes.
+    trees: the folder of pristine trees, which sandboxes see read-only below their own changes. network: whether some
+    are to reach the network.
     """
     if name not in BACKENDS:
         raise UserError(f"sandbox backend {name!r} is unknown; use one of {', '.join(BACKENDS)}")
@@ -51,7 +52,7 @@ def choose(name: str, trees: str) -> Backend:
             stacklevel=3,
         )
         return _plain()
-    return _bubblewrap(find_bubblewrap(), trees)
+    return _bubblewrap(find_bubblewrap(), trees, network)
 
 
 def find_bubblewrap() -> Path:
@@ -117,7 +118,16 @@ def _environment(executable: str, libraries: str | None) -> dict[str, str]:
     return environment
 
 
-def _bubblewrap(bwrap: Path, trees: str) -> Backend:
+_MOUNT_POINTS = ("/workspace", "/opt/composer/hidden/layers", "/opt/packages", "/tests", "/logs", "/tmp")
+# What looking up names and checking certificates needs. /etc as a whole is never shown.
+_FOR_NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "gai.conf", "ssl", "ca-certificates", "pki")
+_NETWORK = (
+    "--share-net",
+    *(word for name in _FOR_NETWORK for word in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")),
+)
+
+
+def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
     """The outer walls: a read-only system, an unprivileged uid, no network, no capabilities, no files of the host."""
     executable, base = _interpreter()
     # These, the launcher makes readable to the uid; no others.
@@ -142,9 +152,13 @@ def _bubblewrap(bwrap: Path, trees: str) -> Backend:
     settings = [word for name, value in environment.items() for word in ("--setenv", name, value)]
     options = [
         *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        *(_NETWORK if network else ()),
         *("--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox", "--clearenv", *settings),
         *("--proc", "/proc", "--dev", "/dev", *system),
-        *(word for folder in ("/workspace", "/opt/composer/hidden/layers", "/tmp") for word in ("--dir", folder)),
+        *(word for folder in _MOUNT_POINTS for word in ("--dir", folder)),
+        *(
+            word for alias in ("/app", "/testbed") for word in ("--symlink", "workspace", alias)
+        ),  # as published tasks say
     ]
     home = bwrap.parents[2] if bwrap.parent.name == "_bin" else bwrap.parent  # the wheel has its library beside it
     plan = {

@@ -16,8 +16,8 @@ from composer_jax.sandbox import backend as backends
 from composer_jax.sandbox.inside import layers
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.sandbox import Sandbox, SandboxDied
-from composer_jax.sandbox.spawner import EMPTY, Spawner
-from composer_jax.sandbox.tree import MAX_DEPTH, Tree, copy_folder
+from composer_jax.sandbox.spawner import Spawner
+from composer_jax.sandbox.tree import MAX_DEPTH, NOTHING, Ground, Tree, copy_folder
 
 WARM = 8  # most empty sandboxes kept ready: some 3 MB and no CPU time each
 READY_S = 20.0  # longest a sandbox may take to start; it needs some milliseconds
@@ -31,13 +31,22 @@ class SandboxPool:
     for the backend that isolates nothing.
 
     overlays: False makes workspaces on trees by copying, as is done where the kernel has no overlays for it.
+    network: True lets acquire() give sandboxes the network of the host.
     """
 
-    def __init__(self, limits: Limits | None = None, backend: str = "auto", size: int = 64, overlays: bool = True):
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        backend: str = "auto",
+        size: int = 64,
+        overlays: bool = True,
+        network: bool = False,
+    ):
         if size < 1:
             raise UserError(f"sandbox pool size is {size}; it must be at least 1")
         self.limits = limits or Limits()
         self.size = size
+        self.network = network
         self._trees = tempfile.TemporaryDirectory(prefix="composer-trees-")
         if os.geteuid() == 0:  # what reads it is not root
             os.chmod(self._trees.name, 0o755)
@@ -45,7 +54,7 @@ class SandboxPool:
             Path(folder, "file").touch()
             copy_folder(Path(folder), Path(self._trees.name, layers.PROBE))
         self._overlays = overlays
-        self._backend = backends.choose(backend, self._trees.name)
+        self._backend = backends.choose(backend, self._trees.name, network)
         self._numbers = itertools.count()
         self._warm: deque[Sandbox] = deque()
         self._used: set[Sandbox] = set()
@@ -74,21 +83,33 @@ class SandboxPool:
         weakref.finalize(tree, shutil.rmtree, copy, ignore_errors=True)
         return tree
 
-    async def acquire(self, files: Mapping[str, bytes | str], tree: Tree | None = None) -> Sandbox:
+    async def acquire(
+        self,
+        files: Mapping[str, bytes | str],
+        tree: Tree | None = None,
+        *,
+        packages: Tree | None = None,
+        tests: Tree | None = None,
+        network: bool = False,
+    ) -> Sandbox:
         """A fresh sandbox holding `files`, on top of `tree` if there is one; waits while `size` are in use. Give it
         back with its close().
 
-        Raises SandboxDied when three attempts failed or the snapshots of the tree have gone with the process that kept
-        them, SandboxFileError for a file that cannot be in a workspace.
+        packages: a folder that every Python inside can import from; seen, and not to be changed, at /opt/packages.
+        tests: a folder that is seen at /tests, also read-only; /logs/verifier is then an empty folder to write to.
+        network: with the network of the host, its local services included. The pool must have been made for it.
+
+        Raises UserError for trees that cannot be used so, SandboxDied when three attempts failed or the snapshots of
+        the tree have gone with the process that kept them, SandboxFileError for a file that no workspace can hold.
         """
-        tree = Tree(self) if tree is None else tree
+        ground = Ground(Tree(self) if tree is None else tree, packages, tests, network)
         while len(self._used) >= self.size and not self._closed:
             await self._wait()
         for attempt in range(ATTEMPTS):
             if self._closed:
                 raise RuntimeError("the sandbox pool is closed; make another one")
             try:
-                sandbox = self._take(tree)
+                sandbox = self._take(ground)
             except BaseException:
                 self._wake()  # the place is another's
                 raise
@@ -127,13 +148,13 @@ class SandboxPool:
     async def __aexit__(self, *_: object) -> None:
         self.kill()
 
-    def _take(self, tree: Tree) -> Sandbox:
+    def _take(self, ground: Ground) -> Sandbox:
         """A started sandbox, perhaps not ready yet; its replacement is ordered in the same breath."""
         if not self._spawner.alive():
             self._replace_spawner()
-        self.require(tree)
-        if tree.describe() != EMPTY or not self._warm:
-            sandbox = self._order(tree)
+        self.require(ground)
+        if ground.describe() != NOTHING or not self._warm:
+            sandbox = self._order(ground)
         else:
             sandbox = self._warm.popleft()
         self._used.add(sandbox)
@@ -143,43 +164,52 @@ class SandboxPool:
     def _fill(self) -> None:
         wanted = min(WARM, self.size - len(self._used))
         while len(self._warm) < wanted:
-            self._warm.append(self._order(Tree(self)))
+            self._warm.append(self._order(Ground(Tree(self))))
         while len(self._warm) > wanted:
             self._warm.pop().end("it was not needed")
 
-    def _order(self, tree: Tree) -> Sandbox:
+    def _order(self, ground: Ground) -> Sandbox:
         name = str(next(self._numbers))
         try:
-            channel = self._spawner.spawn(name, tree.describe())
+            channel = self._spawner.spawn(name, ground.describe())
         except OSError:  # it has just died
             self._replace_spawner()
-            self.require(tree)
-            channel = self._spawner.spawn(name, tree.describe())
-        return Sandbox(name, channel, tree)
+            self.require(ground)
+            channel = self._spawner.spawn(name, ground.describe())
+        return Sandbox(name, channel, ground)
 
-    def require(self, tree: Tree) -> None:
-        """Raises what is wrong with standing on a tree."""
-        if tree.pool is not self:
+    def require(self, ground: Ground) -> None:
+        """Raises what is wrong with making a sandbox of it."""
+        if any(tree.pool is not self for tree in ground.trees):
             raise UserError("this tree is of another sandbox pool; a workspace stands on trees of its own pool.")
-        if not tree.is_with(self._spawner):
+        if not ground.tree.is_with(self._spawner):
             raise SandboxDied("the snapshots of this tree have gone with the process that kept them")
+        for shown in (ground.packages, ground.tests):
+            if shown is not None and (shown.base is None or shown.layers):
+                raise UserError(
+                    "packages and tests are shown from a folder; make their tree with SandboxPool.tree(folder)."
+                )
+        if ground.tests is not None and not self._backend.isolated:
+            raise UserError(f"the sandbox backend {self.backend!r} cannot show tests at /tests; use bubblewrap.")
+        if ground.network and not self.network:
+            raise UserError("this sandbox pool has no network; make it with network=True.")
 
     def frozen(self, sandbox: Sandbox) -> Tree:
         """What the sandbox's workspace holds; its worker is ended. (Sandbox.snapshot calls this.)"""
-        if sandbox.tree.depth >= MAX_DEPTH:
+        if sandbox.ground.tree.depth >= MAX_DEPTH:
             raise UserError(
                 f"the workspace stands on {MAX_DEPTH} snapshots, which is the most; take a new tree of its files."
             )
         spawner, layer = self._spawner, sandbox.name
         spawner.freeze(layer)
-        tree = Tree(self, sandbox.tree, layer=(spawner, layer))
+        tree = Tree(self, sandbox.ground.tree, layer=(spawner, layer))
         weakref.finalize(tree, spawner.drop, layer)
         return tree
 
-    def restarted(self, sandbox: Sandbox, tree: Tree) -> tuple[str, socket.socket]:
+    def restarted(self, sandbox: Sandbox, ground: Ground) -> tuple[str, socket.socket]:
         """Name and line of a new worker for the sandbox. (Sandbox.restore calls this.)"""
         name = str(next(self._numbers))
-        channel = self._spawner.spawn(name, tree.describe())
+        channel = self._spawner.spawn(name, ground.describe())
         self._spawner.kill(sandbox.name)
         return name, channel
 

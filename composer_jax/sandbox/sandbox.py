@@ -4,13 +4,14 @@ import asyncio
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from composer_jax.errors import UserError
+from composer_jax.sandbox.change import Change
 from composer_jax.sandbox.inside import frames
 from composer_jax.sandbox.limits import MIB
-from composer_jax.sandbox.tree import Tree
+from composer_jax.sandbox.tree import Ground, Tree
 
 Outcome = Literal["ok", "nonzero", "timeout", "out_of_memory", "output_limit"]
 
@@ -47,13 +48,13 @@ class Sandbox:
     nobody knows how far it came. Every call raises SandboxDied once the sandbox is gone.
     """
 
-    def __init__(self, name: str, channel: socket.socket, tree: Tree):
+    def __init__(self, name: str, channel: socket.socket, ground: Ground):
         self.name = name
-        self.tree = tree
-        """What the workspace stands on."""
-        self.limits = tree.pool.limits
+        self.ground = ground
+        self.limits = ground.tree.pool.limits
         self._channel = channel
-        self._pool = tree.pool
+        self._pool = ground.tree.pool
+        self._changes: dict[str, Change] = {}  # as far as the worker has told
         self._is_new = False  # the worker's first word is still to come
         self._turn = asyncio.Lock()
         self._busy = False  # an answer is awaited, until the alarm rings
@@ -115,6 +116,27 @@ class Sandbox:
         index = [(path, len(data)) for path, data in contents.items()]
         await self._call({"op": "write_files", "files": index}, b"".join(contents.values()))
 
+    async def changes(self) -> dict[str, Change]:
+        """In what the workspace differs from the folder it was made of (an empty one, if of none): path -> Change.
+
+        Takes as long as little changed since the last call. Raises SandboxFileError when it is more than one reply may
+        hold (Limits.workspace_mb).
+        """
+        header, body = await self._call({"op": "changes"})
+        start = 0
+        for path in header["same"]:
+            self._changes.pop(path, None)
+        for path, kind, mode, length in header["changes"]:
+            self._changes[path] = Change(kind, body[start : start + length], mode)
+            start += length
+        return dict(sorted(self._changes.items()))
+
+    async def apply(self, changes: Mapping[str, Change]) -> None:
+        """Makes the workspace differ by these, too; what is in the way is removed."""
+        ordered = sorted(changes.items())
+        index = [(path, change.kind, change.mode, len(change.data)) for path, change in ordered]
+        await self._call({"op": "apply", "changes": index}, b"".join(change.data for _, change in ordered))
+
     async def snapshot(self) -> Tree:
         """The state of the workspace, which any number of sandboxes can stand on. Takes as long whatever it holds.
 
@@ -138,7 +160,8 @@ class Sandbox:
         """Another sandbox of the pool whose workspace holds the same; waits for it as SandboxPool.acquire does."""
         if self._pool.size == 1:
             raise UserError("a sandbox pool of size 1 has no room for a fork; make it larger.")
-        return await self._pool.acquire({}, await self.snapshot())
+        tree, ground = await self.snapshot(), self.ground
+        return await self._pool.acquire({}, tree, packages=ground.packages, tests=ground.tests, network=ground.network)
 
     async def _gone(self) -> None:
         """Waits until the worker has: before, neither is its last write final nor does the zygote know what to keep."""
@@ -161,15 +184,16 @@ class Sandbox:
 
     def _stand_on(self, tree: Tree) -> None:
         """A new worker on a tree; whoever calls next waits for it."""
-        self._pool.require(tree)
+        ground = replace(self.ground, tree=tree)
+        self._pool.require(ground)
         old = self._channel
         try:
-            self.name, self._channel = self._pool.restarted(self, tree)
+            self.name, self._channel = self._pool.restarted(self, ground)
         except OSError as error:
             self.end(f"no new worker could be started ({error})")
             raise SandboxDied(f"sandbox {self.name} died: {self._end}") from None
         old.close()
-        self.tree, self._is_new = tree, True
+        self.ground, self._is_new, self._changes = ground, True, {}
 
     async def _meet(self) -> None:
         """Waits for a new worker's first word."""

@@ -12,8 +12,8 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import backend as backends
 from composer_jax.sandbox.inside import frames, seccomp
 from composer_jax.sandbox.limits import Limits
+from composer_jax.sandbox.tree import NOTHING
 
-EMPTY = {"base": None, "layers": []}  # a tree of nothing, as Tree.describe has it
 START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
 
 
@@ -56,7 +56,7 @@ class Spawner:
     def _probe(self) -> str | None:
         """Build one sandbox and throw it away, so that a machine that refuses is found out now; its reason if so."""
         try:
-            with self.spawn("first", EMPTY) as channel:
+            with self.spawn("first", NOTHING) as channel:
                 channel.settimeout(START_S)
                 answer = frames.receive(channel)
                 self.kill("first")
@@ -73,12 +73,15 @@ class Spawner:
         self._said.seek(0)
         return self._said.read(4096).decode(errors="replace")
 
-    def spawn(self, name: str, tree: dict[str, Any]) -> socket.socket:
-        """Ask for a sandbox: its worker will speak on the returned, non-blocking socket. OSError: no zygote left."""
+    def spawn(self, name: str, wanted: dict[str, Any]) -> socket.socket:
+        """Ask for a sandbox that gets what is wanted (Ground.describe).
+
+        Its worker will speak on the returned, non-blocking socket. Raises OSError when there is no zygote left.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
-            order = f"+{name} {json.dumps(tree)}"
+            order = f"+{name} {json.dumps(wanted)}"
             socket.send_fds(self._control, [order.encode()], [theirs.fileno()])
         return ours
 

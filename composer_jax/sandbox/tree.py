@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +38,20 @@ class Tree:
         self._base = base if below is None else below._base
         self._layer = layer
 
-    def describe(self) -> dict[str, Any]:
-        """As the zygote wants it."""
-        return {"base": self._base, "layers": [tree._layer[1] for tree in self._chain() if tree._layer is not None]}
+    @property
+    def base(self) -> str | None:
+        """The pool's name for the folder below all snapshots, if there is one."""
+        return self._base
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of its snapshots, the oldest first."""
+        return [tree._layer[1] for tree in self._chain() if tree._layer is not None]
 
     @property
     def depth(self) -> int:
         """How many snapshots it is made of."""
-        return sum(tree._layer is not None for tree in self._chain())
+        return len(self.layers)
 
     def is_with(self, spawner: "Spawner") -> bool:
         """Whether all that it is made of is with this spawner, and not with one that has gone."""
@@ -54,6 +61,35 @@ class Tree:
         if self._below is not None:
             yield from self._below._chain()
         yield self
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a sandbox is given: the tree below its workspace, trees of folders that it can only read, the network."""
+
+    tree: Tree
+    packages: Tree | None = None
+    tests: Tree | None = None
+    network: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """As the zygote wants it."""
+        return {
+            "base": self.tree.base,
+            "layers": self.tree.layers,
+            "packages": self.packages and self.packages.base,
+            "tests": self.tests and self.tests.base,
+            "network": self.network,
+        }
+
+    @property
+    def trees(self) -> list[Tree]:
+        """All of them."""
+        return [tree for tree in (self.tree, self.packages, self.tests) if tree is not None]
+
+
+NOTHING: dict[str, Any] = {"base": None, "layers": [], "packages": None, "tests": None, "network": False}
+"""Ground.describe of an empty one."""
 
 
 def copy_folder(folder: Path, target: Path) -> None:

@@ -37,7 +37,7 @@ class Workspace:
     def write(self, path: str, data: bytes | memoryview) -> None:
         """Create or replace a regular file, with the folders above it."""
         with _Parent(self, path, create=True) as (parent, name):
-            fd = _open(name, _WRITE, parent, path)
+            fd = open_at(name, _WRITE, parent, path)
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
                     raise Refused(f"{path} is not a regular file")
@@ -83,6 +83,38 @@ class Workspace:
             self.write(path, view[offset : offset + length])
             offset += length
 
+    def apply(self, index: list[tuple[str, str, int, int]], body: bytes) -> None:
+        """Makes paths what a report of changes.py says: (path, kind, mode, length) each, a folder before what is in it,
+        and their bytes one after the other."""
+        view, offset, modes = memoryview(body), 0, []
+        for path, kind, mode, length in index:
+            data, offset = view[offset : offset + length], offset + length
+            with _Parent(self, path, create=True) as (parent, name):
+                try:
+                    self._make(parent, name, path, kind, data)
+                except OSError as error:
+                    raise _explain(error, path) from None
+            if kind in ("file", "folder"):
+                modes.append((path, mode & 0o777))
+        for path, mode in reversed(modes):  # last, for a folder may be closed
+            with _Parent(self, path) as (parent, name):
+                os.chmod(name, mode, dir_fd=parent)
+
+    def _make(self, parent: int, name: str, path: str, kind: str, data: memoryview) -> None:
+        try:
+            is_folder = stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+        except FileNotFoundError:
+            is_folder = None
+        if is_folder is not None and not (is_folder and kind == "folder"):
+            _remove(parent, name, path)
+            is_folder = None
+        if kind == "folder" and is_folder is None:
+            os.mkdir(name, dir_fd=parent)
+        elif kind == "link":
+            os.symlink(bytes(data), os.fsencode(name), dir_fd=parent)
+        elif kind == "file":
+            self.write(path, data)
+
     def parts(self, path: str) -> list[str]:
         """Components of a path inside the workspace; refuses what points elsewhere."""
         inside = path
@@ -104,7 +136,7 @@ class Workspace:
         return parts
 
     def _read_at(self, parent: int, name: str, path: str) -> bytes:
-        fd = _open(name, _READ, parent, path)
+        fd = open_at(name, _READ, parent, path)
         try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
@@ -144,13 +176,27 @@ class Workspace:
             if stat.S_ISREG(status.st_mode):
                 yield prefix + name, folder, name, status.st_size
             elif stat.S_ISDIR(status.st_mode):
-                child = _open(name, _FOLDER, folder, prefix + name)
+                child = open_at(name, _FOLDER, folder, prefix + name)
                 try:
-                    if status.st_mode & 0o700 != 0o700:
-                        os.fchmod(child, 0o755)
+                    unlock(child)
                     yield from self._walk_folder(child, f"{prefix}{name}/", depth + 1)
                 finally:
                     os.close(child)
+
+
+def _remove(parent: int, name: str, path: str) -> None:
+    """A file, a link, or a folder with all that is in it."""
+    if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        os.unlink(name, dir_fd=parent)
+        return
+    folder = open_at(name, _FOLDER, parent, path)
+    try:
+        unlock(folder)
+        for below in os.listdir(folder):
+            _remove(folder, below, f"{path}/{below}")
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=parent)
 
 
 class _Parent:
@@ -172,7 +218,7 @@ class _Parent:
                         pass
                     except OSError as error:
                         raise _explain(error, self.path) from None
-                below = _open(folder, _FOLDER, self.fd, self.path)
+                below = open_at(folder, _FOLDER, self.fd, self.path)
                 os.close(self.fd)
                 self.fd = below
         except BaseException:
@@ -184,7 +230,7 @@ class _Parent:
         os.close(self.fd)
 
 
-def _open(name: str, flags: int, parent: int, path: str) -> int:
+def open_at(name: str, flags: int, parent: int, path: str) -> int:
     """open relative to `parent`; takes back permissions that a command took away from its own files."""
     try:
         try:
@@ -197,6 +243,13 @@ def _open(name: str, flags: int, parent: int, path: str) -> int:
             return os.open(name, flags, 0o644, dir_fd=parent)
     except OSError as error:
         raise _explain(error, path, name, parent) from None
+
+
+def unlock(folder: int) -> None:
+    """Takes back permissions of an open folder that a command took away."""
+    mode = os.fstat(folder).st_mode
+    if mode & 0o700 != 0o700:
+        os.fchmod(folder, stat.S_IMODE(mode) | 0o755)
 
 
 def _explain(error: OSError, path: str, name: str = "", parent: int = -1) -> Refused:

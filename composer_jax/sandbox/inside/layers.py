@@ -12,6 +12,7 @@ overlays need) every layer is whole: standing on a tree means copying it.
 import os
 import shutil
 import stat
+from dataclasses import dataclass
 from typing import Any
 
 from . import namespaces
@@ -19,8 +20,10 @@ from . import namespaces
 HIDDEN = "/opt/composer/hidden"
 LAYERS, TREES = f"{HIDDEN}/layers", f"{HIDDEN}/trees"
 WORKSPACE = "/workspace"
+PACKAGES, TESTS, LOGS = "/opt/packages", "/tests", "/logs"
 EMPTY = "empty"
 PROBE = "probe"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 FOLDERS = 1 << 26  # room for the folders of sixteen thousand layers
 
 
@@ -92,27 +95,55 @@ class Layers:
             self._remove(PROBE)
 
 
-def stand_on(config: dict[str, Any], name: str, tree: dict[str, Any], overlays: bool) -> str:
-    """The sandbox's side: its workspace, on a tree; the path of it.
+@dataclass(frozen=True)
+class Ground:
+    """Where a worker stands.
 
-    tree: {"base": a folder of TREES or None, "layers": frozen layers, the oldest first}.
+    root: path of the workspace. base: the open folder that it was made of, None if there was none. layers: the open
+    folders of what was changed since, None where workspaces are copies. packages: path of what programs import, or "".
     """
-    root, trees = (LAYERS, TREES) if config["isolated"] else (config["scratch"], config["trees"])
+
+    root: str
+    base: int | None
+    layers: list[int] | None
+    packages: str
+
+
+def stand_on(config: dict[str, Any], name: str, wanted: dict[str, Any], overlays: bool) -> Ground:
+    """The sandbox's side: its workspace.
+
+    wanted: {"base": a folder of TREES or None, "layers": frozen layers, the oldest first, "packages", "tests": folders
+    of TREES or None, to be shown at PACKAGES and TESTS}.
+    """
+    isolated = config["isolated"]
+    root, trees = (LAYERS, TREES) if isolated else (config["scratch"], config["trees"])
+    base = f"{trees}/{wanted['base']}" if wanted["base"] else None
+    opened = os.open(base, _FOLDER) if base else None
+    layers, packages = None, ""
     if overlays:
         os.chdir(root)  # the names of all layers have to fit into one page
-        lower = [f"{layer}/changes" for layer in reversed(tree["layers"])]
-        namespaces.mount_overlay(WORKSPACE, [*lower, f"{trees}/{tree['base']}" if tree["base"] else EMPTY], name)
+        lower = [f"{layer}/changes" for layer in reversed(wanted["layers"])]
+        namespaces.mount_overlay(WORKSPACE, [*lower, base or EMPTY], name)
+        layers = [os.open(f"{layer}/changes", _FOLDER) for layer in (*wanted["layers"], name)]
     else:
         changes = f"{root}/{name}/changes"
-        if tree["layers"]:
-            copy_tree(f"{root}/{tree['layers'][-1]}/changes", changes)
-        elif tree["base"]:
-            copy_tree(f"{trees}/{tree['base']}", changes)
-        if not config["isolated"]:
-            return changes
-        namespaces.show_at(changes, WORKSPACE)
+        if wanted["layers"]:
+            copy_tree(f"{root}/{wanted['layers'][-1]}/changes", changes)
+        elif base:
+            copy_tree(base, changes)
+        if isolated:
+            namespaces.show_at(changes, WORKSPACE)
+    if wanted["packages"]:
+        packages = f"{trees}/{wanted['packages']}"
+        if isolated:
+            namespaces.show_at(packages, PACKAGES)
+            packages = PACKAGES
+    if wanted["tests"]:
+        namespaces.show_at(f"{trees}/{wanted['tests']}", TESTS)
+    if not isolated:
+        return Ground(changes, opened, layers, packages)
     namespaces.cover(HIDDEN)
-    return WORKSPACE
+    return Ground(WORKSPACE, opened, layers, packages)
 
 
 def copy_tree(folder: str, target: str) -> None:

@@ -104,11 +104,16 @@ def keep_mounts() -> None:
     mount("none", "/", "none", _MS_REC | _MS_PRIVATE, "")
 
 
-def separate() -> None:
-    """New namespaces for this process; its next child is process 1 of the new process namespace."""
-    _unshare(_CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP)
+def separate(network: bool) -> None:
+    """New namespaces for this process; its next child is process 1 of the new process namespace.
+
+    network: keep the network that this process has.
+    """
+    _unshare(_CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP | (0 if network else _CLONE_NEWNET))
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")  # no further user namespace below this one
+    if network:
+        return
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:  # tests may talk to themselves: loopback up
         request = struct.pack("16sH14x", b"lo", 0)
         flags = struct.unpack("16sH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]

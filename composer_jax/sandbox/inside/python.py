@@ -22,6 +22,14 @@ from . import STARTUP_MODULES
 
 MINE = __name__.partition(".")[0]
 
+_packages: list[str] = []
+
+
+def add_packages(folder: str) -> None:
+    """What programs can import besides the standard library, however they are started."""
+    _packages.append(folder)
+    os.environ["PYTHONPATH"] = folder
+
 
 def servable(argv: list[str]) -> bool:
     """Whether this command line is one that a fork can serve."""
@@ -73,7 +81,7 @@ def _program(argv: list[str]) -> Callable[[], None]:
         folder = os.path.dirname(os.path.realpath(path))
         main.__file__, main.__cached__ = path, None
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    sys.path.insert(0, folder)
+    sys.path[:0] = [folder, *_packages]
     _forget_shadowed(folder or ".")
     sys.modules["__main__"] = main
     if kind == "-m":

@@ -11,14 +11,14 @@ import signal
 import socket
 from typing import Any
 
-from . import command, files, frames, layers, namespaces
+from . import changes, command, files, frames, layers, namespaces, python
 
 
-def live(channel: socket.socket, config: dict[str, Any], name: str, tree: dict[str, Any], overlays: bool) -> None:
+def live(channel: socket.socket, config: dict[str, Any], name: str, wanted: dict[str, Any], overlays: bool) -> None:
     """Set up, report ready, serve; never returns. The last three are about the workspace (layers.stand_on)."""
     try:
         worker = Worker(config)
-        worker.settle(name, tree, overlays)
+        worker.settle(name, wanted, overlays)
         channel.sendall(frames.pack({"ready": True}))
         while (request := frames.receive(channel)) is not None:
             channel.sendall(worker.answer(*request))
@@ -40,20 +40,27 @@ class Worker:
         self.limits: dict[str, int] = config["limits"]
         self.filter = bytes.fromhex(config["filter"])
 
-    def settle(self, name: str, tree: dict[str, Any], overlays: bool) -> None:
+    def settle(self, name: str, wanted: dict[str, Any], overlays: bool) -> None:
         """Own mounts, no privileges, an open workspace."""
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if the machine runs out of memory, a sandbox goes before the trainer
-        root = layers.stand_on(self.config, name, tree, overlays)
+        ground = layers.stand_on(self.config, name, wanted, overlays)
+        root, max_bytes = ground.root, self.limits["workspace_bytes"]
         if self.isolated:
             namespaces.furnish(self.limits["tmp_bytes"])
+            if wanted["tests"]:
+                namespaces.mount_sized(layers.LOGS, self.limits["tmp_bytes"])
+                os.mkdir(f"{layers.LOGS}/verifier")
             namespaces.lock(self.filter)
         else:
             namespaces.adopt_orphans()
         os.umask(0o022)
         os.chdir(root)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        self.workspace = files.Workspace(root, layers.WORKSPACE, self.limits["workspace_bytes"])
+        if ground.packages:
+            python.add_packages(ground.packages)
+        self.workspace = files.Workspace(root, layers.WORKSPACE, max_bytes)
+        self.changes = changes.Changes(self.workspace.root, ground.base, ground.layers, max_bytes)
         self.commands = command.Commands(root, self.limits, self.isolated, mmap.mmap(-1, mmap.PAGESIZE))
 
     def answer(self, header: dict[str, Any], body: bytes) -> bytes:
@@ -74,6 +81,10 @@ class Worker:
                 return frames.pack(*self.workspace.read_all())
             elif operation == "write_files":
                 self.workspace.write_files(header["files"], body)
+            elif operation == "changes":
+                return frames.pack(*self.changes.report())
+            elif operation == "apply":
+                self.workspace.apply(header["changes"], body)
             else:
                 return frames.pack({"broken": f"unknown operation {operation}"})
             return frames.pack({})

@@ -6,8 +6,8 @@ It speaks with the host over one SEQPACKET socket (fd 0):
 
     host -> zygote   the configuration (JSON), once
     zygote -> host   "ready", once
-    host -> zygote   "+ID TREE" with one end of a stream socket: make sandbox ID, whose workspace stands on TREE (JSON,
-                     layers.py); its worker answers on that socket
+    host -> zygote   "+ID WANTED" with one end of a stream socket: make sandbox ID, which gets what is WANTED (JSON,
+                     layers.stand_on); its worker answers on that socket
     host -> zygote   "-ID": kill sandbox ID
     host -> zygote   "=ID": kill sandbox ID and keep what it changed, as a layer for trees of others; done when the
                      worker's socket is at its end
@@ -87,9 +87,9 @@ class Zygote:
         message, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 1)
         if not message:
             return False
-        order, (name, _, tree) = message[:1], message[1:].decode().partition(" ")
+        order, (name, _, wanted) = message[:1], message[1:].decode().partition(" ")
         if order == b"+":
-            self.spawn(name, json.loads(tree), fds[0])
+            self.spawn(name, json.loads(wanted), fds[0])
             os.close(fds[0])
         elif order == b"~":
             self.layers.drop(name)
@@ -102,14 +102,14 @@ class Zygote:
                 self.doomed.add(name)
         return True
 
-    def spawn(self, name: str, tree: dict[str, Any], sock: int) -> None:
+    def spawn(self, name: str, wanted: dict[str, Any], sock: int) -> None:
         """Fork the process that builds the walls; it reports the pid of the worker behind them."""
         receive, report = os.pipe()
         try:
             self.layers.make(name)
             if os.fork() == 0:
                 try:
-                    self.build(name, tree, sock, report)
+                    self.build(name, wanted, sock, report)
                 finally:
                     os._exit(1)
         except OSError as error:  # no process to be had: this sandbox fails, the pool lives
@@ -118,12 +118,12 @@ class Zygote:
         self.births[receive] = name
         self.poll.register(receive, select.POLLIN)
 
-    def build(self, name: str, tree: dict[str, Any], sock: int, report: int) -> None:
+    def build(self, name: str, wanted: dict[str, Any], sock: int, report: int) -> None:
         """Child: raise the walls, fork process 1 of the sandbox, say who that is, go."""
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             if self.config["isolated"]:
-                namespaces.separate()
+                namespaces.separate(wanted["network"])
             pid = os.fork()
             if pid:
                 os.write(report, str(pid).encode())
@@ -137,7 +137,7 @@ class Zygote:
         except BaseException as error:
             say_broken(sock, error)
             os._exit(1)
-        worker.live(channel, self.config, name, tree, self.layers.overlays)
+        worker.live(channel, self.config, name, wanted, self.layers.overlays)
 
     def born(self, fd: int) -> None:
         """The pid of a new worker has arrived (or its making failed: then the host reads why on its socket)."""

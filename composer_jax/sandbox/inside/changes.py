@@ -1,0 +1,219 @@
+"""In what a workspace differs from the folder that it was made of.
+
+An overlay keeps what was changed in layers of its own, so that only paths named there are looked at, however large the
+folder is; a copied workspace is compared whole. What was told once is not told again: the host adds up.
+"""
+
+import os
+import stat
+import time
+from typing import Any
+
+from . import files
+
+FRESH_NS = 50_000_000  # a second change within the clock's tick would look like the first: such files are told again
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Names:
+    """Paths to look at, as a tree of names. whole: look at everything here, in the folder and in the workspace."""
+
+    __slots__ = ("below", "whole")
+
+    def __init__(self, whole: bool = False):
+        self.below: dict[str, Names] = {}
+        self.whole = whole
+
+    def at(self, name: str) -> "Names":
+        return self.below.setdefault(name, Names())
+
+
+class Changes:
+    """Of one worker.
+
+    root: the open workspace. base: the open folder that it was made of, None if there was none. layers: the open
+    folders of what was changed, the newest last; None: compare everything.
+    """
+
+    def __init__(self, root: int, base: int | None, layers: list[int] | None, max_bytes: int):
+        self.root, self.base, self.layers, self.max_bytes = root, base, layers, max_bytes
+        self.born_ns = time.time_ns()
+        self.frozen: Names | None = None  # of all layers but the newest: they do not change any more
+        self.told: dict[str, tuple] = {}  # path -> what it looked like
+        self.equal: dict[str, tuple] = {}  # looked at and found to be as in the folder
+
+    def report(self) -> tuple[dict[str, Any], bytes]:
+        """What is new since the last report: {"changes": [path, kind, mode, length]..., "same": [path]...} and the
+        bytes of all; "same" are paths told of before that are now as in the folder.
+        """
+        self.entries: list[tuple[str, str, int, int]] = []
+        self.bodies: list[bytes] = []
+        self.size = self.characters = 0
+        self.now: dict[str, tuple] = {}
+        os.fchmod(self.root, 0o755)
+        self._compare(self.root, self.base, self._names(), "", 0)
+        same = [path for path in self.told if path not in self.now]
+        self.told = self.now
+        return {"changes": self.entries, "same": same}, b"".join(self.bodies)
+
+    def _names(self) -> Names:
+        if self.layers is None:
+            return Names(whole=True)
+        if self.frozen is None:
+            self.frozen = Names()
+            for layer in self.layers[:-1]:
+                _collect(layer, self.frozen, 0)
+        names = _copy(self.frozen)
+        _collect(self.layers[-1], names, 0)
+        return names
+
+    def _compare(self, here: int, there: int | None, names: Names, prefix: str, depth: int) -> None:
+        """One folder of the workspace with the same folder of the base (None: not there)."""
+        if depth > files.MAX_DEPTH:
+            raise files.Refused(f"the workspace has folders nested more than {files.MAX_DEPTH} deep")
+        found = set(names.below)
+        if names.whole:
+            found.update(os.listdir(here))
+            if there is not None:
+                found.update(os.listdir(there))
+        for name in sorted(found):
+            path = prefix + name
+            self.characters += len(path)
+            if self.characters > files.MAX_NAMES:
+                raise files.Refused(f"the names of all changes are longer than {files.MAX_NAMES} characters together")
+            now, before = _look(here, name), None if there is None else _look(there, name)
+            if now is None or not _is_plain(now):
+                if before is not None:
+                    self._tell(path, "gone", 0, (), b"")
+            elif stat.S_ISDIR(now.st_mode):
+                was_folder = before is not None and stat.S_ISDIR(before.st_mode)
+                if not was_folder or stat.S_IMODE(before.st_mode) != stat.S_IMODE(now.st_mode):
+                    self._tell(path, "folder", now.st_mode, (now.st_mode,), b"")
+                below = names.below.get(name) or Names()
+                below.whole |= names.whole or not was_folder
+                self._descend(here, there if was_folder else None, name, below, path, depth)
+            else:
+                self._look_at(here, there, name, path, now, before)
+
+    def _descend(self, here: int, there: int | None, name: str, names: Names, path: str, depth: int) -> None:
+        child = files.open_at(name, _FOLDER, here, path)
+        try:
+            files.unlock(child)
+            base = None if there is None else os.open(name, _FOLDER, dir_fd=there)
+            try:
+                self._compare(child, base, names, f"{path}/", depth + 1)
+            finally:
+                if base is not None:
+                    os.close(base)
+        finally:
+            os.close(child)
+
+    def _look_at(
+        self, here: int, there: int | None, name: str, path: str, now: os.stat_result, before: os.stat_result | None
+    ) -> None:
+        """A file or a link of the workspace."""
+        look = (now.st_ino, now.st_size, now.st_ctime_ns, now.st_mode)
+        if self.told.get(path) == look:
+            self.now[path] = look
+            return
+        if self.equal.get(path) == look:
+            return
+        if self.layers is None and now.st_ctime_ns <= self.born_ns and before is not None and _alike(now, before):
+            return  # as it was copied
+        link = stat.S_ISLNK(now.st_mode)
+        data = os.fsencode(os.readlink(name, dir_fd=here)) if link else self._read(here, name, path, now)
+        certain = look if time.time_ns() - now.st_ctime_ns > FRESH_NS else ()
+        if before is not None and stat.S_IFMT(before.st_mode) == stat.S_IFMT(now.st_mode):
+            modes_agree = link or stat.S_IMODE(before.st_mode) == stat.S_IMODE(now.st_mode)
+            if modes_agree and now.st_size == before.st_size and data == _content(there, name, link):
+                if certain:
+                    self.equal[path] = certain
+                return
+        self._tell(path, "link" if link else "file", now.st_mode, certain, data)
+
+    def _read(self, here: int, name: str, path: str, status: os.stat_result) -> bytes:
+        if self.size + status.st_size > self.max_bytes:
+            raise files.Refused(f"what was changed in the workspace is more than {self.max_bytes} bytes")
+        fd = files.open_at(name, _READ, here, path)
+        try:
+            return _read_all(fd)
+        finally:
+            os.close(fd)
+
+    def _tell(self, path: str, kind: str, mode: int, look: tuple, data: bytes) -> None:
+        known = self.told.get(path)
+        self.now[path] = (kind, *look) if kind in ("gone", "folder") else look
+        if kind in ("gone", "folder") and known == self.now[path]:
+            return
+        self.size += len(data)
+        self.entries.append((path, kind, stat.S_IMODE(mode), len(data)))
+        self.bodies.append(data)
+
+
+def _collect(layer: int, names: Names, depth: int) -> None:
+    """The names in one layer. What it hides is looked at whole."""
+    if depth > files.MAX_DEPTH:
+        return  # the comparison says so
+    names.whole |= _is_opaque(layer)
+    with os.scandir(layer) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in found:
+        below = names.at(name)
+        if not is_folder:
+            # A file, or the kernel's sign that there is none any more. It may hide a folder, which another one, of a
+            # newer layer, may have replaced.
+            below.whole = True
+            continue
+        child = files.open_at(name, _FOLDER, layer, name)
+        try:
+            files.unlock(child)
+            _collect(child, below, depth + 1)
+        finally:
+            os.close(child)
+
+
+def _is_opaque(folder: int) -> bool:
+    try:
+        return os.getxattr(folder, "user.overlay.opaque") == b"y"
+    except OSError:
+        return False
+
+
+def _copy(names: Names) -> Names:
+    twin = Names(names.whole)
+    twin.below = {name: _copy(below) for name, below in names.below.items()}
+    return twin
+
+
+def _look(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _is_plain(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)
+
+
+def _alike(now: os.stat_result, before: os.stat_result) -> bool:
+    return (now.st_mode, now.st_size, now.st_mtime_ns) == (before.st_mode, before.st_size, before.st_mtime_ns)
+
+
+def _content(folder: int | None, name: str, link: bool) -> bytes:
+    if link:
+        return os.fsencode(os.readlink(name, dir_fd=folder))
+    fd = os.open(name, _READ, dir_fd=folder)
+    try:
+        return _read_all(fd)
+    finally:
+        os.close(fd)
+
+
+def _read_all(fd: int) -> bytes:
+    chunks = []
+    while chunk := os.read(fd, 1 << 20):
+        chunks.append(chunk)
+    return b"".join(chunks)
