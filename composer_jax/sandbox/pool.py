@@ -206,10 +206,10 @@ class SandboxPool:
         weakref.finalize(tree, spawner.drop, layer)
         return tree
 
-    def restarted(self, sandbox: Sandbox, ground: Ground) -> tuple[str, socket.socket]:
+    def restarted(self, sandbox: Sandbox) -> tuple[str, socket.socket]:
         """Name and line of a new worker for the sandbox. (Sandbox.restore calls this.)"""
         name = str(next(self._numbers))
-        channel = self._spawner.spawn(name, ground.describe())
+        channel = self._spawner.spawn(name, sandbox.ground.describe())
         self._spawner.kill(sandbox.name)
         return name, channel
 
