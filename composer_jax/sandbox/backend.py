@@ -165,6 +165,7 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
         "home": str(home),
         "bwrap": str(bwrap.relative_to(home)),
         "folders": folders,
+        "trees": trees,
         # The command must come last, so what closes the room is a part of it.
         "options": options,
         "closing": ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"],

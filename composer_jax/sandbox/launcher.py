@@ -1,17 +1,18 @@
 """Starts bubblewrap for a pool and outlives nothing. Run as a plain file; standard library only.
 
-Its argument is one JSON object: {"home", "bwrap", "options", "folders", "closing", "command", "uid"}. It does what
-must happen between the trainer and bubblewrap: as root it becomes `uid` first (the process limit is not enforced
+Its argument is one JSON object: {"home", "bwrap", "options", "folders", "trees", "closing", "command", "uid"}. It does
+what must happen between the trainer and bubblewrap: as root it becomes `uid` first (the process limit is not enforced
 for root, and root's files would stay readable through any hole), after opening, in a mount namespace of its own,
 the folders that this uid might not be able to reach (an interpreter under /root, say). It then stays, for two
 reasons: bubblewrap dies with its parent *thread*, which must be one that lives as long as the pool; and when the
-trainer closes fd 0, by intent or by dying, it kills everything.
+trainer closes fd 0, by intent or by dying, it kills everything. If it was by dying, the folder `trees` goes as well.
 """
 
 import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import struct
 import sys
@@ -23,6 +24,7 @@ OPEN_TREE_CLONE, MOVE_MOUNT_EMPTY_PATH, AT_EMPTY_PATH = 1, 4, 0x1000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_IDMAP = 1, 0x00100000
 
 GRACE_MS = 1000
+DISMISSED = 9  # exit code of a zygote that was told to go
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -30,6 +32,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> int:
     """Start, watch, end; returns bubblewrap's exit code."""
     plan = json.loads(sys.argv[1])
+    owner = os.pidfd_open(os.getppid())
+    above, trees = os.open(os.path.dirname(plan["trees"]), os.O_PATH), os.path.basename(plan["trees"])
     folders, home = plan["folders"], plan["home"]
     if plan["uid"] is not None:
         try:
@@ -56,7 +60,20 @@ def main() -> int:
         poll.unregister(0)
         if not poll.poll(GRACE_MS):  # the zygote, too, sees the trainer go; when it ends, all is gone before bubblewrap
             os.kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF
+    if code != DISMISSED:
+        remove_if_left(trees, above, owner)
+    return code
+
+
+def remove_if_left(name: str, above: int, owner: int) -> None:
+    """Removes a folder that its owner will not remove any more.
+
+    above: the open folder that it is in, whose path may be out of sight by now. owner: descriptor of a process. Its
+    files close shortly before it is gone, hence the wait.
+    """
+    if select.select([owner], [], [], GRACE_MS / 1000)[0]:
+        shutil.rmtree(name, ignore_errors=True, dir_fd=above)
 
 
 def reachable_by(folders: list[str], uid: int) -> list[str]:

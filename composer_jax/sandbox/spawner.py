@@ -111,6 +111,10 @@ class Spawner:
 
 
 def _end(control: socket.socket, process: subprocess.Popen) -> None:
+    try:
+        control.send(b"!")
+    except OSError:  # it is gone, or has ended this way already
+        pass
     control.close()
     try:
         process.wait(5)

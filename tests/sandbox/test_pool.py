@@ -198,13 +198,14 @@ def test_close_leaves_nothing(trace):
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise SystemExit", "os._exit(1)"])
-def test_nothing_outlives_its_owner(end, trace):
+def test_nothing_outlives_its_owner(end, trace, tmp_path):
     code = f"""
     import asyncio, os, threading
+    from pathlib import Path
     from composer_jax.sandbox import SandboxPool
     async def main():
         pool = await asyncio.to_thread(SandboxPool, size=2)  # the thread that starts it does not last either
-        sandbox = await pool.acquire({{}})
+        sandbox = await pool.acquire({{}}, pool.tree(Path("launch")))
         task = asyncio.create_task(sandbox.run(["sleep", "{trace.text}"]))
         await asyncio.sleep(0.5)
         print("started", flush=True)
@@ -212,9 +213,14 @@ def test_nothing_outlives_its_owner(end, trace):
     asyncio.run(main())
     """
     script = [sys.executable, "-c", textwrap.dedent(code)]
-    owner = subprocess.run(script, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    owner = subprocess.run(script, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60)
     assert owner.stdout == "started\n", owner.stderr
     trace.wait_until_gone()
+    deadline = time.monotonic() + 10
+    while left := list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
 
 
 def test_the_thread_that_made_the_pool_may_end():

@@ -12,7 +12,8 @@ It speaks with the host over one SEQPACKET socket (fd 0):
     host -> zygote   "=ID": kill sandbox ID and keep what it changed, as a layer for trees of others; done when the
                      worker's socket is at its end
     host -> zygote   "~ID": nobody stands on layer ID any more
-    host closes      everything ends
+    host -> zygote   "!": go; the exit code is then DISMISSED
+    host closes      everything ends, as after "!"
 """
 
 import gc
@@ -23,11 +24,13 @@ import select
 import signal
 import site
 import socket
+import sys
 from typing import Any
 
 from . import command, frames, layers, namespaces, worker
 
 MAX_MESSAGE = 8192
+DISMISSED = 9  # as the launcher has it
 
 # What small programs and their tests import: loaded once here, shared by every fork.
 PRELOADED = (
@@ -89,6 +92,8 @@ class Zygote:
         if not message:
             return False
         order, (name, _, wanted) = message[:1], message[1:].decode().partition(" ")
+        if order == b"!":
+            sys.exit(DISMISSED)
         if order == b"+":
             self.spawn(name, json.loads(wanted), fds[0])
             os.close(fds[0])
