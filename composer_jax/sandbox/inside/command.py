@@ -8,7 +8,8 @@ and nothing evades its time limit. Outcomes:
     out_of_memory   the processes together held more than the limit; or the program ended with MemoryError (told by
                     the fork that serves `python`), or failed with the words of an allocation failure last on stderr;
                     or it was killed while its peak was above half of the limit (the machine's own memory killer)
-    ok, nonzero     everything else, by exit code (128 + N for signal N)
+    ok, nonzero     everything else, by exit code (128 + N for signal N). Where the kernel does not hold a limit of files
+                    or processes, a command that was found beyond it is `nonzero`, and stderr ends with a line about it
 """
 
 import mmap
@@ -19,7 +20,7 @@ import signal
 import time
 from typing import Any
 
-from . import namespaces, python
+from . import fence, namespaces, processes, python
 
 WATCH_S = 0.05  # how often memory is added up; commands shorter than this never pay for it
 ASLEEP_S = 1.0  # waking up later than this is not charged to the command
@@ -54,6 +55,12 @@ class Stream:
                 del self.tail[: -self.half]
         return True
 
+    def say(self, sentence: str) -> None:
+        """Add a line of the worker's own."""
+        line = f"{sentence}\n".encode()
+        self.total += len(line)
+        self.tail += line
+
     def close(self) -> None:
         """Cut the tail to size."""
         os.close(self.fd)
@@ -63,9 +70,12 @@ class Stream:
 class Commands:
     """Runs one command at a time in `root`."""
 
-    def __init__(self, root: str, limits: dict[str, int], isolated: bool, report: mmap.mmap):
+    def __init__(
+        self, root: str, limits: dict[str, int], walls: str, report: mmap.mmap, around: fence.Fence | None = None
+    ):
         self.root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.limits, self.isolated, self.report = limits, isolated, report
+        self.limits, self.walls, self.report, self.around = limits, walls, report, around
+        self.all_at_once = walls == "namespaces" or (around is not None and around.confines_signals)
         self.nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.rlimits = [
             (resource.RLIMIT_CORE, 0, 0),
@@ -74,8 +84,9 @@ class Commands:
             (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
             (resource.RLIMIT_AS, limits["memory_bytes"], limits["memory_bytes"]),
         ]
-        if isolated:  # without a user namespace it would count all processes of the user
-            self.rlimits.append((resource.RLIMIT_NPROC, limits["processes"], limits["processes"]))
+        if walls != "none":  # without a user namespace it counts all processes of the user
+            most = around.most_threads if around else limits["processes"]
+            self.rlimits.append((resource.RLIMIT_NPROC, most, most))
 
     def run(self, argv: list[str], stdin: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Run `argv`; returns header and body of the reply, the body being head and tail of stdout and of stderr."""
@@ -101,9 +112,13 @@ class Commands:
         status, usage = self._stop(pid)
         for stream in streams:
             stream.drain(self.limits["output_stop_bytes"])
-            stream.close()
         code = os.waitstatus_to_exitcode(status)
         outcome = stopped or self._judge(code, usage, streams[1])
+        if self.around and (passed := self.around.quota.at_the_end()):
+            streams[1].say(f"the sandbox's limit is passed: {passed}")
+            outcome, code = ("nonzero", code or 1) if outcome == "ok" else (outcome, code)
+        for stream in streams:
+            stream.close()
         pieces = [piece for stream in streams for piece in (stream.head, stream.tail)]
         header = {
             "outcome": outcome,
@@ -123,6 +138,8 @@ class Commands:
             os.dup2(fd, target)
         os.fchmod(self.root, 0o755)
         os.fchdir(self.root)
+        if self.around:
+            self.around.enter()
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # among them the worker's line to the host
         namespaces.show()
         for kind, soft, hard in self.rlimits:
@@ -156,8 +173,10 @@ class Commands:
                 if now >= deadline:
                     return "timeout"
                 if now >= next_look:
-                    if self.isolated and self._memory_used() > self.limits["memory_bytes"]:
+                    if self.walls != "none" and self._memory_used() > self.limits["memory_bytes"]:
                         return "out_of_memory"
+                    if self.around and self.around.quota.is_passed():
+                        return "nonzero"
                     next_look = now + WATCH_S
                 wait = max(0.0, min(deadline, next_look) - now) + 0.0001
                 events = poll.poll(wait * 1000)
@@ -185,18 +204,7 @@ class Commands:
 
     def _stop(self, pid: int) -> tuple[int, resource.struct_rusage]:
         """Kill whatever is left of the command; status and usage of its first process."""
-        ended = {}
-        while True:
-            _kill_all() if self.isolated else _kill_tree(os.getpid())
-            try:
-                # Without a namespace a process may slip away between listing and killing: look until none is left.
-                found, status, usage = os.wait4(-1, 0 if self.isolated else os.WNOHANG)
-            except ChildProcessError:
-                return ended[pid]
-            if found:
-                ended[found] = status, usage
-            else:
-                time.sleep(0.001)
+        return processes.end_all(self.all_at_once)[pid]
 
     def _judge(self, code: int, usage: resource.struct_rusage, err: Stream) -> str:
         """The outcome of a command that ended by itself."""
@@ -221,6 +229,8 @@ class Commands:
         exact number is counted in full.
         """
         pids = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        if self.walls != "namespaces":
+            pids = [str(pid) for pid in processes.below(os.getpid())]
         bound = sum(_resident(pid) for pid in pids)
         if bound <= self.limits["memory_bytes"]:
             return bound
@@ -252,26 +262,3 @@ def _write_some(fd: int, data: memoryview) -> memoryview:
         return data
     except OSError:  # nobody reads any more
         return data[:0]
-
-
-def _kill_all() -> None:
-    """Process 1 only: one call reaches every other process of the namespace, also those being forked right now."""
-    try:
-        os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def _kill_tree(pid: int) -> None:
-    """Without a namespace: kill the descendants found; orphans come back to the worker and are found again."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            children = [int(child) for child in file.read().split()]
-    except OSError:
-        return
-    for child in children:
-        _kill_tree(child)
-        try:
-            os.kill(child, signal.SIGKILL)
-        except ProcessLookupError:
-            pass

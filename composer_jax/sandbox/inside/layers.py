@@ -5,7 +5,7 @@ inherit. A workspace is an overlay of them; when a sandbox is frozen its layer b
 on, so that copying a workspace of any size costs two mounts. A sandbox sees nothing of this but the overlay: the layers
 are covered before it hears of any task, and it has no right to uncover them.
 
-Where overlays do not work (no isolation, or a kernel before 6.6, whose file systems in memory lack the attributes that
+Where overlays do not work (no namespaces, or a kernel before 6.6, whose file systems in memory lack the attributes that
 overlays need) every layer is whole: standing on a tree means copying it.
 """
 
@@ -14,13 +14,15 @@ import shutil
 import stat
 from typing import Any
 
-from . import namespaces
+from . import disk, namespaces
 
 HIDDEN = "/opt/composer/hidden"
 LAYERS, TREES = f"{HIDDEN}/layers", f"{HIDDEN}/trees"
 WORKSPACE = "/workspace"
 EMPTY = "empty"
 PROBE = "probe"
+TMP = "tmp"  # in a sandbox's folder, where it has no /tmp of its own
+PROGRAMS = "bin"  # in the scratch folder, where there is no /opt/bin
 FOLDERS = 1 << 26  # room for the folders of sixteen thousand layers
 
 
@@ -28,22 +30,22 @@ class Layers:
     """The zygote's side: one folder for each layer, `changes` and `work` in it as the kernel wants them."""
 
     def __init__(self, config: dict[str, Any]):
-        self.isolated: bool = config["isolated"]
+        self.walls: str = config["walls"]
         self.size: int = config["limits"]["workspace_bytes"]
-        self.root = LAYERS if self.isolated else config["scratch"]
+        self.root = LAYERS if self.walls == "namespaces" else config["scratch"]
         self.frozen: set[str] = set()
-        if self.isolated:
+        if self.walls == "namespaces":
             namespaces.keep_mounts()
             namespaces.mount_sized(self.root, FOLDERS)
             os.mkdir(f"{self.root}/{EMPTY}")
-        self.overlays = self.isolated and config["overlays"] and self._overlays_work()
+        self.overlays = self.walls == "namespaces" and config["overlays"] and self._overlays_work()
 
     def make(self, name: str) -> None:
         """A layer for a sandbox that is about to be forked."""
         folder = f"{self.root}/{name}"
         os.mkdir(folder)
         try:
-            if self.isolated:
+            if self.walls == "namespaces":
                 namespaces.mount_sized(folder, self.size)
             os.mkdir(f"{folder}/work")
             os.mkdir(f"{folder}/changes")
@@ -64,8 +66,9 @@ class Layers:
 
     def _remove(self, name: str) -> None:
         folder = f"{self.root}/{name}"
-        if not self.isolated:
-            shutil.rmtree(folder, ignore_errors=True)
+        if self.walls != "namespaces":
+            disk.clear(folder)
+            os.rmdir(folder)
         elif os.path.isdir(folder):
             if os.path.ismount(folder):
                 namespaces.unmount(folder)
@@ -97,7 +100,7 @@ def stand_on(config: dict[str, Any], name: str, tree: dict[str, Any], overlays: 
 
     tree: {"base": a folder of TREES or None, "layers": frozen layers, the oldest first}.
     """
-    root, trees = (LAYERS, TREES) if config["isolated"] else (config["scratch"], config["trees"])
+    root, trees = (LAYERS, TREES) if config["walls"] == "namespaces" else (config["scratch"], config["trees"])
     if overlays:
         os.chdir(root)  # the names of all layers have to fit into one page
         lower = [f"{layer}/changes" for layer in reversed(tree["layers"])]
@@ -108,11 +111,16 @@ def stand_on(config: dict[str, Any], name: str, tree: dict[str, Any], overlays: 
             copy_tree(f"{root}/{tree['layers'][-1]}/changes", changes)
         elif tree["base"]:
             copy_tree(f"{trees}/{tree['base']}", changes)
-        if not config["isolated"]:
+        if config["walls"] != "namespaces":
             return changes
         namespaces.show_at(changes, WORKSPACE)
     namespaces.cover(HIDDEN)
     return WORKSPACE
+
+
+def own_folders(config: dict[str, Any], name: str) -> tuple[str, str]:
+    """Workspace and folder for temporary files of a sandbox that sees the host's file system."""
+    return f"{config['scratch']}/{name}/changes", f"{config['scratch']}/{name}/{TMP}"
 
 
 def copy_tree(folder: str, target: str) -> None:

@@ -2,7 +2,7 @@
 
 Being process 1 it cannot be signalled from inside, and when it ends the kernel kills everything in the sandbox. Its
 memory and descriptors are closed to commands of the same uid. Between two requests no other process is alive in the
-sandbox.
+sandbox. Without a process namespace a fence and a keeper see to the same (fence.py, keeper.py).
 """
 
 import mmap
@@ -11,14 +11,17 @@ import signal
 import socket
 from typing import Any
 
-from . import command, files, frames, layers, namespaces
+from . import command, fence, files, frames, layers, namespaces
 
 
-def live(channel: socket.socket, config: dict[str, Any], name: str, tree: dict[str, Any], overlays: bool) -> None:
-    """Set up, report ready, serve; never returns. The last three are about the workspace (layers.stand_on)."""
+def live(
+    channel: socket.socket, config: dict[str, Any], name: str, tree: dict[str, Any], overlays: bool, line: int
+) -> None:
+    """Set up, report ready, serve; never returns. The last but one are about the workspace (layers.stand_on); line: to
+    the keeper, where there is one."""
     try:
         worker = Worker(config)
-        worker.settle(name, tree, overlays)
+        worker.settle(name, tree, overlays, line)
         channel.sendall(frames.pack({"ready": True}))
         while (request := frames.receive(channel)) is not None:
             channel.sendall(worker.answer(*request))
@@ -36,16 +39,17 @@ class Worker:
 
     def __init__(self, config: dict[str, Any]):
         self.config = config
-        self.isolated: bool = config["isolated"]
+        self.walls: str = config["walls"]
         self.limits: dict[str, int] = config["limits"]
         self.filter = bytes.fromhex(config["filter"])
 
-    def settle(self, name: str, tree: dict[str, Any], overlays: bool) -> None:
+    def settle(self, name: str, tree: dict[str, Any], overlays: bool, line: int) -> None:
         """Own mounts, no privileges, an open workspace."""
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if the machine runs out of memory, a sandbox goes before the trainer
         root = layers.stand_on(self.config, name, tree, overlays)
-        if self.isolated:
+        around = None
+        if self.walls == "namespaces":
             namespaces.furnish(self.limits["tmp_bytes"])
             namespaces.lock(self.filter)
         else:
@@ -53,8 +57,13 @@ class Worker:
         os.umask(0o022)
         os.chdir(root)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        self.workspace = files.Workspace(root, layers.WORKSPACE, self.limits["workspace_bytes"])
-        self.commands = command.Commands(root, self.limits, self.isolated, mmap.mmap(-1, mmap.PAGESIZE))
+        if self.walls == "landlock":
+            around = fence.Fence(self.config, name, line)
+            around.raise_up(self.filter)
+            self.workspace: files.Workspace = around.workspace
+        else:
+            self.workspace = files.Workspace(root, layers.WORKSPACE, self.limits["workspace_bytes"])
+        self.commands = command.Commands(root, self.limits, self.walls, mmap.mmap(-1, mmap.PAGESIZE), around)
 
     def answer(self, header: dict[str, Any], body: bytes) -> bytes:
         """One request to one frame. What the caller did wrong comes back as `refused`, never as an exception."""
