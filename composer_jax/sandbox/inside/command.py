@@ -116,7 +116,7 @@ class Commands:
         outcome = stopped or self._judge(code, usage, streams[1])
         if self.around and (passed := self.around.quota.at_the_end()):
             streams[1].say(f"the sandbox's limit is passed: {passed}")
-            outcome, code = ("nonzero", code or 1) if outcome == "ok" else (outcome, code)
+            outcome, code = ("nonzero", code or 1) if outcome == "ok" or stopped == "nonzero" else (outcome, code)
         for stream in streams:
             stream.close()
         pieces = [piece for stream in streams for piece in (stream.head, stream.tail)]

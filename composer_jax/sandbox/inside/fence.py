@@ -7,7 +7,7 @@ from typing import Any
 
 from . import landlock, layers, namespaces, processes, quota, second_filter
 
-MARGIN = 16  # times the processes of one sandbox that all together may have at once before the kernel refuses more
+MARGIN = 64  # times the processes of one sandbox that all together may have at once before the kernel refuses more
 
 
 class Fence:

@@ -15,7 +15,8 @@ MIB = 1 << 20
 
 
 class Folder:
-    """What a folder may come to hold. It is over when it holds more than that, and more than it did before."""
+    """What a folder may come to hold. It is over when it holds more than that, and more than it did before, or
+    folders nested too deep to be counted."""
 
     def __init__(self, root: str, name: str, size: int):
         self.root, self.name, self.size = root, name, size
@@ -29,6 +30,8 @@ class Folder:
             return f"{self.name} holds more than the {self.size // MIB} MiB that may be added to it"
         if self.now.entries > max(self.most.entries, self.before.entries):
             return f"{self.name} holds more files than may be added to it"
+        if self.now.too_deep:
+            return f"{self.name} holds folders deeper than {disk.LONGEST} characters of their paths"
         return ""
 
 
