@@ -16,6 +16,7 @@ import shutil
 import signal
 import struct
 import sys
+from collections.abc import Collection
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
@@ -76,11 +77,12 @@ def remove_if_left(name: str, above: int, owner: int) -> None:
         shutil.rmtree(name, ignore_errors=True, dir_fd=above)
 
 
-def reachable_by(folders: list[str], uid: int) -> list[str]:
+def reachable_by(folders: list[str], uid: int, changing: Collection[str] = ()) -> list[str]:
     """Show root's `folders` to `uid` below a private /tmp; returns their new paths.
 
     There nothing above a folder is closed, and where the kernel can (5.12 and later), root's files appear to belong
-    to `uid`, so that an installation made with a strict umask works too. The views are read-only.
+    to `uid`, so that an installation made with a strict umask works too. The views are read-only, but for those of the
+    folders in `changing`, which are shown as they are.
     """
     _check(_libc.unshare(CLONE_NEWNS))
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
@@ -88,12 +90,11 @@ def reachable_by(folders: list[str], uid: int) -> list[str]:
     sources = [os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder in folders]  # some may lie below /tmp
     _mount("tmpfs", "/tmp", b"tmpfs", 0, b"mode=0755,size=64k")
     places = []
-    for source in sources:
-        places.append(f"/tmp/{source}")
-        os.mkdir(places[-1])
-        try:
-            _mount_as(source, places[-1], owners)
-        except OSError:  # a kernel or a file system that cannot map owners
+    for folder, source in zip(folders, sources, strict=True):
+        places.append(f"/tmp/{source}/{os.path.basename(folder)}")
+        os.makedirs(places[-1])
+        os.chmod(f"/tmp/{source}", 0o755)
+        if folder in changing or not _mounted_as(source, places[-1], owners):
             _mount(f"/proc/self/fd/{source}", places[-1], None, MS_BIND | MS_REC)
         os.close(source)
     os.close(owners)
@@ -134,12 +135,19 @@ def _owner_map(uid: int) -> int:
         os.waitpid(pid, 0)
 
 
-def _mount_as(source: int, target: str, owners: int) -> None:
-    tree = _check(_libc.syscall(OPEN_TREE, source, b"", OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH))
+def _mounted_as(source: int, target: str, owners: int) -> bool:
+    """False on a kernel or a file system that cannot map owners."""
+    try:
+        tree = _check(_libc.syscall(OPEN_TREE, source, b"", OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH))
+    except OSError:
+        return False
     try:
         attributes = struct.pack("=QQQQ", MOUNT_ATTR_RDONLY | MOUNT_ATTR_IDMAP, 0, 0, owners)
         _check(_libc.syscall(MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, len(attributes)))
         _check(_libc.syscall(MOVE_MOUNT, tree, b"", -100, target.encode(), MOVE_MOUNT_EMPTY_PATH))  # -100: AT_FDCWD
+        return True
+    except OSError:
+        return False
     finally:
         os.close(tree)
 
