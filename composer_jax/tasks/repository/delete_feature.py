@@ -228,10 +228,7 @@ class Features:
 
     @cached_property
     def _mentions(self) -> dict[str, list[Mention]]:
-        """identifier -> where it is read, taken as an attribute, imported or spelled in a string, tests included.
-
-        Positions inside an f-string are wrong before Python 3.12, but they stay in its statement.
-        """
+        """identifier -> where it is read, taken as an attribute, imported or spelled in a string, tests included."""
         found: dict[str, list[Mention]] = defaultdict(list)
         for module in self.repository.modules.values():
             for node in ast.walk(module.source.tree):
