@@ -162,7 +162,7 @@ class Features:
             except (SyntaxError, ValueError):
                 return None  # a `nonlocal` or a star import that stood on what went, for one
         names = tuple(unit.id for unit in every)
-        note = f"{len(units)} definitions that {len(tests)} tests share were removed: {', '.join(names)}"
+        note = f"removed, reached by {len(tests)} of {len(self.all_tests)} tests: {', '.join(names)}"
         return candidate("delete_feature", self.repository.sources, files, names, note)
 
     def _dead_after(self, units: list[Unit]) -> tuple[list[Unit], dict[str, list[ast.stmt]]]:
@@ -257,12 +257,23 @@ class Features:
             seen.add(name)
             for unit in by_name[name]:
                 found.add(unit.id)
+                # A class without one of its abstract methods cannot be called.
+                found |= {f"{unit.id}.{abstract}" for abstract in self._abstract}
                 is_class = unit.entities[0].kind == "class"
                 runs = [self.units.get(f"{unit.id}.{init}") for init in _MAKERS] if is_class else [unit]
                 for started in filter(None, runs):
                     found.add(started.id)
                     pending |= started.references - seen
         return frozenset(found)
+
+    @cached_property
+    def _abstract(self) -> frozenset[str]:
+        return frozenset(
+            unit.name
+            for unit in self.units.values()
+            for decorator in unit.entities[0].node.decorator_list
+            if (referenced(decorator) or "").startswith("abstract")
+        )
 
     @cached_property
     def _early_names(self) -> dict[str, list[Mention]]:

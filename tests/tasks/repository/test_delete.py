@@ -70,11 +70,19 @@ def test_what_the_import_needs_stays(shop, coverage):
 
 def test_a_name_that_a_decorator_a_base_or_a_default_needs_stays(shop, coverage):
     shop["shop/report.py"] += "\n\nclass Big(Base): pass\n\n\ndef f(x=plain): pass\n"
+    shop["shop/more.py"] = "import shop.cart as c\n\n\nclass More(c.Cart): pass\n"
     shop["shop/report.py"] = "class Base: pass\n\n\ndef plain(): pass\n\n\n" + shop["shop/report.py"]
     coverage["t"] = frozenset({"shop/report.py::Base", "shop/report.py::plain", "shop/report.py::report"})
     touched = {entity for candidate in features(shop, coverage) for entity in candidate.entities}
     assert "shop/report.py::report" in touched
-    assert not touched & {"shop/report.py::Base", "shop/report.py::plain"}
+    assert not touched & {"shop/report.py::Base", "shop/report.py::plain", "shop/cart.py::Cart"}
+
+
+def test_a_method_without_which_the_import_cannot_make_an_object_stays():
+    text = "import abc\n\n\nclass A(abc.ABC):\n    @abc.abstractmethod\n    def f(self): ...\n\n\n"
+    text += "class B(A):\n    def f(self): return 1\n    def g(self): return 2\n\n\nb = B()\n"
+    coverage = {"t": {"a.py::B.f"}, "u": {"a.py::B.g"}, "v": set(), "w": set()}
+    assert [candidate.entities for candidate in features({"a.py": text}, coverage)] == [("a.py::B.g",)]
 
 
 def test_what_all_tests_share_is_no_feature(shop, coverage):
@@ -153,6 +161,7 @@ def test_a_file_that_is_only_passed_on_goes_with_its_exports(shop, run_with):
         "from shop import coupons as c\n\nX = c\n",
         "def half(x):\n    from .coupons import apply_coupon\n    return apply_coupon(x, 50)\n",
         "import importlib\n\nC = importlib.import_module('shop.coupons')\n",
+        "import shop\n\nHALF = shop.coupons.apply_coupon\n",
         "from .coupons import *\n\n\ndef half(x):\n    return apply_coupon(x, 50)\n",
     ],
 )
