@@ -106,14 +106,16 @@ class Features:
         self.import_time = self._import_time()
 
     def candidates(self, rng: random.Random) -> Iterator[Candidate]:
-        """One candidate per set of tests that has a feature, in an order drawn from `rng`."""
+        """One candidate per set of tests that has a feature of its own, in an order drawn from `rng`."""
         most = len(self.all_tests) * TESTS_SHARE
         sets = {unit.tests for unit in self.units.values() if 0 < len(unit.tests) <= most}
         order = sorted(sets, key=sorted)
         rng.shuffle(order)
+        seen: set[tuple[str, ...]] = set()
         for tests in order:
             found = self._delete(self._feature(tests), tests)
-            if found is not None:
+            if found is not None and found.entities not in seen:
+                seen.add(found.entities)
                 yield found
 
     def _feature(self, tests: frozenset[str]) -> list[Unit]:
