@@ -103,7 +103,8 @@ class Features:
                     groups[entity.id].append(entity)
             for name, found in groups.items():
                 self.units[name] = Unit(module, tuple(found), reached.get(name, frozenset()))
-        self.import_time = self._import_time()
+        self._import_time = self._run_by_import()
+        self._fixed = frozenset(unit.id for unit in self.units.values() if self._is_needed_early(unit))
 
     def candidates(self, rng: random.Random) -> Iterator[Candidate]:
         """One candidate per set of tests that has a feature of its own, in an order drawn from `rng`."""
@@ -124,13 +125,13 @@ class Features:
         chosen = {
             name: unit
             for name, unit in self.units.items()
-            if unit.tests & tests and len(unit.tests - tests) <= strangers and not self._is_needed_early(unit)
+            if unit.tests & tests and len(unit.tests - tests) <= strangers and name not in self._fixed
         }
         return [unit for name, unit in chosen.items() if not _has_outer(name, chosen)]
 
     def _is_needed_early(self, unit: Unit) -> bool:
         """Whether importing the package calls it, or another statement of its module binds its name as well."""
-        if unit.id in self.import_time:
+        if unit.id in self._import_time:
             return True
         if unit.binding is None:
             spans = _spans(self.repository, _nodes([unit]))
@@ -201,7 +202,7 @@ class Features:
         if unit.binding is None:
             return unit.name.startswith("_") and not unit.name.startswith("__")
         exported = unit.name in exported_names(unit.module)
-        return not exported and not self._is_needed_early(unit)
+        return not exported and unit.id not in self._fixed
 
     def _unused_imports(self, removed: Mapping[str, list[ast.stmt]]) -> dict[str, list[ast.alias]]:
         """What the removed statements imported and nothing else of their modules reads or passes on."""
@@ -242,7 +243,7 @@ class Features:
         """Whether a name is mentioned anywhere but in the spans."""
         return any(not _covers(spans, [mention.place]) for mention in self._mentions.get(name, ()))
 
-    def _import_time(self) -> frozenset[str]:
+    def _run_by_import(self) -> frozenset[str]:
         """Ids that importing the code may run: followed by name from what is called then, so rather too many."""
         by_name: dict[str, list[Unit]] = defaultdict(list)
         for unit in self.units.values():
