@@ -190,12 +190,15 @@ class TemplateFormat(ChatFormat):
         """Raises UserError unless a conversation is the same in one piece and turn by turn."""
         calls = (ToolCall(_WORD, {_WORD: _WORD}), ToolCall(_WORD, {}))
         ask, answer = Message("user", _WORD), Message("tool", _WORD)
-        asks, says = AssistantMessage(_WORD, calls, True), AssistantMessage(_WORD, (), True)
-        sampled = self.render_assistant(_WORD, calls)
-        turns = [self.render([ask]), self.opening, sampled, *self.bridge(sampled, [_WORD, _WORD])]
+        whole: list[Message | AssistantMessage] = [ask]
+        turns = [self.render(whole)]
+        for calls_before in (0, len(calls)):
+            sampled = self.render_assistant(_WORD, calls, calls_before=calls_before)
+            turns += [self.opening, sampled, *self.bridge(sampled, [_WORD, _WORD])]
+            whole += [AssistantMessage(_WORD, calls, True), answer, answer]
         turns += [self.opening, self.render_assistant(_WORD, ())]
-        whole = [ask, asks, answer, answer, says]
-        self.render([*whole, ask, asks])
+        whole.append(AssistantMessage(_WORD, (), True))
+        self.render([*whole, ask])
         if self.render(whole) != [i for turn in turns for i in turn]:
             raise UserError(
                 f"the chat template of {self._template.name} writes a message differently depending on those before "
