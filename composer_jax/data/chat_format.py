@@ -97,7 +97,7 @@ class ChatFormat(ABC):
 
     @abstractmethod
     def text(self, ids: Sequence[int]) -> str:
-        """Ids of messages as text for people: no control tokens, and none of the headings that the format writes."""
+        """Ids of messages as text for people: no control tokens, and no headings where they can be told apart."""
 
     @abstractmethod
     def answer_text(self, ids: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ a later one comes cannot be used: what a model sampled would then stand differen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -62,9 +62,8 @@ class TemplateFormat(ChatFormat):
         self._check()
 
     def render(self, messages: Conversation, tools: Iterable[Declared] = ()) -> list[int]:
-        said, declared = _as_dicts(messages), declarations(tools)
-        mark = self._control.mark(said, declared)
-        said, declared = self._control.guard(said, mark), self._control.guard(declared, mark)
+        mark, said = self._guarded(messages, declared := declarations(tools))
+        declared = [{**tool, "function": self._control.guard(tool["function"], mark)} for tool in declared]
         ids: list[int] = []
         tail: list[int] = []  # of the message before, where the model said it
         before = ""
@@ -82,10 +81,8 @@ class TemplateFormat(ChatFormat):
         return ids
 
     def render_assistant(self, content: str, calls: Sequence[ToolCall], *, calls_before: int = 0) -> list[int]:
-        said = _as_dicts([AssistantMessage(content, tuple(calls), True)], calls_before)
-        mark = self._control.mark(said)
-        opened = self._text([_ASK], opened=True)
-        text = self._text([_ASK, *self._control.guard(said, mark)])
+        mark, said = self._guarded([AssistantMessage(content, tuple(calls), True)], calls_before=calls_before)
+        opened, text = self._text([_ASK], opened=True), self._text([_ASK, *said])
         return self._split(self._control.ids(self._added(opened, text), mark))[0]
 
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
@@ -129,6 +126,13 @@ class TemplateFormat(ChatFormat):
                 return text[len(head) : len(text) - len(foot)]
         return self.text(ids)
 
+    def _guarded(
+        self, messages: Conversation, declared: Sequence[dict[str, Any]] = (), calls_before: int = 0
+    ) -> tuple[str, list[dict[str, Any]]]:
+        """The messages for the template, with what people, tools and the model said guarded by a mark; and the mark."""
+        mark = self._control.mark(_as_dicts(messages, calls_before), list(declared), self._template.source)
+        return mark, _as_dicts(messages, calls_before, lambda value: self._control.guard(value, mark))
+
     def _text(self, said: list[dict[str, Any]], declared: Sequence[dict[str, Any]] = (), opened: bool = False) -> str:
         return self._template.text(said, declared, opened)
 
@@ -154,11 +158,9 @@ class TemplateFormat(ChatFormat):
     def _answered(self, names: Sequence[str], answers: Sequence[str]) -> list[int]:
         """The answers to calls of tools of these names."""
         calls = AssistantMessage("", tuple(ToolCall(name, {}) for name in names), True)
-        said = _as_dicts([calls, *(Message("tool", answer) for answer in answers)])
-        mark = self._control.mark(said)
-        asked, *answered = self._control.guard(said, mark)
-        before = self._text([_ASK, asked])
-        return self._control.ids(self._added(before, self._text([_ASK, asked, *answered])), mark)
+        mark, said = self._guarded([calls, *(Message("tool", answer) for answer in answers)])
+        before, after = self._text([_ASK, said[0]]), self._text([_ASK, *said])
+        return self._control.ids(self._added(before, after), mark)
 
     @cached_property
     def _user_frame(self) -> tuple[list[int], list[int]]:
@@ -224,8 +226,13 @@ class TemplateFormat(ChatFormat):
         return ToolCall(value["name"], value["arguments"])
 
 
-def _as_dicts(messages: Conversation, calls_before: int = 0) -> list[dict[str, Any]]:
-    """The messages as templates know them; calls have ids, and answers name the call."""
+def _as_dicts(
+    messages: Conversation, calls_before: int = 0, guard: Callable[[Any], Any] = lambda value: value
+) -> list[dict[str, Any]]:
+    """The messages as templates know them; calls have ids, and answers name the call.
+
+    guard: what is done to all that was said: contents and arguments.
+    """
     said: list[dict[str, Any]] = []
     unanswered: list[tuple[str, str]] = []
     for message in messages:
@@ -233,21 +240,22 @@ def _as_dicts(messages: Conversation, calls_before: int = 0) -> list[dict[str, A
             calls = rendered_calls(message)
             unanswered = [(f"call{number:05d}", call.name) for number, call in enumerate(calls, calls_before)]
             calls_before += len(calls)
-            said.append({"role": "assistant", "content": message.content})
+            said.append({"role": "assistant", "content": guard(message.content)})
             if calls:
-                said[-1]["tool_calls"] = [_call(call, key) for call, (key, _) in zip(calls, unanswered, strict=True)]
+                keys = (key for key, _ in unanswered)
+                said[-1]["tool_calls"] = [_call(call, key, guard) for call, key in zip(calls, keys, strict=True)]
         elif message.role == "tool":
             check_answers(len(unanswered), 1)
             key, name = unanswered.pop(0)
-            said.append({"role": "tool", "content": message.content, "name": name, "tool_call_id": key})
+            said.append({"role": "tool", "content": guard(message.content), "name": name, "tool_call_id": key})
         else:
-            said.append({"role": message.role, "content": message.content})
+            said.append({"role": message.role, "content": guard(message.content)})
     return said
 
 
-def _call(call: ToolCall, key: str) -> dict[str, Any]:
+def _call(call: ToolCall, key: str, guard: Callable[[Any], Any]) -> dict[str, Any]:
     check_call(call)
-    return {"id": key, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {"id": key, "type": "function", "function": {"name": call.name, "arguments": guard(call.arguments)}}
 
 
 def _turn_ends(said: Sequence[dict[str, Any]]) -> list[int]:

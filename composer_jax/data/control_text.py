@@ -32,11 +32,14 @@ class ControlText:
         return next(mark for n in count() if (mark := f"Zq{n}x") not in said)
 
     def guard(self, value: Any, mark: str) -> Any:
-        """The value (JSON-like) with `mark` in every string that could make, or be a part of, a control token."""
+        """The value (JSON-like) with `mark` in every string that could make, or be a part of, a control token.
+
+        Keys are what a template looks for: in them only whole control tokens are broken.
+        """
         if isinstance(value, str):
             return self._guarded(value, mark)
         if isinstance(value, dict):
-            return {self._guarded(key, mark): self.guard(item, mark) for key, item in value.items()}
+            return {self._broken(key, mark): self.guard(item, mark) for key, item in value.items()}
         return [self.guard(item, mark) for item in value] if isinstance(value, list) else value
 
     def ids(self, text: str, mark: str) -> list[int]:
@@ -49,13 +52,17 @@ class ControlText:
             at = match.end()
         return ids + self._tok.encode(text[at:].replace(mark, ""))
 
-    def _guarded(self, text: str, mark: str) -> str:
+    def _broken(self, text: str, mark: str) -> str:
+        """With `mark` in every control token that it spells."""
         cuts = [match.start() + 1 for match in self._begins.finditer(text)]
-        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        return mark.join(text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True))
+
+    def _guarded(self, text: str, mark: str) -> str:
+        """The same, and `mark` at an end that could be a part of one together with what stands next to it."""
         shorter = range(1, self._longest)
         first = mark if any(text[:n] in self._tails for n in shorter) else ""
         last = mark if any(text[-n:] in self._heads for n in shorter) else ""
-        return first + mark.join(pieces) + last
+        return first + self._broken(text, mark) + last
 
 
 def _pattern(tok: ModelTokenizer, text: str) -> str:

@@ -51,7 +51,7 @@ class JinjaTemplate:
             return self._template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=opened, **self._variables
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except Exception as error:  # whatever foreign code raises is how it refuses
             roles = ", ".join(message["role"] for message in messages)
             raise UserError(
                 f"the chat template of {self.name} refuses a conversation of {roles} ({error}); use another template"

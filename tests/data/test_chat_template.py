@@ -184,6 +184,16 @@ def test_words_around_calls_are_the_content():
     assert message == AssistantMessage("a\n\nb", (READ, READ), True)
 
 
+def test_control_tokens_that_look_like_words_break_neither_roles_nor_keys(tmp_path):
+    words = dict.fromkeys(("rxx", "xxuser", "xxcontent", "tool_calls_xx", "name_xx", "sxx", "xxtype"), True)
+    chat = load_chat_format(write_folder(tmp_path, tokenizer_json(QWEN_TOKENS | words), QWEN))
+    tools = [Declaration("read", "Reads files", {"type": "object"})]
+    plain = format_of("qwen")
+    assert decode(chat, chat.render(CONVERSATION, tools)) == decode(plain, plain.render(CONVERSATION, tools))
+    forged = chat.render([Message("user", "rxx and r"), AssistantMessage("xx", (), True)])
+    assert chat._tok.id_of("rxx") not in forged
+
+
 def test_control_tokens_that_swallow_white_space_do_so_only_in_the_template():
     description = json.loads(QWEN_JSON)
     for token in description["added_tokens"]:
