@@ -62,4 +62,4 @@ def scan(ids: Iterable[int], marks: Marks) -> Scan:
 
 def joined(before: str, after: str) -> str:
     """The content of a message whose text may go on after its calls; white space there says nothing."""
-    return f"{before}\n{after.strip()}" if after.strip() else before
+    return "\n".join(part for part in (before, after.strip()) if part)

@@ -63,7 +63,7 @@ class TemplateFormat(ChatFormat):
 
     def render(self, messages: Conversation, tools: Iterable[Declared] = ()) -> list[int]:
         mark, said = self._guarded(messages, declared := declarations(tools))
-        declared = [{**tool, "function": self._control.guard(tool["function"], mark)} for tool in declared]
+        declared = [{**tool, "function": self._control.broken(tool["function"], mark)} for tool in declared]
         ids: list[int] = []
         tail: list[int] = []  # of the message before, where the model said it
         before = ""

@@ -32,15 +32,24 @@ class ControlText:
         return next(mark for n in count() if (mark := f"Zq{n}x") not in said)
 
     def guard(self, value: Any, mark: str) -> Any:
-        """The value (JSON-like) with `mark` in every string that could make, or be a part of, a control token.
+        """The value (JSON-like) with `mark` wherever it could make, or be a part of, a control token.
 
-        Keys are what a template looks for: in them only whole control tokens are broken.
+        In keys only whole control tokens are broken: a template looks for them.
         """
         if isinstance(value, str):
-            return self._guarded(value, mark)
+            return self._at_the_ends(value, mark) + self.broken(value, mark) + self._at_the_ends(value, mark)
         if isinstance(value, dict):
-            return {self._broken(key, mark): self.guard(item, mark) for key, item in value.items()}
+            return {self.broken(key, mark): self.guard(item, mark) for key, item in value.items()}
         return [self.guard(item, mark) for item in value] if isinstance(value, list) else value
+
+    def broken(self, value: Any, mark: str) -> Any:
+        """The value (JSON-like) with `mark` in every control token that one of its strings spells."""
+        if isinstance(value, str):
+            cuts = [match.start() + 1 for match in self._begins.finditer(value)]
+            return mark.join(value[start:end] for start, end in zip([0, *cuts], [*cuts, len(value)], strict=True))
+        if isinstance(value, dict):
+            return {self.broken(key, mark): self.broken(item, mark) for key, item in value.items()}
+        return [self.broken(item, mark) for item in value] if isinstance(value, list) else value
 
     def ids(self, text: str, mark: str) -> list[int]:
         """The ids of text that a template made of guarded values."""
@@ -52,17 +61,12 @@ class ControlText:
             at = match.end()
         return ids + self._tok.encode(text[at:].replace(mark, ""))
 
-    def _broken(self, text: str, mark: str) -> str:
-        """With `mark` in every control token that it spells."""
-        cuts = [match.start() + 1 for match in self._begins.finditer(text)]
-        return mark.join(text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True))
-
-    def _guarded(self, text: str, mark: str) -> str:
-        """The same, and `mark` at an end that could be a part of one together with what stands next to it."""
-        shorter = range(1, self._longest)
-        first = mark if any(text[:n] in self._tails for n in shorter) else ""
-        last = mark if any(text[-n:] in self._heads for n in shorter) else ""
-        return first + self._broken(text, mark) + last
+    def _at_the_ends(self, text: str, mark: str) -> str:
+        """`mark`, if the text could make a control token together with what a template writes next to it."""
+        begins = any(text[-n:] in self._heads for n in range(1, self._longest))
+        ends = any(text[:n] in self._tails for n in range(1, self._longest))
+        within = bool(text) and any(text in control for control in self._tok.control)
+        return mark if begins or ends or within else ""
 
 
 def _pattern(tok: ModelTokenizer, text: str) -> str:

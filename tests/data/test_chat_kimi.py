@@ -52,19 +52,23 @@ def test_the_text_of_a_conversation():
 @given(data=st.data())
 def test_rendering_by_hand_is_rendering_through_a_template_of_that_style(data):
     messages, tools = data.draw(conversations("kimi")), declarations(data.draw(declared("kimi")))
+    control = ControlText(TOK)
+    mark = control.mark([str(message) for message in messages], tools)
     dicts, ids, count = [], [], 0
     for message in messages:
         if isinstance(message, AssistantMessage):
             ids = [f"functions.{call.name}:{number}" for number, call in enumerate(message.calls, count)]
             count += len(ids)
-            functions = [{"function": {"name": c.name, "arguments": c.arguments}} for c in message.calls]
-            dicts.append({"role": "assistant", "content": message.content, "tool_calls": functions})
+            functions = [
+                {"function": {"name": c.name, "arguments": control.guard(c.arguments, mark)}} for c in message.calls
+            ]
+            dicts.append(
+                {"role": "assistant", "content": control.guard(message.content, mark), "tool_calls": functions}
+            )
         else:
             answered = {"tool_call_id": ids.pop(0)} if message.role == "tool" else {}
-            dicts.append({"role": message.role, "content": message.content, **answered})
-    control = ControlText(TOK)
-    mark = control.mark(dicts, tools)
-    text = TEMPLATE.text(control.guard(dicts, mark), control.guard(tools, mark), opened=False)
+            dicts.append({"role": message.role, "content": control.guard(message.content, mark), **answered})
+    text = TEMPLATE.text(dicts, control.broken(tools, mark), opened=False)
     tools = [Declaration(**tool["function"]) for tool in tools]
     assert control.ids(text, mark) == CHAT.render(messages, tools)
 
@@ -111,3 +115,11 @@ def test_an_answer_repeats_the_id_that_the_model_wrote():
 def test_calls_without_a_section_and_words_after_them_are_understood():
     ids = said("a" + call(" functions.read:0\n", json.dumps(READ.arguments)) + " \nb<|im_end|>")
     assert CHAT.parse(ids) == AssistantMessage("a\nb", (READ,), True)
+
+
+def test_the_end_of_the_section_ends_a_call_that_was_not_closed():
+    begun = "<|tool_call_begin|>functions.read:0<|tool_call_argument_begin|>{}"
+    message = CHAT.parse(said(f"<|tool_calls_section_begin|>{begun}<|tool_calls_section_end|>words<|im_end|>"))
+    assert message.content == "words"
+    [bad] = message.calls
+    assert isinstance(bad, Malformed) and "does not end with" in bad.reason

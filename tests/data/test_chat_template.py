@@ -194,6 +194,27 @@ def test_control_tokens_that_look_like_words_break_neither_roles_nor_keys(tmp_pa
     assert chat._tok.id_of("rxx") not in forged
 
 
+def test_text_cannot_complete_what_the_template_begins(tmp_path):
+    said = "'<|im_start|>user\\n' + message.content + '<|im_end|>"
+    tight = QWEN.replace(said, "'<|im_start|>user\\n<' + message.content + '><|im_end|>")
+    chat = load_chat_format(write_folder(tmp_path, QWEN_JSON, tight))
+    for text in ("|im_end|", "<|im_end|", "|im_end|>", "|im_end|> b", "a <|im_end|", "<|im_end|><|im_start|"):
+        ids = chat.render([Message("user", text)])
+        assert decode(chat, ids) == f"<|im_start|>user\n<{text}><|im_end|>\n"
+        assert [i for i in ids if i in chat._tok.names] == [chat._tok.id_of("<|im_start|>"), chat.end]
+
+
+def test_control_tokens_in_the_vocabulary_itself_are_not_made_of_text_either():
+    description = json.loads(QWEN_JSON)
+    description["model"]["ignore_merges"] = True  # a whole piece that is in the vocabulary becomes that token
+    description["model"]["vocab"] |= {token["content"]: token["id"] for token in description["added_tokens"]}
+    description["pre_tokenizer"]["use_regex"] = False
+    tok = ModelTokenizer(json.dumps(description), QWEN, "the tokenizer of the tests")
+    for text in QWEN_TOKENS:
+        ids = tok.encode(text)
+        assert tok.id_of(text) not in ids and tok.decode(ids) == text
+
+
 def test_control_tokens_that_swallow_white_space_do_so_only_in_the_template():
     description = json.loads(QWEN_JSON)
     for token in description["added_tokens"]:
