@@ -58,7 +58,10 @@ class TemplateFormat(ChatFormat):
         with_call = self._text([_ASK, *_as_dicts([AssistantMessage(_WORD, (ToolCall(_WORD, {}),), True)])])
         self._separator, found, _ = self._added(opened, with_call).partition(_WORD)[2].partition(CALL[0])
         if not found:
-            raise UserError(f"the chat template of {template.name} writes no calls between {CALL[0]} and {CALL[1]}")
+            raise UserError(
+                f"the chat template of {template.name} writes no calls between {CALL[0]} and {CALL[1]}; "
+                f"use a model whose template does"
+            )
         self._check()
 
     def render(self, messages: Conversation, tools: Iterable[Declared] = ()) -> list[int]:

@@ -78,11 +78,13 @@ class ModelTokenizer:
 
 
 def _without(description: dict[str, Any], control: Iterable[str]) -> dict[str, Any]:
-    """A tokenizer that has never heard of the control tokens: to it they are characters."""
+    """A tokenizer that has never heard of the control tokens: to it they are characters. It encodes all of a text, and
+    nothing else, whatever else it is told to do for training."""
     model = description["model"]
     added = [token for token in description.get("added_tokens", ()) if token["content"] not in control]
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         known = set(control) - {model.get("unk_token")}
         vocabulary = {text: i for text, i in vocabulary.items() if text not in known}
-    return {**description, "added_tokens": added, "post_processor": None, "model": {**model, "vocab": vocabulary}}
+    nothing_else = dict.fromkeys(("post_processor", "truncation", "padding"))
+    return {**description, **nothing_else, "added_tokens": added, "model": {**model, "vocab": vocabulary}}

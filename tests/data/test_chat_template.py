@@ -215,6 +215,16 @@ def test_control_tokens_in_the_vocabulary_itself_are_not_made_of_text_either():
         assert tok.id_of(text) not in ids and tok.decode(ids) == text
 
 
+def test_a_text_is_neither_cut_nor_padded():
+    description = json.loads(QWEN_JSON)
+    description["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+    padding = {"strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None}
+    description["padding"] = padding | {"pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
+    tok = ModelTokenizer(json.dumps(description), QWEN, "the tokenizer of the tests")
+    assert tok.encode("a long text " * 9) == format_of("qwen")._tok.encode("a long text " * 9)
+    assert tok.encode("") == []
+
+
 def test_control_tokens_that_swallow_white_space_do_so_only_in_the_template():
     description = json.loads(QWEN_JSON)
     for token in description["added_tokens"]:
