@@ -1,8 +1,8 @@
 """Starts the zygote of the landlock backend and outlives nothing. Run as a plain file; standard library only.
 
-Its argument is one JSON object: {"folders", "executable", "shared", "environment", "path", "uid"}. As root it becomes
-`uid` for the zygote, as the other launcher does for bubblewrap. It makes the folder that all workspaces of the zygote are
-in, and when zygote or trainer have ended, however they ended, it kills what is left and removes that folder.
+Its argument is one JSON object: {"folders", "executable", "shared", "environment", "path", "flags", "uid"}. As root it
+becomes `uid` for the zygote, as the other launcher does for bubblewrap. It makes the folder that all workspaces of the
+zygote are in, and when zygote or trainer have ended, however they ended, it kills what is left and removes that folder.
 """
 
 import json

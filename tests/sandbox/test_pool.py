@@ -377,7 +377,9 @@ def without_landlock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_that_refuses_both_backends_is_told_both_reasons(tmp_path, monkeypatch):
     refuse_bubblewrap(tmp_path, monkeypatch)
     without_landlock(tmp_path, monkeypatch)
-    with pytest.raises(UserError, match=r"bwrap: No permissions.*with landlock \(this kernel has no.*lsm=.*'subprocess'"):
+    with pytest.raises(
+        UserError, match=r"bwrap: No permissions.*with landlock \(this kernel has no.*lsm=.*'subprocess'"
+    ):
         SandboxPool()
     with pytest.raises(UserError, match=r"with landlock \(this kernel has no Landlock.*lsm=.*'subprocess'"):
         SandboxPool(backend="landlock")
