@@ -91,7 +91,9 @@ def _hunk(lines: list[str], at: int, path: str, number: int) -> tuple[Hunk, int]
         end = _counted(lines, body, int(head[2] or 1), int(head[4] or 1))
     if end is None:
         end = _until_it_ends(lines, body)
-    old, new = [], []
+    old: list[str] = []
+    new: list[str] = []
+    last: tuple[list[str], ...] = ()
     for line in lines[body:end]:
         if line.startswith(_NO_END):
             for side in last:

@@ -32,9 +32,7 @@ def select(names: Sequence[str]) -> dict[str, Tool]:
         all_of_set = wanted == f"{REPOSITORY}*"
         for name in [name for name in ALL if name.startswith(REPOSITORY)] if all_of_set else [wanted]:
             if name not in ALL:
-                raise UserError(
-                    f"a task asks for the tool {name!r}; the tools are {', '.join(ALL)}, and {REPOSITORY}* for a whole set"
-                )
+                raise UserError(f"a task asks for the tool {name!r}; the tools are {', '.join(ALL)}, {REPOSITORY}*")
             tool = ALL[name]
             if chosen.setdefault(tool.name, tool) is not tool:
                 raise UserError(f"a task asks for two tools that are called {tool.name!r}; leave one of them out")

@@ -28,9 +28,7 @@ async def edit_file(workspace: Workspace, path: str, old: str = "", new: str = "
     workspace.write(path, text.replace(old, new).encode())
     first = text.count("\n", 0, text.find(old)) + 1
     last = first + new.removesuffix("\n").count("\n")
-    return (
-        f"edited {path}: lines {first} to {last} are new" if new else f"edited {path}: a text at line {first} is gone"
-    )
+    return f"edited {path}: lines {first} to {last} are new" if new else f"edited {path}: text at line {first} is gone"
 
 
 def text_of(workspace: Workspace, path: str) -> str:

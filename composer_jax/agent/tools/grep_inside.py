@@ -1,8 +1,8 @@
 """The search that the grep tool runs inside a sandbox: `python -I -S -c <globbing.py and this file> <request>`.
 
 Isolated mode: no module of the workspace or of the packages can take the place of one that is imported here. It is
-killed when its time is over, so a pattern may take as long as it likes. The request is JSON: pattern, path, glob ("" for
-any), ignore_case, context. Exit code 0: found; 1: not found; 2: one sentence about the pattern on stderr.
+killed when its time is over, so a pattern may take its time. The request is JSON: pattern, path, glob ("" for
+all), ignore_case, context. Exit code 0: found; 1: not found; 2: one sentence about the pattern on stderr.
 """
 
 import json
