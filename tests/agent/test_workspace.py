@@ -13,7 +13,7 @@ from composer_jax.agent import workspace as workspaces
 from composer_jax.agent.workspace import ATTEMPTS, Workspace
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxFileError
-from composer_jax.sandbox.once import Once
+from composer_jax.sandbox.made_once import MadeOnce
 from composer_jax.tasks.cache import ResultCache
 from tests.agent.conftest import task_of
 
@@ -324,7 +324,7 @@ def test_the_event_loop_goes_on_while_something_is_made_once():
         return "value"
 
     async def check():
-        once = Once(make)
+        once = MadeOnce(make)
         waiting = [asyncio.ensure_future(once.get()) for _ in range(3)]
         while not begun.is_set():
             await asyncio.sleep(0)

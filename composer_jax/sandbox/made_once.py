@@ -11,7 +11,7 @@ T = TypeVar("T")
 _MAKERS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="once")
 
 
-class Once(Generic[T]):
+class MadeOnce(Generic[T]):
     """make() in a thread, once; who asks meanwhile waits for the same. What it raises goes to all who wait, and the
     next to ask makes it try again. Works from any event loop; who is cancelled cancels only his own waiting."""
 
