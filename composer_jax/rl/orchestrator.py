@@ -89,7 +89,7 @@ class Orchestrator:
         rows = weighted_rows(groups, self.algorithm)
         batches = learner_batches(rows, self.config.batches)
         if not self.warm or not batches:
-            # MadeOnce, every shape is compiled here; later an empty batch stands for "no group had anything to teach".
+            # Once, every shape is compiled here; later an empty batch stands for "no group had anything to teach".
             batches += [empty_batch(*shape) for shape in self.config.batches]
             self.warm = True
         normaliser = len(rollout.jobs) * self.config.tokens_per_episode

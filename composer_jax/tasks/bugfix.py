@@ -37,7 +37,7 @@ def generate(split: Split, seed: int, index: int, kind: str = "mix") -> Task:
         raise UserError(f"{kind!r} is not a kind of bug for split {split}; use mix or {', '.join(TRAINED_KINDS)}")
     rng = seeded(FAMILY, kind, split, seed, index)
     while True:
-        # MadeOnce in a while two lines collide; the next draw of the same generator will do.
+        # Once in a while two lines collide; the next draw of the same generator will do.
         task = _draw(split, f"{FAMILY}-{kind}-{split}-{seed}-{index}", kind, rng)
         if task is not None:
             return task
