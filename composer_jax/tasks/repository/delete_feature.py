@@ -1,0 +1,330 @@
+"""A feature goes: definitions that a set of tests shares and few others reach, with what only they needed.
+
+The idea is Composer 2.5's feature deletion: the code stays usable, a testable part of it is gone.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+from composer_jax.tasks.repository.candidate import Candidate, candidate
+from composer_jax.tasks.repository.entities import Definition, Entity, referenced
+from composer_jax.tasks.repository.imports import Module, Repository, bound_names
+from composer_jax.tasks.repository.source import parse
+from composer_jax.tasks.repository.withdraw import Binding, Withdrawal, exported_names
+
+LARGEST = 12
+"""Most functions, methods and classes that a feature has before its helpers are counted."""
+TESTS_SHARE = 0.5
+"""A set of tests that is a larger part of all of them is no feature but the core."""
+STRANGERS_SHARE = 0.25
+"""How many tests outside the set may reach a definition, as a part of the set's size."""
+
+
+_MAKERS = ("__init__", "__new__", "__post_init__")
+_WORD = re.compile(r"[^\W\d]\w*")
+_LONGEST_CODE = 60
+
+
+@dataclass(frozen=True, eq=False)
+class Mention:
+    """Where an identifier occurs; owner: the name that it is taken of as an attribute, where that was asked."""
+
+    path: str
+    start: int
+    end: int
+    owner: str
+    node: ast.AST
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.path, self.start, self.end
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """All definitions of one name (a property with its setter) and the tests that reach it."""
+
+    module: Module
+    entities: tuple[Entity, ...]
+    tests: frozenset[str]
+
+    @property
+    def id(self) -> str:
+        return self.entities[0].id
+
+    @property
+    def name(self) -> str:
+        """Without the class around it."""
+        return self.entities[0].node.name
+
+    @property
+    def binding(self) -> Binding | None:
+        """What other modules can import; None for a method."""
+        return (self.module.path, self.name) if self.name == self.entities[0].name else None
+
+    @cached_property
+    def references(self) -> frozenset[str]:
+        return frozenset(chain.from_iterable(entity.references for entity in self.entities))
+
+
+def tests_of(coverage: Mapping[str, Collection[str]]) -> dict[str, frozenset[str]]:
+    """The coverage map the other way round: entity id -> tests. A class is reached through its methods."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for test, ids in coverage.items():
+        for entity in ids:
+            found[entity].add(test)
+            path, _, name = entity.partition("::")
+            parts = name.split(".")
+            for end in range(1, len(parts)):
+                found[f"{path}::{'.'.join(parts[:end])}"].add(test)
+    return {entity: frozenset(tests) for entity, tests in found.items()}
+
+
+class Features:
+    """What can be deleted from a repository, given which test reaches which entity."""
+
+    def __init__(self, repository: Repository, coverage: Mapping[str, Collection[str]]):
+        self.repository = repository
+        self.all_tests = frozenset(coverage)
+        reached = tests_of(coverage)
+        self.units: dict[str, Unit] = {}
+        for module in repository.code:
+            groups: dict[str, list[Entity]] = defaultdict(list)
+            for entity in module.entities:
+                if not entity.is_nested and not entity.is_test:
+                    groups[entity.id].append(entity)
+            for name, found in groups.items():
+                self.units[name] = Unit(module, tuple(found), reached.get(name, frozenset()))
+        self.import_time = self._import_time()
+
+    def candidates(self, rng: random.Random) -> Iterator[Candidate]:
+        """One candidate per set of tests that has a feature, in an order drawn from `rng`."""
+        most = len(self.all_tests) * TESTS_SHARE
+        sets = {unit.tests for unit in self.units.values() if 0 < len(unit.tests) <= most}
+        order = sorted(sets, key=sorted)
+        rng.shuffle(order)
+        for tests in order:
+            found = self._delete(self._feature(tests), tests)
+            if found is not None:
+                yield found
+
+    def _feature(self, tests: frozenset[str]) -> list[Unit]:
+        """The units that these tests share and few others reach; a method not beside its class."""
+        strangers = len(tests) * STRANGERS_SHARE
+        chosen = {
+            name: unit
+            for name, unit in self.units.items()
+            if unit.tests & tests and len(unit.tests - tests) <= strangers and not self._is_needed_early(unit)
+        }
+        return [unit for name, unit in chosen.items() if not _has_outer(name, chosen)]
+
+    def _is_needed_early(self, unit: Unit) -> bool:
+        """Whether importing the package calls it, or another statement of its module binds its name as well."""
+        if unit.id in self.import_time:
+            return True
+        if unit.binding is None:
+            spans = _spans(self.repository, _nodes([unit]))
+            owner = unit.entities[0].name.split(".")[-2]
+            return any(
+                place.owner == owner or (not place.owner and place.path == unit.module.path)
+                for place in self._early_names.get(unit.name, ())
+                if not _covers(spans, [place.place])
+            )
+        body = unit.module.source.tree.body
+        return any(unit.name in bound_names(node) for node in body if not isinstance(node, Definition))
+
+    def _delete(self, units: list[Unit], tests: frozenset[str]) -> Candidate | None:
+        while 0 < len(units) <= LARGEST:
+            withdrawal = Withdrawal(self.repository, {unit.binding: unit.binding for unit in units if unit.binding})
+            needed = withdrawal.needed(_nodes(units))
+            if not needed:
+                break
+            units = [unit for unit in units if unit.binding not in needed]
+        else:
+            return None
+        helpers, removed = self._dead_after(units)
+        every = [*units, *helpers]
+        withdrawal = Withdrawal(self.repository, {unit.binding: unit.binding for unit in every if unit.binding})
+        for path, aliases in self._unused_imports(removed).items():
+            withdrawal.aliases.setdefault(path, []).extend(aliases)
+        files = withdrawal.files(removed)
+        for path, text in files.items():
+            try:
+                parse(path, text)
+            except (SyntaxError, ValueError):
+                return None  # a `nonlocal` or a star import that stood on what went, for one
+        names = tuple(unit.id for unit in every)
+        note = f"{len(units)} definitions that {len(tests)} tests share were removed: {', '.join(names)}"
+        return candidate("delete_feature", self.repository.sources, files, names, note)
+
+    def _dead_after(self, units: list[Unit]) -> tuple[list[Unit], dict[str, list[ast.stmt]]]:
+        """Helpers that nothing else mentions, and every statement that goes, by path: constants too."""
+        helpers: list[Unit] = []
+        removed = _nodes(units)
+        pending = True
+        while pending:
+            spans = _spans(self.repository, removed)
+            mentioned = {name for unit in [*units, *helpers] for name in unit.references}
+            mentioned |= {n for nodes in removed.values() for node in nodes for n in _mentions_in(node)}
+            pending = False
+            for unit in self.units.values():
+                if unit.name in mentioned and unit not in units and unit not in helpers and self._is_helper(unit):
+                    own = [(unit.module.path, *entity.span) for entity in unit.entities]
+                    if not self._is_mentioned(unit.name, [*spans, *own]) and not _covers(spans, own):
+                        helpers.append(unit)
+                        pending = True
+            for module in self.repository.code:
+                for statement in _constants(module, mentioned):
+                    if statement in removed.get(module.path, []):
+                        continue
+                    own = [(module.path, *module.source.span(statement))]
+                    if not self._is_mentioned(statement.targets[0].id, [*spans, *own]):
+                        removed.setdefault(module.path, []).append(statement)
+                        pending = True
+            for path, nodes in _nodes(helpers).items():
+                known = removed.setdefault(path, [])
+                known += [node for node in nodes if not any(node is other for other in known)]
+        return helpers, removed
+
+    def _is_helper(self, unit: Unit) -> bool:
+        """Whether only this repository can be a user of it: a private method, or a name that is not exported."""
+        if unit.binding is None:
+            return unit.name.startswith("_") and not unit.name.startswith("__")
+        exported = unit.name in exported_names(unit.module)
+        return not exported and not self._is_needed_early(unit)
+
+    def _unused_imports(self, removed: Mapping[str, list[ast.stmt]]) -> dict[str, list[ast.alias]]:
+        """What the removed statements imported and nothing else of their modules reads or passes on."""
+        found: dict[str, list[ast.alias]] = {}
+        for path, nodes in removed.items():
+            module = self.repository.modules[path]
+            if path.endswith("__init__.py"):
+                continue
+            spans = _spans(self.repository, {path: nodes})
+            used = {name for node in nodes for name in _mentions_in(node)}
+            for statement, _, _ in module.imports:
+                if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+                    continue
+                for alias in statement.names:
+                    name = alias.asname or alias.name
+                    left = [
+                        other
+                        for other in self._mentions.get(name, ())
+                        if other.node is not alias
+                        and (other.path == path or isinstance(other.node, ast.alias))
+                        and not _covers(spans, [other.place])
+                    ]
+                    if name in used and not left:
+                        found.setdefault(path, []).append(alias)
+        return found
+
+    @cached_property
+    def _mentions(self) -> dict[str, list[Mention]]:
+        """identifier -> where it is read, taken as an attribute, imported or spelled in a string, tests included.
+
+        Positions inside an f-string are wrong before Python 3.12, but they stay in its statement.
+        """
+        found: dict[str, list[Mention]] = defaultdict(list)
+        for module in self.repository.modules.values():
+            for node in ast.walk(module.source.tree):
+                for name in _mentioned_by(node):
+                    found[name].append(Mention(module.path, *module.source.span(node), "", node))
+        return found
+
+    def _is_mentioned(self, name: str, spans: list[tuple[str, int, int]]) -> bool:
+        """Whether a name is mentioned anywhere but in the spans."""
+        return any(not _covers(spans, [mention.place]) for mention in self._mentions.get(name, ()))
+
+    def _import_time(self) -> frozenset[str]:
+        """Ids that importing the code may run: followed by name from what is called then, so rather too many."""
+        by_name: dict[str, list[Unit]] = defaultdict(list)
+        for unit in self.units.values():
+            by_name[unit.name].append(unit)
+        pending: set[str] = set()
+        for module in self.repository.code:
+            for node in module.early_nodes:
+                called = [node.func] if isinstance(node, ast.Call) else getattr(node, "decorator_list", ())
+                pending |= {name for part in called if (name := referenced(part))}
+        seen: set[str] = set()
+        found: set[str] = set()
+        while pending:
+            name = pending.pop()
+            seen.add(name)
+            for unit in by_name[name]:
+                found.add(unit.id)
+                is_class = unit.entities[0].kind == "class"
+                runs = [self.units.get(f"{unit.id}.{init}") for init in _MAKERS] if is_class else [unit]
+                for started in filter(None, runs):
+                    found.add(started.id)
+                    pending |= started.references - seen
+        return frozenset(found)
+
+    @cached_property
+    def _early_names(self) -> dict[str, list[Mention]]:
+        """identifier -> where it is read, or taken of a class, while the code is imported."""
+        found: dict[str, list[Mention]] = defaultdict(list)
+        for module in self.repository.code:
+            for node in module.early_nodes:
+                of_name = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+                if name := referenced(node) if of_name or isinstance(node, ast.Name) else None:
+                    owner = node.value.id if of_name else ""
+                    found[name].append(Mention(module.path, *module.source.span(node), owner, node))
+        return found
+
+
+def _mentioned_by(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.alias):
+        return [node.name.split(".")[0]]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        # An annotation in quotes or a name for getattr, not prose.
+        return _WORD.findall(node.value) if len(node.value) <= _LONGEST_CODE else []
+    return [name] if (name := referenced(node)) else []
+
+
+def _mentions_in(statement: ast.stmt) -> set[str]:
+    return {name for node in ast.walk(statement) if (name := referenced(node))}
+
+
+def _constants(module: Module, names: Collection[str]) -> list[ast.Assign]:
+    """Assignments of one of these names alone at the top of a module that does not export it."""
+    exported = exported_names(module)
+    return [
+        node
+        for node in module.source.tree.body
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+        if node.targets[0].id in names and node.targets[0].id not in exported
+        if not node.targets[0].id.startswith("__")
+    ]
+
+
+def _nodes(units: Collection[Unit]) -> dict[str, list[ast.stmt]]:
+    found: dict[str, list[ast.stmt]] = {}
+    for unit in units:
+        found.setdefault(unit.module.path, []).extend(entity.node for entity in unit.entities)
+    return found
+
+
+def _spans(repository: Repository, removed: Mapping[str, Collection[ast.stmt]]) -> list[tuple[str, int, int]]:
+    return [(path, *repository.modules[path].source.span(node)) for path, nodes in removed.items() for node in nodes]
+
+
+def _covers(spans: Collection[tuple[str, int, int]], places: Collection[tuple[str, int, int]]) -> bool:
+    """Whether every place is inside one of the spans."""
+    return all(
+        any(path == where and first <= start and end <= last for where, first, last in spans)
+        for path, start, end in places
+    )
+
+
+def _has_outer(name: str, chosen: Collection[str]) -> bool:
+    path, _, qualified = name.partition("::")
+    parts = qualified.split(".")
+    return any(f"{path}::{'.'.join(parts[:end])}" in chosen for end in range(1, len(parts)))

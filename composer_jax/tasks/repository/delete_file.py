@@ -1,0 +1,46 @@
+"""A whole module goes, where the rest can be imported without it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import PurePosixPath
+
+from composer_jax.tasks.repository.candidate import Candidate, candidate
+from composer_jax.tasks.repository.imports import Module, Repository
+from composer_jax.tasks.repository.withdraw import Withdrawal
+
+_STARTED_BY_NAME = ("__init__.py", "__main__.py", "conftest.py", "setup.py", "noxfile.py")
+
+
+def delete_file(repository: Repository, module: Module) -> Candidate | None:
+    """The candidate without `module`; imports of it that only pass its names on go too.
+
+    None for tests and for files that are started by their name, and where another module uses what it
+    imports from this one, names it in a string, or imports it inside a function or as `import a.b`.
+    """
+    if module.is_test or PurePosixPath(module.path).name in _STARTED_BY_NAME:
+        return None
+    withdrawal = Withdrawal(repository, {}, frozenset({module.path}))
+    for other in repository.code:
+        if other is not module and _depends(repository, other, withdrawal, repository.dotted(module.path)):
+            return None
+    if withdrawal.needed({}, strict=True):
+        return None
+    files = withdrawal.files({})
+    for path, text in files.items():
+        if text is not None and not text.strip() and PurePosixPath(path).name != "__init__.py":
+            return None  # a module that did nothing but pass the names on
+    names = tuple(entity.id for entity in module.entities)
+    note = f"{module.path} was deleted, and what {len(files) - 1} other files import of it only to pass it on"
+    return candidate("delete_file", repository.sources, files, names, note)
+
+
+def _depends(repository: Repository, other: Module, withdrawal: Withdrawal, dotted: str) -> bool:
+    gone = withdrawal.aliases.get(other.path, [])
+    for node, _, early in other.imports:
+        for alias in node.names:
+            if any(alias is part for part in gone):
+                dotted_import = isinstance(node, ast.Import) and "." in alias.name and not alias.asname
+                if not early or dotted_import:
+                    return True
+    return any(isinstance(node, ast.Constant) and node.value == dotted for node in ast.walk(other.source.tree))

@@ -1,0 +1,172 @@
+"""What a Python file defines: functions, methods, properties and classes, nested ones included, with their spans."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Literal
+
+from composer_jax.tasks.repository.source import Source
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = Function | ast.ClassDef
+Kind = Literal["function", "method", "property", "class"]
+
+_STRINGS = tuple(getattr(ast, name) for name in ("JoinedStr", "TemplateStr") if hasattr(ast, name))
+_BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.comprehension, ast.match_case)
+
+
+@dataclass(frozen=True, eq=False)
+class Entity:
+    """A definition of a file.
+
+    name: as in Python's __qualname__ ("Class.method", "outer.<locals>.inner"). Definitions that share a name
+    (a property and its setter, overloads) are entities of their own with the same id. is_test: the file
+    belongs to the tests, or the entity is a test or inside one.
+    """
+
+    source: Source
+    node: Definition
+    name: str
+    kind: Kind
+    is_test: bool
+
+    @property
+    def id(self) -> str:
+        return f"{self.source.path}::{self.name}"
+
+    @property
+    def is_async(self) -> bool:
+        return isinstance(self.node, ast.AsyncFunctionDef)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether it only exists while a function runs."""
+        return "<locals>" in self.name
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Characters of the definition, from its first decorator on."""
+        return self.source.span(self.node)
+
+    @property
+    def docstring(self) -> str | None:
+        """As written, not cleaned."""
+        return ast.get_docstring(self.node, clean=False)
+
+    @property
+    def statements(self) -> list[ast.stmt]:
+        """The body without the docstring; empty where there is nothing else."""
+        return self.node.body[self.docstring is not None :]
+
+    @property
+    def body_span(self) -> tuple[int, int] | None:
+        """Characters of the statements, or None where there are none."""
+        if not self.statements:
+            return None
+        return self.source.span(self.statements[0])[0], self.source.span(self.statements[-1])[1]
+
+    @property
+    def signature(self) -> str:
+        """The head on one line, without decorators and without the colon: "async def f(a, *, b=1) -> int"."""
+        node = self.node
+        if isinstance(node, ast.ClassDef):
+            bases = ", ".join(ast.unparse(part) for part in [*node.bases, *node.keywords])
+            return f"class {node.name}({bases})" if bases else f"class {node.name}"
+        result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        return f"{'async ' * self.is_async}def {node.name}({ast.unparse(node.args)}){result}"
+
+    @cached_property
+    def complexity(self) -> int:
+        """Cyclomatic: 1 + branches, loops, handlers, match cases, and each `and`/`or` and comprehension filter."""
+        total = 1
+        for node in ast.walk(self.node):
+            total += isinstance(node, _BRANCHES)
+            total += len(node.values) - 1 if isinstance(node, ast.BoolOp) else 0
+            total += len(node.ifs) if isinstance(node, ast.comprehension) else 0
+        return total
+
+    @cached_property
+    def references(self) -> frozenset[str]:
+        """Names that it reads and attributes that it takes, also through what is nested in it."""
+        return frozenset(reference for node in ast.walk(self.node) if (reference := referenced(node)))
+
+
+def referenced(node: ast.AST) -> str | None:
+    """The name that a node reads, or the attribute that it takes."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else None
+
+
+def is_test_path(path: str) -> bool:
+    """Whether a file is test code by where it is and how it is called."""
+    place = PurePosixPath(path)
+    in_tests = any(part in ("test", "tests") for part in place.parts[:-1])
+    return in_tests or place.stem == "conftest" or place.stem.startswith("test_") or place.stem.endswith("_test")
+
+
+def entities(source: Source) -> list[Entity]:
+    """All definitions of a file in the order of their first line; an outer one comes before what it holds."""
+    return list(_inside(source, source.tree, "", None, is_test_path(source.path)))
+
+
+def _inside(source: Source, node: ast.AST, prefix: str, owner: Definition | None, is_test: bool) -> Iterator[Entity]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, Definition):
+            # A definition may also stand in an `if` or a `try`.
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+                yield from _inside(source, child, prefix, owner, is_test)
+            continue
+        is_class = isinstance(child, ast.ClassDef)
+        tests = is_test or child.name.startswith("Test" if is_class else "test_")
+        name = prefix + child.name
+        yield Entity(source, child, name, _kind(child, owner), tests)
+        inner = f"{name}." if is_class else f"{name}.<locals>."
+        yield from _inside(source, child, inner, child, tests)
+
+
+def _kind(node: Definition, owner: Definition | None) -> Kind:
+    if isinstance(node, ast.ClassDef):
+        return "class"
+    if not isinstance(owner, ast.ClassDef):
+        return "function"
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    is_property = any(
+        text.split(".")[-1] in ("property", "cached_property") or text.endswith((".setter", ".getter", ".deleter"))
+        for text in decorators
+    )
+    return "property" if is_property else "method"
+
+
+def own_nodes(entity: Entity) -> Iterator[ast.AST]:
+    """The nodes of the body that belong to no nested definition, in the order of the text.
+
+    Neither docstrings nor annotations. An f-string is one node: the positions of what is inside it are wrong
+    before Python 3.12.
+    """
+    stack: list[ast.AST] = entity.statements[::-1]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Definition):
+            continue
+        yield node
+        if isinstance(node, _STRINGS):
+            continue
+        skipped = node.annotation if isinstance(node, ast.AnnAssign) else None
+        stack += [child for child in ast.iter_child_nodes(node) if child is not skipped][::-1]
+
+
+def own_blocks(entity: Entity) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
+    """Every list of statements of the body with the node that holds it, without those of nested definitions.
+
+    The first one is the body itself, with the docstring.
+    """
+    for node in (entity.node, *own_nodes(entity)):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if isinstance(block, list) and block:
+                yield node, block

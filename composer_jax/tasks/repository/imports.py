@@ -1,0 +1,169 @@
+"""The modules of a repository, and what they import from each other and do while they are imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+
+from composer_jax.errors import UserError
+from composer_jax.tasks.repository.entities import Entity, Function, entities, is_test_path
+from composer_jax.tasks.repository.source import Source
+
+Import = ast.Import | ast.ImportFrom
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """One file of the repository. is_test: test code, which no candidate touches."""
+
+    source: Source
+    is_test: bool
+
+    @property
+    def path(self) -> str:
+        return self.source.path
+
+    @cached_property
+    def entities(self) -> list[Entity]:
+        return entities(self.source)
+
+    @cached_property
+    def blocks(self) -> list[tuple[ast.AST, list[ast.stmt], bool]]:
+        """Every list of statements with the node that holds it and whether it runs while the file is imported."""
+        found: list[tuple[ast.AST, list[ast.stmt], bool]] = []
+        stack: list[tuple[ast.AST, bool]] = [(self.source.tree, True)]
+        while stack:
+            node, early = stack.pop()
+            early = early and not isinstance(node, Function)
+            for field in ("body", "orelse", "finalbody"):
+                block = getattr(node, field, None)
+                if isinstance(block, list) and block:
+                    found.append((node, block, early))
+            stack += [
+                (child, early)
+                for child in ast.iter_child_nodes(node)
+                if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)
+            ]
+        return sorted(found, key=lambda item: self.source.span(item[1][0]))
+
+    @cached_property
+    def imports(self) -> list[tuple[Import, list[ast.stmt], bool]]:
+        """Every import with its block and whether it runs while the file is imported."""
+        return [(node, block, early) for _, block, early in self.blocks for node in block if isinstance(node, Import)]
+
+    @cached_property
+    def early_nodes(self) -> list[ast.AST]:
+        """The nodes that are evaluated while the file is imported."""
+        lazy = any(
+            isinstance(n, ast.ImportFrom)
+            and n.module == "__future__"
+            and any(alias.name == "annotations" for alias in n.names)
+            for n in self.source.tree.body
+        )
+        return list(_early(self.source.tree, lazy))
+
+
+def _early(node: ast.AST, lazy_annotations: bool) -> Iterator[ast.AST]:
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        if isinstance(node, Function | ast.Lambda):
+            arguments = node.args
+            stack += [*getattr(node, "decorator_list", []), *arguments.defaults, *filter(None, arguments.kw_defaults)]
+            if isinstance(node, Function) and not lazy_annotations:
+                stack += [node.returns] if node.returns else []
+                every = [
+                    *arguments.posonlyargs,
+                    *arguments.args,
+                    *arguments.kwonlyargs,
+                    arguments.vararg,
+                    arguments.kwarg,
+                ]
+                stack += [argument.annotation for argument in every if argument and argument.annotation]
+        elif isinstance(node, ast.If) and _is_never_imported(node.test):
+            stack += node.orelse
+        elif isinstance(node, ast.AnnAssign) and lazy_annotations:
+            stack += [node.target, *([node.value] if node.value else [])]
+        else:
+            stack += ast.iter_child_nodes(node)
+
+
+def _is_never_imported(test: ast.expr) -> bool:
+    text = ast.unparse(test)
+    return text.endswith("TYPE_CHECKING") or text.startswith("__name__ == ")
+
+
+class Repository:
+    """The Python files of a repository that this Python compiles, in the order of their paths.
+
+    Files that do not compile (templates, other versions of Python) are left out: nothing imports them.
+    """
+
+    def __init__(self, sources: Mapping[str, str], tests: Collection[str]):
+        self.modules: dict[str, Module] = {}
+        self.sources = sources
+        for path in sorted(sources):
+            if not path.endswith(".py"):
+                continue
+            try:
+                source = Source(path, sources[path])
+            except UserError:
+                continue
+            self.modules[path] = Module(source, path in tests or is_test_path(path))
+        self._paths: dict[str, str] = {}
+        for path in self.modules:
+            for name in self._names(path):
+                self._paths.setdefault(name, path)
+
+    @property
+    def code(self) -> list[Module]:
+        """The modules that are not test code."""
+        return [module for module in self.modules.values() if not module.is_test]
+
+    def dotted(self, path: str) -> str:
+        """The name a file is imported by: from the outermost folder around it that has an __init__.py."""
+        return self._names(path)[0]
+
+    def _names(self, path: str) -> list[str]:
+        place = PurePosixPath(path)
+        parts = [*place.parts[:-1], *([] if place.name == "__init__.py" else [place.stem])]
+        depth = len(place.parts) - 1
+        while depth and "/".join([*place.parts[:depth], "__init__.py"]) in self.sources:
+            depth -= 1
+        # The second is for packages without __init__.py, imported from the root or from src/.
+        return [".".join(parts[depth:]), ".".join(parts[parts[:1] == ["src"] :])]
+
+    def target(self, module: Module, node: ast.ImportFrom) -> str:
+        """The dotted name of the module that `from ... import` reads, relative ones resolved."""
+        if not node.level:
+            return node.module or ""
+        package = self.dotted(module.path).split(".")
+        if PurePosixPath(module.path).name != "__init__.py":
+            package = package[:-1]
+        package = package[: len(package) - node.level + 1]
+        return ".".join([*package, *([node.module] if node.module else [])])
+
+    def path_of(self, dotted: str) -> str | None:
+        """The file of a module's name, or None for a module from elsewhere."""
+        return self._paths.get(dotted)
+
+
+def bound_names(statement: ast.stmt) -> set[str]:
+    """The names that a statement of a module binds, definitions and imports included."""
+    found: set[str] = set()
+    stack: list[ast.AST] = [statement]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Function | ast.ClassDef):
+            found.add(node.name)
+            continue
+        if isinstance(node, Import):
+            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
+            found.add(node.id)
+        stack += ast.iter_child_nodes(node)
+    return found

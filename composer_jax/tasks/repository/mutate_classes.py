@@ -1,0 +1,73 @@
+"""Mutations of classes: what they inherit, which methods they have, and in which order."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Sequence
+
+from composer_jax.tasks.repository.change import Change, Changes, brief
+from composer_jax.tasks.repository.entities import Definition, Entity, Function
+from composer_jax.tasks.repository.layout import fills_lines, without_elements, without_statements
+from composer_jax.tasks.repository.source import Edit, Source
+
+
+def remove_bases(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """A base class goes, with the parentheses where nothing is left in them."""
+    node = entity.node
+    inside = sorted([*node.bases, *node.keywords], key=source.span)
+    for base in node.bases:
+        if len(inside) > 1:
+            edits = tuple(without_elements(source, inside, [base]))
+        else:
+            start, end = source.span(base)
+            closing = next(token for token in source.tokens(end, len(source.text)) if token.text == ")")
+            edits = (Edit(source.text.rindex("(", 0, start), closing.end),)
+        yield Change(edits, f"the base {brief(source.segment(base))} was removed", node.lineno)
+
+
+def used_by_the_class(body: Sequence[ast.stmt]) -> set[str]:
+    """Names that the body of a class reads while the class is made, its methods' decorators and defaults too."""
+    found: set[str] = set()
+    for statement in body:
+        parts: list[ast.AST] = [statement]
+        if isinstance(statement, Function):
+            arguments = statement.args
+            parts = [*statement.decorator_list, *arguments.defaults, *filter(None, arguments.kw_defaults)]
+        for part in parts:
+            found |= {name.id for name in ast.walk(part) if isinstance(name, ast.Name)}
+    return found
+
+
+def remove_funcs(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """A method goes; of a property its setter goes with it."""
+    methods = [node for node in entity.node.body if isinstance(node, Function)]
+    for name in dict.fromkeys(method.name for method in methods):
+        gone = [method for method in methods if method.name == name]
+        if name not in used_by_the_class([node for node in entity.node.body if node not in gone]):
+            edits = tuple(without_statements(source, entity.node.body, gone))
+            yield Change(edits, f"the method {brief(name)} was removed", gone[0].lineno, member=name)
+
+
+def shuffle_methods(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """Methods without decorators change places, those that the class itself uses while it is made excepted."""
+    used = used_by_the_class(entity.node.body)
+    names = [node.name for node in entity.node.body if isinstance(node, Definition)]
+    methods = [
+        node
+        for node in entity.node.body
+        if isinstance(node, Function)
+        and not node.decorator_list
+        and node.name not in used
+        and names.count(node.name) == 1
+        and fills_lines(source, node)
+    ]
+    order = list(methods)
+    rng.shuffle(order)
+    edits = tuple(
+        Edit(*source.span(place), source.segment(method))
+        for place, method in zip(methods, order, strict=True)
+        if place is not method
+    )
+    if edits:
+        yield Change(edits, f"{len(edits)} methods changed places", entity.node.lineno)

@@ -1,0 +1,139 @@
+"""Mutations of the flow of control: branches, loops, order, and what is around a block."""
+
+from __future__ import annotations
+
+import ast
+import random
+
+from composer_jax.tasks.repository.change import Change, Changes, brief
+from composer_jax.tasks.repository.entities import Entity, own_blocks, own_nodes
+from composer_jax.tasks.repository.layout import (
+    block_region,
+    fills_lines,
+    indentation,
+    is_elif,
+    reindented,
+    starts_line,
+    without_statements,
+)
+from composer_jax.tasks.repository.source import Edit, Source
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+WRAPPERS = (ast.With, ast.AsyncWith, ast.Try, ast.TryStar)
+_LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
+
+
+def if_else_invert(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """The branches of an `if` with an `else`, or of a conditional expression, change places."""
+    for node in own_nodes(entity):
+        if isinstance(node, ast.IfExp):
+            spans = source.span(node.body), source.span(node.orelse)
+        elif isinstance(node, ast.If) and node.orelse and not is_elif(source, node.orelse[0]):
+            if starts_line(source, node.body[0]) != starts_line(source, node.orelse[0]):
+                continue
+            spans = block_region(source, node.body), block_region(source, node.orelse)
+            if starts_line(source, node.body[0]):
+                if indentation(source, node.body[0]) != indentation(source, node.orelse[0]):
+                    continue
+        else:
+            continue
+        texts = [source.text[slice(*span)] for span in spans]
+        edits = (Edit(*spans[0], texts[1]), Edit(*spans[1], texts[0]))
+        yield Change(edits, f"the branches of {brief(source.segment(node.test))} changed places", node.lineno)
+
+
+def shuffle_lines(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """Two neighbouring statements change places, where one of them uses what the other one sets."""
+    for _, block in own_blocks(entity):
+        for first, second in zip(block, block[1:], strict=False):
+            if not all(fills_lines(source, node) and not isinstance(node, _LEAVES) for node in (first, second)):
+                continue
+            if not (_sets(first) & _uses(second) or _sets(second) & _uses(first)):
+                continue
+            texts = source.segment(first), source.segment(second)
+            edits = (Edit(*source.span(first), texts[1]), Edit(*source.span(second), texts[0]))
+            yield Change(edits, f"{brief(texts[0])} and {brief(texts[1])} changed places", first.lineno)
+
+
+def _sets(statement: ast.stmt) -> set[str]:
+    """Texts of the names and places that a statement assigns to, and of what it calls a method of."""
+    found = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            found.add(ast.unparse(node.value if isinstance(node, ast.Subscript) else node))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found.add(ast.unparse(node.func.value))
+    return found
+
+
+def _uses(statement: ast.stmt) -> set[str]:
+    return {ast.unparse(node) for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute)}
+
+
+def remove_conditional(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """A whole `if` goes, or an `elif` with what comes after it."""
+    return _removals(source, entity, (ast.If,))
+
+
+def remove_loop(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """A whole loop goes."""
+    return _removals(source, entity, LOOPS)
+
+
+def remove_assign(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """An assignment goes, plain or augmented."""
+    return _removals(source, entity, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+
+
+def _removals(source: Source, entity: Entity, kinds: tuple[type[ast.stmt], ...]) -> Changes:
+    for _, block in own_blocks(entity):
+        for node in block:
+            if isinstance(node, kinds) and not (isinstance(node, ast.AnnAssign) and node.value is None):
+                edits = tuple(without_statements(source, block, [node]))
+                yield Change(edits, f"{brief(source.segment(node))} was removed", node.lineno)
+
+
+def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """A `with` or a `try` goes and its body stays; of a `try` also what `else` and `finally` hold."""
+    for node in own_nodes(entity):
+        if not isinstance(node, WRAPPERS):
+            continue
+        blocks = [block for block in (node.body, getattr(node, "orelse", []), getattr(node, "finalbody", [])) if block]
+        if all(starts_line(source, block[0]) for block in blocks):
+            old, new = indentation(source, node.body[0]), indentation(source, node)
+            regions = [block_region(source, block) for block in blocks]
+            text = source.newline.join(reindented(source, region, old, new) for region in regions)
+            start, end = source.span(node)
+            line = source.line_of(end)
+            # The last line goes to its end only when the last block did, so that what follows it is kept.
+            last = max(end, regions[-1][1]) if fills_lines(source, node) else end
+            edit = Edit(source.line_start(source.line_of(start)), min(last, source.line_end(line)), text)
+        elif len(blocks) == 1:
+            edit = Edit(*source.span(node), source.text[slice(*block_region(source, blocks[0]))])
+        else:
+            continue
+        yield Change((edit,), f"what was around {brief(source.segment(node.body[0]))} was removed", node.lineno)
+
+
+def drop_return(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """A `return` of a value goes; what the value calls is still called."""
+    for _, block in own_blocks(entity):
+        for node in block:
+            if not isinstance(node, ast.Return) or node.value is None:
+                continue
+            if any(isinstance(part, ast.Call | ast.Await | ast.Yield | ast.YieldFrom) for part in ast.walk(node.value)):
+                start = source.span(node)[0]
+                rest = next(source.tokens(start + len("return"), source.span(node)[1])).start
+                edits: tuple[Edit, ...] = (Edit(start, rest),)
+            else:
+                edits = tuple(without_statements(source, block, [node]))
+            yield Change(edits, f"{brief(source.segment(node))} no longer returns", node.lineno)
+
+
+def swallow_except(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """An exception is caught and nothing is done about it."""
+    for node in own_nodes(entity):
+        if isinstance(node, ast.ExceptHandler) and not all(isinstance(part, ast.Pass) for part in node.body):
+            edit = Edit(source.span(node.body[0])[0], source.span(node.body[-1])[1], "pass")
+            caught = brief(source.segment(node.type)) if node.type else "any exception"
+            yield Change((edit,), f"the handler of {caught} does nothing", node.lineno)

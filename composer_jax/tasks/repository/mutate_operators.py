@@ -1,0 +1,169 @@
+"""Mutations of operators: arithmetic, logic and comparisons."""
+
+from __future__ import annotations
+
+import ast
+import random
+
+from composer_jax.tasks.repository.change import Change, Changes, brief, operand
+from composer_jax.tasks.repository.entities import Entity, own_nodes
+from composer_jax.tasks.repository.source import Edit, Source, Token
+
+SAME_CLASS = (("+", "-"), ("*", "/", "//", "%"), ("<<", ">>"), ("&", "|", "^"))
+"""Operators that bind alike, or nearly so, and take the same operands."""
+OPPOSITE = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "**": "*", "<<": ">>", ">>": "<<"}
+OPPOSITE |= {"&": "|", "|": "&", "and": "or", "or": "and"}
+NEGATED = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+NEGATED |= {"is": "is not", "is not": "is", "in": "not in", "not in": "in"}
+BOUNDARY = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
+ORDERED = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift, ast.MatMult)
+
+
+def between(source: Source, left: ast.AST, right: ast.AST) -> Token:
+    """The operator between two operands, without the parentheses of either; of two words ("not in") both."""
+    tokens = source.tokens(source.span(left)[1], source.span(right)[0])
+    words = [token for token in tokens if token.text not in "()"]
+    return Token(" ".join(token.text for token in words), words[0].start, words[-1].end)
+
+
+def halves(source: Source, whole: ast.expr, left: ast.AST, right: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The spans of the two sides of an operator with the parentheses that belong to them."""
+    middle = between(source, left, right)
+    tokens = list(source.tokens(source.span(left)[1], source.span(right)[0]))
+    left_end = max([source.span(left)[1], *(token.end for token in tokens if token.end <= middle.start)])
+    right_start = min([source.span(right)[0], *(token.start for token in tokens if token.start >= middle.end)])
+    return (source.span(whole)[0], left_end), (right_start, source.span(whole)[1])
+
+
+def is_text(node: ast.AST) -> bool:
+    """Whether an operand is certainly text or bytes, for which only + and % mean something."""
+    if isinstance(node, ast.BinOp):
+        return is_text(node.left) or is_text(node.right)
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+
+
+def _arithmetic(source: Source, entity: Entity) -> list[tuple[ast.AST, Token]]:
+    """The binary operators and augmented assignments whose operands may be numbers."""
+    found: list[tuple[ast.AST, Token]] = []
+    for node in own_nodes(entity):
+        if isinstance(node, ast.BinOp) and not is_text(node):
+            found.append((node, between(source, node.left, node.right)))
+        elif isinstance(node, ast.AugAssign) and not is_text(node.value):
+            found.append((node, between(source, node.target, node.value)))
+    return found
+
+
+def change_operator(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """Another operator of the same class: `a * b` -> `a % b`, `n << 1` -> `n >> 1`."""
+    for node, operator in _arithmetic(source, entity):
+        bare = operator.text.removesuffix("=")
+        others = [other for group in SAME_CLASS if bare in group for other in group if other != bare]
+        if others:
+            new = rng.choice(others) + operator.text[len(bare) :]
+            yield Change((Edit(operator.start, operator.end, new),), f"`{operator.text}` became `{new}`", node.lineno)
+
+
+def flip_operator(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """The opposite operator: `a + b` -> `a - b`, `a and b` -> `a or b`, `-a` -> `a`."""
+    for node, operator in _arithmetic(source, entity):
+        bare = operator.text.removesuffix("=")
+        if bare in OPPOSITE:
+            new = OPPOSITE[bare] + operator.text[len(bare) :]
+            yield Change((Edit(operator.start, operator.end, new),), f"`{operator.text}` became `{new}`", node.lineno)
+    for node in own_nodes(entity):
+        if isinstance(node, ast.BoolOp):
+            operators = [between(source, *pair) for pair in zip(node.values, node.values[1:], strict=False)]
+            old, new = operators[0].text, OPPOSITE[operators[0].text]
+            edits = tuple(Edit(operator.start, operator.end, new) for operator in operators)
+            yield Change(edits, f"`{old}` became `{new}`", node.lineno)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Invert):
+            if not isinstance(node.operand, ast.Constant):
+                start = source.span(node)[0]
+                yield Change((Edit(start, start + 1),), f"{brief(source.segment(node))} lost its sign", node.lineno)
+
+
+def swap_operands(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """The operands of an operator for which their order matters: `a - b` -> `b - a`, `a in b` -> `b in a`."""
+    for node in own_nodes(entity):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ORDERED) and not is_text(node.left):
+            left, right = node.left, node.right
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1 and not isinstance(node.ops[0], ast.Eq | ast.NotEq):
+            left, right = node.left, node.comparators[0]
+        else:
+            continue
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
+            continue
+        left_span, right_span = halves(source, node, left, right)
+        sign = between(source, left, right).text
+        # With parentheses of its own an operand can stand anywhere.
+        new_left = _moved(source, right, right_span, "", f" {sign} x")
+        new_right = _moved(source, left, left_span, f"x {sign} ", "")
+        yield Change(
+            (Edit(*left_span, new_left), Edit(*right_span, new_right)),
+            f"the operands of {brief(source.segment(node))} were swapped",
+            node.lineno,
+        )
+
+
+def _moved(source: Source, node: ast.expr, span: tuple[int, int], before: str, after: str) -> str:
+    if span != source.span(node):
+        return source.text[slice(*span)]
+    return operand(source, node, before, after)
+
+
+def break_chain(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """One operand less: `a + b + c` -> `a + b`, `a and b` -> `a`."""
+    for node in own_nodes(entity):
+        if isinstance(node, ast.BinOp) and isinstance(node.left, ast.BinOp):
+            left, right = halves(source, node, node.left, node.right)
+            gone = Edit(left[1], right[1]) if rng.random() < 0.5 else Edit(left[0], right[0])
+            yield Change((gone,), f"{brief(source.segment(node))} lost a part", node.lineno)
+        elif isinstance(node, ast.BoolOp):
+            index = rng.randrange(len(node.values))
+            pair = node.values[index - 1 : index + 1] if index else node.values[:2]
+            left, right = halves(source, node, *pair)
+            if index == 0:
+                gone = Edit(left[0], right[0])
+            elif index == len(node.values) - 1:
+                gone = Edit(left[1], right[1])
+            else:
+                gone = Edit(left[1], halves(source, node, *node.values[index : index + 2])[0][1])
+            yield Change((gone,), f"{brief(source.segment(node))} lost a part", node.lineno)
+
+
+def _comparisons(source: Source, entity: Entity, table: dict[str, str]) -> Changes:
+    for node in own_nodes(entity):
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+            for left, right in zip(operands, operands[1:], strict=False):
+                operator = between(source, left, right)
+                if operator.text in table:
+                    edit = Edit(operator.start, operator.end, table[operator.text])
+                    yield Change((edit,), f"`{operator.text}` became `{edit.text}`", left.end_lineno)
+
+
+def compare_flip(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """A comparison says the contrary: `a == b` -> `a != b`, `a < b` -> `a >= b`, `a in b` -> `a not in b`."""
+    return _comparisons(source, entity, NEGATED)
+
+
+def compare_boundary(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """A comparison changes its mind about equality: `a < b` -> `a <= b`."""
+    return _comparisons(source, entity, BOUNDARY)
+
+
+def negate_condition(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """A condition is negated, or loses its `not`. Not those of `while`, which would rarely end."""
+    endless = [node.test for node in own_nodes(entity) if isinstance(node, ast.While)]
+    for node in own_nodes(entity):
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            if not any(node is test for test in endless):
+                start = source.span(node)[0]
+                rest = next(source.tokens(start + len("not"), source.span(node)[1])).start
+                yield Change((Edit(start, rest),), f"{brief(source.segment(node))} lost its `not`", node.lineno)
+            continue
+        tests = [node.test] if isinstance(node, ast.If | ast.IfExp) else getattr(node, "ifs", [])
+        for test in tests:
+            if not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)):
+                edit = Edit(*source.span(test), f"not {operand(source, test, 'not ', '')}")
+                yield Change((edit,), f"{brief(source.segment(test))} was negated", test.lineno)

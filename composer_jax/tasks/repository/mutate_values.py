@@ -1,0 +1,112 @@
+"""Mutations of values: constants, bounds, defaults and arguments."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator
+
+from composer_jax.tasks.repository.change import Change, Changes, brief, operand, replaced, shape
+from composer_jax.tasks.repository.entities import Entity, own_nodes
+from composer_jax.tasks.repository.mutate_operators import halves
+from composer_jax.tasks.repository.source import Edit, Source
+
+
+def _neighbour(source: Source, node: ast.Constant, rng: random.Random) -> str:
+    """The text of a number one away from an integer, in the integer's base; never below zero."""
+    value = node.value + (1 if node.value == 0 else rng.choice((-1, 1)))
+    prefix = source.segment(node)[:2].lower()
+    return {"0x": hex, "0o": oct, "0b": bin}.get(prefix, str)(value)
+
+
+def _is_integer(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int
+
+
+def change_constant(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """An integer one off, a float doubled, True for False: `n * 8` -> `n * 7`."""
+    for node in own_nodes(entity):
+        if _is_integer(node):
+            yield replaced(source, node, _neighbour(source, node, rng))
+        elif isinstance(node, ast.Constant) and type(node.value) is bool:
+            yield replaced(source, node, str(not node.value))
+        elif isinstance(node, ast.Constant) and type(node.value) is float:
+            yield replaced(source, node, repr(node.value * 2 or 1.0))
+
+
+def _bounds(entity: Entity) -> Iterator[ast.expr]:
+    for node in own_nodes(entity):
+        if isinstance(node, ast.Slice):
+            yield from (bound for bound in (node.lower, node.upper) if bound is not None)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
+            yield from (bound for bound in node.args[:2] if not isinstance(bound, ast.Starred))
+
+
+def off_by_one(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """A bound of a slice or a range is one off: `x[1:]` -> `x[2:]`, `range(n)` -> `range(n - 1)`."""
+    for bound in _bounds(entity):
+        sign = rng.choice("+-")
+        one = bound.right if isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.Add | ast.Sub) else None
+        if _is_integer(bound):
+            yield replaced(source, bound, _neighbour(source, bound, rng))
+        elif _is_integer(one) and one.value == 1:
+            left, right = halves(source, bound, bound.left, bound.right)
+            yield Change((Edit(left[1], right[1]),), f"{brief(source.segment(bound))} lost its 1", bound.lineno)
+        else:
+            yield replaced(source, bound, f"{operand(source, bound, '', f' {sign} 1')} {sign} 1")
+
+
+def _defaults(entity: Entity) -> Iterator[ast.expr]:
+    node = entity.node
+    if isinstance(node, ast.ClassDef):
+        for statement in entity.statements:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name):
+                if statement.value is not None and not target.id.startswith("__"):
+                    yield statement.value
+    else:
+        yield from (default for default in [*node.args.defaults, *node.args.kw_defaults] if default is not None)
+
+
+def wrong_default(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """Another default of a parameter, or value of a class's attribute: `width=70` -> `width=71`, `a=True` -> `a=False`."""
+    for default in _defaults(entity):
+        if _is_integer(default):
+            yield replaced(source, default, _neighbour(source, default, rng))
+        elif isinstance(default, ast.Constant):
+            value = default.value
+            if isinstance(value, bool) or value is None:
+                yield replaced(source, default, "True" if value is False else "False")
+            elif isinstance(value, float):
+                yield replaced(source, default, repr(value * 2 or 1.0))
+            elif isinstance(value, str):
+                yield replaced(source, default, '""' if value else '" "')
+        elif isinstance(default, ast.Tuple | ast.List | ast.Dict) and shape(default) in _EMPTY:
+            yield replaced(source, default, "None")
+
+
+_EMPTY = [shape(ast.parse(text, mode="eval").body) for text in ("()", "[]", "{}")]
+
+
+def swap_arguments(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """Two neighbouring arguments of a call change places: `f(a, b)` -> `f(b, a)`."""
+    for node in own_nodes(entity):
+        if not isinstance(node, ast.Call):
+            continue
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg is not None)]
+        for first, second in zip(arguments, arguments[1:], strict=False):
+            starred = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)
+            if starred or shape(first) == shape(second) or source.span(first)[1] > source.span(second)[0]:
+                continue
+            texts = source.segment(first), source.segment(second)
+            edits = (Edit(*source.span(first), texts[1]), Edit(*source.span(second), texts[0]))
+            yield Change(edits, f"the arguments {brief(texts[0])} and {brief(texts[1])} changed places", first.lineno)
+
+
+def drop_await(source: Source, entity: Entity, rng: random.Random) -> Changes:
+    """A coroutine is not waited for: `await f()` -> `f()`."""
+    for node in own_nodes(entity):
+        if isinstance(node, ast.Await):
+            start = source.span(node)[0]
+            rest = next(source.tokens(start + len("await"), source.span(node)[1])).start
+            yield Change((Edit(start, rest),), f"{brief(source.segment(node))} lost its `await`", node.lineno)

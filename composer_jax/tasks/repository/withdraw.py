@@ -1,0 +1,178 @@
+"""Taking definitions and modules out of a repository: their imports, re-exports and `__all__` entries go too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from composer_jax.tasks.repository.imports import Import, Module, Repository, bound_names
+from composer_jax.tasks.repository.layout import without_elements, without_statements
+from composer_jax.tasks.repository.source import Edit, apply_edits
+
+Binding = tuple[str, str]
+"""A path, and a name that the module of this path binds."""
+
+
+@dataclass
+class Withdrawal:
+    """What must go with the definitions: `names`, each with the definition (or module) it comes from.
+
+    aliases: the parts of import statements that go, by path. A star import that reads a name stays.
+    """
+
+    repository: Repository
+    names: dict[Binding, Binding]
+    modules: frozenset[str] = frozenset()
+    aliases: dict[str, list[ast.alias]] = field(default_factory=dict)
+
+    def __post_init__(self):
+        """Follows imports of imports until nothing more is reached."""
+        before = -1
+        while before != (before := len(self.names) + sum(map(len, self.aliases.values()))):
+            for module in self.repository.code:
+                if module.path not in self.modules:
+                    self._follow(module)
+
+    def _follow(self, module: Module) -> None:
+        gone = self.aliases.setdefault(module.path, [])
+        for node, _, early in module.imports:
+            for alias in node.names:
+                origin = self._origin(module, node, alias)
+                if origin is not None and alias not in gone:
+                    gone.append(alias)
+                    if early and alias.name != "*":
+                        bound = alias.asname or alias.name.split(".")[0]
+                        self.names.setdefault((module.path, bound), origin)
+            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                self._follow_star(module, node)
+
+    def _origin(self, module: Module, node: Import, alias: ast.alias) -> Binding | None:
+        """Why an alias must go, or None where it may stay."""
+        if isinstance(node, ast.Import):
+            path = self.repository.path_of(alias.name)
+            return (path, "") if path in self.modules else None
+        target = self.repository.target(module, node)
+        path = self.repository.path_of(target)
+        inner = self.repository.path_of(f"{target}.{alias.name}")
+        for missing in (path, inner):
+            if missing in self.modules:
+                return missing, ""
+        return self.names.get((path, alias.name)) if path else None
+
+    def _follow_star(self, module: Module, node: ast.ImportFrom) -> None:
+        path = self.repository.path_of(self.repository.target(module, node))
+        here = {name for statement in module.source.tree.body for name in bound_names(statement)}
+        if path in self.modules:
+            body = self.repository.modules[path].source.tree.body
+            found = {name: (path, "") for statement in body for name in bound_names(statement)}
+        else:
+            found = {name: origin for (place, name), origin in self.names.items() if place == path}
+        for name, origin in found.items():
+            if name not in here:
+                self.names.setdefault((module.path, name), origin)
+
+    def here(self, path: str) -> dict[str, Binding]:
+        """The names that are gone from a module, each with its origin."""
+        return {name: origin for (place, name), origin in self.names.items() if place == path}
+
+    def needed(self, removed: Mapping[str, Collection[ast.stmt]], strict: bool = False) -> set[Binding]:
+        """The origins that something left behind needs to be imported; strict: needs at all."""
+        found = set()
+        for module in self.repository.code:
+            names = self.here(module.path)
+            if module.path in self.modules or not names:
+                continue
+            inside = [module.source.span(node) for node in removed.get(module.path, ())]
+            for node in ast.walk(module.source.tree) if strict else module.early_nodes:
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
+                    start = module.source.span(node)[0]
+                    if not any(first <= start < last for first, last in inside):
+                        found.add(names[node.id])
+        return found
+
+    def files(self, removed: Mapping[str, Collection[ast.stmt]]) -> dict[str, str | None]:
+        """The new texts of the files that change: without the definitions `removed`, aliases and exports."""
+        files: dict[str, str | None] = {path: None for path in sorted(self.modules)}
+        for module in self.repository.code:
+            if module.path not in self.modules:
+                edits = self._edits(module, removed.get(module.path, ()))
+                if edits:
+                    files[module.path] = apply_edits(module.source.text, edits)
+        return files
+
+    def _edits(self, module: Module, removed: Collection[ast.stmt]) -> list[Edit]:
+        source, names, aliases = module.source, self.here(module.path), self.aliases.get(module.path, [])
+        gone: list[ast.stmt] = list(removed)
+        edits: list[Edit] = []
+        for node, _, _ in module.imports:
+            parts = [alias for alias in node.names if any(alias is other for other in aliases)]
+            if len(parts) == len(node.names):
+                gone.append(node)
+            elif parts:
+                edits += without_elements(source, node.names, parts)
+        for statement in exports(module):
+            if _is_single_export(statement, names):
+                gone.append(statement)
+            else:
+                edits += _without_exports(module, statement, names)
+        for holder, block, _ in module.blocks:
+            dropped = [node for node in block if any(node is other for other in gone)]
+            if dropped:
+                edits += without_statements(source, block, dropped, may_be_empty=isinstance(holder, ast.Module))
+        return _outermost(edits)
+
+
+def _outermost(edits: Iterable[Edit]) -> list[Edit]:
+    """The edits that are in no other one: an import inside a function that goes as a whole goes with it."""
+    kept: list[Edit] = []
+    for edit in sorted(edits, key=lambda edit: (edit.start, -edit.end)):
+        if not kept or edit.start >= kept[-1].end:
+            kept.append(edit)
+    return kept
+
+
+def exports(module: Module) -> list[ast.stmt]:
+    """The statements that set or extend `__all__` while the module is imported."""
+    found = []
+    for _, block, early in module.blocks:
+        for node in block if early else ():
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            call = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+            if isinstance(call, ast.Attribute):
+                targets = [call.value]
+            if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+                found.append(node)
+    return found
+
+
+def exported_names(module: Module) -> set[str]:
+    """The names that `__all__` spells out."""
+    parts = [part for statement in exports(module) for part in ast.walk(statement)]
+    return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+
+
+def _is_single_export(statement: ast.stmt, names: Collection[str]) -> bool:
+    """Whether a statement is `__all__.append("name")` of one of the names."""
+    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
+        return False
+    arguments = statement.value.args
+    return len(arguments) == 1 and isinstance(arguments[0], ast.Constant) and arguments[0].value in names
+
+
+def _without_exports(module: Module, statement: ast.stmt, names: Collection[str]) -> list[Edit]:
+    edits = []
+    for node in ast.walk(statement):
+        if not isinstance(node, ast.List | ast.Tuple):
+            continue
+        gone = [part for part in node.elts if isinstance(part, ast.Constant) and part.value in names]
+        if not gone:
+            continue
+        left = len(node.elts) - len(gone)
+        if isinstance(node, ast.Tuple) and left < 2:
+            # A tuple of one needs its comma, one of none its parentheses.
+            kept = next((module.source.segment(part) for part in node.elts if part not in gone), None)
+            edits.append(Edit(*module.source.span(node), f"({kept},)" if kept else "()"))
+        else:
+            edits += without_elements(module.source, node.elts, gone)
+    return edits
