@@ -5,8 +5,8 @@ sandbox = await pool.acquire({})
 result = await sandbox.run(["python", "-m", "pytest", "-q"])
 changes = await sandbox.changes()
 
-The walls are those of Docker or Podman with less: no network, no capability, no new privileges, no folder of the host,
-limits on memory, CPUs and processes. The persistent shell, snapshots and forks of other sandboxes are not there.
+The walls are those of Docker or Podman with less: no network, no capability that was not asked for, no new privileges,
+no folder of the host, limits on memory, CPUs and processes. The persistent shell, snapshots and forks of other sandboxes are not there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CLEAR = 'for path; do [ -d "$path" ] && [ ! -L "$path" ] && [ "$0" = folders ] 
 class ContainerPool:
     """Sandboxes of one image; called as a SandboxPool is, but for what is said at `acquire`.
 
-    cpus: of each container. environment: variables of every command. workspace: the folder of the image that counts as
+    cpus: of each container. capabilities: those of its root that it keeps (KILL, CHOWN, ...). environment: variables of every command. workspace: the folder of the image that counts as
     the workspace; None: the one in which its commands start, or /workspace.
     Raises UserError where there is no working engine or no such image here. Removes what crashed owners left behind.
     """
@@ -54,6 +54,7 @@ class ContainerPool:
         *,
         engine: Engine | None = None,
         cpus: float = 1.0,
+        capabilities: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         workspace: str | None = None,
     ):
@@ -61,6 +62,7 @@ class ContainerPool:
         self.image = image
         self.limits = limits or Limits(memory_mb=2048, processes=512)
         self.cpus = cpus
+        self.capabilities = tuple(capabilities)
         self.environment = dict(environment or {})
         start = self.engine.working_folder(image)
         self.workspace = workspace or (start if start not in ("", "/") else DEFAULT_FOLDER)
@@ -244,6 +246,7 @@ class ContainerSandbox:
         words = ["run", "--detach", "--pull", "never", "--name", self.name, "--label", f"{OWNER}={owner()}"]
         words += [] if network else ["--network", "none"]
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--hostname", "sandbox"]
+        words += [word for name in pool.capabilities for word in ("--cap-add", name)]
         words += ["--stop-signal", "KILL"]  # the shell that is process 1 would not mind another
         words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m", "--cpus", f"{pool.cpus}"]
         words += ["--pids-limit", f"{limits.processes}", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]

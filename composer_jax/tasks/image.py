@@ -6,10 +6,15 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import Limits
 from composer_jax.sandbox.container import ContainerPool
 from composer_jax.sandbox.engine import Engine, find_engine
+from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.task import Task
 
 LIMITS = Limits(timeout_s=60.0, memory_mb=4096, processes=1024, open_files=4096, workspace_mb=512, output_kb=64)
 """Of a container, but for what the task says. Ours: what builds and tests of the published tasks need."""
+
+INSTALLING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
+"""Capabilities that package managers need. Scripts that grade install what they need with them; the tests of data sets
+do not, so their containers have none. KILL is what ends processes of a user that root has become."""
 
 
 def container_pool(task: Task, size: int = 8, engine: Engine | None = None) -> ContainerPool:
@@ -31,5 +36,6 @@ def container_pool(task: Task, size: int = 8, engine: Engine | None = None) -> C
         size,
         engine=engine,
         cpus=resources.get("cpus", 1.0) or 1.0,
+        capabilities=INSTALLING if isinstance(task.grader, ScriptGrader) else (),
         environment=task.metadata.get("environment"),
     )

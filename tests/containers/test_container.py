@@ -85,6 +85,16 @@ def test_there_is_no_network_and_no_capability(engine):
     assert "NoNewPrivs:\t1" in said
 
 
+def test_capabilities_are_those_that_were_asked_for(engine):
+    async def go():
+        limits = Limits(timeout_s=20, memory_mb=64, processes=32)
+        async with ContainerPool(engine.image, limits, engine=engine, capabilities=("KILL", "SETUID")) as pool:
+            async with await pool.acquire({}) as sandbox:
+                return await sandbox.run(["cat", "/proc/self/status"])
+
+    assert "CapEff:\t00000000000000a0" in asyncio.run(go()).stdout  # bits 5 and 7
+
+
 def test_changes_are_told_and_can_be_laid_on_another_container(engine):
     command = """
     echo new > kept; rm doomed; rm -r old; mkdir deep empty; echo x > 'deep/a b'; chmod 755 'deep/a b'

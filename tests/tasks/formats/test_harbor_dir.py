@@ -251,7 +251,7 @@ def test_what_is_not_run_is_refused_by_name(make, options, more, what):
     [
         ("cpus = 2", "gpus = 1", r"GPUs \(gpus = 1\)"),
         ("cpus = 2", "cpus = 'two'", "cpus = 'two'; it has to be a number"),
-        ("cpus = 2", "cpus = -1", "cpus = -1; it has to be a number from zero on"),
+        ("cpus = 2", "cpus = -1", "cpus = -1; it has to be a number from 0 to 1e15"),
         ("memory_mb = 4096", "memory = 'much'", "memory = 'much'; write memory_mb = and a number"),
         ("[agent]", "[agent]\nuser = 'me'", "another user"),
         ("[agent]", "[agent]\nnetwork_mode = 'allowlist'", "a network of some hosts only"),
@@ -279,6 +279,35 @@ def test_broken_manifests_are_told_in_a_sentence(make, options, old, new, senten
 def test_missing_files_are_told_in_a_sentence(make, options, missing, sentence):
     with pytest.raises(UserError, match=sentence):
         read_tasks(make({missing: None}), options)
+
+
+def test_a_script_that_installs_something_needs_the_image(make, options):
+    script = "set -e\n# apt-get is not needed\napt-get update && apt-get install -y curl\n"
+    task = read_one(make({"tests/test.sh": script}), options)
+    assert "tests/test.sh, line 3: apt-get update" in task.metadata["needs_image"] and task.image
+    task = read_one(make({"tests/test.sh": "python -c 'import pip' # uv run\n"}), options)
+    assert task.image is None
+
+
+def test_links_lead_nobody_out_of_a_task(make, options, tmp_path):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/key").write_text("mine")
+    path = make()
+    (path / "environment/away").symlink_to(tmp_path / "secret")
+    (path / "environment/d").mkdir()
+    (path / "environment/d/away").symlink_to("../../../secret")
+    for lines, why in {
+        "COPY away/key /app/key\n": "a source is behind a link",
+        "COPY away /app/away\nCOPY numbers.txt /app/away/\n": "the link away leads out of the workspace",
+        "COPY d /app/\nCOPY numbers.txt /app/away/\n": "the link away leads out of the workspace",
+    }.items():
+        (path / "environment/Dockerfile").write_text(DOCKERFILE + lines)
+        assert why in read_one(path, options).metadata["needs_image"]
+    assert [child.name for child in (tmp_path / "secret").iterdir()] == ["key"]
+    (path / "instruction.md").unlink()
+    (path / "instruction.md").symlink_to(tmp_path / "secret/key")
+    with pytest.raises(UserError, match="instruction.md is a link; put the file itself there"):
+        read_tasks(path, options)
 
 
 def test_more_than_one_container_and_empty_files_are_told(make, options):
