@@ -1,29 +1,33 @@
 """Commands of one sandbox: start, watch, stop, and say how they ended.
 
 A command is over when its first process is; whatever it left running is killed then, so nothing outlives a command
-and nothing evades its time limit. Outcomes:
+and nothing evades its time limit. (What the shell of shell.py has running is spared.) Outcomes:
 
     timeout         wall-clock limit reached, or the CPU limit (SIGXCPU, or SIGKILL with the CPU time used up)
     output_limit    stdout and stderr together passed the hard limit
     out_of_memory   the processes together held more than the limit; or the program ended with MemoryError (told by
                     the fork that serves `python`), or failed with the words of an allocation failure last on stderr;
                     or it was killed while its peak was above half of the limit (the machine's own memory killer)
-    ok, nonzero     everything else, by exit code (128 + N for signal N)
+    ok, nonzero     everything else, by exit code (128 + N for signal N). Where the kernel does not hold a limit of files
+                    or processes, a command that was found beyond it is `nonzero`, and stderr ends with a line about it
 """
 
+import fcntl
 import mmap
 import os
 import resource
 import select
 import signal
 import time
+from collections.abc import Callable, Collection
 from typing import Any
 
-from . import namespaces, python
+from . import fence, namespaces, processes, python
 
 WATCH_S = 0.05  # how often memory is added up; commands shorter than this never pay for it
 ASLEEP_S = 1.0  # waking up later than this is not charged to the command
 EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "output_limit": 153}
+PIPE = 1 << 16  # bytes that the kernel keeps of an output
 ALLOCATION_FAILURES = (b"MemoryError", b"bad_alloc", b"Cannot allocate memory", b"out of memory", b"memory exhausted")
 
 
@@ -31,13 +35,18 @@ class Stream:
     """One output of a command: the first and the last `keep // 2` bytes, and how many there were."""
 
     def __init__(self, fd: int, keep: int):
-        self.fd, self.half, self.total = fd, keep // 2, 0
+        self.fd, self.keep, self.half, self.total = fd, keep, keep // 2, 0
+        self.before = 0  # bytes that are not the running command's
         self.head, self.tail = bytearray(), bytearray()
         os.set_blocking(fd, False)
 
+    def empty(self) -> None:
+        """Read what the pipe holds; no more, for who writes may never stop."""
+        self.drain(self.total - self.before + PIPE)
+
     def drain(self, limit: int) -> bool:
-        """Read what is there, up to `limit` bytes in all; False at end of file."""
-        while self.total <= limit:
+        """Read what is there, up to `limit` bytes of the command; False at end of file."""
+        while self.total - self.before <= limit:
             try:
                 data = os.read(self.fd, 65536)
             except BlockingIOError:
@@ -54,18 +63,28 @@ class Stream:
                 del self.tail[: -self.half]
         return True
 
-    def close(self) -> None:
-        """Cut the tail to size."""
-        os.close(self.fd)
+    def say(self, sentence: str) -> None:
+        """Add a line of the worker's own."""
+        line = sentence.encode() + b"\n"
+        self.total += len(line)
+        self.tail += line
+
+    def pieces(self) -> tuple[bytearray, bytearray]:
+        """Head and tail, cut to size."""
         del self.tail[: -self.half or None]
+        return self.head, self.tail
 
 
 class Commands:
     """Runs one command at a time in `root`."""
 
-    def __init__(self, root: str, limits: dict[str, int], isolated: bool, report: mmap.mmap):
+    def __init__(
+        self, root: str, limits: dict[str, int], walls: str, report: mmap.mmap, around: fence.Fence | None = None
+    ):
         self.root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.limits, self.isolated, self.report = limits, isolated, report
+        self.limits, self.walls, self.report, self.around = limits, walls, report, around
+        self.all_at_once = walls == "namespaces" or (around is not None and around.confines_signals)
+        self.lost: Callable[[int, int], None] = lambda pid, status: None  # who wants to know of children that ended
         self.nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.rlimits = [
             (resource.RLIMIT_CORE, 0, 0),
@@ -74,37 +93,46 @@ class Commands:
             (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
             (resource.RLIMIT_AS, limits["memory_bytes"], limits["memory_bytes"]),
         ]
-        if isolated:  # without a user namespace it would count all processes of the user
-            self.rlimits.append((resource.RLIMIT_NPROC, limits["processes"], limits["processes"]))
+        if walls != "none":  # without a user namespace it counts all processes of the user
+            most = around.most_threads if around else limits["processes"]
+            self.rlimits.append((resource.RLIMIT_NPROC, most, most))
 
     def run(self, argv: list[str], stdin: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Run `argv`; returns header and body of the reply, the body being head and tail of stdout and of stderr."""
         self.report[0] = 0
         started = time.monotonic()
+        spared = set(self.others())
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         source, feed = os.pipe() if stdin else (self.nothing, -1)
-        pid = os.fork()
-        if pid == 0:
-            code = 126
-            try:
-                code = self._become(argv, source, out_end, err_end)
-            finally:
-                os._exit(code)
+        pid = self.start(argv, source, out_end, err_end)
         os.close(out_end)
         os.close(err_end)
         if stdin:
             os.close(source)
         keep = self.limits["output_bytes"]
         streams = (Stream(out, keep), Stream(err, keep))
-        stopped = self._watch(pid, streams, feed, stdin, started + timeout_s)
-        status, usage = self._stop(pid)
+        end = os.pidfd_open(pid)
+        stopped = self.watch([end], streams, feed, stdin, started + timeout_s)
+        os.close(end)
+        status, usage = self._stop(pid, spared)
+        code = os.waitstatus_to_exitcode(status)
         for stream in streams:
             stream.drain(self.limits["output_stop_bytes"])
-            stream.close()
-        code = os.waitstatus_to_exitcode(status)
-        outcome = stopped or self._judge(code, usage, streams[1])
-        pieces = [piece for stream in streams for piece in (stream.head, stream.tail)]
+        reply = self.reply(stopped or self._judge(code, usage, streams[1]), code, started, streams)
+        for stream in streams:
+            os.close(stream.fd)
+        return reply
+
+    def reply(
+        self, outcome: str, code: int, started: float, streams: tuple[Stream, Stream]
+    ) -> tuple[dict[str, Any], bytes]:
+        """Header and body that tell how a command ended."""
+        if self.around and (passed := self.around.quota.at_the_end()):
+            streams[1].say(f"the sandbox's limit is passed: {passed}")
+            if outcome in ("ok", "nonzero"):
+                outcome, code = "nonzero", code or 1
+        pieces = [piece for stream in streams for piece in stream.pieces()]
         header = {
             "outcome": outcome,
             "exit_code": EXIT_CODES.get(outcome, code if code >= 0 else 128 - code),
@@ -114,16 +142,30 @@ class Commands:
         }
         return header, b"".join(pieces)
 
-    def _become(self, argv: list[str], source: int, out: int, err: int) -> int:
+    def start(self, argv: list[str], source: int, out: int, err: int, others: Collection[int] = ()) -> int:
+        """Fork a process that turns into `argv`; its pid. `others`: descriptors that it has as 3, 4, ..."""
+        pid = os.fork()
+        if pid == 0:
+            code = 126
+            try:
+                code = self._become(argv, (source, out, err, *others))
+            finally:
+                os._exit(code)
+        return pid
+
+    def _become(self, argv: list[str], descriptors: tuple[int, ...]) -> int:
         """In the child: turn into the command. Returns an exit code if it ever returns."""
         os.setsid()
-        # Above the standard three first: any of the ends may itself have a number below 3.
-        ends = [os.dup(fd) if fd < 3 else fd for fd in (source, out, err)]
-        for target, fd in enumerate(ends):
-            os.dup2(fd, target)
         os.fchmod(self.root, 0o755)
         os.fchdir(self.root)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # among them the worker's line to the host
+        # Above the wanted numbers first: any of them may itself be one of those.
+        count = len(descriptors)
+        ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, count) for fd in descriptors]
+        for target, fd in enumerate(ends):
+            os.dup2(fd, target)
+        if self.around:
+            self.around.enter()
+        os.closerange(count, os.sysconf("SC_OPEN_MAX"))  # among them the worker's line to the host
         namespaces.show()
         for kind, soft, hard in self.rlimits:
             resource.setrlimit(kind, (soft, hard))
@@ -138,12 +180,14 @@ class Commands:
             os.write(2, f"{argv[0]}: {error.strerror}\n".encode(errors="replace"))
             return 127 if isinstance(error, FileNotFoundError) else 126
 
-    def _watch(self, pid: int, streams: tuple[Stream, Stream], feed: int, stdin: bytes, deadline: float) -> str | None:
-        """Move bytes until the first process ends; the outcome if it has to be stopped, else None."""
+    def watch(
+        self, ends: Collection[int], streams: tuple[Stream, Stream], feed: int, stdin: bytes, deadline: float
+    ) -> str | None:
+        """Move bytes until something is to be read from one of `ends`; the outcome if the command has to be stopped,
+        else None. Closes `feed`."""
         poll = select.poll()
-        end = os.pidfd_open(pid)
         by_fd = {stream.fd: stream for stream in streams}
-        for fd in (end, *by_fd):
+        for fd in (*ends, *by_fd):
             poll.register(fd, select.POLLIN)
         if feed >= 0:
             os.set_blocking(feed, False)
@@ -156,8 +200,10 @@ class Commands:
                 if now >= deadline:
                     return "timeout"
                 if now >= next_look:
-                    if self.isolated and self._memory_used() > self.limits["memory_bytes"]:
+                    if self.too_much_memory():
                         return "out_of_memory"
+                    if self.around and self.around.quota.is_passed():
+                        return "nonzero"
                     next_look = now + WATCH_S
                 wait = max(0.0, min(deadline, next_look) - now) + 0.0001
                 events = poll.poll(wait * 1000)
@@ -174,29 +220,55 @@ class Commands:
                             poll.unregister(feed)
                             os.close(feed)
                             feed = -1
-                if sum(stream.total for stream in streams) > stop_at:
+                if sum(stream.total - stream.before for stream in streams) > stop_at:
                     return "output_limit"
-                if any(fd == end for fd, _ in events):
+                if any(fd in ends for fd, _ in events):
+                    for stream in streams:  # written before the end was
+                        stream.drain(stop_at)
                     return None
         finally:
-            os.close(end)
             if feed >= 0:
                 os.close(feed)
 
-    def _stop(self, pid: int) -> tuple[int, resource.struct_rusage]:
+    def _stop(self, pid: int, spared: set[int]) -> tuple[int, resource.struct_rusage]:
         """Kill whatever is left of the command; status and usage of its first process."""
-        ended = {}
+        if not spared:
+            return processes.end_all(self.all_at_once)[pid]
+        os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+        self.end_all_but(spared, self.lost)
+        return status, usage
+
+    def others(self) -> list[int]:
+        """Every process of the sandbox but the worker."""
+        if self.walls == "namespaces":
+            return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        return processes.below(os.getpid())
+
+    def end_all_but(self, spared: Collection[int], reaped: Callable[[int, int], None]) -> None:
+        """Kill every process that is not spared, and those that it starts meanwhile."""
         while True:
-            _kill_all() if self.isolated else _kill_tree(os.getpid())
+            self.reap(reaped)
+            left = [pid for pid in self.others() if pid not in spared]
+            if not left:
+                return
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.0005)
+
+    def reap(self, reaped: Callable[[int, int], None]) -> None:
+        """Take leave of children that have ended, telling of each."""
+        while True:
             try:
-                # Without a namespace a process may slip away between listing and killing: look until none is left.
-                found, status, usage = os.wait4(-1, 0 if self.isolated else os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return ended[pid]
-            if found:
-                ended[found] = status, usage
-            else:
-                time.sleep(0.001)
+                return
+            if not pid:
+                return
+            reaped(pid, status)
 
     def _judge(self, code: int, usage: resource.struct_rusage, err: Stream) -> str:
         """The outcome of a command that ended by itself."""
@@ -207,27 +279,31 @@ class Commands:
             return "timeout"
         if self.report[0]:
             return "out_of_memory"
-        last_line = bytes(err.tail or err.head)[-400:].strip().rpartition(b"\n")[2]
-        if any(words in last_line for words in ALLOCATION_FAILURES):
+        if speaks_of_memory(err):
             return "out_of_memory"
         if code == -signal.SIGKILL and usage.ru_maxrss * 1024 > self.limits["memory_bytes"] // 2:
             return "out_of_memory"
         return "nonzero"
 
-    def _memory_used(self) -> int:
-        """Bytes held by all processes but the worker, each page counted once.
+    def too_much_memory(self) -> bool:
+        """Whether all processes but the worker hold more than the limit, each page counted once.
 
         First a cheap upper bound; only when that is too much, the exact and slow sum. A process that hides the
         exact number is counted in full.
         """
-        pids = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-        bound = sum(_resident(pid) for pid in pids)
-        if bound <= self.limits["memory_bytes"]:
-            return bound
-        return sum(_own_share(pid) for pid in pids)
+        if self.walls == "none":
+            return False
+        pids, limit = self.others(), self.limits["memory_bytes"]
+        return sum(_resident(pid) for pid in pids) > limit and sum(_own_share(pid) for pid in pids) > limit
 
 
-def _resident(pid: str) -> int:
+def speaks_of_memory(err: Stream) -> bool:
+    """Whether the last words are those of a program that got no memory."""
+    last_line = bytes(err.tail or err.head)[-400:].strip().rpartition(b"\n")[2]
+    return any(words in last_line for words in ALLOCATION_FAILURES)
+
+
+def _resident(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
@@ -235,7 +311,7 @@ def _resident(pid: str) -> int:
         return 0
 
 
-def _own_share(pid: str) -> int:
+def _own_share(pid: int) -> int:
     """Proportional set size without what is backed by files."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
@@ -252,26 +328,3 @@ def _write_some(fd: int, data: memoryview) -> memoryview:
         return data
     except OSError:  # nobody reads any more
         return data[:0]
-
-
-def _kill_all() -> None:
-    """Process 1 only: one call reaches every other process of the namespace, also those being forked right now."""
-    try:
-        os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def _kill_tree(pid: int) -> None:
-    """Without a namespace: kill the descendants found; orphans come back to the worker and are found again."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            children = [int(child) for child in file.read().split()]
-    except OSError:
-        return
-    for child in children:
-        _kill_tree(child)
-        try:
-            os.kill(child, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
