@@ -6,13 +6,13 @@ result = await sandbox.run(["python", "-m", "pytest", "-q"])
 changes = await sandbox.changes()
 
 The walls are those of Docker or Podman with less: no network, no capability that was not asked for, no new privileges,
-no folder of the host, limits on memory, CPUs and processes. The persistent shell, snapshots and forks of other sandboxes are not there.
+no folder of the host, limits on memory, CPUs and processes. The persistent shell, snapshots and forks of other
+sandboxes are not there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 import stat
 import tarfile
 import tempfile
@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from composer_jax.errors import UserError
+from composer_jax.sandbox.archive import is_same, names, pack, unpack
 from composer_jax.sandbox.change import GONE, Change
 from composer_jax.sandbox.engine import OWNER, Engine, find_engine, last_line, owner
 from composer_jax.sandbox.limits import MIB, Limits
@@ -41,8 +42,9 @@ _CLEAR = 'for path; do [ -d "$path" ] && [ ! -L "$path" ] && [ "$0" = folders ] 
 class ContainerPool:
     """Sandboxes of one image; called as a SandboxPool is, but for what is said at `acquire`.
 
-    cpus: of each container. capabilities: those of its root that it keeps (KILL, CHOWN, ...). environment: variables of every command. workspace: the folder of the image that counts as
-    the workspace; None: the one in which its commands start, or /workspace.
+    cpus: of each container. capabilities: those of its root that it keeps (KILL, CHOWN, ...). environment: variables of
+      every command. workspace: the folder of the image that counts as the workspace; None: the one in which its
+      commands start, or /workspace.
     Raises UserError where there is no working engine or no such image here. Removes what crashed owners left behind.
     """
 
@@ -200,7 +202,7 @@ class ContainerSandbox:
             if paths:
                 listed = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
                 await self._do(["xargs", "-0", "sh", "-c", _CLEAR, kind], listed)
-        await self._do(["tar", "-xof", "-"], _archive(changes))
+        await self._do(["tar", "-xof", "-"], pack(changes))
 
     async def changes(self) -> dict[str, Change]:
         """In what the workspace differs from the image's, or from the tree that was laid on it: path -> Change.
@@ -216,12 +218,12 @@ class ContainerSandbox:
             there = {name.removeprefix("./") for name in listed.text().split("\0")} - {"", "."}
             marks = self._marks(out.text())
             found = await self._contents(sorted(marks.keys() & there))
-        pristine = set() if self._tree is None else _names(self._tree)
+        pristine = set() if self._tree is None else names(self._tree)
         gone = {path for path in pristine | {path for path, mark in marks.items() if mark == "D"} if path not in there}
         changes = {path: GONE for path in gone if not any(str(above) in gone for above in PurePosixPath(path).parents)}
         for path, change in found.items():
             was_there = change.kind == "folder" and marks[path] == "C"
-            if not was_there and not (self._tree is not None and _is_same(self._tree / path, change)):
+            if not was_there and not (self._tree is not None and is_same(self._tree / path, change)):
                 changes[path] = change
         return dict(sorted(changes.items()))
 
@@ -319,8 +321,8 @@ class ContainerSandbox:
     async def _contents(self, paths: Sequence[str]) -> dict[str, Change]:
         """What is at paths of the workspace. (`changes` holds the lock.)"""
         found = {}
-        names = [f"./{path}".encode(errors="surrogateescape") + b"\0" for path in paths]
-        for chunk in _chunks(list(zip(paths, names, strict=True))):
+        encoded = [f"./{path}".encode(errors="surrogateescape") + b"\0" for path in paths]
+        for chunk in _chunks(list(zip(paths, encoded, strict=True))):
             said, _ = await self._do_locked(["xargs", "-0", "stat", "-c", "%f"], b"".join(name for _, name in chunk))
             modes = [int(mode, 16) for mode in said.text().split()]
             packed = []
@@ -333,7 +335,7 @@ class ContainerSandbox:
                 archive, _ = await self._do_locked(["xargs", "-0", "tar", "-cf", "-"], b"".join(packed))
                 if archive.dropped:
                     raise SandboxFileError(f"the changes are more than {self.limits.workspace_mb} MiB")
-                found |= _unpack(archive.bytes())
+                found |= unpack(archive.bytes())
         return found
 
     def _marks(self, diff: str) -> dict[str, str]:
@@ -384,51 +386,3 @@ def _chunks(named: list[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]
 def _killed_for_memory(events: str) -> int:
     counts = [line.split() for line in events.splitlines()]
     return sum(int(words[1]) for words in counts if len(words) == 2 and words[0] == "oom_kill")
-
-
-def _archive(changes: Mapping[str, Change]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path, change in sorted(changes.items()):
-            if change.kind == "gone":
-                continue
-            entry = tarfile.TarInfo(path)
-            entry.mode, entry.mtime = change.mode, int(time.time())
-            if change.kind == "folder":
-                entry.type, entry.mode = tarfile.DIRTYPE, change.mode | 0o700
-            elif change.kind == "link":
-                entry.type, entry.linkname = tarfile.SYMTYPE, change.data.decode(errors="surrogateescape")
-            else:
-                entry.size = len(change.data)
-            tar.addfile(entry, io.BytesIO(change.data) if change.kind == "file" else None)
-    return packed.getvalue()
-
-
-def _unpack(archive: bytes) -> dict[str, Change]:
-    found = {}
-    try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            for entry in tar:
-                path = entry.name.removeprefix("./")
-                if entry.issym():
-                    found[path] = Change("link", entry.linkname.encode(errors="surrogateescape"), 0o777)
-                elif (content := tar.extractfile(entry)) is not None:
-                    found[path] = Change("file", content.read(), entry.mode & 0o777)
-    except (tarfile.TarError, KeyError) as error:
-        raise SandboxFileError(f"the container sent no readable archive: {error}") from error
-    return found
-
-
-def _names(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-
-
-def _is_same(path: Path, change: Change) -> bool:
-    """Whether a path of the host holds what a change would put there."""
-    if path.is_symlink():
-        return change.kind == "link" and str(path.readlink()).encode(errors="surrogateescape") == change.data
-    if path.is_dir():
-        return change.kind == "folder"
-    if not path.is_file() or change.kind != "file":
-        return False
-    return path.stat().st_mode & 0o111 == change.mode & 0o111 and path.read_bytes() == change.data

@@ -4,10 +4,10 @@
     >>>>> End Test Output
     >>>>> Test Exit Code: 0      must agree with it
 
-A test that failed before has to be PASSED (or XFAIL); one that passed before may also be SKIPPED. Whatever the log lacks
-has failed, unless the row says that it names failures only. A log that cannot be trusted is worth nothing: markers that
-are missing or are there twice, no test in it, a script that says that it could not work, or an exit code of a failure
-although every test that it names has passed.
+A test that failed before has to be PASSED (or XFAIL); one that passed before may also be SKIPPED. Whatever the log
+lacks has failed, unless the row says that it names failures only. A log that cannot be trusted is worth nothing:
+markers that are missing or are there twice, no test in it, a script that says that it could not work, or an exit code of
+a failure although every test that it names has passed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Repositories as they were at a commit, from a folder of local mirrors: files only, no history to look things up in."""
+"""Repositories as they were at a commit, from local mirrors: files only, no history to look things up in."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
 from composer_jax.tasks.formats.patches import changes_of_patch, lay
 from composer_jax.tasks.grader import Grader, LogGrader, SuiteGrader
+from composer_jax.tasks.log_status import parser_of
 from composer_jax.tasks.task import Task
 
 # In the images of SWE-bench and SWE-smith, python is that of a conda environment.
@@ -180,9 +181,10 @@ def described(row: Fields, names: tuple[str, ...]) -> dict[str, Any]:
 def _log_grader(row: Fields, f2p: tuple[str, ...], p2p: tuple[str, ...], kind: str) -> Grader:
     if "eval_script" not in row:
         raise UserError(
-            f"{row.where} ({row.values['instance_id']}) can be graded by nothing here: it has no eval_script, and there is "
-            "no checkout to run pytest ids in; give the folder of repositories (repos) or rows of SWE-bench 5"
+            f"{row.where} ({row.values['instance_id']}) can be graded by nothing here: it has no eval_script, and no "
+            "pytest ids with a checkout to run them in; give the folder of repositories (repos) or rows of SWE-bench 5"
         )
+    parser_of(row.text("log_parser"))
     return LogGrader(row.text("eval_script"), row.text("log_parser"), f2p, p2p, kind == "fail_only", TIMEOUT_S)
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from composer_jax.errors import UserError
@@ -15,21 +15,27 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-PLAUSIBLE = {
-    "repo": st.sampled_from(["acme/calc", "acme/other", "../x", ""]),
-    "instance_id": st.sampled_from(["a__b-1", "a__b.01234567.x__y", "/etc"]),
-    "base_commit": st.sampled_from(["0" * 40, "HEAD", "-x"]),
-    "patch": st.sampled_from(["", "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "diff --git"]),
-    "test_patch": st.just(""),
-    "problem_statement": st.text(max_size=20),
-    "FAIL_TO_PASS": st.sampled_from(['["a.py::b"]', ["TestA"], "[", []]),
-    "PASS_TO_PASS": st.sampled_from(["[]", ["a.py::c"], None]),
-    "eval_script": st.just("true"),
-    "log_parser": st.just("parse_log_gotest"),
-    "eval_type": st.sampled_from(["pass_and_fail", "fail_only"]),
-    "image_name": st.just("image"),
+GOOD = {
+    "repo": "acme/calc",
+    "instance_id": "acme__calc-1",
+    "base_commit": "0" * 40,
+    "patch": "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n",
+    "test_patch": "",
+    "problem_statement": "It is broken.",
+    "FAIL_TO_PASS": '["TestA"]',
+    "PASS_TO_PASS": ["TestB"],
+    "eval_script": "true",
+    "log_parser": "parse_log_gotest",
+    "eval_type": "fail_only",
+    "version": "1",
+    "image": "image",
+    "image_name": "image",
+    "created_at": "2024-01-01",
 }
-ROWS = st.fixed_dictionaries({}, optional={name: value | JSON for name, value in PLAUSIBLE.items()})
+# A good row in which a few fields are missing (...) or something else.
+ROWS = st.dictionaries(st.sampled_from(sorted(GOOD)), st.just(...) | JSON, max_size=3).map(
+    lambda other: {name: value for name, value in {**GOOD, **other}.items() if value is not ...}
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,8 @@ def folder(tmp_path_factory):
 
 
 @settings(max_examples=150)
-@given(row=ROWS, with_repos=st.booleans())
+@example(row=GOOD, with_repos=False)
+@given(row=ROWS | st.dictionaries(st.text(max_size=8), JSON, max_size=3), with_repos=st.booleans())
 def test_any_row_gives_tasks_or_one_sentence(folder, row, with_repos):
     path = folder / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
@@ -48,7 +55,10 @@ def test_any_row_gives_tasks_or_one_sentence(folder, row, with_repos):
         tasks = read_tasks(path, options)
     except UserError as error:
         assert str(error) and "\n" not in str(error)
+        assert row != GOOD or with_repos
+        event("told")
     else:
+        event("read")
         assert all(isinstance(task, Task) and task.to_json() for task in tasks)
 
 
