@@ -61,9 +61,7 @@ async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> t
         tests=[*grader.fail_to_pass, *grader.pass_to_pass],
     )
     repaired, held, detail = judge_suite.verdict(report.judged, grader.fail_to_pass, grader.pass_to_pass)
-    reward = float(repaired == held == 1.0)
-    if grader.partial and held == 1.0:
-        reward = repaired
+    reward = judge_suite.reward(repaired, held, grader.partial)
     return Grade(reward, {"f2p": repaired, "p2p": held}, detail), not report.timed_out
 
 
