@@ -2,8 +2,8 @@
 
 Prints progress on stderr and, as the last line of stdout, one JSON object:
     ready_ms            making one sandbox, from the order to the worker's first word, nothing prepared (median)
-    command_ms          one `true` in a sandbox that is there, seen from the host (median)
-    commands_per_s      `true` in as many sandboxes as there are cores, at once
+    command_ms          `ls` in the shell of a sandbox that is there, seen from the host (median)
+    commands_per_s      the same in as many sandboxes as there are cores, at once
     fork_server_per_s   a small Python test file in as many sandboxes as there are cores, at once
     overlay_ms          a sandbox on a tree of 1,400 files, from the order to a first file written (median)
     fork_depth20_ms     forking a sandbox whose tree has 20 snapshots already (median)
@@ -14,13 +14,14 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from composer_jax.sandbox import Sandbox, SandboxPool, Tree
+from composer_jax.sandbox import RunResult, Sandbox, SandboxPool, Tree
 from composer_jax.sandbox.tree import Ground
 
 ROUNDS = 5  # rates are the median of this many rounds
@@ -36,9 +37,32 @@ FILES = {
 }
 
 
-def say(text: str) -> None:
+Command = Callable[[Sandbox], Awaitable[RunResult]]
+
+
+def in_shell(sandbox: Sandbox) -> Awaitable[RunResult]:
+    """A small program, started by the shell."""
+    return sandbox.shell("ls")
+
+
+def forked(sandbox: Sandbox) -> Awaitable[RunResult]:
+    """A small Python program, which needs no interpreter start."""
+    return sandbox.run(["python", "test_stack.py"])
+
+
+def plain_ms(count: int = 200) -> float:
+    """Median milliseconds of the same program as a child of this process: what the machine can do."""
+    times = []
+    for _ in range(count):
+        started = time.perf_counter()
+        subprocess.run(["ls"], stdout=subprocess.DEVNULL, check=True)
+        times.append(time.perf_counter() - started)
+    return 1000 * statistics.median(times)
+
+
+def say(text: str, end: str = "\n") -> None:
     """Progress for people."""
-    print(text, file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True, end=end)
 
 
 async def ready_ms(pool: SandboxPool, count: int = 60) -> float:
@@ -54,25 +78,25 @@ async def ready_ms(pool: SandboxPool, count: int = 60) -> float:
     return 1000 * statistics.median(times)
 
 
-async def command_ms(pool: SandboxPool, argv: Sequence[str], count: int = 200) -> float:
+async def command_ms(pool: SandboxPool, command: Command, count: int = 200) -> float:
     """Median milliseconds of one command."""
     times = []
     async with await pool.acquire(FILES) as sandbox:
         for _ in range(count):
             started = time.perf_counter()
-            result = await sandbox.run(argv)
+            result = await command(sandbox)
             times.append(time.perf_counter() - started)
             assert result.outcome == "ok", result
     return 1000 * statistics.median(times)
 
 
-async def per_second(pool: SandboxPool, argv: Sequence[str], at_once: int) -> float:
+async def per_second(pool: SandboxPool, command: Command, at_once: int) -> float:
     """Commands per second in `at_once` sandboxes: median over rounds."""
 
     async def work(sandbox: Sandbox, end: float) -> int:
         done = 0
         while time.perf_counter() < end:
-            result = await sandbox.run(argv)
+            result = await command(sandbox)
             assert result.outcome == "ok", result
             done += 1
         return done
@@ -151,11 +175,13 @@ async def measure() -> dict[str, float]:
         say(f"backend {pool.backend}, {cores} cores")
         results = {"ready_ms": await ready_ms(pool)}
         say(f"ready in {results['ready_ms']:.2f} ms")
-        results["command_ms"] = await command_ms(pool, ["true"])
-        say(f"command in {results['command_ms']:.2f} ms")
-        results["commands_per_s"] = await per_second(pool, ["true"], cores)
+        say(f"`ls` started by this process, for comparison: {plain_ms():.2f} ms")
+        results["command_ms"] = await command_ms(pool, in_shell)
+        say(f"command in {results['command_ms']:.2f} ms; ", end="")
+        say(f"one of the shell's own in {await command_ms(pool, lambda sandbox: sandbox.shell('true')):.2f} ms")
+        results["commands_per_s"] = await per_second(pool, in_shell, cores)
         say(f"{results['commands_per_s']:.0f} commands/s")
-        results["fork_server_per_s"] = await per_second(pool, ["python", "test_stack.py"], cores)
+        results["fork_server_per_s"] = await per_second(pool, forked, cores)
         say(f"{results['fork_server_per_s']:.0f} Python test files/s")
         tree = tree_of_many_files(pool)
         results["overlay_ms"] = await overlay_ms(pool, tree)

@@ -90,7 +90,7 @@ async def run_episode(
     randomness is the session's. `cache` may be shared by any number of episodes. The session is left open.
     """
     run = _Run(task, session, tok, compaction, limits)
-    workspace = Workspace(task.files, pool, cache)
+    workspace = Workspace(task, pool, cache)
     try:
         outcome = await run.until_the_end(workspace)
         await workspace.close()
@@ -129,7 +129,7 @@ class _Run:
                 return "no_call"
 
             done = next((i for i, call in enumerate(message.calls) if tools.is_finish(call, available)), None)
-            answers = [await tools.answer(call, available, workspace) for call in message.calls[:done]]
+            answers = await tools.answer_all(message.calls[:done], available, workspace)
             if answers:
                 self.observe(answers, complete=message.complete)
             if done is not None:

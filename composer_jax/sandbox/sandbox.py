@@ -55,6 +55,8 @@ class Sandbox:
         self._channel = channel
         self._pool = ground.tree.pool
         self._changes: dict[str, Change] = {}  # as far as the worker has told
+        self.jobs = 0
+        """Processes that the shell had running when its last command ended."""
         self._is_new = False  # the worker's first word is still to come
         self._turn = asyncio.Lock()
         self._busy = False  # an answer is awaited, until the alarm rings
@@ -86,20 +88,22 @@ class Sandbox:
             return RunResult("nonzero", 126, "", "no command, or one with a zero byte in it\n", 0.0, 0)
         seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
         request = {"op": "run", "argv": list(argv), "timeout_s": seconds}
-        header, body = await self._call(request, stdin, seconds + GRACE_S)
-        pieces, start = [], 0
-        for length in header["pieces"]:
-            pieces.append(body[start : start + length])
-            start += length
-        lost = header["dropped"]
-        return RunResult(
-            outcome=header["outcome"],
-            exit_code=header["exit_code"],
-            stdout=_joined(pieces[0], lost[0], pieces[1]),
-            stderr=_joined(pieces[2], lost[1], pieces[3]),
-            seconds=header["seconds"],
-            truncated_bytes=sum(lost),
-        )
+        return _result(*await self._call(request, stdin, seconds + GRACE_S))
+
+    async def shell(self, command: str, *, timeout_s: float | None = None) -> RunResult:
+        """Run a command in the sandbox's own bash, which keeps working folder, variables and background jobs.
+
+        A command that must be stopped is killed with all that it started; the shell goes on. A shell that ends (`exit`)
+        says so on stderr, and the next command starts in a new one, as after snapshot() and restore(). stdin is empty.
+        `timeout_s` defaults to Limits.timeout_s.
+        """
+        if "\0" in command:
+            return RunResult("nonzero", 126, "", "a command with a zero byte in it\n", 0.0, 0)
+        seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
+        request = {"op": "shell", "command": command, "timeout_s": seconds}
+        header, body = await self._call(request, timeout_s=seconds + GRACE_S)
+        self.jobs = header["jobs"]
+        return _result(header, body)
 
     async def read_all(self) -> dict[str, bytes]:
         """All regular files by relative path."""
@@ -193,7 +197,7 @@ class Sandbox:
             self.end(f"no new worker could be started ({error})")
             raise SandboxDied(f"sandbox {self.name} died: {self._end}") from None
         old.close()
-        self.ground, self._is_new, self._changes = ground, True, {}
+        self.ground, self._is_new, self._changes, self.jobs = ground, True, {}, 0
 
     async def _meet(self) -> None:
         """Waits for a new worker's first word."""
@@ -297,6 +301,22 @@ def _bytes(data: bytes | str) -> bytes:
         return data.encode() if isinstance(data, str) else bytes(data)
     except UnicodeEncodeError:
         raise SandboxFileError("the text holds half of a surrogate pair, which no file can hold") from None
+
+
+def _result(header: dict[str, Any], body: bytes) -> RunResult:
+    pieces, start = [], 0
+    for length in header["pieces"]:
+        pieces.append(body[start : start + length])
+        start += length
+    lost = header["dropped"]
+    return RunResult(
+        outcome=header["outcome"],
+        exit_code=header["exit_code"],
+        stdout=_joined(pieces[0], lost[0], pieces[1]),
+        stderr=_joined(pieces[2], lost[1], pieces[3]),
+        seconds=header["seconds"],
+        truncated_bytes=sum(lost),
+    )
 
 
 def _joined(head: bytes, lost: int, tail: bytes) -> str:

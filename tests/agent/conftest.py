@@ -7,6 +7,8 @@ from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.sampler.session import Sample
 from composer_jax.sandbox import Limits, SandboxPool
 from composer_jax.tasks import generate
+from composer_jax.tasks.grader import Case, CaseGrader
+from composer_jax.tasks.task import Task
 
 
 @pytest.fixture(scope="session")
@@ -24,8 +26,8 @@ class DyingPool:
         self.deaths = deaths
         self.acquired = 0
 
-    async def acquire(self, files):
-        sandbox = await self.pool.acquire(files)
+    async def acquire(self, *arguments, **options):
+        sandbox = await self.pool.acquire(*arguments, **options)
         if self.acquired in self.deaths:
             sandbox.end("a test ended it")
         self.acquired += 1
@@ -35,6 +37,11 @@ class DyingPool:
 @pytest.fixture
 def dying_pool(pool):
     return lambda deaths: DyingPool(pool, deaths)
+
+
+def task_of(files, **options):
+    """A task whose workspace holds these files, and whatever else a Task can have."""
+    return Task("t", "family", "train", "Do it.", files, (), CaseGrader((Case("a", "f", (), None),)), **options)
 
 
 @pytest.fixture(scope="session")

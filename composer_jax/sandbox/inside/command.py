@@ -1,7 +1,7 @@
 """Commands of one sandbox: start, watch, stop, and say how they ended.
 
 A command is over when its first process is; whatever it left running is killed then, so nothing outlives a command
-and nothing evades its time limit. Outcomes:
+and nothing evades its time limit. (What the shell of shell.py has running is spared.) Outcomes:
 
     timeout         wall-clock limit reached, or the CPU limit (SIGXCPU, or SIGKILL with the CPU time used up)
     output_limit    stdout and stderr together passed the hard limit
@@ -11,12 +11,14 @@ and nothing evades its time limit. Outcomes:
     ok, nonzero     everything else, by exit code (128 + N for signal N)
 """
 
+import fcntl
 import mmap
 import os
 import resource
 import select
 import signal
 import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 from . import namespaces, python
@@ -24,6 +26,7 @@ from . import namespaces, python
 WATCH_S = 0.05  # how often memory is added up; commands shorter than this never pay for it
 ASLEEP_S = 1.0  # waking up later than this is not charged to the command
 EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "output_limit": 153}
+PIPE = 1 << 16  # bytes that the kernel keeps of an output
 ALLOCATION_FAILURES = (b"MemoryError", b"bad_alloc", b"Cannot allocate memory", b"out of memory", b"memory exhausted")
 
 
@@ -31,13 +34,18 @@ class Stream:
     """One output of a command: the first and the last `keep // 2` bytes, and how many there were."""
 
     def __init__(self, fd: int, keep: int):
-        self.fd, self.half, self.total = fd, keep // 2, 0
+        self.fd, self.keep, self.half, self.total = fd, keep, keep // 2, 0
+        self.before = 0  # bytes that are not the running command's
         self.head, self.tail = bytearray(), bytearray()
         os.set_blocking(fd, False)
 
+    def empty(self) -> None:
+        """Read what the pipe holds; no more, for who writes may never stop."""
+        self.drain(self.total - self.before + PIPE)
+
     def drain(self, limit: int) -> bool:
-        """Read what is there, up to `limit` bytes in all; False at end of file."""
-        while self.total <= limit:
+        """Read what is there, up to `limit` bytes of the command; False at end of file."""
+        while self.total - self.before <= limit:
             try:
                 data = os.read(self.fd, 65536)
             except BlockingIOError:
@@ -54,10 +62,16 @@ class Stream:
                 del self.tail[: -self.half]
         return True
 
-    def close(self) -> None:
-        """Cut the tail to size."""
-        os.close(self.fd)
+    def say(self, sentence: str) -> None:
+        """Add a line of the worker's own."""
+        line = sentence.encode() + b"\n"
+        self.total += len(line)
+        self.tail += line
+
+    def pieces(self) -> tuple[bytearray, bytearray]:
+        """Head and tail, cut to size."""
         del self.tail[: -self.half or None]
+        return self.head, self.tail
 
 
 class Commands:
@@ -66,6 +80,7 @@ class Commands:
     def __init__(self, root: str, limits: dict[str, int], isolated: bool, report: mmap.mmap):
         self.root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.limits, self.isolated, self.report = limits, isolated, report
+        self.lost: Callable[[int, int], None] = lambda pid, status: None  # who wants to know of children that ended
         self.nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.rlimits = [
             (resource.RLIMIT_CORE, 0, 0),
@@ -81,30 +96,34 @@ class Commands:
         """Run `argv`; returns header and body of the reply, the body being head and tail of stdout and of stderr."""
         self.report[0] = 0
         started = time.monotonic()
+        spared = set(self.others())
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         source, feed = os.pipe() if stdin else (self.nothing, -1)
-        pid = os.fork()
-        if pid == 0:
-            code = 126
-            try:
-                code = self._become(argv, source, out_end, err_end)
-            finally:
-                os._exit(code)
+        pid = self.start(argv, source, out_end, err_end)
         os.close(out_end)
         os.close(err_end)
         if stdin:
             os.close(source)
         keep = self.limits["output_bytes"]
         streams = (Stream(out, keep), Stream(err, keep))
-        stopped = self._watch(pid, streams, feed, stdin, started + timeout_s)
-        status, usage = self._stop(pid)
+        end = os.pidfd_open(pid)
+        stopped = self.watch([end], streams, feed, stdin, started + timeout_s)
+        os.close(end)
+        status, usage = self._stop(pid, spared)
+        code = os.waitstatus_to_exitcode(status)
         for stream in streams:
             stream.drain(self.limits["output_stop_bytes"])
-            stream.close()
-        code = os.waitstatus_to_exitcode(status)
-        outcome = stopped or self._judge(code, usage, streams[1])
-        pieces = [piece for stream in streams for piece in (stream.head, stream.tail)]
+        reply = self.reply(stopped or self._judge(code, usage, streams[1]), code, started, streams)
+        for stream in streams:
+            os.close(stream.fd)
+        return reply
+
+    def reply(
+        self, outcome: str, code: int, started: float, streams: tuple[Stream, Stream]
+    ) -> tuple[dict[str, Any], bytes]:
+        """Header and body that tell how a command ended."""
+        pieces = [piece for stream in streams for piece in stream.pieces()]
         header = {
             "outcome": outcome,
             "exit_code": EXIT_CODES.get(outcome, code if code >= 0 else 128 - code),
@@ -114,16 +133,28 @@ class Commands:
         }
         return header, b"".join(pieces)
 
-    def _become(self, argv: list[str], source: int, out: int, err: int) -> int:
+    def start(self, argv: list[str], source: int, out: int, err: int, others: Collection[int] = ()) -> int:
+        """Fork a process that turns into `argv`; its pid. `others`: descriptors that it has as 3, 4, ..."""
+        pid = os.fork()
+        if pid == 0:
+            code = 126
+            try:
+                code = self._become(argv, (source, out, err, *others))
+            finally:
+                os._exit(code)
+        return pid
+
+    def _become(self, argv: list[str], descriptors: tuple[int, ...]) -> int:
         """In the child: turn into the command. Returns an exit code if it ever returns."""
         os.setsid()
-        # Above the standard three first: any of the ends may itself have a number below 3.
-        ends = [os.dup(fd) if fd < 3 else fd for fd in (source, out, err)]
-        for target, fd in enumerate(ends):
-            os.dup2(fd, target)
         os.fchmod(self.root, 0o755)
         os.fchdir(self.root)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # among them the worker's line to the host
+        # Above the wanted numbers first: any of them may itself be one of those.
+        count = len(descriptors)
+        ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, count) for fd in descriptors]
+        for target, fd in enumerate(ends):
+            os.dup2(fd, target)
+        os.closerange(count, os.sysconf("SC_OPEN_MAX"))  # among them the worker's line to the host
         namespaces.show()
         for kind, soft, hard in self.rlimits:
             resource.setrlimit(kind, (soft, hard))
@@ -138,12 +169,14 @@ class Commands:
             os.write(2, f"{argv[0]}: {error.strerror}\n".encode(errors="replace"))
             return 127 if isinstance(error, FileNotFoundError) else 126
 
-    def _watch(self, pid: int, streams: tuple[Stream, Stream], feed: int, stdin: bytes, deadline: float) -> str | None:
-        """Move bytes until the first process ends; the outcome if it has to be stopped, else None."""
+    def watch(
+        self, ends: Collection[int], streams: tuple[Stream, Stream], feed: int, stdin: bytes, deadline: float
+    ) -> str | None:
+        """Move bytes until something is to be read from one of `ends`; the outcome if the command has to be stopped,
+        else None. Closes `feed`."""
         poll = select.poll()
-        end = os.pidfd_open(pid)
         by_fd = {stream.fd: stream for stream in streams}
-        for fd in (end, *by_fd):
+        for fd in (*ends, *by_fd):
             poll.register(fd, select.POLLIN)
         if feed >= 0:
             os.set_blocking(feed, False)
@@ -156,7 +189,7 @@ class Commands:
                 if now >= deadline:
                     return "timeout"
                 if now >= next_look:
-                    if self.isolated and self._memory_used() > self.limits["memory_bytes"]:
+                    if self.too_much_memory():
                         return "out_of_memory"
                     next_look = now + WATCH_S
                 wait = max(0.0, min(deadline, next_look) - now) + 0.0001
@@ -174,20 +207,26 @@ class Commands:
                             poll.unregister(feed)
                             os.close(feed)
                             feed = -1
-                if sum(stream.total for stream in streams) > stop_at:
+                if sum(stream.total - stream.before for stream in streams) > stop_at:
                     return "output_limit"
-                if any(fd == end for fd, _ in events):
+                if any(fd in ends for fd, _ in events):
+                    for stream in streams:  # written before the end was
+                        stream.drain(stop_at)
                     return None
         finally:
-            os.close(end)
             if feed >= 0:
                 os.close(feed)
 
-    def _stop(self, pid: int) -> tuple[int, resource.struct_rusage]:
+    def _stop(self, pid: int, spared: set[int]) -> tuple[int, resource.struct_rusage]:
         """Kill whatever is left of the command; status and usage of its first process."""
         ended = {}
+        if spared:
+            os.kill(pid, signal.SIGKILL)
+            _, status, usage = os.wait4(pid, 0)
+            self.end_all_but(spared, self.lost)
+            return status, usage
         while True:
-            _kill_all() if self.isolated else _kill_tree(os.getpid())
+            _kill_all() if self.isolated else kill_below(os.getpid())
             try:
                 # Without a namespace a process may slip away between listing and killing: look until none is left.
                 found, status, usage = os.wait4(-1, 0 if self.isolated else os.WNOHANG)
@@ -198,6 +237,37 @@ class Commands:
             else:
                 time.sleep(0.001)
 
+    def others(self) -> list[int]:
+        """Every process of the sandbox but the worker."""
+        if self.isolated:
+            return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        return _below(os.getpid())
+
+    def end_all_but(self, spared: Collection[int], reaped: Callable[[int, int], None]) -> None:
+        """Kill every process that is not spared, and those that it starts meanwhile."""
+        while True:
+            self.reap(reaped)
+            left = [pid for pid in self.others() if pid not in spared]
+            if not left:
+                return
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.0005)
+
+    def reap(self, reaped: Callable[[int, int], None]) -> None:
+        """Take leave of children that have ended, telling of each."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            reaped(pid, status)
+
     def _judge(self, code: int, usage: resource.struct_rusage, err: Stream) -> str:
         """The outcome of a command that ended by itself."""
         if code == 0:
@@ -207,27 +277,31 @@ class Commands:
             return "timeout"
         if self.report[0]:
             return "out_of_memory"
-        last_line = bytes(err.tail or err.head)[-400:].strip().rpartition(b"\n")[2]
-        if any(words in last_line for words in ALLOCATION_FAILURES):
+        if speaks_of_memory(err):
             return "out_of_memory"
         if code == -signal.SIGKILL and usage.ru_maxrss * 1024 > self.limits["memory_bytes"] // 2:
             return "out_of_memory"
         return "nonzero"
 
-    def _memory_used(self) -> int:
-        """Bytes held by all processes but the worker, each page counted once.
+    def too_much_memory(self) -> bool:
+        """Whether all processes but the worker hold more than the limit, each page counted once.
 
         First a cheap upper bound; only when that is too much, the exact and slow sum. A process that hides the
         exact number is counted in full.
         """
-        pids = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-        bound = sum(_resident(pid) for pid in pids)
-        if bound <= self.limits["memory_bytes"]:
-            return bound
-        return sum(_own_share(pid) for pid in pids)
+        if not self.isolated:
+            return False
+        pids, limit = self.others(), self.limits["memory_bytes"]
+        return sum(_resident(pid) for pid in pids) > limit and sum(_own_share(pid) for pid in pids) > limit
 
 
-def _resident(pid: str) -> int:
+def speaks_of_memory(err: Stream) -> bool:
+    """Whether the last words are those of a program that got no memory."""
+    last_line = bytes(err.tail or err.head)[-400:].strip().rpartition(b"\n")[2]
+    return any(words in last_line for words in ALLOCATION_FAILURES)
+
+
+def _resident(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
@@ -235,7 +309,7 @@ def _resident(pid: str) -> int:
         return 0
 
 
-def _own_share(pid: str) -> int:
+def _own_share(pid: int) -> int:
     """Proportional set size without what is backed by files."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
@@ -262,16 +336,20 @@ def _kill_all() -> None:
         pass
 
 
-def _kill_tree(pid: int) -> None:
+def kill_below(pid: int) -> None:
     """Without a namespace: kill the descendants found; orphans come back to the worker and are found again."""
+    for child in _below(pid):
+        try:
+            os.kill(child, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _below(pid: int) -> list[int]:
+    """The descendants of a process, the youngest first."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             children = [int(child) for child in file.read().split()]
     except OSError:
-        return
-    for child in children:
-        _kill_tree(child)
-        try:
-            os.kill(child, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        return []
+    return [found for child in children for found in (*_below(child), child)]

@@ -2,7 +2,7 @@
 
 Being process 1 it cannot be signalled from inside, and when it ends the kernel kills everything in the sandbox. Its
 memory and descriptors are closed to commands of the same uid. Between two requests no other process is alive in the
-sandbox.
+sandbox but the shell, if one was asked for, and its background jobs.
 """
 
 import mmap
@@ -11,7 +11,7 @@ import signal
 import socket
 from typing import Any
 
-from . import changes, command, files, frames, layers, namespaces, python
+from . import changes, command, files, frames, layers, namespaces, python, shell
 
 
 def live(channel: socket.socket, config: dict[str, Any], name: str, wanted: dict[str, Any], overlays: bool) -> None:
@@ -20,7 +20,7 @@ def live(channel: socket.socket, config: dict[str, Any], name: str, wanted: dict
         worker = Worker(config)
         worker.settle(name, wanted, overlays)
         channel.sendall(frames.pack({"ready": True}))
-        while (request := frames.receive(channel)) is not None:
+        while (request := worker.request(channel)) is not None:
             channel.sendall(worker.answer(*request))
     except BaseException as error:
         try:
@@ -62,6 +62,14 @@ class Worker:
         self.workspace = files.Workspace(root, layers.WORKSPACE, max_bytes)
         self.changes = changes.Changes(self.workspace.root, ground.base, ground.layers, max_bytes)
         self.commands = command.Commands(root, self.limits, self.isolated, mmap.mmap(-1, mmap.PAGESIZE))
+        self.shell = shell.Shell(self.commands)
+        self.commands.lost = self.shell.reaped
+
+    def request(self, channel: socket.socket) -> tuple[dict[str, Any], bytes] | None:
+        """The next one; None when the host has closed."""
+        if self.shell.pid:
+            self.shell.wait_for(channel.fileno())
+        return frames.receive(channel)
 
     def answer(self, header: dict[str, Any], body: bytes) -> bytes:
         """One request to one frame. What the caller did wrong comes back as `refused`, never as an exception."""
@@ -69,6 +77,8 @@ class Worker:
             operation = header["op"]
             if operation == "run":
                 return frames.pack(*self.commands.run(header["argv"], body, header["timeout_s"]))
+            if operation == "shell":
+                return frames.pack(*self.shell.run(header["command"], header["timeout_s"]))
             if operation == "read":
                 return frames.pack({}, self.workspace.read(header["path"]))
             if operation == "write":

@@ -25,7 +25,7 @@ import site
 import socket
 from typing import Any
 
-from . import frames, layers, namespaces, worker
+from . import command, frames, layers, namespaces, worker
 
 MAX_MESSAGE = 8192
 
@@ -67,6 +67,7 @@ class Zygote:
         self.layers = layers.Layers(config)
         self.sandboxes: dict[str, int] = {}  # id -> pidfd
         self.names: dict[int, str] = {}  # pidfd -> id
+        self.pids: dict[int, int] = {}  # pidfd -> pid
         self.births: dict[int, str] = {}  # read end of the pipe that will carry the pid -> id
         self.doomed: set[str] = set()  # killed before they were born
 
@@ -151,7 +152,7 @@ class Zygote:
             self.doomed.discard(name)
             self.layers.ended(name)
             return
-        self.sandboxes[name], self.names[pidfd] = pidfd, name
+        self.sandboxes[name], self.names[pidfd], self.pids[pidfd] = pidfd, name, int(text)
         self.poll.register(pidfd, select.POLLIN)
         if name in self.doomed:
             self.doomed.discard(name)
@@ -160,6 +161,9 @@ class Zygote:
     def kill(self, pidfd: int) -> None:
         """Process 1 dies, and with it everything in its namespace."""
         try:
+            if not self.config["isolated"]:
+                signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+                command.kill_below(self.pids[pidfd])
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass
@@ -169,6 +173,7 @@ class Zygote:
         self.poll.unregister(pidfd)
         os.close(pidfd)
         name = self.names.pop(pidfd)
+        del self.pids[pidfd]
         del self.sandboxes[name]
         self.layers.ended(name)
 

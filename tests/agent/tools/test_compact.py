@@ -1,4 +1,4 @@
-"""Tools: strict arguments, short observations, and an answer to everything."""
+"""The compact tools: strict arguments, short observations, and an answer to everything."""
 
 import asyncio
 import json
@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.agent import tools
-from composer_jax.agent.tools import MAX_CHARACTERS, TOOLS, answer, select
+from composer_jax.agent.tools import answer, compact, select
+from composer_jax.agent.tools.compact import MAX_CHARACTERS, TOOLS
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import Malformed, ToolCall
 from composer_jax.errors import UserError
 from composer_jax.tasks import generate
 from composer_jax.tasks.cache import ResultCache
+from tests.agent.conftest import task_of
 
 FILES = {
     "a.py": "def scale_rate(x):\n    return x * 3\n",
@@ -24,7 +25,7 @@ FILES = {
 
 
 def ask(name, workspace=None, pool=None, **arguments):
-    workspace = workspace or Workspace(FILES, pool)
+    workspace = workspace or Workspace(task_of(FILES), pool)
     return asyncio.run(answer(ToolCall(name, arguments), TOOLS, workspace))
 
 
@@ -52,14 +53,14 @@ def test_grep_shows_path_and_line_of_python_files():
 
 
 def test_grep_counts_what_it_leaves_out():
-    workspace = Workspace({"a.py": "line\n" * 25}, None)
+    workspace = Workspace(task_of({"a.py": "line\n" * 25}), None)
     said = ask("grep", workspace, pattern="line").split("\n")
-    assert len(said) == tools.MAX_MATCHES + 1
+    assert len(said) == compact.MAX_MATCHES + 1
     assert said[-1] == "[15 more]"
 
 
 def test_edit_changes_exactly_one_place():
-    workspace = Workspace(FILES, None)
+    workspace = Workspace(task_of(FILES), None)
     assert ask("edit", workspace, path="a.py", old="x * 3", new="x * 4") == "ok"
     assert workspace.files["a.py"] == b"def scale_rate(x):\n    return x * 4\n"
     assert {p: d.decode() for p, d in workspace.files.items() if p != "a.py"} == {
@@ -91,7 +92,7 @@ def test_edit_changes_exactly_one_place():
     ],
 )
 def test_mistakes_are_observations(call, said):
-    workspace = Workspace(FILES, None)
+    workspace = Workspace(task_of(FILES), None)
     assert asyncio.run(answer(call, TOOLS, workspace)) == said
     assert {path: data.decode() for path, data in workspace.files.items()} == FILES
 
@@ -108,12 +109,12 @@ JSON = st.recursive(
     st.dictionaries(st.sampled_from(["path", "pattern", "old", "new", "x"]), JSON),
 )
 def test_any_call_gets_a_short_answer(name, arguments):
-    said = asyncio.run(answer(ToolCall(name, arguments), TOOLS, Workspace(FILES, None)))
+    said = asyncio.run(answer(ToolCall(name, arguments), TOOLS, Workspace(task_of(FILES), None)))
     assert isinstance(said, str) and len(said) <= MAX_CHARACTERS + 40
 
 
 def test_long_observations_are_cut_and_say_by_how_much():
-    workspace = Workspace({"long.py": "x" * (MAX_CHARACTERS + 500)}, None)
+    workspace = Workspace(task_of({"long.py": "x" * (MAX_CHARACTERS + 500)}), None)
     said = ask("read", workspace, path="long.py")
     assert said.startswith("x" * MAX_CHARACTERS + "\n")
     assert said.endswith("[500 characters dropped]")
@@ -121,7 +122,7 @@ def test_long_observations_are_cut_and_say_by_how_much():
 
 
 def test_files_that_are_no_text():
-    workspace = Workspace(FILES, None)
+    workspace = Workspace(task_of(FILES), None)
     workspace.write("data.py", b"\xff\xfe x")
     assert ask("read", workspace, path="data.py") == "\ufffd\ufffd x"
     assert ask("edit", workspace, path="data.py", old="x", new="y") == "ERROR data.py is not text"
@@ -132,14 +133,14 @@ def test_a_task_chooses_its_tools():
     with pytest.raises(UserError, match="asks for the tool 'shell'; the tools are run_tests, grep"):
         select(("read", "shell"))
     call = ToolCall("grep", {"pattern": "x"})
-    assert asyncio.run(answer(call, select(("read",)), Workspace(FILES, None))) == "ERROR no tool grep"
+    assert asyncio.run(answer(call, select(("read",)), Workspace(task_of(FILES), None))) == "ERROR no tool grep"
 
 
 def test_run_tests_really_runs_them(pool):
     async def check():
         task = generate("bugfix", "train", 0, 0)
         know = task.metadata
-        workspace = Workspace(task.files, pool)
+        workspace = Workspace(task, pool)
         said = [await answer(ToolCall("run_tests", {}), TOOLS, workspace)]
         edit = {"path": know["path"], "old": know["old"], "new": know["new"]}
         said.append(await answer(ToolCall("edit", edit), TOOLS, workspace))
@@ -161,7 +162,7 @@ def test_run_tests_really_runs_them(pool):
 )
 def test_a_broken_runner_is_reported(pool, runner, said):
     async def check():
-        workspace = Workspace({"run_tests.py": runner}, pool)
+        workspace = Workspace(task_of({"run_tests.py": runner}), pool)
         assert await answer(ToolCall("run_tests", {}), TOOLS, workspace) == said
         await workspace.close()
 
@@ -170,10 +171,10 @@ def test_a_broken_runner_is_reported(pool, runner, said):
 
 def test_an_endless_test_is_reported(pool, monkeypatch):
     async def check():
-        monkeypatch.setattr(tools, "TEST_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(compact, "TEST_TIMEOUT_S", 0.3)
         cache = ResultCache()
         for _ in range(2):
-            workspace = Workspace({"run_tests.py": "while True: pass"}, pool, cache)
+            workspace = Workspace(task_of({"run_tests.py": "while True: pass"}), pool, cache)
             assert await answer(ToolCall("run_tests", {}), TOOLS, workspace) == "FAIL timeout"
             await workspace.close()
         assert (cache.hits, cache.runs) == (0, 2), "a timeout is not remembered"

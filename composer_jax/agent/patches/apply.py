@@ -1,0 +1,110 @@
+"""Hunks on a text: the old lines have to be there exactly; where they are may differ from what the patch says."""
+
+from collections.abc import Sequence
+
+from composer_jax.agent.mismatch import instead
+from composer_jax.agent.patches.patch import Hunk, PatchError
+
+
+def apply_hunks(text: str, hunks: Sequence[Hunk]) -> str:
+    """The text with all hunks applied.
+
+    A hunk is applied where its line number says, if its old lines are there; else at the only place, behind the hunk
+    before it, where they are. Raises PatchError, which starts with "hunk N", if there is no such place or several.
+    """
+    done, pieces = 0, []
+    for number, hunk in enumerate(hunks, 1):
+        start, end, new = _place(text, done, hunk, f"hunk {number}")
+        pieces += [text[done:start], new]
+        done = end
+    return "".join([*pieces, text[done:]])
+
+
+def _place(text: str, done: int, hunk: Hunk, name: str) -> tuple[int, int, str]:
+    """(start, end) of what is replaced, and by what."""
+    old, new = "".join(hunk.old), "".join(hunk.new)
+    low = _below_anchors(text, done, hunk, name)
+    if not old:
+        at = _insertion(text, low, hunk, name)
+        return at, at, new
+    found = _found(text, low, old, hunk, name)
+    if found is not None:
+        return found, found + len(old), new
+    if text and not text.endswith("\n"):  # models do not say that a file's last line has no end
+        found = _found(f"{text}\n", low, old, hunk, name)
+        if found is not None and found + len(old) > len(text):
+            return found, len(text), new.removesuffix("\n")
+    where = f" behind line {_line(text, low)}" if low else ""
+    raise PatchError(f"{name} does not fit: its old lines are not in the file{where}{instead(text[low:], old)}")
+
+
+def _found(text: str, low: int, old: str, hunk: Hunk, name: str) -> int | None:
+    if hunk.at_end:
+        start = len(text) - len(old)
+        return start if start >= low and text.endswith(old) and _starts_line(text, start) else None
+    if hunk.start is not None:
+        start = _offset(text, hunk.start - 1)
+        if start is not None and start >= low and text.startswith(old, start) and _ends_line(text, start + len(old)):
+            return start
+    found: list[int] = []
+    start = text.find(old, low)
+    while start >= 0 and len(found) < 2:
+        if _starts_line(text, start) and _ends_line(text, start + len(old)):
+            found.append(start)
+            if hunk.anchors:  # the first below them is meant
+                break
+        start = text.find(old, start + 1)
+    if len(found) > 1:
+        lines = " and ".join(str(_line(text, start) + 1) for start in found)
+        raise PatchError(f"{name} fits in several places, such as lines {lines}; give it more lines of context")
+    return found[0] if found else None
+
+
+def _insertion(text: str, low: int, hunk: Hunk, name: str) -> int:
+    """Where a hunk without old lines goes."""
+    if hunk.start is not None:
+        at = _offset(text, hunk.start)
+        if at is not None and at >= low and _starts_line(text, at):
+            return at
+        raise PatchError(f"{name} does not fit: the file has no end of line {hunk.start} behind the hunk before it")
+    if hunk.anchors:
+        return low
+    if (hunk.at_end or not text) and _starts_line(text, len(text)):
+        return len(text)
+    raise PatchError(f"{name} only adds lines and does not say where; give it a line of context")
+
+
+def _below_anchors(text: str, low: int, hunk: Hunk, name: str) -> int:
+    """The start of the line below the anchors, which are lines, or the beginnings of lines, in this order."""
+    for anchor in hunk.anchors:
+        while low < len(text):
+            end = text.find("\n", low) + 1 or len(text)
+            line, low = text[low:end].strip(), end
+            if line.startswith(anchor):
+                break
+        else:
+            raise PatchError(f"{name} does not fit: no line starts with its @@ {anchor[:80]!r}")
+    return low
+
+
+def _starts_line(text: str, at: int) -> bool:
+    return at == 0 or text[at - 1] == "\n"
+
+
+def _ends_line(text: str, at: int) -> bool:
+    return at == len(text) or text[at - 1] == "\n"
+
+
+def _line(text: str, at: int) -> int:
+    """How many lines end before a place."""
+    return text.count("\n", 0, at)
+
+
+def _offset(text: str, lines: int) -> int | None:
+    """Where so many lines have ended; None if there are fewer."""
+    at = 0
+    for _ in range(lines):
+        at = text.find("\n", at) + 1
+        if not at:
+            return None
+    return at if lines >= 0 else None

@@ -1,0 +1,103 @@
+"""The pristine folder that workspaces stand on, read on the host. It never changes, and its links are not followed."""
+
+import os
+import stat
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from composer_jax.agent.search.index import Embedder, SearchIndex
+from composer_jax.errors import UserError
+from composer_jax.sandbox.once import Once
+
+Kind = Literal["file", "link", "folder"]
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not wait
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One path of a folder. size: bytes. mode: permission bits. data: where a link leads, as bytes."""
+
+    kind: Kind
+    size: int
+    mode: int
+    data: bytes = b""
+
+
+class Pristine:
+    """What is in a folder, by relative path. Special files (pipes, sockets, devices) are not there.
+
+    Shared by all workspaces on the same folder (see `pristine`), and with it the index of its text.
+    """
+
+    def __init__(self, folder: Path | None):
+        self._folder = folder
+        self.entries: Once[dict[str, Entry]] = Once(self._listed)
+        """Path -> entry, folders before what they hold."""
+        self._indexes: dict[Embedder | None, Once[SearchIndex]] = {}
+
+    def entry(self, path: str) -> Entry | None:
+        """What is at a path; None if nothing is. Reached only through real folders, never through a link."""
+        return self.entries.get_here().get(path)
+
+    def read(self, path: str) -> bytes:
+        """Content of a file of `entries`. Raises UserError if the folder has changed under us."""
+        try:
+            fd = os.open(os.path.join(self._folder, path), _READ)
+            with open(fd, "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise UserError(
+                f"{path} in {self._folder} cannot be read any more ({error.strerror}); leave the folders of tasks "
+                "alone while they are in use."
+            ) from error
+
+    def index(self, embedder: Embedder | None) -> Once[SearchIndex]:
+        """The search index of all files."""
+        if embedder not in self._indexes:
+            self._indexes[embedder] = Once(lambda: self._indexed(embedder))
+        return self._indexes[embedder]
+
+    def _indexed(self, embedder: Embedder | None) -> SearchIndex:
+        sizes = {path: entry.size for path, entry in self._listed().items() if entry.kind == "file"}
+        return SearchIndex.of(sizes, self.read, embedder)
+
+    def _listed(self) -> dict[str, Entry]:
+        if self._folder is None:
+            return {}
+        if not self._folder.is_dir():
+            raise UserError(f"{self._folder} is not a folder; a workspace stands on one.")
+        try:
+            return dict(_walk(str(self._folder), ""))
+        except OSError as error:
+            raise UserError(f"{self._folder} cannot be listed for workspaces: {error}") from error
+
+
+_PRISTINE: "weakref.WeakValueDictionary[Path, Pristine]" = weakref.WeakValueDictionary()
+
+
+def pristine(folder: Path | None) -> Pristine:
+    """The same object for the same folder as long as somebody holds it; None: an empty folder."""
+    if folder is None:
+        return Pristine(None)
+    found = _PRISTINE.get(folder)
+    if found is None:
+        found = _PRISTINE[folder] = Pristine(folder)
+    return found
+
+
+def _walk(folder: str, prefix: str) -> Iterator[tuple[str, Entry]]:
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for item in found:
+        path, status = prefix + item.name, item.stat(follow_symlinks=False)
+        mode = stat.S_IMODE(status.st_mode)
+        if stat.S_ISREG(status.st_mode):
+            yield path, Entry("file", status.st_size, mode)
+        elif stat.S_ISLNK(status.st_mode):
+            yield path, Entry("link", 0, mode, os.fsencode(os.readlink(item.path)))
+        elif stat.S_ISDIR(status.st_mode):
+            yield path, Entry("folder", 0, mode)
+            yield from _walk(item.path, f"{path}/")

@@ -1,0 +1,81 @@
+"""Text in pieces that answer a question alone: functions and classes of Python, windows of lines of anything else."""
+
+import ast
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MAX_BYTES = 500_000  # a larger file is data
+WINDOW, STEP = 40, 30  # lines of a window, and from one to the next
+LONG = 80  # lines; a longer function is cut into windows
+SNIFFED = 8192  # bytes in which a binary file shows a zero
+_PARSED = "composer_chunk"  # what the parser calls the files
+warnings.filterwarnings("ignore", module=_PARSED)  # nobody here mends other people's escape sequences
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Lines start..end (from 1, both included) of a file. name: of the function or class, with those around it."""
+
+    path: str
+    start: int
+    end: int
+    name: str
+    text: str
+
+
+def chunks(path: str, data: bytes) -> list[Chunk]:
+    """The pieces of a file, in its order; none for binary, empty and very large files.
+
+    A function that is longer than LONG lines, and the lines between functions, come in windows. Python that cannot be
+    parsed comes in windows, too.
+    """
+    if len(data) > MAX_BYTES or b"\0" in data[:SNIFFED]:
+        return []
+    lines = data.decode(errors="replace").split("\n")
+    spans = list(_definitions(data, len(lines))) if path.endswith(".py") else []
+    found, done = [], 0
+    for start, end, name in [*spans, (len(lines) + 1, len(lines), "")]:
+        found += _windows(path, lines, done + 1, start - 1, "")
+        found += _windows(path, lines, start, end, name)
+        done = end
+    return found
+
+
+def _definitions(data: bytes, count: int) -> Iterator[tuple[int, int, str]]:
+    """(first line, last line, name) of functions, methods and heads of classes; disjoint, in order."""
+    try:
+        tree = ast.parse(data, _PARSED)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser's ways to give up
+        return
+    done = 0
+    for start, end, name in _spans(tree.body, ""):
+        start, end = max(start, done + 1), min(end, count)
+        if start <= end:  # two definitions may share a line
+            yield start, end, name
+            done = end
+
+
+def _spans(body: list[ast.stmt], prefix: str) -> Iterator[tuple[int, int, str]]:
+    for node in body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        name = f"{prefix}{node.name}"
+        inner = list(_spans(node.body, f"{name}.")) if isinstance(node, ast.ClassDef) else []
+        if inner:
+            yield start, inner[0][0] - 1, name
+            yield from inner
+        else:
+            yield start, node.end_lineno or node.lineno, name
+
+
+def _windows(path: str, lines: list[str], start: int, end: int, name: str) -> Iterator[Chunk]:
+    """Chunks of lines start..end, without those in which nothing is written."""
+    size = LONG if name else WINDOW
+    while start <= end:
+        last = end if end - start < size else start + WINDOW - 1
+        text = "\n".join(lines[start - 1 : last])
+        if text.strip():
+            yield Chunk(path, start, last, name, text)
+        start = last + 1 if last == end else start + STEP

@@ -1,0 +1,146 @@
+"""BM25 over chunks of code, and vectors beside it where there is an embedder.
+
+An index never changes. The index of a repository is made once; what an episode changed has a small index of its own,
+and a search over both, less the files of the first that are not what they were, scores as one index of everything
+would.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from composer_jax.agent.search import words
+from composer_jax.agent.search.chunks import MAX_BYTES, Chunk, chunks
+
+K1, B = 1.2, 0.75  # Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009), section 3.2
+FUSION = 60  # Cormack, Clarke and Buettcher, Reciprocal Rank Fusion (SIGIR 2009)
+FUSED = 100  # how many of each ranking are fused
+
+
+class Embedder(Protocol):
+    """Texts to vectors, float[n, d]; the closer two texts in meaning, the larger the cosine. Called in threads."""
+
+    def __call__(self, texts: Sequence[str], /) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A chunk that was found, and its score: the higher the better, comparable only within one search."""
+
+    chunk: Chunk
+    score: float
+
+
+class SearchIndex:
+    """Chunks, their words, and their vectors. `numbers` are those of a file's chunks."""
+
+    def __init__(self, found: Iterable[Chunk], embedder: Embedder | None):
+        self.chunks = list(found)
+        self.numbers: dict[str, list[int]] = defaultdict(list)
+        postings: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        lengths = []
+        for number, chunk in enumerate(self.chunks):
+            self.numbers[chunk.path].append(number)
+            counted = words.counts(f"{chunk.path} {chunk.name}\n{chunk.text}")
+            lengths.append(counted.total())
+            for word, count in counted.items():
+                numbers, counts = postings[word]
+                numbers.append(number)
+                counts.append(count)
+        self.lengths = np.array(lengths, np.float64)
+        self._postings = {
+            word: (np.array(numbers, np.int32), np.array(counts, np.int32))
+            for word, (numbers, counts) in postings.items()
+        }
+        self.vectors = None
+        if embedder is not None and self.chunks:
+            self.vectors = _unit(embedder([chunk.text for chunk in self.chunks]))
+
+    @classmethod
+    def of(
+        cls, sizes: Mapping[str, int], read: Callable[[str], bytes], embedder: Embedder | None = None
+    ) -> "SearchIndex":
+        """The index of files, given their sizes in bytes; large ones are not read."""
+        paths = sorted(path for path, size in sizes.items() if size <= MAX_BYTES)
+        return cls((chunk for path in paths for chunk in chunks(path, read(path))), embedder)
+
+    def posting(self, word: str) -> tuple[np.ndarray, np.ndarray]:
+        """(numbers of the chunks with a word, how often it is in each)."""
+        return self._postings.get(word, _NOWHERE)
+
+
+_NOWHERE = (np.zeros(0, np.int32), np.zeros(0, np.int32))
+
+
+def search(
+    query: str,
+    base: SearchIndex,
+    hidden: Collection[str],
+    changed: SearchIndex,
+    embedder: Embedder | None = None,
+    *,
+    under: str = "",
+    limit: int = 10,
+) -> list[Hit]:
+    """The best chunks of `base`, without the files in `hidden`, and of `changed`.
+
+    under: only of this file, or of files below this folder. Chunks without any word of the query are found by an
+    embedder only.
+    """
+    alive = np.ones(len(base.chunks), bool)
+    for path in hidden:
+        alive[base.numbers.get(path, [])] = False
+    masks = (alive, np.ones(len(changed.chunks), bool))
+    pool = base.chunks + changed.chunks
+    allowed = np.concatenate(masks)
+    if under:
+        allowed &= np.array([c.path == under or c.path.startswith(f"{under}/") for c in pool], bool)
+
+    scores = np.where(allowed, np.concatenate(_bm25(words.words(query), (base, changed), masks)), 0.0)
+    order = _ranked(scores, pool)
+    if embedder is not None and pool:
+        closeness = np.where(allowed, np.concatenate(_cosines(query, (base, changed), embedder)), 0.0)
+        scores = np.zeros(len(pool))
+        for ranking in (order, _ranked(closeness, pool)):
+            for place, number in enumerate(ranking[:FUSED], 1):
+                scores[number] += 1 / (FUSION + place)
+        order = _ranked(scores, pool)
+    return [Hit(pool[number], float(scores[number])) for number in order[:limit]]
+
+
+def _bm25(query: list[str], parts: Sequence[SearchIndex], masks: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The score of every chunk of each part; statistics are those of all chunks under the masks together."""
+    scores = [np.zeros(len(part.chunks)) for part in parts]
+    total = sum(int(mask.sum()) for mask in masks)
+    if not total:
+        return scores
+    mean = sum(float(part.lengths[mask].sum()) for part, mask in zip(parts, masks, strict=True)) / total
+    for word, repeats in Counter(query).items():
+        found = [part.posting(word) for part in parts]
+        having = sum(int(mask[numbers].sum()) for mask, (numbers, _) in zip(masks, found, strict=True))
+        rarity = np.log(1 + (total - having + 0.5) / (having + 0.5))
+        for part, score, (numbers, counts) in zip(parts, scores, found, strict=True):
+            norm = K1 * (1 - B + B * part.lengths[numbers] / max(mean, 1.0))
+            score[numbers] += repeats * rarity * counts * (K1 + 1) / (counts + norm)
+    return scores
+
+
+def _cosines(query: str, parts: Sequence[SearchIndex], embedder: Embedder) -> list[np.ndarray]:
+    [vector] = _unit(embedder([query]))
+    return [np.zeros(0) if part.vectors is None else part.vectors @ vector for part in parts]
+
+
+def _ranked(scores: np.ndarray, pool: Sequence[Chunk]) -> list[int]:
+    """Numbers of the chunks with a score above zero, the best first; equal ones by path and line."""
+    positive = np.flatnonzero(scores > 0)
+    return sorted(
+        positive.tolist(), key=lambda number: (-round(scores[number], 9), pool[number].path, pool[number].start)
+    )
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    vectors = np.asarray(vectors, np.float32)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -1,0 +1,39 @@
+"""The words of code: identifiers in their parts and as a whole, lower case, without inflection's commonest endings."""
+
+import re
+from collections import Counter
+
+MAX_WORD = 64  # characters; what is longer is data
+# Runs of capitals end before the last one if a small letter follows: HTTPServer is http server.
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
+_NAME = re.compile(r"\w+")
+# Words that tell nothing apart in code or in a question.
+_COMMON = frozenset(
+    "a an and are as at be by class def do does for from how i if import in is it its of on or return self that the "
+    "this to was what when where which who why with you".split()
+)
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, in order. `readHTTPHeader_v2` gives read, http, header, v, 2 and readhttpheader_v2."""
+    found = []
+    for name in _NAME.findall(text):
+        if len(name) > MAX_WORD:
+            continue
+        parts = _PART.findall(name)
+        found += [_stem(part.lower()) for part in parts if part.lower() not in _COMMON]
+        if len(parts) > 1:
+            found.append(name.lower())
+    return found
+
+
+def counts(text: str) -> Counter[str]:
+    """How often each word is in a text."""
+    return Counter(words(text))
+
+
+def _stem(word: str) -> str:
+    """Without plural s: `files` and `file` are one word, `class`, `status` and `is` stay."""
+    if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        return word[:-1]
+    return word

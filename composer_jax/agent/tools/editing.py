@@ -1,0 +1,67 @@
+"""The tool that edits one file: replaces a text that is there once, creates, deletes."""
+
+from composer_jax.agent import mismatch
+from composer_jax.agent.tools.paths import existing_file, inside, refuse_links
+from composer_jax.agent.tools.reading import content
+from composer_jax.agent.tools.schema import ToolError
+from composer_jax.agent.workspace import Workspace
+
+
+async def edit_file(workspace: Workspace, path: str, old: str = "", new: str = "", delete: bool = False) -> str:
+    """Replaces `old` by `new`; without `old`, creates the file; with `delete`, removes it."""
+    if delete:
+        return _delete(workspace, path, old + new)
+    if not old:
+        return _create(workspace, path, new)
+    if old == new:
+        raise ToolError("old and new are the same")
+    path = existing_file(workspace, path)
+    text = text_of(workspace, path)
+    if has_crlf(text, old + new):
+        old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
+    count = text.count(old)
+    if count > 1:
+        where = mismatch.places(text, old)
+        raise ToolError(f"old is {count} times in {path}, at lines {where}; make it longer, so that it is there once")
+    if not count:
+        raise ToolError(f"old is not in {path}{mismatch.instead(text, old)}")
+    workspace.write(path, text.replace(old, new).encode())
+    first = text.count("\n", 0, text.find(old)) + 1
+    last = first + new.removesuffix("\n").count("\n")
+    return f"edited {path}: lines {first} to {last} are new" if new else f"edited {path}: text at line {first} is gone"
+
+
+def text_of(workspace: Workspace, path: str) -> str:
+    """The text of a file. Raises ToolError if it is none."""
+    try:
+        return content(workspace, path).decode()
+    except UnicodeDecodeError as error:
+        raise ToolError(f"{path} is not UTF-8 text") from error
+
+
+def has_crlf(text: str, edit: str) -> bool:
+    """Whether all lines of a file end with CR LF while an edit knows nothing of it: then the edit means those ends, for
+    read_file does not show them."""
+    ends = text.count("\n")
+    return ends > 0 and text.count("\r\n") == ends and "\r" not in edit
+
+
+def _create(workspace: Workspace, path: str, new: str) -> str:
+    path = inside(path)
+    if not path:
+        raise ToolError("the workspace itself is a folder")
+    refuse_links(workspace, path)
+    if workspace.kind(path) == "file" and workspace.size(path):
+        raise ToolError(f"{path} is there; say in old which text of it is to be replaced")
+    workspace.write(path, new.encode())
+    return f"created {path} with {new.count(chr(10)) + (not new.endswith(chr(10)) and bool(new))} lines"
+
+
+def _delete(workspace: Workspace, path: str, texts: str) -> str:
+    if texts:
+        raise ToolError("delete removes the whole file and takes neither old nor new")
+    path = inside(path)
+    if workspace.kind(path) != "link":  # of a link, the link itself goes
+        path = existing_file(workspace, path or "/workspace")
+    workspace.delete(path)
+    return f"deleted {path}"

@@ -1,0 +1,42 @@
+"""Patterns of paths. Plain code without imports of ours, for it also runs inside sandboxes (see grep.py)."""
+
+import fnmatch
+
+
+def matcher(pattern):
+    """A function from a relative path to whether it matches.
+
+    `*`, `?` and `[...]` stand for characters of one name, `**` for any number of folders, `{a,b}` for either. A pattern
+    without a slash is matched with the name alone, in every folder. Takes time proportional to pattern times path.
+    Raises ValueError for a pattern with too many alternatives.
+    """
+    patterns = [["**", one] if "/" not in one else one.strip("/").split("/") for one in _alternatives(pattern)]
+    return lambda path: any(_matches(path.split("/"), parts) for parts in patterns)
+
+
+def _matches(names, parts):
+    """Whether the names of a path match the parts of a pattern: places[i] says whether the first i names do so far."""
+    places = [True] + [False] * len(names)
+    for part in parts:
+        if part == "**":
+            first = places.index(True) if True in places else len(places)
+            places = [i >= first for i in range(len(places))]
+        else:
+            places = [False] + [places[i] and fnmatch.fnmatchcase(name, part) for i, name in enumerate(names)]
+    return places[-1]
+
+
+def _alternatives(pattern):
+    """The patterns that `{a,b}` stand for; one level of braces at a time."""
+    done, rest = [], [pattern]
+    while rest:
+        one = rest.pop()
+        close = one.find("}")
+        open_ = one.rfind("{", 0, max(close, 0))
+        if open_ < 0:
+            done.append(one)
+            continue
+        rest += [one[:open_] + choice + one[close + 1 :] for choice in one[open_ + 1 : close].split(",")]
+        if len(rest) + len(done) > 64:
+            raise ValueError("the pattern has more than 64 alternatives")
+    return done

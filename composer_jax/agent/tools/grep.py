@@ -1,0 +1,43 @@
+"""The tool that finds lines by a regular expression. It runs inside the sandbox, where a pattern can do no harm."""
+
+import json
+from pathlib import Path
+
+from composer_jax.agent.tools.paths import inside, refuse_links
+from composer_jax.agent.tools.schema import ToolError
+from composer_jax.agent.workspace import Workspace
+
+TIMEOUT_S = 20.0
+_FOLDER = Path(__file__).parent
+PROGRAM = "".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("globbing.py", "grep_inside.py"))
+COMMAND = ("python", "-I", "-S", "-W", "ignore", "-c", PROGRAM)
+
+
+async def grep(
+    workspace: Workspace, pattern: str, path: str = "", glob: str = "", ignore_case: bool = False, context: int = 0
+) -> str:
+    """Lines that match, with their paths and numbers."""
+    folder = inside(path)
+    if folder and workspace.kind(folder) not in ("file", "folder"):
+        refuse_links(workspace, folder)
+        raise ToolError(f"there is no file or folder {folder}")
+    for name, text in (("pattern", pattern), ("glob", glob)):
+        if "\0" in text:
+            raise ToolError(f"{name} has a zero byte in it, which no text file has")
+    request = {
+        "pattern": pattern,
+        "path": folder,
+        "glob": inside(glob) if "/" in glob else glob,
+        "ignore_case": ignore_case,
+        "context": context,
+    }
+    result = await workspace.run([*COMMAND, json.dumps(request)], TIMEOUT_S)
+    if result.outcome == "timeout":
+        raise ToolError(
+            f"the search was stopped after {TIMEOUT_S:g} s; use a simpler pattern, or search in fewer files"
+        )
+    if result.outcome == "nonzero" and result.exit_code == 2:
+        raise ToolError(result.stderr.strip())
+    if result.outcome not in ("ok", "nonzero") or not result.stdout:
+        raise ToolError(f"the search failed ({result.outcome}): {result.stderr.strip()[-300:]}")
+    return result.stdout.rstrip("\n")

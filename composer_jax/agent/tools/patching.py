@@ -1,0 +1,98 @@
+"""The tool that applies a patch to any number of files: all of it, or nothing."""
+
+from dataclasses import replace
+
+from composer_jax.agent.patches import FilePatch, PatchError, apply_hunks, parse
+from composer_jax.agent.tools.editing import has_crlf
+from composer_jax.agent.tools.paths import inside, refuse_links
+from composer_jax.agent.tools.reading import content
+from composer_jax.agent.tools.schema import ToolError
+from composer_jax.agent.workspace import Workspace
+
+
+async def apply_patch(workspace: Workspace, patch: str) -> str:
+    """Applies a unified diff, or a patch from *** Begin Patch to *** End Patch."""
+    draft = _Draft(workspace)
+    try:
+        said = [draft.apply(one) for one in parse(patch)]
+    except PatchError as error:
+        raise ToolError(f"{error}; nothing was changed" if "\n" not in str(error) else str(error)) from error
+    workspace.replace(draft.files)
+    return "\n".join(said)
+
+
+class _Draft:
+    """What the files would be. files: path -> (content, mode), None if it is deleted."""
+
+    def __init__(self, workspace: Workspace):
+        self.workspace = workspace
+        self.files: dict[str, tuple[bytes, int | None] | None] = {}
+
+    def apply(self, patch: FilePatch) -> str:
+        """One file; what was done, in words. Raises PatchError and ToolError."""
+        old, new = self._path(patch.old), self._path(patch.new)
+        if old is None:
+            self._require_free(new)
+            self.files[new] = self._patched(b"", patch), 0o755 if patch.executable else None
+            return f"created {new}"
+        data, mode = self._there(old)
+        left = self._patched(data, patch)
+        if new is None:
+            if patch.hunks and left:
+                raise PatchError(f"{old} is to be deleted, but the patch does not remove all of its lines")
+            self._remove(old)
+            return f"deleted {old}"
+        if patch.executable is not None:
+            mode = 0o755 if patch.executable else 0o644
+        if new != old:
+            self._require_free(new)
+            self._remove(old)
+        self.files[new] = left, mode
+        return f"edited {new}" if new == old else f"moved {old} to {new}"
+
+    def _path(self, path: str | None) -> str | None:
+        if path is None:
+            return None
+        found = inside(path)
+        if not found:
+            raise PatchError("the patch names the workspace itself where a file should be")
+        refuse_links(self.workspace, found)
+        return found
+
+    def _there(self, path: str) -> tuple[bytes, int]:
+        known = self.files.get(path)
+        if known is not None:
+            return known[0], 0o644 if known[1] is None else known[1]
+        if path in self.files or self.workspace.kind(path) != "file":
+            raise PatchError(f"there is no file {path}")
+        return content(self.workspace, path), self.workspace.mode(path)
+
+    def _require_free(self, path: str) -> None:
+        known = self.files[path] if path in self.files else self.workspace.kind(path)
+        if known is not None:
+            raise PatchError(f"{path} is there already")
+
+    def _remove(self, path: str) -> None:
+        if self.workspace.kind(path) == "file":
+            self.files[path] = None
+        else:  # made by this very patch
+            del self.files[path]
+
+    def _patched(self, data: bytes, patch: FilePatch) -> bytes:
+        if not patch.hunks:
+            return data
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise PatchError(f"{patch.name} is not UTF-8 text") from error
+        hunks = patch.hunks
+        if has_crlf(text, "".join(line for hunk in hunks for line in (*hunk.old, *hunk.new))):
+            hunks = tuple(replace(hunk, old=_crlf(hunk.old), new=_crlf(hunk.new)) for hunk in hunks)
+        try:
+            return apply_hunks(text, hunks).encode()
+        except PatchError as error:
+            raise PatchError(f"{patch.name}: {error}") from error
+
+
+def _crlf(lines: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(line.replace("\n", "\r\n") for line in lines)

@@ -1,0 +1,79 @@
+"""Tools that look: a file with line numbers, a folder, paths by pattern. They ask no sandbox."""
+
+from composer_jax.agent.tools import globbing
+from composer_jax.agent.tools.paths import existing_file, inside, refuse_links
+from composer_jax.agent.tools.schema import ToolError
+from composer_jax.agent.workspace import Workspace
+
+MAX_BYTES = 10 << 20  # of a file that is shown or edited
+MAX_LINES = 1000  # of one read_file
+MAX_LINE = 500  # characters of a shown line
+MAX_LISTED = 300  # paths of one list_dir or glob
+BINARY = 8192  # bytes in which a binary file shows a zero
+
+
+async def read_file(workspace: Workspace, path: str, start: int = 1, end: int | None = None) -> str:
+    """Lines start..end, numbered."""
+    path = existing_file(workspace, path)
+    if end is not None and end < start:
+        raise ToolError(f"end {end} is before start {start}")
+    data = content(workspace, path)
+    if b"\0" in data[:BINARY]:
+        raise ToolError(f"{path} is a binary file of {len(data)} bytes")
+    if not data:
+        return f"{path} is empty"
+    lines = data.decode(errors="replace").split("\n")
+    lines = lines[:-1] if lines[-1] == "" else lines
+    if start > len(lines):
+        raise ToolError(f"{path} has {len(lines)} lines, so there is no line {start}")
+    last = min(len(lines) if end is None else end, len(lines), start + MAX_LINES - 1)
+    said = [f"{number:6}\t{_cut(lines[number - 1])}" for number in range(start, last + 1)]
+    part = "" if (start, last) == (1, len(lines)) else f", shown are {start} to {last}"
+    return "\n".join([*said, f"[{path} has {len(lines)} lines{part}]"])
+
+
+async def list_dir(workspace: Workspace, path: str = "", depth: int = 1) -> str:
+    """What is in a folder; folders end with a slash, links show where they lead."""
+    folder = inside(path)
+    if folder and workspace.kind(folder) != "folder":
+        refuse_links(workspace, folder)
+        raise ToolError(f"there is no folder {folder}")
+    prefix = f"{folder}/" if folder else ""
+    found = [
+        f"{other[len(prefix) :]}{_ending(workspace, other)}"
+        for other in workspace.paths("file", "link", "folder")
+        if other.startswith(prefix) and other.count("/") - prefix.count("/") < depth
+    ]
+    return _capped(found) or f"{folder or '.'} is empty"
+
+
+async def glob(workspace: Workspace, pattern: str) -> str:
+    """Paths of files and links that match, in alphabetical order."""
+    try:
+        matches = globbing.matcher(inside(pattern) if "/" in pattern else pattern)
+    except ValueError as error:
+        raise ToolError(str(error)) from error
+    return _capped([path for path in workspace.paths("file", "link") if matches(path)]) or "no match"
+
+
+def content(workspace: Workspace, path: str) -> bytes:
+    """The bytes of a file. Raises ToolError if they are too many."""
+    size = workspace.size(path)
+    if size > MAX_BYTES:
+        raise ToolError(f"{path} has {size} bytes, more than {MAX_BYTES}; look at parts of it with shell")
+    return workspace.files[path]
+
+
+def _cut(line: str) -> str:
+    line = line.removesuffix("\r")
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} [{len(line) - MAX_LINE} characters more]"
+
+
+def _ending(workspace: Workspace, path: str) -> str:
+    kind = workspace.kind(path)
+    return {"file": "", "folder": "/", "link": f" -> {workspace.target(path)}" if kind == "link" else ""}[kind]
+
+
+def _capped(paths: list[str]) -> str:
+    more = [f"[{len(paths) - MAX_LISTED} more]"] if len(paths) > MAX_LISTED else []
+    return "\n".join(paths[:MAX_LISTED] + more)

@@ -1,0 +1,152 @@
+"""The shell of one sandbox: bash, started once, in which commands run one after the other.
+
+Unlike commands of command.py these leave something behind: the working folder, variables, functions, background jobs.
+What a command started is killed when it has to be stopped; what earlier ones left running goes on. If the shell itself
+ends (`exit`, `exec`, a limit), its jobs end with it and the next command starts in a new one.
+
+bash cannot be told apart from what it runs: a command that lies about its own exit code deceives its author only.
+"""
+
+import os
+import select
+import signal
+import time
+from typing import Any
+
+from . import command
+from .command import Commands, Stream
+
+LOOP = r"""
+exec 20<&3 21>&4 3<&- 4>&-
+composer_status() { return "$1"; }
+COMPOSER_STATUS=0
+while IFS= read -r -d '' -u 20 COMPOSER_TOKEN && IFS= read -r -d '' -u 20 COMPOSER_COMMAND; do
+  composer_status "$COMPOSER_STATUS"
+  eval "$COMPOSER_COMMAND" 20<&- 21>&-
+  COMPOSER_STATUS=$?
+  printf '%s %d\n' "$COMPOSER_TOKEN" "$COMPOSER_STATUS" >&21
+done
+"""
+ARGV = ["bash", "--noprofile", "--norc", "-c", LOOP, "bash"]
+LAST_WORD_S = 1.0  # for the shell to notice that what it waited for was killed
+LOOK_S = 0.25  # between two looks at background jobs while nobody asks
+ENDED = "[the shell has ended: the next command starts in a new one, in the workspace]"
+
+
+class Shell:
+    """The shell, and what it needs of the worker: how processes are started, watched and limited."""
+
+    def __init__(self, commands: Commands):
+        self.commands = commands
+        self.pid = 0  # of bash; 0: there is none
+        self.number = 0
+
+    def run(self, text: str, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+        """Run a command; header and body of the reply as of Commands.run, and the number of processes left running."""
+        started = time.monotonic()
+        if not self.pid:
+            self._start()
+        known = set(self.jobs())
+        self.number += 1
+        message = f"{self.number}\0{text}\0".encode()
+        for stream in self.streams:
+            stream.before = stream.total
+        deadline, code = started + timeout_s, None
+        stopped = self.commands.watch([self.status, self.end], self.streams, os.dup(self.feed), message, deadline)
+        if stopped:
+            self.commands.end_all_but({self.pid, *known}, self.reaped)
+            code = self._exit_code(LAST_WORD_S)
+            for stream in self.streams:
+                stream.empty()
+        elif (code := self._exit_code(0.0)) is None:  # it is ending, or was replaced by another program
+            stopped = self.commands.watch([self.end], self.streams, -1, b"", deadline)
+        if code is None:
+            code = self._ended(gone=not stopped)
+        streams = self.streams
+        if not self.pid:
+            streams[1].say(ENDED)
+        outcome = stopped or self._judge(code, streams[1])
+        header, body = self.commands.reply(outcome, code, started, streams)
+        if self.pid:
+            self.streams = (Stream(streams[0].fd, streams[0].keep), Stream(streams[1].fd, streams[1].keep))
+        else:
+            for stream in streams:
+                os.close(stream.fd)
+        return {**header, "jobs": len(self.jobs())}, body
+
+    def wait_for(self, channel: int) -> None:
+        """Until the host asks for something or no background job is left: takes their output, looks at their memory."""
+        poll = select.poll()
+        poll.register(channel, select.POLLIN)
+        by_fd = {stream.fd: stream for stream in self.streams}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        while self.pid and self.jobs():
+            found = [fd for fd, _ in poll.poll(1000 * LOOK_S)]
+            for fd in found:
+                if fd in by_fd:
+                    by_fd[fd].empty()
+            if channel in found:
+                return
+            if self.commands.too_much_memory():
+                self.commands.end_all_but({self.pid}, self.reaped)
+                self.streams[1].say("[background jobs were killed: together they held more memory than the limit]")
+
+    def jobs(self) -> list[int]:
+        """The processes that run beside the shell."""
+        self.commands.reap(self.reaped)
+        return [pid for pid in self.commands.others() if pid != self.pid]
+
+    def reaped(self, pid: int, status: int) -> None:
+        """A child of the worker has ended; if it was the shell, there is none any more."""
+        if pid == self.pid:
+            self.code = os.waitstatus_to_exitcode(status)
+            self.pid = 0
+            for fd in (self.feed, self.status, self.end):
+                os.close(fd)
+
+    def _start(self) -> None:
+        keep = self.commands.limits["output_bytes"]
+        theirs, self.feed = os.pipe()
+        self.status, status_end = os.pipe()
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        self.pid = self.commands.start(ARGV, self.commands.nothing, out_end, err_end, (theirs, status_end))
+        for fd in (theirs, status_end, out_end, err_end):
+            os.close(fd)
+        self.end = os.pidfd_open(self.pid)
+        os.set_blocking(self.status, False)
+        self.streams = (Stream(out, keep), Stream(err, keep))
+
+    def _exit_code(self, patience_s: float) -> int | None:
+        """The exit code of the command that was sent last, or None when the shell will not tell it."""
+        said, deadline = b"", time.monotonic() + patience_s
+        while True:
+            try:
+                more = os.read(self.status, 4096)
+            except BlockingIOError:
+                more = None
+            if more == b"":
+                return None
+            said += more or b""
+            for line in said.splitlines():
+                token, _, code = line.partition(b" ")
+                if token == b"%d" % self.number and code.isdigit():
+                    return int(code)
+            wait = deadline - time.monotonic()
+            if wait <= 0 or not select.select([self.status], [], [], wait)[0]:
+                return None
+
+    def _ended(self, gone: bool) -> int:
+        """Its own exit code, once no process of it is left. gone: the shell has ended by itself."""
+        if gone:
+            self.reaped(*os.waitpid(self.pid, 0))
+        self.commands.end_all_but(set(), self.reaped)
+        return self.code
+
+    def _judge(self, code: int, err: Stream) -> str:
+        if code == 0:
+            return "ok"
+        if code in (128 + signal.SIGXCPU, -signal.SIGXCPU):
+            return "timeout"
+        return "out_of_memory" if command.speaks_of_memory(err) else "nonzero"
