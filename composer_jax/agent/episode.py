@@ -94,7 +94,7 @@ async def run_episode(
     try:
         outcome = await run.until_the_end(workspace)
         await workspace.close()
-        result = await grade(task, workspace.files, pool, cache)
+        result = await grade(task, workspace.changes, pool, cache)
     except SandboxDied as error:
         return run.episode("infrastructure", None, {}, str(error), seed)
     finally:

@@ -55,7 +55,7 @@ async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> t
         task.packages,
         grader.command,
         timeout_s=grader.timeout_s,
-        files=task.files,
+        files={path: text for path, text in task.files.items() if is_protected(path)},
         changes=kept,
         laid_over=hidden_tests(grader.tests),
         tests=[*grader.fail_to_pass, *grader.pass_to_pass],

@@ -67,7 +67,10 @@ def gold_patch(task: Task, gold: Mapping[str, str | None]) -> str:
     for path, text in sorted(gold.items()):
         there = task.repository / path if task.repository is not None else None
         before = there.read_bytes().decode() if there is not None and there.is_file() else task.files.get(path)
-        old, new = (f"a/{path}" if before is not None else "/dev/null"), (f"b/{path}" if text is not None else "/dev/null")
+        old, new = (
+            (f"a/{path}" if before is not None else "/dev/null"),
+            (f"b/{path}" if text is not None else "/dev/null"),
+        )
         lines = difflib.unified_diff((before or "").splitlines(True), (text or "").splitlines(True), old, new)
         pieces += [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines]
     return "".join(pieces)

@@ -213,7 +213,6 @@ class Witness:
         if report.failed:
             self.say(uncollected=report.nodeid, message=str(report.longrepr)[-2000:])
 
-
     def pytest_collection_modifyitems(self, session, config, items):
         if self.ids is not None:
             config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in self.ids])

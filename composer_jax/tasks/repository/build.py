@@ -1,9 +1,9 @@
 """From a repository to a folder of tasks: candidates, gates, Harbor directories.
 
-    OUT/tasks/ID/          one Harbor directory per task; solution/gates.json holds what every gate said
-    OUT/packages/          installed packages, where they were asked for by name
-    OUT/survey.json        how the suite is run and which of its tests were not relied on
-    OUT/rejected.jsonl     one line per candidate that did not become a task, with the gates' words
+OUT/tasks/ID/          one Harbor directory per task; solution/gates.json holds what every gate said
+OUT/packages/          installed packages, where they were asked for by name
+OUT/survey.json        how the suite is run and which of its tests were not relied on
+OUT/rejected.jsonl     one line per candidate that did not become a task, with the gates' words
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from composer_jax.tasks.task import Task
 
 FAMILY = "repository"
 ALL_KINDS = (*KINDS, "combine", "revert_commit")
-TOOLS = ("grep", "read", "edit", "finish")
+TOOLS = ("repository/*",)
 RUNS = 3
 LEAST_KEPT = 3
 # What a suite and its report may need; a task's own commands run under the limits of whoever runs the task.
@@ -266,9 +266,7 @@ class _Builder:
             id=f"{self.name}-{candidate.kind.replace(':', '-')}-{candidate.id}",
             family=FAMILY,
             split=request.split,
-            instruction=instruction(
-                candidate, found.sources, breakage.failures, found.command, request.style
-            ),
+            instruction=instruction(candidate, found.sources, breakage.failures, found.command, request.style),
             files={},
             tools=request.tools,
             grader=SuiteGrader(

@@ -1,13 +1,13 @@
 """What a candidate must pass to become a task. Every gate says what it saw, and says the same the next time.
 
-    collects        pytest finds the tests as before; a test module may fail to import only where the candidate took
-                    away what it imports
-    in time         no limit was reached
-    fails           at least one test fails, and each for a reason of the code
-    keeps           enough tests still pass
-    leaks           what was removed can be read nowhere (leaks.py)
-    no-op           the task's own grader gives the broken repository 0, and sees the same tests pass as the run before
-    gold            the grader gives the original code 1
+collects        pytest finds the tests as before; a test module may fail to import only where the candidate took
+                away what it imports
+in time         no limit was reached
+fails           at least one test fails, and each for a reason of the code
+keeps           enough tests still pass
+leaks           what was removed can be read nowhere (leaks.py)
+no-op           the task's own grader gives the broken repository 0, and sees the same tests pass as the run before
+gold            the grader gives the original code 1
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer_jax.sandbox import GONE, Change, SandboxPool
-from composer_jax.tasks.grading import grade
+from composer_jax.tasks.grading import grade, untouched
 from composer_jax.tasks.judge_suite import MISSING, PASSED
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.leaks import Readable, installed_copies
@@ -102,11 +102,11 @@ async def break_suite(
 
 async def grade_both(task: Task, gold: Mapping[str, Change], pool: SandboxPool) -> list[Gate]:
     """Whether the task's grader tells the broken repository from the repaired one."""
-    nothing = await grade(task, {}, pool)
+    nothing = await grade(task, untouched(task), pool)
     same = nothing.parts == {"f2p": 0.0, "p2p": 1.0}
     gates = [Gate("no-op", nothing.reward == 0.0 and same, nothing.detail)]
     if gates[0].passed:
-        repaired = await grade(task, gold, pool)
+        repaired = await grade(task, untouched(task) | gold, pool)
         gates.append(Gate("gold", repaired.reward == 1.0, repaired.detail))
     return gates
 
@@ -165,7 +165,9 @@ def _fails(report: SuiteReport, failures: Mapping[str, str]) -> Gate:
 
 def _leaks(candidate: Candidate, survey: Survey, readable: Readable) -> Gate:
     """Looks at what the agent will see: the scrubbed repository with the files that change, and the packages."""
-    changed = {survey.root / path: text for path, text in candidate.files.items()}
+    # A mutation moves lines about: there, the lines that it took from one place may be at another.
+    moves = candidate.kind.startswith("mutate:") or candidate.kind == "combine"
+    changed = {survey.root / path: None if moves else text for path, text in candidate.files.items()}
     found = installed_copies(survey.packages, survey.tops) or readable.leaks(candidate.removed, instead=changed)
     if found:
         return Gate("leaks", False, f"{found[0].path}: {found[0].what}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-LINES = 4  # so many lines in a row are not there by chance
+LINES = 5  # so many lines in a row are not there by chance
 SHORT = 4  # shorter lines ("try:" is 4, "]" is 1) are passed over: they are everywhere
 LARGEST = 16 << 20  # bytes; larger files are data
 PYC_HEADER = 16
@@ -121,7 +121,9 @@ def _functions_of_code(code: CodeType | None) -> Iterator[tuple]:
         inner = [constant for constant in stack.pop().co_consts if isinstance(constant, CodeType)]
         stack += inner
         yield from (
-            (code.co_name, code.co_varnames, code.co_names) for code in inner if len(code.co_varnames + code.co_names) > 2
+            (code.co_name, code.co_varnames, code.co_names)
+            for code in inner
+            if len(code.co_varnames + code.co_names) > 2
         )
 
 

@@ -85,7 +85,8 @@ def scrubbed_copy(repository: Path, target: Path) -> list[str]:
         folders[:] = [
             name
             for name in folders
-            if not (here / name).is_symlink() and not is_scrubbed((here / name).relative_to(repository).as_posix(), True)
+            if not (here / name).is_symlink()
+            and not is_scrubbed((here / name).relative_to(repository).as_posix(), True)
         ]
     return sorted(left_out)
 
