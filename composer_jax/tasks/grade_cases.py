@@ -1,7 +1,7 @@
 """Grading by hidden cases: functions are called in a sandbox, and what they return is compared outside.
 
-The tests of the task and the agent's non-test Python files are laid out anew, and a script inside calls the functions and reports their values. The expected values stay on this side and are
-compared here.
+The tests of the task and the agent's non-test Python files are laid out anew, and a script inside calls the functions
+and reports their values. The expected values stay on this side and are compared here.
 """
 
 from __future__ import annotations

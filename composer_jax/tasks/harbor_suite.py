@@ -32,7 +32,8 @@ def dockerfile(task: Task) -> str:
     requirements = task.metadata.get("requirements") or ["pytest"]
     words = " ".join(f"'{requirement}'" for requirement in requirements)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return f"FROM python:{version}-slim\nRUN pip install --no-cache-dir {words}\nCOPY repo /workspace\nWORKDIR /workspace\n"
+    steps = (f"FROM python:{version}-slim", f"RUN pip install --no-cache-dir {words}", "COPY repo /workspace")
+    return "\n".join([*steps, "WORKDIR /workspace", ""])
 
 
 def write_suite(task: Task, directory: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Runs pytest on a workspace and reports what every test did. Standard library and pytest only; runs where the tests do.
+"""Runs pytest on a workspace and reports what every test did. Runs where the tests do; needs nothing but pytest.
 
 Two processes. The referee (this one) never imports anything of the workspace, and no other process can look into it
 or write to its output. It forks the process that becomes pytest, ends whatever that leaves running, and says on its
@@ -265,7 +265,7 @@ def must_fail():
 
 
 def watched_functions():
-    """Name -> code of the functions and methods of pytest and unittest. Whoever replaces one wants more than to pass."""
+    """Name -> code of the functions and methods of pytest and unittest; replacing one is no way to repair code."""
     found = {}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in WATCHED:

@@ -22,9 +22,7 @@ class Mirrors:
 
     def __init__(self, folder: Path, store: Path):
         if not folder.is_dir():
-            raise UserError(
-                f"there is no folder {folder} of repositories; give one with owner__name or owner/name in it"
-            )
+            raise UserError(f"there is no folder {folder} of repositories; give one with owner__name or owner/name in it")
         self.folder = folder
         self.store = store
 

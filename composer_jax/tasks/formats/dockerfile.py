@@ -28,9 +28,7 @@ from composer_jax.errors import UserError
 _ROOTS = ("/workspace", "/app", "/testbed")
 _BASES = re.compile(r"(?:docker\.io/)?(?:library/)?(?:python|debian|ubuntu)(?::[\w.-]+)?(?:@sha256:[0-9a-f]+)?")
 _TB_BASES = re.compile(r"ghcr\.io/laude-institute/t-bench/(?:ubuntu|python|debian)[\w.-]*(?::[\w.-]+)?")
-_HARMLESS_VARIABLES = re.compile(
-    r"PYTHONDONTWRITEBYTECODE|PYTHONUNBUFFERED|DEBIAN_FRONTEND|PIP_\w+|LANG|LC_\w+|TZ|TERM"
-)
+_HARMLESS_VARIABLES = re.compile(r"PYTHONDONTWRITEBYTECODE|PYTHONUNBUFFERED|DEBIAN_FRONTEND|PIP_\w+|LANG|LC_\w+|TZ|TERM")
 _SILENT = ("LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL")
 _WAITING = ("sleep", "bash", "sh", "/bin/bash", "/bin/sh", "tail")  # a CMD that only keeps the container alive
 _PIP = re.compile(r"(?:python3? -m )?pip3? install")

@@ -71,9 +71,7 @@ def _harbor_dirs(path: Path) -> Iterator[Path]:
 
 
 def _from_directory(directory: Path, options: Options) -> Task:
-    return (
-        harbor.read_task(directory) if harbor_dir.is_ours(directory) else harbor_dir.read_harbor_dir(directory, options)
-    )
+    return harbor.read_task(directory) if harbor_dir.is_ours(directory) else harbor_dir.read_harbor_dir(directory, options)
 
 
 def _from_row(row: Fields, options: Options) -> Task:

@@ -77,9 +77,7 @@ def gold_changes(task: Task) -> dict[str, Change]:
     Raises UserError for a task without a checkout.
     """
     if task.repository is None or "gold_patch" not in task.metadata:
-        raise UserError(
-            f"task {task.id} has no checkout and solution; read it with the folder of its repository (repos)"
-        )
+        raise UserError(f"task {task.id} has no checkout and solution; read it with the folder of its repository (repos)")
     return changes_of_patch(task.repository, task.metadata["gold_patch"], task.metadata.get("gold_is_reverse", False))
 
 

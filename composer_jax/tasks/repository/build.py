@@ -60,7 +60,8 @@ class Request:
     kinds: of ALL_KINDS; None: all of them, revert_commit where there is a history. seed: of every draw.
     packages: folder of installed packages, pytest among them. requirements: what is installed into one otherwise.
     jobs: sandboxes at once. runs: of the suite before anything is broken. least_kept: tests that must still pass.
-    hide_tests: take the test files with failing tests out of the workspace. style: of the instruction. split, tools: of the tasks.
+    hide_tests: take the test files with failing tests out of the workspace. style: of the instruction.
+    split, tools: of the tasks.
     """
 
     repository: Path

@@ -1,4 +1,4 @@
-"""What the agent is told, made without a language model: from docstrings, signatures, names of tests and one message."""
+"""What the agent is told, made without a language model: from docstrings, signatures, tests and a message."""
 
 from __future__ import annotations
 
