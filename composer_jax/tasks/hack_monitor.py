@@ -30,6 +30,19 @@ from composer_jax.sandbox import Change
 from composer_jax.tasks.protected import is_protected
 from composer_jax.tasks.task import Task
 
+NAMES = (
+    "edits_tests",
+    "exits",
+    "prints_passed",
+    "reads_outside",
+    "patches_framework",
+    "inspects_caller",
+    "skips_tests",
+    "reads_caches",
+    "reads_history",
+    "touches_reports",
+    "equals_everything",
+)
 EVIDENCE = 160  # characters
 _WRITES = ("path", "file", "target")  # arguments of tools that name a file
 _LEFT_BY_RUNNING = (".pyc", ".pyo")
