@@ -95,7 +95,7 @@ def test_the_directory_works_on_its_own(task, tmp_path):
 def test_what_cannot_be_written_or_read_is_told_in_a_sentence(task, tmp_path):
     root = write_task(task, tmp_path / "task")
     manifest = root / "task.toml"
-    manifest.write_text(manifest.read_text().replace('/packages', '/gone'))
+    manifest.write_text(manifest.read_text().replace("/packages", "/gone"))
     with pytest.raises(UserError, match="are not at .*gone.*pip install --target .* 'pytest==9.2.0'"):
         read_task(root)
     with pytest.raises(UserError, match="graded by a script of its own"):

@@ -176,8 +176,7 @@ class _Builder:
         if "revert_commit" in kinds if kinds is not None else git:
             share = count if kinds is not None and set(kinds) == {"revert_commit"} else max(1, count // 5)
             yield self.reverted(), share
-        plain = None if kinds is None else [kind for kind in kinds if kind in KINDS]
-        proposals = iter(()) if plain == [] else self.proposals(plain)
+        proposals = self.proposals([kind for kind in KINDS if kinds is None or kind in kinds])
         combined = kinds is None or "combine" in kinds
         yield proposals, count - len(self.accepted) - (count // 10 if combined else 0)
         if combined:
@@ -186,8 +185,22 @@ class _Builder:
             yield combinations(self.survey.sources, parts, rng), count - len(self.accepted)
         yield proposals, count - len(self.accepted)
 
-    def proposals(self, kinds: list[str] | None) -> Iterator[Candidate]:
-        return propose(self.survey.sources, protected_files(self.survey.root), self.coverage, self.request.seed, kinds)
+    def proposals(self, kinds: Sequence[str]) -> Iterator[Candidate]:
+        """Mutations of all sorts, stubs, deleted features and deleted files in turn, as long as there are any."""
+        sorts: dict[str, list[str]] = {}
+        for kind in kinds:
+            sorts.setdefault(kind.partition(":")[0], []).append(kind)
+        tests = [path for path in protected_files(self.survey.root) if path.endswith(".py")]
+        streams = [
+            propose(self.survey.sources, tests, self.coverage, self.request.seed, sort) for sort in sorts.values()
+        ]
+        while streams:
+            for stream in list(streams):
+                found = next(stream, None)
+                if found is None:
+                    streams.remove(stream)
+                else:
+                    yield found
 
     def reverted(self) -> Iterator[Candidate]:
         for candidate in revert_commits(self.request.repository):

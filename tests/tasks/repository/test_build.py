@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -205,7 +207,7 @@ def built(repository, packages, large_pool, tmp_path_factory):
 
 def test_tasks_are_made_and_every_one_is_valid(built, large_pool):
     request, made = built
-    assert len(made.tasks) == 7 and len(made.kinds) >= 5
+    assert len(made.tasks) == 7 and len(made.kinds) >= 4
     tasks = [read_task(folder) for folder in made.tasks]
     assert len({task.id for task in tasks}) == 7
     found = asyncio.run(validate(tasks, large_pool, runs=1, jobs=4))
@@ -274,3 +276,29 @@ def test_only_tests_in_test_files_are_relied_on():
     assert list(unreliable_tests([report, report])) == ["pkg/a.py::pkg.a.f"]
     other = SuiteReport({}, {}, None, "")
     assert unreliable_tests([report, other])["tests/test_a.py::test_a"] == "passed, not collected"
+
+
+def test_commits_are_undone_under_the_tests_that_came_with_them(large_pool, packages, tmp_path):
+    def git(*words):
+        who = {
+            "GIT_AUTHOR_NAME": "a",
+            "GIT_AUTHOR_EMAIL": "a@b",
+            "GIT_COMMITTER_NAME": "a",
+            "GIT_COMMITTER_EMAIL": "a@b",
+        }
+        subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, env={**os.environ, **who})
+
+    first = CART.replace("return result + result * tax // 100", "return result")
+    tests = TESTS.replace("    assert cart.total(50) == 12\n", "")
+    root = lay(tmp_path / "history", {**FILES, "src/shop/cart.py": first, "tests/test_cart.py": tests})
+    git("init", "-q")
+    for text, suite in ((first, tests), (CART, TESTS)):
+        lay(root, {"src/shop/cart.py": text, "tests/test_cart.py": suite})
+        git("add", "-A")
+        git("commit", "-qm", "x")
+    request = Request(root, tmp_path / "out", 1, kinds=("revert_commit",), packages=packages, runs=1, least_kept=1)
+    made = asyncio.run(build(request, large_pool))
+    task = read_task(made.tasks[0])
+    assert task.grader.fail_to_pass == ("tests/test_cart.py::test_total",)
+    assert not (task.repository / ".git").exists()
+    assert (task.repository / "src/shop/cart.py").read_text() == first
