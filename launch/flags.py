@@ -20,6 +20,8 @@ or, where no config describes what is wanted, one with flags of its own:
     if __name__ == "__main__":
         flags.run(main, define=define)
 
+With `arguments="COMMAND..."` words that are no flags are given to main(values, words).
+
 Several hosts run an entry point together (launch/hosts.py): on a TPU pod, under SLURM and wherever else the machine
 says what it started, without a flag; elsewhere with --coordinator, --processes and --process.
 """
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import itertools
 import re
 import shlex
 import signal
@@ -43,7 +46,11 @@ from composer_jax.errors import UserError
 from launch import hosts
 from launch.huge_pages import restart_with_huge_pages
 
-Main = Callable[[ConfigDict, Path], None] | Callable[[absl_flags.FlagValues], None]
+Main = (
+    Callable[[ConfigDict, Path], None]
+    | Callable[[absl_flags.FlagValues], None]
+    | Callable[[absl_flags.FlagValues, list[str]], None]
+)
 Define = Callable[[absl_flags.FlagValues], Sequence[str]]
 
 BAD_INPUT = 2  # exit codes; an error nobody foresaw keeps its traceback and Python's exit code 1
@@ -54,13 +61,19 @@ _OVERRIDE = re.compile(r"-{1,2}(?:no)?config\.([^=]+)")
 
 
 def run(
-    main: Main, argv: Sequence[str] | None = None, *, define: Define | None = None, processes: str = hosts.SEVERAL
+    main: Main,
+    argv: Sequence[str] | None = None,
+    *,
+    define: Define | None = None,
+    arguments: str = "",
+    processes: str = hosts.SEVERAL,
 ) -> NoReturn:
     """Parses the command line, calls `main(config, workdir)` and ends the process with an exit code.
 
     argv: as sys.argv, which is the default; the first element is the program.
     define: declares flags of the entry point's own in place of --config and --workdir, and returns the names of those
       that must be given; then it is `main(values)`. If "config" is among the names, there is --config beside them.
+    arguments: what --help calls the words that are no flags; "" refuses them. They may follow `--`. Needs `define`.
     processes: what it does as one of several: hosts.SEVERAL, ALONE or WITHOUT_DEVICES.
 
     The config is locked: unknown fields cannot be set. Bad input (a UserError anywhere below), a full disk
@@ -75,16 +88,19 @@ def run(
         define = _with_hosts(define)
     finish = None
     try:
-        if any(arg in ("-h", "--help", "-help") for arg in argv[1:]):
-            print(_help(argv) if define is None else _own_help(argv, define))
+        if any(arg in ("-h", "--help", "-help") for arg in itertools.takewhile(lambda arg: arg != "--", argv[1:])):
+            print(_help(argv) if define is None else _own_help(argv, define, arguments))
             sys.exit(0)
-        values = _parse(argv) if define is None else parse_own(argv, define)
+        values, words = (_parse(argv), []) if define is None else parse_own(argv, define, bool(arguments))
         if "coordinator" in values:
             finish = hosts.join(values, _program(argv), processes)
         signal.signal(signal.SIGTERM, _as_ctrl_c)  # after joining, for which JAX takes SIGTERM itself
         # Some libraries read absl's global flags: they get the defaults.
         absl_flags.FLAGS(argv[:1])
-        main(*((values.config, Path(values.workdir)) if define is None else (values,)))
+        if define is None:
+            main(values.config, Path(values.workdir))
+        else:
+            main(*((values, words) if arguments else (values,)))
         if finish is not None:
             finish()
     except BaseException as error:
@@ -132,28 +148,30 @@ def _parse_with_config(values: absl_flags.FlagValues, argv: Sequence[str]) -> No
         raise UserError(f"unexpected argument {rest[1]!r}; a field is set by --config.FIELD=VALUE")
 
 
-def parse_own(argv: Sequence[str], define: Define) -> absl_flags.FlagValues:
-    """The values of an entry point's own flags.
+def parse_own(
+    argv: Sequence[str], define: Define, with_arguments: bool = False
+) -> tuple[absl_flags.FlagValues, list[str]]:
+    """The values of an entry point's own flags, and the words that are none, if there may be any.
 
     Raises:
       UserError: a flag is unknown, missing or has a wrong value.
     """
     values = absl_flags.FlagValues()
-    required = define(values)
+    required, words = define(values), []
     if "config" in required:
         _define_config(values, argv)
         _parse_with_config(values, argv)
     else:
         try:
-            rest = values(list(argv))
+            words = values(list(argv))[1:]
         except absl_flags.Error as error:
             raise UserError(str(error)) from error
-        if len(rest) > 1:
-            raise UserError(f"unexpected argument {rest[1]!r}; --help lists the flags")
+        if words and not with_arguments:
+            raise UserError(f"unexpected argument {words[0]!r}; --help lists the flags")
     for name in required:
         if values[name].value is None:
             raise UserError(f"--{name} is missing: {values[name].help}")
-    return values
+    return values, words
 
 
 def _with_hosts(define: Define) -> Define:
@@ -284,12 +302,16 @@ def _help(argv: Sequence[str]) -> str:
     return "\n".join(lines).strip()
 
 
-def _own_help(argv: Sequence[str], define: Define) -> str:
+def _own_help(argv: Sequence[str], define: Define, arguments: str = "") -> str:
     """The entry point's docstring and its flags with their defaults."""
     values = absl_flags.FlagValues()
     if "config" in define(values):
         _define_config(values, argv[:1])
-    lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", f"usage: python -m {_program(argv)} [flags]"]
+    lines = [
+        (sys.modules["__main__"].__doc__ or "").strip(),
+        "",
+        f"usage: python -m {_program(argv)} [flags] {arguments}".rstrip(),
+    ]
     for name in values:
         default = "" if values[name].default is None else f" (default: {values[name].default})"
         lines.append(f"  --{name}: {values[name].help}{default}")

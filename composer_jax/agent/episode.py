@@ -10,8 +10,8 @@ from composer_jax.agent import summary, tools
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Kind, Node, Transcript
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data import chat
-from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat_format import ChatFormat, Message
 from composer_jax.sampler.session import Session
 from composer_jax.sandbox import SandboxDied, SandboxPool
 from composer_jax.tasks import hack_monitor
@@ -50,7 +50,7 @@ class Episode:
 
     @property
     def summary_tokens(self) -> int:
-        """Tokens of all summaries, <|end|> included."""
+        """Tokens of all summaries, the end of the message included."""
         return sum(len(node.sampled_tokens) for node in self.transcript.of_kind("summary"))
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ async def run_episode(
     task: Task,
     session: Session,
     pool: SandboxPool,
-    tok: Tokenizer,
+    chat: ChatFormat,
     *,
     compaction: Compaction,
     limits: Limits,
@@ -89,10 +89,11 @@ async def run_episode(
 ) -> Episode:
     """Lets the policy behind `session` work on `task`, and grades what it leaves.
 
-    The reward is that of the hidden cases if the policy said that it is done, else 0. `seed` is recorded;
-    randomness is the session's. `cache` may be shared by any number of episodes. The session is left open.
+    The reward is that of the hidden cases if the policy said that it is done, else 0. `chat` is the format of all
+    messages; the session ends what it samples at `chat.end`. `seed` is recorded; randomness is the session's.
+    `cache` may be shared by any number of episodes. The session is left open.
     """
-    run = _Run(task, session, tok, compaction, limits)
+    run = _Run(task, session, chat, compaction, limits)
     workspace = Workspace(task, pool, cache)
     try:
         outcome = await run.until_the_end(workspace)
@@ -114,7 +115,7 @@ class _Run:
 
     task: Task
     session: Session
-    tok: Tokenizer
+    chat: ChatFormat
     compaction: Compaction
     limits: Limits
     transcript: Transcript = field(default_factory=Transcript)
@@ -125,28 +126,30 @@ class _Run:
 
     async def until_the_end(self, workspace: Workspace) -> Outcome:
         available = tools.select(self.task.tools)
-        prompt = self.transcript.append("prompt", prompt_tokens(self.tok, self.task))
+        instruction = Message("user", self.task.instruction)
+        prompt = self.transcript.append("prompt", self.chat.render([instruction], available.values()))
         while True:
             said = await self.sample("assistant", self.limits.max_turn_tokens)
             if said is None:
                 return "out_of_context"
             self.turns += 1
-            message = chat.parse_assistant(self.tok, said.sampled_tokens.tolist())
+            sampled = said.sampled_tokens.tolist()
+            message = self.chat.parse(sampled)
             if not message.calls:
                 return "no_call"
 
             done = next((i for i, call in enumerate(message.calls) if tools.is_finish(call, available)), None)
-            made = [call for call in message.calls[:done] if isinstance(call, chat.ToolCall)]
+            made = [call for call in message.calls[:done] if isinstance(call, ToolCall)]
             self.calls += [(call.name, call.arguments) for call in made]
             answers = await tools.answer_all(message.calls[:done], available, workspace)
-            if answers:
-                self.observe(answers, complete=message.complete)
+            for observation in self.chat.bridge(sampled, answers):
+                self.transcript.append("tool", observation)
             if done is not None:
                 return "finished"
 
             if self.turns == self.limits.max_turns:
                 return "out_of_turns"
-            if self.compaction.due(self.transcript.length + 1):
+            if self.compaction.due(self.transcript.length + len(self.chat.opening)):
                 if self.summaries + 1 == self.compaction.max_segments:
                     return "out_of_segments"
                 if not await self.compact(prompt):
@@ -154,15 +157,15 @@ class _Run:
 
     async def sample(self, kind: Kind, max_tokens: int) -> Node | None:
         """Samples one message after everything the session has not seen yet; None if nothing fits."""
-        delta = [*self.transcript.tail(self.session.length), self.tok.assistant]
+        given = self.chat.opening
+        delta = [*self.transcript.tail(self.session.length), *given]
         room = min(
             self.session.capacity - self.session.length - len(delta),
-            self.limits.max_episode_tokens - self.transcript.total_tokens - 1,
+            self.limits.max_episode_tokens - self.transcript.total_tokens - len(given),
         )
         if room < 1:
             return None
         sample = await self.session.sample(delta, max_tokens=min(max_tokens, room))
-        given = [self.tok.assistant]
         return self.transcript.append(
             kind,
             given,
@@ -173,22 +176,16 @@ class _Run:
             trained=sample.trained,
         )
 
-    def observe(self, answers: list[str], complete: bool) -> None:
-        """Adds one tool message per answer; first closes a message that was cut off."""
-        for number, text in enumerate(answers):
-            closing = [] if complete or number else [self.tok.end]
-            self.transcript.append("tool", closing + chat.render_message(self.tok, "tool", text))
-
     async def compact(self, prompt: Node) -> bool:
         """Asks for a summary, and starts a new branch from it; False if there is no room for it."""
-        self.transcript.append("summary_request", summary.request(self.tok, self.compaction.style))
+        self.transcript.append("summary_request", summary.request(self.chat, self.compaction.style))
         written = await self.sample("summary", self.compaction.max_summary_tokens)
         if written is None:
             return False
         self.summaries += 1
         self.session.reset()
         self.transcript.branch(prompt)
-        self.transcript.append("carry", summary.carry(self.tok, self.summaries, written.sampled_tokens.tolist()))
+        self.transcript.append("carry", summary.carry(self.chat, self.summaries, written.sampled_tokens.tolist()))
         return True
 
     def episode(
@@ -208,8 +205,3 @@ class _Run:
             summaries=self.summaries,
             flags=self.flags,
         )
-
-
-def prompt_tokens(tok: Tokenizer, task: Task) -> list[int]:
-    """What every branch of an episode starts with: <|bos|> and the instruction as a user message."""
-    return [tok.bos, *chat.render_message(tok, "user", task.instruction)]

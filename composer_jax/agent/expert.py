@@ -22,6 +22,7 @@ from composer_jax.agent.episode import Episode, Limits, run_episode
 from composer_jax.agent.summary import REQUESTS, Compaction
 from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from composer_jax.sampler.session import Sample
@@ -387,7 +388,7 @@ async def make_traces(
     concurrency: episodes in flight. capacity: tokens a context may hold.
     on_done: called with each episode as it ends, in no particular order.
     """
-    rates = rates or Rates()
+    rates, chat_format = rates or Rates(), CompactFormat(tok)
     slots = asyncio.Semaphore(concurrency)
 
     async def one(index: int, task: Task) -> Episode:
@@ -395,7 +396,7 @@ async def make_traces(
             session = ExpertSession(task, tok, rates, seeded("expert", seed, index, task.id), capacity)
             compaction = compaction_for(task, index)
             episode = await run_episode(
-                task, session, pool, tok, compaction=compaction, limits=limits, seed=seed, cache=cache
+                task, session, pool, chat_format, compaction=compaction, limits=limits, seed=seed, cache=cache
             )
         if on_done is not None:
             on_done(episode)

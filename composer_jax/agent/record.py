@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.transcript import Node
-from composer_jax.data import chat
 from composer_jax.data.chat import Malformed, ToolCall
-from composer_jax.data.tokenizer import SPECIAL, Tokenizer
+from composer_jax.data.chat_format import ChatFormat
 from composer_jax.observe.episodes import CallRecord, EpisodeRecord, MessageRecord
 from composer_jax.tasks.task import Task
 
 
 def episode_record(
-    episode: Episode, task: Task, tok: Tokenizer, condition: str, step: int | None = None
+    episode: Episode, task: Task, chat: ChatFormat, condition: str, step: int | None = None
 ) -> EpisodeRecord:
     """What happened, decoded. condition: how the trigger was set; step: of RL, if any (see EpisodeRecord)."""
     transcript = episode.transcript
@@ -32,7 +31,7 @@ def episode_record(
         summary_tokens=episode.summary_tokens,
         parts={**episode.parts, "detail": episode.detail, **_flags(episode)},
         instruction=task.instruction,
-        segments=tuple(_segment(branch, tok) for branch in transcript.branches()),
+        segments=tuple(_segment(branch, chat) for branch in transcript.branches()),
     )
 
 
@@ -40,33 +39,33 @@ def _flags(episode: Episode) -> dict[str, str]:
     return {"flags": "; ".join(episode.flags)} if episode.flags else {}
 
 
-def _segment(branch: list[Node], tok: Tokenizer) -> tuple[MessageRecord, ...]:
-    return tuple(_message(node, branch[position + 1 :], tok) for position, node in enumerate(branch))
+def _segment(branch: list[Node], chat: ChatFormat) -> tuple[MessageRecord, ...]:
+    return tuple(_message(node, branch[position + 1 :], chat) for position, node in enumerate(branch))
 
 
-def _message(node: Node, later: list[Node], tok: Tokenizer) -> MessageRecord:
-    text, calls = _plain(node.tokens.tolist(), tok), ()
+def _message(node: Node, later: list[Node], chat: ChatFormat) -> MessageRecord:
+    calls: tuple[CallRecord, ...] = ()
     if node.kind == "assistant":
-        said = chat.parse_assistant(tok, node.sampled_tokens.tolist())
-        text, calls = said.content, _calls(said.calls, later, tok)
+        said = chat.parse(node.sampled_tokens.tolist())
+        text, calls = said.content, _calls(said.calls, later, chat)
+    elif node.kind == "tool":
+        text = chat.answer_text(node.tokens.tolist())
+    else:
+        text = chat.text((node.sampled_tokens if node.sampled else node.tokens).tolist())
     version = int(node.versions[-1]) if node.sampled else None
     return MessageRecord(node.kind, text, len(node.tokens), node.sampled, version, calls)
 
 
-def _calls(calls: tuple[ToolCall | Malformed, ...], later: list[Node], tok: Tokenizer) -> tuple[CallRecord, ...]:
+def _calls(calls: tuple[ToolCall | Malformed, ...], later: list[Node], chat: ChatFormat) -> tuple[CallRecord, ...]:
     """The calls of a message; its answers are the tool nodes that follow, in the same order."""
     records = []
     for position, call in enumerate(calls):
         answer = ""
         if position < len(later) and later[position].kind == "tool":
-            answer = _plain(later[position].tokens.tolist(), tok)
+            answer = chat.answer_text(later[position].tokens.tolist())
         error = answer.removeprefix("ERROR ") if answer.startswith("ERROR ") else None
         if isinstance(call, ToolCall):
             records.append(CallRecord(call.name, call.arguments, error))
         else:
             records.append(CallRecord("", call.text, call.reason))
     return tuple(records)
-
-
-def _plain(ids: list[int], tok: Tokenizer) -> str:
-    return tok.decode(token for token in ids if token >= len(SPECIAL))

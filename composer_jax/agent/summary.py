@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from composer_jax.data import chat
-from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.data.chat_format import ChatFormat
 from composer_jax.errors import UserError
 
 Style = Literal["short", "long"]
@@ -53,15 +52,15 @@ class Compaction:
         return self.trigger is not None and length > self.trigger
 
 
-def request(tok: Tokenizer, style: Style) -> list[int]:
+def request(chat: ChatFormat, style: Style) -> list[int]:
     """The user message that asks for a summary."""
-    return chat.render_message(tok, "user", REQUESTS[style])
+    return chat.user([REQUESTS[style]])
 
 
-def carry(tok: Tokenizer, number: int, summary: Sequence[int]) -> list[int]:
+def carry(chat: ChatFormat, number: int, summary: Sequence[int]) -> list[int]:
     """The user message a new branch starts from, below the prompt: carried state, then the summary's own ids.
 
     number: how many summaries there have been, this one included. Control tokens in the summary are left out
-    (chat.splice): a summary cannot speak in another role.
+    (ChatFormat.user): a summary cannot speak in another role.
     """
-    return chat.splice(tok, "user", [f"Summary {number}:\n", summary])
+    return chat.user([f"Summary {number}:\n", summary])

@@ -1,4 +1,4 @@
-"""The chat format, in token ids.
+"""What is said in a conversation, and our own compact chat format, in token ids.
 
     message   = role id, text, <|end|>
     assistant = <|assistant|>, text, then for each tool call <|call|>, name, JSON object, and at last <|end|>
@@ -59,8 +59,7 @@ def render_assistant(tok: Tokenizer, content: str, calls: Iterable[ToolCall]) ->
     """
     ids = tok.encode(content)
     for call in calls:
-        if not _NAME.fullmatch(call.name):
-            raise ValueError(f"{call.name!r} is not a tool name: use letters, digits, '_', '.' and '-'")
+        check_call(call)
         ids += [tok.call, *tok.encode(call.name + compact_json(call.arguments))]
     return [*ids, tok.end]
 
@@ -112,6 +111,18 @@ def compact_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+def is_tool_name(name: str) -> bool:
+    """Whether a call may carry this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_call(call: ToolCall) -> None:
+    """Raises ValueError for a call that no format could read back: a bad name, arguments that JSON cannot hold."""
+    if not is_tool_name(call.name):
+        raise ValueError(f"{call.name!r} is not a tool name: use letters, digits, '_', '.' and '-'")
+    compact_json(call.arguments)
+
+
 def _role_id(tok: Tokenizer, role: str) -> int:
     roles = {"system": tok.system, "user": tok.user, "assistant": tok.assistant, "tool": tok.tool}
     if role not in roles:
@@ -128,20 +139,28 @@ def _parse_call(tok: Tokenizer, ids: list[int]) -> ToolCall | Malformed:
     name = name.strip()
     if not brace:
         return Malformed(text, 'no arguments: a call is a name and a JSON object, like name{"key":"value"}')
-    if not _NAME.fullmatch(name):
+    if not is_tool_name(name):
         return Malformed(text, f"{name!r} is not a tool name")
     try:
-        arguments = json.loads(brace + rest, parse_constant=_refuse_number, parse_float=_finite)
-        compact_json(arguments).encode("utf-8")  # an escaped lone surrogate is no text that a file could hold
-    except json.JSONDecodeError as error:
-        return Malformed(text, f"the arguments are not JSON: {error.msg} at character {error.pos}")
-    except UnicodeEncodeError:
-        return Malformed(text, "the arguments hold half of a surrogate pair")
-    except RecursionError:
-        return Malformed(text, "the arguments are nested too deeply")
+        return ToolCall(name, read_json(brace + rest, "the arguments"))
     except ValueError as error:
-        return Malformed(text, f"the arguments are not JSON: {error}")
-    return ToolCall(name, arguments)
+        return Malformed(text, str(error))
+
+
+def read_json(text: str, what: str) -> Any:
+    """The value that a model wrote as JSON. Raises ValueError that says, in words for the model, why `what` is none."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+        compact_json(value).encode("utf-8")  # an escaped lone surrogate is no text that a file could hold
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{what} are not JSON: {error.msg} at character {error.pos}") from error
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} hold half of a surrogate pair") from error
+    except RecursionError as error:
+        raise ValueError(f"{what} are nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{what} are not JSON: {error}") from error
+    return value
 
 
 def _finite(digits: str) -> float:

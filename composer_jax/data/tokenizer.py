@@ -82,7 +82,7 @@ class Tokenizer:
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        backend.train_from_iterator((_encodable(text) for text in texts), trainer)
+        backend.train_from_iterator((encodable(text) for text in texts), trainer)
         return cls(backend)
 
     @classmethod
@@ -119,11 +119,11 @@ class Tokenizer:
 
         `decode` gives the text back exactly; only lone surrogates, which are no characters, become U+FFFD.
         """
-        return self._backend.encode(_encodable(text), add_special_tokens=False).ids
+        return self._backend.encode(encodable(text), add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts at once, on all cores."""
-        encodings = self._backend.encode_batch_fast([_encodable(t) for t in texts], add_special_tokens=False)
+        encodings = self._backend.encode_batch_fast([encodable(t) for t in texts], add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -138,7 +138,7 @@ class Tokenizer:
         return hashlib.sha256(self._backend.to_str().encode("utf-8")).hexdigest()[:16]
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
     """`text` with lone surrogates replaced: JSON escapes can bring them in, UTF-8 has no form for them."""
     try:
         text.encode("utf-8")

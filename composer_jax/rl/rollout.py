@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from composer_jax.agent.episode import Episode, Limits, run_episode
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.data.chat_format import ChatFormat
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.cache import ResultCache
@@ -28,7 +28,7 @@ class Job:
 class Environment:
     """What episodes need beside a policy."""
 
-    tokenizer: Tokenizer
+    chat: ChatFormat
     pool: SandboxPool
     limits: Limits
     cache: ResultCache
@@ -73,7 +73,7 @@ async def roll_out(
                     job.task,
                     session,
                     environment.pool,
-                    environment.tokenizer,
+                    environment.chat,
                     seed=job.seed,
                     compaction=job.compaction,
                     limits=environment.limits,

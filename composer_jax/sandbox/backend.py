@@ -12,11 +12,12 @@ import sysconfig
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox.inside import seccomp
+from composer_jax.sandbox.inside import landlock, seccomp
 
-BACKENDS = ("auto", "bubblewrap", "subprocess")
+BACKENDS = ("auto", "bubblewrap", "landlock", "subprocess")
 OLDEST = (0, 11)  # bubblewrap: first release with everything the project uses
 INSIDE = Path(__file__).parent / "inside"
 UID = 1000  # as seen from inside
@@ -25,16 +26,16 @@ FIRST_FREE_UID = 61_000  # what root becomes outside: not handed out by adduser,
 
 @dataclass(frozen=True)
 class Backend:
-    """How to start the zygote of a pool, and whether it can isolate."""
+    """How to start the zygote of a pool, and what it can put around a sandbox."""
 
     name: str
     command: tuple[str, ...]
     environment: dict[str, str]
-    isolated: bool
+    walls: Literal["namespaces", "landlock", "none"]
 
 
 def choose(name: str, trees: str, network: bool = False) -> Backend:
-    """The backend called `name`. Raises UserError when this machine lacks what it needs.
+    """The backend called `name`; "auto" is the strongest. Raises UserError when this machine lacks what it needs.
 
     trees: the folder of pristine trees, which sandboxes see read-only below their own changes. network: whether some
     are to reach the network.
@@ -49,9 +50,13 @@ def choose(name: str, trees: str, network: bool = False) -> Backend:
             "sandbox backend 'subprocess' ISOLATES NOTHING: commands written by a model run as you, with your "
             "files and your network; use it only where you would run such commands by hand",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         return _plain()
+    if name == "landlock":
+        if network:
+            raise UserError("the sandbox backend 'landlock' cannot give sandboxes the network; use bubblewrap.")
+        return _landlock(trees)
     return _bubblewrap(find_bubblewrap(), trees, network)
 
 
@@ -86,10 +91,16 @@ def _plain() -> Backend:
         "subprocess",
         (executable, *_FLAGS, str(INSIDE / "start.py")),
         _environment(executable, os.environ.get("LD_LIBRARY_PATH")),
-        False,
+        "none",
     )
 
 
+_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
+_SAME = {
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",  # no caches from which deleted code could be recovered
+    "PYTHONHASHSEED": "0",  # the same order of sets in every run
+}
 _FLAGS = ("-S", "-s")  # no site-packages; a program would notice other flags, so the rest is in the environment
 
 
@@ -105,14 +116,8 @@ def _interpreter() -> tuple[str, str]:
 
 def _environment(executable: str, libraries: str | None) -> dict[str, str]:
     """The whole environment of everything inside."""
-    folders = [os.path.dirname(executable), "/usr/local/bin", "/usr/bin", "/bin"]
-    environment = {
-        "PATH": ":".join(dict.fromkeys(["/opt/bin", *folders])),
-        "HOME": "/tmp",
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",  # no caches from which deleted code could be recovered
-        "PYTHONHASHSEED": "0",  # the same order of sets in every run
-    }
+    path = dict.fromkeys(["/opt/bin", os.path.dirname(executable), *_PATH])
+    environment = {"PATH": ":".join(path), "HOME": "/tmp", **_SAME}
     if libraries:
         environment["LD_LIBRARY_PATH"] = libraries
     return environment
@@ -165,17 +170,44 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
         "home": str(home),
         "bwrap": str(bwrap.relative_to(home)),
         "folders": folders,
+        "trees": trees,
         # The command must come last, so what closes the room is a part of it.
         "options": options,
         "closing": ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"],
         "command": ["/opt/bin/python", *_FLAGS, "/opt/composer/inside/start.py"],
         "uid": _unused_uid() if os.geteuid() == 0 else None,
     }
-    launcher = str(Path(__file__).parent / "launcher.py")
-    command = (sys.executable, "-I", "-S", "-E", "-B", launcher, json.dumps(plan))
+    return Backend("bubblewrap", *_launched_by("launcher.py", plan), "namespaces")
+
+
+def _launched_by(file: str, plan: dict) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Command and environment of a launcher."""
+    command = (sys.executable, "-I", "-S", "-E", "-B", str(Path(__file__).parent / file), json.dumps(plan))
     # Some interpreters (environment modules on a cluster) find their own library only by this variable.
-    host = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]} if "LD_LIBRARY_PATH" in os.environ else {}
-    return Backend("bubblewrap", command, {"PATH": os.defpath, **host}, True)
+    passed = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+    return command, {"PATH": os.defpath, **passed}
+
+
+def _landlock(trees: str) -> Backend:
+    """The host's own file system, judged by rules: no mounts, no namespaces, no helpers."""
+    executable, base = _interpreter()
+    folders = {"inside": str(INSIDE), "trees": trees}
+    if not _below(base, "/usr"):
+        if not _below(executable, base):
+            raise UserError(f"The interpreter {executable} is not below its prefix {base}; use a regular installation")
+        folders["python"] = base
+        executable = os.path.relpath(executable, base)
+    plan = {
+        "folders": folders,
+        "executable": executable,
+        "shared": bool(sysconfig.get_config_var("Py_ENABLE_SHARED")),
+        # Configuration of the host that cannot be read is worse than none to some programs.
+        "environment": {**_SAME, "GIT_CONFIG_NOSYSTEM": "1", "OPENSSL_CONF": os.devnull},
+        "path": _PATH,
+        "flags": _FLAGS,
+        "uid": _unused_uid() if os.geteuid() == 0 else None,
+    }
+    return Backend("landlock", *_launched_by("landlock_launcher.py", plan), "landlock")
 
 
 def _below(path: str, folder: str) -> bool:
@@ -192,8 +224,23 @@ def _unused_uid() -> int:
         uid += 1
 
 
-def diagnose(said: str) -> str:
+LANDLOCK_LACKS = (
+    "names, sizes and times of the host's files can be looked up, disk and processes are limited by looking at them, "
+    "there is no network of its own, /proc is closed, and /workspace and /tmp have other paths (docs/sandbox.md)"
+)
+
+
+def diagnose(name: str, said: str) -> str:
     """Two sentences for a machine that refused to build a sandbox: why, from its own settings, and what to do."""
+    why, fix = refusal(name, said)
+    if name == "subprocess":
+        return f"{why}. {fix}."
+    weaker = "'landlock' for weaker walls or " if name == "bubblewrap" else ""
+    return f"{why}. {fix}, or choose the backend {weaker}'subprocess' to go without isolation."
+
+
+def refusal(name: str, said: str) -> tuple[str, str]:
+    """(why this machine refused to build a sandbox with that backend, what to do), each without its full stop."""
     root = "" if os.geteuid() == 0 else "sudo "
 
     def setting(path: str) -> str | None:
@@ -203,7 +250,13 @@ def diagnose(said: str) -> str:
             return None
 
     last_line = said.strip().rpartition("\n")[2] or "it said nothing"
-    what = f"This machine refused to build a sandbox ({last_line})"
+    what = f"This machine refused to build a sandbox with {name} ({last_line})"
+    if name == "landlock":
+        if landlock.abi() >= landlock.OLDEST:
+            return f"{what}, though its kernel has Landlock", "Look for the refused call in the kernel log"
+        return what, "Use Linux 6.2 or newer with `landlock` in its boot option lsm="
+    if name == "subprocess":
+        return what, "Look for what is missing in the message"
     for path, forbidding, value in (
         ("kernel/unprivileged_userns_clone", "0", "1"),
         ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
@@ -212,17 +265,14 @@ def diagnose(said: str) -> str:
         if setting(path) == forbidding:
             name = path.replace("/", ".")
             return (
-                f"{what}: {name} is {forbidding}, which forbids user namespaces to ordinary users. "
-                f"Run `{root}sysctl -w {name}={value}`, or choose the backend 'subprocess' to go without isolation."
+                f"{what}: {name} is {forbidding}, which forbids user namespaces to ordinary users",
+                f"Run `{root}sysctl -w {name}={value}`",
             )
     status = Path("/proc/self/status").read_text()
     if re.search(r"^Seccomp:\s*2", status, re.MULTILINE):
         return (
-            f"{what}: a system-call filter is on, as in most containers. Start the container with `--security-opt "
-            "seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined`, or choose "
-            "the backend 'subprocess' to go without isolation."
+            f"{what}: a system-call filter is on, as in most containers",
+            "Start the container with `--security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+            "--security-opt systempaths=unconfined`",
         )
-    return (
-        f"{what}, and its settings do not say why. Try `{root}unshare -Ur true` and the kernel log, "
-        "or choose the backend 'subprocess' to go without isolation."
-    )
+    return f"{what}, and its settings do not say why", f"Try `{root}unshare -Ur true` and the kernel log"

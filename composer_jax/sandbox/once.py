@@ -1,36 +1,85 @@
-"""A value that is costly to make, made at most once and away from the event loop, whoever asks first."""
+"""One command of a person in a sandbox of its own, on a copy of a folder."""
 
-import asyncio
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-T = TypeVar("T")
+from composer_jax.errors import UserError
+from composer_jax.sandbox.change import Change
+from composer_jax.sandbox.inside import files
+from composer_jax.sandbox.limits import MIB, Limits
+from composer_jax.sandbox.pool import SandboxPool
+from composer_jax.sandbox.sandbox import RunResult, SandboxDied, SandboxFileError
 
-_MAKERS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="once")
+FAILED = 125
+"""Exit code for what the sandbox itself could not do, as env(1) and container engines have it."""
 
 
-class Once(Generic[T]):
-    """make() in a thread, once; who asks meanwhile waits for the same. What it raises goes to all who wait, and the
-    next to ask makes it try again. Works from any event loop; who is cancelled cancels only his own waiting."""
+async def run_once(
+    command: Sequence[str],
+    folder: Path,
+    limits: Limits,
+    *,
+    backend: str = "auto",
+    network: bool = False,
+    packages: Path | None = None,
+    stdin: bytes = b"",
+    write_back: bool = False,
+) -> RunResult:
+    """Runs a command where `folder` is the workspace. Only with `write_back` the folder itself changes, afterwards.
 
-    def __init__(self, make: Callable[[], T]):
-        self._make = make
-        self._lock = threading.Lock()
-        self._future: Future[T] | None = None
+    packages: a folder that Python inside can import from.
 
-    async def get(self) -> T:
-        """The value."""
-        return await asyncio.shield(asyncio.wrap_future(self._ordered()))
+    Raises:
+      UserError: the folder cannot be read, or the machine cannot build a sandbox.
+      SandboxDied: the sandbox failed.
+      SandboxFileError: what the command changed cannot be written back.
+    """
+    async with SandboxPool(limits, backend, size=1, network=network) as pool:
+        shown = pool.tree(packages) if packages else None
+        async with await pool.acquire({}, pool.tree(folder), packages=shown, network=network) as sandbox:
+            result = await sandbox.run(command, stdin=stdin)
+            if write_back:
+                lay_on(folder, await sandbox.changes(), limits)
+    return result
 
-    def get_here(self) -> T:
-        """The value, for callers that may block."""
-        return self._ordered().result()
 
-    def _ordered(self) -> "Future[T]":
-        with self._lock:
-            failed = self._future is not None and self._future.done() and self._future.exception() is not None
-            if self._future is None or failed:
-                self._future = _MAKERS.submit(self._make)
-            return self._future
+def lay_on(folder: Path, changes: Mapping[str, Change], limits: Limits) -> None:
+    """Makes a folder of the host differ by `changes`. Each file is replaced in one step, and no link is followed.
+
+    Raises SandboxFileError with the path that cannot be written.
+    """
+    ordered = sorted(changes.items())
+    index = [(path, change.kind, change.mode, len(change.data)) for path, change in ordered]
+    target = files.Workspace(str(folder), "/workspace", limits.workspace_mb * MIB)
+    try:
+        target.apply(index, b"".join(change.data for _, change in ordered))
+    except files.Refused as error:
+        raise SandboxFileError(f"writing back stopped: {error}") from None
+    finally:
+        os.close(target.root)
+
+
+async def main(command: Sequence[str], folder: Path, **settings) -> int:
+    """run_once for a terminal: prints what the command printed, explains what is not the command's; its exit code."""
+    try:
+        result = await run_once(command, folder, **settings)
+    except (UserError, SandboxDied, SandboxFileError) as error:
+        print(f"sandbox: {' '.join(str(error).split())}", file=sys.stderr)
+        return FAILED
+    with contextlib.suppress(BrokenPipeError):  # as when the reader is `head`
+        sys.stdout.write(result.stdout)
+        sys.stdout.flush()
+    sys.stderr.write(result.stderr)
+    if result.outcome not in ("ok", "nonzero"):
+        print(f"sandbox: {_EXPLAINED[result.outcome]} after {result.seconds:.1f} s", file=sys.stderr)
+    return result.exit_code
+
+
+_EXPLAINED = {
+    "timeout": "stopped: out of time (--timeout)",
+    "out_of_memory": "stopped: out of memory (--memory)",
+    "output_limit": "stopped: too much output",
+}

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import backend as backends
 from composer_jax.sandbox.inside import layers
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.sandbox import Sandbox, SandboxDied
-from composer_jax.sandbox.spawner import Spawner
+from composer_jax.sandbox.spawner import Spawner, start
 from composer_jax.sandbox.tree import MAX_DEPTH, NOTHING, Ground, Tree, copy_folder
 
 WARM = 8  # most empty sandboxes kept ready: some 3 MB and no CPU time each
@@ -29,6 +28,9 @@ class SandboxPool:
 
     Raises UserError, from the constructor, when this machine cannot build the sandboxes asked for; RuntimeWarning
     for the backend that isolates nothing.
+
+    backend: "auto" is "bubblewrap" where the machine allows it, else "landlock", with a logged warning that says why and
+    what is weaker. "subprocess" isolates nothing.
 
     overlays: False makes workspaces on trees by copying, as is done where the kernel has no overlays for it.
     network: True lets acquire() give sandboxes the network of the host.
@@ -54,18 +56,17 @@ class SandboxPool:
             Path(folder, "file").touch()
             copy_folder(Path(folder), Path(self._trees.name, layers.PROBE))
         self._overlays = overlays
-        self._backend = backends.choose(backend, self._trees.name, network)
         self._numbers = itertools.count()
         self._warm: deque[Sandbox] = deque()
         self._used: set[Sandbox] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
-        self._spawner = Spawner(self._backend, self.limits, self._trees.name, self._overlays)
+        self._backend, self._spawner = start(backend, self.limits, self._trees.name, overlays, network)
         self._fill()
 
     @property
     def backend(self) -> str:
-        """The backend in use: "bubblewrap" or "subprocess"."""
+        """The backend in use: "bubblewrap", "landlock" or "subprocess"."""
         return self._backend.name
 
     def tree(self, folder: Path | None = None) -> Tree:
@@ -189,7 +190,7 @@ class SandboxPool:
                 raise UserError(
                     "packages and tests are shown from a folder; make their tree with SandboxPool.tree(folder)."
                 )
-        if ground.tests is not None and not self._backend.isolated:
+        if ground.tests is not None and self._backend.walls != "namespaces":
             raise UserError(f"the sandbox backend {self.backend!r} cannot show tests at /tests; use bubblewrap.")
         if ground.network and not self.network:
             raise UserError("this sandbox pool has no network; make it with network=True.")
@@ -206,10 +207,10 @@ class SandboxPool:
         weakref.finalize(tree, spawner.drop, layer)
         return tree
 
-    def restarted(self, sandbox: Sandbox, ground: Ground) -> tuple[str, socket.socket]:
+    def restarted(self, sandbox: Sandbox) -> tuple[str, socket.socket]:
         """Name and line of a new worker for the sandbox. (Sandbox.restore calls this.)"""
         name = str(next(self._numbers))
-        channel = self._spawner.spawn(name, ground.describe())
+        channel = self._spawner.spawn(name, sandbox.ground.describe())
         self._spawner.kill(sandbox.name)
         return name, channel
 

@@ -57,7 +57,7 @@ class Sandbox:
         self._changes: dict[str, Change] = {}  # as far as the worker has told
         self.jobs = 0
         """Processes that the shell had running when its last command ended."""
-        self._is_new = False  # the worker's first word is still to come
+        self._worker: Literal["met", "ordered", "missing"] = "met"  # ordered: its first word is still to come
         self._turn = asyncio.Lock()
         self._busy = False  # an answer is awaited, until the alarm rings
         self._alarm: asyncio.TimerHandle
@@ -147,11 +147,8 @@ class Sandbox:
         The sandbox goes on from there with a new worker: /tmp is empty afterwards. Raises UserError when it stands on
         as many snapshots as it can.
         """
-        async with self._turn:
-            await self._meet()
-            tree = self._pool.frozen(self)
-            await self._gone()
-            self._stand_on(tree)
+        tree = await self._freeze()
+        self._order()
         return tree
 
     async def restore(self, tree: Tree) -> None:
@@ -159,13 +156,28 @@ class Sandbox:
         async with self._turn:
             self._require_alive()
             self._stand_on(tree)
+            self._order()
 
     async def fork(self) -> "Sandbox":
         """Another sandbox of the pool whose workspace holds the same; waits for it as SandboxPool.acquire does."""
         if self._pool.size == 1:
             raise UserError("a sandbox pool of size 1 has no room for a fork; make it larger.")
-        tree, ground = await self.snapshot(), self.ground
-        return await self._pool.acquire({}, tree, packages=ground.packages, tests=ground.tests, network=ground.network)
+        tree, ground = await self._freeze(), self.ground
+        try:
+            return await self._pool.acquire(
+                {}, tree, packages=ground.packages, tests=ground.tests, network=ground.network
+            )
+        finally:
+            self._order()  # after the other's, for which somebody waits
+
+    async def _freeze(self) -> Tree:
+        """The state of the workspace as a tree, on which it stands then, without a worker."""
+        async with self._turn:
+            await self._meet()
+            tree = self._pool.frozen(self)
+            await self._gone()
+            self._stand_on(tree)
+        return tree
 
     async def _gone(self) -> None:
         """Waits until the worker has: before, neither is its last write final nor does the zygote know what to keep."""
@@ -187,23 +199,30 @@ class Sandbox:
         self._require_alive()
 
     def _stand_on(self, tree: Tree) -> None:
-        """A new worker on a tree; whoever calls next waits for it."""
+        """The workspace is a tree from now on; the worker it had is of no use any more."""
         ground = replace(self.ground, tree=tree)
         self._pool.require(ground)
+        self.ground, self._worker, self._changes, self.jobs = ground, "missing", {}, 0
+
+    def _order(self) -> None:
+        """A new worker, if there is none; whoever calls next waits for it."""
+        if self._worker != "missing" or self._end is not None:
+            return
         old = self._channel
         try:
-            self.name, self._channel = self._pool.restarted(self, ground)
+            self.name, self._channel = self._pool.restarted(self)
         except OSError as error:
             self.end(f"no new worker could be started ({error})")
-            raise SandboxDied(f"sandbox {self.name} died: {self._end}") from None
+            return
         old.close()
-        self.ground, self._is_new, self._changes, self.jobs = ground, True, {}, 0
+        self._worker = "ordered"
 
     async def _meet(self) -> None:
         """Waits for a new worker's first word."""
+        self._order()
         self._require_alive()
-        if self._is_new:
-            self._is_new = False
+        if self._worker == "ordered":
+            self._worker = "met"
             await self.ready(REPLY_S)
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
 """The host's line to the zygote of a pool: start it, ask for sandboxes, end them."""
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -17,12 +18,41 @@ from composer_jax.sandbox.tree import NOTHING
 START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
 
 
+class Refused(UserError):
+    """The machine does not let this backend build a sandbox: why, and what to do."""
+
+    def __init__(self, name: str, said: str):
+        super().__init__(backends.diagnose(name, said))
+        self.why, self.fix = backends.refusal(name, said)
+
+
+def start(name: str, limits: Limits, trees: str, overlays: bool, network: bool) -> tuple[backends.Backend, "Spawner"]:
+    """The backend called `name` and its first zygote; "auto" is bubblewrap, and Landlock, with a warning, where the
+    machine refuses that. Raises UserError when the machine refuses both."""
+    backend = backends.choose(name, trees, network)
+    try:
+        return backend, Spawner(backend, limits, trees, overlays)
+    except Refused as error:
+        if name != "auto":
+            raise
+        first = error
+    backend = backends.choose("landlock", trees, network)
+    try:
+        spawner = Spawner(backend, limits, trees, overlays)
+    except Refused as second:
+        ways = f"{first.fix}; or: {second.fix}; or choose the backend 'subprocess' to go without isolation"
+        raise UserError(f"{first.why}. {second.why}. {ways}.") from None
+    sentence = "%s, so sandboxes use Landlock, which is weaker: %s. For the stronger walls: %s."
+    logging.getLogger(__name__).warning(sentence, first.why, backends.LANDLOCK_LACKS, first.fix)
+    return backend, spawner
+
+
 class Spawner:
     """One zygote. Every method returns at once, needs no event loop and may be called from any thread in turn."""
 
     def __init__(self, backend: backends.Backend, limits: Limits, trees: str, overlays: bool):
         """Start the zygote and wait until it is ready. Raises UserError when this machine does not allow it."""
-        self._scratch = None if backend.isolated else tempfile.TemporaryDirectory(prefix="composer-sandboxes-")
+        self._scratch = None if backend.walls != "none" else tempfile.TemporaryDirectory(prefix="composer-sandboxes-")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._said = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
@@ -31,7 +61,7 @@ class Spawner:
         theirs.close()
         weakref.finalize(self, _end, self._control, self._process)
         config = {
-            "isolated": backend.isolated,
+            "walls": backend.walls,
             "limits": limits.as_bytes(),
             "filter": seccomp.assemble(os.uname().machine).hex(),
             "scratch": self._scratch.name if self._scratch else "",
@@ -40,7 +70,7 @@ class Spawner:
         }
         if (refusal := self._greet(config) or self._probe()) is not None:
             self.close()
-            raise UserError(backends.diagnose(refusal))
+            raise Refused(backend.name, refusal)
 
     def _greet(self, config: dict) -> str | None:
         """Send the configuration and wait for the zygote; what bubblewrap says if there will be none."""
@@ -111,6 +141,10 @@ class Spawner:
 
 
 def _end(control: socket.socket, process: subprocess.Popen) -> None:
+    try:
+        control.send(b"!")
+    except OSError:  # it is gone, or has ended this way already
+        pass
     control.close()
     try:
         process.wait(5)

@@ -75,7 +75,7 @@ def evaluate(run: Run, which: str) -> None:
                             episode_record(
                                 episode,
                                 tasks[episode.task_id],
-                                run.tokenizer,
+                                run.chat,
                                 condition=CONDITIONS[suite.name],
                             )
                         )

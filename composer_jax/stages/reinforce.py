@@ -82,7 +82,7 @@ def first_of_each_family(run: Run, rollout: Rollout, step: int) -> list[EpisodeR
         seen[episode.family] += 1
         if seen[episode.family] <= 2:
             condition = "no_trigger" if job.compaction.trigger is None else "short"
-            records.append(episode_record(episode, job.task, run.tokenizer, condition=condition, step=step))
+            records.append(episode_record(episode, job.task, run.chat, condition=condition, step=step))
     return records
 
 

@@ -19,6 +19,8 @@ from composer_jax.checkpoint.own import model_notes, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.data.chat import compact_json
+from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.corpus import Corpus, SourceFile, find_corpus, read_texts
 from composer_jax.data.token_cache import cache_file, encode_files, read_encoded
 from composer_jax.data.tokenizer import Tokenizer
@@ -126,6 +128,11 @@ class Run:
         from_first(lambda: None if path.exists() else self._train_tokenizer(path))
         return Tokenizer.load(path)
 
+    @functools.cached_property
+    def chat(self) -> ChatFormat:
+        """The format of all conversations."""
+        return CompactFormat(self.tokenizer)
+
     def _train_tokenizer(self, path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         texts = itertools.chain(
@@ -207,7 +214,7 @@ class Run:
             self.definition,
             self.mesh,
             SamplerConfig(**dataclasses.asdict(self.settings.sampler)),
-            end_token=self.tokenizer.end,
+            end_token=self.chat.end,
         )
 
     def sampler_with(self, params, router_bias, version: int) -> Sampler:
@@ -230,7 +237,7 @@ class Run:
         with EventLoop() as loop:
             pool = SandboxPool(size=self.settings.agent.concurrency)
             try:
-                yield Environment(self.tokenizer, pool, self.limits, ResultCache()), loop
+                yield Environment(self.chat, pool, self.limits, ResultCache()), loop
             finally:
                 loop.run(pool.close())
 

@@ -3,6 +3,7 @@
 import pytest
 
 from composer_jax.agent import summary
+from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.sampler.session import Sample
 from composer_jax.sandbox import Limits, SandboxPool
@@ -57,6 +58,11 @@ def tok():
                 *(text for path, text in task.files.items() if path != "run_tests.py"),
             ]
     return Tokenizer.train(texts, 800)
+
+
+@pytest.fixture(scope="session")
+def chat_format(tok):
+    return CompactFormat(tok)
 
 
 class Said:

@@ -21,7 +21,7 @@ NEVER = Compaction()
 
 
 @pytest.fixture
-def play(tok, pool, said):
+def play(tok, chat_format, pool, said):
     """Runs an episode in which the model says these messages: calls, (content, calls), or token ids."""
 
     def run(*messages, compaction=NEVER, limits=None, capacity=4096, pool=pool, task=TASK, cache=None):
@@ -32,7 +32,7 @@ def play(tok, pool, said):
                 task,
                 session,
                 pool,
-                tok,
+                chat_format,
                 compaction=compaction,
                 limits=limits or Limits(),
                 seed=11,

@@ -18,7 +18,7 @@ KNOW = TASK.metadata
 
 
 @pytest.fixture
-def record(tok, pool, said):
+def record(tok, chat_format, pool, said):
     read = chat.render_assistant(tok, "look", [ToolCall("read", {"path": KNOW["path"]})])
     bad = [
         *chat.render_assistant(tok, "", [ToolCall("read", {"path": "x.py"})])[:-1],
@@ -29,8 +29,8 @@ def record(tok, pool, said):
     finish = chat.render_assistant(tok, "", [ToolCall("finish", {})])
     session = said([bad, read, [*tok.encode("all read"), tok.end], finish])
     compaction = Compaction(trigger=150, max_segments=3)
-    episode = asyncio.run(run_episode(TASK, session, pool, tok, compaction=compaction, limits=Limits(), seed=5))
-    return episode_record(episode, TASK, tok, condition="short", step=7), episode
+    episode = asyncio.run(run_episode(TASK, session, pool, chat_format, compaction=compaction, limits=Limits(), seed=5))
+    return episode_record(episode, TASK, chat_format, condition="short", step=7), episode
 
 
 def test_numbers(record):

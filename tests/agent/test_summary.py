@@ -27,15 +27,15 @@ def test_impossible_values_are_refused(values, said):
         Compaction(**values)
 
 
-def test_requests_are_user_messages(tok):
-    assert tok.decode(summary.request(tok, "short")) == "<|user|>Summarize.<|end|>"
-    long = tok.decode(summary.request(tok, "long"))
+def test_requests_are_user_messages(tok, chat_format):
+    assert tok.decode(summary.request(chat_format, "short")) == "<|user|>Summarize.<|end|>"
+    long = tok.decode(summary.request(chat_format, "long"))
     assert all(section in long for section in ("Goal", "Files", "Facts", "Done", "Next"))
 
 
-def test_the_ids_of_a_summary_are_carried_as_they_are(tok):
+def test_the_ids_of_a_summary_are_carried_as_they_are(tok, chat_format):
     # Ids that the tokenizer itself would not choose for this text: r, a, t, e instead of one word.
     ids = [tok.encode(letter)[0] for letter in "rate"]
-    carried = summary.carry(tok, 3, [*ids, tok.end])
+    carried = summary.carry(chat_format, 3, [*ids, tok.end])
     assert tok.decode(carried) == "<|user|>Summary 3:\nrate<|end|>"
     assert carried[-5:-1] == ids != tok.encode("rate")

@@ -246,7 +246,7 @@ def test_flags_of_its_own_beside_a_config(config_file):
         return ("config", "stage")
 
     def parsed(*args: str):
-        return flags.parse_own(["prog", *args], define)
+        return flags.parse_own(["prog", *args], define)[0]
 
     values = parsed(f"--config={config_file}", "--config.rl.steps=3", "--stage=rl")
     assert (values.stage, values.config.rl.steps, values.config.is_locked) == ("rl", 3, True)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.sandbox import Limits, RunResult, SandboxPool
+from composer_jax.sandbox import Limits, RunResult, SandboxPool, launcher
+
+REPOSITORY = Path(__file__).parents[2]
 
 LIMITS = Limits(
     timeout_s=10.0, cpu_s=5, memory_mb=256, processes=24, file_mb=8, open_files=64, workspace_mb=16, tmp_mb=8
@@ -128,3 +130,36 @@ class Trace:
 def trace() -> Trace:
     """A fresh one."""
     return Trace(f"4711.{os.getpid()}{time.monotonic_ns()}")
+
+
+def as_another_user(script: str) -> str:
+    """Runs a Python script as an ordinary user, whose uid is its first argument, and returns what it printed.
+
+    A tester who is root becomes one, given a view of what root keeps to itself.
+    """
+    if os.geteuid() != 0:
+        command = [sys.executable, "-c", script, str(os.getuid())]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    folders = [os.path.realpath(sys.base_prefix), str(REPOSITORY), str(Path(pytest.__file__).parents[1])]
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(send, 1)
+            os.dup2(send, 2)
+            python, repository, packages = launcher.reachable_by(folders, 60_999)
+            os.chmod("/tmp", 0o1777)
+            launcher.become(60_999)
+            environment = {"PYTHONPATH": f"{repository}:{packages}", "LD_LIBRARY_PATH": f"{python}/lib"}
+            version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+            command = [f"{python}/bin/{version}", "-B", "-S", "-c", script, "60999"]
+            os.execve(command[0], command, environment)
+        finally:
+            os._exit(99)
+    os.close(send)
+    with open(receive) as output:
+        said = output.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
+    return said

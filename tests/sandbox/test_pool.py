@@ -1,6 +1,7 @@
 """Pools: bounds, crashes, ends, users, machines that refuse."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -12,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool, backend, launcher
-from composer_jax.sandbox.inside import seccomp
-
-REPOSITORY = Path(__file__).parents[2]
+from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool, backend
+from composer_jax.sandbox.inside import landlock, seccomp, second_filter
+from tests.sandbox.conftest import REPOSITORY, as_another_user
 
 
 def parent_of(pid: int) -> int:
@@ -198,13 +198,14 @@ def test_close_leaves_nothing(trace):
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise SystemExit", "os._exit(1)"])
-def test_nothing_outlives_its_owner(end, trace):
+def test_nothing_outlives_its_owner(end, trace, tmp_path):
     code = f"""
     import asyncio, os, threading
+    from pathlib import Path
     from composer_jax.sandbox import SandboxPool
     async def main():
         pool = await asyncio.to_thread(SandboxPool, size=2)  # the thread that starts it does not last either
-        sandbox = await pool.acquire({{}})
+        sandbox = await pool.acquire({{}}, pool.tree(Path("launch")))
         task = asyncio.create_task(sandbox.run(["sleep", "{trace.text}"]))
         await asyncio.sleep(0.5)
         print("started", flush=True)
@@ -212,9 +213,14 @@ def test_nothing_outlives_its_owner(end, trace):
     asyncio.run(main())
     """
     script = [sys.executable, "-c", textwrap.dedent(code)]
-    owner = subprocess.run(script, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    owner = subprocess.run(script, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60)
     assert owner.stdout == "started\n", owner.stderr
     trace.wait_until_gone()
+    deadline = time.monotonic() + 10
+    while left := list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
 
 
 def test_the_thread_that_made_the_pool_may_end():
@@ -257,33 +263,8 @@ asyncio.run(main())
 
 
 def test_as_another_user():
-    """The same as an ordinary user; a tester who is root becomes one, given a view of what root keeps to itself."""
-    if os.geteuid() != 0:
-        command = [sys.executable, "-c", AS_ANOTHER_USER, str(os.getuid())]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-        assert done.stdout == f"as {os.getuid()}\n", done.stderr
-        return
-    folders = [os.path.realpath(sys.base_prefix), str(REPOSITORY), str(Path(pytest.__file__).parents[1])]
-    receive, send = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.dup2(send, 1)
-            os.dup2(send, 2)
-            python, repository, packages = launcher.reachable_by(folders, 60_999)
-            os.chmod("/tmp", 0o1777)
-            launcher.become(60_999)
-            environment = {"PYTHONPATH": f"{repository}:{packages}", "LD_LIBRARY_PATH": f"{python}/lib"}
-            version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-            command = [f"{python}/bin/{version}", "-B", "-S", "-c", AS_ANOTHER_USER, "60999"]
-            os.execve(command[0], command, environment)
-        finally:
-            os._exit(99)
-    os.close(send)
-    with open(receive) as output:
-        said = output.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
-    assert said == "as 60999\n"
+    uid = os.getuid() or 60_999
+    assert as_another_user(AS_ANOTHER_USER) == f"as {uid}\n"
 
 
 def test_root_is_not_root_on_the_host_either(pool, trace):
@@ -326,7 +307,7 @@ def test_subprocess_backend_works_and_warns(trace):
 
 
 def test_unknown_backend():
-    with pytest.raises(UserError, match="'docker' is unknown; use one of auto, bubblewrap, subprocess"):
+    with pytest.raises(UserError, match="'docker' is unknown; use one of auto, bubblewrap, landlock, subprocess"):
         SandboxPool(backend="docker")
     with pytest.raises(UserError, match="size is 0"):
         SandboxPool(size=0)
@@ -347,15 +328,67 @@ def test_an_old_bubblewrap_is_passed_over(tmp_path, monkeypatch):
     assert backend.find_bubblewrap() == old
 
 
-def test_a_machine_that_refuses(tmp_path, monkeypatch):
-    refusing = tmp_path / "bwrap"
+def refuse_bubblewrap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = folder / "bwrap"
     refusing.write_text(
         "#!/bin/sh\n[ $1 = --version ] && exec echo bubblewrap 0.11.0\necho 'bwrap: No permissions' >&2\nexit 1\n"
     )
     refusing.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(UserError, match=r"refused.*bwrap: No permissions.*'subprocess'"):
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_a_machine_that_refuses(tmp_path, monkeypatch):
+    refuse_bubblewrap(tmp_path, monkeypatch)
+    with pytest.raises(UserError, match=r"refused.*bwrap: No permissions.*'landlock' for weaker walls or 'subprocess'"):
+        SandboxPool(backend="bubblewrap")
+
+
+def test_auto_falls_back_to_landlock_and_says_why_and_what_it_lacks(tmp_path, monkeypatch, caplog):
+    refuse_bubblewrap(tmp_path, monkeypatch)
+
+    async def go():
+        async with SandboxPool(size=1) as pool, await pool.acquire({"a.py": "print(1)"}) as sandbox:
+            return pool.backend, (await sandbox.run(["python", "a.py"])).stdout
+
+    assert asyncio.run(go()) == ("landlock", "1\n")
+    (record,) = [record for record in caplog.records if record.name.startswith("composer_jax.sandbox")]
+    said = record.getMessage()
+    assert record.levelname == "WARNING" and "bubblewrap (bwrap: No permissions)" in said
+    assert "sandboxes use Landlock, which is weaker: " in said and "limited by looking" in said
+
+
+def without_landlock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher of a machine whose kernel was started without it: its system calls are refused by a filter."""
+    program = [seccomp.step(seccomp.LOAD, seccomp.NR)]
+    program += [seccomp.step(seccomp.EQUAL, landlock.CREATE_RULESET, 0, 1), seccomp.refuse(errno.EOPNOTSUPP)]
+    program += [seccomp.step(seccomp.RETURN, seccomp.ALLOW)]
+    started_by = folder / "start_without_landlock.py"
+    started_by.write_text(
+        f"import sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "from composer_jax.sandbox.inside import namespaces\n"
+        "namespaces.no_new_privileges()\n"
+        f"namespaces.install(bytes.fromhex({b''.join(program).hex()!r}))\n"
+        "import os\nos.execv(sys.executable, [sys.executable, *sys.argv[1:]])\n"
+    )
+    made = backend._launched_by
+
+    def launched_by(file, plan):
+        command, environment = made(file, plan)
+        return (command[0], str(started_by), *command[1:]), environment
+
+    monkeypatch.setattr(backend, "_launched_by", launched_by)
+    monkeypatch.setattr(landlock, "abi", lambda: 0)
+
+
+def test_a_machine_that_refuses_both_backends_is_told_both_reasons(tmp_path, monkeypatch):
+    refuse_bubblewrap(tmp_path, monkeypatch)
+    without_landlock(tmp_path, monkeypatch)
+    with pytest.raises(
+        UserError, match=r"bwrap: No permissions.*with landlock \(this kernel has no.*lsm=.*'subprocess'"
+    ):
         SandboxPool()
+    with pytest.raises(UserError, match=r"with landlock \(this kernel has no Landlock.*lsm=.*'subprocess'"):
+        SandboxPool(backend="landlock")
 
 
 @pytest.mark.parametrize(
@@ -378,18 +411,33 @@ def test_diagnosis(monkeypatch, settings, seccomp_mode, says):
         raise FileNotFoundError(name)
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    text = backend.diagnose("noise\nbwrap: setting up uid map: Permission denied\n")
+    text = backend.diagnose("bubblewrap", "noise\nbwrap: setting up uid map: Permission denied\n")
     assert says in text and "bwrap: setting up uid map: Permission denied" in text
 
 
+@pytest.mark.parametrize(
+    ("abi", "says"), [(0, "boot option lsm="), (2, "Linux 6.2 or newer"), (7, "though its kernel has Landlock")]
+)
+def test_diagnosis_of_landlock(monkeypatch, abi, says):
+    monkeypatch.setattr(landlock, "abi", lambda: abi)
+    assert says in backend.diagnose("landlock", "PermissionError: no")
+
+
 def test_filter_tables():
-    """Both tables assemble, and no number stands for two calls."""
+    """All tables assemble, and no number stands for two calls."""
     for machine, (column, _) in seccomp.ARCHITECTURES.items():
-        program = seccomp.assemble(machine)
-        assert len(program) % 8 == 0 and len(program) // 8 < 4096
-        numbers = [pair[column] for pair in seccomp.DENIED.values() if pair[column] is not None]
+        for program in (
+            seccomp.assemble(machine),
+            second_filter.assemble(machine, True),
+            second_filter.assemble(machine, False),
+            second_filter.asking(machine),
+        ):
+            assert len(program) % 8 == 0 and len(program) // 8 < 4096
+        tables = (seccomp.DENIED, second_filter.DENIED, second_filter.ATTRIBUTES, second_filter.MODES)
+        numbers = [pair[column] for table in tables for pair in table.values() if pair[column] is not None]
         judged = [seccomp.CLONE, seccomp.CLONE3, seccomp.SOCKET, seccomp.SOCKETPAIR, seccomp.IOCTL]
         judged += [seccomp.PRLIMIT64, seccomp.SETPRIORITY, *seccomp.SCHEDULING]
+        judged += [second_filter.OPENAT, second_filter.OPENAT2, second_filter.KILL]
         numbers += [pair[column] for pair in judged]
         assert len(set(numbers)) == len(numbers)
     with pytest.raises(KeyError):

@@ -106,7 +106,7 @@ def test_a_shell_killed_from_outside_is_replaced(pool):
     async def go():
         async with await pool.acquire({}) as sandbox:
             pid = (await sandbox.shell("echo $$")).stdout.strip()
-            await sandbox.run(["kill", "-9", pid])
+            await sandbox.run(["sh", "-c", f"kill -9 {pid}; while [ -e /proc/{pid}/exe ]; do :; done"])
             assert (await sandbox.shell("echo new")).stdout == "new\n"
 
     asyncio.run(go())

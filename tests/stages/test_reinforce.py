@@ -79,7 +79,7 @@ def reinforce(tmp_path, monkeypatch):
             settings=settings,
             stage=in_stage,
             environment=environment,
-            tokenizer=None,
+            chat=None,
             weights_of=lambda _: ({"w": jnp.zeros(3)}, {}),
             optimizer=lambda *_: None,
             learner=lambda *_: FakeLearner(),

@@ -8,7 +8,8 @@ and nothing evades its time limit. (What the shell of shell.py has running is sp
     out_of_memory   the processes together held more than the limit; or the program ended with MemoryError (told by
                     the fork that serves `python`), or failed with the words of an allocation failure last on stderr;
                     or it was killed while its peak was above half of the limit (the machine's own memory killer)
-    ok, nonzero     everything else, by exit code (128 + N for signal N)
+    ok, nonzero     everything else, by exit code (128 + N for signal N). Where the kernel does not hold a limit of files
+                    or processes, a command that was found beyond it is `nonzero`, and stderr ends with a line about it
 """
 
 import fcntl
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from . import namespaces, python
+from . import fence, namespaces, processes, python
 
 WATCH_S = 0.05  # how often memory is added up; commands shorter than this never pay for it
 ASLEEP_S = 1.0  # waking up later than this is not charged to the command
@@ -77,9 +78,12 @@ class Stream:
 class Commands:
     """Runs one command at a time in `root`."""
 
-    def __init__(self, root: str, limits: dict[str, int], isolated: bool, report: mmap.mmap):
+    def __init__(
+        self, root: str, limits: dict[str, int], walls: str, report: mmap.mmap, around: fence.Fence | None = None
+    ):
         self.root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.limits, self.isolated, self.report = limits, isolated, report
+        self.limits, self.walls, self.report, self.around = limits, walls, report, around
+        self.all_at_once = walls == "namespaces" or (around is not None and around.confines_signals)
         self.lost: Callable[[int, int], None] = lambda pid, status: None  # who wants to know of children that ended
         self.nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.rlimits = [
@@ -89,8 +93,9 @@ class Commands:
             (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
             (resource.RLIMIT_AS, limits["memory_bytes"], limits["memory_bytes"]),
         ]
-        if isolated:  # without a user namespace it would count all processes of the user
-            self.rlimits.append((resource.RLIMIT_NPROC, limits["processes"], limits["processes"]))
+        if walls != "none":  # without a user namespace it counts all processes of the user
+            most = around.most_threads if around else limits["processes"]
+            self.rlimits.append((resource.RLIMIT_NPROC, most, most))
 
     def run(self, argv: list[str], stdin: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Run `argv`; returns header and body of the reply, the body being head and tail of stdout and of stderr."""
@@ -123,6 +128,10 @@ class Commands:
         self, outcome: str, code: int, started: float, streams: tuple[Stream, Stream]
     ) -> tuple[dict[str, Any], bytes]:
         """Header and body that tell how a command ended."""
+        if self.around and (passed := self.around.quota.at_the_end()):
+            streams[1].say(f"the sandbox's limit is passed: {passed}")
+            if outcome in ("ok", "nonzero"):
+                outcome, code = "nonzero", code or 1
         pieces = [piece for stream in streams for piece in stream.pieces()]
         header = {
             "outcome": outcome,
@@ -154,6 +163,8 @@ class Commands:
         ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, count) for fd in descriptors]
         for target, fd in enumerate(ends):
             os.dup2(fd, target)
+        if self.around:
+            self.around.enter()
         os.closerange(count, os.sysconf("SC_OPEN_MAX"))  # among them the worker's line to the host
         namespaces.show()
         for kind, soft, hard in self.rlimits:
@@ -191,6 +202,8 @@ class Commands:
                 if now >= next_look:
                     if self.too_much_memory():
                         return "out_of_memory"
+                    if self.around and self.around.quota.is_passed():
+                        return "nonzero"
                     next_look = now + WATCH_S
                 wait = max(0.0, min(deadline, next_look) - now) + 0.0001
                 events = poll.poll(wait * 1000)
@@ -219,29 +232,18 @@ class Commands:
 
     def _stop(self, pid: int, spared: set[int]) -> tuple[int, resource.struct_rusage]:
         """Kill whatever is left of the command; status and usage of its first process."""
-        ended = {}
-        if spared:
-            os.kill(pid, signal.SIGKILL)
-            _, status, usage = os.wait4(pid, 0)
-            self.end_all_but(spared, self.lost)
-            return status, usage
-        while True:
-            _kill_all() if self.isolated else kill_below(os.getpid())
-            try:
-                # Without a namespace a process may slip away between listing and killing: look until none is left.
-                found, status, usage = os.wait4(-1, 0 if self.isolated else os.WNOHANG)
-            except ChildProcessError:
-                return ended[pid]
-            if found:
-                ended[found] = status, usage
-            else:
-                time.sleep(0.001)
+        if not spared:
+            return processes.end_all(self.all_at_once)[pid]
+        os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+        self.end_all_but(spared, self.lost)
+        return status, usage
 
     def others(self) -> list[int]:
         """Every process of the sandbox but the worker."""
-        if self.isolated:
+        if self.walls == "namespaces":
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-        return _below(os.getpid())
+        return processes.below(os.getpid())
 
     def end_all_but(self, spared: Collection[int], reaped: Callable[[int, int], None]) -> None:
         """Kill every process that is not spared, and those that it starts meanwhile."""
@@ -289,7 +291,7 @@ class Commands:
         First a cheap upper bound; only when that is too much, the exact and slow sum. A process that hides the
         exact number is counted in full.
         """
-        if not self.isolated:
+        if self.walls == "none":
             return False
         pids, limit = self.others(), self.limits["memory_bytes"]
         return sum(_resident(pid) for pid in pids) > limit and sum(_own_share(pid) for pid in pids) > limit
@@ -326,30 +328,3 @@ def _write_some(fd: int, data: memoryview) -> memoryview:
         return data
     except OSError:  # nobody reads any more
         return data[:0]
-
-
-def _kill_all() -> None:
-    """Process 1 only: one call reaches every other process of the namespace, also those being forked right now."""
-    try:
-        os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def kill_below(pid: int) -> None:
-    """Without a namespace: kill the descendants found; orphans come back to the worker and are found again."""
-    for child in _below(pid):
-        try:
-            os.kill(child, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-
-
-def _below(pid: int) -> list[int]:
-    """The descendants of a process, the youngest first."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            children = [int(child) for child in file.read().split()]
-    except OSError:
-        return []
-    return [found for child in children for found in (*_below(child), child)]

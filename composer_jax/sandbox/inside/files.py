@@ -4,8 +4,10 @@ Every component of a path is opened relative to the one before it and without fo
 however it came to be, leads out. Whatever an operation cannot do is a `Refused` with one sentence for the agent.
 """
 
+import contextlib
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from typing import Any
@@ -91,29 +93,29 @@ class Workspace:
             data, offset = view[offset : offset + length], offset + length
             with _Parent(self, path, create=True) as (parent, name):
                 try:
-                    self._make(parent, name, path, kind, data)
+                    self._make(parent, name, path, kind, mode & 0o777, data)
                 except OSError as error:
                     raise _explain(error, path) from None
-            if kind in ("file", "folder"):
+            if kind == "folder":
                 modes.append((path, mode & 0o777))
         for path, mode in reversed(modes):  # last, for a folder may be closed
             with _Parent(self, path) as (parent, name):
                 os.chmod(name, mode, dir_fd=parent)
 
-    def _make(self, parent: int, name: str, path: str, kind: str, data: memoryview) -> None:
+    def _make(self, parent: int, name: str, path: str, kind: str, mode: int, data: memoryview) -> None:
         try:
             is_folder = stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
         except FileNotFoundError:
             is_folder = None
-        if is_folder is not None and not (is_folder and kind == "folder"):
+        if is_folder is not None and kind != "folder" and (is_folder or kind == "gone"):
             _remove(parent, name, path)
-            is_folder = None
-        if kind == "folder" and is_folder is None:
-            os.mkdir(name, dir_fd=parent)
-        elif kind == "link":
-            os.symlink(bytes(data), os.fsencode(name), dir_fd=parent)
-        elif kind == "file":
-            self.write(path, data)
+        if kind == "folder":
+            if is_folder is False:
+                os.unlink(name, dir_fd=parent)
+            if not is_folder:
+                os.mkdir(name, dir_fd=parent)
+        elif kind in ("file", "link"):
+            _replace(parent, name, path, mode if kind == "file" else None, data)
 
     def parts(self, path: str) -> list[str]:
         """Components of a path inside the workspace; refuses what points elsewhere."""
@@ -182,6 +184,39 @@ class Workspace:
                     yield from self._walk_folder(child, f"{prefix}{name}/", depth + 1)
                 finally:
                     os.close(child)
+
+
+def _replace(parent: int, name: str, path: str, mode: int | None, data: memoryview) -> None:
+    """A file, or without mode a link, in one step: whoever looks sees the old one or the new one, whole."""
+    fresh = f".composer-{secrets.token_hex(8)}"
+    try:
+        if mode is None:
+            os.symlink(bytes(data), os.fsencode(fresh), dir_fd=parent)
+        else:
+            fd = open_at(fresh, _WRITE | os.O_EXCL, parent, path)
+            try:
+                view = data
+                while view:
+                    view = view[os.write(fd, view) :]
+                os.fchmod(fd, mode)
+            finally:
+                os.close(fd)
+        if os.geteuid() == 0:  # the host's root, who works in somebody's folder
+            _keep_owner(parent, name, fresh)
+        os.rename(fresh, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh, dir_fd=parent)
+        raise
+
+
+def _keep_owner(parent: int, name: str, fresh: str) -> None:
+    """What replaces a file belongs to whom the file belonged, a new one to whom the folder does."""
+    try:
+        old = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        old = os.fstat(parent)
+    os.chown(fresh, old.st_uid, old.st_gid, dir_fd=parent, follow_symlinks=False)
 
 
 def _remove(parent: int, name: str, path: str) -> None:

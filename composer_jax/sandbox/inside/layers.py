@@ -5,7 +5,7 @@ inherit. A workspace is an overlay of them; when a sandbox is frozen its layer b
 on, so that copying a workspace of any size costs two mounts. A sandbox sees nothing of this but the overlay: the layers
 are covered before it hears of any task, and it has no right to uncover them.
 
-Where overlays do not work (no isolation, or a kernel before 6.6, whose file systems in memory lack the attributes that
+Where overlays do not work (no namespaces, or a kernel before 6.6, whose file systems in memory lack the attributes that
 overlays need) every layer is whole: standing on a tree means copying it.
 """
 
@@ -15,7 +15,7 @@ import stat
 from dataclasses import dataclass
 from typing import Any
 
-from . import namespaces
+from . import disk, namespaces
 
 HIDDEN = "/opt/composer/hidden"
 LAYERS, TREES = f"{HIDDEN}/layers", f"{HIDDEN}/trees"
@@ -24,6 +24,8 @@ PACKAGES, TESTS, LOGS = "/opt/packages", "/tests", "/logs"
 EMPTY = "empty"
 PROBE = "probe"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+TMP = "tmp"  # in a sandbox's folder, where it has no /tmp of its own
+PROGRAMS = "bin"  # in the scratch folder, where there is no /opt/bin
 FOLDERS = 1 << 26  # room for the folders of sixteen thousand layers
 
 
@@ -31,22 +33,22 @@ class Layers:
     """The zygote's side: one folder for each layer, `changes` and `work` in it as the kernel wants them."""
 
     def __init__(self, config: dict[str, Any]):
-        self.isolated: bool = config["isolated"]
+        self.walls: str = config["walls"]
         self.size: int = config["limits"]["workspace_bytes"]
-        self.root = LAYERS if self.isolated else config["scratch"]
+        self.root = LAYERS if self.walls == "namespaces" else config["scratch"]
         self.frozen: set[str] = set()
-        if self.isolated:
+        if self.walls == "namespaces":
             namespaces.keep_mounts()
             namespaces.mount_sized(self.root, FOLDERS)
             os.mkdir(f"{self.root}/{EMPTY}")
-        self.overlays = self.isolated and config["overlays"] and self._overlays_work()
+        self.overlays = self.walls == "namespaces" and config["overlays"] and self._overlays_work()
 
     def make(self, name: str) -> None:
         """A layer for a sandbox that is about to be forked."""
         folder = f"{self.root}/{name}"
         os.mkdir(folder)
         try:
-            if self.isolated:
+            if self.walls == "namespaces":
                 namespaces.mount_sized(folder, self.size)
             os.mkdir(f"{folder}/work")
             os.mkdir(f"{folder}/changes")
@@ -67,8 +69,9 @@ class Layers:
 
     def _remove(self, name: str) -> None:
         folder = f"{self.root}/{name}"
-        if not self.isolated:
-            shutil.rmtree(folder, ignore_errors=True)
+        if self.walls != "namespaces":
+            disk.clear(folder)
+            os.rmdir(folder)
         elif os.path.isdir(folder):
             if os.path.ismount(folder):
                 namespaces.unmount(folder)
@@ -115,8 +118,8 @@ def stand_on(config: dict[str, Any], name: str, wanted: dict[str, Any], overlays
     wanted: {"base": a folder of TREES or None, "layers": frozen layers, the oldest first, "packages", "tests": folders
     of TREES or None, to be shown at PACKAGES and TESTS}.
     """
-    isolated = config["isolated"]
-    root, trees = (LAYERS, TREES) if isolated else (config["scratch"], config["trees"])
+    own_mounts = config["walls"] == "namespaces"
+    root, trees = (LAYERS, TREES) if own_mounts else (config["scratch"], config["trees"])
     base = f"{trees}/{wanted['base']}" if wanted["base"] else None
     opened = os.open(base, _FOLDER) if base else None
     layers, packages = None, ""
@@ -131,19 +134,24 @@ def stand_on(config: dict[str, Any], name: str, wanted: dict[str, Any], overlays
             copy_tree(f"{root}/{wanted['layers'][-1]}/changes", changes)
         elif base:
             copy_tree(base, changes)
-        if isolated:
+        if own_mounts:
             namespaces.show_at(changes, WORKSPACE)
     if wanted["packages"]:
         packages = f"{trees}/{wanted['packages']}"
-        if isolated:
+        if own_mounts:
             namespaces.show_at(packages, PACKAGES)
             packages = PACKAGES
     if wanted["tests"]:
         namespaces.show_at(f"{trees}/{wanted['tests']}", TESTS)
-    if not isolated:
+    if not own_mounts:
         return Ground(changes, opened, layers, packages)
     namespaces.cover(HIDDEN)
     return Ground(WORKSPACE, opened, layers, packages)
+
+
+def own_folders(config: dict[str, Any], name: str) -> tuple[str, str]:
+    """Workspace and folder for temporary files of a sandbox that sees the host's file system."""
+    return f"{config['scratch']}/{name}/changes", f"{config['scratch']}/{name}/{TMP}"
 
 
 def copy_tree(folder: str, target: str) -> None:

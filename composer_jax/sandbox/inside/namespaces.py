@@ -19,7 +19,9 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _MNT_DETACH = 2
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SECCOMP = {"x86_64": 317, "aarch64": 277}  # the system call
+_SECCOMP_SET_MODE_FILTER, _SECCOMP_ASKING = 1, 8 | 32  # a new listener; once it has heard, only death interrupts
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _CAPABILITY_VERSION_3, _LAST_CAPABILITY = 0x20080522, 63
 
@@ -79,6 +81,16 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, "become subreaper")
 
 
+def no_new_privileges() -> None:
+    """From now on no program that is started gains any."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "no new privileges")
+
+
+def signal_at_parents_end(number: int) -> None:
+    """Have the kernel send a signal when the parent of this process ends."""
+    _prctl(_PR_SET_PDEATHSIG, number, "hear of the parent's end")
+
+
 def hide_from_commands() -> None:
     """Take /proc/<pid>/{mem,fd,...} of this process away from others of its uid."""
     _prctl(_PR_SET_DUMPABLE, 0, "hide worker")
@@ -130,12 +142,26 @@ def furnish(tmp_bytes: int) -> None:
 
 def lock(program: bytes) -> None:
     """Give up all capabilities for good and install the system-call filter `program`."""
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "no new privileges")
+    no_new_privileges()
     for capability in range(_LAST_CAPABILITY + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break  # past the kernel's last capability
     header, nothing = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
     _check(_libc.capset(header, nothing), "drop capabilities")
     hide_from_commands()
+    install(program)
+
+
+def install(program: bytes) -> None:
+    """One more system-call filter."""
     filtered = _Program(len(program) // 8, program)
     _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(filtered), 0, 0), "install the system-call filter")
+
+
+def install_asking(program: bytes) -> int:
+    """One more filter, which hands calls to the holder of the returned descriptor (seccomp_unotify(2))."""
+    filtered = _Program(len(program) // 8, program)
+    number = _SECCOMP[os.uname().machine]
+    listener = _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _SECCOMP_ASKING, ctypes.byref(filtered))
+    _check(min(0, listener), "install the filter that asks")
+    return listener

@@ -96,17 +96,19 @@ NAMESPACE_FLAGS = 0x7E020000  # every CLONE_NEW* that clone takes
 FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; vsock would reach the hypervisor past the network namespace
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24  # byte offsets in struct seccomp_data (low words: both are little-endian)
+LOAD, EQUAL, AT_LEAST, ANY_BIT, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+NR, ARCH, ARG0, ARG1, ARG2 = 0, 4, 16, 24, 32  # byte offsets in struct seccomp_data (low words: both are little-endian)
 
 
-def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+def step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """One instruction; the last two are how many to pass over."""
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
-def _refuse(error: int) -> bytes:
-    return _step(_RETURN, _ERRNO | error)
+def refuse(error: int) -> bytes:
+    """Return: the call fails with this errno."""
+    return step(RETURN, ERRNO | error)
 
 
 def assemble(machine: str) -> bytes:
@@ -115,31 +117,31 @@ def assemble(machine: str) -> bytes:
     Raises KeyError for an architecture without a table.
     """
     column, audit = ARCHITECTURES[machine]
-    eperm, allow = _refuse(errno.EPERM), _step(_RETURN, _ALLOW)
-    program = [_step(_LOAD, _ARCH), _step(_EQUAL, audit, 1, 0), _step(_RETURN, _KILL), _step(_LOAD, _NR)]
+    eperm, allow = refuse(errno.EPERM), step(RETURN, ALLOW)
+    program = [step(LOAD, ARCH), step(EQUAL, audit, 1, 0), step(RETURN, KILL), step(LOAD, NR)]
     if machine == "x86_64":  # the x32 numbers would walk around every line below
-        program += [_step(_AT_LEAST, 0x40000000, 0, 1), eperm]
+        program += [step(AT_LEAST, 0x40000000, 0, 1), eperm]
     for numbers in DENIED.values():
         if numbers[column] is not None:
-            program += [_step(_EQUAL, numbers[column], 0, 1), eperm]
+            program += [step(EQUAL, numbers[column], 0, 1), eperm]
     # clone3 hides its flags behind a pointer; ENOSYS makes every C library fall back to clone.
-    program += [_step(_EQUAL, CLONE3[column], 0, 1), _refuse(errno.ENOSYS)]
-    program += _judge(CLONE, column, _ARG0, [_step(_ANY_BIT, NAMESPACE_FLAGS, 0, 1), eperm, allow])
-    families = [_step(_EQUAL, family, len(FAMILIES) - i, 0) for i, family in enumerate(FAMILIES)]
+    program += [step(EQUAL, CLONE3[column], 0, 1), refuse(errno.ENOSYS)]
+    program += judge(CLONE, column, ARG0, [step(ANY_BIT, NAMESPACE_FLAGS, 0, 1), eperm, allow])
+    families = [step(EQUAL, family, len(FAMILIES) - i, 0) for i, family in enumerate(FAMILIES)]
     for call in (SOCKET, SOCKETPAIR):
-        program += _judge(call, column, _ARG0, [*families, _refuse(errno.EAFNOSUPPORT), allow])
-    terminal = [_step(_EQUAL, TIOCSTI, 1, 0), _step(_EQUAL, TIOCLINUX, 0, 1), eperm, allow]
-    program += _judge(IOCTL, column, _ARG1, terminal)
+        program += judge(call, column, ARG0, [*families, refuse(errno.EAFNOSUPPORT), allow])
+    terminal = [step(EQUAL, TIOCSTI, 1, 0), step(EQUAL, TIOCLINUX, 0, 1), eperm, allow]
+    program += judge(IOCTL, column, ARG1, terminal)
     # Limits of another process: a command could set the worker's to nothing and get its episode run again.
-    program += _judge(PRLIMIT64, column, _ARG0, [_step(_EQUAL, 0, 1, 0), eperm, allow])
-    not_worker = [_step(_EQUAL, 1, 0, 1), eperm, allow]
+    program += judge(PRLIMIT64, column, ARG0, [step(EQUAL, 0, 1, 0), eperm, allow])
+    not_worker = [step(EQUAL, 1, 0, 1), eperm, allow]
     for call in SCHEDULING:
-        program += _judge(call, column, _ARG0, not_worker)
-    one_process = [_step(_EQUAL, 0, 1, 0), eperm, _step(_LOAD, _ARG1)]  # groups and users would include the worker
-    program += _judge(SETPRIORITY, column, _ARG0, one_process + not_worker)
+        program += judge(call, column, ARG0, not_worker)
+    one_process = [step(EQUAL, 0, 1, 0), eperm, step(LOAD, ARG1)]  # groups and users would include the worker
+    program += judge(SETPRIORITY, column, ARG0, one_process + not_worker)
     return b"".join([*program, allow])
 
 
-def _judge(call: tuple[int, int], column: int, argument: int, body: list[bytes]) -> list[bytes]:
+def judge(call: tuple[int, int], column: int, argument: int, body: list[bytes]) -> list[bytes]:
     """If the call is `call`, load its argument and run `body`, which must end in a return."""
-    return [_step(_EQUAL, call[column], 0, 1 + len(body)), _step(_LOAD, argument), *body]
+    return [step(EQUAL, call[column], 0, 1 + len(body)), step(LOAD, argument), *body]

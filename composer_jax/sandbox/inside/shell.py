@@ -44,9 +44,9 @@ class Shell:
     def run(self, text: str, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Run a command; header and body of the reply as of Commands.run, and the number of processes left running."""
         started = time.monotonic()
+        known = set(self.jobs())  # which also notices that the shell has been killed
         if not self.pid:
             self._start()
-        known = set(self.jobs())
         self.number += 1
         message = f"{self.number}\0{text}\0".encode()
         for stream in self.streams:

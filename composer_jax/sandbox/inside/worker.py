@@ -2,7 +2,8 @@
 
 Being process 1 it cannot be signalled from inside, and when it ends the kernel kills everything in the sandbox. Its
 memory and descriptors are closed to commands of the same uid. Between two requests no other process is alive in the
-sandbox but the shell, if one was asked for, and its background jobs.
+sandbox but the shell, if one was asked for, and its background jobs. Without a process namespace a fence and a keeper
+see to the same (fence.py, keeper.py).
 """
 
 import mmap
@@ -11,17 +12,22 @@ import signal
 import socket
 from typing import Any
 
-from . import changes, command, files, frames, layers, namespaces, python, shell
+from . import changes, command, fence, files, frames, layers, namespaces, processes, python, shell
 
 
-def live(channel: socket.socket, config: dict[str, Any], name: str, wanted: dict[str, Any], overlays: bool) -> None:
-    """Set up, report ready, serve; never returns. The last three are about the workspace (layers.stand_on)."""
+def live(
+    channel: socket.socket, config: dict[str, Any], name: str, wanted: dict[str, Any], overlays: bool, line: int
+) -> None:
+    """Set up, report ready, serve; never returns. The last but one are about the workspace (layers.stand_on); line: to
+    the keeper, where there is one."""
     try:
         worker = Worker(config)
-        worker.settle(name, wanted, overlays)
+        worker.settle(name, wanted, overlays, line)
         channel.sendall(frames.pack({"ready": True}))
         while (request := worker.request(channel)) is not None:
             channel.sendall(worker.answer(*request))
+        if worker.walls == "none":
+            processes.end_all(at_once=False)
     except BaseException as error:
         try:
             channel.sendall(frames.pack({"broken": f"{type(error).__name__}: {error}"}))
@@ -36,17 +42,17 @@ class Worker:
 
     def __init__(self, config: dict[str, Any]):
         self.config = config
-        self.isolated: bool = config["isolated"]
+        self.walls: str = config["walls"]
         self.limits: dict[str, int] = config["limits"]
         self.filter = bytes.fromhex(config["filter"])
 
-    def settle(self, name: str, wanted: dict[str, Any], overlays: bool) -> None:
+    def settle(self, name: str, wanted: dict[str, Any], overlays: bool, line: int) -> None:
         """Own mounts, no privileges, an open workspace."""
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if the machine runs out of memory, a sandbox goes before the trainer
         ground = layers.stand_on(self.config, name, wanted, overlays)
-        root, max_bytes = ground.root, self.limits["workspace_bytes"]
-        if self.isolated:
+        root, max_bytes, around = ground.root, self.limits["workspace_bytes"], None
+        if self.walls == "namespaces":
             namespaces.furnish(self.limits["tmp_bytes"])
             if wanted["tests"]:
                 namespaces.mount_sized(layers.LOGS, self.limits["tmp_bytes"])
@@ -59,9 +65,14 @@ class Worker:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if ground.packages:
             python.add_packages(ground.packages)
-        self.workspace = files.Workspace(root, layers.WORKSPACE, max_bytes)
+        if self.walls == "landlock":
+            around = fence.Fence(self.config, name, line, ground)
+            around.raise_up(self.filter)
+            self.workspace: files.Workspace = around.workspace
+        else:
+            self.workspace = files.Workspace(root, layers.WORKSPACE, max_bytes)
         self.changes = changes.Changes(self.workspace.root, ground.base, ground.layers, max_bytes)
-        self.commands = command.Commands(root, self.limits, self.isolated, mmap.mmap(-1, mmap.PAGESIZE))
+        self.commands = command.Commands(root, self.limits, self.walls, mmap.mmap(-1, mmap.PAGESIZE), around)
         self.shell = shell.Shell(self.commands)
         self.commands.lost = self.shell.reaped
 

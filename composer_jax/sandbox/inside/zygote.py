@@ -1,7 +1,7 @@
 """The mother of all workers of a pool: one small Python process that forks a ready sandbox when asked.
 
 Starting an interpreter costs about 10 ms and building namespaces from a large process costs even more; forking this
-one costs a fraction. It lives inside bubblewrap, keeps the layers of its sandboxes (layers.py) and reads none of them.
+one costs a fraction. It lives inside bubblewrap where there is one, keeps the layers of its sandboxes (layers.py) and reads none of them.
 It speaks with the host over one SEQPACKET socket (fd 0):
 
     host -> zygote   the configuration (JSON), once
@@ -12,7 +12,8 @@ It speaks with the host over one SEQPACKET socket (fd 0):
     host -> zygote   "=ID": kill sandbox ID and keep what it changed, as a layer for trees of others; done when the
                      worker's socket is at its end
     host -> zygote   "~ID": nobody stands on layer ID any more
-    host closes      everything ends
+    host -> zygote   "!": go; the exit code is then DISMISSED
+    host closes      everything ends, as after "!"
 """
 
 import gc
@@ -23,11 +24,13 @@ import select
 import signal
 import site
 import socket
+import sys
 from typing import Any
 
-from . import command, frames, layers, namespaces, worker
+from . import frames, keeper, layers, namespaces, processes, worker
 
 MAX_MESSAGE = 8192
+DISMISSED = 9  # as the launcher has it
 
 # What small programs and their tests import: loaded once here, shared by every fork.
 PRELOADED = (
@@ -41,7 +44,8 @@ PRELOADED = (
 def main() -> None:
     """Serve until the host closes the socket."""
     control = socket.socket(fileno=0)
-    config = json.loads(control.recv(1 << 20))
+    # What the launcher of the landlock backend knows better than the host: where folders are for this process.
+    config = json.loads(control.recv(1 << 20)) | (json.loads(sys.argv[1]) if len(sys.argv) > 1 else {})
     for builtin in (site.setquit, site.setcopyright, site.sethelper):  # exit(), help(): -S leaves them out
         builtin()
     for name in PRELOADED:
@@ -89,6 +93,8 @@ class Zygote:
         if not message:
             return False
         order, (name, _, wanted) = message[:1], message[1:].decode().partition(" ")
+        if order == b"!":
+            sys.exit(DISMISSED)
         if order == b"+":
             self.spawn(name, json.loads(wanted), fds[0])
             os.close(fds[0])
@@ -120,25 +126,31 @@ class Zygote:
         self.poll.register(receive, select.POLLIN)
 
     def build(self, name: str, wanted: dict[str, Any], sock: int, report: int) -> None:
-        """Child: raise the walls, fork process 1 of the sandbox, say who that is, go."""
+        """Child: raise the walls, fork process 1 of the sandbox, say who that is, go (or stay and keep it)."""
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            if self.config["isolated"]:
-                namespaces.separate(wanted["network"])
-            pid = os.fork()
-            if pid:
-                os.write(report, str(pid).encode())
-                os._exit(0)
+            line = -1
+            if self.config["walls"] == "landlock":
+                line = keeper.keep(report, layers.own_folders(self.config, name))
+            else:
+                if self.config["walls"] == "namespaces":
+                    namespaces.separate(wanted["network"])
+                pid = os.fork()
+                if pid:
+                    os.write(report, str(pid).encode())
+                    os._exit(0)
             connection = os.dup2(sock, 3, inheritable=False) if sock != 3 else sock
             nothing = os.open(os.devnull, os.O_RDWR)
             for standard in range(3):  # among them the zygote's line to the host
                 os.dup2(nothing, standard)
-            os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+            if line >= 0:
+                line = os.dup2(line, 4, inheritable=False)
+            os.closerange(max(line, 3) + 1, os.sysconf("SC_OPEN_MAX"))
             channel = socket.socket(fileno=connection)
         except BaseException as error:
             say_broken(sock, error)
             os._exit(1)
-        worker.live(channel, self.config, name, wanted, self.layers.overlays)
+        worker.live(channel, self.config, name, wanted, self.layers.overlays, line)
 
     def born(self, fd: int) -> None:
         """The pid of a new worker has arrived (or its making failed: then the host reads why on its socket)."""
@@ -159,12 +171,13 @@ class Zygote:
             self.kill(pidfd)
 
     def kill(self, pidfd: int) -> None:
-        """Process 1 dies, and with it everything in its namespace."""
+        """Process 1 dies, and with it everything in its namespace; a keeper kills what it keeps before it ends."""
         try:
-            if not self.config["isolated"]:
+            if self.config["walls"] == "none":
                 signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
-                command.kill_below(self.pids[pidfd])
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                processes.end_below(self.pids[pidfd])
+            kept = self.config["walls"] == "landlock"
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM if kept else signal.SIGKILL)
         except ProcessLookupError:
             pass
 

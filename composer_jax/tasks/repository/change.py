@@ -50,4 +50,5 @@ def operand(source: Source, node: ast.expr, before: str, after: str) -> str:
     except SyntaxError:  # it needs them: `yield x - 1` with something before it, for one
         return f"({text})"
     parts = [getattr(whole, field, None) for field in ("left", "right", "operand")]
+    parts += getattr(whole, "comparators", [])
     return text if any(part is not None and shape(part) == shape(node) for part in parts) else f"({text})"

@@ -103,17 +103,20 @@ class Features:
                     groups[entity.id].append(entity)
             for name, found in groups.items():
                 self.units[name] = Unit(module, tuple(found), reached.get(name, frozenset()))
-        self.import_time = self._import_time()
+        self._import_time = self._run_by_import()
+        self._fixed = frozenset(unit.id for unit in self.units.values() if self._is_needed_early(unit))
 
     def candidates(self, rng: random.Random) -> Iterator[Candidate]:
-        """One candidate per set of tests that has a feature, in an order drawn from `rng`."""
+        """One candidate per set of tests that has a feature of its own, in an order drawn from `rng`."""
         most = len(self.all_tests) * TESTS_SHARE
         sets = {unit.tests for unit in self.units.values() if 0 < len(unit.tests) <= most}
         order = sorted(sets, key=sorted)
         rng.shuffle(order)
+        seen: set[tuple[str, ...]] = set()
         for tests in order:
             found = self._delete(self._feature(tests), tests)
-            if found is not None:
+            if found is not None and found.entities not in seen:
+                seen.add(found.entities)
                 yield found
 
     def _feature(self, tests: frozenset[str]) -> list[Unit]:
@@ -122,13 +125,13 @@ class Features:
         chosen = {
             name: unit
             for name, unit in self.units.items()
-            if unit.tests & tests and len(unit.tests - tests) <= strangers and not self._is_needed_early(unit)
+            if unit.tests & tests and len(unit.tests - tests) <= strangers and name not in self._fixed
         }
         return [unit for name, unit in chosen.items() if not _has_outer(name, chosen)]
 
     def _is_needed_early(self, unit: Unit) -> bool:
         """Whether importing the package calls it, or another statement of its module binds its name as well."""
-        if unit.id in self.import_time:
+        if unit.id in self._import_time:
             return True
         if unit.binding is None:
             spans = _spans(self.repository, _nodes([unit]))
@@ -162,7 +165,7 @@ class Features:
             except (SyntaxError, ValueError):
                 return None  # a `nonlocal` or a star import that stood on what went, for one
         names = tuple(unit.id for unit in every)
-        note = f"{len(units)} definitions that {len(tests)} tests share were removed: {', '.join(names)}"
+        note = f"removed, reached by {len(tests)} of {len(self.all_tests)} tests: {', '.join(names)}"
         return candidate("delete_feature", self.repository.sources, files, names, note)
 
     def _dead_after(self, units: list[Unit]) -> tuple[list[Unit], dict[str, list[ast.stmt]]]:
@@ -199,7 +202,7 @@ class Features:
         if unit.binding is None:
             return unit.name.startswith("_") and not unit.name.startswith("__")
         exported = unit.name in exported_names(unit.module)
-        return not exported and not self._is_needed_early(unit)
+        return not exported and unit.id not in self._fixed
 
     def _unused_imports(self, removed: Mapping[str, list[ast.stmt]]) -> dict[str, list[ast.alias]]:
         """What the removed statements imported and nothing else of their modules reads or passes on."""
@@ -228,10 +231,7 @@ class Features:
 
     @cached_property
     def _mentions(self) -> dict[str, list[Mention]]:
-        """identifier -> where it is read, taken as an attribute, imported or spelled in a string, tests included.
-
-        Positions inside an f-string are wrong before Python 3.12, but they stay in its statement.
-        """
+        """identifier -> where it is read, taken as an attribute, imported or spelled in a string, tests included."""
         found: dict[str, list[Mention]] = defaultdict(list)
         for module in self.repository.modules.values():
             for node in ast.walk(module.source.tree):
@@ -243,7 +243,7 @@ class Features:
         """Whether a name is mentioned anywhere but in the spans."""
         return any(not _covers(spans, [mention.place]) for mention in self._mentions.get(name, ()))
 
-    def _import_time(self) -> frozenset[str]:
+    def _run_by_import(self) -> frozenset[str]:
         """Ids that importing the code may run: followed by name from what is called then, so rather too many."""
         by_name: dict[str, list[Unit]] = defaultdict(list)
         for unit in self.units.values():
@@ -260,12 +260,23 @@ class Features:
             seen.add(name)
             for unit in by_name[name]:
                 found.add(unit.id)
+                # A class without one of its abstract methods cannot be called.
+                found |= {f"{unit.id}.{abstract}" for abstract in self._abstract}
                 is_class = unit.entities[0].kind == "class"
                 runs = [self.units.get(f"{unit.id}.{init}") for init in _MAKERS] if is_class else [unit]
                 for started in filter(None, runs):
                     found.add(started.id)
                     pending |= started.references - seen
         return frozenset(found)
+
+    @cached_property
+    def _abstract(self) -> frozenset[str]:
+        return frozenset(
+            unit.name
+            for unit in self.units.values()
+            for decorator in unit.entities[0].node.decorator_list
+            if (referenced(decorator) or "").startswith("abstract")
+        )
 
     @cached_property
     def _early_names(self) -> dict[str, list[Mention]]:

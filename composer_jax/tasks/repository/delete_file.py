@@ -31,7 +31,7 @@ def delete_file(repository: Repository, module: Module) -> Candidate | None:
         if text is not None and not text.strip() and PurePosixPath(path).name != "__init__.py":
             return None  # a module that did nothing but pass the names on
     names = tuple(entity.id for entity in module.entities)
-    note = f"{module.path} was deleted, and what {len(files) - 1} other files import of it only to pass it on"
+    note = f"{module.path} was deleted; other files that passed its names on: {len(files) - 1}"
     return candidate("delete_file", repository.sources, files, names, note)
 
 

@@ -9,13 +9,12 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Literal
 
-from composer_jax.tasks.repository.source import Source
+from composer_jax.tasks.repository.source import STRINGS, Source
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
 Kind = Literal["function", "method", "property", "class"]
 
-_STRINGS = tuple(getattr(ast, name) for name in ("JoinedStr", "TemplateStr") if hasattr(ast, name))
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.comprehension, ast.match_case)
 
 
@@ -145,8 +144,8 @@ def _kind(node: Definition, owner: Definition | None) -> Kind:
 def own_nodes(entity: Entity) -> Iterator[ast.AST]:
     """The nodes of the body that belong to no nested definition, in the order of the text.
 
-    Neither docstrings nor annotations. An f-string is one node: the positions of what is inside it are wrong
-    before Python 3.12.
+    Neither docstrings nor annotations. An f-string is one node: what is inside it has no
+    sure position.
     """
     stack: list[ast.AST] = entity.statements[::-1]
     while stack:
@@ -154,7 +153,7 @@ def own_nodes(entity: Entity) -> Iterator[ast.AST]:
         if isinstance(node, Definition):
             continue
         yield node
-        if isinstance(node, _STRINGS):
+        if isinstance(node, STRINGS):
             continue
         skipped = node.annotation if isinstance(node, ast.AnnAssign) else None
         stack += [child for child in ast.iter_child_nodes(node) if child is not skipped][::-1]

@@ -39,26 +39,65 @@ def without_statements(
 ) -> list[Edit]:
     """Takes the statements `gone` out of their block.
 
-    Whole lines go, with the comment behind the statement, where the statement has its lines to itself. A block
-    that would be empty keeps a `pass`, unless it is a module's (may_be_empty).
+    Where a statement has its lines to itself, whole lines go: with the comment behind it, the comments right
+    above a definition, and the empty lines that would be too many. A block that would be empty keeps a `pass`,
+    unless it is a module's (may_be_empty).
     """
-    edits = []
+    goes = [any(statement is other for other in gone) for statement in block]
+    edits: list[Edit] = []
+    runs: list[list[int]] = []  # first and last line of what goes together, first and last index in the block
     for index, statement in enumerate(block):
-        if not any(statement is other for other in gone):
+        if not goes[index]:
             continue
         start, end = source.span(statement)
-        needs_pass = not may_be_empty and not is_elif(source, statement) and len(gone) == len(block) and index == 0
         following = block[index + 1] if index + 1 < len(block) else None
-        if needs_pass:
+        if index == 0 and all(goes) and not may_be_empty and not is_elif(source, statement):
             edits.append(Edit(start, end, "pass"))
         elif fills_lines(source, statement):
-            last = source.line_of(end)
-            edits.append(Edit(source.line_start(source.line_of(start)), source.line_start(last + 1)))
+            first, last = _lines(source, statement)
+            if runs and runs[-1][3] == index - 1 and first - 1 - _empty_lines(source, first - 1, -1) == runs[-1][1]:
+                runs[-1][1:4:2] = last, index
+            else:
+                runs.append([first, last, index, index])
         elif following is not None and not starts_line(source, following):
             edits.append(Edit(start, source.span(following)[0]))
         else:
             edits.append(Edit(start, end, "pass"))
+    for first, last, from_index, to_index in runs:
+        above, below = _empty_lines(source, first - 1, -1), _empty_lines(source, last + 1, 1)
+        # Of the empty lines on both sides the larger number stays; at either end of a block none are needed.
+        if from_index > 0 and to_index + 1 == len(block):
+            first -= above
+        elif to_index + 1 < len(block):
+            last += min(above, below) if from_index > 0 else below
+        edits.append(Edit(source.line_start(first), source.line_start(last + 1)))
     return edits
+
+
+def _lines(source: Source, statement: ast.stmt) -> tuple[int, int]:
+    """The first and the last line of a statement, with the comments right above it where it is a definition."""
+    start, end = source.span(statement)
+    first, last = source.line_of(start), source.line_of(end)
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        above = comment_lines_above(source, first)
+        # At the top of a file they are about the file.
+        first = above if above > 1 else first
+    return first, last
+
+
+def _empty_lines(source: Source, line: int, step: int) -> int:
+    """How many lines of nothing but white space there are from a line on, upwards (-1) or downwards (1)."""
+    count = 0
+    while 0 < line <= source.lines and not source.line(line).strip():
+        line, count = line + step, count + 1
+    return count
+
+
+def comment_lines_above(source: Source, line: int) -> int:
+    """The first of the lines of nothing but comments that end right above a line, or the line itself."""
+    while line > 1 and line - 1 not in source.string_lines and source.line(line - 1).lstrip().startswith("#"):
+        line -= 1
+    return line
 
 
 def without_elements(source: Source, elements: Sequence[ast.AST], gone: Collection[ast.AST]) -> list[Edit]:
@@ -85,10 +124,7 @@ def block_region(source: Source, block: Sequence[ast.stmt]) -> tuple[int, int]:
     start, end = source.span(block[0])[0], source.span(block[-1])[1]
     if not starts_line(source, block[0]):
         return start, end
-    line = source.line_of(start)
-    while line > 1 and source.line(line - 1).lstrip().startswith("#") and line - 1 not in source.string_lines:
-        line -= 1
-    last = source.line_of(end)
+    line, last = comment_lines_above(source, source.line_of(start)), source.line_of(end)
     rest = source.text[end : source.line_end(last)]
     return source.line_start(line), source.line_end(last) if _REST_OF_LINE.fullmatch(rest) else end
 

@@ -7,7 +7,7 @@ import random
 
 from composer_jax.tasks.repository.change import Change, Changes, brief, operand
 from composer_jax.tasks.repository.entities import Entity, own_nodes
-from composer_jax.tasks.repository.source import Edit, Source, Token
+from composer_jax.tasks.repository.source import STRINGS, Edit, Source, Token
 
 SAME_CLASS = (("+", "-"), ("*", "/", "//", "%"), ("<<", ">>"), ("&", "|", "^"))
 """Operators that bind alike, or nearly so, and take the same operands."""
@@ -39,7 +39,7 @@ def is_text(node: ast.AST) -> bool:
     """Whether an operand is certainly text or bytes, for which only + and % mean something."""
     if isinstance(node, ast.BinOp):
         return is_text(node.left) or is_text(node.right)
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+    return isinstance(node, STRINGS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
 
 
 def _arithmetic(source: Source, entity: Entity) -> list[tuple[ast.AST, Token]]:

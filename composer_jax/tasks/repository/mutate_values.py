@@ -69,7 +69,7 @@ def _defaults(entity: Entity) -> Iterator[ast.expr]:
 
 
 def wrong_default(source: Source, entity: Entity, rng: random.Random) -> Changes:
-    """Another default of a parameter, or value of a class's attribute: `width=70` -> `width=71`, `a=True` -> `a=False`."""
+    """Another default of a parameter, or value of a class's attribute: `width=70` -> `width=71`."""
     for default in _defaults(entity):
         if _is_integer(default):
             yield replaced(source, default, _neighbour(source, default, rng))

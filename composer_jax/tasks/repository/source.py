@@ -17,6 +17,8 @@ _TOKEN = re.compile(
     r"|(?P<token>[^\W\d]\w*|(?:\*\*|//|<<|>>)=?|[-+*/%@&|^=!<>:]=|.)",
     re.DOTALL,
 )
+STRINGS = tuple(getattr(ast, name) for name in ("JoinedStr", "TemplateStr") if hasattr(ast, name))
+"""The nodes of strings with code in them."""
 _BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -82,16 +84,32 @@ class Source:
         match = _NEWLINE.search(self.text)
         return match.group() if match else "\n"
 
+    @property
+    def lines(self) -> int:
+        """How many lines there are; after a last line end one more, which is empty."""
+        return len(self._starts)
+
     @cached_property
     def string_lines(self) -> frozenset[int]:
         """Numbers of the lines that begin inside a string, where white space is content."""
         return frozenset(
             line
             for node in ast.walk(self.tree)
-            if isinstance(node, ast.JoinedStr)
-            or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+            if node not in self._holders
+            if isinstance(node, STRINGS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
             for line in range(node.lineno + 1, node.end_lineno + 1)
         )
+
+    @cached_property
+    def _holders(self) -> dict[ast.AST, ast.AST]:
+        """What is inside an f-string -> the f-string."""
+        return {
+            inner: node
+            for node in reversed(list(ast.walk(self.tree)))  # so that the outermost one is written last
+            if isinstance(node, STRINGS)
+            for inner in ast.walk(node)
+            if inner is not node
+        }
 
     def offset(self, line: int, column: int) -> int:
         """Of a syntax tree's position: lines count from 1, columns are UTF-8 bytes."""
@@ -101,7 +119,11 @@ class Source:
         return start + (column if head.isascii() else len(head.encode()[:column].decode()))
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """First character and the one after the last; a definition begins at its first decorator."""
+        """First character and the one after the last; a definition begins at its first decorator.
+
+        What is inside an f-string has the f-string's span: its own position is wrong before Python 3.12.
+        """
+        node = self._holders.get(node, node)
         decorators = getattr(node, "decorator_list", [])
         start = self.offset(node.lineno, node.col_offset)
         if decorators:

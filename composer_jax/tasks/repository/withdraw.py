@@ -79,16 +79,24 @@ class Withdrawal:
     def needed(self, removed: Mapping[str, Collection[ast.stmt]], strict: bool = False) -> set[Binding]:
         """The origins that something left behind needs to be imported; strict: needs at all."""
         found = set()
+        anywhere = {name: origin for (_, name), origin in self.names.items()}
+        anywhere |= {self.repository.dotted(path).split(".")[-1]: (path, "") for path in self.modules}
         for module in self.repository.code:
-            names = self.here(module.path)
-            if module.path in self.modules or not names:
+            if module.path in self.modules:
                 continue
+            names = self.here(module.path)
+            imported = {name for node, _, _ in module.imports for name in bound_names(node)}
             inside = [module.source.span(node) for node in removed.get(module.path, ())]
             for node in ast.walk(module.source.tree) if strict else module.early_nodes:
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                    origin = names.get(node.id)
+                else:
+                    # `module.name`: by name alone, as it is not followed which module that is.
+                    origin = anywhere.get(node.attr) if _is_of_import(node, imported) else None
+                if origin is not None:
                     start = module.source.span(node)[0]
                     if not any(first <= start < last for first, last in inside):
-                        found.add(names[node.id])
+                        found.add(origin)
         return found
 
     def files(self, removed: Mapping[str, Collection[ast.stmt]]) -> dict[str, str | None]:
@@ -121,6 +129,14 @@ class Withdrawal:
             if dropped:
                 edits += without_statements(source, block, dropped, may_be_empty=isinstance(holder, ast.Module))
         return _outermost(edits)
+
+
+def _is_of_import(node: ast.AST, imported: Collection[str]) -> bool:
+    """Whether a node is `name.attribute`, or more attributes of that, of an imported name."""
+    root = node
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    return root is not node and isinstance(root, ast.Name) and root.id in imported
 
 
 def _outermost(edits: Iterable[Edit]) -> list[Edit]:

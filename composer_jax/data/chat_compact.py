@@ -1,0 +1,59 @@
+"""Our own compact format (composer_jax.data.chat) behind the interface of all formats.
+
+A tool is not declared, for our own models learn the few that there are; neither are calls numbered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from composer_jax.data import chat
+from composer_jax.data.chat import AssistantMessage, ToolCall
+from composer_jax.data.chat_format import ChatFormat, Conversation, Declared, check_answers, rendered_calls
+from composer_jax.data.tokenizer import SPECIAL, Tokenizer
+
+
+class CompactFormat(ChatFormat):
+    """The format of models that were trained from the start with our own Tokenizer."""
+
+    def __init__(self, tok: Tokenizer) -> None:
+        self.end = tok.end
+        self.opening = [tok.assistant]
+        self._tok = tok
+
+    def render(self, messages: Conversation, tools: Iterable[Declared] = ()) -> list[int]:
+        ids, unanswered = [self._tok.bos], 0
+        for message in messages:
+            if isinstance(message, AssistantMessage):
+                calls = rendered_calls(message)
+                ids += [*self.opening, *self.render_assistant(message.content, calls)]
+                unanswered = len(calls)
+                continue
+            if message.role == "tool":
+                check_answers(unanswered, 1)
+                unanswered -= 1
+            ids += chat.render_message(self._tok, message.role, message.content)
+        return ids
+
+    def render_assistant(self, content: str, calls: Sequence[ToolCall], *, calls_before: int = 0) -> list[int]:
+        return chat.render_assistant(self._tok, content, calls)
+
+    def parse(self, ids: Iterable[int]) -> AssistantMessage:
+        return chat.parse_assistant(self._tok, ids)
+
+    def close(self, sampled: Sequence[int]) -> list[int]:
+        return [] if self.end in sampled else [self.end]
+
+    def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
+        check_answers(len(self.parse(sampled).calls), len(answers))
+        turn = [chat.render_message(self._tok, "tool", answer) for answer in answers]
+        return [self.close(sampled) + ids if number == 0 else ids for number, ids in enumerate(turn)]
+
+    def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
+        return chat.splice(self._tok, "user", parts)
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self._tok.decode(i for i in ids if i >= len(SPECIAL))
+
+    def answer_text(self, ids: Sequence[int]) -> str:
+        return self.text(ids)

@@ -1,0 +1,58 @@
+"""What a worker without namespaces puts around itself, and around each of its commands."""
+
+import os
+import resource
+import socket
+from typing import Any
+
+from . import landlock, layers, namespaces, processes, quota, second_filter
+
+MARGIN = 64  # times the processes of one sandbox that all together may have at once before the kernel refuses more
+
+
+class Fence:
+    """Made by the worker when its workspace is there; `raise_up` for itself, `enter` in a command.
+
+    most_threads: RLIMIT_NPROC of commands. Without a user namespace it counts all that the user has, so it is what was
+    there plus many times what one sandbox may have: a last resort, the quota is stricter.
+    """
+
+    def __init__(self, config: dict[str, Any], name: str, line: int, ground: layers.Ground):
+        """line: to the keeper, a descriptor. ground: what else can be read, by commands or by the worker only."""
+        machine, limits = os.uname().machine, config["limits"]
+        self.line = socket.socket(fileno=line)
+        workspace, tmp = layers.own_folders(config, name)
+        os.mkdir(tmp)
+        os.environ["HOME"] = os.environ["TMPDIR"] = tmp
+        self.quota = quota.Quota(workspace, tmp, limits)
+        self.workspace = quota.LimitedWorkspace(workspace, layers.WORKSPACE, limits["workspace_bytes"], self.quota)
+        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        most = processes.threads_of_user() + MARGIN * limits["processes"]
+        self.most_threads = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        readable = landlock.system(config.get("python"), [config["inside"], f"{config['scratch']}/{layers.PROGRAMS}"])
+        own = [(workspace, landlock.CHANGE), (tmp, landlock.CHANGE)]
+        if ground.packages:
+            own.append((ground.packages, landlock.RUN))
+        for_worker = [("/proc", landlock.LOOK)]
+        if ground.base is not None:
+            for_worker.append((f"/proc/self/fd/{ground.base}", landlock.LOOK))
+        self._outer = landlock.Domain([*readable, *own, *for_worker])
+        self._inner = landlock.Domain([*readable, *own])
+        self.confines_signals = self._inner.confines_signals
+        self._filter = second_filter.assemble(machine, self.confines_signals)
+        self._asking = second_filter.asking(machine)
+
+    def raise_up(self, first_filter: bytes) -> None:
+        """Around the worker: it cannot go back, nor can anything that it starts."""
+        keeper = os.getppid()
+        self._outer.enter()
+        if self.confines_signals:
+            self._outer.require_confined(keeper)
+        namespaces.lock(first_filter)
+        namespaces.install(self._filter)
+
+    def enter(self) -> None:
+        """Around this process, a command that is about to begin; takes place before its descriptors are closed."""
+        self._inner.enter()
+        listener = namespaces.install_asking(self._asking)
+        socket.send_fds(self.line, [b"x"], [listener])

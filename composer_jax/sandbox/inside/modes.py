@@ -1,0 +1,176 @@
+"""chmod and utime of a command, carried out by the keeper where the file is the sandbox's own, and refused elsewhere.
+
+Landlock does not judge them, and without a namespace a command has the uid of its user, whose files they would reach.
+So a system-call filter hands them over (seccomp_unotify(2)): the keeper reads the path from the caller's memory, opens
+what it names, looks where that is, and changes what it has opened. What the caller does to path or memory meanwhile
+cannot matter.
+"""
+
+import errno
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+
+from . import seccomp, second_filter
+
+RECEIVE, SEND, IS_VALID = 0xC0502100, 0xC0182101, 0x40082102  # SECCOMP_IOCTL_NOTIF_*
+REQUEST = struct.Struct("=QIIiIQ6Q")  # struct seccomp_notif: id, pid, flags, nr, arch, instruction pointer, arguments
+ANSWER = struct.Struct("=QqiI")  # struct seccomp_notif_resp: id, value, error, flags
+LONGEST_PATH, PAGE = 4096, 4096
+AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH = -100, 0x100, 0x1000
+UTIME_NOW, UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
+SECOND = 1_000_000_000
+
+
+class Modes:
+    """Answers for one sandbox; `roots` are its own folders, without links in their paths."""
+
+    def __init__(self, roots: Sequence[str]):
+        self.roots = tuple(roots)
+        column, _ = seccomp.ARCHITECTURES[os.uname().machine]
+        self.names = {numbers[column]: name for name, numbers in second_filter.MODES.items()}
+
+    def answer(self, listener: int) -> None:
+        """One request that is waiting at the listener of a filter."""
+        request = bytearray(REQUEST.size)
+        try:
+            fcntl.ioctl(listener, RECEIVE, request)
+        except FileNotFoundError:  # the caller was killed
+            return
+        number, pid, _, call, _, _, *arguments = REQUEST.unpack(request)
+        try:
+            with _Caller(pid) as caller:
+                fcntl.ioctl(listener, IS_VALID, struct.pack("=Q", number))  # or else pid may be another's by now
+                self._carry_out(self.names[call], caller, arguments)
+            error = 0
+        except OSError as refused:
+            error = refused.errno or errno.EPERM
+        try:
+            fcntl.ioctl(listener, SEND, ANSWER.pack(number, 0, -error, 0))
+        except FileNotFoundError:
+            return
+
+    def _carry_out(self, call: str, caller: "_Caller", arguments: list[int]) -> None:
+        first, second, third, fourth = arguments[:4]
+        here = AT_FDCWD & 0xFFFFFFFF
+        if call == "chmod":
+            self._change(caller, here, first, 0, _to_mode(second))
+        elif call == "fchmod":
+            self._change(caller, first, 0, AT_EMPTY_PATH, _to_mode(second))
+        elif call == "fchmodat":
+            self._change(caller, first, second, 0, _to_mode(third))
+        elif call == "fchmodat2":
+            self._change(caller, first, second, fourth, _to_mode(third))
+        elif call == "utime":
+            self._change(caller, here, first, 0, _to_times(caller.seconds(second)))
+        elif call == "utimes":
+            self._change(caller, here, first, 0, _to_times(caller.timevals(second)))
+        elif call == "futimesat":
+            self._change(caller, first, second, 0 if second else AT_EMPTY_PATH, _to_times(caller.timevals(third)))
+        else:
+            flags = fourth if second else fourth | AT_EMPTY_PATH
+            self._change(caller, first, second, flags, _to_times(caller.timespecs(third)))
+
+    def _change(self, caller: "_Caller", folder: int, path: int, flags: int, change: Callable[[str], None]) -> None:
+        place = caller.open(folder, path, flags)
+        try:
+            found = f"/proc/self/fd/{place}"
+            where = os.readlink(found)
+            if not any(where == root or where.startswith(root + "/") for root in self.roots):
+                raise PermissionError(errno.EPERM, "not in the sandbox")
+            change(found)
+        finally:
+            os.close(place)
+
+
+class _Caller:
+    """Context: memory, working folder and descriptors of the thread that asks."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+
+    def __enter__(self) -> "_Caller":
+        self.memory = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.memory)
+
+    def open(self, folder: int, path: int, flags: int) -> int:
+        """What a path in its memory means to it, as an O_PATH descriptor."""
+        how = os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if flags & AT_SYMLINK_NOFOLLOW else 0)
+        text = self._text(path) if path else b""
+        # Its own /proc/self is not the keeper's; C libraries change modes by this path.
+        for own in (b"/proc/self/", b"/proc/thread-self/"):
+            if text.startswith(own):
+                text = b"/proc/%d/" % self.pid + text.removeprefix(own)
+        if text.startswith(b"/"):
+            return os.open(text, how)
+        if not text and not flags & AT_EMPTY_PATH:
+            raise FileNotFoundError(errno.ENOENT, "no path")
+        number = struct.unpack("=i", struct.pack("=I", folder & 0xFFFFFFFF))[0]
+        base = f"/proc/{self.pid}/cwd" if number == AT_FDCWD else f"/proc/{self.pid}/fd/{number}"
+        try:
+            start = os.open(base, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise OSError(errno.EBADF, "no such descriptor") from None
+        if not text:
+            return start
+        try:
+            return os.open(text, how, dir_fd=start)
+        finally:
+            os.close(start)
+
+    def _read(self, address: int, size: int) -> bytes:
+        try:
+            data = os.pread(self.memory, size, address)
+        except (OSError, OverflowError):
+            data = b""
+        if len(data) != size:
+            raise OSError(errno.EFAULT, "no such memory")
+        return data
+
+    def _text(self, address: int) -> bytes:
+        """Up to the zero byte, by pages: the one after it may not be there."""
+        text = b""
+        while len(text) < LONGEST_PATH:
+            text += self._read(address + len(text), PAGE - (address + len(text)) % PAGE)
+            if b"\0" in text:
+                return text[: text.index(b"\0")]
+        raise OSError(errno.ENAMETOOLONG, "path too long")
+
+    def seconds(self, address: int) -> list[int] | None:
+        """struct utimbuf in nanoseconds; None: now."""
+        return [value * SECOND for value in struct.unpack("=2q", self._read(address, 16))] if address else None
+
+    def timevals(self, address: int) -> list[int] | None:
+        """Two struct timeval."""
+        if not address:
+            return None
+        a, b, c, d = struct.unpack("=4q", self._read(address, 32))
+        return [a * SECOND + b * 1000, c * SECOND + d * 1000]
+
+    def timespecs(self, address: int) -> list[int] | None:
+        """Two struct timespec, with the two special values as they are, below zero."""
+        if not address:
+            return None
+        a, b, c, d = struct.unpack("=4q", self._read(address, 32))
+        special = {UTIME_NOW: -UTIME_NOW, UTIME_OMIT: -UTIME_OMIT}
+        return [special.get(b, a * SECOND + b), special.get(d, c * SECOND + d)]
+
+
+def _to_mode(mode: int) -> Callable[[str], None]:
+    return lambda path: os.chmod(path, mode & 0o7777)
+
+
+def _to_times(times: list[int] | None) -> Callable[[str], None]:
+    def change(path: str) -> None:
+        now, status = time.time_ns(), os.stat(path)
+        before = (status.st_atime_ns, status.st_mtime_ns)
+        wanted = times or [now, now]
+        named = [{-UTIME_NOW: now, -UTIME_OMIT: old}.get(new, new) for new, old in zip(wanted, before, strict=True)]
+        os.utime(path, ns=(named[0], named[1]))
+
+    return change

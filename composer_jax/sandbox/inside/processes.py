@@ -1,0 +1,84 @@
+"""Processes without a namespace of their own: which are below one, and how to end them all."""
+
+import os
+import signal
+import time
+from resource import struct_rusage
+
+
+def below(pid: int) -> list[int]:
+    """The descendants of a process, as far as they hold still; parents come before their children."""
+    found = _children(pid)
+    for child in found:
+        found += _children(child)
+    return found
+
+
+def end_below(pid: int) -> None:
+    """Kills the descendants of a process that were found at once."""
+    for found in below(pid):
+        _kill(found)
+
+
+def end_all(at_once: bool) -> dict[int, tuple[int, struct_rusage]]:
+    """Kills whatever is below this process, which must adopt orphans; status and usage of its children, by pid.
+
+    at_once: one call reaches all, also those being forked right now. True only for process 1 of a namespace and for a
+    process whose signals are confined to a Landlock domain: anybody else would kill every process of the user.
+    """
+    ended = {}
+    while True:
+        if at_once:
+            _kill(-1)
+        else:
+            for pid in below(os.getpid()):
+                _kill(pid)
+        try:
+            # By a list, a process may slip away between being found and being killed: look until none is left.
+            found, status, usage = os.wait4(-1, 0 if at_once else os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if found:
+            ended[found] = status, usage
+        else:
+            time.sleep(0.001)
+
+
+def threads_of_user() -> int:
+    """How many threads the user of this process has, as the kernel's process limit counts them."""
+    uid, total = os.getuid(), 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    total += threads(name)
+            except FileNotFoundError:  # it has ended
+                continue
+    return total
+
+
+def threads(pid: int | str) -> int:
+    """Threads of one process; 0 when it has ended."""
+    try:
+        return os.stat(f"/proc/{pid}/task").st_nlink - 2
+    except FileNotFoundError:
+        return 0
+
+
+def _children(pid: int) -> list[int]:
+    """Those of its first thread, which is where orphans come to; other threads may have children, too."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    except OSError:  # it has ended
+        return found
+    return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

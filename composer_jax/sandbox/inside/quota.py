@@ -1,0 +1,93 @@
+"""Limits that the kernel does not hold where a sandbox has no file systems and no process namespace of its own.
+
+They are looked at from outside: while a command runs, and once more when it has ended. So a command may pass them for
+as long as two looks are apart, and is stopped then.
+"""
+
+import os
+import time
+
+from . import disk, files, processes
+
+PAUSE = 20  # times as long as a look at the disk took, until the next
+LEAST_ENTRIES, BYTES_PER_ENTRY = 256, 4096  # as many files as a file system in memory of that size would hold
+MIB = 1 << 20
+
+
+class Folder:
+    """What a folder may come to hold. It is over when it holds more than that, and more than it did before, or
+    folders nested too deep to be counted."""
+
+    def __init__(self, root: str, name: str, size: int):
+        self.root, self.name, self.size = root, name, size
+        self.before = self.now = disk.held(root)
+        self.most = disk.Held(self.now.size + size, self.now.entries + max(LEAST_ENTRIES, size // BYTES_PER_ENTRY))
+
+    def look(self) -> str:
+        """One sentence when it is over, else nothing."""
+        self.now = disk.held(self.root)
+        if self.now.size > max(self.most.size, self.before.size):
+            return f"{self.name} holds more than the {self.size // MIB} MiB that may be added to it"
+        if self.now.entries > max(self.most.entries, self.before.entries):
+            return f"{self.name} holds more files than may be added to it"
+        if self.now.too_deep:
+            return f"{self.name} holds folders deeper than {disk.LONGEST} characters of their paths"
+        return ""
+
+
+class Quota:
+    """Disk and processes of one sandbox."""
+
+    def __init__(self, workspace: str, tmp: str, limits: dict[str, int]):
+        self.folders = (
+            Folder(workspace, "the workspace", limits["workspace_bytes"]),
+            Folder(tmp, "the folder for temporary files", limits["tmp_bytes"]),
+        )
+        self.processes = limits["processes"]
+        self._passed = ""  # which limit the command that runs has passed
+        self._next_look = 0.0
+
+    def is_passed(self) -> bool:
+        """Whether the command that runs must be stopped."""
+        threads = sum(processes.threads(pid) for pid in processes.below(os.getpid()))
+        if threads > self.processes:
+            self._passed = f"there were more than {self.processes} processes and threads at once"
+        started = time.monotonic()
+        if not self._passed and started >= self._next_look:
+            self._passed = self._look()
+            ended = time.monotonic()
+            self._next_look = ended + PAUSE * (ended - started)
+        return self._passed != ""
+
+    def at_the_end(self) -> str:
+        """When nothing of the command is left: what it passed, or nothing. The next one is judged from here."""
+        found = self._look()
+        words, self._passed = self._passed or found, ""
+        for folder in self.folders:
+            folder.before = folder.now
+        return words
+
+    def _look(self) -> str:
+        return next(filter(None, [folder.look() for folder in self.folders]), "")
+
+
+class LimitedWorkspace(files.Workspace):
+    """A workspace that refuses files for which its quota has no room."""
+
+    def __init__(self, root: str, alias: str, max_bytes: int, quota: Quota):
+        super().__init__(root, alias, max_bytes)
+        self.folder = quota.folders[0]
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        """As without a limit; what turns out not to fit is taken away again."""
+        super().write(path, data)
+        # Counted by what is added, and only when that is too much by what is there: many small files are cheap.
+        before = self.folder.before
+        self.folder.before = disk.Held(before.size + len(data) + BYTES_PER_ENTRY, before.entries + 1)
+        if self.folder.before.size > self.folder.most.size or self.folder.before.entries > self.folder.most.entries:
+            self.folder.before = before
+            words = self.folder.look()
+            if words:
+                self.delete(path)
+                raise files.Refused(f"no space left in the workspace for {path}")
+            self.folder.before = self.folder.now

@@ -1,0 +1,105 @@
+"""Starts the zygote of the landlock backend and outlives nothing. Run as a plain file; standard library only.
+
+Its argument is one JSON object: {"folders", "executable", "shared", "environment", "path", "uid"}. As root it becomes
+`uid` for the zygote, as the other launcher does for bubblewrap. It makes the folder that all workspaces of the zygote are
+in, and when zygote or trainer have ended, however they ended, it kills what is left and removes that folder.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import launcher
+from inside import disk, landlock, layers, namespaces, processes
+
+GRACE_S = 1.0  # for keepers to end what they keep, which they do better than a list of processes can
+
+
+def main() -> int:
+    """Start, watch, end; returns the zygote's exit code."""
+    plan = json.loads(sys.argv[1])
+    namespaces.adopt_orphans()
+    try:
+        landlock.required()
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    scratch = os.path.realpath(tempfile.mkdtemp(prefix="composer-sandboxes-"))
+    above = os.open(os.path.dirname(scratch), os.O_PATH)  # it may be out of sight later
+    places = {**plan["folders"], "scratch": scratch}
+    try:
+        if plan["uid"] is not None:
+            os.chown(scratch, plan["uid"], plan["uid"])
+            try:
+                shown = launcher.reachable_by(list(places.values()), plan["uid"], changing=[scratch])
+                places = dict(zip(places, shown, strict=True))
+            except OSError:
+                pass  # root without the right to mount: the folders may be readable as they are
+        code = _watch(start(plan, places))
+    finally:
+        _end_all()
+        disk.clear(places["scratch"])
+        os.rmdir(os.path.basename(scratch), dir_fd=above)
+    return code
+
+
+def start(plan: dict, places: dict[str, str]) -> int:
+    """The pid of the zygote, which is told where its folders are."""
+    executable = os.path.join(places.get("python", "/"), plan["executable"])
+    programs = f"{places['scratch']}/{layers.PROGRAMS}"
+    os.mkdir(programs)
+    for alias in ("python", "python3"):
+        os.symlink(executable, f"{programs}/{alias}")
+    environment = {**plan["environment"], "PATH": ":".join([programs, os.path.dirname(executable), *plan["path"]])}
+    if plan["shared"]:
+        environment["LD_LIBRARY_PATH"] = os.path.join(os.path.dirname(os.path.dirname(executable)), "lib")
+    file = os.path.join(places["inside"], "start.py")
+    launching = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            launcher.become(plan["uid"])
+            landlock.die_with_parent(launching, signal.SIGKILL)
+            program = f"{programs}/python"
+            os.execve(program, [program, *plan["flags"], file, json.dumps(places)], environment)
+        except OSError as error:
+            print(f"launcher: {executable}: {error}", file=sys.stderr)
+        finally:
+            os._exit(127)
+    return pid
+
+
+def _watch(pid: int) -> int:
+    """Until the zygote has ended, by itself or because the trainer has; its exit code."""
+    end = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    poll.register(0, 0)  # reports hang-up only: the messages on fd 0 are the zygote's
+    if not any(fd == end for fd, _ in poll.poll()):
+        poll.unregister(0)
+        if not poll.poll(GRACE_S * 1000):
+            os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF
+
+
+def _end_all() -> None:
+    """Waits for the keepers, which hear of the zygote's end, and kills whatever is left then."""
+    deadline = time.monotonic() + GRACE_S
+    try:
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.002)
+    except ChildProcessError:
+        return
+    processes.end_all(at_once=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

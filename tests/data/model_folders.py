@@ -1,0 +1,98 @@
+"""Small model folders: tokenizers and chat templates in the style of published models, written for these tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from composer_jax.data import chat_kimi, chat_template
+
+QWEN_TOKENS = {"<|endoftext|>": True, "<|im_start|>": True, "<|im_end|>": True} | dict.fromkeys(
+    # As in the published tokenizers, the marks of calls and answers are tokens, but not special ones.
+    (*chat_template.CALL, "<tool_response>", "</tool_response>"),
+    False,
+)
+KIMI_TOKENS = dict.fromkeys(("[BOS]", "[EOS]", *chat_kimi.CONTROL), True)
+
+# Tools in the first message; the answers of one turn in one message of the user.
+QWEN = """
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n' }}{%- endif %}
+{{- 'Functions:\\n' }}
+{%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}
+{{- 'Write <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}
+{{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
+{%- elif message.role == 'assistant' %}
+{{- '<|im_start|>assistant\\n' + message.content }}
+{%- for call in message.tool_calls %}
+{%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' %}
+{%- if loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+KIMI = """
+{%- if tools %}
+{{- '<|im_system|>tool_declare<|im_middle|>' + tools | tojson(separators=(',', ':')) + '<|im_end|>' }}
+{%- endif %}
+{%- set numbered = namespace(next=0) %}
+{%- for message in messages %}
+{%- set opener = message.role if message.role in ('user', 'assistant') else 'system' %}
+{{- '<|im_' + opener + '|>' + message.role + '<|im_middle|>' }}
+{%- if message.role == 'tool' %}{{- '## Return of ' + message.tool_call_id + '\\n' }}{%- endif %}
+{{- message.content }}
+{%- for call in message.tool_calls %}
+{%- if loop.first %}{{- '<|tool_calls_section_begin|>' }}{%- endif %}
+{{- '<|tool_call_begin|>functions.' + call.function.name + ':' + numbered.next | string }}
+{%- set numbered.next = numbered.next + 1 %}
+{{- '<|tool_call_argument_begin|>' + call.function.arguments | tojson + '<|tool_call_end|>' }}
+{%- if loop.last %}{{- '<|tool_calls_section_end|>' }}{%- endif %}
+{%- endfor %}
+{{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_assistant|>assistant<|im_middle|>' }}{%- endif %}
+"""
+
+TEXTS = ['{"name": "read", "arguments": {"path": "a.py"}} functions.read:0 user assistant system tool'] * 8
+
+
+def tokenizer_json(tokens: dict[str, bool], texts: list[str] = TEXTS, vocab_size: int = 400) -> str:
+    """A byte-level BPE tokenizer with added tokens (spelling -> whether it is called special)."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    )
+    backend.add_tokens([AddedToken(text, special=special, normalized=False) for text, special in tokens.items()])
+    return backend.to_str()
+
+
+def write_folder(folder: Path, tokenizer: str, template: str, *, separate: bool = False) -> Path:
+    """A model folder; the template is a file of its own, or a part of tokenizer_config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"eos_token": "<|im_end|>", "bos_token": {"content": "[BOS]"}}
+    if separate:
+        (folder / "chat_template.jinja").write_text(template)
+    else:
+        config["chat_template"] = template
+    (folder / "tokenizer.json").write_text(tokenizer)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder

@@ -1,0 +1,70 @@
+"""Our rendering of chat templates against that of the transformers library, in text and in token ids."""
+
+import pytest
+
+from composer_jax.data.chat import AssistantMessage, ToolCall
+from composer_jax.data.chat_folder import load_chat_format
+from composer_jax.data.chat_format import Message, declarations
+from tests.data.formats import Declaration
+from tests.data.model_folders import KIMI, KIMI_TOKENS, QWEN, QWEN_TOKENS, tokenizer_json, write_folder
+
+pytestmark = pytest.mark.parity
+
+CALLS = (ToolCall("read", {"path": "a é.py", "lines": [1, 2.5, None, True]}), ToolCall("run_tests", {}))
+TOOLS = [Declaration("read", "Shows <b>a</b> file.", {"type": "object", "properties": {"path": {"type": "string"}}})]
+MESSAGES = [
+    Message("system", "Be brief & exact."),
+    Message("user", 'Go: it\'s <x> "quoted" \u4e2d\U0001f600'),
+    AssistantMessage("I look.\n", CALLS, True),
+    Message("tool", "  x = 1\n\n\ty = 2"),
+    Message("tool", ""),
+    AssistantMessage("", CALLS[:1], True),
+    Message("tool", "ok\n"),
+]
+# A template that uses what the environment offers beside plain Jinja.
+EXTRAS = QWEN.replace(
+    "{%- for message in messages %}",
+    "{{- bos_token }}{{ tools | tojson(indent=2) }}\n   {% for i in range(9) %}\n{% if i > 2 %}{% break %}{% endif %}\n"
+    "{{ i }} & {{ ['<b>', 'ü'] | tojson }} {{ strftime_now('%%') }}\n{% endfor %}\n{%- for message in messages %}",
+    1,
+)
+
+
+def as_dicts(messages):
+    """As transformers wants them; ids as the style makes them."""
+    ids, count, dicts = [], 0, []
+    for message in messages:
+        if isinstance(message, AssistantMessage):
+            ids = [f"functions.{call.name}:{number}" for number, call in enumerate(message.calls, count)]
+            count += len(ids)
+            functions = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
+            asked = [{"id": key, "type": "function", "function": f} for key, f in zip(ids, functions, strict=True)]
+            dicts.append({"role": "assistant", "content": message.content, "tool_calls": asked})
+        else:
+            answered = {"tool_call_id": ids.pop(0)} if message.role == "tool" else {}
+            dicts.append({"role": message.role, "content": message.content, **answered})
+    return dicts
+
+
+@pytest.mark.parametrize("declared", [TOOLS, []], ids=["tools", "no_tools"])
+@pytest.mark.parametrize(
+    ("tokens", "template"),
+    [(QWEN_TOKENS, QWEN), (QWEN_TOKENS | {"[BOS]": True}, EXTRAS), (KIMI_TOKENS, KIMI)],
+    ids=["qwen", "extras", "kimi"],
+)
+def test_ids_are_those_of_transformers(tmp_path, tokens, template, declared):
+    from transformers import PreTrainedTokenizerFast
+
+    folder = write_folder(tmp_path, tokenizer_json(tokens), template)
+    chat = load_chat_format(folder)
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), chat_template=template, bos_token="[BOS]", eos_token="<|im_end|>"
+    )
+    for length in (2, 5, 7):
+        want = theirs.apply_chat_template(
+            as_dicts(MESSAGES[:length]),
+            tools=declarations(declared) or None,
+            add_generation_prompt=True,
+            return_dict=False,
+        )
+        assert chat.render(MESSAGES[:length], declared) + chat.opening == want

@@ -1,0 +1,95 @@
+"""Candidates put together: only where they do not touch each other, and the same one whatever their order."""
+
+import ast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_jax.errors import UserError
+from composer_jax.tasks.repository.candidate import Candidate, candidate, difference, merge, split_lines
+from composer_jax.tasks.repository.combine import combinations, combine
+from composer_jax.tasks.splits import seeded
+
+TEXT = "def f():\n    return 1\n\n\ndef g():\n    return 2\n"
+SOURCES = {"p/a.py": TEXT, "p/b.py": TEXT, "q/c.py": TEXT}
+
+
+def change(path, old, new):
+    text = SOURCES[path].replace(old, new) if new is not None else None
+    return candidate("stub", SOURCES, {path: text}, (f"{path}::{old}",), f"{old} in {path}")
+
+
+ONE, TWO, OTHER = change("p/a.py", "1", "3"), change("p/a.py", "2", "4"), change("p/b.py", "1", "3")
+
+
+def test_two_changes_of_a_file_become_one():
+    both = combine(SOURCES, [ONE, TWO])
+    assert both.kind == "combine"
+    assert both.files == {"p/a.py": TEXT.replace("1", "3").replace("2", "4")}
+    assert set(both.removed) == {"    return 1\n", "    return 2\n"}
+    assert set(both.entities) == {"p/a.py::1", "p/a.py::2"}
+    assert both == combine(SOURCES, [TWO, ONE])
+
+
+def test_changes_of_two_files_become_one():
+    assert set(combine(SOURCES, [ONE, OTHER]).files) == {"p/a.py", "p/b.py"}
+
+
+@pytest.mark.parametrize(
+    "second",
+    [ONE, change("p/a.py", "1", "5"), change("p/a.py", "p/a.py", None), change("p/a.py", "def f()", "def f(x)")],
+    ids=["the same", "the same line", "deleted", "the next line"],
+)
+def test_changes_that_touch_are_refused(second):
+    assert combine(SOURCES, [ONE, second]) is None
+
+
+def test_a_result_that_does_not_compile_is_refused():
+    sources = {"a.py": "x = [\n    1,\n\n    2,\n]\n"}
+    first = candidate("stub", sources, {"a.py": "x = (\n    1,\n\n    2,\n]\n"}, ("a.py::x",), "")
+    second = candidate("stub", sources, {"a.py": "x = [\n    1,\n\n    3,\n]\n"}, ("a.py::y",), "")
+    assert combine(sources, [first, second]) is None
+
+
+def test_one_candidate_is_no_combination():
+    with pytest.raises(UserError, match="1 candidates cannot be combined; give two or more"):
+        combine(SOURCES, [ONE])
+
+
+def test_the_same_file_comes_before_the_same_folder_and_order_does_not_matter():
+    far = change("q/c.py", "1", "3")
+    found = list(combinations(SOURCES, [ONE, TWO, OTHER, far], seeded(1)))
+    assert [sorted(c.files) for c in found] == [["p/a.py"], ["p/a.py", "p/b.py"]]
+    assert found == list(combinations(SOURCES, [far, OTHER, TWO, ONE], seeded(1)))
+    assert all(ast.parse(text) for c in found for text in c.files.values())
+
+
+LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\r\n", "\n"]), max_size=12)
+
+
+@given(LINES, LINES)
+def test_a_difference_makes_the_new_text_of_the_old(old, new):
+    assert merge(old, [new]) == "".join(new)
+    assert merge(old, [new, old]) == "".join(new)
+    assert all(hunk.start < hunk.end or hunk.lines for hunk in difference(old, new))
+
+
+@given(LINES, LINES, LINES)
+def test_changes_on_two_sides_of_a_line_do_not_meet(old, before, after):
+    middle = ["the middle\n"]
+    first, second = [*before, *middle, *old], [*old, *middle, *after]
+    assert merge([*old, *middle, *old], [first, second]) == "".join([*before, *middle, *after])
+
+
+@given(st.text(alphabet="a\r\n\u2028\x0c"))
+def test_lines_joined_are_the_text(text):
+    assert "".join(split_lines(text)) == text
+
+
+def test_the_id_is_that_of_kind_and_files():
+    first = Candidate("stub", {"b.py": None, "a.py": "x"}, ("a.py::f",), (), "one")
+    again = Candidate("stub", {"a.py": "x", "b.py": None}, (), ("y",), "two")
+    assert first.id == again.id == "9110e25942a3fe7b"
+    assert first.id != Candidate("combine", first.files, (), (), "").id
+    assert first.id != Candidate("stub", {"a.py": "x", "b.py": ""}, (), (), "").id

@@ -1,0 +1,128 @@
+"""The table of what a file defines: names as Python gives them, spans that hold the exact text."""
+
+import inspect
+import json.decoder
+import types
+
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.tasks.repository.entities import entities, is_test_path
+from composer_jax.tasks.repository.source import Source
+
+TEXT = '''
+@decorated(
+    1)
+async def f(a, /, b: int = 1, *c, d=None, **e) -> int:
+    """Says \u00fc."""
+    if a and b or c:
+        return [x for x in c if x]  # end
+    def g(): return d.e
+
+
+class C(Base, metaclass=M):
+    """Only words."""
+
+    @property
+    def p(self):
+        return self._p
+
+    @p.setter
+    def p(self, value):
+        self._p = value
+
+    class D:
+        def m(self): "words"
+
+if x:
+    def h(): pass
+'''
+
+
+def table(text=TEXT, path="a.py"):
+    return {entity.name: entity for entity in entities(Source(path, text))}
+
+
+def test_everything_is_found_in_order():
+    found = entities(Source("p/a.py", TEXT))
+    assert [(entity.name, entity.kind) for entity in found] == [
+        ("f", "function"),
+        ("f.<locals>.g", "function"),
+        ("C", "class"),
+        ("C.p", "property"),
+        ("C.p", "property"),
+        ("C.D", "class"),
+        ("C.D.m", "method"),
+        ("h", "function"),
+    ]
+    assert found[6].id == "p/a.py::C.D.m"
+    assert [entity.name for entity in found if entity.is_nested] == ["f.<locals>.g"]
+    assert [entity.name for entity in found if entity.is_async] == ["f"]
+
+
+def test_spans_docstrings_and_signatures():
+    found = table()
+    f, g, m = found["f"], found["f.<locals>.g"], found["C.D.m"]
+    assert TEXT[slice(*f.span)].startswith("@decorated(\n") and TEXT[slice(*f.span)].endswith("return d.e")
+    assert TEXT[slice(*f.body_span)].startswith("if a and") and TEXT[slice(*g.body_span)] == "return d.e"
+    assert (f.docstring, g.docstring, m.docstring) == ("Says \u00fc.", None, "words")
+    assert m.body_span is None
+    assert f.signature == "async def f(a, /, b: int=1, *c, d=None, **e) -> int"
+    assert found["C"].signature == "class C(Base, metaclass=M)"
+    assert found["C.D"].signature == "class D"
+
+
+def test_complexity_counts_the_ways_through():
+    found = table()
+    # 1, the `if`, two of and/or, the comprehension and its filter.
+    assert (found["f"].complexity, found["f.<locals>.g"].complexity) == (6, 1)
+
+
+def test_references_are_names_read_and_attributes_taken():
+    assert table()["f.<locals>.g"].references == {"d", "e"}
+    assert {"decorated", "a", "b", "c", "x", "int"} <= table()["f"].references
+
+
+@pytest.mark.parametrize(
+    ("path", "is_test"),
+    [
+        ("tests/a.py", True),
+        ("p/test/a.py", True),
+        ("test_a.py", True),
+        ("p/a_test.py", True),
+        ("conftest.py", True),
+        ("p/testing.py", False),
+        ("p/contest.py", False),
+        ("p/latest/a.py", False),
+    ],
+)
+def test_test_code_is_told_by_its_place(path, is_test):
+    assert is_test_path(path) == is_test
+    assert table(path=path)["f"].is_test == is_test
+
+
+def test_a_test_in_a_module_and_what_is_in_it_are_test_code():
+    found = table("class TestF:\n    def check(self): pass\n\ndef test_g(): pass\n\ndef tested(): pass\n")
+    assert {name for name, entity in found.items() if entity.is_test} == {"TestF", "TestF.check", "test_g"}
+
+
+def test_names_are_those_that_a_running_program_sees():
+    """co_qualname is what a tracer reports; every code object of a module must be an entity of that name."""
+    source = Source("json/decoder.py", inspect.getsource(json.decoder))
+    found = {}
+    stack = [compile(source.text, "x", "exec")]
+    while stack:
+        code = stack.pop()
+        stack += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+        if not code.co_name.startswith("<"):
+            found.setdefault(code.co_qualname, code.co_firstlineno)
+    lines = {}
+    for entity in entities(source):
+        lines.setdefault(entity.name, source.line_of(entity.span[0]))
+    assert found == lines
+
+
+@pytest.mark.parametrize("text", ["def f(:", "return 1", "x = '\0'", "print 'old'", "def f():\n\tx\n        y"])
+def test_a_file_that_does_not_compile_is_refused_by_name(text):
+    with pytest.raises(UserError, match="^p/a.py does not compile with this Python: .*; leave the file out$"):
+        Source("p/a.py", text)

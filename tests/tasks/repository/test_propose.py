@@ -1,0 +1,187 @@
+"""Candidates from real source: the standard library's own modules."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_jax.errors import UserError
+from composer_jax.tasks.repository.entities import entities
+from composer_jax.tasks.repository.mutations import MUTATIONS, mutate
+from composer_jax.tasks.repository.propose import KINDS, PER_ENTITY, PER_KIND, propose
+from composer_jax.tasks.repository.source import Source
+from composer_jax.tasks.splits import seeded
+
+ROOT = Path(__file__).parents[3]
+
+
+def every_entity(sources):
+    return [entity for path, text in sources.items() for entity in entities(Source(path, text))]
+
+
+@pytest.fixture(scope="module")
+def covered(library):
+    """A made-up coverage: three entities a test, so that every one is reached and features exist."""
+    ids = sorted({entity.id for entity in every_entity(library)})
+    return {f"test_{index}": frozenset(ids[index : index + 3]) for index in range(0, len(ids), 3)}
+
+
+@pytest.fixture(scope="module")
+def found(library, covered):
+    """A good part of what can be proposed."""
+    return list(islice(propose(library, [], covered, seed=0), 220))
+
+
+def test_every_kind_comes_up(found):
+    counts = Counter(candidate.kind for candidate in found)
+    assert set(counts) == set(KINDS)
+
+
+def test_kinds_take_turns(found):
+    first = [candidate.kind for candidate in found[: len(KINDS) - 2]]
+    assert len(set(first)) == len(first)
+
+
+def test_everything_compiles_changes_what_it_says_and_nothing_else(found, library):
+    table = {path: entities(Source(path, text)) for path, text in library.items()}
+    shapes = {path: ast.dump(ast.parse(text)) for path, text in library.items()}
+    dumped = Counter()
+    for candidate in found:
+        for path, text in candidate.files.items():
+            if text is not None:
+                compile(text, path, "exec")
+                dumped[candidate.kind] += 1
+                if dumped[candidate.kind] <= 2:  # slow; that every mutation differs is tested on its own
+                    assert ast.dump(ast.parse(text)) != shapes[path]
+        if not candidate.kind.startswith("delete_"):
+            ((path, text),) = candidate.files.items()
+            owners = [entity for entity in table[path] if is_part(candidate.entities[0], entity.id)]
+            assert any(is_only_changed_inside(library[path], text, lines_of(owner)) for owner in owners)
+
+
+def is_part(name, owner):
+    """Whether an id is another one or a method of it: a removed method changes its class."""
+    return name == owner or name.rpartition(".")[0] == owner
+
+
+def lines_of(entity):
+    """Offsets of the lines that an entity is on."""
+    source = entity.source
+    start, end = entity.span
+    return source.line_start(source.line_of(start)), source.line_start(source.line_of(end) + 1)
+
+
+def is_only_changed_inside(old, new, span):
+    start, end = span
+    return old[:start] == new[:start] and old[end:] == new[len(new) - (len(old) - end) :]
+
+
+def test_removed_blocks_are_exact_text(found, library):
+    for candidate in found:
+        for block in candidate.removed:
+            assert any(block in library[path] for path in candidate.files)
+
+
+def test_no_candidate_comes_twice_and_no_entity_too_often(found):
+    assert len({json.dumps(sorted(candidate.files.items())) for candidate in found}) == len(found)
+    mutations = [(candidate.entities[0], candidate.kind) for candidate in found if candidate.kind.startswith("mutate:")]
+    names = [name for name, _ in mutations]
+    assert max(map(names.count, set(names))) <= PER_ENTITY
+    assert max(map(mutations.count, set(mutations))) <= PER_KIND
+
+
+def test_only_what_a_test_covers_is_changed(library):
+    coverage = {"t": {"heapq.py::merge", "textwrap.py::TextWrapper._split"}, "u": set(), "v": set()}
+    named = [c for c in propose(library, [], coverage, 0) if c.kind.startswith(("mutate:", "stub"))]
+    names = {candidate.entities[0] for candidate in named}
+    # A class is covered through its methods: its defaults and bases may change, no other method.
+    assert names == {"heapq.py::merge", "textwrap.py::TextWrapper._split", "textwrap.py::TextWrapper"}
+
+
+def test_tests_are_never_changed(library, covered):
+    found = islice(propose(library, ["heapq.py"], covered, 0), 60)
+    assert all("heapq.py" not in candidate.files for candidate in found)
+
+
+def test_one_kind_does_not_depend_on_the_others(library, covered):
+    def ids(kinds):
+        return [c.id for c in islice(propose(library, [], covered, 0, kinds), 40) if c.kind == "stub"]
+
+    alone, together = ids(["stub"]), ids(["delete_feature", "stub"])
+    assert together and alone[: len(together)] == together
+
+
+def test_another_seed_draws_others(library, covered):
+    first, second = ([c.id for c in islice(propose(library, [], covered, seed), 20)] for seed in (0, 1))
+    assert first != second
+
+
+def test_an_unknown_kind_is_refused_before_anything_is_drawn(library):
+    with pytest.raises(UserError, match="'mutate:nothing' is no kind of candidate; use some of mutate:"):
+        propose(library, [], {}, 0, ["mutate:nothing"])
+
+
+def test_files_that_do_not_compile_are_passed_over(library, covered):
+    broken = {**library, "template.py": "def {{ name }}():\n"}
+    assert next(propose(broken, [], covered, 0)).kind in KINDS
+
+
+CODE = """
+import json, sys
+from itertools import islice
+from composer_jax.tasks.repository.propose import propose
+sources, coverage = json.load(sys.stdin)
+if sys.argv[1] == "backwards":
+    sources, coverage = (dict(reversed(list(mapping.items()))) for mapping in (sources, coverage))
+coverage = {test: frozenset(ids) for test, ids in coverage.items()}
+print(*(c.id for c in islice(propose(sources, frozenset(), coverage, 7), 60)))
+"""
+
+
+def test_the_same_candidates_whatever_the_hash_seed_and_the_order(library, covered):
+    given_in = json.dumps([library, {test: sorted(ids) for test, ids in covered.items()}])
+    answers = set()
+    for seed, order in (("0", "forwards"), ("1", "backwards")):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        answers.add(
+            subprocess.check_output(
+                [sys.executable, "-c", CODE, order], input=given_in, text=True, cwd=ROOT, env=environment
+            )
+        )
+    assert len(answers) == 1
+    assert len(answers.pop().split()) == 60
+
+
+def test_every_kind_of_mutation_has_work_in_the_standard_library(library):
+    table = every_entity(library)
+    for kind in MUTATIONS:
+        assert any(next(mutate(kind, entity, seeded(0)), None) for entity in table), kind
+
+
+@pytest.fixture(scope="module")
+def small(library):
+    """Entities of two modules, each as it is and with Windows line ends."""
+    texts = [(path, library[path]) for path in ("textwrap.py", "heapq.py")]
+    texts += [(path, text.replace("\n", "\r\n")) for path, text in texts]
+    return [entity for path, text in texts for entity in entities(Source(path, text))]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_any_mutation_of_any_entity_keeps_the_rest(small, data):
+    entity = data.draw(st.sampled_from(small))
+    kind = data.draw(st.sampled_from(sorted(MUTATIONS)))
+    old, path = entity.source.text, entity.source.path
+    for candidate in islice(mutate(kind, entity, seeded(data.draw(st.integers(0, 9)))), 3):
+        new = candidate.files[path]
+        assert ast.dump(ast.parse(new)) != ast.dump(ast.parse(old))
+        assert is_only_changed_inside(old, new, lines_of(entity))
+        assert "\r" not in old or new.count("\n") == new.count("\r\n")
