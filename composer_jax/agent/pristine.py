@@ -10,7 +10,7 @@ from typing import Literal
 
 from composer_jax.agent.search.index import Embedder, SearchIndex
 from composer_jax.errors import UserError
-from composer_jax.sandbox.once import Once
+from composer_jax.sandbox.made_once import MadeOnce
 
 Kind = Literal["file", "link", "folder"]
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not wait
@@ -34,9 +34,9 @@ class Pristine:
 
     def __init__(self, folder: Path | None):
         self._folder = folder
-        self.entries: Once[dict[str, Entry]] = Once(self._listed)
+        self.entries: MadeOnce[dict[str, Entry]] = MadeOnce(self._listed)
         """Path -> entry, folders before what they hold."""
-        self._indexes: dict[Embedder | None, Once[SearchIndex]] = {}
+        self._indexes: dict[Embedder | None, MadeOnce[SearchIndex]] = {}
 
     def entry(self, path: str) -> Entry | None:
         """What is at a path; None if nothing is. Reached only through real folders, never through a link."""
@@ -54,10 +54,10 @@ class Pristine:
                 "alone while they are in use."
             ) from error
 
-    def index(self, embedder: Embedder | None) -> Once[SearchIndex]:
+    def index(self, embedder: Embedder | None) -> MadeOnce[SearchIndex]:
         """The search index of all files."""
         if embedder not in self._indexes:
-            self._indexes[embedder] = Once(lambda: self._indexed(embedder))
+            self._indexes[embedder] = MadeOnce(lambda: self._indexed(embedder))
         return self._indexes[embedder]
 
     def _indexed(self, embedder: Embedder | None) -> SearchIndex:

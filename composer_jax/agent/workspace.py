@@ -58,7 +58,9 @@ class Workspace:
         self._cache = cache
         self._embedder = embedder
         self._pristine = pristine(task.repository)
-        self._trees = [shared_tree(pool, folder) if folder else None for folder in (task.repository, task.packages)]
+        self._trees = [
+            shared_tree(pool, folder) if pool and folder else None for folder in (task.repository, task.packages)
+        ]
         self._turn = asyncio.Lock()  # of the sandbox
         self._sandbox: Sandbox | None = None
         self._shell_in: Sandbox | None = None  # the sandbox in which the shell has been used

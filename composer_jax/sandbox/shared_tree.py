@@ -3,7 +3,7 @@
 import weakref
 from pathlib import Path
 
-from composer_jax.sandbox.once import Once
+from composer_jax.sandbox.made_once import MadeOnce
 from composer_jax.sandbox.pool import SandboxPool
 from composer_jax.sandbox.tree import Tree
 
@@ -15,7 +15,7 @@ class SharedTree:
     """The tree of a folder, copied when it is first asked for; given back when nobody holds this any more."""
 
     def __init__(self, pool: SandboxPool, folder: Path):
-        self._tree = Once(lambda: pool.tree(folder))
+        self._tree = MadeOnce(lambda: pool.tree(folder))
 
     async def get(self) -> Tree:
         """The tree. Raises UserError when the folder is none, or cannot be read."""

@@ -34,6 +34,9 @@ class DyingPool:
         self.acquired += 1
         return sandbox
 
+    def tree(self, folder):
+        return self.pool.tree(folder)
+
 
 @pytest.fixture
 def dying_pool(pool):

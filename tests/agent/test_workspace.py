@@ -1,11 +1,19 @@
 """The workspace: the sandbox holds what we think it holds, comes late, and may die."""
 
 import asyncio
+import gc
+import threading
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
+from composer_jax.agent import workspace as workspaces
 from composer_jax.agent.workspace import ATTEMPTS, Workspace
-from composer_jax.sandbox import SandboxDied
+from composer_jax.errors import UserError
+from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxFileError
+from composer_jax.sandbox.made_once import MadeOnce
 from composer_jax.tasks.cache import ResultCache
 from tests.agent.conftest import task_of
 
@@ -101,5 +109,230 @@ def test_a_command_that_leaves_traces_is_run_each_time(pool):
             assert "made.txt" in workspace.files
             await workspace.close()
         assert (cache.hits, cache.runs) == (0, 2)
+
+    asyncio.run(check())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small repository with everything in it that a change can replace."""
+    for path, text in {"a.txt": "a", "d/b.txt": "b", "d/e/c.txt": "c", "run.sh": "echo run"}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / "link").symlink_to("a.txt")
+    (tmp_path / "run.sh").chmod(0o755)
+    return tmp_path
+
+
+def test_a_repository_is_what_it_holds_and_what_has_changed(pool, folder):
+    async def check():
+        workspace = Workspace(task_of({"top.txt": "t", "a.txt": "over"}, repository=folder), pool)
+        assert dict(workspace.files) == {
+            "a.txt": b"over", "d/b.txt": b"b", "d/e/c.txt": b"c", "run.sh": b"echo run", "top.txt": b"t",
+        }  # fmt: skip
+        assert workspace.paths("folder", "link") == ["d", "d/e", "link"]
+        await workspace.run(["sh", "-c", "cat a.txt top.txt > d/n.txt; rm -r d/e link; mkdir link; echo x > link/y"], 5)
+        assert dict(workspace.files) == {
+            "a.txt": b"over", "d/b.txt": b"b", "d/n.txt": b"overt", "link/y": b"x\n", "run.sh": b"echo run",
+            "top.txt": b"t",
+        }  # fmt: skip
+        assert workspace.paths("folder", "link") == ["d", "link"]
+        workspace.write("a.txt", b"a")
+        assert "a.txt" not in workspace.changes, "what is as in the repository is no change"
+        await workspace.close()
+
+    asyncio.run(check())
+
+
+def test_several_files_change_together_or_not_at_all(folder):
+    workspace = Workspace(task_of({}, repository=folder), None)
+    with pytest.raises(SandboxFileError, match="a.txt is a file, not a folder"):
+        workspace.replace({"new.txt": (b"x", None), "d/b.txt": None, "a.txt/x": (b"x", None)})
+    assert workspace.changes == {}
+    workspace.replace({"new.txt": (b"x", 0o755), "a.txt": None, "a.txt/x": (b"y", None)})
+    assert workspace.changes == {
+        "new.txt": Change("file", b"x", 0o755), "a.txt": GONE, "a.txt/x": Change("file", b"y"),
+    }  # fmt: skip
+
+
+def test_more_than_a_sandbox_holds_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(workspaces, "MAX_CHANGED", 100)
+    workspace = Workspace(task_of({}, repository=folder), None)
+    workspace.write("a.txt", b"x" * 60)
+    with pytest.raises(SandboxFileError, match="no space left for b.txt: all changes together may have 100 bytes"):
+        workspace.write("b.txt", b"x" * 60)
+    workspace.write("a.txt", b"x" * 100)
+
+
+WRITTEN = ("a.txt", "d/b.txt", "new/x.txt", "d", "d/e", "link", "d/e/c.txt/deep.txt", "a.txt/in.txt")
+DELETED = ("a.txt", "d/b.txt", "d/e/c.txt", "link", "new/x.txt")
+COMMANDS = (
+    "rm -rf d",
+    "rm -rf d/e; echo 1 > d/e",
+    "mkdir -p d/e; echo 2 > d/e/c.txt",
+    "rm -rf a.txt; mkdir a.txt; echo 3 > a.txt/in.txt",
+    "rm -rf new link; ln -s d new; mkfifo link",
+    "chmod 700 d; chmod +x a.txt; mv d d2; cp -r d2 d",
+    "rm -rf * .x; printf a > a.txt",
+    "true",
+)
+OPERATIONS = [
+    *(("write", path) for path in WRITTEN),
+    *(("delete", path) for path in DELETED),
+    *(("run", command) for command in COMMANDS),
+    ("die", ""),
+]
+
+
+def check_operations(pool, folder, chosen):
+    """What we think that the sandbox holds is what it holds, and a new one holds the same."""
+
+    async def go():
+        workspace = Workspace(task_of({}, repository=folder), pool)
+        for number, (what, detail) in enumerate(chosen):
+            try:
+                if what == "write":
+                    workspace.write(detail, b"%d" % number)
+                elif what == "delete":
+                    workspace.delete(detail)
+                elif what == "run":
+                    await workspace.run(["sh", "-c", detail], 5)
+                elif workspace._sandbox is not None:
+                    workspace._sandbox.end("a test ended it")
+            except SandboxFileError as error:
+                assert what != "run", error
+        await workspace.run(["true"], 5)
+        held = await workspace._sandbox.read_all()
+        assert dict(workspace.files) == held
+        told = workspace.changes
+        await workspace.close()
+        await workspace.run(["true"], 5)
+        assert await workspace._sandbox.read_all() == held
+        assert {path: change.kind for path, change in workspace.changes.items()} == {
+            path: change.kind for path, change in told.items()
+        }
+        await workspace.close()
+
+    asyncio.run(go())
+
+
+SOME = st.lists(st.sampled_from(OPERATIONS), max_size=8)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(chosen=SOME)
+@example(chosen=[("run", "rm -rf d"), ("write", "d/b.txt"), ("die", ""), ("run", "true")])
+@example(chosen=[("delete", "a.txt"), ("write", "a.txt/in.txt"), ("run", "true"), ("delete", "a.txt/in.txt")])
+def test_whatever_happens_both_sides_agree(pool, folder, chosen):
+    check_operations(pool, folder, chosen)
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(chosen=SOME)
+def test_whatever_happens_very_often_both_sides_agree(pool, folder, chosen):
+    check_operations(pool, folder, chosen)
+
+
+def test_a_folder_is_copied_and_indexed_once_for_all_episodes(pool, folder):
+    made = []
+
+    class Counting:
+        """The pool, and which folders it was asked to copy."""
+
+        def __init__(self):
+            self.pool = pool
+
+        def acquire(self, *arguments, **options):
+            return self.pool.acquire(*arguments, **options)
+
+        def tree(self, path):
+            made.append(path)
+            return self.pool.tree(path)
+
+    async def check(counting, episodes):
+        workspaces = [Workspace(task_of({}, repository=folder), counting) for _ in range(episodes)]
+        await asyncio.gather(*(workspace.run(["true"], 5) for workspace in workspaces))
+        await asyncio.gather(*(workspace.search("echo", "", 3) for workspace in workspaces))
+        indexes = [await workspace._pristine.index(None).get() for workspace in workspaces]
+        assert all(index is indexes[0] for index in indexes)
+        for workspace in workspaces:
+            await workspace.close()
+
+    counting, copies = Counting(), Path(pool._trees.name)
+    gc.collect()
+    before = set(copies.iterdir())
+    asyncio.run(check(counting, 5))
+    assert made == [folder]
+    gc.collect()
+    assert set(copies.iterdir()) == before, "what nobody holds is given back"
+    asyncio.run(check(counting, 1))
+    assert made == [folder, folder]
+
+
+def test_packages_can_be_imported(pool, folder, tmp_path_factory):
+    packages = tmp_path_factory.mktemp("packages")
+    (packages / "thing.py").write_text("NAME = 'a thing'")
+
+    async def check():
+        workspace = Workspace(task_of({}, repository=folder, packages=packages), pool)
+        assert (await workspace.run(["python", "-c", "import thing; print(thing.NAME)"], 5)).stdout == "a thing\n"
+        result, is_new = await workspace.shell("python3 -c 'import thing; print(thing.NAME)'", 20)
+        assert (result.stdout, is_new) == ("a thing\n", False)
+        await workspace.close()
+
+    asyncio.run(check())
+
+
+def test_results_belong_to_repository_packages_and_changes(pool, folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    cache = ResultCache()
+
+    async def check():
+        for options in ({}, {"repository": folder}, {"repository": folder, "packages": other}, {"repository": folder}):
+            workspace = Workspace(task_of({}, **options), pool, cache)
+            await workspace.run(["ls"], 5)
+            await workspace.close()
+        assert (cache.runs, cache.hits) == (3, 1)
+        workspace = Workspace(task_of({}, repository=folder), pool, cache)
+        workspace.write("run.sh", b"echo run", 0o644)
+        await workspace.run(["ls"], 5)
+        assert (cache.runs, cache.hits) == (4, 1), "permissions count"
+        await workspace.shell("cd d; echo x > /tmp/y", 5)
+        await workspace.run(["ls"], 5)
+        assert (cache.runs, cache.hits) == (4, 1), "what a shell left elsewhere may matter"
+        await workspace.close()
+
+    asyncio.run(check())
+
+
+def test_a_repository_that_is_none_is_said(pool, tmp_path):
+    workspace = Workspace(task_of({}, repository=tmp_path / "nowhere"), pool)
+    with pytest.raises(UserError, match="nowhere is not a folder; a workspace stands on one"):
+        asyncio.run(workspace.prepare())
+
+
+def test_the_event_loop_goes_on_while_something_is_made_once():
+    begun, go_on, made = threading.Event(), threading.Event(), []
+
+    def make():
+        begun.set()
+        assert go_on.wait(20)
+        made.append(1)
+        if len(made) == 1:
+            raise UserError("the first time it fails")
+        return "value"
+
+    async def check():
+        once = MadeOnce(make)
+        waiting = [asyncio.ensure_future(once.get()) for _ in range(3)]
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        waiting[0].cancel()
+        go_on.set()
+        said = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in said] == [asyncio.CancelledError, UserError, UserError]
+        assert await asyncio.gather(once.get(), once.get()) == ["value", "value"] and once.get_here() == "value"
+        assert len(made) == 2
 
     asyncio.run(check())

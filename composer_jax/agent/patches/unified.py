@@ -64,8 +64,10 @@ def _file(lines: list[str], at: int) -> tuple[FilePatch, int]:
         old, new = _strip(_name(lines[at][4:]), _name(lines[at + 1][4:]))
         at += 2
     else:
-        old = None if "new file mode" in said else said.get("rename from", old)
-        new = None if "deleted file mode" in said else said.get("rename to", new)
+        if "rename from" in said and "rename to" in said:
+            old, new = _name(said["rename from"]), _name(said["rename to"])
+        old = None if "new file mode" in said else old
+        new = None if "deleted file mode" in said else new
     if old is None and new is None:
         raise PatchError(f"the patch does not say which file it changes: {_shown(git or '/dev/null')}")
     hunks = []

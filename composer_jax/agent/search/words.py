@@ -1,5 +1,6 @@
 """The words of code: identifiers in their parts and as a whole, lower case, without inflection's commonest endings."""
 
+import functools
 import re
 from collections import Counter
 
@@ -16,20 +17,25 @@ _COMMON = frozenset(
 
 def words(text: str) -> list[str]:
     """The words of a text, in order. `readHTTPHeader_v2` gives read, http, header, v, 2 and readhttpheader_v2."""
-    found = []
-    for name in _NAME.findall(text):
-        if len(name) > MAX_WORD:
-            continue
-        parts = _PART.findall(name)
-        found += [_stem(part.lower()) for part in parts if part.lower() not in _COMMON]
-        if len(parts) > 1:
-            found.append(name.lower())
-    return found
+    return [word for name in _NAME.findall(text) for word in _words_of(name)]
 
 
 def counts(text: str) -> Counter[str]:
     """How often each word is in a text."""
-    return Counter(words(text))
+    found: Counter[str] = Counter()
+    for name, count in Counter(_NAME.findall(text)).items():
+        for word in _words_of(name):
+            found[word] += count
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 17)  # names are said again and again
+def _words_of(name: str) -> tuple[str, ...]:
+    if len(name) > MAX_WORD:
+        return ()
+    parts = [part.lower() for part in _PART.findall(name)]
+    found = [_stem(part) for part in parts if part not in _COMMON]
+    return tuple(found) if len(parts) < 2 else (*found, name.lower())
 
 
 def _stem(word: str) -> str:

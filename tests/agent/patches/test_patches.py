@@ -1,0 +1,235 @@
+"""Patches: what a diff says happens, exactly; what does not fit is said; no text breaks the parser."""
+
+import difflib
+import subprocess
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from composer_jax.agent.patches import FilePatch, Hunk, PatchError, apply_hunks, parse
+
+LINES = st.lists(st.sampled_from(["a", "b", "-- x", "++ y", "@@ -1 +1 @@", "", " ", "\\ No", "c\r", "--- a/f", "é\f"]))
+TEXTS = st.one_of(
+    st.builds(lambda lines, end: "\n".join(lines) + "\n" * end, LINES, st.booleans()),
+    st.text(max_size=60),
+    st.text(alphabet="ab\n", max_size=80),
+)
+
+
+def with_ends(text):
+    lines = text.split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def unified(before, after, context=3, name="f"):
+    """What `diff -u` would write."""
+    said = difflib.unified_diff(with_ends(before), with_ends(after), f"a/{name}", f"b/{name}", n=context)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in said)
+
+
+def envelope(before, after):
+    """One hunk of all lines; the format knows no file without an end of its last line."""
+    body = "".join(f"-{line}\n" for line in before.split("\n")[:-1]) + "".join(
+        f"+{line}\n" for line in after.split("\n")[:-1]
+    )
+    return f"*** Begin Patch\n*** Update File: f\n@@\n{body}*** End of File\n*** End Patch\n"
+
+
+def check_round_trip(before, after, context):
+    if before == after:
+        return
+    [patch] = parse(unified(before, after, context))
+    assert apply_hunks(before, patch.hunks) == after
+
+
+@given(TEXTS, TEXTS, st.integers(0, 4))
+@example("a\nb\n", "a\nb", 3)
+@example("", "x", 0)
+@example("-- x\n++ y\n", "++ y\n-- x\n", 0)
+def test_a_diff_of_two_texts_makes_one_of_the_other(before, after, context):
+    check_round_trip(before, after, context)
+
+
+@pytest.mark.slow
+@settings(max_examples=15_000)
+@given(TEXTS, TEXTS, st.integers(0, 4))
+def test_diffs_of_very_many_texts(before, after, context):
+    check_round_trip(before, after, context)
+
+
+@given(TEXTS, TEXTS)
+def test_an_envelope_of_two_texts_makes_one_of_the_other(before, after):
+    before, after = f"{before}\n", f"{after}\n"
+    [patch] = parse(envelope(before, after))
+    assert apply_hunks(before, patch.hunks) == after
+
+
+PIECES = st.sampled_from(
+    ["*** Begin Patch\n", "*** End Patch", "*** Update File: f\n", "*** Add File: g\n", "*** Move to: h\n", "@@ x\n"]
+    + [
+        "*** End of File\n",
+        "--- a/f\n",
+        "+++ b/f\n",
+        "diff --git a/f b/f\n",
+        "@@ -1,2 +1,2 @@\n",
+        " a\n",
+        "-a\n",
+        "+b\n",
+    ]
+    + [
+        "\\ No newline at end of file\n",
+        "rename from f\n",
+        "new file mode 100755\n",
+        '--- "a/\\303\\2"\n',
+        "\n",
+        "@@\n",
+    ]
+    + ["@@ -0,0 +1,999999999 @@\n", "deleted file mode 1\n", "GIT binary patch\n", "/dev/null", "\0", "\ud800"]
+)
+NEARLY = st.one_of(st.lists(PIECES, max_size=15).map("".join), st.text(max_size=100))
+
+
+def check_no_text_breaks_it(text):
+    try:
+        for patch in parse(text):
+            apply_hunks("a\na\n", patch.hunks)
+    except PatchError as error:
+        assert str(error)
+
+
+@given(NEARLY)
+@settings(max_examples=500)
+def test_no_text_breaks_the_parser(text):
+    check_no_text_breaks_it(text)
+
+
+@pytest.mark.slow
+@settings(max_examples=15_000)
+@given(NEARLY)
+def test_very_many_texts_do_not_break_the_parser(text):
+    check_no_text_breaks_it(text)
+
+
+def test_what_git_writes_is_understood(tmp_path):
+    def git(*words):
+        base = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(tmp_path)]
+        return subprocess.run([*base, *words], check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    for name, text in {"edit me": "1\n2\n3\n", "gone": "x\n", "old/ü": "same\nsame\nlines\n", "empty": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    (tmp_path / "edit me").write_text("1\n2\n4")
+    (tmp_path / "edit me").chmod(0o755)
+    (tmp_path / "gone").unlink()
+    (tmp_path / "empty").unlink()
+    (tmp_path / "old/ü").rename(tmp_path / "new")
+    (tmp_path / "born").write_text("b\n")
+    (tmp_path / "blank").write_text("")
+    git("add", "-A")
+    patches = {patch.name: patch for patch in parse(git("diff", "--cached", "-M", "--no-rename-empty"))}
+    assert patches == {
+        "edit me": FilePatch(
+            "edit me", "edit me", (Hunk(("1\n", "2\n", "3\n"), ("1\n", "2\n", "4"), 1),), executable=True
+        ),
+        "gone": FilePatch("gone", None, (Hunk(("x\n",), (), 1),)),
+        "empty": FilePatch("empty", None),
+        "new": FilePatch("old/ü", "new"),
+        "born": FilePatch(None, "born", (Hunk((), ("b\n",), 0),), executable=False),
+        "blank": FilePatch(None, "blank", executable=False),
+    }
+    git("commit", "-qm", "second")
+    assert {
+        patch.name: patch for patch in parse(git("format-patch", "--stdout", "-M", "--no-rename-empty", "HEAD~"))
+    } == patches
+
+
+def test_an_envelope_in_full():
+    text = """\
+*** Begin Patch
+*** Update File: a.py
+*** Move to: b.py
+@@ class A:
+@@ def f(self):
+-        1
++        2
+
+@@
+ tail
++end
+*** End of File
+*** Add File: c.py
++one
++
+*** Delete File: d.py
+*** End Patch"""
+    first = Hunk(("        1\n", "\n"), ("        2\n", "\n"), None, ("class A:", "def f(self):"))
+    last = Hunk(("tail\n",), ("tail\n", "end\n"), at_end=True)
+    assert parse(text) == [
+        FilePatch("a.py", "b.py", (first, last)),
+        FilePatch(None, "c.py", (Hunk((), ("one\n", "\n")),)),
+        FilePatch("d.py", None),
+    ]
+    before = "def f(self):\n        1\n\nclass A:\n    def f(self):\n        1\n\ntail\ntail\n"
+    assert apply_hunks(before, (first, last)) == before[:47] + before[47:].replace("1", "2") + "end\n"
+
+
+def test_wrong_numbers_do_not_matter_where_there_is_one_place():
+    text = "--- a/f\n+++ b/f\n@@ -90,7 +2,1 @@ def f():\n b\n-c\n+C\n"
+    [patch] = parse(text)
+    assert apply_hunks("a\nb\nc\nd\n", patch.hunks) == "a\nb\nC\nd\n"
+    assert apply_hunks("a\nb\nc", patch.hunks) == "a\nb\nC", "the last line had no end and has none"
+    with pytest.raises(PatchError, match="hunk 1 fits in several places, such as lines 1 and 3; give it more"):
+        apply_hunks("b\nc\nb\nc\n", patch.hunks)
+    with pytest.raises(PatchError, match="hunk 1 does not fit: its old lines are not in the file"):
+        apply_hunks("a\nxb\nc\n", patch.hunks)
+
+
+def test_hunks_come_in_order_and_do_not_overlap():
+    hunks = (Hunk(("b\n",), ("B\n",), 2), Hunk(("a\n",), ("A\n",), 1))
+    with pytest.raises(PatchError, match="hunk 2 does not fit: its old lines are not in the file behind line 2"):
+        apply_hunks("a\nb\n", hunks)
+    with pytest.raises(PatchError, match="hunk 2 does not fit"):
+        apply_hunks("a\nb\n", (hunks[0], hunks[0]))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "this is no patch"),
+        ("hello\nworld", "this is no patch"),
+        ("@@ -1 +1 @@\n-a\n+b\n", "line 1 of the patch starts a hunk"),
+        ("--- a/f\n+++ b/f\n", "nothing is said of what to change in f"),
+        ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n", "hunk 1 of f has no lines"),
+        ("diff --git a/f b/f\nBinary files a/f and b/f differ\n", "is changed in binary"),
+        ("diff --git a/f b/f\nnew file mode 120000\n--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+x\n", "has mode '120000'"),
+        ("--- /dev/null\n+++ /dev/null\n", "does not say which file"),
+        ("*** Begin Patch\n*** Update File: f\n", "must start with"),
+        ("*** Begin Patch\nhello\n*** End Patch", "line 2 of the patch is not a header"),
+        ("*** Begin Patch\n*** End Patch", "the patch changes no file"),
+        ("*** Begin Patch\n*** Add File: f\nx\n*** End Patch", "f is added, so its lines start with +"),
+        (
+            "*** Begin Patch\n*** Update File: f\n@@\n-a\nb\n*** End Patch",
+            "hunk 1 of f has a line that starts with neither",
+        ),
+        ("*** Begin Patch\n*** Update File: f\n*** End Patch", "nothing is said of what to change in f"),
+    ],
+)
+def test_what_is_no_patch(text, said):
+    with pytest.raises(PatchError) as error:
+        parse(text)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_where_a_hunk_without_old_lines_goes():
+    after = Hunk((), ("n\n",), 1)
+    assert apply_hunks("a\nb\n", (after,)) == "a\nn\nb\n"
+    assert apply_hunks("a\nb\n", (Hunk((), ("n\n",), None, ("a",)),)) == "a\nn\nb\n"
+    assert apply_hunks("a\nb\n", (Hunk((), ("n\n",), at_end=True),)) == "a\nb\nn\n"
+    with pytest.raises(PatchError, match="hunk 1 only adds lines and does not say where"):
+        apply_hunks("a\nb\n", (Hunk((), ("n\n",)),))
+    with pytest.raises(PatchError, match="no line starts with its @@ 'class X'"):
+        apply_hunks("a\nb\n", (Hunk((), ("n\n",), None, ("class X",)),))

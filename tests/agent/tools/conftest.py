@@ -1,0 +1,118 @@
+"""What the tests of the repository tools share: a real small repository, and a way to call tools on it."""
+
+import asyncio
+import os
+import subprocess
+
+import pytest
+
+from composer_jax.agent.tools import answer, answer_all, select
+from composer_jax.agent.workspace import Workspace
+from composer_jax.data.chat import ToolCall
+from composer_jax.sandbox import Limits, SandboxPool
+from tests.agent.conftest import task_of
+
+TOOLS = select(("repository/*",))
+
+TABLE_PY = '''"""Rates and scales."""
+
+import os
+
+
+class RateTable:
+    """Holds the exchange rates."""
+
+    def __init__(self, rates):
+        self.rates = rates
+
+    def convertAmount(self, amount, currency):
+        """Money in another currency."""
+        return amount * self.rates[currency]
+
+
+def parse_header(line):
+    name, _, value = line.partition(":")
+    return name.strip(), value.strip()
+'''
+
+
+def make_repository(folder):
+    """A git repository with packages, and with every kind of file that makes trouble."""
+    files = {
+        "README.md": "# Rates\n\nHow to convert money.\n",
+        "src/rates/__init__.py": "",
+        "src/rates/table.py": TABLE_PY,
+        "src/rates/deep/er/leaf.py": "LEAF = 1\n",
+        "src/web/server.py": "from rates.table import parse_header\n\n\ndef serve():\n    return parse_header('')\n",
+        "tests/test_table.py": "def test_one():\n    assert True\n",
+        "docs/windows.txt": "one\r\ntwo\r\nthree\r\n",
+        "docs/ünïcödé name.txt": "grüße\n",
+        "docs/no_end.txt": "first\nlast",
+        "broken.py": "def f(:\n    pass\n",
+        "empty.txt": "",
+        ".hidden": "secret\n",
+    }
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(text.encode())
+    (folder / "image.bin").write_bytes(b"\x89PNG\0\0\xff" * 50)
+    (folder / "latin.txt").write_bytes(b"caf\xe9\n")
+    (folder / "out").symlink_to("/etc")
+    (folder / "passwd").symlink_to("/etc/passwd")
+    (folder / "docs/table").symlink_to("../src/rates/table.py")
+    (folder / "tool.sh").write_text("#!/bin/sh\necho tool\n")
+    (folder / "tool.sh").chmod(0o755)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(folder)]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True, env={"PATH": os.environ["PATH"], "HOME": str(folder)})
+    os.mkfifo(folder / "pipe")
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("repository")
+    make_repository(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def roomy_pool():
+    pool = SandboxPool(Limits(timeout_s=10), size=8)
+    yield pool
+    pool.kill()
+
+
+class Asked:
+    """A workspace on the repository; each call of `ask` is one message of the model."""
+
+    def __init__(self, repository, pool, cache=None, **options):
+        self.workspace = Workspace(task_of({}, repository=repository), pool, cache, **options)
+
+    async def ask(self, tool, **arguments):
+        return await answer(ToolCall(tool, arguments), TOOLS, self.workspace)
+
+    async def ask_all(self, *calls):
+        return await answer_all([ToolCall(name, arguments) for name, arguments in calls], TOOLS, self.workspace)
+
+
+@pytest.fixture
+def talk(repository, roomy_pool):
+    """Runs a coroutine that is given an Asked, and closes its workspace."""
+
+    def run(conversation, **options):
+        async def go():
+            asked = Asked(repository, options.pop("pool", roomy_pool), **options)
+            try:
+                return await conversation(asked)
+            finally:
+                await asked.workspace.close()
+
+        return asyncio.run(go())
+
+    return run
+
+
+@pytest.fixture
+def ask(talk):
+    """The observation of one call on the untouched repository."""
+    return lambda tool, **arguments: talk(lambda asked: asked.ask(tool, **arguments))

@@ -1,0 +1,296 @@
+"""From calls to observations: strict arguments, the order of effects, reads side by side, and no call that breaks."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from composer_jax.agent import tools
+from composer_jax.agent.tools import ALL, answer, answer_all, select
+from composer_jax.agent.tools.answering import _valid
+from composer_jax.agent.tools.repository import MAX_CHARACTERS
+from composer_jax.agent.tools.schema import ToolError, check
+from composer_jax.agent.workspace import Workspace
+from composer_jax.data.chat import Malformed, ToolCall
+from composer_jax.errors import UserError
+from composer_jax.sandbox import SandboxDied
+from tests.agent.conftest import task_of
+from tests.agent.tools.conftest import TOOLS, make_repository
+
+KEYWORDS = {
+    "type", "properties", "required", "additionalProperties", "items", "enum", "minimum", "maximum", "minLength",
+    "maxLength", "maxItems", "description",
+}  # fmt: skip
+
+
+def schemas(schema):
+    yield schema
+    for inner in [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]:
+        yield from schemas(inner)
+
+
+def test_every_schema_is_json_that_is_checked_in_full():
+    for tool in ALL.values():
+        top = json.loads(json.dumps(tool.parameters))
+        assert tool.description.endswith(".") and top["additionalProperties"] is False
+        assert all(inner["description"] for inner in top["properties"].values())
+        for schema in schemas(top):
+            assert set(schema) <= KEYWORDS
+            assert set(schema.get("required", ())) <= set(schema.get("properties", {}))
+
+
+def test_a_set_is_chosen_by_name():
+    assert list(select(("repository/*",))) == [
+        "read_file", "list_dir", "glob", "grep", "semantic_search", "edit_file", "apply_patch", "shell", "todo_write",
+        "finish",
+    ]  # fmt: skip
+    assert select(("repository/grep",))["grep"] is not select(("grep",))["grep"]
+    assert list(select(("read", "repository/shell"))) == ["read", "shell"]
+    with pytest.raises(UserError, match="two tools that are called 'grep'; leave one of them out"):
+        select(("grep", "repository/grep"))
+    with pytest.raises(UserError, match="asks for the tool 'repository/read'"):
+        select(("repository/read",))
+    assert tools.is_finish(ToolCall("finish", {}), TOOLS) and not tools.is_finish(ToolCall("finish", {"x": 1}), TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        ({"type": "integer"}, True, "x must be an integer"),
+        ({"type": "integer"}, 1.0, "x must be an integer"),
+        ({"type": "integer", "minimum": 1}, 0, "x must be at least 1"),
+        ({"type": "integer", "maximum": 9}, 10, "x must be at most 9"),
+        ({"type": "boolean"}, 1, "x must be true or false"),
+        ({"type": "string"}, None, "x must be a string"),
+        ({"type": "string", "minLength": 1}, "", "x is empty"),
+        ({"type": "string", "maxLength": 1}, "ab", "x has 2 characters; at most 1 are taken"),
+        ({"type": "string", "enum": ["a", "b"]}, "c", "x must be one of a, b"),
+        ({"type": "string"}, "\udc80", "x holds half of a surrogate pair, which no file can hold"),
+        ({"type": "array", "items": {"type": "string"}}, {}, "x must be a list"),
+        ({"type": "array", "items": {"type": "string"}}, ["a", 1], "item 2 of x must be a string"),
+        ({"type": "array", "maxItems": 1, "items": {"type": "string"}}, ["a", "b"], "x has 2 items; at most 1"),
+        ({"type": "object", "properties": {}, "required": []}, [], "x must be an object"),
+        ({"type": "object", "properties": {}, "required": []}, {"y": 1}, "x takes no y"),
+        ({"type": "object", "properties": {"y": {"type": "string"}}, "required": ["y"]}, {}, "x needs y"),
+    ],
+)
+def test_the_first_thing_that_is_wrong_is_said(schema, value, said):
+    with pytest.raises(ToolError) as error:
+        check("x", schema, value)
+    assert said in str(error.value)
+
+
+def test_the_plan_is_kept_and_shown(talk):
+    async def conversation(asked):
+        items = [{"content": "look", "status": "done"}, {"content": "mend", "status": "in_progress"}]
+        assert await asked.ask("todo_write", items=items) == "[x] look\n[>] mend"
+        assert [todo.content for todo in asked.workspace.todos] == ["look", "mend"]
+        items[0]["status"] = "finished"
+        said = await asked.ask("todo_write", items=items)
+        assert said == "ERROR status must be one of pending, in_progress, done"
+        assert (await asked.ask("todo_write", items=[{"content": "x"}])) == "ERROR item 1 of items needs status"
+        assert len(asked.workspace.todos) == 2
+        assert await asked.ask("todo_write", items=[]) == "the plan is empty" and asked.workspace.todos == ()
+
+    talk(conversation)
+
+
+def test_search_sees_what_was_changed(talk):
+    async def conversation(asked):
+        said = await asked.ask("semantic_search", query="convert an amount of money")
+        assert said.startswith("src/rates/table.py:12-14 RateTable.convertAmount\n        def convertAmount(")
+        await asked.ask("edit_file", path="src/rates/table.py", old="convertAmount", new="zebra_crossing")
+        await asked.ask("edit_file", path="n.md", new="A giraffe.\n")
+        assert (await asked.ask("semantic_search", query="zebra giraffe")).count("\n") >= 3
+        assert "convertAmount" not in await asked.ask("semantic_search", query="convertAmount")
+        await asked.ask("edit_file", path="n.md", delete=True)
+        assert "giraffe" not in await asked.ask("semantic_search", query="giraffe")
+        await asked.ask("shell", command="rm -r src")
+        assert "zebra" not in await asked.ask("semantic_search", query="zebra crossing")
+        assert await asked.ask("semantic_search", query="x", path="src") == "ERROR there is no file or folder src"
+
+    talk(conversation)
+
+
+def test_calls_take_effect_in_their_order(talk):
+    async def conversation(asked):
+        answers = await asked.ask_all(
+            ("read_file", {"path": "n"}),
+            ("edit_file", {"path": "n", "new": "1\n"}),
+            ("read_file", {"path": "n"}),
+            ("grep", {"pattern": "1", "path": "n"}),
+            ("shell", {"command": "echo 2 > n"}),
+            ("nothing", {}),
+            ("read_file", {"path": "n"}),
+        )
+        assert [said.split("\n")[0] for said in answers] == [
+            "ERROR there is no file n", "created n with 1 lines", "     1\t1", "n:1:1", "[exit 0]",
+            "ERROR no tool nothing", "     1\t2",
+        ]  # fmt: skip
+
+    talk(conversation)
+
+
+def test_reads_in_a_row_run_side_by_side():
+    running, most = 0, 0
+
+    async def slow(workspace):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        while most < 3 and time.monotonic() < deadline:
+            await asyncio.sleep(0)
+        running -= 1
+        return "ok"
+
+    tool = tools.Tool("slow", "Wait.", tools.tool.arguments(), slow, str, True)
+    deadline = time.monotonic() + 20
+    calls = [ToolCall("slow", {}), Malformed("x", "no"), ToolCall("slow", {}), ToolCall("slow", {})]
+    said = asyncio.run(answer_all(calls, {"slow": tool}, Workspace(task_of({}), None)))
+    assert said == ["ok", "ERROR no", "ok", "ok"] and most == 3
+
+
+def test_an_outage_among_reads_is_raised_after_all_have_ended(dying_pool, repository):
+    async def go():
+        workspace = Workspace(task_of({}, repository=repository), dying_pool(range(99)))
+        calls = [ToolCall("grep", {"pattern": "x"}), ToolCall("read_file", {"path": "README.md"})]
+        with pytest.raises(SandboxDied):
+            await answer_all(calls, TOOLS, workspace)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(go())
+
+
+def test_names_of_any_bytes_are_shown_as_text(tmp_path, pool):
+    name = b"caf\xe9.txt".decode(errors="surrogateescape")
+    (tmp_path / name).write_text("needle\n")
+
+    async def go():
+        workspace = Workspace(task_of({}, repository=tmp_path), pool)
+        for call in (ToolCall("glob", {"pattern": "*"}), ToolCall("grep", {"pattern": "needle"})):
+            said = await answer(call, TOOLS, workspace)
+            assert said.startswith("caf") and said.encode()
+        await answer(ToolCall("shell", {"command": "mv caf* $(printf 'b\\377.txt')"}), TOOLS, workspace)
+        assert len(workspace.changes) == 2
+        await workspace.run(["true"], 5)
+        await workspace.close()
+
+    asyncio.run(go())
+    assert _valid("a\udce9b") == "a?b"
+
+
+PATHS = st.sampled_from(
+    [
+        "README.md",
+        "src",
+        "src/rates/table.py",
+        "out/passwd",
+        "passwd",
+        "pipe",
+        "../x",
+        "/etc/passwd",
+        "a/../../etc",
+        "new.txt",
+    ]
+    + [
+        "/workspace/README.md",
+        "docs/ünïcödé name.txt",
+        "",
+        ".",
+        "/",
+        "\0",
+        "\ud800",
+        "x" * 5000,
+        "image.bin",
+        ".git/config",
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8) | PATHS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+NEAR = {
+    "string": st.text(max_size=12)
+    | PATHS
+    | st.sampled_from(["# Rates", "*** Begin Patch\n*** Delete File: x\n*** End Patch"]),
+    "integer": st.integers(-2, 1200),
+    "boolean": st.booleans(),
+    "array": st.lists(
+        st.fixed_dictionaries({"content": st.text(max_size=3), "status": st.sampled_from(["done", "x"])})
+    ),
+}
+SAFE = [name for name in TOOLS if name not in ("grep", "shell")]  # these two have a sandbox to wait for
+
+
+@st.composite
+def some_calls(draw, names):
+    name = draw(st.sampled_from([*names, "nothing"]))
+    wanted = TOOLS[name].parameters["properties"] if name in TOOLS else {}
+    near = {argument: NEAR[schema["type"]] | JSON for argument, schema in wanted.items()}
+    arguments = draw(st.fixed_dictionaries({}, optional=near))
+    if draw(st.integers(0, 9)) == 0:
+        arguments[draw(st.text(max_size=4))] = draw(JSON)
+    return ToolCall(name, arguments)
+
+
+async def check_calls(repository, calls, pool=None):
+    """None raises, each gets a short answer, and one that is an error has changed nothing."""
+    workspace = Workspace(task_of({}, repository=repository), pool)
+    for call in calls:
+        before, todos = dict(workspace.changes), workspace.todos
+        said = await answer(call, TOOLS, workspace)
+        assert said.encode() and len(said) < MAX_CHARACTERS + 200 and "root:x:0" not in said
+        if said.startswith("ERROR ") or (call.name in TOOLS and TOOLS[call.name].only_reads):
+            assert (workspace.changes, workspace.todos) == (before, todos)
+    await workspace.close()
+
+
+@settings(max_examples=150)
+@given(calls=st.lists(some_calls(SAFE), max_size=6))
+def test_no_call_breaks_anything(repository, calls):
+    asyncio.run(check_calls(repository, calls))
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
+@given(calls=st.lists(some_calls(SAFE), max_size=6))
+def test_very_many_calls_do_not_break_anything(repository, calls):
+    asyncio.run(check_calls(repository, calls))
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(calls=st.lists(some_calls(["grep", "edit_file", "list_dir"]), max_size=3))
+def test_no_call_that_runs_something_breaks_anything(repository, roomy_pool, calls):
+    asyncio.run(check_calls(repository, calls, roomy_pool))
+
+
+def test_the_repository_itself_is_never_changed(tmp_path, roomy_pool):
+    make_repository(tmp_path)
+
+    def look():
+        return {
+            path: (path.lstat().st_mode, path.read_bytes() if path.is_file() and not path.is_symlink() else None)
+            for path in sorted(tmp_path.rglob("*"))
+        }
+
+    async def go():
+        workspace = Workspace(task_of({}, repository=tmp_path), roomy_pool)
+        for name, arguments in (
+            (
+                "shell",
+                {"command": "rm -rf src; echo x > README.md; chmod 777 tool.sh; : > $(readlink passwd)"},
+            ),
+            ("edit_file", {"path": "README.md", "old": "x", "new": "y"}),
+            ("edit_file", {"path": "empty.txt", "delete": True}),
+        ):
+            assert await answer(ToolCall(name, arguments), TOOLS, workspace)
+        assert workspace.changes
+        await workspace.close()
+
+    before = look()
+    asyncio.run(go())
+    assert look() == before

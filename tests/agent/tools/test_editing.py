@@ -1,0 +1,182 @@
+"""Tools that change files: exactly what was asked for, or nothing and a sentence that helps."""
+
+import pytest
+
+from composer_jax.sandbox import Change
+
+TABLE = "src/rates/table.py"
+
+
+def test_a_text_that_is_there_once_is_replaced(talk):
+    async def conversation(asked):
+        before = asked.workspace.files[TABLE]
+        said = await asked.ask("edit_file", path=TABLE, old="amount * self.rates[currency]", new="(\n  1\n)")
+        assert said == f"edited {TABLE}: lines 14 to 16 are new"
+        after = before.replace(b"amount * self.rates[currency]", b"(\n  1\n)")
+        assert asked.workspace.changes == {TABLE: Change("file", after)}
+        assert await asked.ask("edit_file", path=TABLE, old="(\n  1\n)", new="amount * self.rates[currency]")
+        assert asked.workspace.changes == {}, "what is as at first is no change"
+
+    talk(conversation)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"path": TABLE, "old": "name", "new": "x"}, "old is 2 times in src/rates/table.py, at lines 18, 19; make it"),
+        ({"path": TABLE, "old": "x", "new": "x"}, "old and new are the same"),
+        ({"path": TABLE, "new": "x"}, "src/rates/table.py is there; say in old which text of it is to be replaced"),
+        ({"path": "passwd", "old": "root", "new": "x"}, "passwd is a symbolic link to /etc/passwd"),
+        ({"path": "out/x", "new": "x"}, "out is a symbolic link to /etc"),
+        ({"path": "passwd", "new": "x"}, "passwd is a symbolic link"),
+        ({"path": "src", "new": "x"}, "src is a folder, not a file"),
+        ({"path": "README.md/x", "new": "x"}, "README.md is a file, not a folder"),
+        ({"path": "", "new": "x"}, "the workspace itself is a folder"),
+        ({"path": "image.bin", "old": "x", "new": "y"}, "image.bin is not UTF-8 text"),
+        ({"path": "latin.txt", "old": "caf", "new": "y"}, "latin.txt is not UTF-8 text"),
+        ({"path": "nowhere", "old": "x", "new": "y"}, "there is no file nowhere"),
+        ({"path": "nowhere", "delete": True}, "there is no file nowhere"),
+        ({"path": "src", "delete": True}, "src is a folder"),
+        ({"path": "", "delete": True}, ". is a folder"),
+        ({"path": TABLE, "delete": True, "old": "x"}, "delete removes the whole file and takes neither old nor new"),
+        ({"path": TABLE, "old": "x", "new": "y", "count": 2}, "edit_file takes no count"),
+        ({"path": TABLE, "old": "x", "new": "y", "delete": "yes"}, "delete must be true or false"),
+        ({"path": "new.txt", "new": "\ud800"}, "new holds half of a surrogate pair"),
+        ({"path": "new\0.txt", "new": "x"}, "is not a file name"),
+    ],
+)
+def test_mistakes_change_nothing(talk, arguments, said):
+    async def conversation(asked):
+        observation = await asked.ask("edit_file", **arguments)
+        assert observation.startswith("ERROR ") and said in observation
+        assert asked.workspace.changes == {}
+
+    talk(conversation)
+
+
+def test_a_text_that_is_not_there_is_compared_with_what_is(ask):
+    said = ask("edit_file", path=TABLE, old="def parse_header(line):\n  name, _, value = line.partition(':')", new="x")
+    assert said.startswith(f"ERROR old is not in {TABLE}; the nearest to its first line is in\n")
+    assert "    17\t'def parse_header(line):'" in said
+    said = ask("edit_file", path=TABLE, old='def convertAmount(self, amount, currency):\n  """Money in', new="x")
+    assert "'    def convertAmount(self, amount, currency):'" in said
+    said = ask("edit_file", path=TABLE, old='class RateTable:\n  """Holds the exchange rates."""', new="x")
+    assert "; these lines differ from it in white space only:\n     6\t'class RateTable:'\n     7\t'    " in said
+    assert ask("edit_file", path=TABLE, old="%%%%", new="x") == f"ERROR old is not in {TABLE}"
+
+
+def test_files_are_created_and_deleted(talk):
+    async def conversation(asked):
+        workspace = asked.workspace
+        assert await asked.ask("edit_file", path="new/a.py", new="one\ntwo") == "created new/a.py with 2 lines"
+        assert (
+            await asked.ask("edit_file", path="/workspace/empty.txt", new="filled\n")
+            == "created empty.txt with 1 lines"
+        )
+        assert await asked.ask("edit_file", path="README.md", delete=True) == "deleted README.md"
+        assert await asked.ask("edit_file", path="passwd", delete=True) == "deleted passwd"
+        assert await asked.ask("edit_file", path="passwd", new="mine") == "created passwd with 1 lines"
+        assert {path: change.kind for path, change in workspace.changes.items()} == {
+            "new/a.py": "file", "empty.txt": "file", "README.md": "gone", "passwd": "file",
+        }  # fmt: skip
+        assert await asked.ask("edit_file", path="new/a.py", delete=True) == "deleted new/a.py"
+        assert "new/a.py" not in workspace.changes and workspace.kind("new") is None
+        said = await asked.ask("shell", command="cat README.md; cat passwd empty.txt; ls new; tail -1 /etc/passwd >&2")
+        assert "cat: README.md: No such file" in said and "minefilled" in said and "cannot access 'new'" in said
+
+    talk(conversation)
+
+
+def test_line_ends_that_are_not_shown_are_kept(talk):
+    async def conversation(asked):
+        await asked.ask("edit_file", path="docs/windows.txt", old="one\ntwo", new="1\n2\n2.5")
+        assert asked.workspace.files["docs/windows.txt"] == b"1\r\n2\r\n2.5\r\nthree\r\n"
+        said = await asked.ask(
+            "apply_patch", patch="--- docs/windows.txt\n+++ docs/windows.txt\n@@ -3,2 +3,2 @@\n 2.5\n-three\n+3\n"
+        )
+        assert said == "edited docs/windows.txt"
+        assert asked.workspace.files["docs/windows.txt"] == b"1\r\n2\r\n2.5\r\n3\r\n"
+
+    talk(conversation)
+
+
+def test_an_executable_file_stays_one(talk):
+    async def conversation(asked):
+        await asked.ask("edit_file", path="tool.sh", old="echo tool", new="echo changed")
+        assert asked.workspace.changes["tool.sh"].mode & 0o100
+        assert await asked.ask("shell", command="./tool.sh") == "changed\n[exit 0]"
+
+    talk(conversation)
+
+
+PATCH = """\
+*** Begin Patch
+*** Update File: README.md
+@@
+-# Rates
++# Rates and more
+*** Add File: new/b.py
++B = 1
+*** Delete File: empty.txt
+*** Update File: tool.sh
+*** Move to: bin/tool
+@@
+-echo tool
++echo moved
+*** End Patch"""
+
+
+def test_a_patch_over_several_files(talk):
+    async def conversation(asked):
+        said = await asked.ask("apply_patch", patch=PATCH)
+        assert said == "edited README.md\ncreated new/b.py\ndeleted empty.txt\nmoved tool.sh to bin/tool"
+        files = asked.workspace.files
+        assert files["README.md"].startswith(b"# Rates and more\n\n") and files["new/b.py"] == b"B = 1\n"
+        assert "empty.txt" not in files and "tool.sh" not in files
+        assert await asked.ask("shell", command="bin/tool; ls empty.txt tool.sh 2>/dev/null") == "moved\n[exit 2]"
+
+    talk(conversation)
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        (
+            PATCH.replace("-echo tool", "-echo other"),
+            "bin/tool: hunk 1 does not fit: its old lines are not in the file",
+        ),
+        (PATCH.replace("empty.txt", "gone.txt"), "there is no file gone.txt; nothing was changed"),
+        (PATCH.replace("new/b.py", "README.md"), "README.md is there already"),
+        (PATCH.replace("new/b.py", "../b.py"), "'..'"),
+        (PATCH.replace("new/b.py", "/etc/b.py"), "outside of the workspace"),
+        (PATCH.replace("new/b.py", "out/b.py"), "out is a symbolic link"),
+        (PATCH.replace("new/b.py", "tests"), "tests is there already"),
+        (PATCH.replace("new/b.py", "README.md/b"), "README.md is a file, not a folder"),
+        (PATCH.replace("new/b.py", "/workspace"), "names the workspace itself"),
+        (PATCH.replace("new/b.py", "n" * 300), "longer than a path may be"),
+        ("--- a/latin.txt\n+++ b/latin.txt\n@@ -1 +1 @@\n-caf\n+x\n", "latin.txt is not UTF-8 text"),
+        ("--- a/README.md\n+++ /dev/null\n@@ -1 +0,0 @@\n-# Rates\n", "does not remove all of its lines"),
+        ("--- /dev/null\n+++ b/README.md\n@@ -0,0 +1 @@\n+x\n", "README.md is there already"),
+        ("nonsense", "this is no patch"),
+    ],
+)
+def test_a_patch_that_does_not_fit_changes_nothing(talk, patch, said):
+    async def conversation(asked):
+        observation = await asked.ask("apply_patch", patch=patch)
+        assert observation.startswith("ERROR ") and said in observation
+        assert asked.workspace.changes == {}
+
+    talk(conversation)
+
+
+def test_one_file_can_be_patched_again_in_the_same_patch(talk):
+    async def conversation(asked):
+        add = "--- /dev/null\n+++ b/n.txt\n@@ -0,0 +1,2 @@\n+one\n+two\n"
+        edit = "--- a/n.txt\n+++ b/n.txt\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
+        move = "diff --git a/n.txt b/m.txt\nrename from n.txt\nrename to m.txt\n"
+        assert await asked.ask("apply_patch", patch=add + edit + move) == (
+            "created n.txt\nedited n.txt\nmoved n.txt to m.txt"
+        )
+        assert {path: change.data for path, change in asked.workspace.changes.items()} == {"m.txt": b"one\n2\n"}
+
+    talk(conversation)

@@ -1,0 +1,122 @@
+"""grep: the same lines whoever searches, in time whatever the pattern, and not to be fooled by the workspace."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from composer_jax.agent.tools import grep
+from composer_jax.tasks.cache import ResultCache
+
+
+def test_lines_with_their_places(ask):
+    assert ask("grep", pattern="def .*header") == (
+        "src/rates/table.py:17:def parse_header(line):\n[1 lines match in 1 files]"
+    )
+    assert (
+        ask("grep", pattern="RATES", ignore_case=True, glob="*.md") == "README.md:1:# Rates\n[1 lines match in 1 files]"
+    )
+    assert ask("grep", pattern="nothing like it") == "no match"
+    assert ask("grep", pattern="two$", path="docs") == "docs/windows.txt:2:two\n[1 lines match in 1 files]"
+    assert ask("grep", pattern="grüße", path="/workspace/docs/ünïcödé name.txt").startswith(
+        "docs/ünïcödé name.txt:1:grüße"
+    )
+
+
+def test_context(ask):
+    said = ask("grep", pattern="self.rates", path="src/rates/table.py", context=1)
+    assert said.split("\n") == [
+        "--",
+        "src/rates/table.py-9-    def __init__(self, rates):",
+        "src/rates/table.py:10:        self.rates = rates",
+        "src/rates/table.py-11-",
+        "--",
+        'src/rates/table.py-13-        """Money in another currency."""',
+        "src/rates/table.py:14:        return amount * self.rates[currency]",
+        "src/rates/table.py-15-",
+        "[2 lines match in 1 files]",
+    ]
+
+
+def test_mistakes(ask):
+    assert ask("grep", pattern="(").startswith("ERROR the pattern is no regular expression: missing )")
+    assert ask("grep", pattern="a{4294967296}").startswith("ERROR the pattern is no regular expression")
+    assert ask("grep", pattern="") == "ERROR pattern is empty"
+    assert ask("grep", pattern="a\0") == "ERROR pattern has a zero byte in it, which no text file has"
+    assert ask("grep", pattern="a", path="nowhere") == "ERROR there is no file or folder nowhere"
+    assert ask("grep", pattern="root", path="passwd").startswith("ERROR passwd is a symbolic link")
+    assert ask("grep", pattern="root", path="out").startswith("ERROR out is a symbolic link")
+    assert ask("grep", pattern="a", path="../..").startswith("ERROR ../.. has '..'")
+    assert ask("grep", pattern="root:x") == "no match", "links are not followed"
+
+
+def test_what_was_changed_is_searched_and_results_are_remembered(talk):
+    cache = ResultCache()
+
+    async def conversation(asked):
+        assert await asked.ask("grep", pattern="NEEDLE") == "no match"
+        await asked.ask("edit_file", path="n.txt", new="a NEEDLE\n")
+        assert (await asked.ask("grep", pattern="NEEDLE")).startswith("n.txt:1:a NEEDLE\n")
+
+    talk(conversation, cache=cache)
+    talk(conversation, cache=cache)
+    assert (cache.runs, cache.hits) == (2, 2)
+
+
+def test_many_and_long_lines_are_cut(talk):
+    async def conversation(asked):
+        asked.workspace.write("many.txt", b"needle\n" * 500)
+        asked.workspace.write("wide.txt", b"needle" + b"x" * 5000)
+        said = (await asked.ask("grep", pattern="needle")).split("\n")
+        assert len(said) == 101 and said[-1] == "[501 lines match in 2 files; shown are the first 100]"
+        said = await asked.ask("grep", pattern="needle", path="wide.txt")
+        assert said.startswith("wide.txt:1:needlexxx") and "[4706 characters more]" in said and len(said) < 500
+
+    talk(conversation)
+
+
+def test_a_pattern_that_takes_for_ever_ends_in_time(talk, monkeypatch):
+    monkeypatch.setattr(grep, "TIMEOUT_S", 1.0)
+
+    async def conversation(asked):
+        asked.workspace.write("evil.txt", b"a" * 60 + b"!\n")
+        said = await asked.ask("grep", pattern="(a|a)+$", path="evil.txt")
+        assert said == "ERROR the search was stopped after 1 s; use a simpler pattern, or search in fewer files"
+        assert "evil.txt:1" in await asked.ask("grep", pattern="a!", path="evil.txt")
+
+    talk(conversation)
+
+
+SHADOWS = ("json", "re", "os", "stat", "sys", "shutil", "subprocess", "fnmatch", "sitecustomize", "encodings", "codecs")
+
+
+def test_modules_of_the_workspace_do_not_take_part(talk):
+    async def conversation(asked):
+        for name in SHADOWS:
+            asked.workspace.write(f"{name}.py", b"raise SystemExit('fooled NEEDLE')\n")
+        asked.workspace.write("rg", b"#!/bin/sh\necho fooled NEEDLE\n", 0o755)
+        said = await asked.ask("grep", pattern="fooled N[E]+DLE", glob="*.py")
+        assert said.endswith(f"[{len(SHADOWS)} lines match in {len(SHADOWS)} files]")
+        assert (await asked.ask("shell", command="export PATH=/workspace:$PATH")).endswith("[exit 0]")
+        assert await asked.ask("grep", pattern="fooled N[E]+DLE", glob="*.py") == said
+
+    talk(conversation)
+
+
+def searched(folder, programs, **request):
+    wanted = {"path": "", "glob": "", "ignore_case": False, "context": 0, **request}
+    command = [sys.executable, *grep.COMMAND[1:], json.dumps(wanted)]
+    return subprocess.run(command, cwd=folder, env={"PATH": programs}, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(shutil.which("rg") is None, reason="needs ripgrep")
+@pytest.mark.parametrize("pattern", ["def ", "^one$", "RATE", "grüße", "(?=def)d", "s\\b", "^$", "\\w+\\("])
+@pytest.mark.parametrize("options", [{}, {"ignore_case": True, "context": 2}, {"glob": "*.py"}, {"path": "docs"}])
+def test_ripgrep_finds_the_same(repository, pattern, options):
+    with_rg = searched(repository, os.path.dirname(shutil.which("rg")), pattern=pattern, **options)
+    without = searched(repository, "/nowhere", pattern=pattern, **options)
+    assert with_rg.returncode == without.returncode in (0, 1)
+    assert with_rg.stdout == without.stdout

@@ -1,0 +1,162 @@
+"""Tools that look, on a real repository: what they show, how they cut, what they refuse."""
+
+import asyncio
+import os
+
+import pytest
+
+from composer_jax.agent.tools import globbing, reading
+from composer_jax.agent.tools.repository import HEAD, MAX_CHARACTERS, shortened
+from tests.agent.tools.conftest import Asked
+
+
+def test_read_file_numbers_its_lines(ask):
+    said = ask("read_file", path="README.md")
+    assert said == "     1\t# Rates\n     2\t\n     3\tHow to convert money.\n[README.md has 3 lines]"
+    assert ask("read_file", path="/workspace/README.md") == ask("read_file", path="./README.md") == said
+    assert ask("read_file", path="/testbed/README.md") == said
+
+
+def test_read_file_shows_a_part(ask):
+    said = ask("read_file", path="src/rates/table.py", start=6, end=7)
+    assert said.split("\n") == [
+        "     6\tclass RateTable:",
+        '     7\t    """Holds the exchange rates."""',
+        "[src/rates/table.py has 19 lines, shown are 6 to 7]",
+    ]
+    assert ask("read_file", path="README.md", start=3, end=99).startswith("     3\tHow")
+    assert ask("read_file", path="README.md", start=9) == "ERROR README.md has 3 lines, so there is no line 9"
+    assert ask("read_file", path="README.md", start=3, end=2) == "ERROR end 2 is before start 3"
+
+
+def test_files_of_every_kind(ask):
+    assert ask("read_file", path="empty.txt") == "empty.txt is empty"
+    assert (
+        ask("read_file", path="docs/windows.txt")
+        == "     1\tone\n     2\ttwo\n     3\tthree\n[docs/windows.txt has 3 lines]"
+    )
+    assert ask("read_file", path="docs/no_end.txt").endswith("     2\tlast\n[docs/no_end.txt has 2 lines]")
+    assert ask("read_file", path="docs/ünïcödé name.txt").startswith("     1\tgrüße\n")
+    assert ask("read_file", path="latin.txt").startswith("     1\tcaf\ufffd\n")
+    assert ask("read_file", path="image.bin") == "ERROR image.bin is a binary file of 350 bytes"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nowhere.py", "ERROR there is no file nowhere.py"),
+        ("table.py", "ERROR there is no file table.py; there is src/rates/table.py"),
+        ("src", "ERROR src is a folder"),
+        ("", "ERROR . is a folder"),
+        ("/workspace", "ERROR . is a folder"),
+        ("/etc/passwd", "ERROR /etc/passwd is outside of the workspace; paths are relative to it, or below /workspace"),
+        ("/workspace/../etc/passwd", "'..'"),
+        ("/workspace//etc/passwd", "ERROR there is no file etc/passwd"),
+        ("a/../../etc/passwd", "'..'"),
+        ("src/../README.md", "'..'"),
+        ("passwd", "ERROR passwd is a symbolic link to /etc/passwd, which is not followed"),
+        ("out/passwd", "ERROR out is a symbolic link to /etc, which is not followed"),
+        ("docs/table", "ERROR docs/table is a symbolic link to ../src/rates/table.py, which is not followed"),
+        ("pipe", "ERROR there is no file pipe"),
+        ("README.md\0", "is not a file name"),
+        ("README.md/x", "ERROR there is no file README.md/x"),
+        ("\ud800", "ERROR path holds half of a surrogate pair"),
+        ("x" * 300, "is longer than a path may be"),
+        ("a/" * 200 + "b", "is longer than a path may be"),
+    ],
+)
+def test_paths_that_lead_nowhere_or_out(ask, path, said):
+    observation = ask("read_file", path=path)
+    assert observation.startswith("ERROR ") and said in observation and "root:" not in observation
+
+
+def test_long_lines_and_files_are_cut(talk):
+    async def conversation(asked):
+        asked.workspace.write("long.txt", b"x" * 2000 + b"\n")
+        asked.workspace.write("many.txt", b"line\n" * 5000)
+        asked.workspace.write("huge.txt", b"x" * (reading.MAX_BYTES + 1))
+        said = await asked.ask("read_file", path="long.txt")
+        assert f"{'x' * reading.MAX_LINE} [1500 characters more]\n" in said
+        said = await asked.ask("read_file", path="many.txt")
+        assert said.endswith("[many.txt has 5000 lines, shown are 1 to 1000]")
+        assert (await asked.ask("read_file", path="huge.txt")).startswith("ERROR huge.txt has 10485761 bytes")
+
+    talk(conversation)
+
+
+def test_a_file_that_claims_to_be_endless_is_not_read(tmp_path, pool):
+    with open(tmp_path / "sparse", "wb") as file:
+        os.truncate(file.fileno(), 1 << 40)
+    asked = Asked(tmp_path, pool)
+    assert "bytes, more than" in asyncio.run(asked.ask("read_file", path="sparse"))
+    assert asyncio.run(asked.ask("semantic_search", query="anything")) == "no match"
+
+
+def test_list_dir_shows_kinds_and_depth(ask):
+    top = ask("list_dir").split("\n")
+    assert {"README.md", "src/", "out -> /etc", "empty.txt", ".git/"} <= set(top) and "pipe" not in top
+    assert not any(path.startswith("src/r") for path in top)
+    assert ask("list_dir", path="src", depth=2).split("\n") == [
+        "rates/", "rates/__init__.py", "rates/deep/", "rates/table.py", "web/", "web/server.py",
+    ]  # fmt: skip
+    assert ask("list_dir", path="README.md") == "ERROR there is no folder README.md"
+    assert ask("list_dir", path="out").startswith("ERROR out is a symbolic link")
+    assert ask("list_dir", path="..").startswith("ERROR .. has '..'")
+
+
+def test_lists_see_what_was_changed(talk):
+    async def conversation(asked):
+        await asked.ask("edit_file", path="new/folder/a.py", new="x\n")
+        await asked.ask("edit_file", path="src/web/server.py", delete=True)
+        assert await asked.ask("list_dir", path="new", depth=9) == "folder/\nfolder/a.py"
+        assert await asked.ask("list_dir", path="src/web") == "src/web is empty"
+        assert await asked.ask("glob", pattern="{a,server}.py") == "new/folder/a.py"
+
+    talk(conversation)
+
+
+def test_glob(ask):
+    assert ask("glob", pattern="**/leaf.py") == ask("glob", pattern="leaf.py") == "src/rates/deep/er/leaf.py"
+    assert ask("glob", pattern="/workspace/src/*/*.py").split("\n") == [
+        "src/rates/__init__.py", "src/rates/table.py", "src/web/server.py",
+    ]  # fmt: skip
+    assert ask("glob", pattern="*.{md,sh}") == "README.md\ntool.sh"
+    assert ask("glob", pattern="*.rs") == "no match"
+    assert ask("glob", pattern="../*").startswith("ERROR ../* has '..'")
+    assert ask("glob", pattern="{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}").startswith("ERROR the pattern has more than")
+    assert ask("glob", pattern="docs/*e.txt") == "docs/ünïcödé name.txt"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "wanted"),
+    [
+        ("*.py", "a/b.py", True),
+        ("a/*.py", "a/b.py", True),
+        ("a/*.py", "a/c/b.py", False),
+        ("a/**/*.py", "a/b.py", True),
+        ("a/**/*.py", "a/c/d/b.py", True),
+        ("**", "a/b", True),
+        ("a/**", "a/b/c", True),
+        ("a/**", "b/a", False),
+        ("**/**/b", "b", True),
+        ("a?c/[xy]", "abc/y", True),
+        ("a?c/[!xy]", "abc/y", False),
+        ("{a,b}/c", "b/c", True),
+        ("x{a{b,c},d}", "xac", True),
+    ],
+)
+def test_patterns(pattern, path, wanted):
+    assert globbing.matcher(pattern)(path) is wanted
+
+
+def test_a_pattern_made_to_take_long_does_not():
+    matches = globbing.matcher("*a" * 100 + "/" + "**/" * 90 + "b")
+    assert not matches("a" * 200 + "/" + "a/" * 50 + "c")
+
+
+def test_long_observations_keep_both_ends():
+    text = "".join(f"line {number}\n" for number in range(10_000))
+    said = shortened(text)
+    assert said.startswith(text[:HEAD]) and said.endswith(text[-(MAX_CHARACTERS - HEAD) :])
+    assert f"[{len(text) - MAX_CHARACTERS} characters with" in said
+    assert shortened("x" * MAX_CHARACTERS) == "x" * MAX_CHARACTERS
