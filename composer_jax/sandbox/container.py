@@ -5,29 +5,33 @@ sandbox = await pool.acquire({})
 result = await sandbox.run(["python", "-m", "pytest", "-q"])
 changes = await sandbox.changes()
 
-The walls are those of Docker or Podman with less: no network, no capability, no new privileges, no folder of the host,
-limits on memory, CPUs and processes. The persistent shell, snapshots and forks of other sandboxes are not there.
+The walls are those of Docker or Podman with less: no network, no capability that was not asked for, no new privileges,
+no folder of the host, limits on memory, CPUs and processes. The persistent shell, snapshots and forks of other
+sandboxes are not there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
+import stat
 import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from composer_jax.errors import UserError
+from composer_jax.sandbox.archive import is_same, names, pack, unpack
 from composer_jax.sandbox.change import GONE, Change
 from composer_jax.sandbox.engine import OWNER, Engine, find_engine, last_line, owner
 from composer_jax.sandbox.limits import MIB, Limits
 from composer_jax.sandbox.sandbox import GRACE_S, REPLY_S, RunResult, SandboxDied, SandboxFileError
 
 DEFAULT_FOLDER = "/workspace"
+MANY = 32768  # processes of one user: engines set a million, which not every owner may; --pids-limit is what limits
+CHUNK = 16 * 1024  # bytes of names in one call
 _IDLE = "while :; do sleep 3600; done"  # as process 1, a shell also buries what others leave behind
 _RUN = 'timeout -s KILL "$0" "$@"; code=$?; kill -9 -1; exit $code'
 # Whoever survives _RUN by killing its shell does not survive this. Counts what the kernel has killed for memory.
@@ -38,8 +42,9 @@ _CLEAR = 'for path; do [ -d "$path" ] && [ ! -L "$path" ] && [ "$0" = folders ] 
 class ContainerPool:
     """Sandboxes of one image; called as a SandboxPool is, but for what is said at `acquire`.
 
-    cpus: of each container. environment: variables of every command. workspace: the folder of the image that counts as
-    the workspace; None: the one in which its commands start, or /workspace.
+    cpus: of each container. capabilities: those of its root that it keeps (KILL, CHOWN, ...). environment: variables of
+      every command. workspace: the folder of the image that counts as the workspace; None: the one in which its
+      commands start, or /workspace.
     Raises UserError where there is no working engine or no such image here. Removes what crashed owners left behind.
     """
 
@@ -51,6 +56,7 @@ class ContainerPool:
         *,
         engine: Engine | None = None,
         cpus: float = 1.0,
+        capabilities: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         workspace: str | None = None,
     ):
@@ -58,6 +64,7 @@ class ContainerPool:
         self.image = image
         self.limits = limits or Limits(memory_mb=2048, processes=512)
         self.cpus = cpus
+        self.capabilities = tuple(capabilities)
         self.environment = dict(environment or {})
         start = self.engine.working_folder(image)
         self.workspace = workspace or (start if start not in ("", "/") else DEFAULT_FOLDER)
@@ -88,18 +95,19 @@ class ContainerPool:
         Raises UserError for packages, which an image brings itself; SandboxDied when it does not start.
         """
         if packages is not None:
-            raise UserError(f"the image {self.image} has its own packages; a folder of them is for tasks without an image")
+            raise UserError(
+                f"the image {self.image} has its own packages; a folder of them is for tasks without an image"
+            )
         await self._turn.acquire()
         sandbox = ContainerSandbox(self, tree)
         self._used.add(sandbox)
         try:
-            await sandbox._start(network)
+            await sandbox._start(network, tests is not None)
             if not history:
                 await sandbox._do(["rm", "-rf", f"{self.workspace}/.git"])
             if tree is not None:
                 await sandbox._lay_folder(tree, self.workspace)
             if tests is not None:
-                await sandbox._do(["mkdir", "-p", "/tests", "/logs/verifier"])
                 await sandbox._lay_folder(tests, "/tests")
             if files:
                 await sandbox.write_files(files)
@@ -194,13 +202,13 @@ class ContainerSandbox:
             if paths:
                 listed = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
                 await self._do(["xargs", "-0", "sh", "-c", _CLEAR, kind], listed)
-        await self._do(["tar", "-xof", "-"], _archive(changes))
+        await self._do(["tar", "-xof", "-"], pack(changes))
 
     async def changes(self) -> dict[str, Change]:
         """In what the workspace differs from the image's, or from the tree that was laid on it: path -> Change.
 
-        Its .git is left out. Raises SandboxFileError when it is more than Limits.workspace_mb, or a name has a line
-        break in it.
+        Its .git is left out, and so are pipes, sockets and names with a line break, which engines do not tell apart.
+        Raises SandboxFileError when it is more than Limits.workspace_mb.
         """
         async with self._lock:
             code, out, err = await self._engine_says(["diff", self.name])
@@ -209,21 +217,13 @@ class ContainerSandbox:
             listed, _ = await self._do_locked(["find", ".", "-path", "./.git", "-prune", "-o", "-print0"])
             there = {name.removeprefix("./") for name in listed.text().split("\0")} - {"", "."}
             marks = self._marks(out.text())
-            content = [path for path in sorted(marks) if path in there]
-            archive, _ = await self._do_locked(
-                ["tar", "-cf", "-", "--no-recursion", "-T", "-"], "".join(f"./{path}\n" for path in content).encode()
-            )
-        if archive.dropped:
-            raise SandboxFileError(f"the changes are more than {self.limits.workspace_mb} MiB")
-        found = _unpack(archive.bytes()) if content else {}
-        if lost := set(content) - found.keys():
-            raise SandboxFileError(f"{min(lost)!r} is no file, link or folder with a name that can be carried")
-        pristine = set() if self._tree is None else _names(self._tree)
+            found = await self._contents(sorted(marks.keys() & there))
+        pristine = set() if self._tree is None else names(self._tree)
         gone = {path for path in pristine | {path for path, mark in marks.items() if mark == "D"} if path not in there}
         changes = {path: GONE for path in gone if not any(str(above) in gone for above in PurePosixPath(path).parents)}
         for path, change in found.items():
             was_there = change.kind == "folder" and marks[path] == "C"
-            if not was_there and not (self._tree is not None and _is_same(self._tree / path, change)):
+            if not was_there and not (self._tree is not None and is_same(self._tree / path, change)):
                 changes[path] = change
         return dict(sorted(changes.items()))
 
@@ -243,13 +243,18 @@ class ContainerSandbox:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _start(self, network: bool) -> None:
+    async def _start(self, network: bool, grades: bool) -> None:
         pool, limits = self._pool, self.limits
         words = ["run", "--detach", "--pull", "never", "--name", self.name, "--label", f"{OWNER}={owner()}"]
         words += [] if network else ["--network", "none"]
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--hostname", "sandbox"]
+        words += [word for name in pool.capabilities for word in ("--cap-add", name)]
+        words += ["--stop-signal", "KILL"]  # the shell that is process 1 would not mind another
         words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m", "--cpus", f"{pool.cpus}"]
         words += ["--pids-limit", f"{limits.processes}", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
+        words += ["--ulimit", f"nproc={MANY}:{MANY}"]
+        for folder in ("/tests", "/logs/verifier") if grades else ():
+            words += ["--tmpfs", f"{folder}:rw,exec,mode=755"]  # without capabilities, root may not make folders in /
         for name, value in pool.environment.items():
             words += ["--env", f"{name}={value}"]
         words += ["--workdir", pool.workspace, "--entrypoint", "/bin/sh", pool.image, "-c", _IDLE]
@@ -313,6 +318,26 @@ class ContainerSandbox:
                 raise SandboxDied(f"container {self.name} died: no answer within {timeout_s:.0f} s") from None
             raise
 
+    async def _contents(self, paths: Sequence[str]) -> dict[str, Change]:
+        """What is at paths of the workspace. (`changes` holds the lock.)"""
+        found = {}
+        encoded = [f"./{path}".encode(errors="surrogateescape") + b"\0" for path in paths]
+        for chunk in _chunks(list(zip(paths, encoded, strict=True))):
+            said, _ = await self._do_locked(["xargs", "-0", "stat", "-c", "%f"], b"".join(name for _, name in chunk))
+            modes = [int(mode, 16) for mode in said.text().split()]
+            packed = []
+            for (path, name), mode in zip(chunk, modes, strict=True):
+                if stat.S_ISDIR(mode):
+                    found[path] = Change("folder", mode=mode & 0o777)
+                elif stat.S_ISREG(mode) or stat.S_ISLNK(mode):
+                    packed.append(name)
+            if packed:
+                archive, _ = await self._do_locked(["xargs", "-0", "tar", "-cf", "-"], b"".join(packed))
+                if archive.dropped:
+                    raise SandboxFileError(f"the changes are more than {self.limits.workspace_mb} MiB")
+                found |= unpack(archive.bytes())
+        return found
+
     def _marks(self, diff: str) -> dict[str, str]:
         """Path in the workspace -> A(dded), C(hanged) or D(eleted), of what the engine lists."""
         inside = f"{self._pool.workspace.rstrip('/')}/"
@@ -345,56 +370,19 @@ class _Kept:
         return self.bytes().decode("utf-8", errors="replace")
 
 
+def _chunks(named: list[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """Parts that are short enough for one command line of any xargs."""
+    part, size = [], 0
+    for entry in named:
+        if part and size + len(entry[1]) > CHUNK:
+            yield part
+            part, size = [], 0
+        part.append(entry)
+        size += len(entry[1])
+    if part:
+        yield part
+
+
 def _killed_for_memory(events: str) -> int:
     counts = [line.split() for line in events.splitlines()]
     return sum(int(words[1]) for words in counts if len(words) == 2 and words[0] == "oom_kill")
-
-
-def _archive(changes: Mapping[str, Change]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path, change in sorted(changes.items()):
-            if change.kind == "gone":
-                continue
-            entry = tarfile.TarInfo(path)
-            entry.mode, entry.mtime = change.mode, int(time.time())
-            if change.kind == "folder":
-                entry.type, entry.mode = tarfile.DIRTYPE, change.mode | 0o700
-            elif change.kind == "link":
-                entry.type, entry.linkname = tarfile.SYMTYPE, change.data.decode(errors="surrogateescape")
-            else:
-                entry.size = len(change.data)
-            tar.addfile(entry, io.BytesIO(change.data) if change.kind == "file" else None)
-    return packed.getvalue()
-
-
-def _unpack(archive: bytes) -> dict[str, Change]:
-    found = {}
-    try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            for entry in tar:
-                path = entry.name.removeprefix("./")
-                if entry.isdir():
-                    found[path] = Change("folder", mode=entry.mode)
-                elif entry.issym():
-                    found[path] = Change("link", entry.linkname.encode(errors="surrogateescape"), 0o777)
-                elif entry.isfile() or entry.islnk():
-                    found[path] = Change("file", tar.extractfile(entry).read(), entry.mode)
-    except (tarfile.TarError, KeyError) as error:
-        raise SandboxFileError(f"the container sent no readable archive: {error}") from error
-    return found
-
-
-def _names(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-
-
-def _is_same(path: Path, change: Change) -> bool:
-    """Whether a path of the host holds what a change would put there."""
-    if path.is_symlink():
-        return change.kind == "link" and str(path.readlink()).encode(errors="surrogateescape") == change.data
-    if path.is_dir():
-        return change.kind == "folder"
-    if not path.is_file() or change.kind != "file":
-        return False
-    return path.stat().st_mode & 0o111 == change.mode & 0o111 and path.read_bytes() == change.data

@@ -56,9 +56,12 @@ class Engine:
 
     def remove_leftovers(self) -> int:
         """Removes containers whose owner, a process of this machine, ended without doing so. How many there were."""
-        listed = self.call("ps", "--all", "--filter", f"label={OWNER}", "--format", f'{{{{.ID}}}} {{{{.Label "{OWNER}"}}}}')
-        found = [line.split() for line in listed.stdout.splitlines()]
-        left = [words[0] for words in found if len(words) == 2 and _has_ended(words[1])]
+        names = self.call("ps", "--all", "--quiet", "--filter", f"label={OWNER}").stdout.split()
+        left = []
+        for name in names:
+            label = self.call("inspect", "--format", f'{{{{index .Config.Labels "{OWNER}"}}}}', name)
+            if label.returncode == 0 and _has_ended(label.stdout.strip()):
+                left.append(name)
         if left:
             self.call("rm", "--force", *left)
         return len(left)

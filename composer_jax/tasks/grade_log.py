@@ -4,10 +4,10 @@
     >>>>> End Test Output
     >>>>> Test Exit Code: 0      must agree with it
 
-A test that failed before has to be PASSED (or XFAIL); one that passed before may also be SKIPPED. Whatever the log lacks
-has failed, unless the row says that it names failures only. A log that cannot be trusted is worth nothing: markers that
-are missing or are there twice, no test in it, a script that says that it could not work, or an exit code of a failure
-although every test that it names has passed.
+A test that failed before has to be PASSED (or XFAIL); one that passed before may also be SKIPPED. Whatever the log
+lacks has failed, unless the row says that it names failures only. A log that cannot be trusted is worth nothing:
+markers that are missing or are there twice, no test in it, a script that says that it could not work, or an exit code of
+a failure although every test that it names has passed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from composer_jax.tasks.task import Task
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 _EXIT_CODE = re.compile(r"^>>>>> Test Exit Code:\s*(-?\d+)\s*$", re.MULTILINE)
 _GAVE_UP = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
+LOG_KB = 32 * 1024  # a longer log is not judged: what is cut out could hold a failure
 _SCRIPT = "/tmp/composer-eval.sh"
 
 
@@ -52,7 +53,9 @@ async def _grade(task: Task, changes: Mapping[str, Change], pool: ContainerPool)
                 return Grade(0.0, {}, f"the changes cannot be made: {error}"), True
             # One stream: the markers may come on stderr (set -x), what is between them on stdout.
             store = f"cat > {_SCRIPT} && exec bash {_SCRIPT} 2>&1 < /dev/null"
-            result = await sandbox.run(["sh", "-c", store], timeout_s=grader.timeout_s, stdin=grader.script.encode())
+            result = await sandbox.run(
+                ["sh", "-c", store], timeout_s=grader.timeout_s, stdin=grader.script.encode(), output_kb=LOG_KB
+            )
             if result.outcome not in ("ok", "nonzero"):
                 return Grade(0.0, {}, f"the script did not come to its end: {result.outcome}"), False
             if result.truncated_bytes:

@@ -65,7 +65,9 @@ async def _reward(sandbox: Sandbox, script: RunResult) -> Grade:
         if "No such file" not in found.stderr:
             return Grade(0.0, {}, f"{path} cannot be read: {found.stderr.strip() or found.outcome}")
     said = (script.stderr.strip() or script.stdout.strip()).splitlines()[-1:] or ["nothing"]
-    return Grade(0.0, {}, f"test.sh left no reward; its exit code is {script.exit_code}, its last words: {said[0][:200]}")
+    return Grade(
+        0.0, {}, f"test.sh left no reward; its exit code is {script.exit_code}, its last words: {said[0][:200]}"
+    )
 
 
 def read_reward(text: str, path: str) -> Grade:

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxPool
-from composer_jax.tasks import grade_cases, grade_script, grade_suite
+from composer_jax.sandbox.container import ContainerPool
+from composer_jax.tasks import grade_cases, grade_log, grade_script, grade_suite
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grade import ATTEMPTS, Grade
-from composer_jax.tasks.grader import CaseGrader, ScriptGrader, SuiteGrader
+from composer_jax.tasks.grader import CaseGrader, LogGrader, ScriptGrader, SuiteGrader
 from composer_jax.tasks.task import Task
 
 __all__ = ["ATTEMPTS", "Grade", "grade", "untouched"]
 
-_HOW = {CaseGrader: grade_cases.grade, SuiteGrader: grade_suite.grade, ScriptGrader: grade_script.grade}
+_HOW = {
+    CaseGrader: grade_cases.grade,
+    SuiteGrader: grade_suite.grade,
+    ScriptGrader: grade_script.grade,
+    LogGrader: grade_log.grade,
+}
 
 
 async def grade(
-    task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None = None
+    task: Task,
+    changes: Mapping[str, Change],
+    pool: SandboxPool | ContainerPool,
+    cache: ResultCache[Grade] | None = None,
 ) -> Grade:
     """Grades the workspace an episode ended with.
 
@@ -25,8 +35,11 @@ async def grade(
       the task's own files are among them.
     cache: may be shared by any number of gradings; the same submission to the same grader is then run once.
 
-    Raises SandboxDied when the infrastructure failed three times in a row: that is nobody's reward.
+    Raises SandboxDied when the infrastructure failed three times in a row: that is nobody's reward. Raises UserError
+    for a task with an image and a pool of anything but that image.
     """
+    if task.image is not None and not (isinstance(pool, ContainerPool) and pool.image == task.image):
+        raise UserError(f"task {task.id} needs the image {task.image}; grade it in a container_pool(task)")
     return await _HOW[type(task.grader)](task, changes, pool, cache)
 
 

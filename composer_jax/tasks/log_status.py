@@ -38,13 +38,18 @@ _TAP_LINE = re.compile(r"(not )?ok \d+(?: -)? (\S.*?)(?: # (SKIP|TODO).*)?", re.
 Statuses = Iterator[tuple[str, str]]
 
 
+def parser_of(name: str) -> Callable[[list[str]], Statuses]:
+    """The parser of that name. Raises UserError where there is none."""
+    kind = PARSERS.get(name.removeprefix("parse_log_"))
+    if kind is None:
+        raise UserError(f"there is no parser of logs called {name!r}; there are {', '.join(sorted(PARSERS))}")
+    return kind
+
+
 def parse(parser: str, log: str) -> dict[str, str]:
     """name of test -> PASSED, FAILED, SKIPPED or XFAIL. Raises UserError for a parser that there is not."""
-    kind = PARSERS.get(parser.removeprefix("parse_log_"))
-    if kind is None:
-        raise UserError(f"there is no parser of logs called {parser!r}; there are {', '.join(sorted(PARSERS))}")
     found: dict[str, str] = {}
-    for name, status in kind([_COLOURS.sub("", line).rstrip("\r") for line in log.split("\n")]):
+    for name, status in parser_of(parser)([_COLOURS.sub("", line).rstrip("\r") for line in log.split("\n")]):
         found[name] = max(found.get(name, PASSED), status, key=_BADNESS.index)
     return found
 
@@ -65,7 +70,7 @@ def _unittest(lines: list[str]) -> Statuses:
     for line in lines:
         if match := _UNITTEST_LINE.fullmatch(line.strip()):
             yield match[1], words.get(match[2], SKIPPED)
-        elif (word := line.partition(": ")[0]) in ("FAIL", "ERROR"):
+        elif line.partition(": ")[0] in ("FAIL", "ERROR"):
             yield line.partition(": ")[2].strip(), FAILED
 
 

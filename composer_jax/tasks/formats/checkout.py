@@ -1,4 +1,4 @@
-"""Repositories as they were at a commit, from a folder of local mirrors: files only, no history to look things up in."""
+"""Repositories as they were at a commit, from local mirrors: files only, no history to look things up in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class Mirrors:
 
     def __init__(self, folder: Path, store: Path):
         if not folder.is_dir():
-            raise UserError(f"there is no folder {folder} of repositories; give one with owner__name or owner/name in it")
+            raise UserError(
+                f"there is no folder {folder} of repositories; give one with owner__name or owner/name in it"
+            )
         self.folder = folder
         self.store = store
 

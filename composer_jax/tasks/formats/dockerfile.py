@@ -28,9 +28,12 @@ from composer_jax.errors import UserError
 _ROOTS = ("/workspace", "/app", "/testbed")
 _BASES = re.compile(r"(?:docker\.io/)?(?:library/)?(?:python|debian|ubuntu)(?::[\w.-]+)?(?:@sha256:[0-9a-f]+)?")
 _TB_BASES = re.compile(r"ghcr\.io/laude-institute/t-bench/(?:ubuntu|python|debian)[\w.-]*(?::[\w.-]+)?")
-_HARMLESS_VARIABLES = re.compile(r"PYTHONDONTWRITEBYTECODE|PYTHONUNBUFFERED|DEBIAN_FRONTEND|PIP_\w+|LANG|LC_\w+|TZ|TERM")
+_HARMLESS_VARIABLES = re.compile(
+    r"PYTHONDONTWRITEBYTECODE|PYTHONUNBUFFERED|DEBIAN_FRONTEND|PIP_\w+|LANG|LC_\w+|TZ|TERM"
+)
 _SILENT = ("LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL")
 _WAITING = ("sleep", "bash", "sh", "/bin/bash", "/bin/sh", "tail")  # a CMD that only keeps the container alive
+_INSTALLS = re.compile(r"(?:^|[\s;&|(])(?:apt|apt-get|apk|dnf|yum|curl|wget|uv|uvx|pipx?|pip3|npm|npx|conda)\s")
 _PIP = re.compile(r"(?:python3? -m )?pip3? install")
 _PIP_FLAGS = ("--no-cache-dir", "--no-cache", "-q", "--quiet", "--upgrade", "-U", "--break-system-packages")
 _PINNED = re.compile(r"([A-Za-z0-9._-]+)(?:\[[\w,.-]*\])?==([\w.!+-]+)")
@@ -72,9 +75,18 @@ def lay_out(dockerfile: Path, target: Path, packages: Path | None) -> None:
         raise NeedsContainer(f"{dockerfile}: commands would start in {working}, but its files are in {root}")
 
 
+def check_script(script: Path) -> None:
+    """Raises NeedsContainer for a script that installs something, which only root of an image of its own can."""
+    for number, line in enumerate(script.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        if _INSTALLS.search(line.partition("#")[0]):
+            raise NeedsContainer(f"{script}, line {number}: {line.strip()[:100]} (it installs something)")
+
+
 def _lines(dockerfile: Path) -> Iterator[_Line]:
     """Instructions, with their continuations joined."""
     try:
+        if dockerfile.is_symlink():
+            raise OSError("it is a link")
         text = dockerfile.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"{dockerfile} cannot be read: {error}") from error
@@ -140,7 +152,7 @@ def _follow(
     if line.word == "ADD" and any(re.search(r"://|@|\.(?:tar|tgz|gz|bz2|xz)\b", source) for source in sources):
         raise NeedsContainer("it downloads or unpacks")
     root, inner = _split(working / destination)
-    _copy(sources, context, target / inner, destination.endswith(("/", ".")))
+    _copy(sources, context, target, inner, destination.endswith(("/", ".")))
     return root, working
 
 
@@ -153,7 +165,9 @@ def _split(path: PurePosixPath) -> tuple[str, PurePosixPath]:
     raise NeedsContainer(f"{path} is not below {', '.join(_ROOTS)}")
 
 
-def _copy(sources: list[str], context: Path, target: Path, into: bool) -> None:
+def _copy(sources: list[str], context: Path, workspace: Path, inner: PurePosixPath, into: bool) -> None:
+    """Copies into `inner` of the workspace. Nothing is read through a link, and nothing written through one."""
+    target = workspace / inner
     for pattern in sources:
         if ".." in PurePosixPath(pattern).parts or "$" in pattern:
             raise NeedsContainer("a source is not plainly in the folder of the Dockerfile")
@@ -163,12 +177,23 @@ def _copy(sources: list[str], context: Path, target: Path, into: bool) -> None:
             raise UserError(f"{context} has no {pattern!r}, which its Dockerfile copies; add it")
         ignored = _ignored(context)
         for source in found:
-            if source.is_dir():
+            if source != context and not source.parent.resolve().is_relative_to(context.resolve()):
+                raise NeedsContainer("a source is behind a link that leads out of the folder")
+            if source.is_dir() and not source.is_symlink():
                 shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=ignored)
             else:
                 place = target / source.name if into or len(sources) + len(found) > 2 or target.is_dir() else target
                 place.parent.mkdir(parents=True, exist_ok=True)
+                place.unlink(missing_ok=True)
                 shutil.copy2(source, place, follow_symlinks=False)
+            _check_links(workspace)
+
+
+def _check_links(workspace: Path) -> None:
+    """Raises NeedsContainer if a link leads out of the workspace: what is copied next would follow it."""
+    for path in workspace.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(workspace.resolve()):
+            raise NeedsContainer(f"the link {path.relative_to(workspace)} leads out of the workspace")
 
 
 def _ignored(context: Path) -> Callable[[str, list[str]], set[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,10 +30,10 @@ class Fields:
         return self._get(name, bool, "true or false", default)
 
     def number(self, name: str, default: float) -> float:
-        """A finite number, not below zero."""
+        """A number from zero to a quadrillion."""
         value = self._get(name, (int, float), "a number", default)
-        if isinstance(value, bool) or not 0 <= value < math.inf:
-            raise UserError(f"{self.where} has {name} = {value!r}; it has to be a number from zero on")
+        if isinstance(value, bool) or not 0 <= value <= 1e15:
+            raise UserError(f"{self.where} has {name} = {_short(value)}; it has to be a number from 0 to 1e15")
         return float(value)
 
     def texts(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
@@ -70,5 +69,8 @@ class Fields:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        text = "a very long number"
     return text if len(text) <= 80 else f"{text[:77]}..."

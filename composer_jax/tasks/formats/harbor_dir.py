@@ -19,7 +19,7 @@ from typing import Any
 
 from composer_jax.errors import UserError
 from composer_jax.tasks.formats.checkout import keep
-from composer_jax.tasks.formats.dockerfile import NeedsContainer, lay_out
+from composer_jax.tasks.formats.dockerfile import NeedsContainer, check_script, lay_out
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
 from composer_jax.tasks.grader import ScriptGrader
@@ -63,6 +63,7 @@ def read_harbor_dir(directory: Path, options: Options) -> Task:
         metadata["environment"] = variables
     repository, image = None, None
     try:
+        check_script(tests / "test.sh")
         if variables:
             raise NeedsContainer(f"{directory}/task.toml sets {', '.join(variables)} in its [environment.env]")
         repository = _workspace(directory, environment, options)
@@ -200,6 +201,8 @@ def _digest(folder: Path) -> str:
 
 
 def _text(path: Path) -> str:
+    if path.is_symlink():  # an agent is told what is in it, and a link may lead to anything
+        raise UserError(f"{path} is a link; put the file itself there")
     try:
         return path.read_bytes().decode()
     except OSError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from composer_jax.tasks.task import Split
 
-TOOLS = ("grep", "read", "edit", "finish")
+TOOLS = ("repository/*",)  # all of them that work on any repository
 
 
 def default_store() -> Path:

@@ -20,8 +20,8 @@ def read_tasks(path: Path | str, options: Options | None = None, skipped: list[s
 
     path: a Harbor or Terminal-Bench directory or a folder of them, ours (write_task) or of others; a .jsonl or .parquet
       file of SWE-bench or SWE-smith rows, or rows of both; a repository of tasks of SWE-bench 5.
-    skipped: where given, a task that cannot be used is left out and the sentence that says why goes here; else the first
-      one ends the reading.
+    skipped: where given, a task that cannot be used is left out and the sentence that says why goes here; else the
+      first one ends the reading.
     Raises UserError for a path that is none of these, that holds no task, or that holds an id twice.
     """
     path, options = Path(path), options or Options()
@@ -71,7 +71,9 @@ def _harbor_dirs(path: Path) -> Iterator[Path]:
 
 
 def _from_directory(directory: Path, options: Options) -> Task:
-    return harbor.read_task(directory) if harbor_dir.is_ours(directory) else harbor_dir.read_harbor_dir(directory, options)
+    return (
+        harbor.read_task(directory) if harbor_dir.is_ours(directory) else harbor_dir.read_harbor_dir(directory, options)
+    )
 
 
 def _from_row(row: Fields, options: Options) -> Task:

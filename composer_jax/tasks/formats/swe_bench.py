@@ -24,10 +24,14 @@ from composer_jax.tasks.formats.checkout import Mirrors, keep
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
 from composer_jax.tasks.formats.patches import changes_of_patch, lay
-from composer_jax.tasks.grader import PYTEST, Grader, LogGrader, SuiteGrader
+from composer_jax.tasks.grader import Grader, LogGrader, SuiteGrader
+from composer_jax.tasks.log_status import parser_of
 from composer_jax.tasks.task import Task
 
-TESTBED_PYTHON = "/opt/miniconda3/envs/testbed/bin/python"  # in the images of SWE-bench and SWE-smith
+# In the images of SWE-bench and SWE-smith, python is that of a conda environment.
+IMAGE_VARIABLES = {
+    "PATH": "/opt/miniconda3/envs/testbed/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+}
 TIMEOUT_S = 1800.0  # of one evaluation, as SWE-bench has it
 _PYTEST_ID = re.compile(r"[\w./-]+\.py::.+", re.DOTALL)
 _INSTANCE = re.compile(r"[A-Za-z0-9_.-]+")
@@ -52,10 +56,10 @@ def read_row(row: Fields, options: Options) -> Task:
     if all(map(_PYTEST_ID.fullmatch, f2p + p2p)):
         runs_here = checkout is not None and packages is not None
         image = None if runs_here else image
-        command = PYTEST if runs_here else (TESTBED_PYTHON, *PYTEST[1:])
         tests = _tests(checkout, patches["test_patch"], options.store) if checkout else None
         if runs_here or (checkout and "eval_script" not in row):
-            grader = SuiteGrader(f2p, p2p, tests, command, TIMEOUT_S)
+            grader = SuiteGrader(f2p, p2p, tests, timeout_s=TIMEOUT_S)
+    variables = {"environment": IMAGE_VARIABLES} if image and isinstance(grader, SuiteGrader) else {}
     return Task(
         id=name,
         family="swe_bench",
@@ -64,7 +68,7 @@ def read_row(row: Fields, options: Options) -> Task:
         files={},
         tools=options.tools,
         grader=grader or _log_grader(row, f2p, p2p, kind),
-        metadata={"repo": repo, "base_commit": commit, **patches, **described(row, _DESCRIBED)},
+        metadata={"repo": repo, "base_commit": commit, **patches, **described(row, _DESCRIBED), **variables},
         repository=checkout,
         packages=packages if image is None else None,
         image=image,
@@ -77,7 +81,9 @@ def gold_changes(task: Task) -> dict[str, Change]:
     Raises UserError for a task without a checkout.
     """
     if task.repository is None or "gold_patch" not in task.metadata:
-        raise UserError(f"task {task.id} has no checkout and solution; read it with the folder of its repository (repos)")
+        raise UserError(
+            f"task {task.id} has no checkout and solution; read it with the folder of its repository (repos)"
+        )
     return changes_of_patch(task.repository, task.metadata["gold_patch"], task.metadata.get("gold_is_reverse", False))
 
 
@@ -175,16 +181,18 @@ def described(row: Fields, names: tuple[str, ...]) -> dict[str, Any]:
 def _log_grader(row: Fields, f2p: tuple[str, ...], p2p: tuple[str, ...], kind: str) -> Grader:
     if "eval_script" not in row:
         raise UserError(
-            f"{row.where} ({row.values['instance_id']}) can be graded by nothing here: it has no eval_script, and there is "
-            "no checkout to run pytest ids in; give the folder of repositories (repos) or rows of SWE-bench 5"
+            f"{row.where} ({row.values['instance_id']}) can be graded by nothing here: it has no eval_script, and no "
+            "pytest ids with a checkout to run them in; give the folder of repositories (repos) or rows of SWE-bench 5"
         )
+    parser_of(row.text("log_parser"))
     return LogGrader(row.text("eval_script"), row.text("log_parser"), f2p, p2p, kind == "fail_only", TIMEOUT_S)
 
 
 def _tests(checkout: Path, patch: str, store: Path) -> Path:
     """The folder of the test files that `patch` adds or changes, as they are after it."""
     changes = changes_of_patch(checkout, patch)
-    target = store / f"tests@{hashlib.sha256(f'{checkout.name}\0{patch}'.encode()).hexdigest()[:16]}"
+    key = hashlib.sha256(f"{checkout.name}\0{patch}".encode(errors="surrogateescape")).hexdigest()
+    target = store / f"tests@{key[:16]}"
     if not target.is_dir():
         with tempfile.TemporaryDirectory(dir=store, prefix=".tests-") as scratch:
             files = Path(scratch, "files")

@@ -20,14 +20,14 @@ from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
 from composer_jax.tasks.formats.patches import changes_of_patch, lay
 from composer_jax.tasks.formats.swe_bench import (
-    TESTBED_PYTHON,
+    IMAGE_VARIABLES,
     described,
     instance_id,
     instruction,
     packages_of,
     test_ids,
 )
-from composer_jax.tasks.grader import PYTEST, SuiteGrader
+from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.task import Task
 
 TIMEOUT_S = 300.0
@@ -49,7 +49,7 @@ def read_row(row: Fields, options: Options) -> Task:
     repository = _with_bug(row, name, repo, patch, options)
     packages = packages_of(options, repo, "")
     image = None if packages is not None else row.text("image_name")
-    command = PYTEST if image is None else (TESTBED_PYTHON, *PYTEST[1:])
+    variables = {} if image is None else {"environment": IMAGE_VARIABLES}
     problem = row.text("problem_statement", "").strip() or _problem(f2p)
     return Task(
         id=name,
@@ -58,8 +58,14 @@ def read_row(row: Fields, options: Options) -> Task:
         instruction=instruction(repo, problem),
         files={},
         tools=options.tools,
-        grader=SuiteGrader(f2p, p2p, None, command, TIMEOUT_S),
-        metadata={"repo": repo, "gold_patch": patch, "gold_is_reverse": True, **described(row, _DESCRIBED)},
+        grader=SuiteGrader(f2p, p2p, timeout_s=TIMEOUT_S),
+        metadata={
+            "repo": repo,
+            "gold_patch": patch,
+            "gold_is_reverse": True,
+            **described(row, _DESCRIBED),
+            **variables,
+        },
         repository=repository,
         packages=packages,
         image=image,
@@ -84,7 +90,8 @@ def _with_bug(row: Fields, name: str, repo: str, patch: str, options: Options) -
         return clean
     except UserError:
         changes = changes_of_patch(clean, patch)
-    target = options.store / f"{clean.name}+{hashlib.sha256(patch.encode()).hexdigest()[:16]}"
+    key = hashlib.sha256(patch.encode(errors="surrogateescape")).hexdigest()
+    target = options.store / f"{clean.name}+{key[:16]}"
     if not target.is_dir():
         with tempfile.TemporaryDirectory(dir=options.store, prefix=".bug-") as scratch:
             files = Path(scratch, "files")
