@@ -1,8 +1,7 @@
 """Grading by hidden cases: functions are called in a sandbox, and what they return is compared outside.
 
-The pristine workspace is laid out anew, only the agent's changes to non-test Python files are applied, and a
-script inside calls the functions and reports their values. The expected values stay on this side and are
-compared here.
+The tests of the task and the agent's non-test Python files are laid out anew, and a script inside calls the functions
+and reports their values. The expected values stay on this side and are compared here.
 """
 
 from __future__ import annotations
@@ -23,18 +22,10 @@ SCRIPT_TEXT = Path(__file__).with_name(SCRIPT).read_bytes()
 
 
 def submission(task: Task, changes: Mapping[str, Change]) -> dict[str, bytes]:
-    """The files that are graded: the pristine workspace with the agent's changes to non-test Python files."""
-    files = {path: text.encode() for path, text in task.files.items()}
-    for path, change in changes.items():
-        if change.kind == "gone":
-            files = {
-                other: data
-                for other, data in files.items()
-                if not is_submitted(other) or (other != path and not other.startswith(f"{path}/"))
-            }
-        elif change.kind == "file" and is_submitted(path):
-            files[path] = change.data
-    return files
+    """The files that are graded: the tests of the task, and what else the workspace holds of Python files."""
+    kept = {path: text.encode() for path, text in task.files.items() if not is_submitted(path)}
+    left = {path: change.data for path, change in changes.items() if change.kind == "file" and is_submitted(path)}
+    return {**kept, **left}
 
 
 async def grade(

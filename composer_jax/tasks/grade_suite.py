@@ -55,15 +55,13 @@ async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> t
         task.packages,
         grader.command,
         timeout_s=grader.timeout_s,
-        files=task.files,
+        files={path: text for path, text in task.files.items() if is_protected(path)},
         changes=kept,
         laid_over=hidden_tests(grader.tests),
         tests=[*grader.fail_to_pass, *grader.pass_to_pass],
     )
     repaired, held, detail = judge_suite.verdict(report.judged, grader.fail_to_pass, grader.pass_to_pass)
-    reward = float(repaired == held == 1.0)
-    if grader.partial and held == 1.0:
-        reward = repaired
+    reward = judge_suite.reward(repaired, held, grader.partial)
     return Grade(reward, {"f2p": repaired, "p2p": held}, detail), not report.timed_out
 
 

@@ -13,7 +13,7 @@ from composer_jax.tasks.grade import ATTEMPTS, Grade
 from composer_jax.tasks.grader import CaseGrader, LogGrader, ScriptGrader, SuiteGrader
 from composer_jax.tasks.task import Task
 
-__all__ = ["ATTEMPTS", "Grade", "grade"]
+__all__ = ["ATTEMPTS", "Grade", "grade", "untouched"]
 
 _HOW = {
     CaseGrader: grade_cases.grade,
@@ -31,7 +31,8 @@ async def grade(
 ) -> Grade:
     """Grades the workspace an episode ended with.
 
-    changes: in what it differs from the task's workspace, which is its repository with its files on top.
+    changes: in what it differs from the task's repository, or from nothing where there is none (Workspace.changes);
+      the task's own files are among them.
     cache: may be shared by any number of gradings; the same submission to the same grader is then run once.
 
     Raises SandboxDied when the infrastructure failed three times in a row: that is nobody's reward. Raises UserError
@@ -40,3 +41,8 @@ async def grade(
     if task.image is not None and not (isinstance(pool, ContainerPool) and pool.image == task.image):
         raise UserError(f"task {task.id} needs the image {task.image}; grade it in a container_pool(task)")
     return await _HOW[type(task.grader)](task, changes, pool, cache)
+
+
+def untouched(task: Task) -> dict[str, Change]:
+    """The changes of a workspace as the agent finds it."""
+    return {path: Change("file", text.encode()) for path, text in task.files.items()}

@@ -153,3 +153,10 @@ def verdict(judged, fail_to_pass, pass_to_pass):
         state, _, message = judged["tests"].get(first, (MISSING, 0, "it was not collected"))
         line += f"; first: {first} {state}: {' '.join(message.split())[:160]}"
     return repaired, kept, line
+
+
+def reward(repaired, kept, partial):
+    """1 if every test passed, else 0; partial: the share of repaired tests where all others still pass."""
+    if kept < 1.0:
+        return 0.0
+    return repaired if partial else float(repaired == 1.0)

@@ -1,4 +1,4 @@
-"""Runs pytest on a workspace and reports what every test did. Standard library and pytest only; runs where the tests do.
+"""Runs pytest on a workspace and reports what every test did. Runs where the tests do; needs nothing but pytest.
 
 Two processes. The referee (this one) never imports anything of the workspace, and no other process can look into it
 or write to its output. It forks the process that becomes pytest, ends whatever that leaves running, and says on its
@@ -167,6 +167,7 @@ def become_pytest(order, scratch, lines, log):
 
         for name in default_plugins:
             importlib.import_module(f"_pytest.{name}")
+        pytest.hookimpl(tryfirst=True)(Witness.pytest_load_initial_conftests)
         plugins = [Witness(lines, order)]
         if order["tracer"] is not None:
             tracer = types.ModuleType("composer_tracer")
@@ -194,7 +195,7 @@ class Witness:
 
     def __init__(self, lines, order):
         # In cells of functions rather than in attributes: a little harder to come by.
-        secret, write, functions = order["secret"], os.write, watched_functions()
+        secret, write, functions = order["secret"], os.write, {}
 
         def say(**event):
             data = json.dumps({"secret": secret, **event}).encode() + b"\n"
@@ -205,14 +206,17 @@ class Witness:
             now = watched_functions()
             return sorted(name for name, function in functions.items() if now.get(name) is not function)
 
-        self.say, self.changed = say, changed
+        self.say, self.changed, self.remember = say, changed, lambda: functions.update(watched_functions())
         self.decoys = order["decoys"]
         self.ids = None if order["ids"] is None else set(order["ids"])
+
+    def pytest_load_initial_conftests(self):
+        # Installed plugins are loaded and may have replaced some (hypothesis does); the workspace is not.
+        self.remember()
 
     def pytest_collectreport(self, report):
         if report.failed:
             self.say(uncollected=report.nodeid, message=str(report.longrepr)[-2000:])
-
 
     def pytest_collection_modifyitems(self, session, config, items):
         if self.ids is not None:
@@ -266,7 +270,7 @@ def must_fail():
 
 
 def watched_functions():
-    """Name -> code of the functions and methods of pytest and unittest. Whoever replaces one wants more than to pass."""
+    """Name -> code of the functions and methods of pytest and unittest; replacing one is no way to repair code."""
     found = {}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in WATCHED:
