@@ -337,3 +337,16 @@ def test_the_event_loop_goes_on_while_something_is_made_once():
         assert len(made) == 2
 
     asyncio.run(check())
+
+
+def test_a_file_that_became_a_folder_does_not_cost_the_shell(pool, folder):
+    async def check():
+        workspace = Workspace(task_of({}, repository=folder), pool)
+        await workspace.shell("X=1; cd d", 5)
+        workspace.delete("a.txt")
+        workspace.write("a.txt/in.txt", b"in")
+        result, is_new = await workspace.shell("echo $X; cat ../a.txt/in.txt", 5)
+        assert (result.stdout, is_new) == ("1\nin", False)
+        await workspace.close()
+
+    asyncio.run(check())
