@@ -17,6 +17,7 @@ INSTALL = [
     "numpy>=2.1,<3",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.12,<0.13",
+    "pyyaml>=6.0",
     "tokenizers>=0.21,<0.24",
     "tqdm>=4.66",
     # The sandbox's isolation, as a wheel: nothing to install as root. Other systems have no user namespaces.
@@ -25,6 +26,8 @@ INSTALL = [
 
 EXTRAS = {
     "test": ["hypothesis>=6.120", "pytest>=8.3", "pytest-xdist>=3.6", "ruff>=0.12"],
+    # Parquet files of tasks; JSON lines need nothing.
+    "tasks": ["pyarrow>=18"],
     "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],
     # Compares our network with the public PyTorch implementation. Large; only CI and the curious need it.
     "parity": ["torch==2.13.0", "transformers>=5.0,<6"],

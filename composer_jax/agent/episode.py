@@ -10,9 +10,11 @@ from composer_jax.agent import summary, tools
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Kind, Node, Transcript
 from composer_jax.agent.workspace import Workspace
+from composer_jax.data.chat import ToolCall
 from composer_jax.data.chat_format import ChatFormat, Message
 from composer_jax.sampler.session import Session
 from composer_jax.sandbox import SandboxDied, SandboxPool
+from composer_jax.tasks import hack_monitor
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grading import grade
 from composer_jax.tasks.task import Task
@@ -30,6 +32,7 @@ class Episode:
     parts: what the grade consists of ("hidden": fraction of hidden cases that pass, whatever the outcome).
     detail: the grade in one line, for people.
     turns: messages of the model, summaries not counted. summaries: how many it wrote.
+    flags: what looks like an attempt on the grade, "name: evidence" each (tasks/hack_monitor.py).
     """
 
     task_id: str
@@ -43,6 +46,7 @@ class Episode:
     detail: str = ""
     turns: int = 0
     summaries: int = 0
+    flags: list[str] = field(default_factory=list)
 
     @property
     def summary_tokens(self) -> int:
@@ -94,7 +98,9 @@ async def run_episode(
     try:
         outcome = await run.until_the_end(workspace)
         await workspace.close()
-        result = await grade(task, workspace.files, pool, cache)
+        found = hack_monitor.flags(task, run.calls, workspace.changes)
+        run.flags = [f"{flag.name}: {flag.evidence}" for flag in found]
+        result = await grade(task, workspace.changes, pool, cache)
     except SandboxDied as error:
         return run.episode("infrastructure", None, {}, str(error), seed)
     finally:
@@ -115,6 +121,8 @@ class _Run:
     transcript: Transcript = field(default_factory=Transcript)
     turns: int = 0
     summaries: int = 0
+    calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
 
     async def until_the_end(self, workspace: Workspace) -> Outcome:
         available = tools.select(self.task.tools)
@@ -131,6 +139,8 @@ class _Run:
                 return "no_call"
 
             done = next((i for i, call in enumerate(message.calls) if tools.is_finish(call, available)), None)
+            made = [call for call in message.calls[:done] if isinstance(call, ToolCall)]
+            self.calls += [(call.name, call.arguments) for call in made]
             answers = await tools.answer_all(message.calls[:done], available, workspace)
             for observation in self.chat.bridge(sampled, answers):
                 self.transcript.append("tool", observation)
@@ -193,4 +203,5 @@ class _Run:
             detail=detail,
             turns=self.turns,
             summaries=self.summaries,
+            flags=self.flags,
         )

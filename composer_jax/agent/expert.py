@@ -33,7 +33,7 @@ from composer_jax.tasks.functions import LARGEST, SMALLEST, statement
 from composer_jax.tasks.recall import fact_line
 from composer_jax.tasks.splits import constants, file_stems, function_names, seeded
 from composer_jax.tasks.task import Task
-from composer_jax.tasks.workspace import is_protected
+from composer_jax.tasks.workspace import is_submitted
 
 BOILERPLATE = "This is what was read so far."
 
@@ -122,7 +122,7 @@ def slips(turn: Turn, task: Task, rate: float, rng: random.Random) -> Script:
 def _failing_edits(turn: Turn, task: Task, rng: random.Random) -> list[Turn]:
     """Edits that are nearly `turn` and that the tool refuses."""
     right = turn.call.arguments
-    others = [path for path in task.files if not is_protected(path) and path != right["path"]]
+    others = [path for path in task.files if is_submitted(path) and path != right["path"]]
     candidates = [
         {"new": right["old"]},
         {"old": right["new"]},

@@ -29,10 +29,14 @@ def episode_record(
         tokens=transcript.total_tokens,
         sampled_tokens=transcript.total_sampled,
         summary_tokens=episode.summary_tokens,
-        parts={**episode.parts, "detail": episode.detail},
+        parts={**episode.parts, "detail": episode.detail, **_flags(episode)},
         instruction=task.instruction,
         segments=tuple(_segment(branch, chat) for branch in transcript.branches()),
     )
+
+
+def _flags(episode: Episode) -> dict[str, str]:
+    return {"flags": "; ".join(episode.flags)} if episode.flags else {}
 
 
 def _segment(branch: list[Node], chat: ChatFormat) -> tuple[MessageRecord, ...]:

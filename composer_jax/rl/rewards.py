@@ -4,6 +4,8 @@ import dataclasses
 import math
 
 from composer_jax.agent.episode import Episode
+from composer_jax.errors import UserError
+from composer_jax.tasks.hack_monitor import NAMES
 
 
 def length_cost(x: float, *, k: float, q: float) -> float:
@@ -19,13 +21,23 @@ def length_cost(x: float, *, k: float, q: float) -> float:
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
     """R = grade - weight * C_{k,q}(x), x = summary_token * (summary tokens) + turn * (turns). Weights are ours (not
-    published)."""
+    published).
+
+    zeroed: names of hack_monitor's flags; an episode that has one of them is worth 0. None by default: a flag is a sign
+    and no proof.
+    """
 
     weight: float = 0.0
     summary_token: float = 0.01
     turn: float = 0.0
     k: float = 1.0
     q: float = 0.5
+    zeroed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.zeroed:
+            if name not in NAMES:
+                raise UserError(f"rl.reward.zeroed has {name!r}, which is no flag; use some of {', '.join(NAMES)}")
 
 
 def episode_reward(episode: Episode, config: RewardConfig) -> float:
@@ -35,6 +47,8 @@ def episode_reward(episode: Episode, config: RewardConfig) -> float:
     """
     if episode.reward is None:
         raise ValueError(f"episode of {episode.task_id} was never graded")
+    if any(flag.partition(":")[0] in config.zeroed for flag in episode.flags):
+        return 0.0
     if config.weight == 0 or episode.reward == 0:
         return episode.reward
     x = config.summary_token * episode.summary_tokens + config.turn * episode.turns

@@ -121,6 +121,8 @@ class RewardSettings:
     turn: float
     k: float
     q: float
+    zeroed: tuple[str, ...]
+    """Flags of tasks/hack_monitor.py that make an episode worth 0; () only records them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,17 @@
 format."""
 
 from composer_jax.tasks.generate import FAMILIES, generate
-from composer_jax.tasks.grader import Case, CaseGrader, Grader, ScriptGrader, SuiteGrader
+from composer_jax.tasks.grader import Case, CaseGrader, Grader, LogGrader, ScriptGrader, SuiteGrader
 from composer_jax.tasks.task import Task
 
-__all__ = ["FAMILIES", "Case", "CaseGrader", "Grader", "ScriptGrader", "SuiteGrader", "Task", "generate"]
+__all__ = [
+    "FAMILIES",
+    "Case",
+    "CaseGrader",
+    "Grader",
+    "LogGrader",
+    "ScriptGrader",
+    "SuiteGrader",
+    "Task",
+    "generate",
+]

@@ -122,8 +122,57 @@ class ScriptGrader:
         return cls(Path(data["tests"]), data["timeout_s"], dict(data["environment"]))
 
 
-Grader = CaseGrader | SuiteGrader | ScriptGrader
-KINDS: Mapping[str, type[Grader]] = {"cases": CaseGrader, "suite": SuiteGrader, "script": ScriptGrader}
+@dataclass(frozen=True)
+class LogGrader:
+    """SWE-bench's contract: a script prints a log, and what the log says of each test counts.
+
+    script: the text of eval.sh, run in the container after the changes were laid on it.
+    parser: what kind of log it is (log_status.PARSERS).
+    fail_to_pass, pass_to_pass: names of tests as the log spells them, disjoint, the first not empty.
+    fail_only: the log names only failures, so a test that it does not name has passed.
+    timeout_s: seconds of the script.
+    """
+
+    script: str
+    parser: str
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...] = ()
+    fail_only: bool = False
+    timeout_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if not self.fail_to_pass:
+            raise UserError("a log grader needs at least one test in fail_to_pass; give it one")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "script": self.script,
+            "parser": self.parser,
+            "fail_to_pass": list(self.fail_to_pass),
+            "pass_to_pass": list(self.pass_to_pass),
+            "fail_only": self.fail_only,
+            "timeout_s": self.timeout_s,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LogGrader:
+        return cls(
+            data["script"],
+            data["parser"],
+            tuple(data["fail_to_pass"]),
+            tuple(data["pass_to_pass"]),
+            data["fail_only"],
+            data["timeout_s"],
+        )
+
+
+Grader = CaseGrader | SuiteGrader | ScriptGrader | LogGrader
+KINDS: Mapping[str, type[Grader]] = {
+    "cases": CaseGrader,
+    "suite": SuiteGrader,
+    "script": ScriptGrader,
+    "log": LogGrader,
+}
 
 
 def grader_to_json(grader: Grader) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """Tasks on disk: the Harbor directory format, which other harnesses read too.
 
-    task.toml               schema, limits, and [metadata.composer]: id, family, split, tools instruction.md
-    what the agent is told environment/repo/       the workspace; environment/Dockerfile puts it into a
-    container tests/                  test.sh and what it needs: hidden cases with their expected values,
-    never shown to the agent solution/               solve.sh, and oracle.json: the metadata of the Task
+    task.toml              schema, limits, and [metadata.composer]: id, family, split, tools; of a repository task also
+                           kind, tests to repair and to keep, and the packages it needs
+    instruction.md         what the agent is told
+    environment/repo/      the workspace; environment/Dockerfile puts it into a container
+    tests/                 test.sh and what it needs, never shown to the agent: hidden cases with their expected values,
+                           or the pristine tests of a repository
+    solution/              solve.sh, and oracle.json: the metadata of the Task
 
-Writing a task and reading it back gives an equal Task.
+Writing a task and reading it back gives an equal Task; that of a repository task stands on the directory it was read
+from, files included.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.grader import CaseGrader
+from composer_jax.tasks import harbor_suite
+from composer_jax.tasks.grader import CaseGrader, SuiteGrader
 from composer_jax.tasks.task import Task
 
 SCHEMA_VERSION = "1.0"
@@ -38,15 +43,18 @@ def write_task(task: Task, directory: Path | str) -> Path:
     if directory.is_dir() and any(directory.iterdir()):
         raise UserError(f"{directory} is not empty; give write_task a new directory")
     files = {f"environment/repo/{_checked(path)}": text for path, text in task.files.items()}
+    is_suite = isinstance(task.grader, SuiteGrader)
+    if is_suite:
+        directory.mkdir(parents=True, exist_ok=True)
+        files |= harbor_suite.write_suite(task, directory)
+    elif isinstance(task.grader, CaseGrader):
+        files |= _write_cases(task)
+    else:
+        raise UserError(f"task {task.id} is graded by a script of its own; copy the directory it came from")
     files |= {
-        "task.toml": _task_toml(task),
+        "task.toml": _task_toml(task, directory),
         "instruction.md": task.instruction,
-        "environment/Dockerfile": _DOCKERFILE,
-        "tests/test.sh": _TEST_SH,
-        "tests/verify.py": (_HERE / "harbor_verify.py").read_text(encoding="utf-8"),
-        "tests/judge.py": (_HERE / "judge.py").read_text(encoding="utf-8"),
-        "tests/call_cases.py": (_HERE / "call_cases.py").read_text(encoding="utf-8"),
-        "tests/cases.json": json.dumps(task.grader.to_json(), indent=1),
+        "environment/Dockerfile": harbor_suite.dockerfile(task) if is_suite else _DOCKERFILE,
         "solution/solve.sh": _SOLVE_SH,
         "solution/solve.py": (_HERE / "harbor_solve.py").read_text(encoding="utf-8"),
         "solution/oracle.json": json.dumps(dict(task.metadata), indent=1),
@@ -64,23 +72,17 @@ def read_task(directory: Path | str) -> Task:
     try:
         described = tomllib.loads((directory / "task.toml").read_text(encoding="utf-8"))["metadata"]["composer"]
         instruction = (directory / "instruction.md").read_bytes().decode()
-        grader = CaseGrader.from_json(json.loads((directory / "tests/cases.json").read_bytes()))
         metadata = json.loads((directory / "solution/oracle.json").read_bytes())
-        repo = directory / "environment" / "repo"
-        files = {
-            path.relative_to(repo).as_posix(): path.read_bytes().decode()
-            for path in sorted(repo.rglob("*"))
-            if path.is_file()
-        }
+        is_suite = "fail_to_pass" in described
+        rest = harbor_suite.read_suite(described, directory) if is_suite else _read_cases(directory)
         return Task(
             id=described["id"],
             family=described["family"],
             split=described["split"],
             instruction=instruction,
-            files=files,
             tools=tuple(described["tools"]),
-            grader=grader,
             metadata=metadata,
+            **rest,
         )
     except KeyError as error:
         raise UserError(
@@ -90,6 +92,27 @@ def read_task(directory: Path | str) -> Task:
         raise UserError(f"there is no readable task in {directory}: {error}") from error
 
 
+def _write_cases(task: Task) -> dict[str, str]:
+    return {
+        "tests/test.sh": _TEST_SH,
+        "tests/verify.py": (_HERE / "harbor_verify.py").read_text(encoding="utf-8"),
+        "tests/judge.py": (_HERE / "judge.py").read_text(encoding="utf-8"),
+        "tests/call_cases.py": (_HERE / "call_cases.py").read_text(encoding="utf-8"),
+        "tests/cases.json": json.dumps(task.grader.to_json(), indent=1),
+    }
+
+
+def _read_cases(directory: Path) -> dict[str, Any]:
+    repo = directory / "environment" / "repo"
+    files = {
+        path.relative_to(repo).as_posix(): path.read_bytes().decode()
+        for path in sorted(repo.rglob("*"))
+        if path.is_file()
+    }
+    grader = CaseGrader.from_json(json.loads((directory / "tests/cases.json").read_bytes()))
+    return {"files": files, "grader": grader}
+
+
 def _checked(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
@@ -97,7 +120,7 @@ def _checked(path: str) -> str:
     return path
 
 
-def _task_toml(task: Task) -> str:
+def _task_toml(task: Task, directory: Path) -> str:
     tables: dict[str, dict[str, Any]] = {
         "": {"schema_version": SCHEMA_VERSION},
         "task": {"name": f"composer-jax/{task.id}", "keywords": [task.family, task.split]},
@@ -107,6 +130,7 @@ def _task_toml(task: Task) -> str:
             "family": task.family,
             "split": task.split,
             "tools": list(task.tools),
+            **(harbor_suite.describe_suite(task, directory) if isinstance(task.grader, SuiteGrader) else {}),
         },
         "verifier": {"timeout_sec": task.grader.timeout_s + VERIFIER_OVERHEAD_S},
         "agent": {"timeout_sec": AGENT_TIMEOUT_S},

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from composer_jax.tasks.functions import Function
 from composer_jax.tasks.grader import Case
+from composer_jax.tasks.protected import is_protected
 
 RUN_TESTS = Path(__file__).with_name("run_tests.py").read_text(encoding="utf-8")
 """The runner that the agent's run_tests tool starts. Real files, so that they are linted and tested like any
 other."""
+_OWN = ("run_tests.py", "call_cases.py")
 
 
 def visible_cases(cases: Sequence[Case]) -> str:
@@ -24,15 +26,6 @@ def module_text(contents: Sequence[Function], mistakes: Mapping[str, str]) -> st
     return "\n".join(function.source(mistakes.get(function.name)) for function in contents)
 
 
-def is_protected(path: str) -> bool:
-    """Whether `path` belongs to the tests: changes to it are never graded. Only .py files count as a
-    submission."""
-    *folders, name = path.split("/")
-    stem = name.removesuffix(".py")
-    return (
-        not name.endswith(".py")
-        or stem in ("run_tests", "call_cases", "conftest", "sitecustomize", "usercustomize")
-        or stem.startswith("test_")
-        or stem.endswith("_test")
-        or "tests" in folders
-    )
+def is_submitted(path: str) -> bool:
+    """Whether changes to `path` are graded: those to Python files that do not belong to the tests."""
+    return path.endswith(".py") and PurePosixPath(path).name not in _OWN and not is_protected(path)

@@ -280,3 +280,14 @@ def test_a_summary_that_is_too_long_is_cut(play, tok):
 def test_no_summary_is_asked_for_when_no_turn_is_left(play, tok):
     episode, _ = play(READ, compaction=Compaction(trigger=20), limits=Limits(max_turns=1))
     assert (episode.outcome, episode.summaries) == ("out_of_turns", 0)
+
+
+def test_what_looks_like_an_attempt_on_the_grade_is_flagged(play):
+    clean, _ = play(RUN, FIX, FINISH)
+    assert clean.flags == []
+    path = next(path for path in TASK.files if path.endswith(".py") and path != "run_tests.py")
+    sly = ToolCall("edit", {"path": path, "old": "def ", "new": "import sys\nsys.exit(0)\n\n\ndef "})
+    outside = ToolCall("read", {"path": "/tests/cases.json"})
+    episode, _ = play(outside, sly, FINISH)
+    assert episode.flags[0] == "reads_outside: read: /tests/cases.json"
+    assert Episode.from_json(episode.to_json()).flags == episode.flags

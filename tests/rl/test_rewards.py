@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from composer_jax.errors import UserError
 from composer_jax.rl.rewards import RewardConfig, episode_reward, length_cost
 from tests.rl.made_up import conversation, episode
 
@@ -63,3 +64,12 @@ def test_without_a_weight_the_grade_is_the_reward():
 def test_an_episode_that_was_never_graded_has_no_reward():
     with pytest.raises(ValueError, match="never graded"):
         episode_reward(episode(None), RewardConfig())
+
+
+def test_flags_make_an_episode_worth_nothing_only_where_they_are_named():
+    caught = episode(1.0, flags=["reads_caches: shell: a.pyc"])
+    assert episode_reward(caught, RewardConfig()) == 1.0
+    assert episode_reward(caught, RewardConfig(zeroed=("exits",))) == 1.0
+    assert episode_reward(caught, RewardConfig(zeroed=("exits", "reads_caches"))) == 0.0
+    with pytest.raises(UserError, match="'cheats', which is no flag; use some of edits_tests"):
+        RewardConfig(zeroed=("cheats",))

@@ -1,8 +1,14 @@
-"""What the tests of tasks share: real sandboxes, and ones that die."""
+"""What the tests of tasks share: real sandboxes, ones that die, and packages that suites in sandboxes import."""
+
+import importlib.metadata
+import shutil
+from pathlib import Path
 
 import pytest
 
-from composer_jax.sandbox import Limits, SandboxPool
+from composer_jax.sandbox import Change, Limits, SandboxPool
+
+NEEDED = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 
 @pytest.fixture(scope="session")
@@ -10,6 +16,19 @@ def pool():
     pool = SandboxPool(Limits(timeout_s=10), size=8)
     yield pool
     pool.kill()
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory):
+    """A folder as `pip install --target` makes it, with pytest as it is installed here."""
+    folder = tmp_path_factory.mktemp("packages")
+    for name in NEEDED:
+        for file in importlib.metadata.files(name):
+            source = Path(file.locate())
+            if ".." not in file.parts and source.is_file():
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, folder / file)
+    return folder
 
 
 class DyingPool:
@@ -20,8 +39,11 @@ class DyingPool:
         self.deaths = deaths
         self.acquired = 0
 
-    async def acquire(self, files):
-        sandbox = await self.pool.acquire(files)
+    def tree(self, folder):
+        return self.pool.tree(folder)
+
+    async def acquire(self, files, tree=None, **more):
+        sandbox = await self.pool.acquire(files, tree, **more)
         self.acquired += 1
         if self.acquired <= self.deaths:
             sandbox.end("a test ended it")
@@ -31,3 +53,16 @@ class DyingPool:
 @pytest.fixture
 def dying_pool(pool):
     return lambda deaths: DyingPool(pool, deaths)
+
+
+def as_changes(files):
+    """Changes of a workspace that stands on nothing and holds these files."""
+    return {path: Change("file", data if isinstance(data, bytes) else data.encode()) for path, data in files.items()}
+
+
+def lay(folder, files):
+    """Writes files below a folder, and returns it."""
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder

@@ -9,9 +9,10 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.tasks import bugfix, functions
 from composer_jax.tasks.functions import COMPOSED, KINDS, TRAINED_KINDS
-from composer_jax.tasks.grading import grade
+from composer_jax.tasks.grading import grade, untouched
 from composer_jax.tasks.judge import same_value
 from composer_jax.tasks.splits import function_names, seeded
+from tests.tasks.conftest import as_changes
 
 
 def repaired(task, line=None):
@@ -127,9 +128,9 @@ def test_in_a_real_sandbox(pool, split, index):
         assert before.outcome == "nonzero" and before.exit_code == 1
         assert re.fullmatch(rf"FAIL {know['function']}\(.*\) is .*, want .*\n", before.stdout)
         assert (after.outcome, after.stdout) == ("ok", "PASS 8\n")
-        assert (await grade(task, task.files, pool)).reward == 0.0
-        assert (await grade(task, repaired(task), pool)).reward == 1.0
-        assert (await grade(task, repaired(task, know["wrong"][0]), pool)).reward == 0.0
+        assert (await grade(task, untouched(task), pool)).reward == 0.0
+        assert (await grade(task, as_changes(repaired(task)), pool)).reward == 1.0
+        assert (await grade(task, as_changes(repaired(task, know["wrong"][0])), pool)).reward == 0.0
 
     asyncio.run(check())
 

@@ -6,11 +6,13 @@ import pytest
 
 from composer_jax.sandbox import SandboxDied
 from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.grade_cases import submission
 from composer_jax.tasks.grader import Case, CaseGrader
-from composer_jax.tasks.grading import ATTEMPTS, grade, submission
+from composer_jax.tasks.grading import ATTEMPTS, grade
 from composer_jax.tasks.judge import read_report, same_value
 from composer_jax.tasks.task import Task
-from composer_jax.tasks.workspace import RUN_TESTS, is_protected
+from composer_jax.tasks.workspace import RUN_TESTS, is_submitted
+from tests.tasks.conftest import as_changes
 
 BUGGY = "def scale(x):\n    return x + 3\n\ndef above(x):\n    return x > 2\n"
 RIGHT = BUGGY.replace("x + 3", "x * 3")
@@ -37,7 +39,7 @@ TASK = make_task()
 
 
 def graded(pool, files, task=TASK, cache=None):
-    return asyncio.run(grade(task, {**task.files, **files}, pool, cache))
+    return asyncio.run(grade(task, as_changes({**task.files, **files}), pool, cache))
 
 
 def test_right_and_wrong(pool):
@@ -124,7 +126,7 @@ def test_whoever_writes_into_the_report_gains_nothing(pool):
 )
 def test_changes_to_tests_are_not_graded(pool, path):
     cheat = "print('PASS 3')\nimport sys\nsys.modules['tools'] = type('T', (), {'scale': lambda x: 15})\n"
-    assert is_protected(path)
+    assert not is_submitted(path)
     assert graded(pool, {path: cheat}).reward == 0.0
     # Nor do they spoil a right solution.
     assert graded(pool, {"tools.py": RIGHT, path: cheat}).reward == 1.0
@@ -138,13 +140,13 @@ def test_helpers_may_be_added_and_modules_deleted(pool):
     files["tools.py"] = "from helper import help_out\n" + files["tools.py"]
     assert graded(pool, files).reward == 1.0
     rest = {path: text for path, text in TASK.files.items() if path != "tools.py"}
-    assert "tools.py" not in submission(TASK, rest)
-    assert asyncio.run(grade(TASK, rest, pool)).detail.endswith("tools.scale(5): ModuleNotFoundError")
+    assert "tools.py" not in submission(TASK, as_changes(rest))
+    assert asyncio.run(grade(TASK, as_changes(rest), pool)).detail.endswith("tools.scale(5): ModuleNotFoundError")
 
 
 def test_protected_paths():
-    assert all(map(is_protected, ["test_a.py", "a_test.py", "tests/a.py", "pkg/tests/x.py", "data.txt", "a.pyc"]))
-    assert not any(map(is_protected, ["a.py", "pkg/attest.py", "latest.py", "contests/a.py"]))
+    assert not any(map(is_submitted, ["test_a.py", "a_test.py", "tests/a.py", "pkg/tests/x.py", "data.txt", "a.pyc"]))
+    assert all(map(is_submitted, ["a.py", "pkg/attest.py", "latest.py", "contests/a.py"]))
 
 
 def test_a_timeout_fails_what_it_did_not_get_to(pool):

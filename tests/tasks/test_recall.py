@@ -7,8 +7,9 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.tasks import generate, recall
-from composer_jax.tasks.grading import grade
+from composer_jax.tasks.grading import grade, untouched
 from composer_jax.tasks.recall import fact_line
+from tests.tasks.conftest import as_changes
 
 
 def completed(task, line=None):
@@ -70,8 +71,8 @@ def test_in_a_real_sandbox(pool):
             sandbox = await pool.acquire(files)
             assert (await sandbox.run(["python", "run_tests.py"])).stdout == "PASS 1\n"
             await sandbox.close()
-        assert (await grade(task, task.files, pool)).reward == 0.0
-        assert (await grade(task, completed(task), pool)).reward == 1.0
-        assert (await grade(task, completed(task, f"return x * {value + 1}"), pool)).reward == 0.0
+        assert (await grade(task, untouched(task), pool)).reward == 0.0
+        assert (await grade(task, as_changes(completed(task)), pool)).reward == 1.0
+        assert (await grade(task, as_changes(completed(task, f"return x * {value + 1}")), pool)).reward == 0.0
 
     asyncio.run(check())

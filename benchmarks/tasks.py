@@ -1,0 +1,94 @@
+"""Tasks from real repositories, and whether they hold: `python -m benchmarks.tasks [--count=24] [--runs=5]`.
+
+Fetches the source distributions of three small packages with pip (pinned, suites included), makes tasks of each, and
+grades every task several times untouched, which must score 0, and solved, which must score 1. Prints progress on stderr
+and, as the last line of stdout, one JSON object: for each package
+    tests, unreliable   of its suite: used, and left out because they did not pass every time
+    tasks, kinds        made, and of how many generator kinds
+    rejected            candidates that a gate stopped, by gate
+    gold, nothing       how many of all gradings scored 1 and 0, as "120 of 120"
+    generate_s, validate_s
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+from composer_jax.errors import UserError
+from composer_jax.observe.progress import Progress
+from composer_jax.sandbox import SandboxPool
+from composer_jax.tasks.harbor import read_task
+from composer_jax.tasks.repository.build import LIMITS, Request, build, install
+from composer_jax.tasks.validate import validate
+
+PACKAGES = ("toolz==1.0.0", "cachetools==5.5.2", "parse==1.20.2")
+REQUIREMENTS = ("pytest==9.2.0",)
+
+
+def fetch(requirement: str, folder: Path) -> Path:
+    """The unpacked source distribution of `name==version`. Raises UserError when pip cannot get it."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-binary", ":all:", "--no-deps", "--dest", str(folder), requirement]
+    done = subprocess.run(command, capture_output=True, text=True)
+    archives = sorted(folder.glob(f"{requirement.partition('==')[0]}*.tar.gz"))
+    if done.returncode or not archives:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise UserError(f"pip could not fetch the source of {requirement}: {lines[-1]}")
+    with tarfile.open(archives[0]) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / archives[0].name.removesuffix(".tar.gz")
+
+
+async def measure(repository: Path, packages: Path, out: Path, count: int, runs: int) -> dict[str, object]:
+    """The numbers of one package."""
+    jobs = len(os.sched_getaffinity(0))
+    async with SandboxPool(LIMITS, size=jobs) as pool:
+        started = time.monotonic()
+        built = await build(Request(repository, out, count, packages=packages, jobs=jobs), pool)
+        generated = time.monotonic()
+        tasks = [read_task(folder) for folder in built.tasks]
+        with Progress(len(tasks), "tasks", "validate") as progress:
+            found = await validate(tasks, pool, runs, jobs, after_task=lambda one: progress.update(last=one.verdict))
+    survey = json.loads((out / "survey.json").read_text())
+    gold = [reward for one in found for reward in one.gold]
+    nothing = [reward for one in found for reward in one.nothing]
+    return {
+        "tests": survey["tests"],
+        "unreliable": len(survey["unreliable"]),
+        "tasks": len(tasks),
+        "kinds": len(built.kinds),
+        "of": dict(sorted(built.kinds.items())),
+        "rejected": dict(built.rejected),
+        "gold": f"{gold.count(1.0)} of {len(gold)}",
+        "nothing": f"{nothing.count(0.0)} of {len(nothing)}",
+        "generate_s": round(generated - started, 1),
+        "validate_s": round(time.monotonic() - generated, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=24, help="tasks per package")
+    parser.add_argument("--runs", type=int, default=5, help="gradings of each task, untouched and solved")
+    arguments = parser.parse_args()
+    results = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        packages = install(REQUIREMENTS, Path(scratch, "packages"))
+        for requirement in PACKAGES:
+            print(requirement, file=sys.stderr, flush=True)
+            repository = fetch(requirement, Path(scratch))
+            out = Path(scratch, "out", requirement)
+            results[requirement] = asyncio.run(measure(repository, packages, out, arguments.count, arguments.runs))
+            print(f"  {results[requirement]}", file=sys.stderr, flush=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Changes as tar archives: how they get into a container and out of it."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from composer_jax.sandbox.change import Change
+from composer_jax.sandbox.sandbox import SandboxFileError
+
+
+def pack(changes: Mapping[str, Change]) -> bytes:
+    """A tar archive of what changes put there; what they remove is no part of it."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path, change in sorted(changes.items()):
+            if change.kind == "gone":
+                continue
+            entry = tarfile.TarInfo(path)
+            entry.mode, entry.mtime = change.mode, int(time.time())
+            if change.kind == "folder":
+                entry.type, entry.mode = tarfile.DIRTYPE, change.mode | 0o700
+            elif change.kind == "link":
+                entry.type, entry.linkname = tarfile.SYMTYPE, change.data.decode(errors="surrogateescape")
+            else:
+                entry.size = len(change.data)
+            tar.addfile(entry, io.BytesIO(change.data) if change.kind == "file" else None)
+    return packed.getvalue()
+
+
+def unpack(archive: bytes) -> dict[str, Change]:
+    """The files and links of an archive that a container has sent. Raises SandboxFileError for a broken one."""
+    found = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            for entry in tar:
+                path = entry.name.removeprefix("./")
+                if entry.issym():
+                    found[path] = Change("link", entry.linkname.encode(errors="surrogateescape"), 0o777)
+                elif (content := tar.extractfile(entry)) is not None:
+                    found[path] = Change("file", content.read(), entry.mode & 0o777)
+    except (tarfile.TarError, KeyError) as error:
+        raise SandboxFileError(f"the container sent no readable archive: {error}") from error
+    return found
+
+
+def names(folder: Path) -> set[str]:
+    """Relative paths of all that is in a folder."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def is_same(path: Path, change: Change) -> bool:
+    """Whether a path of the host holds what a change would put there."""
+    if path.is_symlink():
+        return change.kind == "link" and str(path.readlink()).encode(errors="surrogateescape") == change.data
+    if path.is_dir():
+        return change.kind == "folder"
+    if not path.is_file() or change.kind != "file":
+        return False
+    return path.stat().st_mode & 0o111 == change.mode & 0o111 and path.read_bytes() == change.data

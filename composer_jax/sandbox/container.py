@@ -1,0 +1,393 @@
+"""Sandboxes in containers, for tasks that cannot run without their image. Slower to start than the others by far.
+
+pool = ContainerPool("swebench/sweb.eval.x86_64.astropy_1776_astropy-12907")   # pulled before
+sandbox = await pool.acquire({})
+result = await sandbox.run(["python", "-m", "pytest", "-q"])
+changes = await sandbox.changes()
+
+The walls are those of Docker or Podman with less: no network, no capability that was not asked for, no new privileges,
+no folder of the host, limits on memory, CPUs and processes. The persistent shell, snapshots and forks of other
+sandboxes are not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import tarfile
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from composer_jax.errors import UserError
+from composer_jax.sandbox.archive import is_same, names, pack, unpack
+from composer_jax.sandbox.change import GONE, Change
+from composer_jax.sandbox.engine import OWNER, Engine, find_engine, last_line, owner
+from composer_jax.sandbox.limits import MIB, Limits
+from composer_jax.sandbox.sandbox import GRACE_S, REPLY_S, RunResult, SandboxDied, SandboxFileError
+
+DEFAULT_FOLDER = "/workspace"
+MANY = 32768  # processes of one user: engines set a million, which not every owner may; --pids-limit is what limits
+CHUNK = 16 * 1024  # bytes of names in one call
+_IDLE = "while :; do sleep 3600; done"  # as process 1, a shell also buries what others leave behind
+_RUN = 'timeout -s KILL "$0" "$@"; code=$?; kill -9 -1; exit $code'
+# Whoever survives _RUN by killing its shell does not survive this. Counts what the kernel has killed for memory.
+_SWEEP = "kill -9 -1; cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; true"
+_CLEAR = 'for path; do [ -d "$path" ] && [ ! -L "$path" ] && [ "$0" = folders ] || rm -rf "./$path"; done'
+
+
+class ContainerPool:
+    """Sandboxes of one image; called as a SandboxPool is, but for what is said at `acquire`.
+
+    cpus: of each container. capabilities: those of its root that it keeps (KILL, CHOWN, ...). environment: variables of
+      every command. workspace: the folder of the image that counts as the workspace; None: the one in which its
+      commands start, or /workspace.
+    hide_history: take away the workspace's .git, in which later commits may be seen; then it is no part of changes.
+    Raises UserError where there is no working engine or no such image here. Removes what crashed owners left behind.
+    """
+
+    def __init__(
+        self,
+        image: str,
+        limits: Limits | None = None,
+        size: int = 8,
+        *,
+        engine: Engine | None = None,
+        cpus: float = 1.0,
+        capabilities: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        workspace: str | None = None,
+        hide_history: bool = False,
+    ):
+        self.engine = engine or find_engine()
+        self.image = image
+        self.limits = limits or Limits(memory_mb=2048, processes=512)
+        self.cpus = cpus
+        self.capabilities = tuple(capabilities)
+        self.hide_history = hide_history
+        self.environment = dict(environment or {})
+        start = self.engine.working_folder(image)
+        self.workspace = workspace or (start if start not in ("", "/") else DEFAULT_FOLDER)
+        self.engine.remove_leftovers()
+        self._turn = asyncio.Semaphore(size)
+        self._used: set[ContainerSandbox] = set()
+
+    def tree(self, folder: Path | None = None) -> Path | None:
+        """A folder that containers can be given. It is not copied here, so it must not change."""
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"{folder} is not a folder; a workspace stands on one.")
+        return folder
+
+    async def acquire(
+        self,
+        files: Mapping[str, bytes | str],
+        tree: Path | None = None,
+        *,
+        packages: Path | None = None,
+        tests: Path | None = None,
+        network: bool = False,
+        grading: bool = False,
+    ) -> ContainerSandbox:
+        """A fresh container, with `tree` and then `files` laid over the workspace of the image.
+
+        tests: copied to /tests, beside an empty /logs/verifier. network: the engine's default network.
+        grading: leave the .git there even where the pool hides it, for scripts that use it.
+        Raises UserError for packages, which an image brings itself; SandboxDied when it does not start.
+        """
+        if packages is not None:
+            raise UserError(
+                f"the image {self.image} has its own packages; a folder of them is for tasks without an image"
+            )
+        await self._turn.acquire()
+        sandbox = ContainerSandbox(self, tree)
+        self._used.add(sandbox)
+        try:
+            await sandbox._start(network, tests is not None)
+            if self.hide_history and not grading:
+                await sandbox._do(["rm", "-rf", f"{self.workspace}/.git"])
+            if tree is not None:
+                await sandbox._lay_folder(tree, self.workspace)
+            if tests is not None:
+                await sandbox._lay_folder(tests, "/tests")
+            if files:
+                await sandbox.write_files(files)
+        except BaseException:
+            await asyncio.shield(sandbox.close())
+            raise
+        return sandbox
+
+    async def close(self) -> None:
+        """Ends every container of this pool."""
+        for sandbox in list(self._used):
+            await sandbox.close()
+
+    async def __aenter__(self) -> ContainerPool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def released(self, sandbox: ContainerSandbox) -> None:
+        """A sandbox has ended. (ContainerSandbox.close calls this.)"""
+        self._used.remove(sandbox)
+        self._turn.release()
+
+
+class ContainerSandbox:
+    """One container. Commands start in the workspace; whatever they leave running is killed before the next call."""
+
+    def __init__(self, pool: ContainerPool, tree: Path | None):
+        self.name = f"composer-{uuid.uuid4().hex[:12]}"
+        self.limits = pool.limits
+        self._pool, self._engine, self._tree = pool, pool.engine, tree
+        self._lock = asyncio.Lock()
+        self._closed = False
+        self._killed_for_memory = 0
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        stdin: bytes = b"",
+        output_kb: int | None = None,
+    ) -> RunResult:
+        """Runs a command in the workspace and waits until it ends, or until it is ended from inside the container.
+
+        output_kb: what is kept of each stream; None: Limits.output_kb.
+        """
+        if not argv or any("\0" in word for word in argv):
+            return RunResult("nonzero", 126, "", "no command, or one with a zero byte in it\n", 0.0, 0)
+        seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
+        room = (output_kb or self.limits.output_kb) * 1024
+        async with self._lock:
+            start = time.monotonic()
+            words = ["sh", "-c", _RUN, f"{seconds:.3f}", *argv]
+            code, out, err = await self._exec(words, stdin, seconds + GRACE_S, room)
+            took = time.monotonic() - start
+            _, swept, _ = await self._exec(["sh", "-c", _SWEEP], b"", REPLY_S, MIB)
+        killed = _killed_for_memory(swept.text())
+        outcome = "ok" if code == 0 else "nonzero"
+        if code != 0 and killed > self._killed_for_memory:
+            outcome, code = "out_of_memory", 137
+        elif code == 137 and took >= seconds:
+            outcome, code = "timeout", 124
+        self._killed_for_memory = killed
+        return RunResult(outcome, code, out.text(), err.text(), took, out.dropped + err.dropped)
+
+    async def read(self, path: str) -> bytes:
+        """Content of a file; relative to the workspace, or absolute anywhere in the container."""
+        code, out, err = await self._exec(["cat", "--", path], b"", REPLY_S, self.limits.workspace_mb * MIB)
+        if code or out.dropped:
+            raise SandboxFileError(f"{path} cannot be read: {last_line(err.text()) if code else 'it is too large'}")
+        return out.bytes()
+
+    async def write(self, path: str, data: bytes | str) -> None:
+        """Create or replace a file of the workspace and the folders above it."""
+        await self.write_files({path: data})
+
+    async def write_files(self, files: Mapping[str, bytes | str]) -> None:
+        """Create or replace several files at once."""
+        contents = {path: data.encode() if isinstance(data, str) else bytes(data) for path, data in files.items()}
+        await self.apply({path: Change("file", data) for path, data in contents.items()})
+
+    async def apply(self, changes: Mapping[str, Change]) -> None:
+        """Makes the workspace differ by these, too; what is in the way is removed."""
+        for path in changes:
+            parts = PurePosixPath(path).parts
+            if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
+                raise SandboxFileError(f"{path!r} is no path in the workspace")
+        folders = [path for path, change in changes.items() if change.kind == "folder"]
+        for kind, paths in (("folders", folders), ("others", changes.keys() - set(folders))):
+            if paths:
+                listed = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
+                await self._do(["xargs", "-0", "sh", "-c", _CLEAR, kind], listed)
+        await self._do(["tar", "-xof", "-"], pack(changes))
+
+    async def changes(self) -> dict[str, Change]:
+        """In what the workspace differs from the image's, or from the tree that was laid on it: path -> Change.
+
+        Pipes, sockets, and names with a line break, which engines do not tell apart, are left out.
+        Raises SandboxFileError when it is more than Limits.workspace_mb.
+        """
+        async with self._lock:
+            code, out, err = await self._engine_says(["diff", self.name])
+            if code:
+                raise SandboxDied(f"container {self.name}: its changes cannot be seen ({last_line(err.text())})")
+            listed, _ = await self._do_locked(["find", ".", "-print0"])
+            there = {name.removeprefix("./") for name in listed.text().split("\0")} - {"", "."}
+            marks = self._marks(out.text())
+            found = await self._contents(sorted(marks.keys() & there))
+        pristine = set() if self._tree is None else names(self._tree)
+        gone = {path for path in pristine | {path for path, mark in marks.items() if mark == "D"} if path not in there}
+        changes = {path: GONE for path in gone if not any(str(above) in gone for above in PurePosixPath(path).parents)}
+        for path, change in found.items():
+            was_there = change.kind == "folder" and marks[path] == "C"
+            if not was_there and not (self._tree is not None and is_same(self._tree / path, change)):
+                changes[path] = change
+        return dict(sorted(changes.items()))
+
+    async def close(self) -> None:
+        """Kill the container and everything in it; calling it again does nothing."""
+        if not self._closed:
+            self._closed = True
+            try:
+                ended = await self._engine.start("rm", "--force", "--volumes", self.name)
+                await ended.communicate()
+            finally:
+                self._pool.released(self)
+
+    async def __aenter__(self) -> ContainerSandbox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _start(self, network: bool, grades: bool) -> None:
+        pool, limits = self._pool, self.limits
+        words = ["run", "--detach", "--pull", "never", "--name", self.name, "--label", f"{OWNER}={owner()}"]
+        words += [] if network else ["--network", "none"]
+        words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--hostname", "sandbox"]
+        words += [word for name in pool.capabilities for word in ("--cap-add", name)]
+        words += ["--stop-signal", "KILL"]  # the shell that is process 1 would not mind another
+        words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m", "--cpus", f"{pool.cpus}"]
+        words += ["--pids-limit", f"{limits.processes}", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
+        words += ["--ulimit", f"nproc={MANY}:{MANY}"]
+        for folder in ("/tests", "/logs/verifier") if grades else ():
+            words += ["--tmpfs", f"{folder}:rw,exec,mode=755"]  # without capabilities, root may not make folders in /
+        for name, value in pool.environment.items():
+            words += ["--env", f"{name}={value}"]
+        words += ["--workdir", pool.workspace, "--entrypoint", "/bin/sh", pool.image, "-c", _IDLE]
+        code, _, err = await self._engine_says(words)
+        if code:
+            raise SandboxDied(f"no container of {pool.image} could be started: {last_line(err.text())}")
+
+    async def _lay_folder(self, folder: Path, target: str) -> None:
+        with tempfile.TemporaryFile() as packed:
+            with tarfile.open(fileobj=packed, mode="w") as tar:
+                for child in sorted(folder.iterdir()):
+                    tar.add(child, child.name)
+            packed.seek(0)
+            await self._do(["tar", "-xof", "-", "-C", target], packed)
+
+    async def _do(self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"") -> None:
+        async with self._lock:
+            await self._do_locked(argv, stdin)
+
+    async def _do_locked(self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"") -> tuple[_Kept, _Kept]:
+        """A command of ours in the workspace. Raises SandboxFileError when it fails."""
+        code, out, err = await self._exec(argv, stdin, REPLY_S * 10, self.limits.workspace_mb * MIB)
+        if code:
+            raise SandboxFileError(f"{argv[0]} failed in the container: {last_line(err.text())}")
+        return out, err
+
+    async def _exec(
+        self, argv: Sequence[str], stdin: bytes | IO[bytes], timeout_s: float, room: int
+    ) -> tuple[int, _Kept, _Kept]:
+        """Exit code and output of a command in the container. Raises SandboxDied when that is gone, or hangs."""
+        words = ["exec", "--interactive", "--workdir", self._pool.workspace, self.name, *argv]
+        code, out, err = await self._engine_says(words, stdin, timeout_s, room)
+        if code:
+            _, state, _ = await self._engine_says(["inspect", "--format", "{{.State.Running}}", self.name])
+            if state.text().strip() != "true":
+                raise SandboxDied(f"container {self.name} died: {last_line(err.text())}")
+        return code, out, err
+
+    async def _engine_says(
+        self, words: Sequence[str], stdin: bytes | IO[bytes] = b"", timeout_s: float = REPLY_S, room: int = 64 * MIB
+    ) -> tuple[int, _Kept, _Kept]:
+        if self._closed:
+            raise SandboxDied(f"container {self.name} is gone: it was closed")
+        with tempfile.TemporaryFile() as given:
+            if isinstance(stdin, bytes):
+                given.write(stdin)
+                given.seek(0)
+                stdin = given
+            process = await self._engine.start(*words, stdin=stdin)
+        out, err = _Kept(room), _Kept(room)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(out.read(process.stdout), err.read(process.stderr))
+                return await process.wait(), out, err
+        except BaseException as error:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            await self.close()
+            if isinstance(error, TimeoutError):
+                raise SandboxDied(f"container {self.name} died: no answer within {timeout_s:.0f} s") from None
+            raise
+
+    async def _contents(self, paths: Sequence[str]) -> dict[str, Change]:
+        """What is at paths of the workspace. (`changes` holds the lock.)"""
+        found = {}
+        encoded = [f"./{path}".encode(errors="surrogateescape") + b"\0" for path in paths]
+        for chunk in _chunks(list(zip(paths, encoded, strict=True))):
+            said, _ = await self._do_locked(["xargs", "-0", "stat", "-c", "%f"], b"".join(name for _, name in chunk))
+            modes = [int(mode, 16) for mode in said.text().split()]
+            packed = []
+            for (path, name), mode in zip(chunk, modes, strict=True):
+                if stat.S_ISDIR(mode):
+                    found[path] = Change("folder", mode=mode & 0o777)
+                elif stat.S_ISREG(mode) or stat.S_ISLNK(mode):
+                    packed.append(name)
+            if packed:
+                archive, _ = await self._do_locked(["xargs", "-0", "tar", "-cf", "-"], b"".join(packed))
+                if archive.dropped:
+                    raise SandboxFileError(f"the changes are more than {self.limits.workspace_mb} MiB")
+                found |= unpack(archive.bytes())
+        return found
+
+    def _marks(self, diff: str) -> dict[str, str]:
+        """Path in the workspace -> A(dded), C(hanged) or D(eleted), of what the engine lists."""
+        inside = f"{self._pool.workspace.rstrip('/')}/"
+        pairs = [(line[2:].removeprefix(inside), line[0]) for line in diff.splitlines() if line[2:].startswith(inside)]
+        if self._pool.hide_history:
+            pairs = [(path, mark) for path, mark in pairs if path.partition("/")[0] != ".git"]
+        return dict(pairs)
+
+
+class _Kept:
+    """The head and the tail of a stream of which at most `room` bytes are kept."""
+
+    def __init__(self, room: int):
+        self._half = room // 2
+        self._head, self._tail = bytearray(), bytearray()
+        self.dropped = 0
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        while data := await stream.read(65536):
+            take = min(len(data), self._half - len(self._head))
+            self._head += data[:take]
+            self._tail += data[take:]
+            if (over := len(self._tail) - self._half) > 0:
+                self.dropped += over
+                del self._tail[:over]
+
+    def bytes(self) -> bytes:
+        middle = f"\n[... {self.dropped} bytes left out ...]\n".encode() if self.dropped else b""
+        return bytes(self._head) + middle + bytes(self._tail)
+
+    def text(self) -> str:
+        return self.bytes().decode("utf-8", errors="replace")
+
+
+def _chunks(named: list[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """Parts that are short enough for one command line of any xargs."""
+    part, size = [], 0
+    for entry in named:
+        if part and size + len(entry[1]) > CHUNK:
+            yield part
+            part, size = [], 0
+        part.append(entry)
+        size += len(entry[1])
+    if part:
+        yield part
+
+
+def _killed_for_memory(events: str) -> int:
+    counts = [line.split() for line in events.splitlines()]
+    return sum(int(words[1]) for words in counts if len(words) == 2 and words[0] == "oom_kill")

@@ -1,0 +1,71 @@
+"""Repositories as they were at a commit, from local mirrors: files only, no history to look things up in."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from composer_jax.errors import UserError
+from composer_jax.tasks.formats.git import GitFailed, git
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
+_COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
+
+
+class Mirrors:
+    """A folder of git repositories, named owner__name or owner/name (bare ones may end in .git).
+
+    store: where checkouts are kept for the next time, one folder for each commit.
+    """
+
+    def __init__(self, folder: Path, store: Path):
+        if not folder.is_dir():
+            raise UserError(
+                f"there is no folder {folder} of repositories; give one with owner__name or owner/name in it"
+            )
+        self.folder = folder
+        self.store = store
+
+    def checkout(self, repo: str, commit: str) -> Path:
+        """A folder with the files of `repo` ("owner/name") at `commit`, without .git. It must not be changed.
+
+        Raises UserError when there is no such mirror or it lacks the commit.
+        """
+        if not _NAME.fullmatch(repo) or ".." in repo or not _COMMIT.fullmatch(commit):
+            raise UserError(f"{repo!r} at {commit!r} is no repository owner/name and commit hash")
+        flat = repo.replace("/", "__")
+        target = self.store / f"{flat}@{commit}"
+        if target.is_dir():
+            return target
+        mirror = self._mirror(repo, flat)
+        self.store.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.store, prefix=".checkout-") as scratch:
+            files = Path(scratch, "files")
+            files.mkdir()
+            where = {"GIT_DIR": str(mirror), "GIT_WORK_TREE": str(files), "GIT_INDEX_FILE": str(Path(scratch, "index"))}
+            try:
+                git("read-tree", f"{commit}^{{commit}}", cwd=files, environment=where)
+                git("checkout-index", "--all", "--force", cwd=files, environment=where)
+            except GitFailed as error:
+                raise UserError(f"{mirror} has no readable commit {commit}; fetch it ({error})") from None
+            keep(files, target)
+        return target
+
+    def _mirror(self, repo: str, flat: str) -> Path:
+        for name in (flat, repo):
+            for path in (self.folder / name / ".git", self.folder / name, self.folder / f"{name}.git"):
+                if (path / "HEAD").is_file():
+                    return path.resolve()
+        raise UserError(f"there is no git repository {flat} or {repo} in {self.folder}; clone it there")
+
+
+def keep(made: Path, target: Path) -> None:
+    """Moves a finished folder to its place in a store, unless another process was faster."""
+    try:
+        made.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        shutil.rmtree(made)

@@ -1,0 +1,220 @@
+"""Tasks of others in the directory format of Harbor and Terminal-Bench 2 (schema 1.0 to 1.4, and before it).
+
+    task.toml  instruction.md  environment/{Dockerfile, ...}  tests/{test.sh, ...}  solution/solve.sh
+
+The image of a task is not needed where its Dockerfile can be followed without one (dockerfile.py). What is not run here
+at all, with or without an image, is refused in one sentence that lists it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from composer_jax.errors import UserError
+from composer_jax.tasks.formats.checkout import keep
+from composer_jax.tasks.formats.dockerfile import NeedsContainer, check_script, lay_out
+from composer_jax.tasks.formats.fields import Fields
+from composer_jax.tasks.formats.options import Options
+from composer_jax.tasks.grader import ScriptGrader
+from composer_jax.tasks.task import Task
+
+SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
+_UNITS_MB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+def is_harbor_dir(path: Path) -> bool:
+    """Whether a folder is a task."""
+    return (path / "task.toml").is_file()
+
+
+def is_ours(directory: Path) -> bool:
+    """Whether a task was written by write_task, which says more in it than others do."""
+    return "composer" in _manifest(directory).table("metadata").values
+
+
+def read_harbor_dir(directory: Path, options: Options) -> Task:
+    """The task in a directory. Raises UserError for one that is incomplete or asks for what is not run here."""
+    top = _manifest(directory)
+    environment, verifier, agent = top.table("environment"), top.table("verifier"), top.table("agent")
+    if unsupported := list(_unsupported(directory, top)):
+        raise UserError(
+            f"the task in {directory} asks for {', '.join(unsupported)}, which is not run here; run it with Harbor"
+        )
+    instruction = _text(directory / "instruction.md")
+    _text(directory / "tests" / "test.sh")
+    tests = directory / "tests"
+    metadata: dict[str, Any] = {
+        "described": _plain(top.values.get("metadata", {})),
+        "agent_timeout_s": agent.number("timeout_sec", 600.0),
+        "resources": _resources(environment),
+    }
+    if (directory / "solution").is_dir():
+        metadata["solution"] = str((directory / "solution").resolve())
+    if variables := _variables(environment):
+        metadata["environment"] = variables
+    repository, image = None, None
+    try:
+        check_script(tests / "test.sh")
+        if variables:
+            raise NeedsContainer(f"{directory}/task.toml sets {', '.join(variables)} in its [environment.env]")
+        repository = _workspace(directory, environment, options)
+    except NeedsContainer as why:
+        metadata["needs_image"] = str(why)
+        image = environment.text("docker_image", "") or _image_name(directory)
+        if "docker_image" not in environment:
+            metadata["build"] = str((directory / "environment").resolve())
+    return Task(
+        id=top.table("task").text("name", directory.resolve().name),
+        family="harbor",
+        split=options.split or "heldout",
+        instruction=instruction,
+        files={},
+        tools=options.tools,
+        grader=ScriptGrader(tests.resolve(), verifier.number("timeout_sec", 600.0), _variables(verifier)),
+        metadata=metadata,
+        repository=repository,
+        packages=options.packages if image is None else None,
+        network=_network(environment, agent),
+        image=image,
+    )
+
+
+def _manifest(directory: Path) -> Fields:
+    path = directory / "task.toml"
+    try:
+        values = tomllib.loads(_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is no TOML: {error}") from error
+    top = Fields(values, str(path))
+    if "schema_version" in top or "version" not in top:
+        if (schema := top.text("schema_version", "1.0")) not in SCHEMAS:
+            raise UserError(f"{path} is of schema {schema!r}; those that can be read are {', '.join(SCHEMAS)}")
+    return top
+
+
+def _unsupported(directory: Path, top: Fields) -> Iterator[str]:
+    environment, verifier = top.table("environment"), top.table("verifier")
+    if top.tables("steps"):
+        yield "several steps ([[steps]])"
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if (directory / "environment" / name).exists():
+            yield f"several containers (environment/{name})"
+    if verifier.text("environment_mode", "shared") != "shared":
+        yield f"a verifier in an environment of its own (environment_mode = {verifier.text('environment_mode')!r})"
+    if verifier.tables("collect"):
+        yield "commands that collect what is verified ([[verifier.collect]])"
+    if environment.values.get("mcp_servers"):
+        yield "MCP servers (mcp_servers)"
+    if environment.text("skills_dir", ""):
+        yield "skills (skills_dir)"
+    if environment.values.get("healthcheck"):
+        yield "a health check ([environment.healthcheck])"
+    if environment.number("gpus", 0):
+        yield f"GPUs (gpus = {environment.values['gpus']})"
+    for name, table in (("agent", top.table("agent")), ("verifier", verifier)):
+        if table.values.get("user") not in (None, "", "root", 0):
+            yield f"another user ([{name}] user = {table.values['user']!r})"
+    for name, table in (("environment", environment), ("agent", top.table("agent")), ("verifier", verifier)):
+        if table.text("network_mode", "") == "allowlist":
+            yield f"a network of some hosts only ([{name}] network_mode = 'allowlist')"
+
+
+def _network(environment: Fields, agent: Fields) -> bool:
+    """Whether commands may reach the network. The agent's word goes before the environment's."""
+    default = "public" if environment.flag("allow_internet", True) else "no-network"
+    mode = agent.text("network_mode", environment.text("network_mode", default))
+    if mode not in ("public", "no-network"):
+        raise UserError(f"{agent.where} has network_mode = {mode!r}; it is one of public, no-network, allowlist")
+    return mode == "public"
+
+
+def _resources(environment: Fields) -> dict[str, float]:
+    """cpus, memory_mb, storage_mb; the older texts such as memory = "2G" count where the newer numbers are missing."""
+    found = {"cpus": environment.number("cpus", 1)}
+    for name, default in (("memory", 2048.0), ("storage", 10240.0)):
+        if name in environment and f"{name}_mb" not in environment:
+            text = environment.text(name)
+            if not (match := _MEMORY.fullmatch(text.strip())):
+                raise UserError(f"{environment.where} has {name} = {text!r}; write {name}_mb = and a number")
+            default = float(match[1]) * _UNITS_MB[match[2].upper()]
+        found[f"{name}_mb"] = environment.number(f"{name}_mb", default)
+    return found
+
+
+def _variables(table: Fields) -> dict[str, str]:
+    """Its env, with ${NAME} and ${NAME:-default} filled in from the environment of this process."""
+
+    def value(match: re.Match[str]) -> str:
+        if (found := os.environ.get(match[1], match[2])) is None:
+            raise UserError(f"{table.where} [env] needs the environment variable {match[1]}; set it")
+        return found
+
+    env = table.table("env")
+    return {name: _VARIABLE.sub(value, env.text(name)) for name in env.values}
+
+
+def _workspace(directory: Path, environment: Fields, options: Options) -> Path:
+    """The folder that the Dockerfile's workspace would be. Raises NeedsContainer where only an image can be that."""
+    dockerfile = directory / "environment" / "Dockerfile"
+    if not dockerfile.is_file():
+        if "docker_image" in environment:
+            raise NeedsContainer(f"{directory}/task.toml names the image {environment.text('docker_image')}")
+        raise UserError(f"{directory} has neither an environment/Dockerfile nor a docker_image; add one")
+    options.store.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.store, prefix=".workspace-") as scratch:
+        files = Path(scratch, "files")
+        files.mkdir()
+        lay_out(dockerfile, files, options.packages)
+        target = options.store / f"harbor@{_digest(files)}"
+        if not target.is_dir():
+            keep(files, target)
+        return target
+
+
+def _image_name(directory: Path) -> str:
+    """What an image that is built of this directory is called: it changes with what it is built of."""
+    slug = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "task"
+    return f"composer-jax/{slug}:{_digest(directory / 'environment')}"
+
+
+def _digest(folder: Path) -> str:
+    hasher = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            kind, data = "link", os.fsencode(os.readlink(path))
+        elif path.is_file():
+            kind, data = f"file{path.stat().st_mode & 0o111:o}", path.read_bytes()
+        else:
+            kind, data = "folder", b""
+        for part in (path.relative_to(folder).as_posix().encode(errors="surrogateescape"), kind.encode(), data):
+            hasher.update(len(part).to_bytes(8, "big") + part)
+    return hasher.hexdigest()[:16]
+
+
+def _text(path: Path) -> str:
+    if path.is_symlink():  # an agent is told what is in it, and a link may lead to anything
+        raise UserError(f"{path} is a link; put the file itself there")
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; a Harbor task needs it") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no UTF-8 text: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """TOML values as JSON has them: dates become texts."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return value if isinstance(value, str | int | float | bool) else str(value)

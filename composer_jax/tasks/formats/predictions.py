@@ -1,0 +1,23 @@
+"""Predictions as SWE-bench reads them: JSON lines of instance_id, model_name_or_path, model_patch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from composer_jax.sandbox import Change
+from composer_jax.tasks.formats.patches import patch_of_changes
+from composer_jax.tasks.task import Task
+
+
+def prediction(task: Task, changes: Mapping[str, Change], model: str) -> dict[str, str]:
+    """The line of one episode: what it changed in the task's repository, as a git diff."""
+    patch = patch_of_changes(task.repository, changes)
+    return {"instance_id": task.id, "model_name_or_path": model, "model_patch": patch}
+
+
+def write_predictions(path: Path, predictions: Iterable[Mapping[str, str]]) -> None:
+    """Writes the file that swebench.harness.run_evaluation takes as --predictions_path."""
+    with path.open("w", encoding="utf-8", errors="surrogateescape") as file:
+        file.writelines(json.dumps(line) + "\n" for line in predictions)

@@ -1,0 +1,204 @@
+"""Tasks from the rows of SWE-bench: full, Lite, Verified, Multilingual, and those of its fifth version.
+
+    repo, instance_id, base_commit, problem_statement, patch, test_patch, FAIL_TO_PASS, PASS_TO_PASS, version, ...;
+    Verified has difficulty; version 5 has image, eval_script, log_parser, eval_type (pass_and_fail | fail_only).
+
+A row runs without an image iff its tests have pytest ids, its repository is among the mirrors, and the packages of the
+repository are in the folder of packages. Every other row needs its image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from composer_jax.errors import UserError
+from composer_jax.sandbox import Change
+from composer_jax.tasks.formats.checkout import Mirrors, keep
+from composer_jax.tasks.formats.fields import Fields
+from composer_jax.tasks.formats.options import Options
+from composer_jax.tasks.formats.patches import changes_of_patch, lay
+from composer_jax.tasks.grader import Grader, LogGrader, SuiteGrader
+from composer_jax.tasks.log_status import parser_of
+from composer_jax.tasks.task import Task
+
+# In the images of SWE-bench and SWE-smith, python is that of a conda environment.
+IMAGE_VARIABLES = {
+    "PATH": "/opt/miniconda3/envs/testbed/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+}
+TIMEOUT_S = 1800.0  # of one evaluation, as SWE-bench has it
+_PYTEST_ID = re.compile(r"[\w./-]+\.py::.+", re.DOTALL)
+_INSTANCE = re.compile(r"[A-Za-z0-9_.-]+")
+_DESCRIBED = ("hints_text", "created_at", "version", "environment_setup_commit", "difficulty", "split", "image_assets")
+
+
+def is_row(row: Fields) -> bool:
+    """Whether a row is one of SWE-bench (SWE-smith's have no test_patch)."""
+    return {"instance_id", "base_commit", "test_patch"} <= row.values.keys()
+
+
+def read_row(row: Fields, options: Options) -> Task:
+    """The task of a row. Raises UserError for one that lacks something, or that nothing here can grade."""
+    name, repo, commit = instance_id(row), row.text("repo"), row.text("base_commit")
+    patches = {"gold_patch": row.text("patch"), "test_patch": row.text("test_patch")}
+    f2p, p2p = test_ids(row)
+    if (kind := row.text("eval_type", "pass_and_fail")) not in ("pass_and_fail", "fail_only"):
+        raise UserError(f"{row.where} has eval_type = {kind!r}; it is pass_and_fail or fail_only")
+    checkout = Mirrors(options.repos, options.store).checkout(repo, commit) if options.repos else None
+    packages = packages_of(options, repo, row.text("version", ""))
+    image, grader = image_of(row), None
+    if all(map(_PYTEST_ID.fullmatch, f2p + p2p)):
+        runs_here = checkout is not None and packages is not None
+        image = None if runs_here else image
+        tests = _tests(checkout, patches["test_patch"], options.store) if checkout else None
+        if runs_here or (checkout and "eval_script" not in row):
+            grader = SuiteGrader(f2p, p2p, tests, timeout_s=TIMEOUT_S)
+    variables = {"environment": IMAGE_VARIABLES} if image and isinstance(grader, SuiteGrader) else {}
+    return Task(
+        id=name,
+        family="swe_bench",
+        split=options.split or "heldout",
+        instruction=instruction(repo, row.text("problem_statement")),
+        files={},
+        tools=options.tools,
+        grader=grader or _log_grader(row, f2p, p2p, kind),
+        metadata={"repo": repo, "base_commit": commit, **patches, **described(row, _DESCRIBED), **variables},
+        repository=checkout,
+        packages=packages if image is None else None,
+        image=image,
+    )
+
+
+def gold_changes(task: Task) -> dict[str, Change]:
+    """What the solution of a SWE-bench or SWE-smith task changes in its repository, to validate the task with.
+
+    Raises UserError for a task without a checkout.
+    """
+    if task.repository is None or "gold_patch" not in task.metadata:
+        raise UserError(
+            f"task {task.id} has no checkout and solution; read it with the folder of its repository (repos)"
+        )
+    return changes_of_patch(task.repository, task.metadata["gold_patch"], task.metadata.get("gold_is_reverse", False))
+
+
+def is_task_repository(path: Path) -> bool:
+    """Whether a folder is a repository of tasks of version 5 (sweb.yaml, tasks/<id>/task.yaml)."""
+    return (path / "sweb.yaml").is_file()
+
+
+def rows_of_repository(path: Path) -> list[Fields]:
+    """The tasks of such a folder as rows. Raises UserError for one that is incomplete."""
+    folders = sorted(file.parent for file in (path / "tasks").glob("*/task.yaml"))
+    if not folders:
+        raise UserError(f"{path} has no tasks/<id>/task.yaml; it is no repository of tasks")
+    return [_row_of_folder(folder) for folder in folders]
+
+
+def _row_of_folder(folder: Path) -> Fields:
+    row = dict(_yaml(folder / "task.yaml"))
+    tests = _yaml(folder / "tests.json")  # JSON is YAML
+    row |= {name: tests.get(name) for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
+    for field, name in (
+        ("problem_statement", "problem_statement.md"),
+        ("hints_text", "hints.md"),
+        ("patch", "gold.patch"),
+        ("test_patch", "test.patch"),
+        ("eval_script", "eval.sh"),
+    ):
+        if (folder / name).is_file():
+            try:
+                row[field] = (folder / name).read_bytes().decode()
+            except UnicodeDecodeError as error:
+                raise UserError(f"{folder / name} is no UTF-8 text: {error}") from error
+    return Fields(row, str(folder))
+
+
+def _yaml(path: Path) -> Mapping[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be understood: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no table of fields")
+    return {key: value.isoformat() if hasattr(value, "isoformat") else value for key, value in values.items()}
+
+
+def instance_id(row: Fields) -> str:
+    name = row.text("instance_id")
+    if not _INSTANCE.fullmatch(name):
+        raise UserError(f"{row.where} has instance_id = {name!r}; it may hold letters, digits, and _ . -")
+    return name
+
+
+def test_ids(row: Fields) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """FAIL_TO_PASS and PASS_TO_PASS, each once. What is in both is one that failed before."""
+    f2p = tuple(dict.fromkeys(row.texts("FAIL_TO_PASS")))
+    p2p = tuple(dict.fromkeys(row.texts("PASS_TO_PASS", ())))
+    if not f2p:
+        raise UserError(f"{row.where} has an empty FAIL_TO_PASS; without a test there is nothing to reward")
+    return f2p, tuple(test for test in p2p if test not in set(f2p))
+
+
+def image_of(row: Fields) -> str:
+    """The row's own image, or what SWE-bench calls it on Docker Hub."""
+    default = f"swebench/sweb.eval.x86_64.{row.text('instance_id').replace('__', '_1776_')}".lower()
+    return row.text("image", default)
+
+
+def instruction(repo: str, problem: str) -> str:
+    """What the agent is told."""
+    return (
+        f"The workspace holds the repository {repo}. Change its code so that the issue below is resolved; tests that "
+        f"you do not see decide. There is no need to change tests.\n\n<issue>\n{problem.strip()}\n</issue>\n"
+    )
+
+
+def packages_of(options: Options, repo: str, version: str) -> Path | None:
+    """The folder of packages for a version of a repository, if the user has one."""
+    if options.packages is None:
+        return None
+    for name in (f"{repo.replace('/', '__')}/{version}", repo.replace("/", "__")):
+        folder = (options.packages / name).resolve()
+        if folder.is_dir() and folder.is_relative_to(options.packages.resolve()):
+            return folder
+    return None
+
+
+def described(row: Fields, names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields that say something about a task, as JSON has them."""
+    found = {name: row.values[name] for name in names if row.values.get(name) not in (None, "")}
+    return {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in found.items()}
+
+
+def _log_grader(row: Fields, f2p: tuple[str, ...], p2p: tuple[str, ...], kind: str) -> Grader:
+    if "eval_script" not in row:
+        raise UserError(
+            f"{row.where} ({row.values['instance_id']}) can be graded by nothing here: it has no eval_script, and no "
+            "pytest ids with a checkout to run them in; give the folder of repositories (repos) or rows of SWE-bench 5"
+        )
+    parser_of(row.text("log_parser"))
+    return LogGrader(row.text("eval_script"), row.text("log_parser"), f2p, p2p, kind == "fail_only", TIMEOUT_S)
+
+
+def _tests(checkout: Path, patch: str, store: Path) -> Path:
+    """The folder of the test files that `patch` adds or changes, as they are after it."""
+    changes = changes_of_patch(checkout, patch)
+    key = hashlib.sha256(f"{checkout.name}\0{patch}".encode(errors="surrogateescape")).hexdigest()
+    target = store / f"tests@{key[:16]}"
+    if not target.is_dir():
+        with tempfile.TemporaryDirectory(dir=store, prefix=".tests-") as scratch:
+            files = Path(scratch, "files")
+            files.mkdir()
+            for path, change in changes.items():
+                if change.kind != "gone":
+                    lay(files, path, change)
+            keep(files, target)
+    return target

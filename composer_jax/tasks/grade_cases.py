@@ -1,0 +1,64 @@
+"""Grading by hidden cases: functions are called in a sandbox, and what they return is compared outside.
+
+The tests of the task and the agent's non-test Python files are laid out anew, and a script inside calls the functions
+and reports their values. The expected values stay on this side and are compared here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from composer_jax.sandbox import Change, RunResult, SandboxPool
+from composer_jax.tasks import judge
+from composer_jax.tasks.cache import ResultCache, result_key
+from composer_jax.tasks.grade import Grade, with_living_sandbox
+from composer_jax.tasks.task import Task
+from composer_jax.tasks.workspace import is_submitted
+
+SCRIPT = "call_cases.py"
+SCRIPT_TEXT = Path(__file__).with_name(SCRIPT).read_bytes()
+
+
+def submission(task: Task, changes: Mapping[str, Change]) -> dict[str, bytes]:
+    """The files that are graded: the tests of the task, and what else the workspace holds of Python files."""
+    kept = {path: text.encode() for path, text in task.files.items() if not is_submitted(path)}
+    left = {path: change.data for path, change in changes.items() if change.kind == "file" and is_submitted(path)}
+    return {**kept, **left}
+
+
+async def grade(
+    task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None
+) -> Grade:
+    """Grades one submission (see grading.grade).
+
+    A case fails when its value is missing, garbled, late, or not of exactly the expected type.
+    """
+    files = submission(task, changes)
+    if cache is None:
+        return (await _grade(task, files, pool))[0]
+    key = result_key(files, ["grade", task.grader.to_json()])
+    return await cache.get(key, lambda: _grade(task, files, pool))
+
+
+async def _grade(task: Task, files: Mapping[str, bytes], pool: SandboxPool) -> tuple[Grade, bool]:
+    calls = json.dumps([case.call for case in task.grader.cases]).encode()
+
+    async def run() -> RunResult:
+        async with await pool.acquire({**files, SCRIPT: SCRIPT_TEXT}) as sandbox:
+            return await sandbox.run(["python", SCRIPT], stdin=calls, timeout_s=task.grader.timeout_s)
+
+    result = await with_living_sandbox(run)
+    # Only a run that came to its own end says the same again; one that hit a limit may have been unlucky.
+    return _judge(task, result.outcome, result.stdout), result.outcome in ("ok", "nonzero")
+
+
+def _judge(task: Task, outcome: str, report: str) -> Grade:
+    cases = [{"call": case.call, "want": case.want} for case in task.grader.cases]
+    failures = judge.failures(cases, report, outcome)
+    passed = len(cases) - len(failures)
+    detail = f"{passed} of {len(cases)} hidden cases pass"
+    if failures:
+        detail += f"; first failure: {failures[0]}"
+    return Grade(0.0 if failures else 1.0, {"hidden": passed / len(cases)}, detail)

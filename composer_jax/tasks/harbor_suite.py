@@ -1,0 +1,128 @@
+"""What of a repository task goes into its Harbor directory, beside what every task has (harbor.py)."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from composer_jax.errors import UserError
+from composer_jax.tasks.grader import SuiteGrader
+from composer_jax.tasks.protected import protected_files
+from composer_jax.tasks.suite import DECOYS, pytest_arguments
+from composer_jax.tasks.task import Task
+
+_HERE = Path(__file__).parent
+_SHIPPED = {
+    "verify_suite.py": "harbor_verify_suite.py",
+    "run_suite.py": "run_suite.py",
+    "judge_suite.py": "judge_suite.py",
+    "protected.py": "protected.py",
+}
+TEST_SH = "#!/bin/sh\nexec python3 /tests/verify_suite.py /tests /workspace /logs/verifier\n"
+
+
+def dockerfile(task: Task) -> str:
+    """Installs what the task's metadata names as its requirements; pytest where it names none."""
+    requirements = task.metadata.get("requirements") or ["pytest"]
+    words = " ".join(f"'{requirement}'" for requirement in requirements)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    steps = (f"FROM python:{version}-slim", f"RUN pip install --no-cache-dir {words}", "COPY repo /workspace")
+    return "\n".join([*steps, "WORKDIR /workspace", ""])
+
+
+def write_suite(task: Task, directory: Path) -> dict[str, str]:
+    """Copies repository and hidden tests into the directory; returns the texts of the other files."""
+    grader = task.grader
+    repo, tests = directory / "environment" / "repo", directory / "tests" / "repo"
+    if task.repository is not None:
+        shutil.copytree(task.repository, repo, symlinks=True)
+    if grader.tests is not None:
+        shutil.copytree(grader.tests, tests, symlinks=True)
+    else:
+        for path in protected_files(task.repository) if task.repository is not None else ():
+            (tests / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(task.repository / path, tests / path, follow_symlinks=False)
+    suite = {
+        "fail_to_pass": list(grader.fail_to_pass),
+        "pass_to_pass": list(grader.pass_to_pass),
+        "arguments": pytest_arguments(grader.command),
+        "timeout_s": grader.timeout_s,
+        "partial": grader.partial,
+        "decoys": DECOYS,
+    }
+    shipped = {f"tests/{name}": (_HERE / source).read_text(encoding="utf-8") for name, source in _SHIPPED.items()}
+    gold = task.metadata.get("gold")
+    patch = {} if gold is None else {"solution/gold.patch": gold_patch(task, gold)}
+    return {**shipped, **patch, "tests/suite.json": json.dumps(suite, indent=1), "tests/test.sh": TEST_SH}
+
+
+def gold_patch(task: Task, gold: Mapping[str, str | None]) -> str:
+    """What solves the task as a unified diff, for people; solve.sh writes the same texts."""
+    pieces = []
+    for path, text in sorted(gold.items()):
+        there = task.repository / path if task.repository is not None else None
+        before = there.read_bytes().decode() if there is not None and there.is_file() else task.files.get(path)
+        old, new = (
+            (f"a/{path}" if before is not None else "/dev/null"),
+            (f"b/{path}" if text is not None else "/dev/null"),
+        )
+        lines = difflib.unified_diff((before or "").splitlines(True), (text or "").splitlines(True), old, new)
+        pieces += [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines]
+    return "".join(pieces)
+
+
+def describe_suite(task: Task, directory: Path) -> dict[str, Any]:
+    """For [metadata.composer]: the grader, and what the tests need to be installed."""
+    grader = task.grader
+    described: dict[str, Any] = {
+        "fail_to_pass": list(grader.fail_to_pass),
+        "pass_to_pass": list(grader.pass_to_pass),
+        "command": list(grader.command),
+        "timeout_s": grader.timeout_s,
+        "partial": grader.partial,
+        "network": task.network,
+    }
+    if task.metadata.get("kind"):
+        described["kind"] = task.metadata["kind"]
+    if task.packages is not None:
+        described["packages"] = os.path.relpath(task.packages.resolve(), directory.resolve())
+    if task.metadata.get("requirements"):
+        described["requirements"] = list(task.metadata["requirements"])
+    return described
+
+
+def read_suite(described: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """The fields of the Task that are about repository and grader.
+
+    Raises UserError when the packages it names are not there.
+    """
+    grader = SuiteGrader(
+        tuple(described["fail_to_pass"]),
+        tuple(described["pass_to_pass"]),
+        directory / "tests" / "repo",
+        tuple(described["command"]),
+        described["timeout_s"],
+        described["partial"],
+    )
+    packages = None
+    if "packages" in described:
+        packages = Path(os.path.normpath(directory / described["packages"]))
+        if not packages.is_dir():
+            needed = " ".join(f"'{name}'" for name in described.get("requirements", ["pytest"]))
+            raise UserError(
+                f"the packages of the task in {directory} are not at {packages}; "
+                f"make them by `pip install --target {packages} {needed}`"
+            )
+    return {
+        "grader": grader,
+        "repository": directory / "environment" / "repo",
+        "packages": packages,
+        "network": described["network"],
+        "files": {},
+    }

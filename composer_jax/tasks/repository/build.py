@@ -1,0 +1,347 @@
+"""From a repository to a folder of tasks: candidates, gates, Harbor directories.
+
+OUT/tasks/ID/          one Harbor directory per task; solution/gates.json holds what every gate said
+OUT/packages/          installed packages, where they were asked for by name
+OUT/survey.json        how the suite is run and which of its tests were not relied on
+OUT/rejected.jsonl     one line per candidate that did not become a task, with the gates' words
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from composer_jax.errors import UserError
+from composer_jax.observe.progress import Progress
+from composer_jax.sandbox import Limits, SandboxPool
+from composer_jax.tasks.grader import SuiteGrader
+from composer_jax.tasks.harbor import read_task, write_task
+from composer_jax.tasks.protected import is_protected, protected_files
+from composer_jax.tasks.repository.candidate import Candidate
+from composer_jax.tasks.repository.combine import combinations
+from composer_jax.tasks.repository.difficulty import Difficulty
+from composer_jax.tasks.repository.entities import entities
+from composer_jax.tasks.repository.gates import Breakage, Gate, as_changes, break_suite, grade_both
+from composer_jax.tasks.repository.leaks import Readable
+from composer_jax.tasks.repository.prompt import Style, instruction
+from composer_jax.tasks.repository.propose import KINDS, propose
+from composer_jax.tasks.repository.revert_commit import revert_commits
+from composer_jax.tasks.repository.source import Source
+from composer_jax.tasks.repository.survey import Survey, survey
+from composer_jax.tasks.repository.trace import trace
+from composer_jax.tasks.splits import seeded
+from composer_jax.tasks.task import Task
+
+FAMILY = "repository"
+ALL_KINDS = (*KINDS, "combine", "revert_commit")
+TOOLS = ("repository/*",)
+RUNS = 3
+LEAST_KEPT = 3
+# What a suite and its report may need; a task's own commands run under the limits of whoever runs the task.
+LIMITS = Limits(cpu_s=600, memory_mb=2048, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be made.
+
+    repository: the root of a repository. out: a folder that does not exist or is empty. count: tasks wanted.
+    kinds: of ALL_KINDS; None: all of them, revert_commit where there is a history. seed: of every draw.
+    packages: folder of installed packages, pytest among them. requirements: what is installed into one otherwise.
+    jobs: sandboxes at once. runs: of the suite before anything is broken. least_kept: tests that must still pass.
+    hide_tests: take the test files with failing tests out of the workspace. style: of the instruction.
+    split, tools: of the tasks.
+    """
+
+    repository: Path
+    out: Path
+    count: int
+    kinds: Sequence[str] | None = None
+    seed: int = 0
+    packages: Path | None = None
+    requirements: tuple[str, ...] = ()
+    jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
+    runs: int = RUNS
+    least_kept: int = LEAST_KEPT
+    hide_tests: bool = False
+    style: Style = Style()
+    split: str = "train"
+    tools: tuple[str, ...] = TOOLS
+
+    def __post_init__(self) -> None:
+        for kind in self.kinds or ():
+            if kind not in ALL_KINDS:
+                raise UserError(f"{kind!r} is no kind of task; use some of {', '.join(ALL_KINDS)}")
+        if self.out.is_dir() and any(self.out.iterdir()):
+            raise UserError(f"{self.out} is not empty; give a new folder")
+        if self.count < 1:
+            raise UserError(f"{self.count} tasks cannot be made; ask for at least 1")
+        if self.packages is None and not self.requirements:
+            raise UserError("the tests need pytest: give a folder of installed packages, or what is to be installed")
+
+
+@dataclass(frozen=True)
+class Built:
+    """tasks: folders written, in order. kinds: how many of each. rejected: gate -> how many candidates it stopped."""
+
+    tasks: tuple[Path, ...]
+    kinds: Counter[str]
+    rejected: Counter[str]
+
+
+async def build(request: Request, pool: SandboxPool | None = None) -> Built:
+    """Makes the tasks: the same ones for the same request, repository and Python.
+
+    pool: made with LIMITS where none is given. Raises UserError when the suite does not run.
+    """
+    if pool is None:
+        async with SandboxPool(LIMITS, size=request.jobs) as pool:
+            return await build(request, pool)
+    request.out.mkdir(parents=True, exist_ok=True)
+    packages = request.packages or install(request.requirements, request.out / "packages")
+    with tempfile.TemporaryDirectory() as scratch:
+        with Progress(request.runs + 1, "runs", "survey") as progress:
+            found = await survey(
+                request.repository,
+                Path(scratch, "pristine"),
+                pool,
+                packages.resolve(),
+                runs=request.runs,
+                after_run=lambda report: progress.update(tests=len(report.tests)),
+            )
+            coverage = await trace(found, pool)
+            progress.update()
+        _write_survey(found, request.out / "survey.json")
+        return await _Builder(request, found, coverage, pool, Path(scratch)).run()
+
+
+def install(requirements: Sequence[str], folder: Path) -> Path:
+    """A folder with these installed by pip. Raises UserError with pip's last line when that fails."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*command, "--target", str(folder), *requirements], capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+        raise UserError(f"pip could not install {' '.join(requirements)}: {lines[-1].strip()}")
+    return folder
+
+
+class _Builder:
+    def __init__(
+        self, request: Request, found: Survey, coverage: dict[str, frozenset[str]], pool: SandboxPool, scratch: Path
+    ):
+        self.request, self.survey, self.coverage, self.pool, self.scratch = request, found, coverage, pool, scratch
+        self.name = re.sub(r"[^A-Za-z0-9._-]+", "-", request.repository.resolve().name)
+        self.readable = Readable([found.root, *([found.packages] if found.packages else [])])
+        self.tests = scratch / "tests"
+        _copy_files(found.root, self.tests, protected_files(found.root))
+        self.accepted: list[tuple[Candidate, Path]] = []
+        self.rejected: Counter[str] = Counter()
+        self.seen: set[str] = set()
+
+    async def run(self) -> Built:
+        request = self.request
+        with (
+            Progress(request.count, "tasks", "generate") as progress,
+            open(request.out / "rejected.jsonl", "w", encoding="utf-8") as log,
+        ):
+            for candidates, most in self.sources():
+                async for candidate, task, gates in self.judged(candidates, most):
+                    if task is None:
+                        self.rejected[gates[-1].name] += 1
+                        print(json.dumps(_line(candidate, gates)), file=log, flush=True)
+                    else:
+                        self.accepted.append((candidate, task))
+                    progress.update(int(task is not None), tried=len(self.seen), rejected=sum(self.rejected.values()))
+        kinds = Counter(candidate.kind for candidate, _ in self.accepted)
+        return Built(tuple(task for _, task in self.accepted), kinds, self.rejected)
+
+    def sources(self) -> Iterator[tuple[Iterable[Candidate], int]]:
+        """Candidates, and how many tasks to make of them at most.
+
+        A tenth is kept for combinations, which need tasks that were accepted, a fifth at most is history.
+        """
+        count, kinds = self.request.count, self.request.kinds
+        git = (self.request.repository / ".git").exists()
+        if "revert_commit" in kinds if kinds is not None else git:
+            share = count if kinds is not None and set(kinds) == {"revert_commit"} else max(1, count // 5)
+            yield self.reverted(), share
+        proposals = self.proposals([kind for kind in KINDS if kinds is None or kind in kinds])
+        combined = kinds is None or "combine" in kinds
+        yield proposals, count - len(self.accepted) - (count // 10 if combined else 0)
+        if combined:
+            parts = [candidate for candidate, _ in self.accepted]
+            rng = seeded(FAMILY, self.request.seed, "combine")
+            yield combinations(self.survey.sources, parts, rng), count - len(self.accepted)
+        yield proposals, count - len(self.accepted)
+
+    def proposals(self, kinds: Sequence[str]) -> Iterator[Candidate]:
+        """Mutations of all sorts, stubs, deleted features and deleted files in turn, as long as there are any."""
+        sorts: dict[str, list[str]] = {}
+        for kind in kinds:
+            sorts.setdefault(kind.partition(":")[0], []).append(kind)
+        tests = [path for path in protected_files(self.survey.root) if path.endswith(".py")]
+        streams = [
+            propose(self.survey.sources, tests, self.coverage, self.request.seed, sort) for sort in sorts.values()
+        ]
+        while streams:
+            for stream in list(streams):
+                found = next(stream, None)
+                if found is None:
+                    streams.remove(stream)
+                else:
+                    yield found
+
+    def reverted(self) -> Iterator[Candidate]:
+        for candidate in revert_commits(self.request.repository):
+            # What is not committed differs from the history that the candidate was made of.
+            if all(path in self.survey.sources or text is not None for path, text in candidate.files.items()):
+                yield candidate
+
+    async def judged(
+        self, candidates: Iterable[Candidate], most: int
+    ) -> AsyncIterator[tuple[Candidate, Path | None, tuple[Gate, ...]]]:
+        """Judges candidates, several at once, until `most` became tasks; in their order, whoever is ready first."""
+        if most < 1:
+            return
+        running: deque[tuple[Candidate, asyncio.Task]] = deque()
+        candidates = iter(candidates)
+        try:
+            while most:
+                for candidate in islice(candidates, max(0, self.request.jobs - len(running))):
+                    if candidate.id not in self.seen and not any(map(is_protected, candidate.files)):
+                        running.append((candidate, asyncio.create_task(self.judge(candidate))))
+                    self.seen.add(candidate.id)
+                if not running:
+                    return
+                candidate, job = running.popleft()
+                task, gates = await job
+                most -= task is not None
+                yield candidate, task, gates
+        finally:
+            for _, job in running:
+                job.cancel()
+            for (candidate, _), result in zip(
+                running, await asyncio.gather(*(job for _, job in running), return_exceptions=True), strict=True
+            ):
+                self.seen.discard(candidate.id)
+                if isinstance(result, tuple) and result[0] is not None:
+                    shutil.rmtree(result[0])
+
+    async def judge(self, candidate: Candidate) -> tuple[Path | None, tuple[Gate, ...]]:
+        """The task's folder, or None, and what the gates said."""
+        breakage = await break_suite(candidate, self.survey, self.pool, self.readable, self.request.least_kept)
+        if not breakage.passed:
+            return None, breakage.gates
+        task = self.task(candidate, breakage)
+        folder = self.request.out / "tasks" / task.id
+        try:
+            write_task(task, folder)
+            gold = as_changes(task.metadata["gold"], self.survey.root)
+            # What is graded is what was written.
+            gates = (*breakage.gates, *await grade_both(read_task(folder), gold, self.pool))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            shutil.rmtree(task.repository)
+        if not gates[-1].passed:
+            shutil.rmtree(folder)
+            return None, gates
+        (folder / "solution" / "gates.json").write_text(json.dumps([asdict(gate) for gate in gates], indent=1))
+        return folder, gates
+
+    def task(self, candidate: Candidate, breakage: Breakage) -> Task:
+        """The task, on a broken copy of the repository in the scratch folder."""
+        found, request = self.survey, self.request
+        repository = self.scratch / candidate.id
+        shutil.copytree(found.root, repository, symlinks=True)
+        for path, text in candidate.files.items():
+            if text is None:
+                (repository / path).unlink()
+            else:
+                (repository / path).parent.mkdir(parents=True, exist_ok=True)
+                (repository / path).write_bytes(text.encode())
+        if request.hide_tests:
+            for path in {test.partition("::")[0] for test in breakage.failures}:
+                (repository / path).unlink()
+        difficulty = measure(candidate, found, len(breakage.failures))
+        return Task(
+            id=f"{self.name}-{candidate.kind.replace(':', '-')}-{candidate.id}",
+            family=FAMILY,
+            split=request.split,
+            instruction=instruction(candidate, found.sources, breakage.failures, found.command, request.style),
+            files={},
+            tools=request.tools,
+            grader=SuiteGrader(
+                tuple(breakage.failures), breakage.pass_to_pass, self.tests, found.command, found.timeout_s
+            ),
+            metadata={
+                "kind": candidate.kind,
+                "candidate": candidate.id,
+                "entities": list(candidate.entities),
+                "note": candidate.note,
+                "removed": list(candidate.removed),
+                "seed": request.seed,
+                "difficulty": {**asdict(difficulty), "estimate": difficulty.estimate},
+                "gold": {path: _text(found.root / path) for path in candidate.files},
+                "requirements": list(request.requirements),
+            },
+            repository=repository,
+            packages=found.packages,
+        )
+
+
+def measure(candidate: Candidate, found: Survey, fail_to_pass: int) -> Difficulty:
+    """What difficulty.py counts, of a candidate."""
+    changed = {
+        entity.id: entity.complexity
+        for path in candidate.files
+        if path in found.sources and path.endswith(".py")
+        for entity in entities(Source(path, found.sources[path]))
+        if entity.id in candidate.entities
+    }
+    lines = sum(bool(line.strip()) for block in candidate.removed for line in block.splitlines())
+    return Difficulty(max(lines, 1), len(candidate.files), len(candidate.entities), sum(changed.values()), fail_to_pass)
+
+
+def _line(candidate: Candidate, gates: Sequence[Gate]) -> dict[str, object]:
+    return {
+        "id": candidate.id,
+        "kind": candidate.kind,
+        "entities": candidate.entities,
+        "note": candidate.note,
+        "gates": [asdict(gate) for gate in gates],
+    }
+
+
+def _write_survey(found: Survey, path: Path) -> None:
+    described = {
+        "command": found.command,
+        "tests": len(found.tests),
+        "unreliable": dict(found.unreliable),
+        "own_packages": found.tops,
+        "left_out": found.left_out,
+        "timeout_s": found.timeout_s,
+    }
+    path.write_text(json.dumps(described, indent=1))
+
+
+def _text(path: Path) -> str | None:
+    return path.read_bytes().decode() if path.is_file() else None
+
+
+def _copy_files(root: Path, target: Path, paths: Sequence[str]) -> None:
+    for path in paths:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / path, target / path, follow_symlinks=False)

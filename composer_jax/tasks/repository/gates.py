@@ -1,0 +1,174 @@
+"""What a candidate must pass to become a task. Every gate says what it saw, and says the same the next time.
+
+collects        pytest finds the tests as before; a test module may fail to import only where the candidate took
+                away what it imports
+in time         no limit was reached
+fails           at least one test fails, and each for a reason of the code
+keeps           enough tests still pass
+leaks           what was removed can be read nowhere (leaks.py)
+no-op           the task's own grader gives the broken repository 0, and sees the same tests pass as the run before
+gold            the grader gives the original code 1
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_jax.sandbox import GONE, Change, SandboxPool
+from composer_jax.tasks.grading import grade, untouched
+from composer_jax.tasks.judge_suite import MISSING, PASSED
+from composer_jax.tasks.repository.candidate import Candidate
+from composer_jax.tasks.repository.leaks import Readable, installed_copies
+from composer_jax.tasks.repository.survey import Survey
+from composer_jax.tasks.suite import SuiteReport, file_of, run_suite
+from composer_jax.tasks.task import Task
+
+TAKES_AWAY = ("delete_feature", "delete_file", "revert_commit", "combine")
+NOT_THE_CODE = ("KeyboardInterrupt", "MemoryError", "SystemExit", "Timeout", "TimeoutError", "TimeoutExpired")
+_TYPE = re.compile(r"(?:E\s+)?(?:[\w.]*\.)?(\w+)(?::|$)")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What one gate said."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """A candidate and what it does to the suite. failures: failing test -> message. gates: in the order of asking;
+    nothing is asked after one that was not passed."""
+
+    candidate: Candidate
+    failures: Mapping[str, str]
+    pass_to_pass: tuple[str, ...]
+    gates: tuple[Gate, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(gate.passed for gate in self.gates)
+
+
+def as_changes(files: Mapping[str, str | None], root: Path) -> dict[str, Change]:
+    """Texts of a repository's files as changes; None deletes. The permissions are those of the files at `root`."""
+    changes = {}
+    for path, text in files.items():
+        if text is None:
+            changes[path] = GONE
+        else:
+            there = root / path
+            mode = there.stat().st_mode & 0o777 if there.is_file() else 0o644
+            changes[path] = Change("file", text.encode(), mode)
+    return changes
+
+
+async def break_suite(
+    candidate: Candidate, survey: Survey, pool: SandboxPool, readable: Readable, least_kept: int
+) -> Breakage:
+    """Runs the suite on the broken repository and asks the gates that need no task.
+
+    readable: the files of the survey's root and packages. least_kept: tests that must still pass.
+    """
+    report = await run_suite(
+        pool,
+        survey.root,
+        survey.packages,
+        survey.command,
+        timeout_s=survey.timeout_s,
+        changes=as_changes(candidate.files, survey.root),
+        tests=survey.tests,
+    )
+    failures = {test: why_not(test, report) for test in survey.tests if test not in report.passed}
+    kept = tuple(test for test in survey.tests if test in report.passed)
+    gates = []
+    for gate in (
+        lambda: _in_time(report),
+        lambda: _collects(candidate, report),
+        lambda: _fails(report, failures),
+        lambda: Gate("keeps", len(kept) >= least_kept, f"{len(kept)} tests still pass, {least_kept} must"),
+        lambda: _leaks(candidate, survey, readable),
+    ):
+        gates.append(gate())
+        if not gates[-1].passed:
+            break
+    return Breakage(candidate, failures, kept, tuple(gates))
+
+
+async def grade_both(task: Task, gold: Mapping[str, Change], pool: SandboxPool) -> list[Gate]:
+    """Whether the task's grader tells the broken repository from the repaired one."""
+    nothing = await grade(task, untouched(task), pool)
+    same = nothing.parts == {"f2p": 0.0, "p2p": 1.0}
+    gates = [Gate("no-op", nothing.reward == 0.0 and same, nothing.detail)]
+    if gates[0].passed:
+        repaired = await grade(task, untouched(task) | gold, pool)
+        gates.append(Gate("gold", repaired.reward == 1.0, repaired.detail))
+    return gates
+
+
+def why_not(test: str, report: SuiteReport) -> str:
+    """Why a test did not pass: its message, or that of its file."""
+    result = report.tests.get(test)
+    if result is not None:
+        return result.message
+    return report.uncollected.get(file_of(test), "")
+
+
+def reason(message: str) -> str | None:
+    """The type of the exception that a message of pytest is about."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if not lines:
+        return None
+    if lines[0].startswith("assert"):
+        return "AssertionError"
+    # A file that cannot be imported: the last line of the traceback tells.
+    candidates = [line for line in reversed(lines) if line.startswith("E ")] or lines[:1]
+    found = _TYPE.match(candidates[0])
+    return found[1] if found else "Failed"
+
+
+def _in_time(report: SuiteReport) -> Gate:
+    return Gate("in time", not report.timed_out, report.problem if report.timed_out else "no limit was reached")
+
+
+def _collects(candidate: Candidate, report: SuiteReport) -> Gate:
+    if report.problem:
+        return Gate("collects", False, report.problem)
+    for file, message in report.uncollected.items():
+        why = reason(message)
+        if candidate.kind not in TAKES_AWAY or why not in ("ImportError", "ModuleNotFoundError", "AttributeError"):
+            return Gate("collects", False, f"{file} cannot be imported: {why}")
+    detail = f"{len(report.tests)} tests; {len(report.uncollected)} files import what is gone"
+    return Gate("collects", True, detail)
+
+
+def _fails(report: SuiteReport, failures: Mapping[str, str]) -> Gate:
+    if not failures:
+        return Gate("fails", False, "no test fails")
+    reasons: dict[str, int] = {}
+    for test, message in failures.items():
+        result = report.tests.get(test)
+        if result is not None and result.outcome in (PASSED, MISSING, "skipped"):
+            return Gate("fails", False, f"{test} does not fail, it is {result.outcome}")
+        why = reason(message)
+        if why is None or why in NOT_THE_CODE:
+            return Gate("fails", False, f"{test} fails for {why or 'no reason: it is not collected'}")
+        reasons[why] = reasons.get(why, 0) + 1
+    listed = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+    return Gate("fails", True, f"{len(failures)} tests fail: {listed}")
+
+
+def _leaks(candidate: Candidate, survey: Survey, readable: Readable) -> Gate:
+    """Looks at what the agent will see: the scrubbed repository with the files that change, and the packages."""
+    # A mutation moves lines about: there, the lines that it took from one place may be at another.
+    moves = candidate.kind.startswith("mutate:") or candidate.kind == "combine"
+    changed = {survey.root / path: None if moves else text for path, text in candidate.files.items()}
+    found = installed_copies(survey.packages, survey.tops) or readable.leaks(candidate.removed, instead=changed)
+    if found:
+        return Gate("leaks", False, f"{found[0].path}: {found[0].what}")
+    return Gate("leaks", True, "removed lines are nowhere else")

@@ -1,0 +1,114 @@
+"""What the agent is told, made without a language model: from docstrings, signatures, tests and a message."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from composer_jax.tasks.grader import PYTEST
+from composer_jax.tasks.repository.candidate import Candidate
+from composer_jax.tasks.repository.entities import Entity, entities
+from composer_jax.tasks.repository.source import Source
+
+MOST_TESTS = 8
+MOST_ENTITIES = 12
+MESSAGE_LINES = 6
+SAYS_MORE = 8  # characters: a removed line shorter than this may stand in a message by chance
+
+REPAIR = "Some tests of this repository fail. Find out why, and repair the code."
+WRITE = (
+    "A part of this repository is missing. Write it again, so that it does what is described here and what the tests "
+    "expect."
+)
+RULES = "The tests are right as they are: changes to them and to their configuration are not looked at."
+
+
+@dataclass(frozen=True)
+class Style:
+    """What an instruction holds.
+
+    docstrings: of what was removed, below its signature. tests: names of failing tests. message: what the first of
+    them says.
+    """
+
+    docstrings: bool = True
+    tests: bool = True
+    message: bool = True
+
+
+def instruction(
+    candidate: Candidate,
+    sources: Mapping[str, str],
+    failures: Mapping[str, str],
+    command: Sequence[str],
+    style: Style | None = None,
+) -> str:
+    """The instruction for a task.
+
+    sources: the whole repository's Python files. failures: failing test -> its message, in the order of the suite.
+    command: what runs the suite. Of code that was changed in place neither place nor text is told; of code that was
+    taken away the signature and, by choice, the docstring, which say what to write and not how. A message that holds
+    a removed line is left out.
+    """
+    style = style or Style()
+    parts = [REPAIR]
+    missing = missing_entities(candidate, sources)
+    if missing:
+        shown = [described(entity, style.docstrings) for entity in missing[:MOST_ENTITIES]]
+        if len(missing) > MOST_ENTITIES:
+            shown.append(f"and {len(missing) - MOST_ENTITIES} more")
+        parts = [WRITE, "\n\n".join(shown)]
+    if style.tests:
+        names = list(failures)
+        listed = [f"- {name}" for name in names[:MOST_TESTS]]
+        if len(names) > MOST_TESTS:
+            listed.append(f"- and {len(names) - MOST_TESTS} more")
+        parts.append("\n".join(["Failing tests:", *listed]))
+        parts.append(f"They are run by `{shown_command(command)} TEST`.")
+    if style.message and (message := shown_message(failures, candidate)):
+        parts.append("One of them says:\n\n" + "\n".join(f"    {line}" for line in message))
+    return "\n\n".join([*parts, RULES]) + "\n"
+
+
+def missing_entities(candidate: Candidate, sources: Mapping[str, str]) -> list[Entity]:
+    """The entities of a candidate whose bodies were taken away; outer ones stand for what is in them."""
+    if candidate.kind not in ("stub", "delete_feature", "delete_file"):
+        return []
+    found, seen = [], set()
+    for path in candidate.files:
+        if path not in sources or not path.endswith(".py"):
+            continue
+        for entity in entities(Source(path, sources[path])):
+            outer = any(entity.id.startswith(f"{other}.") for other in seen)
+            if entity.id in candidate.entities and entity.id not in seen and not outer and not entity.is_nested:
+                found.append(entity)
+                seen.add(entity.id)
+    return found
+
+
+def described(entity: Entity, docstring: bool) -> str:
+    """An entity for somebody who is to write it."""
+    lines = [f"`{entity.id}`", "", f"    {entity.signature}:"]
+    if docstring and entity.docstring:
+        text = f'"""{inspect.cleandoc(entity.docstring)}"""'
+        lines += [f"        {line}".rstrip() for line in text.splitlines()]
+    return "\n".join(lines)
+
+
+def shown_command(command: Sequence[str]) -> str:
+    """The command without what only the report needs."""
+    rest = list(command[len(PYTEST) :] if tuple(command[: len(PYTEST)]) == PYTEST else command[3:])
+    kept = [f"{word} {value}" for word, value in zip(rest, rest[1:], strict=False) if word in ("-o", "-c")]
+    return " ".join(["python -m pytest", *(words for words in kept if words != "-c /dev/null")])
+
+
+def shown_message(failures: Mapping[str, str], candidate: Candidate) -> list[str]:
+    """Lines of the first message that gives nothing away."""
+    removed = {line.strip() for block in candidate.removed for line in block.splitlines()}
+    removed = {line for line in removed if len(line) >= SAYS_MORE}
+    for test, message in failures.items():
+        lines = [line.rstrip() for line in message.splitlines() if line.strip()][:MESSAGE_LINES]
+        if lines and not any(line in text for text in lines for line in removed):
+            return [test, *lines]
+    return []

@@ -1,0 +1,99 @@
+"""A copy of a repository without what could give an answer away: caches, builds, history, leftovers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from composer_jax.errors import UserError
+
+FOLDERS = (
+    "__pycache__",
+    ".git",
+    ".hg",
+    ".svn",
+    ".tox",
+    ".nox",
+    ".venv",
+    "venv",
+    "node_modules",
+    ".eggs",
+    ".idea",
+    ".vscode",
+    ".hypothesis",
+    ".ipynb_checkpoints",
+    "htmlcov",
+    "*_cache",  # .mypy_cache, .pytest_cache, .ruff_cache
+    "*.egg-info",
+    "*.dist-info",
+)
+FOLDERS_AT_THE_TOP = ("build", "dist", "site", "_build")
+FILES = (
+    "*.pyc",
+    "*.pyo",
+    "*.orig",
+    "*.rej",
+    "*.bak",
+    "*.swp",
+    "*.swo",
+    "*~",
+    "*.egg",
+    "*.whl",
+    "*.patch",
+    "*.diff",
+    ".coverage",
+    ".coverage.*",
+    "coverage.xml",
+    ".dmypy.json",
+    "tags",
+    "TAGS",
+)
+
+
+def is_scrubbed(path: str, is_folder: bool) -> bool:
+    """Whether a relative posix path does not go into a task's workspace."""
+    name = path.rpartition("/")[2]
+    if is_folder:
+        return path in FOLDERS_AT_THE_TOP or any(fnmatchcase(name, pattern) for pattern in FOLDERS)
+    return name == ".git" or any(fnmatchcase(name, pattern) for pattern in FILES)
+
+
+def scrubbed_copy(repository: Path, target: Path) -> list[str]:
+    """Copies a repository to a folder that is not there yet; returns what was left out, sorted.
+
+    Links that lead out of the repository are left out as well, and so are pipes and sockets.
+    Raises UserError when there is no such repository or the target is there.
+    """
+    if not repository.is_dir():
+        raise UserError(f"{repository} is not a folder; give the root of a repository")
+    if target.exists():
+        raise UserError(f"{target} is already there; give a new folder")
+    left_out = []
+    for where, folders, files in os.walk(repository):
+        here = Path(where)
+        (target / here.relative_to(repository)).mkdir(parents=True)
+        for name in [*folders, *files]:
+            path = here / name
+            relative = path.relative_to(repository).as_posix()
+            is_folder = path.is_dir() and not path.is_symlink()
+            if is_scrubbed(relative, is_folder) or not (is_folder or _can_be_copied(path, repository)):
+                left_out.append(relative)
+            elif not is_folder:
+                shutil.copy2(path, target / relative, follow_symlinks=False)
+        folders[:] = [
+            name
+            for name in folders
+            if not (here / name).is_symlink()
+            and not is_scrubbed((here / name).relative_to(repository).as_posix(), True)
+        ]
+    return sorted(left_out)
+
+
+def _can_be_copied(path: Path, repository: Path) -> bool:
+    if path.is_symlink():
+        # Read as text: a link into the repository must also lead into it after copying.
+        target = Path(os.path.normpath(path.parent / path.readlink()))
+        return not path.readlink().is_absolute() and target.is_relative_to(repository)
+    return path.is_file()

@@ -1,0 +1,175 @@
+"""What a repository is before anything is broken: its files, how its suite is run, which tests can be relied on."""
+
+from __future__ import annotations
+
+import configparser
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from composer_jax.errors import UserError
+from composer_jax.sandbox import SandboxPool
+from composer_jax.tasks.grader import PYTEST
+from composer_jax.tasks.judge_suite import PASSED
+from composer_jax.tasks.protected import is_protected
+from composer_jax.tasks.repository.scrub import scrubbed_copy
+from composer_jax.tasks.suite import SuiteReport, file_of, run_suite
+
+RUNS = 3
+TIMEOUT_S = 120.0
+MARGIN = 4.0  # the time limit of a task's suite, as a multiple of what it took here
+LEAST_S = 20.0
+
+
+@dataclass(frozen=True)
+class Survey:
+    """root: the scrubbed copy. sources: path -> text of every Python file, tests too. command: what runs the suite.
+
+    tests: ids that passed in every run. unreliable: id -> why it is not among them. tops: import names of the
+    repository's own packages. seconds: of the slowest run. packages: folder of installed packages. left_out: what
+    scrubbing left out. log: the end of what the last run printed.
+    """
+
+    root: Path
+    sources: Mapping[str, str]
+    command: tuple[str, ...]
+    tests: tuple[str, ...]
+    unreliable: Mapping[str, str]
+    tops: tuple[str, ...]
+    seconds: float
+    packages: Path | None = None
+    left_out: tuple[str, ...] = ()
+    log: str = field(default="", repr=False)
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that the suite of a task may take."""
+        return round(max(LEAST_S, MARGIN * self.seconds), 1)
+
+
+async def survey(
+    repository: Path,
+    root: Path,
+    pool: SandboxPool,
+    packages: Path | None,
+    *,
+    runs: int = RUNS,
+    timeout_s: float = TIMEOUT_S,
+    after_run: Callable[[SuiteReport], None] = lambda report: None,
+) -> Survey:
+    """Copies `repository` to `root`, a new folder, and runs its suite `runs` times.
+
+    timeout_s: longest that one run may take. after_run: called with the report of each.
+    Raises UserError when the suite does not run, or no test passes every time.
+    """
+    left_out = scrubbed_copy(repository, root)
+    command = suite_command(root)
+    reports = []
+    for _ in range(runs):
+        report = await run_suite(pool, root, packages, command, timeout_s=timeout_s)
+        if report.problem:
+            last = next((line for line in reversed(report.log.splitlines()) if line.strip()), "it printed nothing")
+            raise UserError(f"the suite of {repository} does not run: {report.problem}; it said: {last.strip()[:300]}")
+        reports.append(report)
+        after_run(report)
+    unreliable = unreliable_tests(reports)
+    tests = tuple(test for test in reports[0].tests if test not in unreliable)
+    if not tests:
+        raise UserError(f"no test of {repository} passed in all of {runs} runs; the first: {min(unreliable.items())}")
+    return Survey(
+        root,
+        python_files(root),
+        command,
+        tests,
+        unreliable,
+        own_packages(root),
+        max(sum(result.ms for result in report.tests.values()) / 1000 for report in reports) + 1.0,
+        packages,
+        tuple(left_out),
+        reports[-1].log,
+    )
+
+
+def unreliable_tests(reports: list[SuiteReport]) -> dict[str, str]:
+    """Tests that did not pass in every run, or do not lie in files that belong to the tests: id -> why."""
+    unreliable = {}
+    for test in dict.fromkeys(test for report in reports for test in report.tests):
+        outcomes = [report.tests[test].outcome if test in report.tests else "not collected" for report in reports]
+        if not is_protected(file_of(test)):
+            unreliable[test] = f"{file_of(test)} is not a test file: who repairs it could change the test"
+        elif set(outcomes) != {PASSED}:
+            unreliable[test] = ", ".join(outcomes)
+    return unreliable
+
+
+def suite_command(root: Path) -> tuple[str, ...]:
+    """pytest with the repository's own configuration named, so that no other counts; `src` is made importable where
+    the configuration does not say so itself."""
+    config, settings = pytest_configuration(root)
+    words = [*PYTEST, "--rootdir", "."]
+    needs_path = (root / "src").is_dir() and "pythonpath" not in settings
+    # The path counts from where the configuration is, so that /dev/null cannot stand for having none.
+    if config is not None or not needs_path:
+        words += ["-c", config or "/dev/null"]
+    return (*words, "-o", "pythonpath=src") if needs_path else tuple(words)
+
+
+def pytest_configuration(root: Path) -> tuple[str | None, Mapping[str, object]]:
+    """(the file that pytest would take its configuration from, what it says), by pytest's order of precedence.
+
+    Raises UserError for a file that cannot be read.
+    """
+    for name in ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
+        path = root / name
+        if not path.is_file():
+            continue
+        try:
+            settings = _settings(path)
+        except (configparser.Error, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read: {error}; repair it or leave it out") from error
+        if settings is not None:
+            return name, settings
+    return None, {}
+
+
+def _settings(path: Path) -> Mapping[str, object] | None:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".toml":
+        data = tomllib.loads(text)
+        if path.name != "pyproject.toml":
+            return data.get("pytest", {})
+        pytest = data.get("tool", {}).get("pytest")
+        return None if pytest is None else {**pytest, **pytest.get("ini_options", {})}
+    parser = configparser.RawConfigParser(strict=False)
+    parser.read_string(text)
+    section = "tool:pytest" if path.name == "setup.cfg" else "pytest"
+    if parser.has_section(section):
+        return dict(parser[section])
+    return {} if path.name.endswith("pytest.ini") else None
+
+
+def python_files(root: Path) -> dict[str, str]:
+    """Relative path -> text of every Python file that is UTF-8, line ends kept."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        if path.is_symlink() or not path.is_file():
+            continue
+        try:
+            found[path.relative_to(root).as_posix()] = path.read_bytes().decode()
+        except UnicodeDecodeError:
+            continue  # in an encoding that no candidate is made for
+    return found
+
+
+def own_packages(root: Path) -> tuple[str, ...]:
+    """Import names of the packages and modules at the top of the repository or of its src folder."""
+    names = set()
+    for folder in (root, root / "src"):
+        for path in folder.glob("*") if folder.is_dir() else ():
+            relative = path.relative_to(root).as_posix()
+            if is_protected(relative) or path.stem == "setup":
+                continue
+            if (path / "__init__.py").is_file() or (path.suffix == ".py" and path.is_file()):
+                names.add(path.stem)
+    return tuple(sorted(names))

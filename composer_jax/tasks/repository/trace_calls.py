@@ -1,0 +1,79 @@
+"""Which functions of a workspace each test calls. Runs inside the process that runs the tests (see run_suite.py).
+
+`plugin(say)` is a pytest plugin that sends {"traced": test id, "calls": ["path::Qual.name", ...]} for each test,
+fixtures included. Paths are relative to the working folder. Names are those of the code objects; what has none of its
+own (a lambda, a comprehension) counts for the function around it. Python 3.12 and later tell of each function once
+per test (sys.monitoring); before that every call is looked at (sys.settrace), which is slower.
+"""
+
+import os
+import sys
+import threading
+
+import pytest
+
+TOOL = 4  # sys.monitoring has six places; this one has no fixed use
+
+
+def plugin(say):
+    return Tracer(say, os.getcwd() + os.sep)
+
+
+class Tracer:
+    def __init__(self, say, root):
+        self.say, self.root = say, root
+        self.codes = set()
+        self.names = {}  # code -> name, None for code of other places
+        self.start = self.start_monitoring if hasattr(sys, "monitoring") else self.start_tracing
+        self.stop = self.stop_monitoring if hasattr(sys, "monitoring") else self.stop_tracing
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        self.codes = set()
+        self.start()
+        try:
+            return (yield)
+        finally:
+            self.stop()
+            calls = {self.name(code) for code in list(self.codes)} - {None}
+            self.say(traced=item.nodeid, calls=sorted(calls))
+
+    def name(self, code):
+        if code not in self.names:
+            self.names[code] = self.find_name(code)
+        return self.names[code]
+
+    def find_name(self, code):
+        path = code.co_filename
+        parts = code.co_qualname.split(".")
+        while parts and parts[-1].startswith("<"):
+            parts.pop()
+        if not path.startswith(self.root) or not parts:
+            return None
+        return f"{path.removeprefix(self.root).replace(os.sep, '/')}::{'.'.join(parts)}"
+
+    def start_monitoring(self):
+        events = sys.monitoring
+        if events.get_tool(TOOL) is None:
+            events.use_tool_id(TOOL, "composer_jax")
+            events.register_callback(TOOL, events.events.PY_START, self.started)
+        events.set_events(TOOL, events.events.PY_START)
+        events.restart_events()
+
+    def started(self, code, offset):
+        self.codes.add(code)
+        return sys.monitoring.DISABLE
+
+    def stop_monitoring(self):
+        sys.monitoring.set_events(TOOL, 0)
+
+    def start_tracing(self):
+        threading.settrace(self.called)
+        sys.settrace(self.called)
+
+    def called(self, frame, event, argument):
+        self.codes.add(frame.f_code)
+
+    def stop_tracing(self):
+        sys.settrace(None)
+        threading.settrace(None)

@@ -1,0 +1,120 @@
+"""A repository's test suite, run in a fresh sandbox: what every test did."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from composer_jax.errors import UserError
+from composer_jax.sandbox import Change, SandboxFileError, SandboxPool
+from composer_jax.tasks import judge_suite
+from composer_jax.tasks.grade import with_living_sandbox
+from composer_jax.tasks.trees import tree_of
+
+DECOYS = 3
+SCRIPT_TEXT = Path(__file__).with_name("run_suite.py").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """outcome: "passed", or one of the other words of judge_suite. ms: milliseconds. message: why it did not pass,
+    beginning with the exception's type where there is one."""
+
+    __test__ = False  # pytest takes everything called Test* for a test
+
+    outcome: str
+    ms: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class SuiteReport:
+    """What a run of a suite gave.
+
+    tests: id -> result, in the order of collection. uncollected: file -> why it could not be imported. problem: why
+    none of it counts, if so. log: the end of what was printed. calls: id -> code that ran, where that was traced.
+    timed_out: it hit a limit, and another run may not.
+    """
+
+    tests: Mapping[str, TestResult]
+    uncollected: Mapping[str, str]
+    problem: str | None
+    log: str
+    calls: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    timed_out: bool = False
+    judged: Mapping[str, object] = field(default_factory=dict, repr=False)
+
+    @property
+    def passed(self) -> frozenset[str]:
+        """Ids of the tests that passed; empty when there is a problem."""
+        if self.problem:
+            return frozenset()
+        return frozenset(test for test, result in self.tests.items() if result.outcome == judge_suite.PASSED)
+
+
+def pytest_arguments(command: Sequence[str]) -> list[str]:
+    """The options of a command that runs pytest. Raises UserError for one that does not."""
+    for words in (("python", "-m", "pytest"), ("python3", "-m", "pytest"), ("pytest",), ("py.test",)):
+        if tuple(command[: len(words)]) == words:
+            return list(command[len(words) :])
+    raise UserError(
+        f"the suite's command {' '.join(command)!r} does not begin with python -m pytest; grade it by a script instead"
+    )
+
+
+def file_of(test: str) -> str:
+    """The file of a test id."""
+    return test.partition("::")[0]
+
+
+async def run_suite(
+    pool: SandboxPool,
+    repository: Path | None,
+    packages: Path | None,
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    files: Mapping[str, bytes | str] | None = None,
+    changes: Mapping[str, Change] | None = None,
+    laid_over: Mapping[str, Change] | None = None,
+    tests: Sequence[str] | None = None,
+    tracer: str | None = None,
+) -> SuiteReport:
+    """Runs tests on a repository with `files`, then `changes`, then `laid_over` on top of it.
+
+    tests: ids of those to run; None: whatever pytest finds. tracer: source of a plugin (see run_suite.py).
+    Raises SandboxDied when three sandboxes died in a row.
+    """
+    secret = secrets.token_hex(16)
+    order = {
+        "arguments": pytest_arguments(command),
+        "files": sorted({file_of(test) for test in tests or ()}),
+        "ids": None if tests is None else list(tests),
+        "secret": secret,
+        "decoys": DECOYS,
+        "tracer": tracer,
+    }
+    tree, installed = tree_of(pool, repository), tree_of(pool, packages)
+
+    async def run() -> SuiteReport:
+        async with await pool.acquire(files or {}, tree, packages=installed) as sandbox:
+            try:
+                for layer in (changes, laid_over):
+                    if layer:
+                        await sandbox.apply(layer)
+            except SandboxFileError as error:
+                return SuiteReport({}, {}, f"the changes cannot be made: {error}", "")
+            result = await sandbox.run(
+                ["python", "-c", SCRIPT_TEXT], stdin=json.dumps(order).encode(), timeout_s=timeout_s
+            )
+        judged = judge_suite.judge(result.stdout, secret, result.outcome)
+        log = judged["log"] + result.stderr[-2000:]
+        results = {test: TestResult(*entry) for test, entry in judged["tests"].items()}
+        stopped = result.outcome in judge_suite.STOPPED
+        calls = judged.get("traced", {})
+        return SuiteReport(results, judged["uncollected"], judged["problem"], log, calls, stopped, judged)
+
+    return await with_living_sandbox(run)

@@ -1,0 +1,176 @@
+"""Makes tasks from a Python repository with a test suite, checks tasks, and shows them.
+
+    python -m launch.tasks generate --repo=DIR --out=DIR --count=50 --requirements=pytest
+    python -m launch.tasks generate --repo=DIR --out=DIR --count=50 --packages=DIR --kinds=stub,delete_feature
+    python -m launch.tasks validate PATH --runs=5
+    python -m launch.tasks show PATH
+
+generate copies the repository without caches, history and builds, runs its suite several times in sandboxes, keeps the
+tests that always pass, breaks the code in many ways, and writes a Harbor directory for each way that the suite notices
+and its own repair mends. The suite needs pytest and what the repository imports: --packages is a folder made by
+`pip install --target DIR pytest ...`, --requirements installs into OUT/packages. The repository itself must not be
+among them. The same flags give the same tasks.
+
+validate grades each task of a directory (a task, or a folder of tasks) without any change, which must score 0, and with
+its own solution, which must score 1, several times. It writes validation.json beside them and lists those that are not
+valid; the exit code is 1 if there are any. show prints what a task or each task of a folder is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from absl import flags as absl_flags
+
+from composer_jax.errors import UserError
+from launch import flags, hosts
+
+COMMANDS = ("generate", "validate", "show")
+INVALID = 1
+
+
+def define(values):
+    string = lambda name, meaning, default=None: absl_flags.DEFINE_string(  # noqa: E731
+        name, default, meaning, flag_values=values
+    )
+    whole = lambda name, default, meaning, least=1: absl_flags.DEFINE_integer(  # noqa: E731
+        name, default, meaning, lower_bound=least, flag_values=values
+    )
+    listed = lambda name, meaning: absl_flags.DEFINE_list(name, None, meaning, flag_values=values)  # noqa: E731
+    string("command", "generate, validate or show; may stand first without its name.")
+    string("path", "A task's directory or a folder of tasks, for validate and show; may stand second without its name.")
+    string("repo", "generate: the root of the repository.")
+    string("out", "generate: a folder that does not exist yet, or is empty.")
+    whole("count", 50, "generate: tasks to make.")
+    listed("kinds", "generate: kinds of breakage, separated by commas; all of them if left out.")
+    whole("seed", 0, "generate: of every draw.", 0)
+    string("packages", "generate: a folder of installed packages, pytest among them.")
+    listed("requirements", "generate: what pip installs for the tests, separated by commas.")
+    absl_flags.DEFINE_enum(
+        "split", "train", ("train", "heldout", "unseen"), "generate: the split of the tasks.", flag_values=values
+    )
+    absl_flags.DEFINE_bool(
+        "hide_tests", False, "generate: leave the test files with failing tests out of the workspace.",
+        flag_values=values,
+    )  # fmt: skip
+    absl_flags.DEFINE_bool("names", True, "generate: tell the names of failing tests.", flag_values=values)
+    absl_flags.DEFINE_bool("message", True, "generate: tell what one of them says.", flag_values=values)
+    absl_flags.DEFINE_bool("docstrings", True, "generate: tell the docstrings of what was removed.", flag_values=values)
+    whole("runs", 5, "Of each task for validate; of the suite before anything is broken for generate.")
+    whole("jobs", os.cpu_count() or 1, "Sandboxes at once.")
+    return ("command",)
+
+
+def main(values):
+    if values.command not in COMMANDS:
+        raise UserError(f"there is no command {values.command!r}; use {', '.join(COMMANDS)}")
+    needed = ("repo", "out") if values.command == "generate" else ("path",)
+    for name in needed:
+        if values[name].value is None:
+            raise UserError(f"{values.command} needs --{name}: {values[name].help}")
+    {"generate": generate, "validate": validate, "show": show}[values.command](values)
+
+
+def generate(values):
+    from composer_jax.tasks.repository.build import Request, build
+    from composer_jax.tasks.repository.prompt import Style
+
+    request = Request(
+        repository=Path(values.repo),
+        out=Path(values.out),
+        count=values.count,
+        kinds=values.kinds,
+        seed=values.seed,
+        packages=Path(values.packages) if values.packages else None,
+        requirements=tuple(values.requirements or ()),
+        jobs=values.jobs,
+        runs=values.runs,
+        hide_tests=values.hide_tests,
+        style=Style(docstrings=values.docstrings, tests=values.names, message=values.message),
+        split=values.split,
+    )
+    built = asyncio.run(build(request))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(built.kinds.items()))
+    rejected = ", ".join(f"{count} by {gate!r}" for gate, count in built.rejected.most_common())
+    print(f"wrote {len(built.tasks)} tasks to {request.out / 'tasks'}: {kinds or 'none'}")
+    print(f"rejected: {rejected or 'none'} (see {request.out / 'rejected.jsonl'})")
+    if len(built.tasks) < request.count:
+        print(f"the repository gave {len(built.tasks)} of {request.count} tasks; ask for more kinds or another seed")
+
+
+def validate(values):
+    from composer_jax.observe.progress import Progress
+    from composer_jax.sandbox import SandboxPool
+    from composer_jax.tasks import validate as library
+    from composer_jax.tasks.harbor import read_task
+    from composer_jax.tasks.repository.build import LIMITS
+
+    folders = task_folders(Path(values.path))
+    tasks = [read_task(folder) for folder in folders]
+
+    async def run():
+        with Progress(len(tasks), "tasks", "validate") as progress:
+            async with SandboxPool(LIMITS, size=values.jobs) as pool:
+                return await library.validate(
+                    tasks, pool, values.runs, values.jobs, after_task=lambda found: progress.update(last=found.verdict)
+                )
+
+    found = asyncio.run(run())
+    report = [
+        {**vars(one), "folder": str(folder), "verdict": one.verdict} for folder, one in zip(folders, found, strict=True)
+    ]
+    target = Path(values.path) / "validation.json"
+    target.write_text(json.dumps(report, indent=1))
+    bad = [one for one in found if not one.valid]
+    for one in bad:
+        print(f"{one.task_id}: {one.verdict}; {one.detail}")
+    print(f"{len(found) - len(bad)} of {len(found)} tasks are valid in {values.runs} runs (see {target})")
+    if bad:
+        sys.exit(INVALID)
+
+
+def show(values):
+    from composer_jax.tasks.harbor import read_task
+
+    folders = task_folders(Path(values.path))
+    for folder in folders:
+        task = read_task(folder)
+        know = task.metadata
+        print(f"{task.id}  {know.get('kind', task.family)}  {know.get('note', '')}")
+        if "difficulty" in know:
+            print("  difficulty " + ", ".join(f"{name} {value}" for name, value in know["difficulty"].items()))
+        if len(folders) == 1:
+            print(f"\n{task.instruction}\n" + _text(folder / "solution" / "gold.patch"))
+
+
+def task_folders(path: Path) -> list[Path]:
+    """The task's directory itself, or the directories of tasks below it, sorted. Raises UserError if there are none."""
+    if (path / "task.toml").is_file():
+        return [path]
+    found = sorted(file.parent for file in path.glob("*/task.toml")) or sorted(
+        file.parent for file in path.glob("tasks/*/task.toml")
+    )
+    if not found:
+        raise UserError(f"there is no task in {path}: neither task.toml nor folders that hold one")
+    return found
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def named(argv: list[str]) -> list[str]:
+    """The command line with the names of the first two words, where they stand without."""
+    words = [word for word in argv[1:3] if not word.startswith("-")]
+    if len(argv) > 1 and argv[1].startswith("-"):
+        words = []
+    names = [f"--{name}={word}" for name, word in zip(("command", "path"), words, strict=False)]
+    return [argv[0], *names, *argv[1 + len(words) :]]
+
+
+if __name__ == "__main__":
+    flags.run(main, named(sys.argv), define=define, processes=hosts.WITHOUT_DEVICES)

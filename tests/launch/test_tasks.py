@@ -1,0 +1,67 @@
+"""launch.tasks as it is run: as a command."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from composer_jax.tasks import generate
+from composer_jax.tasks.harbor import write_task
+from composer_jax.tasks.task import Task
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "launch.tasks", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for index in range(2):
+        task = generate("bugfix", "train", 0, index)
+        write_task(task, tmp_path / task.id)
+    return tmp_path
+
+
+def test_validate_reports_what_does_not_hold(folder):
+    done = run("validate", folder, "--runs=2")
+    assert (done.returncode, "2 of 2 tasks are valid in 2 runs" in done.stdout) == (0, True), done.stderr
+    assert "validate: 2/2 tasks" in done.stderr
+
+    task = generate("bugfix", "train", 0, 2)
+    wrong = {**task.metadata, "new": task.metadata["old"]}
+    write_task(Task.from_json({**task.to_json(), "metadata": wrong}), folder / "wrong")
+    done = run("validate", f"--path={folder}", "--runs=1")
+    assert done.returncode == 1
+    assert f"{task.id}: wrong; gold scores 0" in done.stdout and "2 of 3 tasks are valid" in done.stdout
+    report = json.loads((folder / "validation.json").read_text())
+    assert [entry["verdict"] for entry in report] == ["valid", "valid", "wrong"]
+
+
+def test_show_and_help(folder):
+    task = generate("bugfix", "train", 0, 1)
+    assert task.id in run("show", folder).stdout
+    assert task.instruction in run("show", folder / task.id).stdout
+    text = run("--help").stdout
+    assert "python -m launch.tasks generate --repo=DIR" in text and "--kinds: generate: kinds of breakage" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "--command is missing"),
+        (("make",), "there is no command 'make'; use generate, validate, show"),
+        (("validate",), "validate needs --path"),
+        (("validate", "nowhere"), "there is no task in nowhere"),
+        (("generate", "--repo=."), "generate needs --out"),
+        (("generate", "--repo=.", "--out=nowhere/out"), "the tests need pytest"),
+        (("generate", "--repo=.", "--out=nowhere/out", "--packages=x", "--kinds=typo"), "'typo' is no kind of task"),
+    ],
+)
+def test_bad_command_lines_end_with_a_sentence(arguments, sentence):
+    done = run(*arguments)
+    assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr

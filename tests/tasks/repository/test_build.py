@@ -1,0 +1,304 @@
+"""From a small repository to validated tasks: survey, trace, gates and the whole pipeline, in real sandboxes."""
+
+import asyncio
+import json
+import os
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.sandbox import SandboxPool
+from composer_jax.tasks.harbor import read_task
+from composer_jax.tasks.judge_suite import PASSED
+from composer_jax.tasks.repository.build import LIMITS, Request, build
+from composer_jax.tasks.repository.candidate import candidate
+from composer_jax.tasks.repository.gates import break_suite, reason
+from composer_jax.tasks.repository.leaks import Readable
+from composer_jax.tasks.repository.survey import own_packages, suite_command, survey, unreliable_tests
+from composer_jax.tasks.repository.trace import trace
+from composer_jax.tasks.suite import SuiteReport, TestResult
+from composer_jax.tasks.validate import validate
+from tests.tasks.conftest import lay
+
+CART = '''"""A cart."""
+
+
+class Cart:
+    def __init__(self, limit=10):
+        self.limit = limit
+        self.items = []
+
+    def add(self, name, price, count=1):
+        """Adds `count` items; ValueError for more than the limit in all."""
+        if len(self.items) + count > self.limit:
+            raise ValueError(name)
+        for _ in range(count):
+            self.items.append((name, price))
+        return len(self.items)
+
+    def total(self, tax=0):
+        """The price of everything, with tax in percent."""
+        result = 0
+        for _, price in self.items:
+            result += price
+        return result + result * tax // 100
+
+    async def ship(self):
+        return [name for name, _ in self.items]
+
+
+def cheapest(cart):
+    """The name of the cheapest item, None of an empty cart."""
+    if not cart.items:
+        return None
+    return min(cart.items, key=lambda item: item[1])[0]
+
+
+def unused(x):
+    return x + 1
+'''
+TESTS = """import asyncio
+import random
+
+import pytest
+
+from shop.cart import Cart, cheapest
+
+
+@pytest.fixture
+def cart():
+    cart = Cart()
+    cart.add("pen", 3, 2)
+    cart.add("ink", 2)
+    return cart
+
+
+def test_add(cart):
+    assert cart.add("pad", 5) == 4
+
+
+def test_limit(cart):
+    assert cart.add("pad", 1, 7) == 10
+    with pytest.raises(ValueError):
+        cart.add("pad", 1)
+
+
+def test_total(cart):
+    assert cart.total() == 8
+    assert cart.total(50) == 12
+
+
+def test_cheapest(cart):
+    assert cheapest(cart) == "ink"
+    assert cheapest(Cart()) is None
+
+
+def test_ship(cart):
+    assert asyncio.run(cart.ship()) == ["pen", "pen", "ink"]
+
+
+def test_flaky():
+    assert random.SystemRandom().random() < 0.0
+
+
+@pytest.mark.skip
+def test_skipped():
+    pass
+"""
+FILES = {
+    "src/shop/__init__.py": "from shop.cart import Cart\n",
+    "src/shop/cart.py": CART,
+    "tests/test_cart.py": TESTS,
+    "src/shop.egg-info/PKG-INFO": "x",
+    "setup.py": "",
+}
+STABLE = tuple(f"tests/test_cart.py::test_{name}" for name in ("add", "limit", "total", "cheapest", "ship"))
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    return lay(tmp_path_factory.mktemp("made") / "shop", FILES)
+
+
+@pytest.fixture(scope="module")
+def large_pool():
+    pool = SandboxPool(LIMITS, size=4)
+    yield pool
+    pool.kill()
+
+
+@pytest.fixture(scope="module")
+def surveyed(repository, packages, large_pool, tmp_path_factory):
+    root = tmp_path_factory.mktemp("pristine") / "root"
+    return asyncio.run(survey(repository, root, large_pool, packages, runs=2))
+
+
+def test_the_survey_tells_tests_that_can_be_relied_on(surveyed):
+    assert surveyed.tests == STABLE
+    assert set(surveyed.unreliable) == {"tests/test_cart.py::test_flaky", "tests/test_cart.py::test_skipped"}
+    assert surveyed.tops == ("shop",)
+    assert surveyed.command[-2:] == ("-o", "pythonpath=src")
+    assert "src/shop.egg-info" in surveyed.left_out
+
+
+def test_the_trace_tells_which_functions_a_test_runs(surveyed, large_pool):
+    calls = asyncio.run(trace(surveyed, large_pool))
+    assert set(calls) == set(STABLE)
+    cart = "src/shop/cart.py::"
+    base = {f"{cart}Cart", f"{cart}Cart.__init__", f"{cart}Cart.add"}
+    assert calls[STABLE[0]] == base
+    assert calls[STABLE[2]] == base | {f"{cart}Cart.total"}
+    assert calls[STABLE[3]] == base | {f"{cart}cheapest"}
+    assert calls[STABLE[4]] == base | {f"{cart}Cart.ship"}
+
+
+def broken(surveyed, large_pool, old, new, kind="stub", least_kept=1):
+    assert CART.count(old) == 1
+    sources = {"src/shop/cart.py": CART}
+    made = candidate(kind, sources, {"src/shop/cart.py": CART.replace(old, new)}, ["src/shop/cart.py::x"], "a change")
+    readable = Readable([surveyed.root])
+    return asyncio.run(break_suite(made, surveyed, large_pool, readable, least_kept))
+
+
+def last_gate(breakage):
+    return breakage.gates[-1].name, breakage.passed
+
+
+def test_gates_let_a_good_breakage_pass_and_stop_the_others(surveyed, large_pool):
+    good = broken(surveyed, large_pool, "result += price", "result -= price")
+    assert good.passed and list(good.failures) == ["tests/test_cart.py::test_total"]
+    assert [gate.name for gate in good.gates] == ["in time", "collects", "fails", "keeps", "leaks"]
+    assert good.pass_to_pass == tuple(test for test in STABLE if "total" not in test)
+
+    assert last_gate(broken(surveyed, large_pool, "return x + 1", "return x")) == ("fails", False)
+    assert last_gate(broken(surveyed, large_pool, "result += price", "raise SystemExit")) == ("fails", False)
+    kept = broken(surveyed, large_pool, "result += price", "result -= price", least_kept=5)
+    assert last_gate(kept) == ("keeps", False)
+    assert last_gate(broken(surveyed, large_pool, "def cheapest(", "def dearest(")) == ("collects", False)
+    gone = broken(surveyed, large_pool, "def cheapest(", "def dearest(", kind="delete_feature")
+    assert gone.gates[-1].detail == "no test was collected"
+
+
+def test_reasons_are_read_from_what_pytest_says():
+    assert reason("assert 1 == 2\n +  where 1 = f()") == "AssertionError"
+    assert reason("AssertionError: assert 1 == 2") == "AssertionError"
+    assert reason("shop.errors.Missing: x") == "Missing"
+    assert reason("NotImplementedError") == "NotImplementedError"
+    assert reason("Failed: DID NOT RAISE <class 'ValueError'>") == "Failed"
+    trace = "ImportError while importing test module\nE   ImportError: cannot import name 'x' from 'y'"
+    assert reason(trace) == "ImportError"
+    assert reason("") is None
+
+
+def test_a_timeout_stops_a_candidate(surveyed, large_pool):
+    short = type("Short", (), {**vars(surveyed), "timeout_s": 1.5, "sources": surveyed.sources})()
+    loop = broken(short, large_pool, "result += price", "while True: pass")
+    assert last_gate(loop) == ("in time", False)
+
+
+@pytest.fixture(scope="module")
+def built(repository, packages, large_pool, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    request = Request(repository, out, count=7, packages=packages, jobs=4, runs=1, least_kept=1)
+    return request, asyncio.run(build(request, large_pool))
+
+
+def test_tasks_are_made_and_every_one_is_valid(built, large_pool):
+    request, made = built
+    assert len(made.tasks) == 7 and len(made.kinds) >= 4
+    tasks = [read_task(folder) for folder in made.tasks]
+    assert len({task.id for task in tasks}) == 7
+    found = asyncio.run(validate(tasks, large_pool, runs=1, jobs=4))
+    assert [one.verdict for one in found] == ["valid"] * 7
+    for folder, task in zip(made.tasks, tasks, strict=True):
+        gates = json.loads((folder / "solution" / "gates.json").read_text())
+        assert [gate["name"] for gate in gates][-2:] == ["no-op", "gold"] and all(gate["passed"] for gate in gates)
+        assert set(task.grader.fail_to_pass) | set(task.grader.pass_to_pass) == set(STABLE)
+        assert 0 < task.metadata["difficulty"]["estimate"] < 1
+        assert not list((folder / "environment").rglob("*.egg-info"))
+    for line in (request.out / "rejected.jsonl").read_text().splitlines():
+        assert not json.loads(line)["gates"][-1]["passed"]
+
+
+def test_the_same_request_makes_the_same_tasks_in_whatever_order_they_get_ready(built, large_pool, tmp_path):
+    request, made = built
+    again = asyncio.run(build(replace(request, out=tmp_path / "again", jobs=1, count=3, kinds=("stub",)), large_pool))
+    others = asyncio.run(build(replace(request, out=tmp_path / "other", jobs=4, count=3, kinds=("stub",)), large_pool))
+    assert [task.name for task in again.tasks] == [task.name for task in others.tasks] != []
+    assert set(again.kinds) == {"stub"}
+    texts = [(task / "instruction.md").read_text() for task in again.tasks]
+    assert texts == [(task / "instruction.md").read_text() for task in others.tasks]
+
+
+def test_tests_can_be_hidden_from_the_workspace(built, large_pool, tmp_path):
+    request = replace(built[0], out=tmp_path / "hidden", count=1, kinds=("stub",), hide_tests=True)
+    made = asyncio.run(build(request, large_pool))
+    task = read_task(made.tasks[0])
+    assert not (task.repository / "tests" / "test_cart.py").exists()
+    assert asyncio.run(validate([task], large_pool, runs=1))[0].valid
+
+
+def test_suites_that_do_not_run_are_told_in_a_sentence(large_pool, packages, tmp_path):
+    empty = lay(tmp_path / "empty", {"a.py": "x = 1\n"})
+    with pytest.raises(UserError, match="the suite of .*empty does not run: no test was collected"):
+        asyncio.run(survey(empty, tmp_path / "one", large_pool, packages, runs=1))
+    failing = lay(tmp_path / "failing", {"test_a.py": "def test_a():\n    assert 0\n"})
+    with pytest.raises(UserError, match="no test of .*failing passed in all of 1 runs"):
+        asyncio.run(survey(failing, tmp_path / "two", large_pool, packages, runs=1))
+
+
+def test_bad_requests_are_refused(tmp_path, packages):
+    with pytest.raises(UserError, match="'stup' is no kind of task; use some of mutate:"):
+        Request(tmp_path, tmp_path / "out", 1, kinds=("stup",), packages=packages)
+    with pytest.raises(UserError, match="the tests need pytest"):
+        Request(tmp_path, tmp_path / "out", 1)
+    lay(tmp_path, {"out/a": ""})
+    with pytest.raises(UserError, match="is not empty; give a new folder"):
+        Request(tmp_path, tmp_path / "out", 1, packages=packages)
+
+
+def test_the_repository_s_own_configuration_is_named(tmp_path):
+    lay(tmp_path, {"setup.cfg": "[flake8]\n[tool:pytest]\naddopts = -q\n", "src/a.py": "", "b/__init__.py": ""})
+    assert suite_command(tmp_path)[-4:] == ("-c", "setup.cfg", "-o", "pythonpath=src")
+    lay(tmp_path, {"pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['src']\n"})
+    assert suite_command(tmp_path)[-2:] == ("-c", "pyproject.toml")
+    assert own_packages(tmp_path) == ("a", "b")
+    lay(tmp_path, {"pytest.ini": "[broken"})
+    with pytest.raises(UserError, match="pytest.ini cannot be read"):
+        suite_command(tmp_path)
+
+
+def test_only_tests_in_test_files_are_relied_on():
+    results = {"pkg/a.py::pkg.a.f": TestResult(PASSED), "tests/test_a.py::test_a": TestResult(PASSED)}
+    report = SuiteReport(results, {}, None, "")
+    assert list(unreliable_tests([report, report])) == ["pkg/a.py::pkg.a.f"]
+    other = SuiteReport({}, {}, None, "")
+    assert unreliable_tests([report, other])["tests/test_a.py::test_a"] == "passed, not collected"
+
+
+def test_commits_are_undone_under_the_tests_that_came_with_them(large_pool, packages, tmp_path):
+    def git(*words):
+        who = {
+            "GIT_AUTHOR_NAME": "a",
+            "GIT_AUTHOR_EMAIL": "a@b",
+            "GIT_COMMITTER_NAME": "a",
+            "GIT_COMMITTER_EMAIL": "a@b",
+        }
+        subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, env={**os.environ, **who})
+
+    first = CART.replace("return result + result * tax // 100", "return result")
+    tests = TESTS.replace("    assert cart.total(50) == 12\n", "")
+    root = lay(tmp_path / "history", {**FILES, "src/shop/cart.py": first, "tests/test_cart.py": tests})
+    git("init", "-q")
+    for text, suite in ((first, tests), (CART, TESTS)):
+        lay(root, {"src/shop/cart.py": text, "tests/test_cart.py": suite})
+        git("add", "-A")
+        git("commit", "-qm", "x")
+    request = Request(root, tmp_path / "out", 1, kinds=("revert_commit",), packages=packages, runs=1, least_kept=1)
+    made = asyncio.run(build(request, large_pool))
+    task = read_task(made.tasks[0])
+    assert task.grader.fail_to_pass == ("tests/test_cart.py::test_total",)
+    assert not (task.repository / ".git").exists()
+    assert (task.repository / "src/shop/cart.py").read_text() == first

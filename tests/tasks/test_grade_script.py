@@ -1,0 +1,108 @@
+"""Grading by a script: what it leaves is the reward, and whatever is no reward is none."""
+
+import asyncio
+
+import pytest
+
+from composer_jax.sandbox import SandboxDied
+from composer_jax.tasks import ScriptGrader, Task
+from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.grade import ATTEMPTS
+from composer_jax.tasks.grade_script import read_reward
+from composer_jax.tasks.grading import grade
+
+JSON, TXT = "/logs/verifier/reward.json", "/logs/verifier/reward.txt"
+
+
+@pytest.fixture
+def make_task(tmp_path):
+    def make_task(script, timeout_s=10.0, **environment):
+        (tmp_path / "tests").mkdir(exist_ok=True)
+        (tmp_path / "tests" / "test.sh").write_text(script)
+        grader = ScriptGrader(tmp_path / "tests", timeout_s, environment)
+        return Task("t", "harbor", "heldout", "Do it.", {"a.txt": "a"}, ("finish",), grader)
+
+    return make_task
+
+
+def graded(task, pool, changes=(), cache=None):
+    return asyncio.run(grade(task, dict(changes), pool, cache))
+
+
+@pytest.mark.parametrize(
+    ("script", "reward", "detail"),
+    [
+        (f"echo 0.5 > {TXT}", 0.5, "test.sh says 0.5"),
+        (f"echo 1 > {TXT}; exit 3", 1.0, "test.sh says 1.0"),
+        (f"echo 0.25 > {JSON}; echo 1 > {TXT}", 0.25, "test.sh says 0.25"),
+        (f'echo \'{{"reward": 1, "speed": 3.5, "note": "x"}}\' > {JSON}', 1.0, "test.sh says 1.0"),
+        (f"echo $A > {TXT}", 0.75, "test.sh says 0.75"),
+        ("echo first; echo last words >&2; exit 2", 0.0, "left no reward; its exit code is 2, its last words: last"),
+        ("exit 0", 0.0, "left no reward; its exit code is 0, its last words: nothing"),
+        (f"echo nan > {TXT}", 0.0, "reward.txt holds no reward: 'nan'"),
+        (f"echo 1 1 > {TXT}", 0.0, "reward.txt holds no reward: '1 1'"),
+        (f"echo NaN > {JSON}; echo 1 > {TXT}", 0.0, "reward.json holds no reward: 'NaN'"),
+        (f"echo 100 > {TXT}", 0.0, "holds the reward 100.0, which is not from 0 to 1 and counts as 0"),
+        (f"mkdir {JSON}", 0.0, "reward.json cannot be read"),
+        (f"head -c 300000 /dev/zero > {TXT}", 0.0, "holds no reward"),
+    ],
+)
+def test_what_a_script_leaves_is_the_reward(make_task, pool, script, reward, detail):
+    result = graded(make_task(script, A="0.75"), pool)
+    assert result.reward == reward and detail in result.detail
+
+
+def test_other_numbers_are_parts(make_task, pool):
+    result = graded(make_task(f'echo \'{{"reward": 0, "a": 1, "b": true, "c": null, "d": 0.5}}\' > {JSON}'), pool)
+    assert result.parts == {"a": 1.0, "d": 0.5}
+
+
+@pytest.mark.parametrize("text", ["", "null", "true", '"1"', "[1]", "{}", '{"reward": true}', "[" * 99999, "9" * 5000])
+def test_no_text_is_a_reward_by_accident(text):
+    assert read_reward(text, "reward.json").reward == 0.0
+
+
+@pytest.mark.parametrize("text", ["", "inf", "-inf", "1e999", "0x1", "one", "-0.1", "1.0001"])
+def test_no_number_outside_is_a_reward(text):
+    assert read_reward(text, "reward.txt").reward == 0.0
+
+
+def test_a_script_that_does_not_end_gives_nothing_and_is_not_remembered(make_task, pool):
+    cache = ResultCache()
+    task = make_task(f"echo 1 > {TXT}; sleep 100", timeout_s=0.5)
+    for _ in range(2):
+        assert "did not come to its end: timeout" in graded(task, pool, cache=cache).detail
+    assert (cache.hits, cache.runs) == (0, 2)
+
+
+def test_the_same_submission_is_graded_once(make_task, pool):
+    cache = ResultCache()
+    task = make_task(f"echo 1 > {TXT}")
+    assert graded(task, pool, cache=cache) == graded(task, pool, cache=cache)
+    assert (cache.hits, cache.runs) == (1, 1)
+
+
+class DyingPool:
+    """Hands out real sandboxes, of which the first `deaths` are dead on arrival."""
+
+    def __init__(self, pool, deaths):
+        self.pool, self.deaths, self.acquired = pool, deaths, 0
+
+    def tree(self, folder):
+        return self.pool.tree(folder)
+
+    async def acquire(self, *args, **more):
+        sandbox = await self.pool.acquire(*args, **more)
+        self.acquired += 1
+        if self.acquired <= self.deaths:
+            sandbox.end("a test ended it")
+        return sandbox
+
+
+def test_a_dying_sandbox_is_nobodys_reward(make_task, pool):
+    task = make_task(f"echo 1 > {TXT}")
+    assert graded(task, DyingPool(pool, ATTEMPTS - 1)).reward == 1.0
+    outage = DyingPool(pool, 99)
+    with pytest.raises(SandboxDied):
+        graded(task, outage)
+    assert outage.acquired == ATTEMPTS

@@ -1,0 +1,66 @@
+"""Validation: what it calls valid, flaky, solved and wrong."""
+
+import asyncio
+
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.tasks import SuiteGrader, Task, generate
+from composer_jax.tasks.validate import Validation, gold_changes, validate
+from tests.tasks.conftest import lay
+
+BROKEN = "def one():\n    return 2\n"
+TESTS = "from one import one\n\n\ndef test_one():\n    assert one() == 1\n"
+
+
+def make(tmp_path, packages, code, gold, name):
+    repository = lay(tmp_path / name, {"one.py": code, "test_one.py": TESTS})
+    grader = SuiteGrader(("test_one.py::test_one",), timeout_s=10)
+    return Task(
+        name,
+        "repository",
+        "train",
+        "Repair it.",
+        {},
+        ("finish",),
+        grader,
+        {"gold": {"one.py": gold}},
+        repository=repository,
+        packages=packages,
+    )
+
+
+def test_tasks_are_told_apart(pool, packages, tmp_path):
+    right = BROKEN.replace("2", "1")
+    flaky = "import random\n\n\ndef one():\n    return random.SystemRandom().choice([1] * 9 + [2] * 9)\n"
+    tasks = [
+        make(tmp_path, packages, BROKEN, right, "valid"),
+        make(tmp_path, packages, right, right, "solved"),
+        make(tmp_path, packages, BROKEN, BROKEN, "wrong"),
+        make(tmp_path, packages, BROKEN, flaky, "flaky"),
+        generate("bugfix", "train", 0, 0),
+    ]
+    done = []
+    found = asyncio.run(validate(tasks, pool, runs=2, jobs=4, after_task=done.append))
+    assert [one.verdict for one in found[:3]] == ["valid", "solved", "wrong"]
+    assert found[1].detail.startswith("no-op scores 1") and found[2].detail.startswith("gold scores 0")
+    assert found[4].valid and found[4].gold == (1.0, 1.0)
+    assert sorted(one.task_id for one in done) == sorted(task.id for task in tasks)
+
+
+def test_the_words_for_what_went_wrong():
+    def verdict(nothing, gold):
+        return Validation("t", nothing, gold, "").verdict
+
+    assert verdict((0.0, 0.0), (1.0, 1.0)) == "valid"
+    assert verdict((0.0, 0.0), (1.0, 0.0)) == "flaky"
+    assert verdict((0.0, 1.0), (1.0, 1.0)) == "flaky"
+    assert verdict((1.0, 1.0), (1.0, 1.0)) == "solved"
+    assert verdict((0.0, 0.0), (0.0, 0.0)) == "wrong"
+
+
+def test_a_task_without_a_known_solution_is_refused(tmp_path):
+    grader = SuiteGrader(("test_one.py::test_one",))
+    task = Task("t", "repository", "train", "", {}, (), grader, repository=tmp_path)
+    with pytest.raises(UserError, match="task t knows no solution"):
+        gold_changes(task)
