@@ -228,7 +228,7 @@ def test_whatever_happens_both_sides_agree(pool, folder, chosen):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(chosen=SOME)
 def test_whatever_happens_very_often_both_sides_agree(pool, folder, chosen):
     check_operations(pool, folder, chosen)
