@@ -3,8 +3,8 @@
 A scripted agent repairs a small repository with the repository tools: it searches, tests in the shell, edits, tests
 again and finishes. Meanwhile processes that are sandboxes are killed from outside, at moments that have nothing to do
 with what the agent does. Every episode must end in exactly one event, none may be scored for what a crash did, and
-nothing may be left: no process, no mount, no folder. Prints progress on stderr and, as the last line of stdout, one JSON
-object:
+nothing may be left: no process, no mount, no folder. Prints progress on stderr and, as the last line of stdout, one
+JSON object:
     episodes, events    asked for, and reported as done; each once, or it says which
     crashes             sandboxes killed
     infrastructure      episodes given up because their sandboxes died again and again (not scored)
@@ -144,23 +144,13 @@ async def measure(episodes: int, share: float, folder: Path) -> dict[str, object
         (repository / path).parent.mkdir(parents=True, exist_ok=True)
         (repository / path).write_text(text)
     chat = CompactFormat(Tokenizer.train([json.dumps(call.arguments) for call in SCRIPT] * 50, 400))
-    jobs = [
-        Job(
-            Task(
-                f"shop-{n}",
-                "shop",
-                "train",
-                "Repair it.",
-                {},
-                ("repository/*",),
-                CaseGrader(CASES),
-                repository=repository,
-            ),
-            n,
-            Compaction(),
+    tasks = [
+        Task(
+            f"shop-{n}", "shop", "train", "Repair it.", {}, ("repository/*",), CaseGrader(CASES), repository=repository
         )
         for n in range(episodes)
     ]
+    jobs = [Job(task, n, Compaction()) for n, task in enumerate(tasks)]
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     rng, crashes, owed, events = random.Random(0), 0, 0.0, Counter()
     results: list[Episode] = []

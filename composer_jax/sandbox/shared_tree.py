@@ -20,8 +20,10 @@ class SharedTrees(Generic[T]):
         self._trees: OrderedDict[Path, MadeOnce[T]] = OrderedDict()
 
     async def get(self, folder: Path | None) -> T | None:
-        """The tree of a folder that does not change, copied away from the event loop when it is first asked for; None of
-        none. Raises UserError when the folder is none, or cannot be read."""
+        """The tree of a folder that does not change, copied away from the event loop when first asked for.
+
+        None of none. Raises UserError when the folder is none, or cannot be read.
+        """
         if folder is None:
             return None
         folder = folder.resolve()
