@@ -1,4 +1,4 @@
-"""Grading by a test suite: only code that passes the tests scores. Each forgery is a real submission in a real sandbox."""
+"""Grading by a test suite: only code that passes the tests scores. Each forgery is a real submission, really run."""
 
 import asyncio
 import json

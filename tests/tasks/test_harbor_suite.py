@@ -16,7 +16,16 @@ from composer_jax.tasks.harbor import read_task, write_task
 from tests.tasks.conftest import lay
 
 BROKEN = "def add(a, b):\n    return a - b\n"
-TEXT = "from pkg.calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n\n\ndef test_zero():\n    assert add(0, 0) == 0\n"
+TEXT = """from pkg.calc import add
+
+
+def test_add():
+    assert add(1, 2) == 3
+
+
+def test_zero():
+    assert add(0, 0) == 0
+"""
 GOLD = {"pkg/calc.py": BROKEN.replace("-", "+"), "pkg/extra.py": "x = 1", "pkg/left.py": None}
 
 
