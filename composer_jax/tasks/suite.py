@@ -117,7 +117,6 @@ async def run_suite(
         log = judged["log"] + result.stderr[-2000:]
         results = {test: TestResult(*entry) for test, entry in judged["tests"].items()}
         stopped = result.outcome in judge_suite.STOPPED
-        calls = judged.get("traced", {})
-        return SuiteReport(results, judged["uncollected"], judged["problem"], log, calls, stopped, judged)
+        return SuiteReport(results, judged["uncollected"], judged["problem"], log, judged["traced"], stopped, judged)
 
     return await with_living_sandbox(run)
