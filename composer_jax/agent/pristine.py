@@ -13,6 +13,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox.made_once import MadeOnce
 
 Kind = Literal["file", "link", "folder"]
+HISTORIES = frozenset((".git", ".hg", ".svn"))
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not wait
 
 
@@ -61,7 +62,8 @@ class Pristine:
         return self._indexes[embedder]
 
     def _indexed(self, embedder: Embedder | None) -> SearchIndex:
-        sizes = {path: entry.size for path, entry in self._listed().items() if entry.kind == "file"}
+        files = ((path, entry) for path, entry in self._listed().items() if entry.kind == "file")
+        sizes = {path: entry.size for path, entry in files if not is_history(path)}
         return SearchIndex.of(sizes, self.read, embedder)
 
     def _listed(self) -> dict[str, Entry]:
@@ -75,17 +77,23 @@ class Pristine:
             raise UserError(f"{self._folder} cannot be listed for workspaces: {error}") from error
 
 
+_NOTHING = Pristine(None)
 _PRISTINE: "weakref.WeakValueDictionary[Path, Pristine]" = weakref.WeakValueDictionary()
 
 
 def pristine(folder: Path | None) -> Pristine:
     """The same object for the same folder as long as somebody holds it; None: an empty folder."""
     if folder is None:
-        return Pristine(None)
+        return _NOTHING
     found = _PRISTINE.get(folder)
     if found is None:
         found = _PRISTINE[folder] = Pristine(folder)
     return found
+
+
+def is_history(path: str) -> bool:
+    """Whether a path belongs to version control, which nobody means who looks for code."""
+    return not HISTORIES.isdisjoint(path.split("/"))
 
 
 def _walk(folder: str, prefix: str) -> Iterator[tuple[str, Entry]]:

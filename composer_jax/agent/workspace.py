@@ -12,7 +12,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-from composer_jax.agent.pristine import Kind, pristine
+from composer_jax.agent.pristine import Kind, is_history, pristine
 from composer_jax.agent.search import Embedder, Hit, SearchIndex, search
 from composer_jax.agent.todos import Todo
 from composer_jax.sandbox import (
@@ -29,7 +29,7 @@ from composer_jax.tasks.cache import ResultCache, result_key
 from composer_jax.tasks.task import Task
 
 ATTEMPTS = 3
-MAX_CHANGED = 32 << 20  # bytes of all changed files together: what a sandbox takes in one message, and its room holds
+MAX_CHANGED = 32 << 20  # bytes of all changed files together; and never more than half of a sandbox's room
 _NEW_FOLDER = Change("folder", mode=0o755)
 
 
@@ -61,6 +61,7 @@ class Workspace:
         self._trees = [
             shared_tree(pool, folder) if pool and folder else None for folder in (task.repository, task.packages)
         ]
+        self._room = min(MAX_CHANGED, pool.limits.workspace_mb << 19) if pool else MAX_CHANGED
         self._turn = asyncio.Lock()  # of the sandbox
         self._sandbox: Sandbox | None = None
         self._shell_in: Sandbox | None = None  # the sandbox in which the shell has been used
@@ -129,8 +130,8 @@ class Workspace:
         kind = self.kind(path)
         if kind in ("folder", "link"):
             raise SandboxFileError(f"{path} is a {kind}, not a file")
-        if sum(len(change.data) for known, change in self.changes.items() if known != path) + len(data) > MAX_CHANGED:
-            raise SandboxFileError(f"no space left for {path}: all changes together may have {MAX_CHANGED} bytes")
+        if sum(len(change.data) for known, change in self.changes.items() if known != path) + len(data) > self._room:
+            raise SandboxFileError(f"no space left for {path}: all changes together may have {self._room} bytes")
         if mode is None:
             mode = self.mode(path) if kind == "file" else 0o644
         self.changes[path] = Change("file", data, mode)
@@ -299,7 +300,8 @@ class Workspace:
     def _search(self, base: SearchIndex, changes: dict[str, Change], query: str, under: str, limit: int) -> list[Hit]:
         known, index = self._changed_index
         if known != changes:
-            files = {path: change.data for path, change in changes.items() if change.kind == "file"}
+            found = ((path, change) for path, change in changes.items() if change.kind == "file")
+            files = {path: change.data for path, change in found if not is_history(path)}
             sizes = {path: len(data) for path, data in files.items()}
             index = SearchIndex.of(sizes, files.__getitem__, self._embedder)
             self._changed_index = changes, index

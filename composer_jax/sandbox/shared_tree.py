@@ -24,6 +24,7 @@ class SharedTree:
 
 def shared_tree(pool: SandboxPool, folder: Path) -> SharedTree:
     """The same object for the same pool and folder as long as somebody holds it."""
+    folder = folder.resolve()
     of_pool = _SHARED.setdefault(pool, weakref.WeakValueDictionary())
     shared = of_pool.get(folder)
     if shared is None:

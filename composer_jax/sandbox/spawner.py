@@ -15,36 +15,32 @@ from composer_jax.sandbox.inside import frames, seccomp
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.tree import NOTHING
 
+END_S = 30.0  # longest its launcher may take to end what is left and to remove it from the disk; seldom 0.1 s
 START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
-
-
-class Refused(UserError):
-    """The machine does not let this backend build a sandbox: why, and what to do."""
-
-    def __init__(self, name: str, said: str):
-        super().__init__(backends.diagnose(name, said))
-        self.why, self.fix = backends.refusal(name, said)
 
 
 def start(name: str, limits: Limits, trees: str, overlays: bool, network: bool) -> tuple[backends.Backend, "Spawner"]:
     """The backend called `name` and its first zygote; "auto" is bubblewrap, and Landlock, with a warning, where the
-    machine refuses that. Raises UserError when the machine refuses both."""
-    backend = backends.choose(name, trees, network)
+    machine has none or refuses it. Raises UserError when it refuses both."""
     try:
-        return backend, Spawner(backend, limits, trees, overlays)
-    except Refused as error:
+        return _start("bubblewrap" if name == "auto" else name, limits, trees, overlays, network)
+    except backends.Refused as error:
         if name != "auto":
             raise
         first = error
-    backend = backends.choose("landlock", trees, network)
     try:
-        spawner = Spawner(backend, limits, trees, overlays)
-    except Refused as second:
+        started = _start("landlock", limits, trees, overlays, network)
+    except backends.Refused as second:
         ways = f"{first.fix}; or: {second.fix}; or choose the backend 'subprocess' to go without isolation"
         raise UserError(f"{first.why}. {second.why}. {ways}.") from None
-    sentence = "%s, so sandboxes use Landlock, which is weaker: %s. For the stronger walls: %s."
-    logging.getLogger(__name__).warning(sentence, first.why, backends.LANDLOCK_LACKS, first.fix)
-    return backend, spawner
+    sentence = "%s, so sandboxes use Landlock, which is weaker: %s; for the stronger walls: %s."
+    logging.getLogger(__name__).warning(sentence, first.why, backends.landlock_lacks(), first.fix)
+    return started
+
+
+def _start(name: str, limits: Limits, trees: str, overlays: bool, network: bool) -> tuple[backends.Backend, "Spawner"]:
+    backend = backends.choose(name, trees, network)
+    return backend, Spawner(backend, limits, trees, overlays)
 
 
 class Spawner:
@@ -70,7 +66,7 @@ class Spawner:
         }
         if (refusal := self._greet(config) or self._probe()) is not None:
             self.close()
-            raise Refused(backend.name, refusal)
+            raise backends.diagnose(backend.name, refusal)
 
     def _greet(self, config: dict) -> str | None:
         """Send the configuration and wait for the zygote; what bubblewrap says if there will be none."""
@@ -147,7 +143,7 @@ def _end(control: socket.socket, process: subprocess.Popen) -> None:
         pass
     control.close()
     try:
-        process.wait(5)
+        process.wait(END_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -6,8 +6,8 @@
 
 A test that failed before has to be PASSED (or XFAIL); one that passed before may also be SKIPPED. Whatever the log
 lacks has failed, unless the row says that it names failures only. A log that cannot be trusted is worth nothing:
-markers that are missing or are there twice, no test in it, a script that says that it could not work, or an exit code of
-a failure although every test that it names has passed.
+markers that are missing or are there twice, no test in it, a script that says that it could not work, or an exit code
+of a failure although every test that it names has passed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def _grade(task: Task, changes: Mapping[str, Change], pool: ContainerPool)
     grader = task.grader
 
     async def run() -> tuple[Grade, bool]:
-        async with await pool.acquire({}, history=True, network=task.network) as sandbox:
+        async with await pool.acquire({}, grading=True, network=task.network) as sandbox:
             try:
                 await sandbox.apply(changes)
             except SandboxFileError as error:

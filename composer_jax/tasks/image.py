@@ -38,4 +38,5 @@ def container_pool(task: Task, size: int = 8, engine: Engine | None = None) -> C
         cpus=resources.get("cpus", 1.0) or 1.0,
         capabilities=INSTALLING if isinstance(task.grader, ScriptGrader) else (),
         environment=task.metadata.get("environment"),
+        hide_history=not isinstance(task.grader, ScriptGrader),  # to whom a .git may be what the task is about
     )

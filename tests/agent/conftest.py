@@ -34,6 +34,10 @@ class DyingPool:
         self.acquired += 1
         return sandbox
 
+    @property
+    def limits(self):
+        return self.pool.limits
+
     def tree(self, folder):
         return self.pool.tree(folder)
 

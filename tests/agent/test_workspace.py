@@ -242,6 +242,7 @@ def test_a_folder_is_copied_and_indexed_once_for_all_episodes(pool, folder):
 
         def __init__(self):
             self.pool = pool
+            self.limits = pool.limits
 
         def acquire(self, *arguments, **options):
             return self.pool.acquire(*arguments, **options)

@@ -98,7 +98,7 @@ def test_capabilities_are_those_that_were_asked_for(engine):
 def test_changes_are_told_and_can_be_laid_on_another_container(engine):
     command = """
     echo new > kept; rm doomed; rm -r old; mkdir deep empty; echo x > 'deep/a b'; chmod 755 'deep/a b'
-    ln -s kept link; mkdir .git; echo secret > .git/later; echo same > laid
+    ln -s kept link; echo commit > .git/later-commits; echo same > laid
     """
 
     async def change(sandbox):
@@ -109,6 +109,7 @@ def test_changes_are_told_and_can_be_laid_on_another_container(engine):
     before, changes = in_container(engine, change)
     assert before == {}
     assert changes == {
+        ".git/later-commits": Change("file", b"commit\n"),
         "deep": Change("folder", mode=0o755),
         "deep/a b": Change("file", b"x\n", 0o755),
         "doomed": GONE,

@@ -32,7 +32,9 @@ def test_a_log_is_graded_in_the_image(engine):
     task = Task("t", "swe_bench", "heldout", "Do it.", {}, ("finish",), grader, image=engine.image)
 
     async def go():
-        async with ContainerPool(engine.image, LIMITS, engine=engine, workspace="/workspace") as pool:
+        async with ContainerPool(
+            engine.image, LIMITS, engine=engine, workspace="/workspace", hide_history=True
+        ) as pool:
             async with await pool.acquire({}) as mine:  # an agent's: later commits are not to be seen
                 assert (await mine.run(["ls", ".git"])).outcome == "nonzero"
                 await mine.run(["bash", "-c", "echo new > kept; echo 'test kept ... ok' > doomed"])

@@ -97,8 +97,10 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     monkeypatch.setenv("COMPOSER_TEST_SECRET", "secret-of-the-environment")
     host = Host(tmp_path)
     yield host
-    host.check()
-    host.close()
+    try:
+        host.check()
+    finally:
+        host.close()
 
 
 class Trace:

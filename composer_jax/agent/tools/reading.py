@@ -1,5 +1,6 @@
 """Tools that look: a file with line numbers, a folder, paths by pattern. They ask no sandbox."""
 
+from composer_jax.agent.pristine import is_history
 from composer_jax.agent.tools import globbing
 from composer_jax.agent.tools.paths import existing_file, inside, refuse_links
 from composer_jax.agent.tools.schema import ToolError
@@ -42,7 +43,9 @@ async def list_dir(workspace: Workspace, path: str = "", depth: int = 1) -> str:
     found = [
         f"{other[len(prefix) :]}{_ending(workspace, other)}"
         for other in workspace.paths("file", "link", "folder")
-        if other.startswith(prefix) and other.count("/") - prefix.count("/") < depth
+        if other.startswith(prefix)
+        and other.count("/") - prefix.count("/") < depth
+        and not is_history(other[len(prefix) :].rpartition("/")[0])
     ]
     return _capped(found) or f"{folder or '.'} is empty"
 
@@ -53,7 +56,8 @@ async def glob(workspace: Workspace, pattern: str) -> str:
         matches = globbing.matcher(inside(pattern) if "/" in pattern else pattern)
     except ValueError as error:
         raise ToolError(str(error)) from error
-    return _capped([path for path in workspace.paths("file", "link") if matches(path)]) or "no match"
+    found = [path for path in workspace.paths("file", "link") if matches(path)]
+    return _capped([path for path in found if ".git" in pattern or not is_history(path)]) or "no match"
 
 
 def content(workspace: Workspace, path: str) -> bytes:

@@ -22,14 +22,15 @@ async def shell(workspace: Workspace, command: str, timeout: int = TIMEOUT_S, ba
 
 async def _start(workspace: Workspace, command: str) -> str:
     number = workspace.jobs_started + 1
-    log = f"/tmp/job-{number}.log"
+    log = f'"${{TMPDIR:-/tmp}}/job-{number}.log"'
     # eval: a command that is wrong says so in the log, and cannot end the line it stands in.
-    line = f'{{ (eval {shlex.quote(command)}); echo "[exit $?]"; }} >{log} 2>&1 </dev/null & echo $!'
+    line = f'{{ (eval {shlex.quote(command)}); echo "[exit $?]"; }} >{log} 2>&1 </dev/null & echo $! {log}'
     result, is_new = await workspace.shell(line, START_S)
     if result.outcome != "ok":
         raise ToolError(f"the job was not started: {_output(result) or result.outcome}")
     workspace.jobs_started = number
-    return f"{_lost(is_new)}job {number} started, process {result.stdout.strip()}; its output goes to {log}"
+    process, _, path = result.stdout.strip().partition(" ")
+    return f"{_lost(is_new)}job {number} started, process {process}; its output goes to {path}"
 
 
 def _output(result: RunResult) -> str:

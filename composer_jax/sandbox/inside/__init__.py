@@ -8,6 +8,17 @@ worker    pid 1 of one sandbox: answers the host's requests
 files     the worker's file operations
 command   the worker's commands: start, watch, stop, and say how they ended
 python    `python ...` served by fork instead of by starting an interpreter
+
+Where the machine gives no namespaces, these stand in for them:
+
+landlock       what a sandbox can open, and whom it can signal
+second_filter  what else namespaces would hide, refused by number
+modes          changes of modes and times, for files of the sandbox only
+keeper         the process around a sandbox, which ends all of it
+fence          all of this around a worker and around its commands
+quota          limits held by looking
+disk           what a folder holds, and how to remove it
+processes      which processes are below one, and how to end them
 """
 
 import sys

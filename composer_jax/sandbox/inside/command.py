@@ -8,8 +8,8 @@ and nothing evades its time limit. (What the shell of shell.py has running is sp
     out_of_memory   the processes together held more than the limit; or the program ended with MemoryError (told by
                     the fork that serves `python`), or failed with the words of an allocation failure last on stderr;
                     or it was killed while its peak was above half of the limit (the machine's own memory killer)
-    ok, nonzero     everything else, by exit code (128 + N for signal N). Where the kernel does not hold a limit of files
-                    or processes, a command that was found beyond it is `nonzero`, and stderr ends with a line about it
+    ok, nonzero     everything else, by exit code (128 + N for signal N). Where the kernel does not hold a limit of
+                    files or processes, a command found beyond it is `nonzero`, and stderr ends with a line about it
 """
 
 import fcntl
@@ -200,10 +200,10 @@ class Commands:
                 if now >= deadline:
                     return "timeout"
                 if now >= next_look:
-                    if self.too_much_memory():
-                        return "out_of_memory"
                     if self.around and self.around.quota.is_passed():
                         return "nonzero"
+                    if self.too_much_memory():
+                        return "out_of_memory"
                     next_look = now + WATCH_S
                 wait = max(0.0, min(deadline, next_look) - now) + 0.0001
                 events = poll.poll(wait * 1000)

@@ -1,7 +1,7 @@
 """What a folder holds on disk, and how to get rid of it, whatever a command made of it.
 
-Commands can close folders to everyone and nest them deeper than paths and recursion reach. Nothing here is recursive, no
-link is followed, and folders are opened up for their owner where that is needed.
+Commands can close folders to everyone and nest them deeper than paths and recursion reach. Nothing here is recursive,
+no link is followed, and folders are opened up for their owner where that is needed.
 """
 
 import errno

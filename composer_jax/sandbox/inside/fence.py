@@ -7,14 +7,15 @@ from typing import Any
 
 from . import landlock, layers, namespaces, processes, quota, second_filter
 
-MARGIN = 64  # times the processes of one sandbox that all together may have at once before the kernel refuses more
+MARGIN = 16  # times the processes of one sandbox that all together may have at once before the kernel refuses more
 
 
 class Fence:
     """Made by the worker when its workspace is there; `raise_up` for itself, `enter` in a command.
 
     most_threads: RLIMIT_NPROC of commands. Without a user namespace it counts all that the user has, so it is what was
-    there plus many times what one sandbox may have: a last resort, the quota is stricter.
+    there plus many times what one sandbox may have: a last resort, the quota is stricter. Until the quota has looked, a
+    fork bomb may use it all up, and then other sandboxes of the pool cannot fork either.
     """
 
     def __init__(self, config: dict[str, Any], name: str, line: int, ground: layers.Ground):

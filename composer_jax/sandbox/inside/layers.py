@@ -70,8 +70,11 @@ class Layers:
     def _remove(self, name: str) -> None:
         folder = f"{self.root}/{name}"
         if self.walls != "namespaces":
-            disk.clear(folder)
-            os.rmdir(folder)
+            try:
+                disk.clear(folder)
+                os.rmdir(folder)
+            except OSError:
+                return  # in use by what survived its worker: it goes with the whole scratch folder
         elif os.path.isdir(folder):
             if os.path.ismount(folder):
                 namespaces.unmount(folder)

@@ -26,21 +26,22 @@ def end_all(at_once: bool) -> dict[int, tuple[int, struct_rusage]]:
     at_once: one call reaches all, also those being forked right now. True only for process 1 of a namespace and for a
     process whose signals are confined to a Landlock domain: anybody else would kill every process of the user.
     """
-    ended = {}
+    ended: dict[int, tuple[int, struct_rusage]] = {}
+    how = os.WNOHANG
     while True:
-        if at_once:
-            _kill(-1)
-        else:
-            for pid in below(os.getpid()):
-                _kill(pid)
         try:
-            # By a list, a process may slip away between being found and being killed: look until none is left.
-            found, status, usage = os.wait4(-1, 0 if at_once else os.WNOHANG)
+            found, status, usage = os.wait4(-1, how)
         except ChildProcessError:
             return ended
+        how = os.WNOHANG
         if found:
             ended[found] = status, usage
-        else:
+        elif at_once:
+            _kill(-1)
+            how = 0
+        else:  # a process may slip away between being found and being killed: look until none is left
+            for pid in below(os.getpid()):
+                _kill(pid)
             time.sleep(0.001)
 
 
@@ -54,6 +55,17 @@ def threads_of_user() -> int:
                     total += threads(name)
             except FileNotFoundError:  # it has ended
                 continue
+    return total
+
+
+def threads_below(pid: int, most: int) -> int:
+    """Threads of all descendants; stops counting above `most`: whoever has too many leaves little time to count."""
+    found, total = _children(pid), 0
+    for child in found:
+        total += threads(child)
+        if total > most:
+            break
+        found += _children(child)
     return total
 
 

@@ -49,8 +49,7 @@ class Quota:
 
     def is_passed(self) -> bool:
         """Whether the command that runs must be stopped."""
-        threads = sum(processes.threads(pid) for pid in processes.below(os.getpid()))
-        if threads > self.processes:
+        if processes.threads_below(os.getpid(), self.processes) > self.processes:
             self._passed = f"there were more than {self.processes} processes and threads at once"
         started = time.monotonic()
         if not self._passed and started >= self._next_look:

@@ -1,8 +1,8 @@
 """The mother of all workers of a pool: one small Python process that forks a ready sandbox when asked.
 
 Starting an interpreter costs about 10 ms and building namespaces from a large process costs even more; forking this
-one costs a fraction. It lives inside bubblewrap where there is one, keeps the layers of its sandboxes (layers.py) and reads none of them.
-It speaks with the host over one SEQPACKET socket (fd 0):
+one costs a fraction. It lives inside bubblewrap where there is one, keeps the layers of its sandboxes (layers.py) and
+reads none of them. It speaks with the host over one SEQPACKET socket (fd 0):
 
     host -> zygote   the configuration (JSON), once
     zygote -> host   "ready", once

@@ -51,6 +51,8 @@ def read_harbor_dir(directory: Path, options: Options) -> Task:
         )
     instruction = _text(directory / "instruction.md")
     _text(directory / "tests" / "test.sh")
+    if not (directory / "environment" / "Dockerfile").is_file() and "docker_image" not in environment:
+        raise UserError(f"{directory} has neither an environment/Dockerfile nor a docker_image; add one")
     tests = directory / "tests"
     metadata: dict[str, Any] = {
         "described": _plain(top.values.get("metadata", {})),
@@ -166,9 +168,7 @@ def _workspace(directory: Path, environment: Fields, options: Options) -> Path:
     """The folder that the Dockerfile's workspace would be. Raises NeedsContainer where only an image can be that."""
     dockerfile = directory / "environment" / "Dockerfile"
     if not dockerfile.is_file():
-        if "docker_image" in environment:
-            raise NeedsContainer(f"{directory}/task.toml names the image {environment.text('docker_image')}")
-        raise UserError(f"{directory} has neither an environment/Dockerfile nor a docker_image; add one")
+        raise NeedsContainer(f"{directory}/task.toml names the image {environment.text('docker_image')}")
     options.store.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.store, prefix=".workspace-") as scratch:
         files = Path(scratch, "files")

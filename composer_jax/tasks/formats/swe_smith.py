@@ -44,6 +44,8 @@ def read_row(row: Fields, options: Options) -> Task:
     """The task of a row. Raises UserError for one that lacks something or whose repository is not there."""
     name, repo, patch = instance_id(row), row.text("repo"), row.text("patch")
     f2p, p2p = test_ids(row)
+    if not patch.strip():
+        raise UserError(f"{row.where} has an empty patch; it has to be the diff that puts the bug in")
     if options.repos is None:
         raise UserError(f"{row.where} is of SWE-smith, which needs the repository {repo}; give their folder (repos)")
     repository = _with_bug(row, name, repo, patch, options)

@@ -256,7 +256,7 @@ def test_no_call_breaks_anything(repository, calls):
 
 
 @pytest.mark.slow
-@settings(max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5000, suppress_health_check=[HealthCheck.too_slow])
 @given(calls=st.lists(some_calls(SAFE), max_size=6))
 def test_very_many_calls_do_not_break_anything(repository, calls):
     asyncio.run(check_calls(repository, calls))

@@ -96,6 +96,8 @@ def test_list_dir_shows_kinds_and_depth(ask):
     top = ask("list_dir").split("\n")
     assert {"README.md", "src/", "out -> /etc", "empty.txt", ".git/"} <= set(top) and "pipe" not in top
     assert not any(path.startswith("src/r") for path in top)
+    assert [path for path in ask("list_dir", depth=5).split("\n") if path.startswith(".git/")] == [".git/"]
+    assert "HEAD" in ask("list_dir", path=".git").split("\n")
     assert ask("list_dir", path="src", depth=2).split("\n") == [
         "rates/", "rates/__init__.py", "rates/deep/", "rates/table.py", "web/", "web/server.py",
     ]  # fmt: skip
@@ -121,7 +123,8 @@ def test_glob(ask):
         "src/rates/__init__.py", "src/rates/table.py", "src/web/server.py",
     ]  # fmt: skip
     assert ask("glob", pattern="*.{md,sh}") == "README.md\ntool.sh"
-    assert ask("glob", pattern="*.rs") == "no match"
+    assert ask("glob", pattern="*.rs") == ask("glob", pattern="HEAD") == "no match"
+    assert ask("glob", pattern=".git/HEAD") == ".git/HEAD"
     assert ask("glob", pattern="../*").startswith("ERROR ../* has '..'")
     assert ask("glob", pattern="{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}").startswith("ERROR the pattern has more than")
     assert ask("glob", pattern="docs/*e.txt") == "docs/ünïcödé name.txt"

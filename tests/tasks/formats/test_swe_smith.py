@@ -81,6 +81,7 @@ def test_a_row_without_an_issue_names_a_test_and_not_the_change(read, smith_row)
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
+        ({"patch": " "}, "has an empty patch; it has to be the diff that puts the bug in"),
         ({"patch": "nonsense"}, "the patch does not fit"),
         ({"image_name": None}, "has no image_name"),
         ({"instance_id": "x", "base_commit": None}, "neither a base_commit nor one in its instance_id 'x'"),
