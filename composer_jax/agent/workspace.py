@@ -65,7 +65,7 @@ class Workspace:
         self._turn = asyncio.Lock()  # of the sandbox
         self._sandbox: Sandbox | None = None
         self._shell_in: Sandbox | None = None  # the sandbox in which the shell has been used
-        self._shells_lost = 0
+        self._shell_was_lost = False  # since the last command in it
         self._unsent: set[str] = set()  # changed here, not yet in the sandbox
         self._folders: set[str] | None = None  # folders that hold changes; None: to be found out
         self._changed_index: tuple[dict[str, Change], SearchIndex] = ({}, SearchIndex((), None))
@@ -183,14 +183,14 @@ class Workspace:
         Also returns whether the shell is a new one because the sandbox of the last one has gone. Raises SandboxDied
         when three sandboxes died in a row.
         """
-        lost = self._shells_lost
 
         async def type_in(sandbox: Sandbox) -> RunResult:
             self._shell_in = sandbox
             return await sandbox.shell(command, timeout_s=timeout_s)
 
         result, _ = await self._in_sandbox(type_in)
-        return result, self._shells_lost > lost
+        is_new, self._shell_was_lost = self._shell_was_lost, False
+        return result, is_new
 
     async def search(self, query: str, under: str, limit: int) -> list[Hit]:
         """The best places for a query, of the files as they are now; `under`: in this file or folder ("": all)."""
@@ -202,8 +202,7 @@ class Workspace:
         """Gives the sandbox back, if one was taken. Safe to call twice."""
         sandbox, self._sandbox = self._sandbox, None
         if self._shell_in is not None:
-            self._shell_in = None
-            self._shells_lost += 1
+            self._shell_in, self._shell_was_lost = None, True
         if sandbox is not None:
             await sandbox.close()
 
@@ -239,16 +238,18 @@ class Workspace:
         if self._sandbox is None:
             tree, packages = [await shared.get() if shared else None for shared in self._trees]
             self._sandbox = await self._pool.acquire({}, tree, packages=packages, network=self._task.network)
-            await self._sandbox.apply(self.changes)
+            if self.changes:
+                await self._sandbox.apply(self.changes)
         self._unsent.clear()
         return self._sandbox
 
     async def _send(self, sandbox: Sandbox) -> None:
         now = {}
         for path in self._unsent:
-            if self.kind(path) in (None, "file"):  # else a folder, which comes with what is in it
-                known = self.changes.get(path)
-                now[path] = known or (GONE if self.kind(path) is None else self._first(path))
+            if self.kind(path) == "file":
+                now[path] = self.changes.get(path) or self._first(path)
+            else:  # nothing; or where there was a file there is a folder, which comes with what is in it
+                now[path] = GONE
         await sandbox.apply(now)
 
     # What is known of it.

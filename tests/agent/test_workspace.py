@@ -228,7 +228,7 @@ def test_whatever_happens_both_sides_agree(pool, folder, chosen):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(chosen=SOME)
 def test_whatever_happens_very_often_both_sides_agree(pool, folder, chosen):
     check_operations(pool, folder, chosen)
@@ -335,5 +335,18 @@ def test_the_event_loop_goes_on_while_something_is_made_once():
         assert [type(error) for error in said] == [asyncio.CancelledError, UserError, UserError]
         assert await asyncio.gather(once.get(), once.get()) == ["value", "value"] and once.get_here() == "value"
         assert len(made) == 2
+
+    asyncio.run(check())
+
+
+def test_a_file_that_became_a_folder_does_not_cost_the_shell(pool, folder):
+    async def check():
+        workspace = Workspace(task_of({}, repository=folder), pool)
+        await workspace.shell("X=1; cd d", 5)
+        workspace.delete("a.txt")
+        workspace.write("a.txt/in.txt", b"in")
+        result, is_new = await workspace.shell("echo $X; cat ../a.txt/in.txt", 5)
+        assert (result.stdout, is_new) == ("1\nin", False)
+        await workspace.close()
 
     asyncio.run(check())

@@ -102,6 +102,9 @@ def test_a_new_shell_is_told_of(talk):
             "/workspace\nx\n[exit 0]"
         )
         assert await asked.ask("shell", command="pwd") == "/workspace\n[exit 0]"
+        asked.workspace._sandbox.end("a test ended it")
+        assert (await asked.ask("grep", pattern="^x$")).startswith("src/made.txt:1:x")
+        assert (await asked.ask("shell", command="pwd")).startswith("[the shell was lost")
 
     talk(conversation)
 
@@ -115,7 +118,7 @@ def test_what_cannot_be_kept_is_undone_and_said(repository):
         assert said.startswith("ERROR what was changed in the workspace is more than") and said.endswith(
             "before the command"
         )
-        assert (await asked.ask("shell", command="cat kept.txt; ls sparse")).startswith("kept\n[stderr]\nls: ")
+        assert "\nkept\n[stderr]\nls: " in await asked.ask("shell", command="cat kept.txt; ls sparse")
         assert (await asked.ask("read_file", path="kept.txt")).startswith("     1\tkept")
         await asked.workspace.close()
         pool.kill()
