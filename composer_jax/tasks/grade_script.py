@@ -38,11 +38,11 @@ async def grade(
 async def _grade(task: Task, changes: Mapping[str, Change], pool: SandboxPool) -> tuple[Grade, bool]:
     """The grade, and whether it may be kept: not that of a run that hit a limit."""
     grader = task.grader
-    trees = {"packages": tree_of(pool, task.packages), "tests": tree_of(pool, grader.tests)}
+    trees = {"packages": await tree_of(pool, task.packages), "tests": await tree_of(pool, grader.tests)}
     variables = [f"{name}={value}" for name, value in grader.environment.items()]
 
     async def run() -> tuple[Grade, bool]:
-        ground = tree_of(pool, task.repository)
+        ground = await tree_of(pool, task.repository)
         async with await pool.acquire(task.files, ground, network=task.network, **trees) as sandbox:
             try:
                 await sandbox.apply(changes)

@@ -97,7 +97,7 @@ async def run_suite(
         "decoys": DECOYS,
         "tracer": tracer,
     }
-    tree, installed = tree_of(pool, repository), tree_of(pool, packages)
+    tree, installed = await tree_of(pool, repository), await tree_of(pool, packages)
 
     async def run() -> SuiteReport:
         async with await pool.acquire(files or {}, tree, packages=installed) as sandbox:

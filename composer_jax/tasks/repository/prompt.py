@@ -47,9 +47,10 @@ def instruction(
     """The instruction for a task.
 
     sources: the whole repository's Python files. failures: failing test -> its message, in the order of the suite.
-    command: what runs the suite; empty where the agent cannot run these tests. Of code that was changed in place neither
-    place nor text is told; of code that was taken away the signature and, by choice, the docstring, which say what to
-    write and not how. A message that holds a removed line is left out.
+    command: what runs the suite; empty where the agent cannot run these tests.
+
+    Of code that was changed in place neither place nor text is told; of code that was taken away the signature and, by
+    choice, the docstring, which say what to write and not how. A message that holds a removed line is left out.
     """
     style = style or Style()
     parts = [REPAIR]
