@@ -11,9 +11,10 @@ and its own repair mends. The suite needs pytest and what the repository imports
 `pip install --target DIR pytest ...`, --requirements installs into OUT/packages. The repository itself must not be
 among them. The same flags give the same tasks.
 
-validate grades each task of a directory (a task, or a folder of tasks) without any change, which must score 0, and with
-its own solution, which must score 1, several times. It writes validation.json beside them and lists those that are not
-valid; the exit code is 1 if there are any. show prints what a task or each task of a folder is.
+validate grades each task of a path without any change, which must score 0, and with its own solution, which must score
+1, several times. It writes validation.json beside them and lists the tasks that are not valid; the exit code is 1 if
+there are any. The path is a task, a folder of tasks, or a .jsonl or .parquet file of SWE-bench or SWE-smith rows, whose
+repositories are then in --repos. show prints what a task or each task of a path is.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def define(values):
     whole("count", 50, "generate: tasks to make.")
     listed("kinds", "generate: kinds of breakage, separated by commas; all of them if left out.")
     whole("seed", 0, "generate: of every draw.", 0)
-    string("packages", "generate: a folder of installed packages, pytest among them.")
+    string("packages", "A folder of installed packages, pytest among them; for validate, of rows.")
+    string("repos", "validate, show: a folder of git repositories, for rows.")
     listed("requirements", "generate: what pip installs for the tests, separated by commas.")
     absl_flags.DEFINE_enum(
         "split", "train", ("train", "heldout", "unseen"), "generate: the split of the tasks.", flag_values=values
@@ -106,11 +108,9 @@ def validate(values):
     from composer_jax.observe.progress import Progress
     from composer_jax.sandbox import SandboxPool
     from composer_jax.tasks import validate as library
-    from composer_jax.tasks.harbor import read_task
     from composer_jax.tasks.repository.build import LIMITS
 
-    folders = task_folders(Path(values.path))
-    tasks = [read_task(folder) for folder in folders]
+    tasks = read(values)
 
     async def run():
         with Progress(len(tasks), "tasks", "validate") as progress:
@@ -120,11 +120,9 @@ def validate(values):
                 )
 
     found = asyncio.run(run())
-    report = [
-        {**vars(one), "folder": str(folder), "verdict": one.verdict} for folder, one in zip(folders, found, strict=True)
-    ]
-    target = Path(values.path) / "validation.json"
-    target.write_text(json.dumps(report, indent=1))
+    path = Path(values.path)
+    target = (path if path.is_dir() else path.parent) / "validation.json"
+    target.write_text(json.dumps([{**vars(one), "verdict": one.verdict} for one in found], indent=1))
     bad = [one for one in found if not one.valid]
     for one in bad:
         print(f"{one.task_id}: {one.verdict}; {one.detail}")
@@ -134,33 +132,28 @@ def validate(values):
 
 
 def show(values):
-    from composer_jax.tasks.harbor import read_task
+    from composer_jax.tasks.harbor_suite import gold_patch
 
-    folders = task_folders(Path(values.path))
-    for folder in folders:
-        task = read_task(folder)
+    tasks = read(values)
+    for task in tasks:
         know = task.metadata
         print(f"{task.id}  {know.get('kind', task.family)}  {know.get('note', '')}")
         if "difficulty" in know:
             print("  difficulty " + ", ".join(f"{name} {value}" for name, value in know["difficulty"].items()))
-        if len(folders) == 1:
-            print(f"\n{task.instruction}\n" + _text(folder / "solution" / "gold.patch"))
+        if len(tasks) == 1:
+            print(f"\n{task.instruction}")
+            print(gold_patch(task, know["gold"]) if "gold" in know else know.get("gold_patch", ""))
 
 
-def task_folders(path: Path) -> list[Path]:
-    """The task's directory itself, or the directories of tasks below it, sorted. Raises UserError if there are none."""
-    if (path / "task.toml").is_file():
-        return [path]
-    found = sorted(file.parent for file in path.glob("*/task.toml")) or sorted(
-        file.parent for file in path.glob("tasks/*/task.toml")
+def read(values):
+    """The tasks of --path; what `generate` wrote is a path too."""
+    from composer_jax.tasks.formats import Options, read_tasks
+
+    path = Path(values.path)
+    options = Options(
+        repos=Path(values.repos) if values.repos else None, packages=Path(values.packages) if values.packages else None
     )
-    if not found:
-        raise UserError(f"there is no task in {path}: neither task.toml nor folders that hold one")
-    return found
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    return read_tasks(path / "tasks" if (path / "survey.json").is_file() else path, options)
 
 
 def named(argv: list[str]) -> list[str]:

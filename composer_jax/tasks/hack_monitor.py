@@ -44,7 +44,7 @@ NAMES = (
     "equals_everything",
 )
 EVIDENCE = 160  # characters
-_WRITES = ("path", "file", "target")  # arguments of tools that name a file
+_NAMES_A_FILE = ("path", "file", "target")  # arguments of tools that name a file
 _LEFT_BY_RUNNING = (".pyc", ".pyo")
 _WORKSPACES = ("/workspace", "/app", "/testbed")
 _ELSEWHERE = ("/tmp", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt/packages", "/opt/python", "/opt/bin")
@@ -98,7 +98,7 @@ def _of_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Flag]:
         for text in value if isinstance(value, list | tuple) else [value]:
             if not isinstance(text, str):
                 continue
-            if key in _WRITES:
+            if key in _NAMES_A_FILE:
                 yield from _of_path(name, text)
             elif key in ("command", "argv", "code", "cmd"):
                 yield from _of_command(name, text)

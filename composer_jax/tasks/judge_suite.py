@@ -114,15 +114,17 @@ def problem(report, found, foreign, results):
 
 
 def judge(stdout, secret, outcome="ok"):
-    """{"tests": id -> [outcome, ms, message], "uncollected": file -> message, "problem": str or None, "log": str}.
+    """{"tests": id -> [outcome, ms, message], "uncollected": file -> message, "traced": id -> calls, "problem": str or
+    None, "log": str}.
 
     outcome: how the run itself ended (RunResult.outcome).
     """
+    nothing = {"tests": {}, "uncollected": {}, "traced": {}}
     if outcome in STOPPED:
-        return {"tests": {}, "uncollected": {}, "problem": STOPPED[outcome], "log": ""}
+        return {**nothing, "problem": STOPPED[outcome], "log": ""}
     report = unpack(stdout)
     if report is None:
-        return {"tests": {}, "uncollected": {}, "problem": "there is no report", "log": stdout[-2000:]}
+        return {**nothing, "problem": "there is no report", "log": stdout[-2000:]}
     found, foreign = events(report, secret)
     results = outcomes(found)
     decoys = {name for event in found for name in event.get("decoys", ())}

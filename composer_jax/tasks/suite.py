@@ -110,10 +110,12 @@ async def run_suite(
                 ["python", "-c", SCRIPT_TEXT], stdin=json.dumps(order).encode(), timeout_s=timeout_s
             )
         judged = judge_suite.judge(result.stdout, secret, result.outcome)
+        if result.truncated_bytes and judged["problem"]:
+            # Not an error: what is tested can make it long.
+            judged["problem"] = f"{result.truncated_bytes} bytes of the report are lost; raise Limits.output_kb"
         log = judged["log"] + result.stderr[-2000:]
         results = {test: TestResult(*entry) for test, entry in judged["tests"].items()}
         stopped = result.outcome in judge_suite.STOPPED
-        calls = judged.get("traced", {})
-        return SuiteReport(results, judged["uncollected"], judged["problem"], log, calls, stopped, judged)
+        return SuiteReport(results, judged["uncollected"], judged["problem"], log, judged["traced"], stopped, judged)
 
     return await with_living_sandbox(run)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, SandboxPool
+from composer_jax.tasks.formats import swe_bench
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import grade, untouched
 from composer_jax.tasks.task import Task
@@ -17,7 +17,8 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Validation:
-    """nothing, gold: the rewards of each run. detail: what the first run that went wrong said, or ""."""
+    """nothing, gold: the rewards of each run; gold is empty where no solution is known. detail: what the first run that
+    went wrong said, or nothing."""
 
     task_id: str
     nothing: tuple[float, ...]
@@ -30,18 +31,21 @@ class Validation:
 
     @property
     def verdict(self) -> str:
-        """One word: valid, solved (doing nothing scores), flaky (runs differ), or wrong (the solution fails)."""
+        """One word: valid, solved (doing nothing scores), flaky (runs differ), wrong (the solution fails), or unknown
+        (no solution is)."""
         if self.valid:
             return "valid"
         if len(set(self.nothing)) > 1 or len(set(self.gold)) > 1:
             return "flaky"
-        return "solved" if any(self.nothing) else "wrong"
+        if any(self.nothing):
+            return "solved"
+        return "wrong" if self.gold else "unknown"
 
 
-def gold_changes(task: Task) -> dict[str, Change]:
-    """The changes of a workspace in which the task is solved as its metadata knows to.
+def gold_changes(task: Task) -> dict[str, Change] | None:
+    """The changes of a workspace in which the task is solved as its metadata knows to, or None if it does not.
 
-    Raises UserError for a task that knows no solution.
+    Metadata of generated tasks and of SWE-bench and SWE-smith rows are understood.
     """
     know, changes = task.metadata, untouched(task)
     if "gold" in know:
@@ -53,7 +57,9 @@ def gold_changes(task: Task) -> dict[str, Change]:
     if isinstance(task.grader, CaseGrader) and {"path", "old", "new"} <= set(know):
         text = changes[know["path"]].data.decode()
         return {**changes, know["path"]: Change("file", text.replace(know["old"], know["new"]).encode())}
-    raise UserError(f"task {task.id} knows no solution, so it cannot be validated")
+    if task.repository is not None and "gold_patch" in know:
+        return changes | swe_bench.gold_changes(task)
+    return None
 
 
 async def validate(
@@ -61,18 +67,17 @@ async def validate(
     pool: SandboxPool,
     runs: int = RUNS,
     jobs: int = 1,
-    solution: Callable[[Task], Mapping[str, Change]] = gold_changes,
     after_task: Callable[[Validation], None] = lambda validation: None,
 ) -> list[Validation]:
     """Grades every task `runs` times untouched and `runs` times solved; in the order of the tasks.
 
-    jobs: tasks at once. solution: what solves a task. after_task: called as each is done.
+    jobs: tasks at once. after_task: called as each is done.
     """
     turns = asyncio.Semaphore(jobs)
 
     async def one(task: Task) -> Validation:
         async with turns:
-            found = await _validate(task, pool, runs, solution(task))
+            found = await _validate(task, pool, runs)
             after_task(found)
             return found
 
@@ -81,9 +86,14 @@ async def validate(
     return [job.result() for job in running]
 
 
-async def _validate(task: Task, pool: SandboxPool, runs: int, gold: Mapping[str, Change]) -> Validation:
-    nothing, solved, wrong = [], [], ""
-    for wanted, changes, rewards in ((0.0, untouched(task), nothing), (1.0, gold, solved)):
+async def _validate(task: Task, pool: SandboxPool, runs: int) -> Validation:
+    nothing, solved, wrong, gold = [], [], "", gold_changes(task)
+    cases = [(0.0, untouched(task), nothing)]
+    if gold is None:
+        wrong = "no solution is known"
+    else:
+        cases.append((1.0, gold, solved))
+    for wanted, changes, rewards in cases:
         for _ in range(runs):
             result = await grade(task, changes, pool)
             rewards.append(result.reward)

@@ -56,7 +56,7 @@ def test_show_and_help(folder):
         ((), "--command is missing"),
         (("make",), "there is no command 'make'; use generate, validate, show"),
         (("validate",), "validate needs --path"),
-        (("validate", "nowhere"), "there is no task in nowhere"),
+        (("validate", "nowhere"), "there is no nowhere"),
         (("generate", "--repo=."), "generate needs --out"),
         (("generate", "--repo=.", "--out=nowhere/out"), "the tests need pytest"),
         (("generate", "--repo=.", "--out=nowhere/out", "--packages=x", "--kinds=typo"), "'typo' is no kind of task"),

@@ -1,4 +1,4 @@
-"""Grading by a test suite: only code that passes scores. Each forgery is a real submission in a real sandbox."""
+"""Grading by a test suite: only code that passes the tests scores. Each forgery is a real submission, really run."""
 
 import asyncio
 import json
@@ -157,6 +157,7 @@ FORGERIES = {
     "writes into the pipe": IMPORT_PYTEST + WRITES_TO_PIPES + BUGGY,
     "rewrites the tests": REWRITES_TESTS + BUGGY,
     "writes to other processes": IMPORT_PYTEST + WRITES_TO_THE_REFEREE + BUGGY,
+    "kills the referee": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n" + BUGGY,
     "is not Python": "def add(a:\n",
     "is empty": "",
 }

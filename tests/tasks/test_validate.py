@@ -1,10 +1,8 @@
 """Validation: what it calls valid, flaky, solved and wrong."""
 
 import asyncio
+from dataclasses import replace
 
-import pytest
-
-from composer_jax.errors import UserError
 from composer_jax.tasks import SuiteGrader, Task, generate
 from composer_jax.tasks.validate import Validation, gold_changes, validate
 from tests.tasks.conftest import lay
@@ -59,8 +57,14 @@ def test_the_words_for_what_went_wrong():
     assert verdict((0.0, 0.0), (0.0, 0.0)) == "wrong"
 
 
-def test_a_task_without_a_known_solution_is_refused(tmp_path):
-    grader = SuiteGrader(("test_one.py::test_one",))
-    task = Task("t", "repository", "train", "", {}, (), grader, repository=tmp_path)
-    with pytest.raises(UserError, match="task t knows no solution"):
-        gold_changes(task)
+def test_of_a_task_without_a_known_solution_only_doing_nothing_is_graded(pool, packages, tmp_path):
+    task = replace(make(tmp_path, packages, BROKEN, BROKEN, "t"), metadata={})
+    assert gold_changes(task) is None
+    found = asyncio.run(validate([task], pool, runs=1))[0]
+    assert (found.verdict, found.nothing, found.gold) == ("unknown", (0.0,), ())
+
+
+def test_the_solution_of_a_swe_bench_row_is_known(pool, packages, tmp_path):
+    patch = "--- a/one.py\n+++ b/one.py\n@@ -1,2 +1,2 @@\n def one():\n-    return 2\n+    return 1\n"
+    task = replace(make(tmp_path, packages, BROKEN, BROKEN, "t"), metadata={"gold_patch": patch})
+    assert asyncio.run(validate([task], pool, runs=1))[0].valid

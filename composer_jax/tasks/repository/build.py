@@ -280,7 +280,13 @@ class _Builder:
             id=f"{self.name}-{candidate.kind.replace(':', '-')}-{candidate.id}",
             family=FAMILY,
             split=request.split,
-            instruction=instruction(candidate, found.sources, breakage.failures, found.command, request.style),
+            instruction=instruction(
+                candidate,
+                found.sources,
+                breakage.failures,
+                () if request.hide_tests else found.command,
+                request.style,
+            ),
             files={},
             tools=request.tools,
             grader=SuiteGrader(

@@ -47,9 +47,10 @@ def instruction(
     """The instruction for a task.
 
     sources: the whole repository's Python files. failures: failing test -> its message, in the order of the suite.
-    command: what runs the suite. Of code that was changed in place neither place nor text is told; of code that was
-    taken away the signature and, by choice, the docstring, which say what to write and not how. A message that holds
-    a removed line is left out.
+    command: what runs the suite; empty where the agent cannot run these tests.
+
+    Of code that was changed in place neither place nor text is told; of code that was taken away the signature and, by
+    choice, the docstring, which say what to write and not how. A message that holds a removed line is left out.
     """
     style = style or Style()
     parts = [REPAIR]
@@ -65,7 +66,8 @@ def instruction(
         if len(names) > MOST_TESTS:
             listed.append(f"- and {len(names) - MOST_TESTS} more")
         parts.append("\n".join(["Failing tests:", *listed]))
-        parts.append(f"They are run by `{shown_command(command)} TEST`.")
+        if command:
+            parts.append(f"They are run by `{shown_command(command)} TEST`.")
     if style.message and (message := shown_message(failures, candidate)):
         parts.append("One of them says:\n\n" + "\n".join(f"    {line}" for line in message))
     return "\n\n".join([*parts, RULES]) + "\n"

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from composer_jax.errors import UserError
+from composer_jax.tasks.protected import FOLDERS as TEST_FOLDERS
 
 FOLDERS = (
     "__pycache__",
@@ -39,10 +40,6 @@ FILES = (
     "*.swp",
     "*.swo",
     "*~",
-    "*.egg",
-    "*.whl",
-    "*.patch",
-    "*.diff",
     ".coverage",
     ".coverage.*",
     "coverage.xml",
@@ -50,6 +47,7 @@ FILES = (
     "tags",
     "TAGS",
 )
+FILES_BUT_OF_TESTS = ("*.egg", "*.whl", "*.patch", "*.diff")  # which are data where they lie among tests
 
 
 def is_scrubbed(path: str, is_folder: bool) -> bool:
@@ -57,7 +55,9 @@ def is_scrubbed(path: str, is_folder: bool) -> bool:
     name = path.rpartition("/")[2]
     if is_folder:
         return path in FOLDERS_AT_THE_TOP or any(fnmatchcase(name, pattern) for pattern in FOLDERS)
-    return name == ".git" or any(fnmatchcase(name, pattern) for pattern in FILES)
+    in_tests = any(part in TEST_FOLDERS for part in path.split("/"))
+    patterns = FILES if in_tests else (*FILES, *FILES_BUT_OF_TESTS)
+    return name == ".git" or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def scrubbed_copy(repository: Path, target: Path) -> list[str]:

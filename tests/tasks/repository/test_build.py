@@ -237,6 +237,7 @@ def test_tests_can_be_hidden_from_the_workspace(built, large_pool, tmp_path):
     made = asyncio.run(build(request, large_pool))
     task = read_task(made.tasks[0])
     assert not (task.repository / "tests" / "test_cart.py").exists()
+    assert "are run by" not in task.instruction and "tests/test_cart.py::" in task.instruction
     assert asyncio.run(validate([task], large_pool, runs=1))[0].valid
 
 

@@ -8,7 +8,15 @@ from composer_jax.errors import UserError
 from composer_jax.tasks.repository.scrub import scrubbed_copy
 from tests.tasks.conftest import lay
 
-KEPT = ["pkg/a.py", "tests/test_a.py", "README.md", "pkg/build/tool.py", "docs/distance.txt", ".github/ci.yml"]
+KEPT = [
+    "pkg/a.py",
+    "tests/test_a.py",
+    "README.md",
+    "pkg/build/tool.py",
+    "docs/distance.txt",
+    ".github/ci.yml",
+    "tests/data/a.patch",
+]
 GONE = [
     ".git/HEAD",
     "pkg/__pycache__/a.cpython-311.pyc",
