@@ -28,6 +28,8 @@ def live(channel: socket.socket, config: dict[str, Any], name: str, wanted: dict
         except OSError:
             pass
     finally:
+        if not config["isolated"]:  # the kernel does it where this is process 1
+            command.kill_below(os.getpid())
         os._exit(0)
 
 
