@@ -59,7 +59,8 @@ CALLS = {
     "truncate_a_program": ("os.truncate('/usr/bin/env', 0)", "EACCES"),
     "attributes_of_a_program": ("os.setxattr('/usr/bin/env', 'user.x', b'1')", "EROFS"),
     "file_capabilities": (
-        "open('/tmp/f', 'w')\nreturn os.setxattr('/tmp/f', 'security.capability', struct.pack('<5I', 0x02000001, 1, 0, 1, 0))",
+        "open('/tmp/f', 'w')\n"
+        "return os.setxattr('/tmp/f', 'security.capability', struct.pack('<5I', 0x02000001, 1, 0, 1, 0))",
         "EPERM",
     ),
     "trusted_attributes": ("os.setxattr('/workspace', 'trusted.overlay.opaque', b'y')", "EPERM"),
