@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -97,8 +98,10 @@ class Sandbox:
         says so on stderr, and the next command starts in a new one, as after snapshot() and restore(). stdin is empty.
         `timeout_s` defaults to Limits.timeout_s.
         """
-        if "\0" in command:
-            return RunResult("nonzero", 126, "", "a command with a zero byte in it\n", 0.0, 0)
+        if "\0" in command or _is_no_bytes(command):
+            return RunResult(
+                "nonzero", 126, "", "a command with a zero byte or half of a surrogate pair in it\n", 0.0, 0
+            )
         seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
         request = {"op": "shell", "command": command, "timeout_s": seconds}
         header, body = await self._call(request, timeout_s=seconds + GRACE_S)
@@ -313,6 +316,14 @@ class Sandbox:
         if not data:
             raise ConnectionError("the worker has gone")
         return data
+
+
+def _is_no_bytes(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _bytes(data: bytes | str) -> bytes:

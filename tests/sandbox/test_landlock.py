@@ -20,7 +20,7 @@ import pytest
 
 from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool
 from composer_jax.sandbox.inside import disk, landlock, processes
-from tests.sandbox.conftest import LIMITS, REPOSITORY, as_another_user
+from tests.sandbox.fixtures import LIMITS, REPOSITORY, as_another_user
 
 
 @pytest.fixture(scope="module")

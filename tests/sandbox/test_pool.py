@@ -15,7 +15,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool, backend
 from composer_jax.sandbox.inside import landlock, seccomp, second_filter
-from tests.sandbox.conftest import REPOSITORY, as_another_user
+from tests.sandbox.fixtures import REPOSITORY, as_another_user
 
 
 def parent_of(pid: int) -> int:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from composer_jax.sandbox import Limits, RunResult, SandboxDied, SandboxFileError, SandboxPool
-from tests.sandbox.conftest import LIMITS
+from tests.sandbox.fixtures import LIMITS
 
 
 @pytest.fixture(scope="module", params=["bubblewrap", "landlock"])

@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 from composer_jax.sandbox import Limits, SandboxPool
-from tests.sandbox.conftest import LIMITS
+from tests.sandbox.fixtures import LIMITS
 
 ENDED = "the shell has ended"
 

@@ -13,7 +13,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool
-from tests.sandbox.conftest import LIMITS
+from tests.sandbox.fixtures import LIMITS
 
 
 @pytest.fixture

@@ -53,8 +53,12 @@ class Changes:
         self.size = self.characters = 0
         self.now: dict[str, tuple] = {}
         os.fchmod(self.root, 0o755)
-        self._compare(self.root, self.base, self._names(), "", 0)
+        try:
+            self._compare(self.root, self.base, self._names(), "", 0)
+        except OSError as error:  # the shell's background jobs go on meanwhile
+            raise files.Refused(f"the workspace was changed while it was compared ({error.strerror})") from None
         same = [path for path in self.told if path not in self.now]
+        self._count(sum(map(len, same)))
         self.told = self.now
         return {"changes": self.entries, "same": same}, b"".join(self.bodies)
 
@@ -80,9 +84,7 @@ class Changes:
                 found.update(os.listdir(there))
         for name in sorted(found):
             path = prefix + name
-            self.characters += len(path)
-            if self.characters > files.MAX_NAMES:
-                raise files.Refused(f"the names of all changes are longer than {files.MAX_NAMES} characters together")
+            self._count(len(path))
             now, before = _look(here, name), None if there is None else _look(there, name)
             if now is None or not _is_plain(now):
                 if before is not None:
@@ -96,6 +98,11 @@ class Changes:
                 self._descend(here, there if was_folder else None, name, below, path, depth)
             else:
                 self._look_at(here, there, name, path, now, before)
+
+    def _count(self, characters: int) -> None:
+        self.characters += characters
+        if self.characters > files.MAX_NAMES:
+            raise files.Refused(f"the names of all changes are longer than {files.MAX_NAMES} characters together")
 
     def _descend(self, here: int, there: int | None, name: str, names: Names, path: str, depth: int) -> None:
         child = files.open_at(name, _FOLDER, here, path)
@@ -138,7 +145,7 @@ class Changes:
             raise files.Refused(f"what was changed in the workspace is more than {self.max_bytes} bytes")
         fd = files.open_at(name, _READ, here, path)
         try:
-            return _read_all(fd)
+            return files.read_whole(fd, path, status.st_size, self.max_bytes - self.size)
         finally:
             os.close(fd)
 

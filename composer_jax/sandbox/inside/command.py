@@ -40,9 +40,9 @@ class Stream:
         self.head, self.tail = bytearray(), bytearray()
         os.set_blocking(fd, False)
 
-    def empty(self) -> None:
-        """Read what the pipe holds; no more, for who writes may never stop."""
-        self.drain(self.total - self.before + PIPE)
+    def empty(self) -> bool:
+        """Read what the pipe holds; no more, for who writes may never stop. False at end of file."""
+        return self.drain(self.total - self.before + PIPE)
 
     def drain(self, limit: int) -> bool:
         """Read what is there, up to `limit` bytes of the command; False at end of file."""
@@ -236,7 +236,7 @@ class Commands:
             return processes.end_all(self.all_at_once)[pid]
         os.kill(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)
-        self.end_all_but(spared, self.lost)
+        self.end_all_but(spared, self.lost, spared)
         return status, usage
 
     def others(self) -> list[int]:
@@ -245,19 +245,54 @@ class Commands:
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         return processes.below(os.getpid())
 
-    def end_all_but(self, spared: Collection[int], reaped: Callable[[int, int], None]) -> None:
-        """Kill every process that is not spared, and those that it starts meanwhile."""
+    def end_all_but(
+        self, spared: Collection[int], reaped: Callable[[int, int], None], families: Collection[int] = ()
+    ) -> None:
+        """Kill every process that is neither spared nor below one of the families, and those that it starts meanwhile.
+
+        With isolation nothing runs while they are looked for: who starts others faster than they are killed, or leaves
+        the dead lying about, would keep the worker busy until the host gives the sandbox up.
+        """
         while True:
             self.reap(reaped)
-            left = [pid for pid in self.others() if pid not in spared]
-            if not left:
+            if not self._left(spared, families):
                 return
-            for pid in left:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            stopped = [pid for pid, state in self._states().items() if state[0] == b"T"]
+            if self.all_at_once:
+                _signal(-1, signal.SIGSTOP)
+            for pid in self._left(spared, families):
+                _signal(pid, signal.SIGKILL)
+            if self.all_at_once:
+                for pid in self.others():
+                    if pid not in stopped:
+                        _signal(pid, signal.SIGCONT)
             time.sleep(0.0005)
+
+    def _left(self, spared: Collection[int], families: Collection[int]) -> list[int]:
+        """Who is to be killed. The dead whom their parent has not buried are not; the worker buries its own."""
+        states, me = self._states(), os.getpid()
+
+        def kept(pid: int) -> bool:
+            while pid in states:
+                if pid in families:
+                    return True
+                pid = states[pid][1]
+            return False
+
+        found = [pid for pid, (state, parent) in states.items() if state not in b"ZX" or parent == me]
+        return [pid for pid in found if pid not in spared and not kept(pid)]
+
+    def _states(self) -> dict[int, tuple[bytes, int]]:
+        """State and parent of every process but the worker."""
+        found = {}
+        for pid in self.others():
+            try:
+                with open(f"/proc/{pid}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+            except (FileNotFoundError, ProcessLookupError):  # it has ended
+                continue
+            found[pid] = state, int(parent)
+        return found
 
     def reap(self, reaped: Callable[[int, int], None]) -> None:
         """Take leave of children that have ended, telling of each."""
@@ -328,3 +363,11 @@ def _write_some(fd: int, data: memoryview) -> memoryview:
         return data
     except OSError:  # nobody reads any more
         return data[:0]
+
+
+def _signal(pid: int, number: int) -> None:
+    """To one process, if it is still there, or to all (-1)."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

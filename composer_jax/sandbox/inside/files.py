@@ -34,7 +34,7 @@ class Workspace:
     def read(self, path: str) -> bytes:
         """The bytes of a regular file."""
         with _Parent(self, path) as (parent, name):
-            return self._read_at(parent, name, path)
+            return self._read_at(parent, name, path, self.max_bytes)
 
     def write(self, path: str, data: bytes | memoryview) -> None:
         """Create or replace a regular file, with the folders above it."""
@@ -73,7 +73,8 @@ class Workspace:
             total += size
             if total > self.max_bytes:  # sparse files claim what the file system does not hold
                 raise Refused(f"the workspace holds more than {self.max_bytes} bytes of files")
-            data = self._read_at(parent, name, path)
+            data = self._read_at(parent, name, path, self.max_bytes - total + size)
+            total += len(data) - size
             index.append((path, len(data)))
             parts.append(data)
         return {"files": index}, b"".join(parts)
@@ -100,7 +101,10 @@ class Workspace:
                 modes.append((path, mode & 0o777))
         for path, mode in reversed(modes):  # last, for a folder may be closed
             with _Parent(self, path) as (parent, name):
-                os.chmod(name, mode, dir_fd=parent)
+                try:
+                    os.chmod(name, mode, dir_fd=parent)
+                except OSError as error:  # somebody has put something else there
+                    raise _explain(error, path) from None
 
     def _make(self, parent: int, name: str, path: str, kind: str, mode: int, data: memoryview) -> None:
         try:
@@ -137,7 +141,7 @@ class Workspace:
             raise Refused(f"{path[:60]!r}... has more than {MAX_DEPTH} folders")
         return parts
 
-    def _read_at(self, parent: int, name: str, path: str) -> bytes:
+    def _read_at(self, parent: int, name: str, path: str, most: int) -> bytes:
         fd = open_at(name, _READ, parent, path)
         try:
             status = os.fstat(fd)
@@ -145,12 +149,7 @@ class Workspace:
                 raise Refused(f"{path} is a folder, not a file")
             if not stat.S_ISREG(status.st_mode):
                 raise Refused(f"{path} is not a regular file")
-            if status.st_size > self.max_bytes:
-                raise Refused(f"{path} has {status.st_size} bytes; at most {self.max_bytes} can be read")
-            chunks = []
-            while chunk := os.read(fd, max(65536, status.st_size + 1)):
-                chunks.append(chunk)
-            return b"".join(chunks)
+            return read_whole(fd, path, status.st_size, most)
         except OSError as error:
             raise _explain(error, path) from None
         finally:
@@ -219,8 +218,10 @@ def _keep_owner(parent: int, name: str, fresh: str) -> None:
     os.chown(fresh, old.st_uid, old.st_gid, dir_fd=parent, follow_symlinks=False)
 
 
-def _remove(parent: int, name: str, path: str) -> None:
+def _remove(parent: int, name: str, path: str, depth: int = 0) -> None:
     """A file, a link, or a folder with all that is in it."""
+    if depth > MAX_DEPTH:
+        raise Refused(f"{path[:60]}... cannot be removed: its folders are nested more than {MAX_DEPTH} deep")
     if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=parent)
         return
@@ -228,7 +229,7 @@ def _remove(parent: int, name: str, path: str) -> None:
     try:
         unlock(folder)
         for below in os.listdir(folder):
-            _remove(folder, below, f"{path}/{below}")
+            _remove(folder, below, f"{path}/{below}", depth + 1)
     finally:
         os.close(folder)
     os.rmdir(name, dir_fd=parent)
@@ -263,6 +264,19 @@ class _Parent:
 
     def __exit__(self, *_: object) -> None:
         os.close(self.fd)
+
+
+def read_whole(fd: int, path: str, size: int, most: int) -> bytes:
+    """An open file of about `size` bytes. Refuses more than `most`, also if it grows meanwhile."""
+    if size > most:
+        raise Refused(f"{path} has {size} bytes; at most {most} can be read")
+    chunks, left = [], most
+    while chunk := os.read(fd, max(65536, size + 1)):
+        chunks.append(chunk)
+        left -= len(chunk)
+        if left < 0:
+            raise Refused(f"{path} grows while it is read; at most {most} bytes can be read")
+    return b"".join(chunks)
 
 
 def open_at(name: str, flags: int, parent: int, path: str) -> int:

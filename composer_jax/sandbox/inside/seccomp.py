@@ -17,6 +17,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "process_madvise": (440, 440),
     "kcmp": (312, 272),
     "migrate_pages": (256, 238),
+    "ioprio_set": (251, 30),  # also of the worker
     "move_pages": (279, 239),
     # mounts, roots and namespaces
     "mount": (165, 40),

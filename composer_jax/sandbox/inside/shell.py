@@ -40,6 +40,7 @@ class Shell:
         self.commands = commands
         self.pid = 0  # of bash; 0: there is none
         self.number = 0
+        self.next_look = 0.0
 
     def run(self, text: str, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Run a command; header and body of the reply as of Commands.run, and the number of processes left running."""
@@ -48,13 +49,13 @@ class Shell:
         if not self.pid:
             self._start()
         self.number += 1
-        message = f"{self.number}\0{text}\0".encode()
+        message = b"%d\0%b\0" % (self.number, os.fsencode(text))
         for stream in self.streams:
             stream.before = stream.total
         deadline, code = started + timeout_s, None
         stopped = self.commands.watch([self.status, self.end], self.streams, os.dup(self.feed), message, deadline)
         if stopped:
-            self.commands.end_all_but({self.pid, *known}, self.reaped)
+            self.commands.end_all_but({self.pid, *known}, self.reaped, known)
             code = self._exit_code(LAST_WORD_S)
             for stream in self.streams:
                 stream.empty()
@@ -75,22 +76,34 @@ class Shell:
         return {**header, "jobs": len(self.jobs())}, body
 
     def wait_for(self, channel: int) -> None:
-        """Until the host asks for something or no background job is left: takes their output, looks at their memory."""
+        """Until the host asks for something or the shell is gone: takes output of background jobs, looks at memory.
+
+        Also without jobs: a shell that only said that it was done may start some at any time.
+        """
         poll = select.poll()
         poll.register(channel, select.POLLIN)
         by_fd = {stream.fd: stream for stream in self.streams}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
-        while self.pid and self.jobs():
-            found = [fd for fd, _ in poll.poll(1000 * LOOK_S)]
+        while self.pid:
+            wait = max(0.0, self.next_look - time.monotonic())
+            found = [fd for fd, _ in poll.poll(1000 * wait)]
             for fd in found:
-                if fd in by_fd:
-                    by_fd[fd].empty()
+                if fd in by_fd and not by_fd[fd].empty():
+                    poll.unregister(fd)
+            self.commands.reap(self.reaped)
+            self._look_at_memory()
             if channel in found:
                 return
-            if self.commands.too_much_memory():
-                self.commands.end_all_but({self.pid}, self.reaped)
-                self.streams[1].say("[background jobs were killed: together they held more memory than the limit]")
+
+    def _look_at_memory(self) -> None:
+        """If it is time for it, however often the host asks for something."""
+        if time.monotonic() < self.next_look:
+            return
+        self.next_look = time.monotonic() + LOOK_S
+        if self.commands.too_much_memory():
+            self.commands.end_all_but({self.pid}, self.reaped)
+            self.streams[1].say("[background jobs were killed: together they held more memory than the limit]")
 
     def jobs(self) -> list[int]:
         """The processes that run beside the shell."""
@@ -129,10 +142,10 @@ class Shell:
             if more == b"":
                 return None
             said += more or b""
-            for line in said.splitlines():
+            for line in said.split(b"\n")[:-1]:
                 token, _, code = line.partition(b" ")
-                if token == b"%d" % self.number and code.isdigit():
-                    return int(code)
+                if token == b"%d" % self.number and code.isdigit() and len(code) <= 3:
+                    return int(code) & 0xFF
             wait = deadline - time.monotonic()
             if wait <= 0 or not select.select([self.status], [], [], wait)[0]:
                 return None

@@ -34,6 +34,8 @@ def live(
         except OSError:
             pass
     finally:
+        if not config["isolated"]:  # the kernel does it where this is process 1
+            command.kill_below(os.getpid())
         os._exit(0)
 
 
