@@ -24,7 +24,6 @@ from composer_jax.sandbox import (
     SandboxFileError,
     SandboxPool,
 )
-from composer_jax.sandbox.shared_tree import shared_tree
 from composer_jax.tasks.cache import ResultCache, result_key
 from composer_jax.tasks.task import Task
 
@@ -58,9 +57,6 @@ class Workspace:
         self._cache = cache
         self._embedder = embedder
         self._pristine = pristine(task.repository)
-        self._trees = [
-            shared_tree(pool, folder) if pool and folder else None for folder in (task.repository, task.packages)
-        ]
         self._room = min(MAX_CHANGED, pool.limits.workspace_mb << 19) if pool else MAX_CHANGED
         self._turn = asyncio.Lock()  # of the sandbox
         self._sandbox: Sandbox | None = None
@@ -236,7 +232,8 @@ class Workspace:
             except SandboxFileError:  # something is in the way that we do not know of, such as a pipe
                 await self.close()
         if self._sandbox is None:
-            tree, packages = [await shared.get() if shared else None for shared in self._trees]
+            tree = await self._pool.trees.get(self._task.repository)
+            packages = await self._pool.trees.get(self._task.packages)
             self._sandbox = await self._pool.acquire({}, tree, packages=packages, network=self._task.network)
             if self.changes:
                 await self._sandbox.apply(self.changes)

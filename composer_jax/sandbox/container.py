@@ -28,6 +28,7 @@ from composer_jax.sandbox.change import GONE, Change
 from composer_jax.sandbox.engine import OWNER, Engine, find_engine, last_line, owner
 from composer_jax.sandbox.limits import MIB, Limits
 from composer_jax.sandbox.sandbox import GRACE_S, REPLY_S, RunResult, SandboxDied, SandboxFileError
+from composer_jax.sandbox.shared_tree import SharedTrees
 
 DEFAULT_FOLDER = "/workspace"
 MANY = 32768  # processes of one user: engines set a million, which not every owner may; --pids-limit is what limits
@@ -72,6 +73,7 @@ class ContainerPool:
         start = self.engine.working_folder(image)
         self.workspace = workspace or (start if start not in ("", "/") else DEFAULT_FOLDER)
         self.engine.remove_leftovers()
+        self.trees = SharedTrees(self.tree)
         self._turn = asyncio.Semaphore(size)
         self._used: set[ContainerSandbox] = set()
 

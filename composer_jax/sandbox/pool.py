@@ -15,6 +15,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox.inside import layers
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.sandbox import Sandbox, SandboxDied
+from composer_jax.sandbox.shared_tree import SharedTrees
 from composer_jax.sandbox.spawner import Spawner, start
 from composer_jax.sandbox.tree import MAX_DEPTH, NOTHING, Ground, Tree, copy_folder
 
@@ -56,6 +57,8 @@ class SandboxPool:
             Path(folder, "file").touch()
             copy_folder(Path(folder), Path(self._trees.name, layers.PROBE))
         self._overlays = overlays
+        self.trees = SharedTrees(self.tree)
+        """Trees of folders that do not change, one for all who ask."""
         self._numbers = itertools.count()
         self._warm: deque[Sandbox] = deque()
         self._used: set[Sandbox] = set()

@@ -1,32 +1,35 @@
-"""One pristine copy of a folder per pool, however many workspaces stand on it at the same time."""
+"""One pristine copy of a folder per pool, however many workspaces and gradings stand on it."""
 
-import weakref
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from composer_jax.sandbox.made_once import MadeOnce
-from composer_jax.sandbox.pool import SandboxPool
-from composer_jax.sandbox.tree import Tree
 
-_SHARED: "weakref.WeakKeyDictionary[SandboxPool, weakref.WeakValueDictionary[Path, SharedTree]]"
-_SHARED = weakref.WeakKeyDictionary()
+KEPT = 64  # folders per pool; the least recently used goes first, and its copy with whoever uses it last
 
-
-class SharedTree:
-    """The tree of a folder, copied when it is first asked for; given back when nobody holds this any more."""
-
-    def __init__(self, pool: SandboxPool, folder: Path):
-        self._tree = MadeOnce(lambda: pool.tree(folder))
-
-    async def get(self) -> Tree:
-        """The tree. Raises UserError when the folder is none, or cannot be read."""
-        return await self._tree.get()
+T = TypeVar("T")
 
 
-def shared_tree(pool: SandboxPool, folder: Path) -> SharedTree:
-    """The same object for the same pool and folder as long as somebody holds it."""
-    folder = folder.resolve()
-    of_pool = _SHARED.setdefault(pool, weakref.WeakValueDictionary())
-    shared = of_pool.get(folder)
-    if shared is None:
-        shared = of_pool[folder] = SharedTree(pool, folder)
-    return shared
+class SharedTrees(Generic[T]):
+    """The trees of a pool by folder. make: SandboxPool.tree, or what another pool has for it."""
+
+    def __init__(self, make: Callable[[Path], T]):
+        self._make = make
+        self._trees: OrderedDict[Path, MadeOnce[T]] = OrderedDict()
+
+    async def get(self, folder: Path | None) -> T | None:
+        """The tree of a folder that does not change, copied away from the event loop when first asked for.
+
+        None of none. Raises UserError when the folder is none, or cannot be read.
+        """
+        if folder is None:
+            return None
+        folder = folder.resolve()
+        if folder not in self._trees:
+            self._trees[folder] = MadeOnce(lambda: self._make(folder))
+            if len(self._trees) > KEPT:
+                self._trees.popitem(last=False)
+        self._trees.move_to_end(folder)
+        return await self._trees[folder].get()

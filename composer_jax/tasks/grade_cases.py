@@ -21,10 +21,11 @@ SCRIPT = "call_cases.py"
 SCRIPT_TEXT = Path(__file__).with_name(SCRIPT).read_bytes()
 
 
-def submission(task: Task, changes: Mapping[str, Change]) -> dict[str, bytes]:
-    """The files that are graded: the tests of the task, and what else the workspace holds of Python files."""
-    kept = {path: text.encode() for path, text in task.files.items() if not is_submitted(path)}
-    left = {path: change.data for path, change in changes.items() if change.kind == "file" and is_submitted(path)}
+def submission(task: Task, changes: Mapping[str, Change]) -> dict[str, Change]:
+    """What is graded: the tests of the task, and what other Python files the workspace holds, or lost."""
+    kept = {path: Change("file", text.encode()) for path, text in task.files.items() if not is_submitted(path)}
+    counted = ("file", "gone") if task.repository else ("file",)  # on nothing, what is gone is not there
+    left = {path: change for path, change in changes.items() if change.kind in counted and is_submitted(path)}
     return {**kept, **left}
 
 
@@ -35,18 +36,22 @@ async def grade(
 
     A case fails when its value is missing, garbled, late, or not of exactly the expected type.
     """
-    files = submission(task, changes)
+    kept = submission(task, changes)
     if cache is None:
-        return (await _grade(task, files, pool))[0]
-    key = result_key(files, ["grade", task.grader.to_json()])
-    return await cache.get(key, lambda: _grade(task, files, pool))
+        return (await _grade(task, kept, pool))[0]
+    files = {path: change.data for path, change in kept.items() if change.kind == "file"}
+    gone = sorted(set(kept) - set(files))
+    key = result_key(files, ["grade", task.grader.to_json(), str(task.repository), str(task.packages), gone])
+    return await cache.get(key, lambda: _grade(task, kept, pool))
 
 
-async def _grade(task: Task, files: Mapping[str, bytes], pool: SandboxPool) -> tuple[Grade, bool]:
+async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> tuple[Grade, bool]:
     calls = json.dumps([case.call for case in task.grader.cases]).encode()
 
     async def run() -> RunResult:
-        async with await pool.acquire({**files, SCRIPT: SCRIPT_TEXT}) as sandbox:
+        tree, packages = await pool.trees.get(task.repository), await pool.trees.get(task.packages)
+        async with await pool.acquire({}, tree, packages=packages) as sandbox:
+            await sandbox.apply({**kept, SCRIPT: Change("file", SCRIPT_TEXT)})
             return await sandbox.run(["python", SCRIPT], stdin=calls, timeout_s=task.grader.timeout_s)
 
     result = await with_living_sandbox(run)

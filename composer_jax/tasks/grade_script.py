@@ -18,7 +18,6 @@ from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxFileError, S
 from composer_jax.tasks.cache import ResultCache, result_key
 from composer_jax.tasks.grade import Grade, with_living_sandbox
 from composer_jax.tasks.task import Task
-from composer_jax.tasks.trees import tree_of
 
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 READ_S = 10.0
@@ -38,11 +37,11 @@ async def grade(
 async def _grade(task: Task, changes: Mapping[str, Change], pool: SandboxPool) -> tuple[Grade, bool]:
     """The grade, and whether it may be kept: not that of a run that hit a limit."""
     grader = task.grader
-    trees = {"packages": await tree_of(pool, task.packages), "tests": await tree_of(pool, grader.tests)}
+    trees = {"packages": await pool.trees.get(task.packages), "tests": await pool.trees.get(grader.tests)}
     variables = [f"{name}={value}" for name, value in grader.environment.items()]
 
     async def run() -> tuple[Grade, bool]:
-        ground = await tree_of(pool, task.repository)
+        ground = await pool.trees.get(task.repository)
         async with await pool.acquire(task.files, ground, network=task.network, **trees) as sandbox:
             try:
                 await sandbox.apply(changes)

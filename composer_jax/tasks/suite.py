@@ -12,7 +12,6 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxFileError, SandboxPool
 from composer_jax.tasks import judge_suite
 from composer_jax.tasks.grade import with_living_sandbox
-from composer_jax.tasks.trees import tree_of
 
 DECOYS = 3
 SCRIPT_TEXT = Path(__file__).with_name("run_suite.py").read_text(encoding="utf-8")
@@ -97,7 +96,7 @@ async def run_suite(
         "decoys": DECOYS,
         "tracer": tracer,
     }
-    tree, installed = await tree_of(pool, repository), await tree_of(pool, packages)
+    tree, installed = await pool.trees.get(repository), await pool.trees.get(packages)
 
     async def run() -> SuiteReport:
         async with await pool.acquire(files or {}, tree, packages=installed) as sandbox:

@@ -26,6 +26,7 @@ class DyingPool:
         self.pool = pool
         self.deaths = deaths
         self.acquired = 0
+        self.trees = pool.trees
 
     async def acquire(self, *arguments, **options):
         sandbox = await self.pool.acquire(*arguments, **options)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from composer_jax.agent import workspace as workspaces
 from composer_jax.agent.workspace import ATTEMPTS, Workspace
 from composer_jax.errors import UserError
-from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxFileError
+from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxFileError, SandboxPool
 from composer_jax.sandbox.made_once import MadeOnce
 from composer_jax.tasks.cache import ResultCache
 from tests.agent.conftest import task_of
@@ -234,25 +235,9 @@ def test_whatever_happens_very_often_both_sides_agree(pool, folder, chosen):
     check_operations(pool, folder, chosen)
 
 
-def test_a_folder_is_copied_and_indexed_once_for_all_episodes(pool, folder):
-    made = []
-
-    class Counting:
-        """The pool, and which folders it was asked to copy."""
-
-        def __init__(self):
-            self.pool = pool
-            self.limits = pool.limits
-
-        def acquire(self, *arguments, **options):
-            return self.pool.acquire(*arguments, **options)
-
-        def tree(self, path):
-            made.append(path)
-            return self.pool.tree(path)
-
-    async def check(counting, episodes):
-        workspaces = [Workspace(task_of({}, repository=folder), counting) for _ in range(episodes)]
+def test_a_folder_is_copied_and_indexed_once_for_all_episodes(folder):
+    async def episodes(pool, count):
+        workspaces = [Workspace(task_of({}, repository=folder), pool) for _ in range(count)]
         await asyncio.gather(*(workspace.run(["true"], 5) for workspace in workspaces))
         await asyncio.gather(*(workspace.search("echo", "", 3) for workspace in workspaces))
         indexes = [await workspace._pristine.index(None).get() for workspace in workspaces]
@@ -260,15 +245,24 @@ def test_a_folder_is_copied_and_indexed_once_for_all_episodes(pool, folder):
         for workspace in workspaces:
             await workspace.close()
 
-    counting, copies = Counting(), Path(pool._trees.name)
-    gc.collect()
+    pool = SandboxPool(size=5)
+    copies = Path(pool._trees.name)
     before = set(copies.iterdir())
-    asyncio.run(check(counting, 5))
-    assert made == [folder]
+    asyncio.run(episodes(pool, 5))
+    after = set(copies.iterdir())
+    assert len(after - before) == 1
+    asyncio.run(episodes(pool, 1))
+    assert set(copies.iterdir()) == after
+    pool.kill()
+
+
+def test_the_copies_of_folders_are_given_back_with_their_pool(folder):
+    pool = SandboxPool(size=1)
+    tree = weakref.ref(asyncio.run(pool.trees.get(folder)))
+    pool.kill()
+    del pool
     gc.collect()
-    assert set(copies.iterdir()) == before, "what nobody holds is given back"
-    asyncio.run(check(counting, 1))
-    assert made == [folder, folder]
+    assert tree() is None
 
 
 def test_packages_can_be_imported(pool, folder, tmp_path_factory):

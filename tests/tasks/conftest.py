@@ -38,6 +38,7 @@ class DyingPool:
         self.pool = pool
         self.deaths = deaths
         self.acquired = 0
+        self.trees = pool.trees
 
     def tree(self, folder):
         return self.pool.tree(folder)

@@ -87,9 +87,7 @@ class DyingPool:
 
     def __init__(self, pool, deaths):
         self.pool, self.deaths, self.acquired = pool, deaths, 0
-
-    def tree(self, folder):
-        return self.pool.tree(folder)
+        self.trees = pool.trees
 
     async def acquire(self, *args, **more):
         sandbox = await self.pool.acquire(*args, **more)

@@ -158,13 +158,13 @@ class Commands:
         os.setsid()
         os.fchmod(self.root, 0o755)
         os.fchdir(self.root)
+        if self.around:
+            self.around.enter()  # with descriptors that may have the wanted numbers
         # Above the wanted numbers first: any of them may itself be one of those.
         count = len(descriptors)
         ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, count) for fd in descriptors]
         for target, fd in enumerate(ends):
             os.dup2(fd, target)
-        if self.around:
-            self.around.enter()
         os.closerange(count, os.sysconf("SC_OPEN_MAX"))  # among them the worker's line to the host
         namespaces.show()
         for kind, soft, hard in self.rlimits:
