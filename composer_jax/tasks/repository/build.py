@@ -19,7 +19,6 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from composer_jax.errors import UserError
@@ -218,7 +217,7 @@ class _Builder:
         candidates = iter(candidates)
         try:
             while most:
-                for candidate in islice(candidates, max(0, self.request.jobs - len(running))):
+                while len(running) < self.request.jobs and (candidate := next(candidates, None)) is not None:
                     if candidate.id not in self.seen and not any(map(is_protected, candidate.files)):
                         running.append((candidate, asyncio.create_task(self.judge(candidate))))
                     self.seen.add(candidate.id)

@@ -224,10 +224,13 @@ def test_tasks_are_made_and_every_one_is_valid(built, large_pool):
 
 def test_the_same_request_makes_the_same_tasks_in_whatever_order_they_get_ready(built, large_pool, tmp_path):
     request, made = built
-    again = asyncio.run(build(replace(request, out=tmp_path / "again", jobs=1, count=3, kinds=("stub",)), large_pool))
-    others = asyncio.run(build(replace(request, out=tmp_path / "other", jobs=4, count=3, kinds=("stub",)), large_pool))
+    again = asyncio.run(build(replace(request, out=tmp_path / "again", jobs=1, count=2, kinds=("stub",)), large_pool))
+    others = asyncio.run(build(replace(request, out=tmp_path / "other", jobs=4, count=2, kinds=("stub",)), large_pool))
     assert [task.name for task in again.tasks] == [task.name for task in others.tasks] != []
     assert set(again.kinds) == {"stub"}
+    # More than there are: all of them are tried, and what there is is made.
+    every = asyncio.run(build(replace(request, out=tmp_path / "all", jobs=2, count=50, kinds=("stub",)), large_pool))
+    assert 2 < len(every.tasks) < 50 and every.tasks[0].name == again.tasks[0].name
     texts = [(task / "instruction.md").read_text() for task in again.tasks]
     assert texts == [(task / "instruction.md").read_text() for task in others.tasks]
 
