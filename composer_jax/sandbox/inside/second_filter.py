@@ -27,7 +27,6 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
     # other processes and what they do with their files
-    "ioprio_set": (251, 30),
     "process_mrelease": (448, 448),
     "inotify_add_watch": (254, 27),
     # owners, by a path that nobody judges
