@@ -42,8 +42,6 @@ def define(values):
         name, default, meaning, lower_bound=least, flag_values=values
     )
     listed = lambda name, meaning: absl_flags.DEFINE_list(name, None, meaning, flag_values=values)  # noqa: E731
-    string("command", "generate, validate or show; may stand first without its name.")
-    string("path", "A task's directory or a folder of tasks, for validate and show; may stand second without its name.")
     string("repo", "generate: the root of the repository.")
     string("out", "generate: a folder that does not exist yet, or is empty.")
     whole("count", 50, "generate: tasks to make.")
@@ -64,23 +62,30 @@ def define(values):
     absl_flags.DEFINE_bool("docstrings", True, "generate: tell the docstrings of what was removed.", flag_values=values)
     whole("runs", 5, "Of each task for validate; of the suite before anything is broken for generate.")
     whole("jobs", os.cpu_count() or 1, "Sandboxes at once.")
-    return ("command",)
+    return ()
 
 
-def main(values):
-    if values.command not in COMMANDS:
-        raise UserError(f"there is no command {values.command!r}; use {', '.join(COMMANDS)}")
-    needed = ("repo", "out") if values.command == "generate" else ("path",)
-    for name in needed:
-        if values[name].value is None:
-            raise UserError(f"{values.command} needs --{name}: {values[name].help}")
-    {"generate": generate, "validate": validate, "show": show}[values.command](values)
+def main(values, words):
+    if not words:
+        raise UserError(f"a command is missing: {', '.join(COMMANDS)}; --help says what they do")
+    command, *paths = words
+    if command not in COMMANDS:
+        raise UserError(f"there is no command {command!r}; use {', '.join(COMMANDS)}")
+    if len(paths) != (command != "generate"):
+        takes = (
+            "no path, but --repo and --out" if command == "generate" else "one path, of a task or of a folder of them"
+        )
+        raise UserError(f"{command} takes {takes}; given were {' '.join(paths) or 'none'}")
+    {"generate": generate, "validate": validate, "show": show}[command](values, *map(Path, paths))
 
 
 def generate(values):
     from composer_jax.tasks.repository.build import Request, build
     from composer_jax.tasks.repository.prompt import Style
 
+    for name in ("repo", "out"):
+        if values[name].value is None:
+            raise UserError(f"generate needs --{name}: {values[name].help}")
     request = Request(
         repository=Path(values.repo),
         out=Path(values.out),
@@ -104,13 +109,13 @@ def generate(values):
         print(f"the repository gave {len(built.tasks)} of {request.count} tasks; ask for more kinds or another seed")
 
 
-def validate(values):
+def validate(values, path):
     from composer_jax.observe.progress import Progress
     from composer_jax.sandbox import SandboxPool
     from composer_jax.tasks import validate as library
     from composer_jax.tasks.repository.build import LIMITS
 
-    tasks = read(values)
+    tasks = read(values, path)
 
     async def run():
         with Progress(len(tasks), "tasks", "validate") as progress:
@@ -120,7 +125,6 @@ def validate(values):
                 )
 
     found = asyncio.run(run())
-    path = Path(values.path)
     target = (path if path.is_dir() else path.parent) / "validation.json"
     target.write_text(json.dumps([{**vars(one), "verdict": one.verdict} for one in found], indent=1))
     bad = [one for one in found if not one.valid]
@@ -131,10 +135,10 @@ def validate(values):
         sys.exit(INVALID)
 
 
-def show(values):
+def show(values, path):
     from composer_jax.tasks.harbor_suite import gold_patch
 
-    tasks = read(values)
+    tasks = read(values, path)
     for task in tasks:
         know = task.metadata
         print(f"{task.id}  {know.get('kind', task.family)}  {know.get('note', '')}")
@@ -145,25 +149,15 @@ def show(values):
             print(gold_patch(task, know["gold"]) if "gold" in know else know.get("gold_patch", ""))
 
 
-def read(values):
-    """The tasks of --path; what `generate` wrote is a path too."""
+def read(values, path):
+    """The tasks of a path, which may be the folder that `generate` wrote."""
     from composer_jax.tasks.formats import Options, read_tasks
 
-    path = Path(values.path)
     options = Options(
         repos=Path(values.repos) if values.repos else None, packages=Path(values.packages) if values.packages else None
     )
     return read_tasks(path / "tasks" if (path / "survey.json").is_file() else path, options)
 
 
-def named(argv: list[str]) -> list[str]:
-    """The command line with the names of the first two words, where they stand without."""
-    words = [word for word in argv[1:3] if not word.startswith("-")]
-    if len(argv) > 1 and argv[1].startswith("-"):
-        words = []
-    names = [f"--{name}={word}" for name, word in zip(("command", "path"), words, strict=False)]
-    return [argv[0], *names, *argv[1 + len(words) :]]
-
-
 if __name__ == "__main__":
-    flags.run(main, named(sys.argv), define=define, processes=hosts.WITHOUT_DEVICES)
+    flags.run(main, define=define, arguments="COMMAND [PATH]", processes=hosts.WITHOUT_DEVICES)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from composer_jax.agent import summary, tools
+from composer_jax.agent import summary, todos, tools
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Kind, Node, Transcript
 from composer_jax.agent.workspace import Workspace
@@ -152,7 +152,7 @@ class _Run:
             if self.compaction.due(self.transcript.length + len(self.chat.opening)):
                 if self.summaries + 1 == self.compaction.max_segments:
                     return "out_of_segments"
-                if not await self.compact(prompt):
+                if not await self.compact(prompt, todos.plan(workspace.todos)):
                     return "out_of_context"
 
     async def sample(self, kind: Kind, max_tokens: int) -> Node | None:
@@ -176,7 +176,7 @@ class _Run:
             trained=sample.trained,
         )
 
-    async def compact(self, prompt: Node) -> bool:
+    async def compact(self, prompt: Node, plan: str) -> bool:
         """Asks for a summary, and starts a new branch from it; False if there is no room for it."""
         self.transcript.append("summary_request", summary.request(self.chat, self.compaction.style))
         written = await self.sample("summary", self.compaction.max_summary_tokens)
@@ -185,7 +185,8 @@ class _Run:
         self.summaries += 1
         self.session.reset()
         self.transcript.branch(prompt)
-        self.transcript.append("carry", summary.carry(self.chat, self.summaries, written.sampled_tokens.tolist()))
+        told = summary.carry(self.chat, self.summaries, written.sampled_tokens.tolist(), plan)
+        self.transcript.append("carry", told)
         return True
 
     def episode(

@@ -1,7 +1,7 @@
 """Self-summarization: when the context gets long the model is asked for a summary, and goes on from that.
 
-A new branch holds the task, the summary, and the state that the harness carries over: how many summaries
-there have been. The summary is sampled like everything else the model says, so the reward of the episode
+A new branch holds the task, the summary, and the state that the harness carries over: how many summaries there have
+been, and the agent's plan. The summary is sampled like everything else the model says, so the reward of the episode
 reaches it.
 """
 
@@ -57,10 +57,11 @@ def request(chat: ChatFormat, style: Style) -> list[int]:
     return chat.user([REQUESTS[style]])
 
 
-def carry(chat: ChatFormat, number: int, summary: Sequence[int]) -> list[int]:
-    """The user message a new branch starts from, below the prompt: carried state, then the summary's own ids.
+def carry(chat: ChatFormat, number: int, summary: Sequence[int], plan: str = "") -> list[int]:
+    """The user message a new branch starts from, below the prompt: carried state, and the summary's own ids.
 
-    number: how many summaries there have been, this one included. Control tokens in the summary are left out
-    (ChatFormat.user): a summary cannot speak in another role.
+    number: how many summaries there have been, this one included. plan: what the agent has to do and has done, if it
+    wrote that down (todos.plan). Control tokens in the summary are left out (ChatFormat.user): a summary cannot speak
+    in another role.
     """
-    return chat.user([f"Summary {number}:\n", summary])
+    return chat.user([f"Summary {number}:\n", summary, *([f"\nPlan:\n{plan}"] if plan else [])])

@@ -11,6 +11,8 @@ from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
 from composer_jax.tasks import generate
 from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.grader import Case, CaseGrader
+from composer_jax.tasks.task import Task
 
 TASK = generate("bugfix", "train", 0, 0)
 KNOW = TASK.metadata
@@ -291,3 +293,43 @@ def test_what_looks_like_an_attempt_on_the_grade_is_flagged(play):
     episode, _ = play(outside, sly, FINISH)
     assert episode.flags[0] == "reads_outside: read: /tests/cases.json"
     assert Episode.from_json(episode.to_json()).flags == episode.flags
+
+
+def test_a_repository_is_repaired_with_the_repository_tools(play, tok, tmp_path):
+    """Searching, the shell, an edit, a plan that outlives a summary; graded on the pristine folder."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "price.py").write_text("def total(prices, discount=0):\n    return sum(prices) + discount\n")
+    (tmp_path / "README.md").write_text("A shop.\n")
+    task = Task(
+        id="shop",
+        family="shop",
+        split="train",
+        instruction="Repair it.",
+        files={},
+        tools=("repository/*",),
+        grader=CaseGrader((Case("shop.price", "total", ([3, 4], 2), 5),)),
+        repository=tmp_path,
+    )
+    todo = {"items": [{"content": "mend total", "status": "in_progress"}]}
+    first = (
+        ToolCall("semantic_search", {"query": "discount of prices"}),
+        ToolCall("todo_write", todo),
+        ("the sum", ToolCall("shell", {"command": "cd shop; python -c 'import price'; pwd"})),
+    )
+    last = (
+        ToolCall("edit_file", {"path": "shop/price.py", "old": "+ discount", "new": "- discount"}),
+        ToolCall("shell", {"command": "git diff --no-index /dev/null price.py | tail -1"}),
+        FINISH,
+    )
+    limits = Limits(max_turns=9, max_turn_tokens=400, max_episode_tokens=4000)
+    length = len(play(*first, FINISH, task=task, limits=limits)[1].contexts[3])
+
+    summary = tok.encode("it adds the discount") + [tok.end]
+    compaction = Compaction(trigger=length - 1, max_segments=2)
+    episode, _ = play(*first, summary, *last, task=task, limits=limits, compaction=compaction)
+    assert (episode.outcome, episode.reward, episode.flags) == ("finished", 1.0, [])
+    shown = [tok.decode(node.tokens.tolist()) for node in episode.transcript.nodes if node.kind in ("tool", "carry")]
+    assert "shop/price.py" in shown[0] and "mend total" in shown[1] and "/workspace/shop" in shown[2]
+    assert shown[3] == "<|user|>Summary 1:\nit adds the discount\nPlan:\n[>] mend total<|end|>"
+    assert "- discount" in shown[5]
+    assert (tmp_path / "shop" / "price.py").read_text().endswith("+ discount\n")

@@ -39,3 +39,8 @@ def test_the_ids_of_a_summary_are_carried_as_they_are(tok, chat_format):
     carried = summary.carry(chat_format, 3, [*ids, tok.end])
     assert tok.decode(carried) == "<|user|>Summary 3:\nrate<|end|>"
     assert carried[-5:-1] == ids != tok.encode("rate")
+
+
+def test_the_plan_is_carried_below_the_summary(tok, chat_format):
+    carried = summary.carry(chat_format, 1, tok.encode("rate"), "[x] read\n[ ] mend")
+    assert tok.decode(carried) == "<|user|>Summary 1:\nrate\nPlan:\n[x] read\n[ ] mend<|end|>"

@@ -35,7 +35,7 @@ def test_validate_reports_what_does_not_hold(folder):
     task = generate("bugfix", "train", 0, 2)
     wrong = {**task.metadata, "new": task.metadata["old"]}
     write_task(Task.from_json({**task.to_json(), "metadata": wrong}), folder / "wrong")
-    done = run("validate", f"--path={folder}", "--runs=1")
+    done = run("validate", "--runs=1", folder)
     assert done.returncode == 1
     assert f"{task.id}: wrong; gold scores 0" in done.stdout and "2 of 3 tasks are valid" in done.stdout
     report = json.loads((folder / "validation.json").read_text())
@@ -53,9 +53,10 @@ def test_show_and_help(folder):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "--command is missing"),
+        ((), "a command is missing"),
         (("make",), "there is no command 'make'; use generate, validate, show"),
-        (("validate",), "validate needs --path"),
+        (("validate",), "validate takes one path"),
+        (("generate", "here"), "generate takes no path"),
         (("validate", "nowhere"), "there is no nowhere"),
         (("generate", "--repo=."), "generate needs --out"),
         (("generate", "--repo=.", "--out=nowhere/out"), "the tests need pytest"),
