@@ -117,7 +117,7 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def crash(pool: SandboxPool, rng: random.Random) -> int:
+def crash(pool: SandboxPool, rng: random.Random) -> int:
     """Kills one of the sandboxes, whatever it is doing; how many died."""
     try:
         os.kill(rng.choice(workers_of(pool)), signal.SIGKILL)
@@ -170,7 +170,7 @@ async def measure(episodes: int, share: float, folder: Path) -> dict[str, object
                 while True:
                     await asyncio.sleep(rng.uniform(0.001, 0.02))
                     if owed >= 1:
-                        killed = await crash(pool, rng)
+                        killed = crash(pool, rng)
                         crashes, owed = crashes + killed, owed - killed
 
             breaking = asyncio.create_task(break_things())
