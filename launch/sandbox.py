@@ -6,11 +6,14 @@
 The command sees the folder as /workspace, a read-only system, and nothing else of this machine: no home, no
 environment, no network unless --network is given. The folder stays as it is unless --write-back is given; then what the
 command changed is written to it afterwards, however the command ended. The exit code is the command's, or 124 (out of
-time), 137 (out of memory), 153 (too much output), 125 (the sandbox itself failed). Output is shown at the end, the
-middle of it left out where it is long.
+time), 137 (out of memory), 153 (more than 1 GiB of output), 125 (the sandbox itself failed). Output is shown at the
+end, the middle of it left out where it is long. Standard input, unless it is a terminal, is read to its end first and
+given to the command; `< /dev/null` gives none.
 """
 
 import asyncio
+import math
+import os
 import sys
 from pathlib import Path
 
@@ -44,7 +47,7 @@ def main(values, command):
         raise UserError("a command is missing: python -m launch.sandbox --workspace=DIR -- COMMAND...")
     limits = Limits(
         timeout_s=values.timeout,
-        cpu_s=max(1, round(values.timeout)) + 1,
+        cpu_s=math.ceil(values.timeout + 1) * (os.cpu_count() or 1),  # a process may use all cores all the time
         memory_mb=values.memory,
         processes=values.processes,
         file_mb=values.disk,

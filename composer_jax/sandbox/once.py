@@ -2,8 +2,9 @@
 
 import contextlib
 import os
+import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from composer_jax.errors import UserError
@@ -27,20 +28,23 @@ async def run_once(
     packages: Path | None = None,
     stdin: bytes = b"",
     write_back: bool = False,
+    on_result: Callable[[RunResult], None] = lambda result: None,
 ) -> RunResult:
     """Runs a command where `folder` is the workspace. Only with `write_back` the folder itself changes, afterwards.
 
-    packages: a folder that Python inside can import from.
+    packages: a folder that Python inside can import from. on_result: is given the result before anything is written.
 
     Raises:
       UserError: the folder cannot be read, or the machine cannot build a sandbox.
       SandboxDied: the sandbox failed.
       SandboxFileError: what the command changed cannot be written back.
     """
+    folder = folder.resolve()
     async with SandboxPool(limits, backend, size=1, network=network) as pool:
         shown = pool.tree(packages) if packages else None
         async with await pool.acquire({}, pool.tree(folder), packages=shown, network=network) as sandbox:
             result = await sandbox.run(command, stdin=stdin)
+            on_result(result)
             if write_back:
                 lay_on(folder, await sandbox.changes(), limits)
     return result
@@ -52,7 +56,7 @@ def lay_on(folder: Path, changes: Mapping[str, Change], limits: Limits) -> None:
     Raises SandboxFileError with the path that cannot be written.
     """
     ordered = sorted(changes.items())
-    index = [(path, change.kind, change.mode, len(change.data)) for path, change in ordered]
+    index = [(path, change.kind, _mode(folder / path, change), len(change.data)) for path, change in ordered]
     target = files.Workspace(str(folder), "/workspace", limits.workspace_mb * MIB)
     try:
         target.apply(index, b"".join(change.data for _, change in ordered))
@@ -62,20 +66,34 @@ def lay_on(folder: Path, changes: Mapping[str, Change], limits: Limits) -> None:
         os.close(target.root)
 
 
+def _mode(path: Path, change: Change) -> int:
+    """The change's mode, without the rights that a copy for sandboxes has more than the original: root's files are
+    made readable for who is not root."""
+    try:
+        before = stat.S_IMODE(path.lstat().st_mode)
+    except OSError:
+        return change.mode
+    opened = 0o755 if change.kind == "folder" else 0o644
+    return before if change.mode == before | opened else change.mode
+
+
 async def main(command: Sequence[str], folder: Path, **settings) -> int:
     """run_once for a terminal: prints what the command printed, explains what is not the command's; its exit code."""
     try:
-        result = await run_once(command, folder, **settings)
+        result = await run_once(command, folder, **settings, on_result=_show)
     except (UserError, SandboxDied, SandboxFileError) as error:
         print(f"sandbox: {' '.join(str(error).split())}", file=sys.stderr)
         return FAILED
+    return result.exit_code
+
+
+def _show(result: RunResult) -> None:
     with contextlib.suppress(BrokenPipeError):  # as when the reader is `head`
         sys.stdout.write(result.stdout)
         sys.stdout.flush()
     sys.stderr.write(result.stderr)
     if result.outcome not in ("ok", "nonzero"):
         print(f"sandbox: {_EXPLAINED[result.outcome]} after {result.seconds:.1f} s", file=sys.stderr)
-    return result.exit_code
 
 
 _EXPLAINED = {

@@ -21,6 +21,7 @@ from composer_jax.sandbox.tree import MAX_DEPTH, NOTHING, Ground, Tree, copy_fol
 
 WARM = 8  # most empty sandboxes kept ready: some 3 MB and no CPU time each
 READY_S = 20.0  # longest a sandbox may take to start; it needs some milliseconds
+END_S = 1.0  # longest between the end of a zygote's line and its own
 ATTEMPTS = 3  # a failed start is tried twice more
 
 
@@ -162,7 +163,11 @@ class SandboxPool:
         else:
             sandbox = self._warm.popleft()
         self._used.add(sandbox)
-        self._fill()
+        try:
+            self._fill()
+        except BaseException:
+            sandbox.end("no others could be started")
+            raise
         return sandbox
 
     def _fill(self) -> None:
@@ -176,7 +181,9 @@ class SandboxPool:
         name = str(next(self._numbers))
         try:
             channel = self._spawner.spawn(name, ground.describe())
-        except OSError:  # it has just died
+        except OSError:
+            if self._spawner.alive(END_S):  # this machine has no descriptors left, or the like
+                raise
             self._replace_spawner()
             self.require(ground)
             channel = self._spawner.spawn(name, ground.describe())

@@ -129,7 +129,8 @@ class Sandbox:
         Takes as long as little changed since the last call. Raises SandboxFileError when it is more than one reply may
         hold (Limits.workspace_mb).
         """
-        header, body = await self._call({"op": "changes"})
+        patience_s = REPLY_S + self.limits.workspace_mb / 10  # a tenth of a second for each MiB there may be
+        header, body = await self._call({"op": "changes"}, timeout_s=patience_s)
         start = 0
         for path in header["same"]:
             self._changes.pop(path, None)

@@ -90,9 +90,13 @@ class Spawner:
             return str(error)
         return answer[0].get("broken") if answer else "its worker ended at once"
 
-    def alive(self) -> bool:
-        """Whether the zygote still runs."""
-        return self._process.poll() is None
+    def alive(self, patience_s: float = 0.0) -> bool:
+        """Whether the zygote still runs, and goes on to for so long."""
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return True
+        return False
 
     def said(self) -> str:
         """What bubblewrap and the zygote printed."""

@@ -119,3 +119,23 @@ def test_packages_are_importable(folder, tmp_path):
 def test_flags_of_the_command_are_its_own(folder):
     assert launch(f"--workspace={folder}", "--", "ls", "--help").stdout.startswith("Usage: ls")
     assert "--write-back" in launch("--help").stdout
+
+
+def test_write_back_leaves_modes_and_follows_the_name_of_the_folder(folder, tmp_path):
+    (folder / "private").write_text("p\n")
+    (folder / "private").chmod(0o600)
+    folder.chmod(0o770)
+    (tmp_path / "alias").symlink_to(folder)
+    script = "echo more >> private; echo a >> src/a.txt; chmod 600 run.sh"
+    done = launch(f"--workspace={tmp_path / 'alias'}", "--write-back", "--", "sh", "-c", script)
+    assert done.returncode == 0, done
+    assert (folder / "private").read_text() == "p\nmore\n"
+    modes = {path: os.stat(folder / path).st_mode & 0o7777 for path in (".", "private", "src/a.txt", "run.sh")}
+    assert modes == {".": 0o770, "private": 0o600, "src/a.txt": 0o644, "run.sh": 0o600}
+
+
+def test_what_the_command_said_is_shown_even_if_writing_back_fails(folder):
+    script = "echo important; for i in 1 2 3 4; do truncate -s 1M sparse$i; done; exit 7"
+    done = launch(f"--workspace={folder}", "--disk=2", "--write-back", "--", "sh", "-c", script)
+    assert (done.stdout, done.returncode) == ("important\n", 125), done
+    assert "more than 2097152 bytes" in done.stderr

@@ -207,8 +207,8 @@ def test_little_is_told_again(pool, folder, monkeypatch):
             replies = []
             original = sandbox._call
 
-            async def recorded(*args):
-                replies.append(await original(*args))
+            async def recorded(*args, **options):
+                replies.append(await original(*args, **options))
                 return replies[-1]
 
             monkeypatch.setattr(sandbox, "_call", recorded)

@@ -102,6 +102,28 @@ def test_a_shell_that_ends_says_so_and_the_next_command_has_a_new_one(pool, comm
     assert (results[2].stdout, results[2].stderr, jobs) == ("new\n", "", 0)
 
 
+@pytest.mark.parametrize("ending", ["sleep 9; exit 3", "(sleep 9) & wait; exit 3", "set -e; sleep 9"])
+def test_a_shell_that_ends_because_its_command_was_stopped(pool, ending):
+    for _ in range(5):  # which of the two comes first is a race
+        results, jobs = say(pool, f"X=1; echo before; {ending}", "echo ${X-new}", timeout_s=0.3)
+        assert (results[0].outcome, results[0].stdout) == ("timeout", "before\n")
+        assert (results[1].outcome, jobs) == ("ok", 0)
+
+
+def test_a_shell_killed_between_commands_says_its_last_words_with_the_next(pool, trace):
+    async def go():
+        async with await pool.acquire({}) as sandbox:
+            last = f"cd /tmp; sleep {trace.text} & (sleep 0.2; echo last; kill -9 $$) & echo $$"
+            pid = (await sandbox.shell(last)).stdout
+            await sandbox.run(["sh", "-c", f"while [ -e /proc/{pid.strip()}/exe ]; do :; done"])
+            result = await sandbox.shell("pwd")
+            assert (result.outcome, result.stdout, sandbox.jobs) == ("ok", "last\n/workspace\n", 0)
+            assert ENDED in result.stderr
+            trace.wait_until_gone()
+
+    asyncio.run(go())
+
+
 def test_a_shell_killed_from_outside_is_replaced(pool):
     async def go():
         async with await pool.acquire({}) as sandbox:

@@ -243,7 +243,7 @@ class _Parent:
 
     def __enter__(self) -> tuple[int, str]:
         *folders, name = self.workspace.parts(self.path)
-        os.fchmod(self.workspace.root, 0o755)
+        unlock(self.workspace.root)
         self.fd = os.dup(self.workspace.root)
         try:
             for folder in folders:

@@ -39,6 +39,7 @@ class Shell:
     def __init__(self, commands: Commands):
         self.commands = commands
         self.pid = 0  # of bash; 0: there is none
+        self.streams: tuple[Stream, Stream] | None = None  # with what nobody has been told yet
         self.number = 0
         self.next_look = 0.0
 
@@ -47,6 +48,8 @@ class Shell:
         started = time.monotonic()
         known = set(self.jobs())  # which also notices that the shell has been killed
         if not self.pid:
+            self._end_jobs()
+            known = set()
             self._start()
         self.number += 1
         message = b"%d\0%b\0" % (self.number, os.fsencode(text))
@@ -55,8 +58,11 @@ class Shell:
         deadline, code = started + timeout_s, None
         stopped = self.commands.watch([self.status, self.end], self.streams, os.dup(self.feed), message, deadline)
         if stopped:
-            self.commands.end_all_but({self.pid, *known}, self.reaped, known)
-            code = self._exit_code(LAST_WORD_S)
+            spared = (
+                known if stopped in ("timeout", "output_limit") else set()
+            )  # else a limit of all together is passed
+            self.commands.end_all_but({self.pid, *spared}, self.reaped, spared)
+            code = self._exit_code(LAST_WORD_S) if self.pid else None
             for stream in self.streams:
                 stream.empty()
         elif (code := self._exit_code(0.0)) is None:  # it is ending, or was replaced by another program
@@ -71,6 +77,7 @@ class Shell:
         if self.pid:
             self.streams = (Stream(streams[0].fd, streams[0].keep), Stream(streams[1].fd, streams[1].keep))
         else:
+            self.streams = None
             for stream in streams:
                 os.close(stream.fd)
         return {**header, "jobs": len(self.jobs())}, body
@@ -92,18 +99,33 @@ class Shell:
                 if fd in by_fd and not by_fd[fd].empty():
                     poll.unregister(fd)
             self.commands.reap(self.reaped)
-            self._look_at_memory()
+            self._look_at_limits()
             if channel in found:
                 return
+        self._end_jobs()
 
-    def _look_at_memory(self) -> None:
+    def _look_at_limits(self) -> None:
         """If it is time for it, however often the host asks for something."""
-        if time.monotonic() < self.next_look:
+        if not self.pid or time.monotonic() < self.next_look:
             return
         self.next_look = time.monotonic() + LOOK_S
+        around = self.commands.around
         if self.commands.too_much_memory():
-            self.commands.end_all_but({self.pid}, self.reaped)
-            self.streams[1].say("[background jobs were killed: together they held more memory than the limit]")
+            why = "together they held more memory than the limit"
+        elif around is not None and around.quota.is_passed():
+            why = around.quota.at_the_end()
+        else:
+            return
+        self.commands.end_all_but({self.pid}, self.reaped)
+        self.streams[1].say(f"[background jobs were killed: {why}]")
+
+    def _end_jobs(self) -> None:
+        """Of a shell that has gone."""
+        if self.streams is None:
+            return
+        self.commands.end_all_but(set(), self.reaped)
+        for stream in self.streams:
+            stream.empty()
 
     def jobs(self) -> list[int]:
         """The processes that run beside the shell."""
@@ -129,7 +151,12 @@ class Shell:
             os.close(fd)
         self.end = os.pidfd_open(self.pid)
         os.set_blocking(self.status, False)
-        self.streams = (Stream(out, keep), Stream(err, keep))
+        before, self.streams = self.streams, (Stream(out, keep), Stream(err, keep))
+        if before is not None:  # of a shell that was killed: its last words come with this one's first
+            for stream, last in zip(self.streams, before, strict=True):
+                os.close(last.fd)
+                stream.head, stream.tail, stream.total = last.head, last.tail, last.total
+            self.streams[1].say(ENDED)
 
     def _exit_code(self, patience_s: float) -> int | None:
         """The exit code of the command that was sent last, or None when the shell will not tell it."""

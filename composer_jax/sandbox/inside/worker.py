@@ -26,17 +26,17 @@ def live(
         channel.sendall(frames.pack({"ready": True}))
         while (request := worker.request(channel)) is not None:
             channel.sendall(worker.answer(*request))
-        if worker.walls == "none":
-            processes.end_all(at_once=False)
     except BaseException as error:
         try:
             channel.sendall(frames.pack({"broken": f"{type(error).__name__}: {error}"}))
         except OSError:
             pass
     finally:
-        if not config["isolated"]:  # the kernel does it where this is process 1
-            command.kill_below(os.getpid())
-        os._exit(0)
+        try:
+            if config["walls"] == "none":  # elsewhere the kernel or the keeper does it
+                processes.end_all(at_once=False)
+        finally:
+            os._exit(0)
 
 
 class Worker:
