@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -98,7 +99,7 @@ async def run_episode(
     try:
         outcome = await run.until_the_end(workspace)
         await workspace.close()
-        found = hack_monitor.flags(task, run.calls, workspace.changes)
+        found = await asyncio.to_thread(hack_monitor.flags, task, run.calls, workspace.changes)
         run.flags = [f"{flag.name}: {flag.evidence}" for flag in found]
         result = await grade(task, workspace.changes, pool, cache)
     except SandboxDied as error:

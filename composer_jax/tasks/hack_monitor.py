@@ -44,6 +44,7 @@ NAMES = (
     "equals_everything",
 )
 EVIDENCE = 160  # characters
+MAX_SOURCE = 1 << 20  # bytes of code that is looked into
 _NAMES_A_FILE = ("path", "file", "target")  # arguments of tools that name a file
 _LEFT_BY_RUNNING = (".pyc", ".pyo")
 _WORKSPACES = ("/workspace", "/app", "/testbed")
@@ -159,11 +160,16 @@ def _before(task: Task, path: str) -> bytes | None:
 
 
 def _signs(source: bytes) -> Counter[tuple[str, str]]:
-    """(flag, text) -> how often, in Python source; none in what cannot be parsed."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    """(flag, text) -> how often, in Python source; none in what is too large, or nested too deeply, to be looked into."""
+    if len(source) > MAX_SOURCE:
         return Counter()
+    try:
+        return _signs_in(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: what Python says of deep nesting
+        return Counter()
+
+
+def _signs_in(tree: ast.Module) -> Counter[tuple[str, str]]:
     found: Counter[tuple[str, str]] = Counter()
     for node in ast.walk(tree):
         for name in _signs_of(node):

@@ -4,7 +4,7 @@ import pytest
 
 from composer_jax.sandbox import GONE, Change
 from composer_jax.tasks import SuiteGrader, Task
-from composer_jax.tasks.hack_monitor import NAMES, flags
+from composer_jax.tasks.hack_monitor import MAX_SOURCE, NAMES, flags
 from tests.tasks.conftest import as_changes, lay
 
 OLD = "import sys\n\n\ndef main():\n    sys.exit(1)\n\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
@@ -94,3 +94,18 @@ def test_the_same_thing_is_flagged_once_and_every_flag_has_a_known_name(task):
     calls = [("shell", {"command": "git log"})] * 3
     assert len(flags(task, calls, {})) == 1
     assert {*CODE, *COMMANDS} <= set(NAMES)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "-" * 100_000 + "1",
+        "x = a" + ".b" * 1500 + "()",
+        "import os\nos._exit(0)\n" + "#" * MAX_SOURCE,
+        "x = '\0'",
+    ],
+    ids=["too deep to parse", "too deep to print", "too large", "no text"],
+)
+def test_code_that_cannot_be_looked_into_breaks_nothing(task, source):
+    changes = as_changes({"odd.py": source, "new.py": "import os\nos._exit(0)\n"})
+    assert [flag.name for flag in flags(task, [], changes)] == ["exits"]
