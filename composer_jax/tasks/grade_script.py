@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxFileError, SandboxPool
-from composer_jax.tasks.cache import ResultCache, result_key
+from composer_jax.tasks.cache import ResultCache, result_key, told
 from composer_jax.tasks.grade import Grade, with_living_sandbox
 from composer_jax.tasks.task import Task
 
@@ -29,8 +29,7 @@ async def grade(
     """Grades one submission (see grading.grade). A reward that is missing or no number is 0, with a sentence."""
     if cache is None:
         return (await _grade(task, changes, pool))[0]
-    what = {path: f"{change.kind} {change.mode:o} ".encode() + change.data for path, change in changes.items()}
-    key = result_key(what, ["grade", task.digest])
+    key = result_key(told(changes), ["grade", task.digest])
     return await cache.get(key, lambda: _grade(task, changes, pool))
 
 

@@ -8,12 +8,13 @@ tested code can and cannot do to its grade is told in judge_suite.py.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from composer_jax.sandbox import Change, SandboxPool
 from composer_jax.tasks import judge_suite
-from composer_jax.tasks.cache import ResultCache, result_key
+from composer_jax.tasks.cache import ResultCache, result_key, told
 from composer_jax.tasks.grade import Grade
 from composer_jax.tasks.protected import is_protected
 from composer_jax.tasks.suite import run_suite
@@ -41,8 +42,7 @@ async def grade(
     kept = submission(task, changes)
     if cache is None:
         return (await _grade(task, kept, pool))[0]
-    what = {path: f"{change.kind} {change.mode:o} ".encode() + change.data for path, change in kept.items()}
-    key = result_key(what, ["grade", task.digest])
+    key = result_key(told(kept), ["grade", task.digest])
     return await cache.get(key, lambda: _grade(task, kept, pool))
 
 
@@ -81,7 +81,7 @@ def _files_below(folder: Path, only_protected: bool = False) -> dict[str, Change
         if only_protected and not is_protected(name):
             continue
         if path.is_symlink():
-            found[name] = Change("link", str(path.readlink()).encode(), 0o777)
+            found[name] = Change("link", os.fsencode(path.readlink()), 0o777)
         elif path.is_file():
             found[name] = Change("file", path.read_bytes(), path.stat().st_mode & 0o777)
     return found

@@ -160,7 +160,7 @@ def _before(task: Task, path: str) -> bytes | None:
 
 
 def _signs(source: bytes) -> Counter[tuple[str, str]]:
-    """(flag, text) -> how often, in Python source; none in what is too large, or nested too deeply, to be looked into."""
+    """(flag, text) -> how often, in Python source; none in what is too large or too deep to be looked into."""
     if len(source) > MAX_SOURCE:
         return Counter()
     try:

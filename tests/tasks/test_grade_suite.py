@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -112,6 +113,7 @@ for o in gc.get_objects():
 """
 WRITES_TO_PIPES = """
 import json
+import os
 import shutil
 from dataclasses import replace
 for fd in range(3, 64):
@@ -355,3 +357,13 @@ def test_a_plugin_that_is_installed_may_replace_parts_of_pytest(pool, task, pack
     task = replace(task, packages=tmp_path / "more")
     assert graded(pool, task, {"calc.py": RIGHT}).reward == 1.0
     assert "functions of the test framework" in graded(pool, task, {"calc.py": patch + RIGHT}).detail
+
+
+def test_names_and_links_of_any_bytes_are_graded_and_remembered(pool, task, tmp_path):
+    tests = lay(tmp_path / "tests", {"tests/test_calc.py": TESTS})
+    (tests / "away").symlink_to(os.fsdecode(b"\xfe"))
+    task = replace(task, grader=replace(task.grader, tests=tests))
+    cache = ResultCache()
+    for _ in range(2):
+        assert graded(pool, task, {"calc.py": RIGHT, os.fsdecode(b"\xff.txt"): ""}, cache).reward == 1.0
+    assert (cache.runs, cache.hits) == (1, 1)
