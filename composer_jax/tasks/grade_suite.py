@@ -8,6 +8,7 @@ tested code can and cannot do to its grade is told in judge_suite.py.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +41,7 @@ async def grade(
     task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None
 ) -> Grade:
     """Grades one submission (see grading.grade). Raises UserError where the pool's limits are too small."""
-    kept = submission(task, changes)
+    kept = await asyncio.to_thread(submission, task, changes)
     if cache is None:
         return (await _grade(task, kept, pool))[0]
     key = result_key(told(kept), ["grade", task.digest])
@@ -63,7 +64,7 @@ async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> t
         timeout_s=grader.timeout_s,
         files={path: text for path, text in task.files.items() if is_protected(path)},
         changes=kept,
-        laid_over=hidden_tests(grader.tests),
+        laid_over=await asyncio.to_thread(hidden_tests, grader.tests),
         tests=tests,
     )
     if report.lost_bytes and pool.limits.output_kb << 10 < report_bytes(tests):

@@ -5,13 +5,14 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from dataclasses import replace
 
 import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, Limits, SandboxDied, SandboxPool
-from composer_jax.tasks import SuiteGrader, Task, judge_suite
+from composer_jax.tasks import SuiteGrader, Task, grade_suite, judge_suite
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grade import ATTEMPTS
 from composer_jax.tasks.grading import grade
@@ -116,6 +117,7 @@ WRITES_TO_PIPES = """
 import json
 import os
 import shutil
+import threading
 from dataclasses import replace
 for fd in range(3, 64):
     for when in ("setup", "call", "teardown"):
@@ -407,3 +409,18 @@ def test_code_that_floods_the_report_stops_nobody(narrow_pool, talkative, monkey
         found = graded(narrow_pool, talkative, {"calc.py": RIGHT}, cache)
         assert found.reward == 0.0 and "bytes of the report are lost" in found.detail
     assert cache.runs == 2
+
+
+def test_files_are_read_away_from_the_event_loop(pool, task, tmp_path, monkeypatch):
+    tests = lay(tmp_path / "tests", {"tests/test_calc.py": TESTS})
+    task = replace(task, grader=replace(task.grader, tests=tests))
+    read, where = grade_suite._files_below, []
+
+    def watched(*arguments, **options):
+        where.append(threading.current_thread())
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(grade_suite, "_files_below", watched)
+    changes = {"calc.py": Change("file", RIGHT.encode()), "tests": GONE, "sub": GONE}
+    asyncio.run(grade(task, changes, pool))
+    assert len(where) == 2 and threading.current_thread() not in where
