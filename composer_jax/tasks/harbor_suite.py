@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_jax.errors import UserError
@@ -65,7 +65,8 @@ def _write_protected(task: Task, tests: Path) -> dict[str, str]:
     on_top = {path: text for path, text in task.files.items() if is_protected(path)}
     hidden = set() if task.grader.tests is None else set(protected_files(tests))
     for path in protected_files(task.repository) if task.repository is not None else ():
-        if path not in hidden and path not in on_top:
+        behind_link = any(str(above) in hidden for above in PurePosixPath(path).parents)
+        if path not in hidden and path not in on_top and not behind_link:
             (tests / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(task.repository / path, tests / path, follow_symlinks=False)
     return {f"tests/repo/{path}": text for path, text in on_top.items() if path not in hidden}

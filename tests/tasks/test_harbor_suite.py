@@ -115,8 +115,13 @@ def test_beside_some_hidden_tests_the_verifier_keeps_all_that_is_protected(task,
     hidden = lay(tmp_path / "hidden", {"tests/test_calc.py": TEXT, "tests/data.txt": "new"})
     lay(task.repository, {"conftest.py": "", "tests/data.txt": "old", "tests/test_more.py": TEXT})
     files = {**task.files, "tests/test_top.py": TEXT, "tests/test_calc.py": "not this\n"}
+    lay(task.repository, {"tests/linked/evil.txt": ""})
+    away = tmp_path / "away"
+    away.mkdir()
+    (hidden / "tests/linked").symlink_to(away)
     task = replace(task, files=files, grader=replace(task.grader, tests=hidden))
     root = write_task(task, tmp_path / "task")
+    assert not list(away.iterdir()), "nothing is written through a link"
     there = {path.relative_to(root / "tests/repo").as_posix() for path in (root / "tests/repo").rglob("*.*")}
     names = {"test_calc.py", "data.txt", "test_more.py", "test_top.py"}
     assert there == {"conftest.py", "pytest.ini", *(f"tests/{name}" for name in names)}
