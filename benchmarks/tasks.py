@@ -25,7 +25,8 @@ from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.harbor import read_task
-from composer_jax.tasks.repository.build import LIMITS, Request, build, install
+from composer_jax.tasks.repository.build import Request, build, install
+from composer_jax.tasks.suite import LIMITS
 from composer_jax.tasks.validate import validate
 
 PACKAGES = ("toolz==1.0.0", "cachetools==5.5.2", "parse==1.20.2")

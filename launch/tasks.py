@@ -113,7 +113,7 @@ def validate(values, path):
     from composer_jax.observe.progress import Progress
     from composer_jax.sandbox import SandboxPool
     from composer_jax.tasks import validate as library
-    from composer_jax.tasks.repository.build import LIMITS
+    from composer_jax.tasks.suite import LIMITS
 
     tasks = read(values, path)
 

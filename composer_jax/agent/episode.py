@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from composer_jax.agent.transcript import Kind, Node, Transcript
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import ToolCall
 from composer_jax.data.chat_format import ChatFormat, Message
+from composer_jax.errors import UserError
 from composer_jax.sampler.session import Session
 from composer_jax.sandbox import SandboxDied, SandboxPool
 from composer_jax.tasks import hack_monitor
@@ -92,13 +94,17 @@ async def run_episode(
     The reward is that of the hidden cases if the policy said that it is done, else 0. `chat` is the format of all
     messages; the session ends what it samples at `chat.end`. `seed` is recorded; randomness is the session's.
     `cache` may be shared by any number of episodes. The session is left open.
+
+    Raises UserError for a task with an image: its containers have no shell that stays, which the tools need.
     """
+    if task.image is not None:
+        raise UserError(f"task {task.id} needs the image {task.image}, in which no episode can be played; leave it out")
     run = _Run(task, session, chat, compaction, limits)
     workspace = Workspace(task, pool, cache)
     try:
         outcome = await run.until_the_end(workspace)
         await workspace.close()
-        found = hack_monitor.flags(task, run.calls, workspace.changes)
+        found = await asyncio.to_thread(hack_monitor.flags, task, run.calls, workspace.changes)
         run.flags = [f"{flag.name}: {flag.evidence}" for flag in found]
         result = await grade(task, workspace.changes, pool, cache)
     except SandboxDied as error:

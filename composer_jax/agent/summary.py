@@ -20,14 +20,15 @@ REQUESTS: dict[Style, str] = {
     # The baseline: what one asks a model that has not learned to summarize.
     "long": "Write a report: Goal, Files, Facts, Done, Next.",
 }
+PLAN_CHARACTERS = 2000
+"""Of a plan that is carried over a summary: ours. The agent can write a longer one, which would fill what is freed."""
 
 
 @dataclass(frozen=True)
 class Compaction:
     """When and how an episode is compacted.
 
-    trigger: tokens of context, the next generation prompt included, above which a tool result is followed by
-    a
+    trigger: tokens of context, the next generation prompt included, above which a tool result is followed by a
       summary; None: never.
     style: which request is made.
     max_segments: branches an episode may have, the first included; needing one more ends it.
@@ -61,7 +62,7 @@ def carry(chat: ChatFormat, number: int, summary: Sequence[int], plan: str = "")
     """The user message a new branch starts from, below the prompt: carried state, and the summary's own ids.
 
     number: how many summaries there have been, this one included. plan: what the agent has to do and has done, if it
-    wrote that down (todos.plan). Control tokens in the summary are left out (ChatFormat.user): a summary cannot speak
-    in another role.
+    wrote that down (todos.plan); what is beyond PLAN_CHARACTERS of it is cut. Control tokens in the
+    summary are left out (ChatFormat.user): a summary cannot speak in another role.
     """
-    return chat.user([f"Summary {number}:\n", summary, *([f"\nPlan:\n{plan}"] if plan else [])])
+    return chat.user([f"Summary {number}:\n", summary, *([f"\nPlan:\n{plan[:PLAN_CHARACTERS]}"] if plan else [])])

@@ -24,7 +24,7 @@ from composer_jax.sandbox import (
     SandboxFileError,
     SandboxPool,
 )
-from composer_jax.tasks.cache import ResultCache, result_key
+from composer_jax.tasks.cache import ResultCache, result_key, told
 from composer_jax.tasks.task import Task
 
 ATTEMPTS = 3
@@ -288,12 +288,8 @@ class Workspace:
         return self._folders
 
     def _key(self, command: Sequence[str]) -> str:
-        told = {
-            # Any bytes may be in a name; this is one text for each of them.
-            os.fsencode(path).decode("latin-1"): b"%s %o " % (change.kind.encode(), change.mode) + change.data
-            for path, change in self.changes.items()
-        }
-        return result_key(told, [*map(str, (self._task.repository, self._task.packages)), *command])
+        task = self._task
+        return result_key(told(self.changes), [*map(str, (task.repository, task.packages, task.image)), *command])
 
     def _search(self, base: SearchIndex, changes: dict[str, Change], query: str, under: str, limit: int) -> list[Hit]:
         known, index = self._changed_index

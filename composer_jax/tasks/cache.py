@@ -9,18 +9,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from composer_jax.sandbox import Change
+
 T = TypeVar("T")
+
+
+def told(changes: Mapping[str, Change]) -> dict[str, bytes]:
+    """What makes changes what they are, by path: kind, permission bits and data of each."""
+    return {path: b"%s %o " % (change.kind.encode(), change.mode) + change.data for path, change in changes.items()}
 
 
 def result_key(files: Mapping[str, bytes], command: Any) -> str:
     """SHA-256 (hex) of the files and of a JSON-able description of what is run on them."""
     hasher = hashlib.sha256(json.dumps(command, sort_keys=True).encode())
     for path in sorted(files):
-        for part in (path.encode(), files[path]):
+        for part in (os.fsencode(path), files[path]):  # a name may be no UTF-8
             hasher.update(len(part).to_bytes(8, "big"))
             hasher.update(part)
     return hasher.hexdigest()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from composer_jax.sandbox import Change, RunResult, SandboxPool
 from composer_jax.tasks import judge
-from composer_jax.tasks.cache import ResultCache, result_key
+from composer_jax.tasks.cache import ResultCache, result_key, told
 from composer_jax.tasks.grade import Grade, with_living_sandbox
 from composer_jax.tasks.task import Task
 from composer_jax.tasks.workspace import is_submitted
@@ -39,9 +39,7 @@ async def grade(
     kept = submission(task, changes)
     if cache is None:
         return (await _grade(task, kept, pool))[0]
-    files = {path: change.data for path, change in kept.items() if change.kind == "file"}
-    gone = sorted(set(kept) - set(files))
-    key = result_key(files, ["grade", task.grader.to_json(), str(task.repository), str(task.packages), gone])
+    key = result_key(told(kept), ["grade", task.grader.to_json(), str(task.repository), str(task.packages)])
     return await cache.get(key, lambda: _grade(task, kept, pool))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from composer_jax.sandbox import Change, SandboxFileError
 from composer_jax.sandbox.container import ContainerPool
-from composer_jax.tasks.cache import ResultCache, result_key
+from composer_jax.tasks.cache import ResultCache, result_key, told
 from composer_jax.tasks.grade import Grade, with_living_sandbox
 from composer_jax.tasks.grader import LogGrader
 from composer_jax.tasks.log_status import FAILED, PASSED, SKIPPED, XFAIL, parse
@@ -36,8 +36,7 @@ async def grade(
     """Grades one submission (see grading.grade). pool: of the task's image."""
     if cache is None:
         return (await _grade(task, changes, pool))[0]
-    what = {path: f"{change.kind} {change.mode:o} ".encode() + change.data for path, change in changes.items()}
-    key = result_key(what, ["grade", task.digest])
+    key = result_key(told(changes), ["grade", task.digest])
     return await cache.get(key, lambda: _grade(task, changes, pool))
 
 

@@ -1,7 +1,8 @@
 """Grading by a task's own script, as Harbor and Terminal-Bench do it.
 
-A fresh sandbox on the pristine workspace gets all of the agent's changes and sees the tests at /tests; what the agent's
-own sandbox left outside of the workspace, reward files above all, is not there. `bash /tests/test.sh` runs, and the
+A fresh sandbox on the pristine repository gets all of the agent's changes, the task's own files among them if they are
+still there, and sees the tests at /tests; what the agent's own sandbox left outside of the workspace, reward files
+above all, is not there. `bash /tests/test.sh` runs, and the
 reward is what it then finds in /logs/verifier/reward.json (a number, or {"reward": a number, other numbers}), else in
 reward.txt. A reward outside of 0 to 1 counts as none: clamped, a script that counts to 100 would look as if all was
 solved.
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxFileError, SandboxPool
-from composer_jax.tasks.cache import ResultCache, result_key
+from composer_jax.tasks.cache import ResultCache, result_key, told
 from composer_jax.tasks.grade import Grade, with_living_sandbox
 from composer_jax.tasks.task import Task
 
@@ -29,8 +30,7 @@ async def grade(
     """Grades one submission (see grading.grade). A reward that is missing or no number is 0, with a sentence."""
     if cache is None:
         return (await _grade(task, changes, pool))[0]
-    what = {path: f"{change.kind} {change.mode:o} ".encode() + change.data for path, change in changes.items()}
-    key = result_key(what, ["grade", task.digest])
+    key = result_key(told(changes), ["grade", task.digest])
     return await cache.get(key, lambda: _grade(task, changes, pool))
 
 
@@ -42,7 +42,7 @@ async def _grade(task: Task, changes: Mapping[str, Change], pool: SandboxPool) -
 
     async def run() -> tuple[Grade, bool]:
         ground = await pool.trees.get(task.repository)
-        async with await pool.acquire(task.files, ground, network=task.network, **trees) as sandbox:
+        async with await pool.acquire({}, ground, network=task.network, **trees) as sandbox:
             try:
                 await sandbox.apply(changes)
             except SandboxFileError as error:

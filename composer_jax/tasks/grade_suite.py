@@ -8,15 +8,18 @@ tested code can and cannot do to its grade is told in judge_suite.py.
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxPool
 from composer_jax.tasks import judge_suite
-from composer_jax.tasks.cache import ResultCache, result_key
+from composer_jax.tasks.cache import ResultCache, result_key, told
 from composer_jax.tasks.grade import Grade
 from composer_jax.tasks.protected import is_protected
-from composer_jax.tasks.suite import run_suite
+from composer_jax.tasks.suite import report_bytes, run_suite
 from composer_jax.tasks.task import Task
 
 
@@ -37,18 +40,22 @@ def hidden_tests(tests: Path | None) -> dict[str, Change]:
 async def grade(
     task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None
 ) -> Grade:
-    """Grades one submission (see grading.grade)."""
-    kept = submission(task, changes)
+    """Grades one submission (see grading.grade). Raises UserError where the pool's limits are too small."""
+    kept = await asyncio.to_thread(submission, task, changes)
     if cache is None:
         return (await _grade(task, kept, pool))[0]
-    what = {path: f"{change.kind} {change.mode:o} ".encode() + change.data for path, change in kept.items()}
-    key = result_key(what, ["grade", task.digest])
+    key = result_key(told(kept), ["grade", task.digest])
     return await cache.get(key, lambda: _grade(task, kept, pool))
 
 
 async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> tuple[Grade, bool]:
-    """The grade, and whether it may be kept: not that of a run that hit a limit."""
+    """The grade, and whether it may be kept: not that of a run that hit a limit.
+
+    Raises UserError where the report was cut because the pool's limits are too small for it. Where they are not, what
+    is tested has flooded it; that is no reason to stop whoever grades.
+    """
     grader = task.grader
+    tests = [*grader.fail_to_pass, *grader.pass_to_pass]
     report = await run_suite(
         pool,
         task.repository,
@@ -57,12 +64,17 @@ async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> t
         timeout_s=grader.timeout_s,
         files={path: text for path, text in task.files.items() if is_protected(path)},
         changes=kept,
-        laid_over=hidden_tests(grader.tests),
-        tests=[*grader.fail_to_pass, *grader.pass_to_pass],
+        laid_over=await asyncio.to_thread(hidden_tests, grader.tests),
+        tests=tests,
     )
+    if report.lost_bytes and pool.limits.output_kb << 10 < report_bytes(tests):
+        raise UserError(
+            f"the report on the {len(tests)} tests of task {task.id} does not fit into Limits.output_kb = "
+            f"{pool.limits.output_kb}; make the pool with composer_jax.tasks.suite.LIMITS"
+        )
     repaired, held, detail = judge_suite.verdict(report.judged, grader.fail_to_pass, grader.pass_to_pass)
     reward = judge_suite.reward(repaired, held, grader.partial)
-    return Grade(reward, {"f2p": repaired, "p2p": held}, detail), not report.timed_out
+    return Grade(reward, {"f2p": repaired, "p2p": held}, detail), not (report.timed_out or report.lost_bytes)
 
 
 def _pristine_tests(task: Task) -> dict[str, Change]:
@@ -81,7 +93,7 @@ def _files_below(folder: Path, only_protected: bool = False) -> dict[str, Change
         if only_protected and not is_protected(name):
             continue
         if path.is_symlink():
-            found[name] = Change("link", str(path.readlink()).encode(), 0o777)
+            found[name] = Change("link", os.fsencode(path.readlink()), 0o777)
         elif path.is_file():
             found[name] = Change("file", path.read_bytes(), path.stat().st_mode & 0o777)
     return found

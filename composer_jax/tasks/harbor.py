@@ -37,20 +37,22 @@ _SOLVE_SH = "#!/bin/sh\nexec python3 /solution/solve.py /solution/oracle.json /w
 def write_task(task: Task, directory: Path | str) -> Path:
     """Writes `task` into a new or empty directory, and returns its path.
 
-    Raises UserError when the directory holds something, or a path in the workspace leads out of it.
+    Raises UserError when the directory holds something, a path in the workspace leads out of it, or the task has a part
+    that the directory cannot hold.
     """
     directory = Path(directory)
     if directory.is_dir() and any(directory.iterdir()):
         raise UserError(f"{directory} is not empty; give write_task a new directory")
+    if not isinstance(task.grader, CaseGrader | SuiteGrader):
+        raise UserError(f"task {task.id} is graded by a script of its own; copy the directory it came from")
+    _refuse_what_would_be_lost(task)
     files = {f"environment/repo/{_checked(path)}": text for path, text in task.files.items()}
     is_suite = isinstance(task.grader, SuiteGrader)
     if is_suite:
         directory.mkdir(parents=True, exist_ok=True)
         files |= harbor_suite.write_suite(task, directory)
-    elif isinstance(task.grader, CaseGrader):
-        files |= _write_cases(task)
     else:
-        raise UserError(f"task {task.id} is graded by a script of its own; copy the directory it came from")
+        files |= _write_cases(task)
     files |= {
         "task.toml": _task_toml(task, directory),
         "instruction.md": task.instruction,
@@ -90,6 +92,16 @@ def read_task(directory: Path | str) -> Task:
         ) from error
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"there is no readable task in {directory}: {error}") from error
+
+
+def _refuse_what_would_be_lost(task: Task) -> None:
+    parts = ("image",) if isinstance(task.grader, SuiteGrader) else ("repository", "packages", "network", "image")
+    if lost := [name for name in parts if getattr(task, name)]:
+        how = "a suite" if isinstance(task.grader, SuiteGrader) else "hidden cases"
+        raise UserError(
+            f"task {task.id} has {' and '.join(lost)}, which a directory of a task graded by {how} cannot hold; "
+            "keep it as JSON (Task.to_json)"
+        )
 
 
 def _write_cases(task: Task) -> dict[str, str]:
@@ -134,7 +146,7 @@ def _task_toml(task: Task, directory: Path) -> str:
         },
         "verifier": {"timeout_sec": task.grader.timeout_s + VERIFIER_OVERHEAD_S},
         "agent": {"timeout_sec": AGENT_TIMEOUT_S},
-        "environment": {"allow_internet": False},
+        "environment": {"allow_internet": task.network},
     }
     return "\n".join(_toml_lines(tables))
 

@@ -8,12 +8,12 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_jax.errors import UserError
 from composer_jax.tasks.grader import SuiteGrader
-from composer_jax.tasks.protected import protected_files
+from composer_jax.tasks.protected import is_protected, protected_files
 from composer_jax.tasks.suite import DECOYS, pytest_arguments
 from composer_jax.tasks.task import Task
 
@@ -44,10 +44,7 @@ def write_suite(task: Task, directory: Path) -> dict[str, str]:
         shutil.copytree(task.repository, repo, symlinks=True)
     if grader.tests is not None:
         shutil.copytree(grader.tests, tests, symlinks=True)
-    else:
-        for path in protected_files(task.repository) if task.repository is not None else ():
-            (tests / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(task.repository / path, tests / path, follow_symlinks=False)
+    kept = _write_protected(task, tests)
     suite = {
         "fail_to_pass": list(grader.fail_to_pass),
         "pass_to_pass": list(grader.pass_to_pass),
@@ -59,7 +56,20 @@ def write_suite(task: Task, directory: Path) -> dict[str, str]:
     shipped = {f"tests/{name}": (_HERE / source).read_text(encoding="utf-8") for name, source in _SHIPPED.items()}
     gold = task.metadata.get("gold")
     patch = {} if gold is None else {"solution/gold.patch": gold_patch(task, gold)}
-    return {**shipped, **patch, "tests/suite.json": json.dumps(suite, indent=1), "tests/test.sh": TEST_SH}
+    return {**shipped, **kept, **patch, "tests/suite.json": json.dumps(suite, indent=1), "tests/test.sh": TEST_SH}
+
+
+def _write_protected(task: Task, tests: Path) -> dict[str, str]:
+    """Copies what is protected in the repository beside the hidden tests, for verify_suite.py removes all that is
+    not there; returns the texts of such files that lie on top of the repository."""
+    on_top = {path: text for path, text in task.files.items() if is_protected(path)}
+    hidden = set() if task.grader.tests is None else set(protected_files(tests))
+    for path in protected_files(task.repository) if task.repository is not None else ():
+        behind_link = any(str(above) in hidden for above in PurePosixPath(path).parents)
+        if path not in hidden and path not in on_top and not behind_link:
+            (tests / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(task.repository / path, tests / path, follow_symlinks=False)
+    return {f"tests/repo/{path}": text for path, text in on_top.items() if path not in hidden}
 
 
 def gold_patch(task: Task, gold: Mapping[str, str | None]) -> str:

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Change, SandboxFileError, SandboxPool
+from composer_jax.sandbox import Change, Limits, SandboxFileError, SandboxPool
 from composer_jax.tasks import judge_suite
 from composer_jax.tasks.grade import with_living_sandbox
 
 DECOYS = 3
+LIMITS = Limits(cpu_s=600, memory_mb=2048, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128)
+"""What a suite and its report may need: for all pools in which tasks with a suite are made, validated, played, graded.
+Ours."""
+_REPORT_BYTES, _TEST_BYTES = 32 << 10, 2 << 10
 SCRIPT_TEXT = Path(__file__).with_name("run_suite.py").read_text(encoding="utf-8")
 
 
@@ -35,7 +39,7 @@ class SuiteReport:
 
     tests: id -> result, in the order of collection. uncollected: file -> why it could not be imported. problem: why
     none of it counts, if so. log: the end of what was printed. calls: id -> code that ran, where that was traced.
-    timed_out: it hit a limit, and another run may not.
+    timed_out: it hit a limit, and another run may not. lost_bytes: of the report, where that is why none of it counts.
     """
 
     tests: Mapping[str, TestResult]
@@ -44,6 +48,7 @@ class SuiteReport:
     log: str
     calls: Mapping[str, Sequence[str]] = field(default_factory=dict)
     timed_out: bool = False
+    lost_bytes: int = 0
     judged: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     @property
@@ -52,6 +57,11 @@ class SuiteReport:
         if self.problem:
             return frozenset()
         return frozenset(test for test, result in self.tests.items() if result.outcome == judge_suite.PASSED)
+
+
+def report_bytes(tests: Sequence[str]) -> int:
+    """How long a report on these tests can be, compressed, unless what is tested writes to it. Ours, and generous."""
+    return _REPORT_BYTES + _TEST_BYTES * len(tests)
 
 
 def pytest_arguments(command: Sequence[str]) -> list[str]:
@@ -110,12 +120,14 @@ async def run_suite(
                 ["python", "-c", SCRIPT_TEXT], stdin=json.dumps(order).encode(), timeout_s=timeout_s
             )
         judged = judge_suite.judge(result.stdout, secret, result.outcome)
-        if result.truncated_bytes and judged["problem"]:
-            # Not an error: what is tested can make it long.
-            judged["problem"] = f"{result.truncated_bytes} bytes of the report are lost; raise Limits.output_kb"
+        lost = result.truncated_bytes if judged["problem"] else 0
+        if lost:  # not an error here: what is tested can make it long
+            judged["problem"] = f"{lost} bytes of the report are lost; raise Limits.output_kb"
         log = judged["log"] + result.stderr[-2000:]
         results = {test: TestResult(*entry) for test, entry in judged["tests"].items()}
         stopped = result.outcome in judge_suite.STOPPED
-        return SuiteReport(results, judged["uncollected"], judged["problem"], log, judged["traced"], stopped, judged)
+        return SuiteReport(
+            results, judged["uncollected"], judged["problem"], log, judged["traced"], stopped, lost, judged
+        )
 
     return await with_living_sandbox(run)

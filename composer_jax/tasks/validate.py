@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, SandboxPool
+from composer_jax.sandbox.container import ContainerPool
 from composer_jax.tasks.formats import swe_bench
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import grade, untouched
+from composer_jax.tasks.image import container_pool
 from composer_jax.tasks.task import Task
 
 RUNS = 5
@@ -32,7 +35,7 @@ class Validation:
     @property
     def verdict(self) -> str:
         """One word: valid, solved (doing nothing scores), flaky (runs differ), wrong (the solution fails), or unknown
-        (no solution is)."""
+        (no solution is known, or the task cannot be graded here)."""
         if self.valid:
             return "valid"
         if len(set(self.nothing)) > 1 or len(set(self.gold)) > 1:
@@ -71,13 +74,19 @@ async def validate(
 ) -> list[Validation]:
     """Grades every task `runs` times untouched and `runs` times solved; in the order of the tasks.
 
+    A task with an image is graded in containers of its own. One that cannot be graded here is unknown, with the reason
+    as its detail, and the others go on.
+
     jobs: tasks at once. after_task: called as each is done.
     """
     turns = asyncio.Semaphore(jobs)
 
     async def one(task: Task) -> Validation:
         async with turns:
-            found = await _validate(task, pool, runs)
+            try:
+                found = await _in_its_pool(task, pool, runs)
+            except UserError as error:
+                found = Validation(task.id, (), (), str(error))
             after_task(found)
             return found
 
@@ -86,7 +95,14 @@ async def validate(
     return [job.result() for job in running]
 
 
-async def _validate(task: Task, pool: SandboxPool, runs: int) -> Validation:
+async def _in_its_pool(task: Task, pool: SandboxPool, runs: int) -> Validation:
+    if task.image is None:
+        return await _validate(task, pool, runs)
+    async with await asyncio.to_thread(container_pool, task, 1) as own:  # may build the image
+        return await _validate(task, own, runs)
+
+
+async def _validate(task: Task, pool: SandboxPool | ContainerPool, runs: int) -> Validation:
     nothing, solved, wrong, gold = [], [], "", gold_changes(task)
     cases = [(0.0, untouched(task), nothing)]
     if gold is None:

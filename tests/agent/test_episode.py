@@ -1,6 +1,7 @@
 """One episode, message by message: what the model is shown, what is recorded, how it ends, what it earns."""
 
 import asyncio
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from composer_jax.agent.episode import Episode, Limits, run_episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
+from composer_jax.errors import UserError
 from composer_jax.tasks import generate
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grader import Case, CaseGrader
@@ -333,3 +335,8 @@ def test_a_repository_is_repaired_with_the_repository_tools(play, tok, tmp_path)
     assert shown[3] == "<|user|>Summary 1:\nit adds the discount\nPlan:\n[>] mend total<|end|>"
     assert "- discount" in shown[5]
     assert (tmp_path / "shop" / "price.py").read_text().endswith("+ discount\n")
+
+
+def test_a_task_with_an_image_is_refused_at_once(play):
+    with pytest.raises(UserError, match="needs the image some/image, in which no episode can be played"):
+        play([1], task=dataclasses.replace(TASK, image="some/image"))

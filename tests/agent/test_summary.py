@@ -44,3 +44,10 @@ def test_the_ids_of_a_summary_are_carried_as_they_are(tok, chat_format):
 def test_the_plan_is_carried_below_the_summary(tok, chat_format):
     carried = summary.carry(chat_format, 1, tok.encode("rate"), "[x] read\n[ ] mend")
     assert tok.decode(carried) == "<|user|>Summary 1:\nrate\nPlan:\n[x] read\n[ ] mend<|end|>"
+
+
+def test_of_a_long_plan_the_beginning_is_carried(tok, chat_format):
+    plan = "[ ] " + "a" * summary.PLAN_CHARACTERS
+    assert tok.decode(summary.carry(chat_format, 1, [], plan)) == (
+        f"<|user|>Summary 1:\n\nPlan:\n{plan[: summary.PLAN_CHARACTERS]}<|end|>"
+    )

@@ -1,6 +1,7 @@
 """The workspace: the sandbox holds what we think it holds, comes late, and may die."""
 
 import asyncio
+import dataclasses
 import gc
 import threading
 import weakref
@@ -344,3 +345,15 @@ def test_a_file_that_became_a_folder_does_not_cost_the_shell(pool, folder):
         await workspace.close()
 
     asyncio.run(check())
+
+
+def test_what_ran_in_one_image_is_not_the_result_of_another(pool):
+    async def check():
+        cache = ResultCache()
+        for image in (None, "a:1", "a:2", "a:1"):
+            workspace = Workspace(dataclasses.replace(task_of(FILES), image=image), pool, cache)
+            await workspace.run(["true"], 10)
+            await workspace.close()
+        return cache.runs, cache.hits
+
+    assert asyncio.run(check()) == (3, 1)

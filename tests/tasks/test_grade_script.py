@@ -9,7 +9,7 @@ from composer_jax.tasks import ScriptGrader, Task
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grade import ATTEMPTS
 from composer_jax.tasks.grade_script import read_reward
-from composer_jax.tasks.grading import grade
+from composer_jax.tasks.grading import grade, untouched
 
 JSON, TXT = "/logs/verifier/reward.json", "/logs/verifier/reward.txt"
 
@@ -104,3 +104,9 @@ def test_a_dying_sandbox_is_nobodys_reward(make_task, pool):
     with pytest.raises(SandboxDied):
         graded(task, outage)
     assert outage.acquired == ATTEMPTS
+
+
+def test_a_file_of_the_task_that_was_deleted_stays_deleted(make_task, pool):
+    task = make_task(f"if [ -e a.txt ]; then echo 0 > {TXT}; else echo 1 > {TXT}; fi")
+    assert graded(task, pool, untouched(task)).reward == 0.0
+    assert graded(task, pool, {}).reward == 1.0

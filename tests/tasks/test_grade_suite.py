@@ -1,15 +1,18 @@
 """Grading by a test suite: only code that passes the tests scores. Each forgery is a real submission, really run."""
 
 import asyncio
+import hashlib
 import json
+import os
 import shutil
+import threading
 from dataclasses import replace
 
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import GONE, Change, SandboxDied
-from composer_jax.tasks import SuiteGrader, Task, judge_suite
+from composer_jax.sandbox import GONE, Change, Limits, SandboxDied, SandboxPool
+from composer_jax.tasks import SuiteGrader, Task, grade_suite, judge_suite
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grade import ATTEMPTS
 from composer_jax.tasks.grading import grade
@@ -112,7 +115,9 @@ for o in gc.get_objects():
 """
 WRITES_TO_PIPES = """
 import json
+import os
 import shutil
+import threading
 from dataclasses import replace
 for fd in range(3, 64):
     for when in ("setup", "call", "teardown"):
@@ -355,3 +360,67 @@ def test_a_plugin_that_is_installed_may_replace_parts_of_pytest(pool, task, pack
     task = replace(task, packages=tmp_path / "more")
     assert graded(pool, task, {"calc.py": RIGHT}).reward == 1.0
     assert "functions of the test framework" in graded(pool, task, {"calc.py": patch + RIGHT}).detail
+
+
+def test_names_and_links_of_any_bytes_are_graded_and_remembered(pool, task, tmp_path):
+    tests = lay(tmp_path / "tests", {"tests/test_calc.py": TESTS})
+    (tests / "away").symlink_to(os.fsdecode(b"\xfe"))
+    task = replace(task, grader=replace(task.grader, tests=tests))
+    cache = ResultCache()
+    for _ in range(2):
+        assert graded(pool, task, {"calc.py": RIGHT, os.fsdecode(b"\xff.txt"): ""}, cache).reward == 1.0
+    assert (cache.runs, cache.hits) == (1, 1)
+
+
+@pytest.fixture(scope="module")
+def narrow_pool():
+    pool = SandboxPool(Limits(timeout_s=10, output_kb=1), size=1)
+    yield pool
+    pool.kill()
+
+
+@pytest.fixture(scope="module")
+def talkative(tmp_path_factory, task):
+    """A task whose report is longer than a KiB."""
+    names = [hashlib.sha256(bytes([number])).hexdigest() for number in range(40)]
+    text = f"import pytest\nfrom calc import add\n\n\n@pytest.mark.parametrize('name', {names})\n"
+    text += "def test_add(name):\n    assert add(1, 2) == 3\n"
+    repository = lay(tmp_path_factory.mktemp("talkative"), {"calc.py": BUGGY, "test_calc.py": text})
+    grader = SuiteGrader(tuple(f"test_calc.py::test_add[{name}]" for name in names), timeout_s=10)
+    return replace(task, repository=repository, grader=grader)
+
+
+def test_a_report_that_our_limits_cut_is_nobodys_reward(narrow_pool, talkative):
+    cache, why = (
+        ResultCache(),
+        "report on the 40 tests of task r-0 does not fit into Limits.output_kb = 1; make the pool",
+    )
+    for _ in range(2):
+        with pytest.raises(UserError, match=why):
+            graded(narrow_pool, talkative, {"calc.py": RIGHT}, cache)
+    assert (cache.runs, cache.hits) == (2, 0)
+
+
+def test_code_that_floods_the_report_stops_nobody(narrow_pool, talkative, monkeypatch):
+    monkeypatch.setattr("composer_jax.tasks.suite._REPORT_BYTES", 0)
+    monkeypatch.setattr("composer_jax.tasks.suite._TEST_BYTES", 1)
+    cache = ResultCache()
+    for _ in range(2):
+        found = graded(narrow_pool, talkative, {"calc.py": RIGHT}, cache)
+        assert found.reward == 0.0 and "bytes of the report are lost" in found.detail
+    assert cache.runs == 2
+
+
+def test_files_are_read_away_from_the_event_loop(pool, task, tmp_path, monkeypatch):
+    tests = lay(tmp_path / "tests", {"tests/test_calc.py": TESTS})
+    task = replace(task, grader=replace(task.grader, tests=tests))
+    read, where = grade_suite._files_below, []
+
+    def watched(*arguments, **options):
+        where.append(threading.current_thread())
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(grade_suite, "_files_below", watched)
+    changes = {"calc.py": Change("file", RIGHT.encode()), "tests": GONE, "sub": GONE}
+    asyncio.run(grade(task, changes, pool))
+    assert len(where) == 2 and threading.current_thread() not in where

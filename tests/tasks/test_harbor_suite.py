@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.tasks import ScriptGrader, SuiteGrader, Task
+from composer_jax.tasks import ScriptGrader, SuiteGrader, Task, generate
 from composer_jax.tasks.harbor import read_task, write_task
 from tests.tasks.conftest import lay
 
@@ -109,3 +109,42 @@ def test_what_cannot_be_written_or_read_is_told_in_a_sentence(task, tmp_path):
         read_task(root)
     with pytest.raises(UserError, match="graded by a script of its own"):
         write_task(replace(task, grader=ScriptGrader(tmp_path)), tmp_path / "script")
+
+
+def test_beside_some_hidden_tests_the_verifier_keeps_all_that_is_protected(task, tmp_path):
+    hidden = lay(tmp_path / "hidden", {"tests/test_calc.py": TEXT, "tests/data.txt": "new"})
+    lay(task.repository, {"conftest.py": "", "tests/data.txt": "old", "tests/test_more.py": TEXT})
+    files = {**task.files, "tests/test_top.py": TEXT, "tests/test_calc.py": "not this\n"}
+    lay(task.repository, {"tests/linked/evil.txt": ""})
+    away = tmp_path / "away"
+    away.mkdir()
+    (hidden / "tests/linked").symlink_to(away)
+    task = replace(task, files=files, grader=replace(task.grader, tests=hidden))
+    root = write_task(task, tmp_path / "task")
+    assert not list(away.iterdir()), "nothing is written through a link"
+    there = {path.relative_to(root / "tests/repo").as_posix() for path in (root / "tests/repo").rglob("*.*")}
+    names = {"test_calc.py", "data.txt", "test_more.py", "test_top.py"}
+    assert there == {"conftest.py", "pytest.ini", *(f"tests/{name}" for name in names)}
+    assert (root / "tests/repo/tests/data.txt").read_text() == "new"
+    assert (root / "tests/repo/tests/test_calc.py").read_text() == TEXT
+    assert read_task(root).grader.tests == root / "tests/repo"
+
+
+def test_the_network_is_written_and_an_image_is_refused(task, tmp_path):
+    for network in (False, True):
+        root = write_task(replace(task, network=network), tmp_path / str(network))
+        assert tomllib.loads((root / "task.toml").read_text())["environment"]["allow_internet"] is network
+        assert read_task(root).network is network
+    with pytest.raises(
+        UserError, match="task r-0 has image, which a directory of a task graded by a suite cannot hold"
+    ):
+        write_task(replace(task, image="some/image"), tmp_path / "image")
+
+
+def test_what_hidden_cases_have_no_place_for_is_refused(tmp_path):
+    task = replace(generate("bugfix", "train", 0, 0), repository=tmp_path, network=True)
+    with pytest.raises(
+        UserError, match="has repository and network, which a directory of a task graded by hidden cases"
+    ):
+        write_task(task, tmp_path / "task")
+    assert not (tmp_path / "task").exists()

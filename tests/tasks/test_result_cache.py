@@ -1,10 +1,12 @@
 """The cache of results: one run per key, however many ask, and nothing kept that should not be."""
 
 import asyncio
+import os
 
 import pytest
 
-from composer_jax.tasks.cache import ResultCache, result_key
+from composer_jax.sandbox import Change
+from composer_jax.tasks.cache import ResultCache, result_key, told
 
 
 def test_keys_tell_files_and_commands_apart():
@@ -17,6 +19,13 @@ def test_keys_tell_files_and_commands_apart():
     ]
     keys = {result_key(*other) for other in [(files, ["run"]), *others]}
     assert len(keys) == 4
+
+
+def test_names_of_any_bytes_and_all_that_makes_a_change_are_told_apart():
+    odd = [os.fsdecode(b"\xff"), os.fsdecode(b"\xfe"), "\xff"]
+    changes = [{name: Change("file", b"1")} for name in odd]
+    changes += [{"a": Change("file", b"1", 0o755)}, {"a": Change("file", b"1")}, {"a": Change("link", b"1")}]
+    assert len({result_key(told(each), ["run"]) for each in changes}) == len(changes)
 
 
 def test_who_asks_at_the_same_time_waits_for_one_run():

@@ -68,3 +68,12 @@ def test_the_solution_of_a_swe_bench_row_is_known(pool, packages, tmp_path):
     patch = "--- a/one.py\n+++ b/one.py\n@@ -1,2 +1,2 @@\n def one():\n-    return 2\n+    return 1\n"
     task = replace(make(tmp_path, packages, BROKEN, BROKEN, "t"), metadata={"gold_patch": patch})
     assert asyncio.run(validate([task], pool, runs=1))[0].valid
+
+
+def test_a_task_that_cannot_be_graded_here_stops_no_other(pool, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no docker, no podman
+    good = generate("bugfix", "train", 0, 0)
+    with_image = Task("i", "swe_bench", "heldout", "Do it.", {}, (), good.grader, image="some/image")
+    found = asyncio.run(validate([with_image, good], pool, runs=1))
+    assert [one.verdict for one in found] == ["unknown", "valid"]
+    assert "docker" in found[0].detail

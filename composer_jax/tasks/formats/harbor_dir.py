@@ -56,7 +56,6 @@ def read_harbor_dir(directory: Path, options: Options) -> Task:
     tests = directory / "tests"
     metadata: dict[str, Any] = {
         "described": _plain(top.values.get("metadata", {})),
-        "agent_timeout_s": agent.number("timeout_sec", 600.0),
         "resources": _resources(environment),
     }
     if (directory / "solution").is_dir():
@@ -104,7 +103,7 @@ def _manifest(directory: Path) -> Fields:
 
 
 def _unsupported(directory: Path, top: Fields) -> Iterator[str]:
-    environment, verifier = top.table("environment"), top.table("verifier")
+    environment, verifier, agent = top.table("environment"), top.table("verifier"), top.table("agent")
     if top.tables("steps"):
         yield "several steps ([[steps]])"
     for name in ("docker-compose.yaml", "docker-compose.yml"):
@@ -122,12 +121,18 @@ def _unsupported(directory: Path, top: Fields) -> Iterator[str]:
         yield "a health check ([environment.healthcheck])"
     if environment.number("gpus", 0):
         yield f"GPUs (gpus = {environment.values['gpus']})"
-    for name, table in (("agent", top.table("agent")), ("verifier", verifier)):
+    for name, table in (("agent", agent), ("verifier", verifier)):
         if table.values.get("user") not in (None, "", "root", 0):
             yield f"another user ([{name}] user = {table.values['user']!r})"
-    for name, table in (("environment", environment), ("agent", top.table("agent")), ("verifier", verifier)):
-        if table.text("network_mode", "") == "allowlist":
+    tables = {"environment": environment, "agent": agent, "verifier": verifier}
+    modes = {name: table.text("network_mode", "") for name, table in tables.items()}
+    for name, mode in modes.items():
+        if mode == "allowlist":
             yield f"a network of some hosts only ([{name}] network_mode = 'allowlist')"
+    if modes["verifier"] and "allowlist" not in modes.values():
+        of_agent = "public" if _network(environment, agent) else "no-network"
+        if modes["verifier"] != of_agent:
+            yield f"a network of the verifier's own ([verifier] network_mode = {modes['verifier']!r}, not {of_agent!r})"
 
 
 def _network(environment: Fields, agent: Fields) -> bool:
@@ -140,16 +145,14 @@ def _network(environment: Fields, agent: Fields) -> bool:
 
 
 def _resources(environment: Fields) -> dict[str, float]:
-    """cpus, memory_mb, storage_mb; the older texts such as memory = "2G" count where the newer numbers are missing."""
-    found = {"cpus": environment.number("cpus", 1)}
-    for name, default in (("memory", 2048.0), ("storage", 10240.0)):
-        if name in environment and f"{name}_mb" not in environment:
-            text = environment.text(name)
-            if not (match := _MEMORY.fullmatch(text.strip())):
-                raise UserError(f"{environment.where} has {name} = {text!r}; write {name}_mb = and a number")
-            default = float(match[1]) * _UNITS_MB[match[2].upper()]
-        found[f"{name}_mb"] = environment.number(f"{name}_mb", default)
-    return found
+    """cpus, memory_mb; the older text such as memory = "2G" counts where the newer number is missing."""
+    default = 2048.0
+    if "memory" in environment and "memory_mb" not in environment:
+        text = environment.text("memory")
+        if not (match := _MEMORY.fullmatch(text.strip())):
+            raise UserError(f"{environment.where} has memory = {text!r}; write memory_mb = and a number")
+        default = float(match[1]) * _UNITS_MB[match[2].upper()]
+    return {"cpus": environment.number("cpus", 1), "memory_mb": environment.number("memory_mb", default)}
 
 
 def _variables(table: Fields) -> dict[str, str]:

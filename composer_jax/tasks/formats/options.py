@@ -18,12 +18,14 @@ def default_store() -> Path:
 
 @dataclass(frozen=True)
 class Options:
-    """repos: folder of git repositories (owner__name or owner/name), for rows that name a repository and a commit.
-    packages: folder of installed Python packages. A row of a data set looks for its own below it, as
-      owner__name/version, or owner__name where it has no version.
-    store: where checkouts and workspaces are kept; they are made once.
-    split: of all tasks; None: "train" for SWE-smith, "heldout" for benchmarks.
-    tools: what the agent gets.
+    """repos: for rows. A folder of git repositories (owner__name or owner/name) that have the commits which rows name.
+    packages: for rows and for Harbor directories of others. A folder of installed Python packages, which is that of
+      each directory; a row looks for its own below it, as owner__name/version, or owner__name where it has no version.
+    store: for both. Where checkouts and workspaces are kept; they are made once.
+    split: for both. None: "train" for SWE-smith, "heldout" for benchmarks.
+    tools: for both. What the agent gets.
+
+    None of them counts for a directory that write_task wrote: it says all of this itself.
     """
 
     repos: Path | None = None

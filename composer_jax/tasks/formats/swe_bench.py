@@ -4,7 +4,8 @@
     Verified has difficulty; version 5 has image, eval_script, log_parser, eval_type (pass_and_fail | fail_only).
 
 A row runs without an image iff its tests have pytest ids, its repository is among the mirrors, and the packages of the
-repository are in the folder of packages. Every other row needs its image.
+repository are in the folder of packages. Every other row needs its image and an eval_script: our own runner of pytest
+cannot be relied on in images of old Pythons.
 """
 
 from __future__ import annotations
@@ -28,10 +29,6 @@ from composer_jax.tasks.grader import Grader, LogGrader, SuiteGrader
 from composer_jax.tasks.log_status import parser_of
 from composer_jax.tasks.task import Task
 
-# In the images of SWE-bench and SWE-smith, python is that of a conda environment.
-IMAGE_VARIABLES = {
-    "PATH": "/opt/miniconda3/envs/testbed/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-}
 TIMEOUT_S = 1800.0  # of one evaluation, as SWE-bench has it
 _PYTEST_ID = re.compile(r"[\w./-]+\.py::.+", re.DOTALL)
 _INSTANCE = re.compile(r"[A-Za-z0-9_.-]+")
@@ -52,14 +49,11 @@ def read_row(row: Fields, options: Options) -> Task:
         raise UserError(f"{row.where} has eval_type = {kind!r}; it is pass_and_fail or fail_only")
     checkout = Mirrors(options.repos, options.store).checkout(repo, commit) if options.repos else None
     packages = packages_of(options, repo, row.text("version", ""))
-    image, grader = image_of(row), None
-    if all(map(_PYTEST_ID.fullmatch, f2p + p2p)):
-        runs_here = checkout is not None and packages is not None
-        image = None if runs_here else image
-        tests = _tests(checkout, patches["test_patch"], options.store) if checkout else None
-        if runs_here or (checkout and "eval_script" not in row):
-            grader = SuiteGrader(f2p, p2p, tests, timeout_s=TIMEOUT_S)
-    variables = {"environment": IMAGE_VARIABLES} if image and isinstance(grader, SuiteGrader) else {}
+    runs_here = checkout is not None and packages is not None and all(map(_PYTEST_ID.fullmatch, f2p + p2p))
+    if runs_here:
+        grader = SuiteGrader(f2p, p2p, _tests(checkout, patches["test_patch"], options.store), timeout_s=TIMEOUT_S)
+    else:
+        grader = _log_grader(row, f2p, p2p, kind)
     return Task(
         id=name,
         family="swe_bench",
@@ -67,11 +61,11 @@ def read_row(row: Fields, options: Options) -> Task:
         instruction=instruction(repo, row.text("problem_statement")),
         files={},
         tools=options.tools,
-        grader=grader or _log_grader(row, f2p, p2p, kind),
-        metadata={"repo": repo, "base_commit": commit, **patches, **described(row, _DESCRIBED), **variables},
+        grader=grader,
+        metadata={"repo": repo, "base_commit": commit, **patches, **described(row, _DESCRIBED)},
         repository=checkout,
-        packages=packages if image is None else None,
-        image=image,
+        packages=packages if runs_here else None,
+        image=None if runs_here else image_of(row),
     )
 
 
@@ -181,8 +175,8 @@ def described(row: Fields, names: tuple[str, ...]) -> dict[str, Any]:
 def _log_grader(row: Fields, f2p: tuple[str, ...], p2p: tuple[str, ...], kind: str) -> Grader:
     if "eval_script" not in row:
         raise UserError(
-            f"{row.where} ({row.values['instance_id']}) can be graded by nothing here: it has no eval_script, and no "
-            "pytest ids with a checkout to run them in; give the folder of repositories (repos) or rows of SWE-bench 5"
+            f"{row.where} ({row.values['instance_id']}) can be graded by nothing here: it has no eval_script for its "
+            "image, and without that it needs pytest ids, its repository (repos) and installed packages (packages)"
         )
     parser_of(row.text("log_parser"))
     return LogGrader(row.text("eval_script"), row.text("log_parser"), f2p, p2p, kind == "fail_only", TIMEOUT_S)

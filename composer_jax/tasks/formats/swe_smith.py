@@ -20,7 +20,6 @@ from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
 from composer_jax.tasks.formats.patches import changes_of_patch, lay
 from composer_jax.tasks.formats.swe_bench import (
-    IMAGE_VARIABLES,
     described,
     instance_id,
     instruction,
@@ -30,6 +29,10 @@ from composer_jax.tasks.formats.swe_bench import (
 from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.task import Task
 
+# In the images of SWE-smith, python is that of a conda environment.
+IMAGE_VARIABLES = {
+    "PATH": "/opt/miniconda3/envs/testbed/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+}
 TIMEOUT_S = 300.0
 _COMMIT = re.compile(r"\.([0-9a-f]{8})\.")
 _DESCRIBED = ("created_at", "strategy")

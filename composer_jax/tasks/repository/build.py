@@ -23,7 +23,7 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
-from composer_jax.sandbox import Limits, SandboxPool
+from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.harbor import read_task, write_task
 from composer_jax.tasks.protected import is_protected, protected_files
@@ -40,6 +40,7 @@ from composer_jax.tasks.repository.source import Source
 from composer_jax.tasks.repository.survey import Survey, survey
 from composer_jax.tasks.repository.trace import trace
 from composer_jax.tasks.splits import seeded
+from composer_jax.tasks.suite import LIMITS
 from composer_jax.tasks.task import Task
 
 FAMILY = "repository"
@@ -47,8 +48,6 @@ ALL_KINDS = (*KINDS, "combine", "revert_commit")
 TOOLS = ("repository/*",)
 RUNS = 3
 LEAST_KEPT = 3
-# What a suite and its report may need; a task's own commands run under the limits of whoever runs the task.
-LIMITS = Limits(cpu_s=600, memory_mb=2048, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128)
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Built:
 async def build(request: Request, pool: SandboxPool | None = None) -> Built:
     """Makes the tasks: the same ones for the same request, repository and Python.
 
-    pool: made with LIMITS where none is given. Raises UserError when the suite does not run.
+    pool: made with suite.LIMITS where none is given. Raises UserError when the suite does not run.
     """
     if pool is None:
         async with SandboxPool(LIMITS, size=request.jobs) as pool:

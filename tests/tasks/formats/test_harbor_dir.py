@@ -100,8 +100,7 @@ def test_a_plain_task_needs_no_container(make, options):
     names = {child.relative_to(task.repository).as_posix() for child in task.repository.rglob("*")}
     # What a folder holds is copied, not the folder; neither Dockerfile nor tests nor solution are there.
     assert names == {"numbers.txt", "add.sh", "out"}
-    assert task.metadata["agent_timeout_s"] == 900.0
-    assert task.metadata["resources"] == {"cpus": 2.0, "memory_mb": 4096.0, "storage_mb": 10240.0}
+    assert task.metadata["resources"] == {"cpus": 2.0, "memory_mb": 4096.0}
     assert task.metadata["described"] == {"difficulty": "easy", "tags": ["files"], "created": "2024-01-01"}
     assert task.metadata["solution"] == str(path / "solution")
     assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
@@ -218,6 +217,7 @@ def test_variables_of_the_environment_need_a_container(make, options, monkeypatc
         ("allow_internet = false", 'network_mode = "no-network"', False),
         ("allow_internet = false", 'allow_internet = false\nnetwork_mode = "public"', True),
         ("[agent]", '[agent]\nnetwork_mode = "public"', True),
+        ("[verifier]", '[verifier]\nnetwork_mode = "no-network"', False),
     ],
 )
 def test_the_network_is_as_the_task_says(make, options, old, new, network):
@@ -228,7 +228,7 @@ def test_older_manifests_are_read(make, options):
     toml = 'version = "1.0"\n[metadata]\ndifficulty = "hard"\n[environment]\nmemory = "2G"\nstorage = "512M"\n'
     task = read_one(make({"task.toml": toml}), options)
     assert task.id == "sum-up" and task.network
-    assert task.metadata["resources"] == {"cpus": 1.0, "memory_mb": 2048.0, "storage_mb": 512.0}
+    assert task.metadata["resources"] == {"cpus": 1.0, "memory_mb": 2048.0}
     assert task.grader.timeout_s == 600.0
 
 
@@ -256,6 +256,11 @@ def test_what_is_not_run_is_refused_by_name(make, options, more, what):
         ("[agent]", "[agent]\nuser = 'me'", "another user"),
         ("[agent]", "[agent]\nnetwork_mode = 'allowlist'", "a network of some hosts only"),
         ("[agent]", "[agent]\nnetwork_mode = 'half'", "network_mode = 'half'; it is one of public, no-network"),
+        (
+            "[verifier]",
+            "[verifier]\nnetwork_mode = 'public'",
+            "verifier's own .*'public', not 'no-network'.*run it with",
+        ),
         ("[verifier]", "[verifier]\nenvironment_mode = 'separate'", "a verifier in an environment of its own"),
         ('"1.1"', '"2.0"', "of schema '2.0'; those that can be read are 1.0"),
         ("[task]", "[task", "is no TOML"),

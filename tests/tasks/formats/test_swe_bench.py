@@ -9,7 +9,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change
-from composer_jax.tasks import LogGrader, SuiteGrader, Task
+from composer_jax.tasks import LogGrader, Task
 from composer_jax.tasks.formats import Options, gold_changes, prediction, read_tasks, write_predictions
 from composer_jax.tasks.formats.patches import changes_of_patch
 from composer_jax.tasks.grading import grade
@@ -23,19 +23,25 @@ def write_rows(path, *rows):
 
 
 @pytest.fixture
-def read(tmp_path, project):
+def options(project, packages):
+    """With all that the row of the project needs to run without an image."""
+    return dataclasses.replace(project.options, packages=packages)
+
+
+@pytest.fixture
+def read(tmp_path, options):
     """Reads one row, with other fields or options."""
 
-    def read(row, options=None, **fields):
+    def read(row, other=None, **fields):
         row = {key: value for key, value in {**row, **fields}.items() if value is not ...}
-        (task,) = read_tasks(write_rows(tmp_path / "rows.jsonl", row), options or project.options)
+        (task,) = read_tasks(write_rows(tmp_path / "rows.jsonl", row), other or options)
         return task
 
     return read
 
 
 def test_a_row_becomes_a_task(read, bench_row, project, packages):
-    task = read(bench_row, dataclasses.replace(project.options, packages=packages), difficulty="15 min - 1 hour")
+    task = read(bench_row, difficulty="15 min - 1 hour")
     assert (task.id, task.family, task.split, task.image) == ("acme__calc-7", "swe_bench", "heldout", None)
     assert "double(3) is 5" in task.instruction and "look at double" not in task.instruction
     assert (task.repository / "calc.py").read_text() == project.buggy
@@ -49,8 +55,8 @@ def test_a_row_becomes_a_task(read, bench_row, project, packages):
     assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
 
 
-def test_only_the_solution_solves_it(read, bench_row, project, packages, pool):
-    task = read(bench_row, dataclasses.replace(project.options, packages=packages))
+def test_only_the_solution_solves_it(read, bench_row, project, pool):
+    task = read(bench_row)
     gold = gold_changes(task)
     assert gold == {"calc.py": Change("file", project.right.encode())}
     breaks = {"calc.py": Change("file", project.right.replace("x / 2", "x").encode())}
@@ -84,16 +90,19 @@ def test_mirrors_may_be_called_in_either_way_and_be_bare(read, bench_row, projec
         project.git(tmp_path, "clone", "--quiet", "--bare", str(project.folder), str(other / layout))
     else:
         shutil.copytree(project.folder, other / layout)
-    task = read(bench_row, Options(repos=other, store=tmp_path / "other store"))
+    task = read(bench_row, Options(repos=other, store=tmp_path / "other store"), **EVAL)
     assert (task.repository / "calc.py").read_text() == project.buggy
 
 
-def test_without_packages_a_row_needs_its_image(read, bench_row):
-    task = read(bench_row)
+def test_without_packages_a_row_needs_its_image_and_a_script_for_it(read, bench_row, project):
+    task = read(bench_row, project.options, **EVAL)
     assert task.image == "swebench/sweb.eval.x86_64.acme_1776_calc-7"
-    assert isinstance(task.grader, SuiteGrader) and task.packages is None
-    assert task.metadata["environment"]["PATH"].startswith("/opt/miniconda3/envs/testbed/bin:")
-    assert read(bench_row, image="acme/own:1").image == "acme/own:1"
+    assert isinstance(task.grader, LogGrader) and task.packages is None and task.repository is not None
+    assert read(bench_row, project.options, **EVAL, image="acme/own:1").image == "acme/own:1"
+    with pytest.raises(
+        UserError, match="no eval_script for its image, .* it needs pytest ids, its repository .repos. and"
+    ):
+        read(bench_row, project.options)
 
 
 def test_lists_of_tests_may_be_lists(read, bench_row):
@@ -136,16 +145,16 @@ def test_broken_rows_are_told_in_a_sentence(read, bench_row, fields, sentence):
         read(bench_row, **fields)
 
 
-def test_rows_that_cannot_be_used_can_be_left_out(bench_row, project, tmp_path):
+def test_rows_that_cannot_be_used_can_be_left_out(bench_row, options, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", bench_row, {**bench_row, "instance_id": "acme__calc-8", "repo": "x/y"})
     skipped = []
-    assert [task.id for task in read_tasks(path, project.options, skipped)] == ["acme__calc-7"]
+    assert [task.id for task in read_tasks(path, options, skipped)] == ["acme__calc-7"]
     assert len(skipped) == 1 and "x__y" in skipped[0]
     with pytest.raises(UserError, match="holds the task acme__calc-7 twice"):
-        read_tasks(write_rows(path, bench_row, bench_row), project.options)
+        read_tasks(write_rows(path, bench_row, bench_row), options)
 
 
-def test_parquet_is_read_like_lines(bench_row, project, tmp_path):
+def test_parquet_is_read_like_lines(bench_row, options, tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'composer_jax[tasks]'")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "rows.parquet"
@@ -153,8 +162,8 @@ def test_parquet_is_read_like_lines(bench_row, project, tmp_path):
     listed["FAIL_TO_PASS"] = ["tests/test_calc.py::test_double"]
     for row in (bench_row, listed):
         parquet.write_table(pyarrow.Table.from_pylist([row]), path)
-        (task,) = read_tasks(path, project.options)
-        (line,) = read_tasks(write_rows(tmp_path / "rows.jsonl", row), project.options)
+        (task,) = read_tasks(path, options)
+        (line,) = read_tasks(write_rows(tmp_path / "rows.jsonl", row), options)
         assert task == line
     path.write_bytes(b"PAR1 but no more")
     with pytest.raises(UserError, match="is no readable Parquet file"):

@@ -12,13 +12,13 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.harbor import read_task
 from composer_jax.tasks.judge_suite import PASSED
-from composer_jax.tasks.repository.build import LIMITS, Request, build
+from composer_jax.tasks.repository.build import Request, build
 from composer_jax.tasks.repository.candidate import candidate
 from composer_jax.tasks.repository.gates import break_suite, reason
 from composer_jax.tasks.repository.leaks import Readable
 from composer_jax.tasks.repository.survey import own_packages, suite_command, survey, unreliable_tests
 from composer_jax.tasks.repository.trace import trace
-from composer_jax.tasks.suite import SuiteReport, TestResult
+from composer_jax.tasks.suite import LIMITS, SuiteReport, TestResult
 from composer_jax.tasks.validate import validate
 from tests.tasks.conftest import lay
 
