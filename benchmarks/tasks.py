@@ -1,10 +1,12 @@
-"""Tasks from real repositories, and whether they hold: `python -m benchmarks.tasks [--count=24] [--runs=5]`.
+"""Tasks from real repositories, and whether they hold: `python -m benchmarks.tasks [PACKAGE==VERSION ...]`.
 
-Fetches the source distributions of three small packages with pip (pinned, suites included), makes tasks of each, and
-grades every task several times untouched, which must score 0, and solved, which must score 1. Prints progress on stderr
-and, as the last line of stdout, one JSON object: for each package
+Fetches the source distributions of packages with pip, by default of three small ones (suites included), makes tasks of
+each, and grades every task several times untouched, which must score 0, and solved, which must score 1. Prints progress
+on stderr and, as the last line of stdout, one JSON object: for each package
     tests, unreliable   of its suite: used, and left out because they did not pass every time
-    tasks, kinds        made, and of how many generator kinds
+    tasks, families     made, and of how many families of generators: mutate, stub, delete_feature, delete_file,
+                        combine, and revert_commit where there is a history, which source distributions lack
+    kinds               as families, with each sort of mutation by itself
     rejected            candidates that a gate stopped, by gate
     gold, nothing       how many of all gradings scored 1 and 0, as "120 of 120"
     generate_s, validate_s
@@ -29,8 +31,8 @@ from composer_jax.tasks.repository.build import Request, build, install
 from composer_jax.tasks.suite import LIMITS
 from composer_jax.tasks.validate import validate
 
-PACKAGES = ("toolz==1.0.0", "cachetools==5.5.2", "parse==1.20.2")
-REQUIREMENTS = ("pytest==9.2.0",)
+PACKAGES = ("toolz==1.0.0", "cachetools==5.5.2", "itsdangerous==2.2.0")
+REQUIREMENTS = ("pytest==9.2.0", "freezegun==1.5.5")
 
 
 def fetch(requirement: str, folder: Path) -> Path:
@@ -64,6 +66,7 @@ async def measure(repository: Path, packages: Path, out: Path, count: int, runs:
         "tests": survey["tests"],
         "unreliable": len(survey["unreliable"]),
         "tasks": len(tasks),
+        "families": len({kind.partition(":")[0] for kind in built.kinds}),
         "kinds": len(built.kinds),
         "of": dict(sorted(built.kinds.items())),
         "rejected": dict(built.rejected),
@@ -76,13 +79,14 @@ async def measure(repository: Path, packages: Path, out: Path, count: int, runs:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE==VERSION", default=PACKAGES)
     parser.add_argument("--count", type=int, default=24, help="tasks per package")
     parser.add_argument("--runs", type=int, default=5, help="gradings of each task, untouched and solved")
     arguments = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory() as scratch:
         packages = install(REQUIREMENTS, Path(scratch, "packages"))
-        for requirement in PACKAGES:
+        for requirement in arguments.packages:
             print(requirement, file=sys.stderr, flush=True)
             repository = fetch(requirement, Path(scratch))
             out = Path(scratch, "out", requirement)

@@ -5,6 +5,7 @@ import re
 MAX_PLACES = 5
 MAX_SHOWN = 12  # lines
 MAX_LINE = 200  # characters
+MAX_COMPARED = 10_000  # lines: each takes some microseconds in which nothing else runs
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -18,7 +19,8 @@ def places(text: str, part: str) -> str:
 
 
 def instead(text: str, part: str) -> str:
-    """What to say of a part that is not in a text: lines that differ in white space only, or the most similar line.
+    """What to say of a part that is not in a text: lines that differ in white space only, or the most similar of the
+    first MAX_COMPARED lines.
 
     Starts with a semicolon or a line break; empty if nothing comes near.
     """
@@ -28,16 +30,22 @@ def instead(text: str, part: str) -> str:
     if not first:
         return ""
     size = len(wanted)
-    for start in range(len(lines) - size + 1):
-        if stripped[start] == wanted[0] and stripped[start : start + size] == wanted:
-            return f"; these lines differ from it in white space only:\n{_shown(lines, start, start + size)}"
+    whole = _as_lines(stripped)
+    at = whole.find(_as_lines(wanted))
+    if at >= 0:
+        start = whole.count("\n", 0, at)
+        return f"; these lines differ from it in white space only:\n{_shown(lines, start, start + size)}"
     best, near = 0.0, 0
-    for number, line in enumerate(stripped):
+    for number, line in enumerate(stripped[:MAX_COMPARED]):
         if (likeness := _likeness(line, first)) > best:
             best, near = likeness, number
     if best < 0.5:
         return ""
     return f"; the nearest to its first line is in\n{_shown(lines, max(0, near - 1), near + 4)}"
+
+
+def _as_lines(lines: list[str]) -> str:
+    return "\n".join(["", *lines, ""])
 
 
 def _likeness(line: str, other: str) -> float:

@@ -62,7 +62,7 @@ class Pristine:
         return self._indexes[embedder]
 
     def _indexed(self, embedder: Embedder | None) -> SearchIndex:
-        files = ((path, entry) for path, entry in self._listed().items() if entry.kind == "file")
+        files = ((path, entry) for path, entry in self.entries.get_here().items() if entry.kind == "file")
         sizes = {path: entry.size for path, entry in files if not is_history(path)}
         return SearchIndex.of(sizes, self.read, embedder)
 

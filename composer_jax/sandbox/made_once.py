@@ -11,6 +11,11 @@ T = TypeVar("T")
 _MAKERS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="once")
 
 
+def _heard(future: asyncio.Future) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
 class MadeOnce(Generic[T]):
     """make() in a thread, once; who asks meanwhile waits for the same. What it raises goes to all who wait, and the
     next to ask makes it try again. Works from any event loop; who is cancelled cancels only his own waiting."""
@@ -22,15 +27,46 @@ class MadeOnce(Generic[T]):
 
     async def get(self) -> T:
         """The value."""
-        return await asyncio.shield(asyncio.wrap_future(self._ordered()))
+        waiting = asyncio.wrap_future(self._ordered())
+        waiting.add_done_callback(_heard)  # who was cancelled hears of no error, and nobody else has this future
+        return await asyncio.shield(waiting)
 
     def get_here(self) -> T:
-        """The value, for callers that may block."""
-        return self._ordered().result()
+        """The value, for callers that may block. Made here if no thread is at it yet, so that what is made can itself
+        ask for other values: it never waits for a thread to become free."""
+        future = self._ordered()
+        self._fulfil(future)
+        return future.result()
+
+    async def settled(self) -> None:
+        """Waits until it is not being made, if it is; whether it could be made does not matter here."""
+        with self._lock:
+            future = self._future
+        if future is not None:
+            waiting = asyncio.wrap_future(future)
+            waiting.add_done_callback(_heard)
+            await asyncio.wait([waiting])
+
+    @property
+    def being_made(self) -> bool:
+        """Whether a thread is at it, or is about to be."""
+        with self._lock:
+            return self._future is not None and not self._future.done()
 
     def _ordered(self) -> "Future[T]":
         with self._lock:
             failed = self._future is not None and self._future.done() and self._future.exception() is not None
             if self._future is None or failed:
-                self._future = _MAKERS.submit(self._make)
+                self._future = Future()
+                _MAKERS.submit(self._fulfil, self._future)
             return self._future
+
+    def _fulfil(self, future: "Future[T]") -> None:
+        """Makes the value unless another thread has begun to."""
+        with self._lock:
+            if future.running() or future.done() or not future.set_running_or_notify_cancel():
+                return
+        try:
+            future.set_result(self._make())
+        except BaseException as error:
+            future.set_exception(error)

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from composer_jax.sandbox.made_once import MadeOnce
 
-KEPT = 64  # folders per pool; the least recently used goes first, and its copy with whoever uses it last
+KEPT = 64  # folders per pool; the least recently used that is made goes first, and its copy with whoever uses it last
 
 T = TypeVar("T")
 
@@ -28,8 +28,15 @@ class SharedTrees(Generic[T]):
             return None
         folder = folder.resolve()
         if folder not in self._trees:
+            if len(self._trees) >= KEPT:
+                oldest = next((old for old, tree in self._trees.items() if not tree.being_made), None)
+                self._trees.pop(oldest, None)
             self._trees[folder] = MadeOnce(lambda: self._make(folder))
-            if len(self._trees) > KEPT:
-                self._trees.popitem(last=False)
         self._trees.move_to_end(folder)
         return await self._trees[folder].get()
+
+    async def settled(self) -> None:
+        """Waits until no folder is being copied, so that whoever owns one may remove it. Who asked for the copies
+        hears of their errors; here they are not told."""
+        for tree in list(self._trees.values()):
+            await tree.settled()

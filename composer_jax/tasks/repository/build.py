@@ -4,11 +4,11 @@ OUT/tasks/ID/          one Harbor directory per task; solution/gates.json holds 
 OUT/packages/          installed packages, where they were asked for by name
 OUT/survey.json        how the suite is run and which of its tests were not relied on
 OUT/rejected.jsonl     one line per candidate that did not become a task, with the gates' words
+OUT/.building-*/       candidates that are being judged; gone when the command ends
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -16,10 +16,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
@@ -32,6 +33,7 @@ from composer_jax.tasks.repository.combine import combinations
 from composer_jax.tasks.repository.difficulty import Difficulty
 from composer_jax.tasks.repository.entities import entities
 from composer_jax.tasks.repository.gates import Breakage, Gate, as_changes, break_suite, grade_both
+from composer_jax.tasks.repository.in_order import InOrder
 from composer_jax.tasks.repository.leaks import Readable
 from composer_jax.tasks.repository.prompt import Style, instruction
 from composer_jax.tasks.repository.propose import KINDS, propose
@@ -42,6 +44,8 @@ from composer_jax.tasks.repository.trace import trace
 from composer_jax.tasks.splits import seeded
 from composer_jax.tasks.suite import LIMITS
 from composer_jax.tasks.task import Task
+
+Judged = tuple[Path | None, tuple[Gate, ...]]
 
 FAMILY = "repository"
 ALL_KINDS = (*KINDS, "combine", "revert_commit")
@@ -99,8 +103,9 @@ class Built:
 
 
 async def build(request: Request, pool: SandboxPool | None = None) -> Built:
-    """Makes the tasks: the same ones for the same request, repository and Python.
+    """Makes the tasks: the same ones for the same request, repository and Python, however many jobs there are.
 
+    What the tests print is in the instructions, and what the suite took bounds the time limits, in coarse steps.
     pool: made with suite.LIMITS where none is given. Raises UserError when the suite does not run.
     """
     if pool is None:
@@ -121,7 +126,8 @@ async def build(request: Request, pool: SandboxPool | None = None) -> Built:
             coverage = await trace(found, pool)
             progress.update()
         _write_survey(found, request.out / "survey.json")
-        return await _Builder(request, found, coverage, pool, Path(scratch)).run()
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=request.out) as building:
+            return await _Builder(request, found, coverage, pool, Path(scratch), Path(building)).run()
 
 
 def install(requirements: Sequence[str], folder: Path) -> Path:
@@ -135,10 +141,19 @@ def install(requirements: Sequence[str], folder: Path) -> Path:
 
 
 class _Builder:
+    """building: an empty folder beside OUT/tasks, so that a task is moved there whole."""
+
     def __init__(
-        self, request: Request, found: Survey, coverage: dict[str, frozenset[str]], pool: SandboxPool, scratch: Path
+        self,
+        request: Request,
+        found: Survey,
+        coverage: dict[str, frozenset[str]],
+        pool: SandboxPool,
+        scratch: Path,
+        building: Path,
     ):
-        self.request, self.survey, self.coverage, self.pool, self.scratch = request, found, coverage, pool, scratch
+        self.request, self.survey, self.coverage, self.pool = request, found, coverage, pool
+        self.scratch, self.building = scratch, building
         self.name = re.sub(r"[^A-Za-z0-9._-]+", "-", request.repository.resolve().name)
         self.readable = Readable([found.root, *([found.packages] if found.packages else [])])
         self.tests = scratch / "tests"
@@ -148,23 +163,42 @@ class _Builder:
         self.seen: set[str] = set()
 
     async def run(self) -> Built:
-        request = self.request
+        request, streams = self.request, []
+        (request.out / "tasks").mkdir()
         with (
             Progress(request.count, "tasks", "generate") as progress,
             open(request.out / "rejected.jsonl", "w", encoding="utf-8") as log,
         ):
-            for candidates, most in self.sources():
-                async for candidate, task, gates in self.judged(candidates, most):
-                    if task is None:
-                        self.rejected[gates[-1].name] += 1
-                        print(json.dumps(_line(candidate, gates)), file=log, flush=True)
-                    else:
-                        self.accepted.append((candidate, task))
-                    progress.update(int(task is not None), tried=len(self.seen), rejected=sum(self.rejected.values()))
+            try:
+                for stream, most in self.sources():
+                    streams.append(stream)
+                    await self.accept(stream, most, progress, log)
+            finally:
+                for stream in streams:
+                    await stream.close()
+                # Who was cancelled has ended; the copying of his folder, which has a thread of its own, may not have.
+                await self.pool.trees.settled()
         kinds = Counter(candidate.kind for candidate, _ in self.accepted)
         return Built(tuple(task for _, task in self.accepted), kinds, self.rejected)
 
-    def sources(self) -> Iterator[tuple[Iterable[Candidate], int]]:
+    async def accept(self, stream: InOrder[Candidate, Judged], most: int, progress: Progress, log: TextIO) -> None:
+        """Makes tasks of a stream's candidates until there are `most` more, or no more candidates."""
+        wanted = len(self.accepted) + most
+        while len(self.accepted) < wanted and (found := await stream.next()) is not None:
+            candidate, (folder, gates) = found
+            if candidate.id in self.seen:
+                continue
+            self.seen.add(candidate.id)
+            if folder is None:
+                self.rejected[gates[-1].name] += 1
+                print(json.dumps(_line(candidate, gates)), file=log, flush=True)
+            else:
+                task = self.request.out / "tasks" / self.task_id(candidate)
+                folder.rename(task)
+                self.accepted.append((candidate, task))
+            progress.update(int(folder is not None), tried=len(self.seen), rejected=sum(self.rejected.values()))
+
+    def sources(self) -> Iterator[tuple[InOrder[Candidate, Judged], int]]:
         """Candidates, and how many tasks to make of them at most.
 
         A tenth is kept for combinations, which need tasks that were accepted, a fifth at most is history.
@@ -173,14 +207,14 @@ class _Builder:
         git = (self.request.repository / ".git").exists()
         if "revert_commit" in kinds if kinds is not None else git:
             share = count if kinds is not None and set(kinds) == {"revert_commit"} else max(1, count // 5)
-            yield self.reverted(), share
-        proposals = self.proposals([kind for kind in KINDS if kinds is None or kind in kinds])
+            yield self.judged(self.reverted()), share
+        proposals = self.judged(self.proposals([kind for kind in KINDS if kinds is None or kind in kinds]))
         combined = kinds is None or "combine" in kinds
         yield proposals, count - len(self.accepted) - (count // 10 if combined else 0)
         if combined:
             parts = [candidate for candidate, _ in self.accepted]
             rng = seeded(FAMILY, self.request.seed, "combine")
-            yield combinations(self.survey.sources, parts, rng), count - len(self.accepted)
+            yield self.judged(combinations(self.survey.sources, parts, rng)), count - len(self.accepted)
         yield proposals, count - len(self.accepted)
 
     def proposals(self, kinds: Sequence[str]) -> Iterator[Candidate]:
@@ -206,58 +240,39 @@ class _Builder:
             if all(path in self.survey.sources or text is not None for path, text in candidate.files.items()):
                 yield candidate
 
-    async def judged(
-        self, candidates: Iterable[Candidate], most: int
-    ) -> AsyncIterator[tuple[Candidate, Path | None, tuple[Gate, ...]]]:
-        """Judges candidates, several at once, until `most` became tasks; in their order, whoever is ready first."""
-        if most < 1:
-            return
-        running: deque[tuple[Candidate, asyncio.Task]] = deque()
-        candidates = iter(candidates)
-        try:
-            while most:
-                while len(running) < self.request.jobs and (candidate := next(candidates, None)) is not None:
-                    if candidate.id not in self.seen and not any(map(is_protected, candidate.files)):
-                        running.append((candidate, asyncio.create_task(self.judge(candidate))))
-                    self.seen.add(candidate.id)
-                if not running:
-                    return
-                candidate, job = running.popleft()
-                task, gates = await job
-                most -= task is not None
-                yield candidate, task, gates
-        finally:
-            for _, job in running:
-                job.cancel()
-            for (candidate, _), result in zip(
-                running, await asyncio.gather(*(job for _, job in running), return_exceptions=True), strict=True
-            ):
-                self.seen.discard(candidate.id)
-                if isinstance(result, tuple) and result[0] is not None:
-                    shutil.rmtree(result[0])
+    def judged(self, candidates: Iterable[Candidate]) -> InOrder[Candidate, Judged]:
+        """The candidates with what is thought of them, each once; those that change tests are left out."""
 
-    async def judge(self, candidate: Candidate) -> tuple[Path | None, tuple[Gate, ...]]:
+        def once() -> Iterator[Candidate]:
+            begun = set()
+            for candidate in candidates:
+                if candidate.id in begun or candidate.id in self.seen or any(map(is_protected, candidate.files)):
+                    continue
+                begun.add(candidate.id)
+                yield candidate
+
+        return InOrder(once(), self.judge, self.request.jobs)
+
+    async def judge(self, candidate: Candidate) -> Judged:
         """The task's folder, or None, and what the gates said."""
         breakage = await break_suite(candidate, self.survey, self.pool, self.readable, self.request.least_kept)
         if not breakage.passed:
             return None, breakage.gates
         task = self.task(candidate, breakage)
-        folder = self.request.out / "tasks" / task.id
-        try:
-            write_task(task, folder)
-            gold = as_changes(task.metadata["gold"], self.survey.root)
-            # What is graded is what was written.
-            gates = (*breakage.gates, *await grade_both(read_task(folder), gold, self.pool))
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        finally:
-            shutil.rmtree(task.repository)
+        folder = self.building / task.id
+        write_task(task, folder)
+        shutil.rmtree(task.repository)
+        gold = as_changes(task.metadata["gold"], self.survey.root)
+        # What is graded is what was written.
+        gates = (*breakage.gates, *await grade_both(read_task(folder), gold, self.pool))
         if not gates[-1].passed:
             shutil.rmtree(folder)
             return None, gates
         (folder / "solution" / "gates.json").write_text(json.dumps([asdict(gate) for gate in gates], indent=1))
         return folder, gates
+
+    def task_id(self, candidate: Candidate) -> str:
+        return f"{self.name}-{candidate.kind.replace(':', '-')}-{candidate.id}"
 
     def task(self, candidate: Candidate, breakage: Breakage) -> Task:
         """The task, on a broken copy of the repository in the scratch folder."""
@@ -275,7 +290,7 @@ class _Builder:
                 (repository / path).unlink()
         difficulty = measure(candidate, found, len(breakage.failures))
         return Task(
-            id=f"{self.name}-{candidate.kind.replace(':', '-')}-{candidate.id}",
+            id=self.task_id(candidate),
             family=FAMILY,
             split=request.split,
             instruction=instruction(

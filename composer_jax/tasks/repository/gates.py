@@ -28,6 +28,7 @@ from composer_jax.tasks.task import Task
 
 TAKES_AWAY = ("delete_feature", "delete_file", "revert_commit", "combine")
 NOT_THE_CODE = ("KeyboardInterrupt", "MemoryError", "SystemExit", "Timeout", "TimeoutError", "TimeoutExpired")
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 _TYPE = re.compile(r"(?:E\s+)?(?:[\w.]*\.)?(\w+)(?::|$)")
 
 
@@ -104,10 +105,10 @@ async def grade_both(task: Task, gold: Mapping[str, Change], pool: SandboxPool) 
     """Whether the task's grader tells the broken repository from the repaired one."""
     nothing = await grade(task, untouched(task), pool)
     same = nothing.parts == {"f2p": 0.0, "p2p": 1.0}
-    gates = [Gate("no-op", nothing.reward == 0.0 and same, nothing.detail)]
+    gates = [Gate("no-op", nothing.reward == 0.0 and same, without_addresses(nothing.detail))]
     if gates[0].passed:
         repaired = await grade(task, untouched(task) | gold, pool)
-        gates.append(Gate("gold", repaired.reward == 1.0, repaired.detail))
+        gates.append(Gate("gold", repaired.reward == 1.0, without_addresses(repaired.detail)))
     return gates
 
 
@@ -115,8 +116,13 @@ def why_not(test: str, report: SuiteReport) -> str:
     """Why a test did not pass: its message, or that of its file."""
     result = report.tests.get(test)
     if result is not None:
-        return result.message
-    return report.uncollected.get(file_of(test), "")
+        return without_addresses(result.message)
+    return without_addresses(report.uncollected.get(file_of(test), ""))
+
+
+def without_addresses(message: str) -> str:
+    """A message without the addresses of objects, which no two runs have in common."""
+    return _ADDRESS.sub("0x...", message)
 
 
 def reason(message: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from composer_jax.tasks.suite import SuiteReport, file_of, run_suite
 RUNS = 3
 TIMEOUT_S = 120.0
 MARGIN = 4.0  # the time limit of a task's suite, as a multiple of what it took here
-LEAST_S = 20.0
+STEP_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Survey:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that the suite of a task may take."""
-        return round(max(LEAST_S, MARGIN * self.seconds), 1)
+        """Seconds that the suite of a task may take: 30, 60, 120 and so on, for no two runs take the same time."""
+        return STEP_S * 2 ** max(1, math.ceil(math.log2(MARGIN * self.seconds / STEP_S)))
 
 
 async def survey(

@@ -192,6 +192,11 @@ def test_reasons_are_read_from_what_pytest_says():
     assert reason("") is None
 
 
+def test_messages_say_the_same_in_every_run(surveyed, large_pool):
+    made = broken(surveyed, large_pool, "async def ship(self):", "async def ship(self):\n        return self")
+    assert "<shop.cart.Cart object at 0x...>" in made.failures["tests/test_cart.py::test_ship"]
+
+
 def test_a_timeout_stops_a_candidate(surveyed, large_pool):
     short = type("Short", (), {**vars(surveyed), "timeout_s": 1.5, "sources": surveyed.sources})()
     loop = broken(short, large_pool, "result += price", "while True: pass")
@@ -201,17 +206,17 @@ def test_a_timeout_stops_a_candidate(surveyed, large_pool):
 @pytest.fixture(scope="module")
 def built(repository, packages, large_pool, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    request = Request(repository, out, count=7, packages=packages, jobs=4, runs=1, least_kept=1)
+    request = Request(repository, out, count=10, packages=packages, jobs=4, runs=1, least_kept=1)
     return request, asyncio.run(build(request, large_pool))
 
 
 def test_tasks_are_made_and_every_one_is_valid(built, large_pool):
     request, made = built
-    assert len(made.tasks) == 7 and len(made.kinds) >= 4
+    assert len(made.tasks) == 10 and len(made.kinds) >= 4
     tasks = [read_task(folder) for folder in made.tasks]
-    assert len({task.id for task in tasks}) == 7
+    assert len({task.id for task in tasks}) == 10
     found = asyncio.run(validate(tasks, large_pool, runs=1, jobs=4))
-    assert [one.verdict for one in found] == ["valid"] * 7
+    assert [one.verdict for one in found] == ["valid"] * 10
     for folder, task in zip(made.tasks, tasks, strict=True):
         gates = json.loads((folder / "solution" / "gates.json").read_text())
         assert [gate["name"] for gate in gates][-2:] == ["no-op", "gold"] and all(gate["passed"] for gate in gates)
@@ -220,6 +225,32 @@ def test_tasks_are_made_and_every_one_is_valid(built, large_pool):
         assert not list((folder / "environment").rglob("*.egg-info"))
     for line in (request.out / "rejected.jsonl").read_text().splitlines():
         assert not json.loads(line)["gates"][-1]["passed"]
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_same_request_makes_the_same_files_whatever_the_jobs(built, large_pool, tmp_path, jobs):
+    request, made = built
+    again = asyncio.run(build(replace(request, out=tmp_path, jobs=jobs), large_pool))
+    assert [task.name for task in again.tasks] == [task.name for task in made.tasks]
+    assert again.kinds["combine"] == 1 and {"stub", "delete_feature"} < set(again.kinds)
+    assert again.rejected == made.rejected
+
+    def texts(folder):
+        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        # The way from the task to the packages is not the same from another folder.
+        lines = {name: path.read_text().splitlines() for name, path in files.items()}
+        return {name: [line for line in found if not line.startswith("packages = ")] for name, found in lines.items()}
+
+    there = texts(tmp_path)
+    assert there == texts(request.out)
+    # Only whole tasks are there, and nothing that was begun.
+    assert {name.split("/")[1] for name in there if "/" in name} == {task.name for task in again.tasks}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rejected.jsonl", "survey.json", "tasks"]
+
+
+def test_what_a_suite_may_take_grows_in_steps(surveyed):
+    limits = [replace(surveyed, seconds=seconds).timeout_s for seconds in (1.0, 1.2, 7.5, 7.6, 14.0, 40.0)]
+    assert limits == [30.0, 30.0, 30.0, 60.0, 60.0, 240.0]
 
 
 def test_the_same_request_makes_the_same_tasks_in_whatever_order_they_get_ready(built, large_pool, tmp_path):

@@ -1,0 +1,76 @@
+"""What comes out of an InOrder depends on the items alone, whoever is ready first."""
+
+import asyncio
+
+import pytest
+
+from composer_jax.tasks.repository.in_order import InOrder
+
+
+class Works:
+    """Work that ends when it is let; begun and cancelled list what has been."""
+
+    def __init__(self):
+        self.gates, self.begun, self.cancelled = {}, [], []
+
+    def let(self, *items):
+        for item in items:
+            self.gates.setdefault(item, asyncio.Event()).set()
+
+    async def __call__(self, item):
+        self.begun.append(item)
+        try:
+            await self.gates.setdefault(item, asyncio.Event()).wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(item)
+            raise
+        if item < 0:
+            raise ValueError(item)
+        return item * 10
+
+
+def test_results_come_in_the_order_of_the_items_and_work_goes_on_ahead():
+    async def go():
+        work = Works()
+        stream = InOrder(iter([1, 2, 3]), work, ahead=2)
+        first = asyncio.ensure_future(stream.next())
+        work.let(2)
+        while len(work.begun) < 2:
+            await asyncio.sleep(0)
+        assert work.begun == [1, 2] and not first.done()
+        work.let(1, 3)
+        return [await first, await stream.next(), await stream.next(), await stream.next()]
+
+    assert asyncio.run(go()) == [(1, 10), (2, 20), (3, 30), None]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_who_stops_and_asks_again_gets_the_item_behind_the_last(ahead):
+    async def go():
+        work, taken = Works(), []
+        work.let(*range(8))
+        stream = InOrder(iter(range(8)), work, ahead)
+        other = InOrder(iter(range(2)), work, ahead)
+        for source in (stream, stream, other, stream, other, stream):
+            taken.append((await source.next())[0])
+        await stream.close()
+        await other.close()
+        return taken
+
+    assert asyncio.run(go()) == [0, 1, 0, 2, 1, 3]
+
+
+def test_errors_count_only_at_their_place_and_closing_waits_for_what_was_begun():
+    async def go():
+        work = Works()
+        work.let(1, -2)
+        stream = InOrder(iter([1, -2, 3]), work, ahead=3)
+        assert await stream.next() == (1, 10)
+        await stream.close()
+        assert work.cancelled == [3]
+        failing = InOrder(iter([-2]), work, ahead=3)
+        with pytest.raises(ValueError):
+            await failing.next()
+        await failing.close()
+
+    asyncio.run(go())
