@@ -463,6 +463,32 @@ def test_modes_and_times_of_its_own_files_can_be_changed_in_every_way(pool):
     asyncio.run(go())
 
 
+def test_times_out_of_range_are_judged_as_by_the_kernel(pool, tmp_path):
+    code = """
+    import ctypes, itertools, os, platform, struct
+    libc = ctypes.CDLL(None, use_errno=True)
+    now, omit, most = (1 << 30) - 1, (1 << 30) - 2, (1 << 63) - 1
+    calls = {"x86_64": ((280, -100), (235,), (261, -100)), "aarch64": ((88, -100),)}[platform.machine()]
+    open("file", "w").close()
+    for call in calls:
+        for seconds, part in itertools.product((0, 7, most, -1, -most - 1),
+                                               (0, 999_999, 10**6, 10**9 - 1, 10**9, omit, now, 1 << 62, most, -1)):
+            os.utime("file", (3, 3))
+            done = libc.syscall(*call, b"file", struct.pack("=4q", 0, 0, seconds, part), 0)
+            kept = int(os.stat("file").st_mtime) if part != now else "now"
+            print(call, seconds, part, done, ctypes.get_errno() if done else 0, kept)
+    """
+    (tmp_path / "times.py").write_text(textwrap.dedent(code))
+    judged = subprocess.run([sys.executable, "times.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    async def go():
+        async with await pool.acquire({"times.py": textwrap.dedent(code)}) as sandbox:
+            return await sandbox.run(["python", "times.py"])
+
+    result = asyncio.run(go())
+    assert result.stdout == judged.stdout and " 22 " in result.stdout, result
+
+
 def test_processes_are_limited(host, pool, run_python):
     patient = "import os, time\nfor _ in range(10_000):\n    if os.fork() == 0: time.sleep(30); os._exit(0)"
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
