@@ -21,13 +21,16 @@ START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
 
 def start(name: str, limits: Limits, trees: str, overlays: bool, network: bool) -> tuple[backends.Backend, "Spawner"]:
     """The backend called `name` and its first zygote; "auto" is bubblewrap, and Landlock, with a warning, where the
-    machine has none or refuses it. Raises UserError when it refuses both."""
+    machine has none or refuses it. Raises UserError when it refuses both, or the first where the network is wanted."""
     try:
         return _start("bubblewrap" if name == "auto" else name, limits, trees, overlays, network)
     except backends.Refused as error:
         if name != "auto":
             raise
         first = error
+    if network:
+        ways = f"{first.fix}, or choose the backend 'subprocess' to go without isolation"
+        raise UserError(f"{first.why}. Landlock cannot give sandboxes the network instead. {ways}.")
     try:
         started = _start("landlock", limits, trees, overlays, network)
     except backends.Refused as second:
