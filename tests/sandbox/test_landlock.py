@@ -571,6 +571,70 @@ def test_folders_that_resist_are_removed(tmp_path):
     assert list(folder.iterdir()) == []
 
 
+CLOSING = """
+import os, sys, tempfile
+from composer_jax.sandbox.inside import disk, quota
+root = tempfile.mkdtemp()
+os.makedirs(f"{root}/a/b/c")
+open(f"{root}/a/b/c/file", "wb").write(bytes(8192))
+judged = quota.Folder(root, "the workspace", 1 << 20)
+left, event, closing = 0, "", False
+def close():
+    for folder in (f"{root}/a/b/c", f"{root}/a/b", f"{root}/a", root):
+        try: os.chmod(folder, 0)
+        except PermissionError: pass
+def watch(happens, arguments):  # as a command would, that runs at the same time
+    global left, closing
+    if happens == event and left and not closing:
+        closing = True
+        close()
+        left, closing = left - 1, False
+sys.addaudithook(watch)
+for event in ("open", "os.chmod", "os.scandir"):
+    close()
+    left = 2
+    held = disk.held(root)
+    print(left, held.entries, held.size >= 8192, held.closed)
+event, left = "open", 1_000_000
+print(disk.held(root).closed, judged.look())
+left = 0
+print(judged.look() == "", judged.now.entries)
+os.chmod(f"{root}/a/b", 0), os.chmod(root, 0)
+disk.clear(root)
+os.rmdir(root)
+"""
+
+
+def test_folders_that_are_closed_during_a_look_are_counted_or_too_much():
+    said = as_another_user(CLOSING).splitlines()
+    assert said[:3] == ["0 4 True False"] * 3
+    assert said[3:] == [
+        "True the workspace holds folders that are closed whenever they are opened to be counted",
+        "True 4",
+    ]
+
+
+def test_who_closes_its_folders_is_limited_and_does_not_end_its_sandbox(pool):
+    code = """
+    import os, time
+    os.makedirs("a/b/c")
+    end = time.monotonic() + 1.0
+    for n in range(10): open(f"a/b/c/{n}", "wb").write(bytes(1 << 20))
+    while time.monotonic() < end:
+        for path, mode in (("a/b", 0), ("a", 0), ("a", 0o700), ("a/b", 0o700)): os.chmod(path, mode)
+    os.chmod("a", 0); os.chmod(".", 0); os.chmod(os.environ["TMPDIR"], 0)
+    """
+
+    async def go():
+        async with await pool.acquire({"close.py": textwrap.dedent(code)}) as sandbox:
+            result = await sandbox.run(["python", "close.py"])
+            assert result.outcome == "ok" or "closed whenever they are opened" in result.stderr, result
+            assert (await sandbox.run(["sh", "-c", "chmod 700 a && rm -r a && echo x > $TMPDIR/y"])).outcome == "ok"
+            assert await sandbox.list() == ["close.py"]
+
+    asyncio.run(go())
+
+
 def test_what_a_sandbox_left_on_disk_is_gone_with_it_and_with_its_pool(tmp_path, monkeypatch):
     for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         folder.chmod(0o755)

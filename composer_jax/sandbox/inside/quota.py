@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 class Folder:
     """What a folder may come to hold. It is over when it holds more than that, and more than it did before, or
-    folders nested too deep to be counted."""
+    folders that cannot be counted."""
 
     def __init__(self, root: str, name: str, size: int):
         self.root, self.name, self.size = root, name, size
@@ -32,6 +32,8 @@ class Folder:
             return f"{self.name} holds more files than may be added to it"
         if self.now.too_deep:
             return f"{self.name} holds folders deeper than {disk.LONGEST} characters of their paths"
+        if self.now.closed:
+            return f"{self.name} holds folders that are closed whenever they are opened to be counted"
         return ""
 
 
