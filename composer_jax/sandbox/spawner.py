@@ -11,7 +11,7 @@ from typing import Any
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import backend as backends
-from composer_jax.sandbox.inside import frames, seccomp
+from composer_jax.sandbox.inside import disk, frames, seccomp
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.tree import NOTHING
 
@@ -135,7 +135,8 @@ class Spawner:
     def close(self) -> None:
         """End the zygote and all its sandboxes; returns when they are gone."""
         _end(self._control, self._process)
-        if self._scratch:
+        if self._scratch and os.path.isdir(self._scratch.name):
+            disk.clear(self._scratch.name)  # folders nested deeper than cleanup() reaches
             self._scratch.cleanup()
 
 
