@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool
-from composer_jax.sandbox.inside import disk, landlock, processes
+from composer_jax.sandbox.inside import disk, landlock, processes, quota
 from tests.sandbox.fixtures import LIMITS, REPOSITORY, as_another_user
 
 
@@ -633,6 +633,58 @@ def test_who_closes_its_folders_is_limited_and_does_not_end_its_sandbox(pool):
             assert await sandbox.list() == ["close.py"]
 
     asyncio.run(go())
+
+
+def background(shell: subprocess.Popen, command: str) -> None:
+    """What a shell starts as a job, once the job is done with it."""
+    shell.stdin.write(f"{{ {command}; echo; exec sleep 60; }} &\n".encode())
+    shell.stdin.flush()
+    shell.stdout.readline()
+
+
+IN_A_PROCESS_OF_ITS_OWN = """
+import os, sys
+sys.path.insert(0, {repository!r})
+from tests.sandbox.test_landlock import {name}
+{name}(sys.argv[1])
+"""
+
+
+def judge_jobs(root: str) -> None:
+    """The looks at a shell with jobs, by a process that has no other children."""
+    workspace, tmp = f"{root}/workspace", f"{root}/tmp"
+    os.mkdir(workspace)
+    os.mkdir(tmp)
+    judged = quota.Quota(workspace, tmp, {"workspace_bytes": 1 << 20, "tmp_bytes": 1 << 20, "processes": 4})
+    environment = {"PATH": os.environ["PATH"]}
+    shell = subprocess.Popen(["bash"], cwd=workspace, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert not judged.is_passed() and judged.at_the_end() == ""
+    background(shell, "head -c 2M /dev/zero > big")
+    assert judged.is_passed() and judged.is_passed()
+    for _ in range(2):  # each command that ends meanwhile says so, and none forgives it
+        assert judged.at_the_end() == "the workspace holds more than the 1 MiB that may be added to it"
+        assert judged.is_passed()
+    os.truncate(f"{workspace}/big", 0)  # the job takes it back
+    assert judged.at_the_end() != "" and not judged.is_passed() and judged.at_the_end() == ""
+    background(shell, "head -c 2M /dev/zero > big")
+    assert judged.is_passed()
+    for job in set(processes.below(os.getpid())) - {shell.pid}:
+        os.kill(job, signal.SIGKILL)
+    while processes.running_below(os.getpid()) != [shell.pid]:
+        time.sleep(0.001)
+    assert judged.at_the_end() != ""
+    assert not judged.is_passed() and judged.folders[0].look() == ""  # whoever cleans up now is not blamed
+    for _ in range(4):
+        background(shell, "true")
+    assert judged.is_passed() and judged.at_the_end() == "there were more than 4 processes and threads at once"
+    processes.end_below(os.getpid())
+    shell.wait()
+    assert not judged.is_passed() and judged.at_the_end() == ""
+
+
+def test_what_background_jobs_hold_is_looked_at_between_commands_and_not_forgiven(tmp_path):
+    code = IN_A_PROCESS_OF_ITS_OWN.format(repository=str(REPOSITORY), name=judge_jobs.__name__)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
 
 
 def test_what_a_sandbox_left_on_disk_is_gone_with_it_and_with_its_pool(tmp_path, monkeypatch):
