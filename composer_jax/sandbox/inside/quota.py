@@ -68,7 +68,9 @@ class Quota:
         """When nothing of the command is left: what it passed, or nothing. The next one is judged from here, unless
         jobs still run beside the shell: what they hold is not forgiven, and is_passed goes on to say so."""
         found = self._look()
-        words, self._passed, self._next_look = self._passed or found, "", 0.0
+        words, self._passed = self._passed or found, ""
+        if found:
+            self._next_look = 0.0
         # One process is the shell itself; without a shell nothing outlives a command.
         if len(processes.running_below(os.getpid())) <= 1:
             for folder in self.folders:
