@@ -33,6 +33,7 @@ from composer_jax.sandbox.shared_tree import SharedTrees
 DEFAULT_FOLDER = "/workspace"
 MANY = 32768  # processes of one user: engines set a million, which not every owner may; --pids-limit is what limits
 CHUNK = 16 * 1024  # bytes of names in one call
+HEADERS = 16 * 1024  # bytes that a tar archive may need for one file beside its content, and for its end
 _IDLE = "while :; do sleep 3600; done"  # as process 1, a shell also buries what others leave behind
 _RUN = 'timeout -s KILL "$0" "$@"; code=$?; kill -9 -1; exit $code'
 # Whoever survives _RUN by killing its shell does not survive this. Counts what the kernel has killed for memory.
@@ -47,6 +48,9 @@ class ContainerPool:
       every command. workspace: the folder of the image that counts as the workspace; None: the one in which its
       commands start, or /workspace.
     hide_history: take away the workspace's .git, in which later commits may be seen; then it is no part of changes.
+    limits: timeout_s, memory_mb (of the whole container, without swap), processes, open_files (of one process) and
+      output_kb hold here, and workspace_mb for what read, changes and their listings may hold. cpu_s, file_mb, tmp_mb
+      and output_stop_mb do not count, and what commands write to the container's disk is not limited.
     Raises UserError where there is no working engine or no such image here. Removes what crashed owners left behind.
     """
 
@@ -213,13 +217,15 @@ class ContainerSandbox:
         """In what the workspace differs from the image's, or from the tree that was laid on it: path -> Change.
 
         Pipes, sockets, and names with a line break, which engines do not tell apart, are left out.
-        Raises SandboxFileError when it is more than Limits.workspace_mb.
+        Raises SandboxFileError when they, or all names of the workspace, are more than Limits.workspace_mb.
         """
         async with self._lock:
             code, out, err = await self._engine_says(["diff", self.name])
             if code:
                 raise SandboxDied(f"container {self.name}: its changes cannot be seen ({last_line(err.text())})")
             listed, _ = await self._do_locked(["find", ".", "-print0"])
+            if out.dropped or listed.dropped:  # what is missing in a list would count as gone, or as unchanged
+                raise SandboxFileError("the workspace has too many files: their names do not fit into one listing")
             there = {name.removeprefix("./") for name in listed.text().split("\0")} - {"", "."}
             marks = self._marks(out.text())
             found = await self._contents(sorted(marks.keys() & there))
@@ -279,9 +285,12 @@ class ContainerSandbox:
         async with self._lock:
             await self._do_locked(argv, stdin)
 
-    async def _do_locked(self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"") -> tuple[_Kept, _Kept]:
-        """A command of ours in the workspace. Raises SandboxFileError when it fails."""
-        code, out, err = await self._exec(argv, stdin, REPLY_S * 10, self.limits.workspace_mb * MIB)
+    async def _do_locked(
+        self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"", room: int = 0
+    ) -> tuple[_Kept, _Kept]:
+        """A command of ours in the workspace. room: for each output; 0: Limits.workspace_mb. Raises SandboxFileError
+        when it fails."""
+        code, out, err = await self._exec(argv, stdin, REPLY_S * 10, room or self.limits.workspace_mb * MIB)
         if code:
             raise SandboxFileError(f"{argv[0]} failed in the container: {last_line(err.text())}")
         return out, err
@@ -325,21 +334,26 @@ class ContainerSandbox:
 
     async def _contents(self, paths: Sequence[str]) -> dict[str, Change]:
         """What is at paths of the workspace. (`changes` holds the lock.)"""
-        found = {}
+        found, left = {}, self.limits.workspace_mb * MIB
         encoded = [f"./{path}".encode(errors="surrogateescape") + b"\0" for path in paths]
         for chunk in _chunks(list(zip(paths, encoded, strict=True))):
-            said, _ = await self._do_locked(["xargs", "-0", "stat", "-c", "%f"], b"".join(name for _, name in chunk))
-            modes = [int(mode, 16) for mode in said.text().split()]
+            said, _ = await self._do_locked(["xargs", "-0", "stat", "-c", "%f %s"], b"".join(name for _, name in chunk))
+            statuses = [line.split() for line in said.text().splitlines()]
             packed = []
-            for (path, name), mode in zip(chunk, modes, strict=True):
+            for (path, name), (digits, size) in zip(chunk, statuses, strict=True):
+                mode = int(digits, 16)
                 if stat.S_ISDIR(mode):
                     found[path] = Change("folder", mode=mode & 0o777)
                 elif stat.S_ISREG(mode) or stat.S_ISLNK(mode):
                     packed.append(name)
+                    left -= int(size)
+            if left < 0:
+                raise SandboxFileError(f"the changes are more than {self.limits.workspace_mb} MiB")
             if packed:
-                archive, _ = await self._do_locked(["xargs", "-0", "tar", "-cf", "-"], b"".join(packed))
+                room = self.limits.workspace_mb * MIB + len(packed) * HEADERS + HEADERS
+                archive, _ = await self._do_locked(["xargs", "-0", "tar", "-cf", "-"], b"".join(packed), room)
                 if archive.dropped:
-                    raise SandboxFileError(f"the changes are more than {self.limits.workspace_mb} MiB")
+                    raise SandboxFileError("files of the workspace grew while they were read")
                 found |= unpack(archive.bytes())
         return found
 

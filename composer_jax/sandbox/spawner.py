@@ -11,7 +11,7 @@ from typing import Any
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import backend as backends
-from composer_jax.sandbox.inside import frames, seccomp
+from composer_jax.sandbox.inside import disk, frames, seccomp
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.tree import NOTHING
 
@@ -21,13 +21,16 @@ START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
 
 def start(name: str, limits: Limits, trees: str, overlays: bool, network: bool) -> tuple[backends.Backend, "Spawner"]:
     """The backend called `name` and its first zygote; "auto" is bubblewrap, and Landlock, with a warning, where the
-    machine has none or refuses it. Raises UserError when it refuses both."""
+    machine has none or refuses it. Raises UserError when it refuses both, or the first where the network is wanted."""
     try:
         return _start("bubblewrap" if name == "auto" else name, limits, trees, overlays, network)
     except backends.Refused as error:
         if name != "auto":
             raise
         first = error
+    if network:
+        ways = f"{first.fix}, or choose the backend 'subprocess' to go without isolation"
+        raise UserError(f"{first.why}. Landlock cannot give sandboxes the network instead. {ways}.")
     try:
         started = _start("landlock", limits, trees, overlays, network)
     except backends.Refused as second:
@@ -136,7 +139,8 @@ class Spawner:
     def close(self) -> None:
         """End the zygote and all its sandboxes; returns when they are gone."""
         _end(self._control, self._process)
-        if self._scratch:
+        if self._scratch and os.path.isdir(self._scratch.name):
+            disk.clear(self._scratch.name)  # folders nested deeper than cleanup() reaches
             self._scratch.cleanup()
 
 

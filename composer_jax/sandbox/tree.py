@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox.inside import layers
+from composer_jax.sandbox.inside import copies
 
 if TYPE_CHECKING:
     from composer_jax.sandbox.pool import SandboxPool
@@ -101,8 +101,9 @@ def copy_folder(folder: Path, target: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; a workspace stands on one.")
     try:
-        layers.copy_tree(str(folder), str(target))
-    except (OSError, shutil.Error) as error:
+        target.mkdir()
+        copies.copy_tree(str(folder), str(target))
+    except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise UserError(f"{folder} cannot be copied for sandboxes: {error}") from error
     if os.geteuid() == 0:  # what reads it is not root

@@ -282,3 +282,56 @@ def test_the_command_line_gives_a_container_no_more_than_it_needs(tmp_path):
     for line in (closed, opened):
         assert not any(word in line for word in ("--volume", "-v ", "--mount", "--privileged"))
     assert sum(line.startswith("rm --force") for line in lines) == 2
+
+
+@pytest.fixture
+def changed_here(tmp_path):
+    """A call for `changes` of a workspace of this machine, whose engine runs find, stat and tar where they are."""
+    (workspace := tmp_path / "workspace").mkdir()
+    program = tmp_path / "docker"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$1:$6" in\n'
+        'diff:*) cat "$0.diff" ;;\n'
+        'exec:find | exec:xargs) echo "$@" >> "$0.log"; cd "$4"; shift 5; exec "$@" ;;\n'
+        "inspect:*) echo true ;;\n"
+        "esac\n"
+    )
+    program.chmod(0o755)
+
+    def changes(files, tree=None):
+        for name, content in files.items():
+            (workspace / name).write_bytes(content)
+        (tmp_path / "docker.diff").write_text("".join(f"A {workspace}/{name}\n" for name in files))
+
+        async def go():
+            limits = Limits(workspace_mb=1)
+            async with ContainerPool("image", limits, engine=Engine(str(program)), workspace=str(workspace)) as pool:
+                sandbox = await pool.acquire({})
+                sandbox._tree = tree  # it is there already
+                return await sandbox.changes()
+
+        return asyncio.run(go())
+
+    return changes
+
+
+def test_changes_up_to_the_limit_are_told_whole(changed_here):
+    files = {f"{number:0200}": bytes([number]) * 6000 for number in range(170)}  # in several calls
+    assert changed_here(files) == {name: Change("file", content) for name, content in files.items()}
+
+
+def test_changes_are_limited_together_and_before_they_are_packed(changed_here, tmp_path):
+    with pytest.raises(SandboxFileError, match="the changes are more than 1 MiB"):
+        changed_here({f"{number:0200}": bytes(9000) for number in range(160)})
+    for path in (tmp_path / "workspace").iterdir():
+        path.unlink()
+    (tmp_path / "docker.log").unlink()
+    with pytest.raises(SandboxFileError, match="the changes are more than 1 MiB"):
+        changed_here({"large": bytes(3 << 20)})
+    assert " stat " in (said := (tmp_path / "docker.log").read_text()) and " tar " not in said
+
+
+def test_a_listing_that_was_cut_reports_nothing_as_gone(changed_here, tmp_path):
+    with pytest.raises(SandboxFileError, match="too many files"):
+        changed_here({f"{number:0240}": b"" for number in range(4500)}, tmp_path / "workspace")

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool
-from composer_jax.sandbox.inside import disk, landlock, processes
+from composer_jax.sandbox.inside import disk, landlock, processes, quota
 from tests.sandbox.fixtures import LIMITS, REPOSITORY, as_another_user
 
 
@@ -463,6 +463,32 @@ def test_modes_and_times_of_its_own_files_can_be_changed_in_every_way(pool):
     asyncio.run(go())
 
 
+def test_times_out_of_range_are_judged_as_by_the_kernel(pool, tmp_path):
+    code = """
+    import ctypes, itertools, os, platform, struct
+    libc = ctypes.CDLL(None, use_errno=True)
+    now, omit, most = (1 << 30) - 1, (1 << 30) - 2, (1 << 63) - 1
+    calls = {"x86_64": ((280, -100), (235,), (261, -100)), "aarch64": ((88, -100),)}[platform.machine()]
+    open("file", "w").close()
+    for call in calls:
+        for seconds, part in itertools.product((0, 7, most, -1, -most - 1),
+                                               (0, 999_999, 10**6, 10**9 - 1, 10**9, omit, now, 1 << 62, most, -1)):
+            os.utime("file", (3, 3))
+            done = libc.syscall(*call, b"file", struct.pack("=4q", 0, 0, seconds, part), 0)
+            kept = int(os.stat("file").st_mtime) if part != now else "now"
+            print(call, seconds, part, done, ctypes.get_errno() if done else 0, kept)
+    """
+    (tmp_path / "times.py").write_text(textwrap.dedent(code))
+    judged = subprocess.run([sys.executable, "times.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    async def go():
+        async with await pool.acquire({"times.py": textwrap.dedent(code)}) as sandbox:
+            return await sandbox.run(["python", "times.py"])
+
+    result = asyncio.run(go())
+    assert result.stdout == judged.stdout and " 22 " in result.stdout, result
+
+
 def test_processes_are_limited(host, pool, run_python):
     patient = "import os, time\nfor _ in range(10_000):\n    if os.fork() == 0: time.sleep(30); os._exit(0)"
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
@@ -543,6 +569,122 @@ def test_folders_that_resist_are_removed(tmp_path):
     assert held.too_deep and held.entries < 1000 and held.size >= 4096
     disk.clear(str(folder))
     assert list(folder.iterdir()) == []
+
+
+CLOSING = """
+import os, sys, tempfile
+from composer_jax.sandbox.inside import disk, quota
+root = tempfile.mkdtemp()
+os.makedirs(f"{root}/a/b/c")
+open(f"{root}/a/b/c/file", "wb").write(bytes(8192))
+judged = quota.Folder(root, "the workspace", 1 << 20)
+left, event, closing = 0, "", False
+def close():
+    for folder in (f"{root}/a/b/c", f"{root}/a/b", f"{root}/a", root):
+        try: os.chmod(folder, 0)
+        except PermissionError: pass
+def watch(happens, arguments):  # as a command would, that runs at the same time
+    global left, closing
+    if happens == event and left and not closing:
+        closing = True
+        close()
+        left, closing = left - 1, False
+sys.addaudithook(watch)
+for event in ("open", "os.chmod", "os.scandir"):
+    close()
+    left = 2
+    held = disk.held(root)
+    print(left, held.entries, held.size >= 8192, held.closed)
+event, left = "open", 1_000_000
+print(disk.held(root).closed, judged.look())
+left = 0
+print(judged.look() == "", judged.now.entries)
+os.chmod(f"{root}/a/b", 0), os.chmod(root, 0)
+disk.clear(root)
+os.rmdir(root)
+"""
+
+
+def test_folders_that_are_closed_during_a_look_are_counted_or_too_much():
+    said = as_another_user(CLOSING).splitlines()
+    assert said[:3] == ["0 4 True False"] * 3
+    assert said[3:] == [
+        "True the workspace holds folders that are closed whenever they are opened to be counted",
+        "True 4",
+    ]
+
+
+def test_who_closes_its_folders_is_limited_and_does_not_end_its_sandbox(pool):
+    code = """
+    import os, time
+    os.makedirs("a/b/c")
+    end = time.monotonic() + 1.0
+    for n in range(10): open(f"a/b/c/{n}", "wb").write(bytes(1 << 20))
+    while time.monotonic() < end:
+        for path, mode in (("a/b", 0), ("a", 0), ("a", 0o700), ("a/b", 0o700)): os.chmod(path, mode)
+    os.chmod("a", 0); os.chmod(".", 0); os.chmod(os.environ["TMPDIR"], 0)
+    """
+
+    async def go():
+        async with await pool.acquire({"close.py": textwrap.dedent(code)}) as sandbox:
+            result = await sandbox.run(["python", "close.py"])
+            assert result.outcome == "ok" or "closed whenever they are opened" in result.stderr, result
+            assert (await sandbox.run(["sh", "-c", "chmod 700 a && rm -r a && echo x > $TMPDIR/y"])).outcome == "ok"
+            assert await sandbox.list() == ["close.py"]
+
+    asyncio.run(go())
+
+
+def background(shell: subprocess.Popen, command: str) -> None:
+    """What a shell starts as a job, once the job is done with it."""
+    shell.stdin.write(f"{{ {command}; echo; exec sleep 60; }} &\n".encode())
+    shell.stdin.flush()
+    shell.stdout.readline()
+
+
+IN_A_PROCESS_OF_ITS_OWN = """
+import os, sys
+sys.path.insert(0, {repository!r})
+from tests.sandbox.test_landlock import {name}
+{name}(sys.argv[1])
+"""
+
+
+def judge_jobs(root: str) -> None:
+    """The looks at a shell with jobs, by a process that has no other children."""
+    workspace, tmp = f"{root}/workspace", f"{root}/tmp"
+    os.mkdir(workspace)
+    os.mkdir(tmp)
+    judged = quota.Quota(workspace, tmp, {"workspace_bytes": 1 << 20, "tmp_bytes": 1 << 20, "processes": 4})
+    environment = {"PATH": os.environ["PATH"]}
+    shell = subprocess.Popen(["bash"], cwd=workspace, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert not judged.is_passed() and judged.at_the_end() == ""
+    background(shell, "head -c 2M /dev/zero > big")
+    assert judged.is_passed() and judged.is_passed()
+    for _ in range(2):  # each command that ends meanwhile says so, and none forgives it
+        assert judged.at_the_end() == "the workspace holds more than the 1 MiB that may be added to it"
+        assert judged.is_passed()
+    os.truncate(f"{workspace}/big", 0)  # the job takes it back
+    assert judged.at_the_end() != "" and not judged.is_passed() and judged.at_the_end() == ""
+    background(shell, "head -c 2M /dev/zero > big")
+    assert judged.is_passed()
+    for job in set(processes.below(os.getpid())) - {shell.pid}:
+        os.kill(job, signal.SIGKILL)
+    while processes.running_below(os.getpid()) != [shell.pid]:
+        time.sleep(0.001)
+    assert judged.at_the_end() != ""
+    assert not judged.is_passed() and judged.folders[0].look() == ""  # whoever cleans up now is not blamed
+    for _ in range(4):
+        background(shell, "true")
+    assert judged.is_passed() and judged.at_the_end() == "there were more than 4 processes and threads at once"
+    processes.end_below(os.getpid())
+    shell.wait()
+    assert not judged.is_passed() and judged.at_the_end() == ""
+
+
+def test_what_background_jobs_hold_is_looked_at_between_commands_and_not_forgiven(tmp_path):
+    code = IN_A_PROCESS_OF_ITS_OWN.format(repository=str(REPOSITORY), name=judge_jobs.__name__)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
 
 
 def test_what_a_sandbox_left_on_disk_is_gone_with_it_and_with_its_pool(tmp_path, monkeypatch):

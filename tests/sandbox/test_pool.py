@@ -361,6 +361,15 @@ def test_auto_falls_back_to_landlock_and_says_why_and_what_it_lacks(tmp_path, mo
     assert "sandboxes use Landlock, which is weaker: " in said and "limited by looking" in said
 
 
+def test_auto_with_the_network_says_why_there_is_no_bubblewrap(tmp_path, monkeypatch):
+    refuse_bubblewrap(tmp_path, monkeypatch)
+    says = r"bubblewrap \(bwrap: No permissions\).*Landlock cannot give sandboxes the network instead.*'subprocess'"
+    with pytest.raises(UserError, match=says):
+        SandboxPool(network=True)
+    with pytest.raises(UserError, match="'landlock' cannot give sandboxes the network; use bubblewrap"):
+        SandboxPool(backend="landlock", network=True)
+
+
 def without_landlock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher of a machine whose kernel was started without it: its system calls are refused by a filter."""
     program = [seccomp.step(seccomp.LOAD, seccomp.NR)]

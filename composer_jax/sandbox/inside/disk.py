@@ -14,28 +14,33 @@ from typing import NamedTuple
 
 LONGEST = 1000  # characters of a path below the folder; what is deeper is neither counted nor kept where it is
 BLOCK = 512  # the unit of st_blocks
+TRIES = 4  # at a folder that a command closes while it is looked at
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Held(NamedTuple):
-    """What is in a folder: bytes on disk, how many files and folders, and whether some are too deep to be counted."""
+    """What is in a folder: bytes on disk, how many files and folders, and whether some cannot be counted: too deep, or
+    closed again by whoever works there as often as they are opened."""
 
     size: int
     entries: int
     too_deep: bool = False
+    closed: bool = False
 
 
 def held(root: str) -> Held:
-    """What is below `root`. What comes or goes meanwhile may or may not be counted."""
+    """What is below `root`. What comes or goes meanwhile may or may not be counted; nothing is counted after a folder
+    that stays closed."""
     size, entries, too_deep, waiting = 0, 0, False, ["."]
     with _opened(root) as top:
         while waiting:
             path = waiting.pop()
             try:
-                with _unfolded(top, path, 0o500) as folder:
-                    found = list(_statuses(folder))
+                found = _found(top, path)
             except (FileNotFoundError, NotADirectoryError):  # a command that still runs took it away
                 continue
+            except PermissionError:
+                return Held(size, entries, too_deep, closed=True)
             for name, status in found:
                 size, entries = size + status.st_blocks * BLOCK, entries + 1
                 if stat.S_ISDIR(status.st_mode):
@@ -68,10 +73,38 @@ def clear(root: str) -> None:
             os.rmdir(path, dir_fd=top)
 
 
+def _found(top: int, path: str, tries: int = TRIES) -> list[tuple[str, os.stat_result]]:
+    """What is in the folder at `path` below `top`. PermissionError when it is closed again and again."""
+    try:
+        with _unfolded(top, path, 0o500) as folder:
+            return list(_statuses(folder))
+    except PermissionError:
+        if tries == 1:
+            raise
+    _unfold_all(top, path)
+    return _found(top, path, tries - 1)
+
+
+def _unfold_all(top: int, path: str) -> None:
+    """Opens up `top` and the folders below it on the way to `path`, as far as whoever closes them allows."""
+    folder = os.dup(top)
+    try:
+        for name in path.split("/"):
+            _open_up(folder, 0o500)
+            below = os.open(name, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = below
+    except PermissionError:
+        return  # closed in between: the next try begins at the top
+    finally:
+        os.close(folder)
+
+
 @contextmanager
 def _opened(root: str) -> Iterator[int]:
-    folder = os.open(os.path.realpath(root), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = os.open(os.path.realpath(root), _FOLDER)
     try:
+        _open_up(folder, 0o700)
         yield folder
     finally:
         os.close(folder)
@@ -87,20 +120,24 @@ def _unfolded(top: int, path: str, rights: int) -> Iterator[int]:
             raise NotADirectoryError(error.errno, f"{path} is a link now") from None
         raise
     try:
-        here = f"/proc/self/fd/{place}"
         # A command that still runs may have put a link above it in the meantime: only what is where it should be.
-        if not f"{os.readlink(here)}/".startswith(os.readlink(f"/proc/self/fd/{top}") + "/"):
+        if not f"{os.readlink(f'/proc/self/fd/{place}')}/".startswith(os.readlink(f"/proc/self/fd/{top}") + "/"):
             raise FileNotFoundError(errno.ENOENT, f"{path} is elsewhere now")
-        mode = os.fstat(place).st_mode
-        if mode & rights != rights:
-            os.chmod(here, stat.S_IMODE(mode) | rights)
-        folder = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(_open_up(place, rights), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     finally:
         os.close(place)
     try:
         yield folder
     finally:
         os.close(folder)
+
+
+def _open_up(place: int, rights: int) -> str:
+    """At least these rights for the owner of an open folder; its path by the descriptor."""
+    here, mode = f"/proc/self/fd/{place}", os.fstat(place).st_mode
+    if mode & rights != rights:
+        os.chmod(here, stat.S_IMODE(mode) | rights)
+    return here
 
 
 def _statuses(folder: int) -> Iterator[tuple[str, os.stat_result]]:

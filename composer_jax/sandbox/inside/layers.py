@@ -10,12 +10,10 @@ overlays need) every layer is whole: standing on a tree means copying it.
 """
 
 import os
-import shutil
-import stat
 from dataclasses import dataclass
 from typing import Any
 
-from . import disk, namespaces
+from . import copies, disk, namespaces
 
 HIDDEN = "/opt/composer/hidden"
 LAYERS, TREES = f"{HIDDEN}/layers", f"{HIDDEN}/trees"
@@ -134,9 +132,9 @@ def stand_on(config: dict[str, Any], name: str, wanted: dict[str, Any], overlays
     else:
         changes = f"{root}/{name}/changes"
         if wanted["layers"]:
-            copy_tree(f"{root}/{wanted['layers'][-1]}/changes", changes)
+            copies.copy_layer(f"{root}/{wanted['layers'][-1]}", changes)
         elif base:
-            copy_tree(base, changes)
+            copies.copy_tree(base, changes)
         if own_mounts:
             namespaces.show_at(changes, WORKSPACE)
     if wanted["packages"]:
@@ -155,13 +153,3 @@ def stand_on(config: dict[str, Any], name: str, wanted: dict[str, Any], overlays
 def own_folders(config: dict[str, Any], name: str) -> tuple[str, str]:
     """Workspace and folder for temporary files of a sandbox that sees the host's file system."""
     return f"{config['scratch']}/{name}/changes", f"{config['scratch']}/{name}/{TMP}"
-
-
-def copy_tree(folder: str, target: str) -> None:
-    """Copies folders, files and links; what is neither (pipes, sockets) is left out."""
-
-    def special(parent: str, names: list[str]) -> list[str]:
-        kinds = ((name, os.lstat(os.path.join(parent, name)).st_mode) for name in names)
-        return [name for name, mode in kinds if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))]
-
-    shutil.copytree(folder, target, symlinks=True, ignore=special, dirs_exist_ok=True)

@@ -150,7 +150,7 @@ class _Caller:
         if not address:
             return None
         a, b, c, d = struct.unpack("=4q", self._read(address, 32))
-        return [a * SECOND + b * 1000, c * SECOND + d * 1000]
+        return [_moment(a, b, 1000), _moment(c, d, 1000)]
 
     def timespecs(self, address: int) -> list[int] | None:
         """Two struct timespec, with the two special values as they are, below zero."""
@@ -158,7 +158,14 @@ class _Caller:
             return None
         a, b, c, d = struct.unpack("=4q", self._read(address, 32))
         special = {UTIME_NOW: -UTIME_NOW, UTIME_OMIT: -UTIME_OMIT}
-        return [special.get(b, a * SECOND + b), special.get(d, c * SECOND + d)]
+        return [special[part] if part in special else _moment(whole, part, 1) for whole, part in ((a, b), (c, d))]
+
+
+def _moment(seconds: int, part: int, unit: int) -> int:
+    """Nanoseconds of a time whose part of a second is counted in `unit` of them; as in the kernel, it must be one."""
+    if not 0 <= part * unit < SECOND:
+        raise OSError(errno.EINVAL, "no part of a second")
+    return seconds * SECOND + part * unit
 
 
 def _to_mode(mode: int) -> Callable[[str], None]:

@@ -14,6 +14,11 @@ def below(pid: int) -> list[int]:
     return found
 
 
+def running_below(pid: int) -> list[int]:
+    """The descendants of a process without the dead that nobody has buried."""
+    return [found for found in below(pid) if _state(found) not in "ZX"]
+
+
 def end_below(pid: int) -> None:
     """Kills the descendants of a process that were found at once."""
     for found in below(pid):
@@ -75,6 +80,15 @@ def threads(pid: int | str) -> int:
         return os.stat(f"/proc/{pid}/task").st_nlink - 2
     except FileNotFoundError:
         return 0
+
+
+def _state(pid: int) -> str:
+    """The letter that proc(5) has for it; X when it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 def _children(pid: int) -> list[int]:

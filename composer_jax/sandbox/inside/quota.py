@@ -1,7 +1,7 @@
 """Limits that the kernel does not hold where a sandbox has no file systems and no process namespace of its own.
 
-They are looked at from outside: while a command runs, and once more when it has ended. So a command may pass them for
-as long as two looks are apart, and is stopped then.
+They are looked at from outside: while a command or a background job runs, and once more when a command has ended. So
+they may be passed for as long as two looks are apart, and what runs is stopped then.
 """
 
 import os
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 class Folder:
     """What a folder may come to hold. It is over when it holds more than that, and more than it did before, or
-    folders nested too deep to be counted."""
+    folders that cannot be counted."""
 
     def __init__(self, root: str, name: str, size: int):
         self.root, self.name, self.size = root, name, size
@@ -32,6 +32,8 @@ class Folder:
             return f"{self.name} holds more files than may be added to it"
         if self.now.too_deep:
             return f"{self.name} holds folders deeper than {disk.LONGEST} characters of their paths"
+        if self.now.closed:
+            return f"{self.name} holds folders that are closed whenever they are opened to be counted"
         return ""
 
 
@@ -44,11 +46,15 @@ class Quota:
             Folder(tmp, "the folder for temporary files", limits["tmp_bytes"]),
         )
         self.processes = limits["processes"]
-        self._passed = ""  # which limit the command that runs has passed
+        self._passed = ""  # which limit what runs has passed
         self._next_look = 0.0
 
     def is_passed(self) -> bool:
-        """Whether the command that runs must be stopped."""
+        """Whether what runs must be stopped: the command, or between two commands the shell's background jobs.
+
+        May be called as often as one likes, also when nothing runs: processes are counted each time, and the disk is
+        looked at for a small share of the time only. Whoever kills what runs then calls at_the_end.
+        """
         if processes.threads_below(os.getpid(), self.processes) > self.processes:
             self._passed = f"there were more than {self.processes} processes and threads at once"
         started = time.monotonic()
@@ -59,11 +65,16 @@ class Quota:
         return self._passed != ""
 
     def at_the_end(self) -> str:
-        """When nothing of the command is left: what it passed, or nothing. The next one is judged from here."""
+        """When nothing of the command is left: what it passed, or nothing. The next one is judged from here, unless
+        jobs still run beside the shell: what they hold is not forgiven, and is_passed goes on to say so."""
         found = self._look()
         words, self._passed = self._passed or found, ""
-        for folder in self.folders:
-            folder.before = folder.now
+        if found:
+            self._next_look = 0.0
+        # One process is the shell itself; without a shell nothing outlives a command.
+        if len(processes.running_below(os.getpid())) <= 1:
+            for folder in self.folders:
+                folder.before = folder.now
         return words
 
     def _look(self) -> str:

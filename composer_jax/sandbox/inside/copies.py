@@ -1,0 +1,145 @@
+"""Copies of workspaces, whatever a command made of them: closed folders and files, and any depth.
+
+Nothing here is recursive: two open folders, of the source and of the copy, go down and up together. What commands have
+closed in a layer is opened up for as long as it is copied; so a lock keeps others from taking that for its mode.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+AT_ONCE = 1 << 30  # bytes that one call may copy
+
+
+def copy_layer(layer: str, target: str) -> None:
+    """The workspace of a frozen layer, also what is closed in it; it is as it was afterwards."""
+    place = os.open(layer, _FOLDER)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX)  # in the layer's own folder, which no command could close
+        copy_tree(f"{layer}/changes", target, open_up=True)
+    finally:
+        os.close(place)
+
+
+def copy_tree(folder: str, target: str, *, open_up: bool = False) -> None:
+    """Copies what is in a folder into an empty one: folders, files and links, with their modes and times. What is
+    neither (pipes, sockets) is left out.
+
+    open_up: make what its owner may not read readable meanwhile. OSError when something cannot be read or written.
+    """
+    with _Walk(folder, target, open_up) as walk:
+        while walk.levels:
+            names = walk.levels[-1][1]
+            if not names:
+                walk.leave()
+                continue
+            name = names.pop()
+            found = os.stat(name, dir_fd=walk.source, follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode):
+                walk.enter(name, found)
+            elif stat.S_ISREG(found.st_mode):
+                walk.copy_file(name, found)
+            elif stat.S_ISLNK(found.st_mode):
+                os.symlink(os.readlink(name, dir_fd=walk.source), name, dir_fd=walk.copy)
+                os.utime(name, ns=_times(found), dir_fd=walk.copy, follow_symlinks=False)
+
+
+class _Walk:
+    """Context: the two open folders. levels: what each folder on the way was, and what of it is still to be copied."""
+
+    def __init__(self, folder: str, target: str, open_up: bool):
+        self.open_up = open_up
+        self.levels: list[tuple[os.stat_result, list[str]]] = []
+        folder = os.path.realpath(folder)
+        status = os.stat(folder)
+        self.copy = os.open(target, _FOLDER)
+        self.source = self._open(folder, None, status)
+        self.levels.append((status, os.listdir(self.source)))
+
+    def __enter__(self) -> "_Walk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            while self.levels:
+                self.leave()
+        finally:
+            os.close(self.source)
+            os.close(self.copy)
+
+    def enter(self, name: str, status: os.stat_result) -> None:
+        """Go down to a folder that the copy does not have yet."""
+        os.mkdir(name, 0o700, dir_fd=self.copy)
+        self.copy = _replaced(self.copy, os.open(name, _FOLDER, dir_fd=self.copy))
+        self.source = _replaced(self.source, self._open(name, self.source, status))
+        self.levels.append((status, os.listdir(self.source)))
+
+    def leave(self) -> None:
+        """Go up: the folder is as it was again, and so is its copy. (The copy of the first one keeps its own mode.)"""
+        status, _ = self.levels.pop()
+        mode = stat.S_IMODE(status.st_mode)
+        above = [os.open("..", _FOLDER, dir_fd=place) for place in (self.source, self.copy)] if self.levels else []
+        if self.open_up and stat.S_IMODE(os.fstat(self.source).st_mode) != mode:
+            os.fchmod(self.source, mode)
+        if above:
+            os.utime(self.copy, ns=_times(status))
+            os.fchmod(self.copy, mode)
+            self.source, self.copy = _replaced(self.source, above[0]), _replaced(self.copy, above[1])
+
+    def copy_file(self, name: str, status: os.stat_result) -> None:
+        """A file of the open folder."""
+        mode = stat.S_IMODE(status.st_mode)
+        closed = self.open_up and not mode & 0o400
+        if closed:
+            os.chmod(name, mode | 0o400, dir_fd=self.source)
+        old = os.open(name, _READ, dir_fd=self.source)
+        try:
+            if closed:
+                os.fchmod(old, mode)
+            new = os.open(name, _FRESH, 0o600, dir_fd=self.copy)
+            try:
+                _copy_bytes(old, new, status.st_size)
+                os.utime(new, ns=_times(status))
+                os.fchmod(new, mode)
+            finally:
+                os.close(new)
+        finally:
+            os.close(old)
+
+    def _open(self, name: str, folder: int | None, status: os.stat_result) -> int:
+        if self.open_up and status.st_mode & 0o500 != 0o500:
+            os.chmod(name, stat.S_IMODE(status.st_mode) | 0o500, dir_fd=folder)
+        return os.open(name, _FOLDER, dir_fd=folder)
+
+
+def _replaced(old: int, new: int) -> int:
+    os.close(old)
+    return new
+
+
+def _copy_bytes(old: int, new: int, size: int) -> None:
+    """Without the holes: a file may claim far more than the disk has room for."""
+    os.truncate(new, size)
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(old, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # only a hole is left
+        end = os.lseek(old, at, os.SEEK_HOLE)
+        os.lseek(new, at, os.SEEK_SET)
+        while at < end:
+            sent = os.sendfile(new, old, at, min(end - at, AT_ONCE))
+            if not sent:
+                return
+            at += sent
+
+
+def _times(status: os.stat_result) -> tuple[int, int]:
+    return status.st_atime_ns, status.st_mtime_ns
