@@ -110,13 +110,15 @@ class Shell:
             return
         self.next_look = time.monotonic() + LOOK_S
         around = self.commands.around
-        if self.commands.too_much_memory():
-            why = "together they held more memory than the limit"
-        elif around is not None and around.quota.is_passed():
-            why = around.quota.at_the_end()
-        else:
+        why = "together they held more memory than the limit"
+        over = self.commands.too_much_memory()
+        passed = not over and around is not None and around.quota.is_passed()
+        if not over and not passed:
             return
-        self.commands.end_all_but({self.pid}, self.reaped)
+        # Without jobs it is the shell itself, which only said that it was done.
+        self.commands.end_all_but({self.pid} if self.jobs() else set(), self.reaped)
+        if passed:
+            why = around.quota.at_the_end()
         self.streams[1].say(f"[background jobs were killed: {why}]")
 
     def _end_jobs(self) -> None:
