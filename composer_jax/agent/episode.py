@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from composer_jax.agent import summary, todos, tools
+from composer_jax.agent.search import Embedder
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Kind, Node, Transcript
 from composer_jax.agent.workspace import Workspace
@@ -88,19 +89,21 @@ async def run_episode(
     limits: Limits,
     seed: int = 0,
     cache: ResultCache | None = None,
+    embedder: Embedder | None = None,
 ) -> Episode:
     """Lets the policy behind `session` work on `task`, and grades what it leaves.
 
     The reward is that of the hidden cases if the policy said that it is done, else 0. `chat` is the format of all
     messages; the session ends what it samples at `chat.end`. `seed` is recorded; randomness is the session's.
-    `cache` may be shared by any number of episodes. The session is left open.
+    `cache` may be shared by any number of episodes. `embedder` adds meaning to semantic_search, which goes by words
+    without one. The session is left open.
 
     Raises UserError for a task with an image: its containers have no shell that stays, which the tools need.
     """
     if task.image is not None:
         raise UserError(f"task {task.id} needs the image {task.image}, in which no episode can be played; leave it out")
     run = _Run(task, session, chat, compaction, limits)
-    workspace = Workspace(task, pool, cache)
+    workspace = Workspace(task, pool, cache, embedder)
     try:
         outcome = await run.until_the_end(workspace)
         await workspace.close()

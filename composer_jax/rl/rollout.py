@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from composer_jax.agent.episode import Episode, Limits, run_episode
+from composer_jax.agent.search import Embedder
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat_format import ChatFormat
 from composer_jax.sampler.engine import Sampler
@@ -34,6 +35,8 @@ class Environment:
     cache: ResultCache
     infrastructure_retries: int = 2
     """Fresh attempts at an episode whose sandboxes died. Such an episode is never scored."""
+    embedder: Embedder | None = None
+    """Of semantic_search (run_episode)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +81,7 @@ async def roll_out(
                     compaction=job.compaction,
                     limits=environment.limits,
                     cache=cache,
+                    embedder=environment.embedder,
                 )
             finally:
                 session.close()
