@@ -71,7 +71,7 @@ def _mode(path: Path, change: Change) -> int:
     made readable for who is not root."""
     try:
         before = stat.S_IMODE(path.lstat().st_mode)
-    except OSError:
+    except (OSError, ValueError):  # not there, or a name that nothing can have, which apply() refuses
         return change.mode
     opened = 0o755 if change.kind == "folder" else 0o644
     return before if change.mode == before | opened else change.mode
