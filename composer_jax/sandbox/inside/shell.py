@@ -65,6 +65,8 @@ class Shell:
             code = self._exit_code(LAST_WORD_S) if self.pid else None
             for stream in self.streams:
                 stream.empty()
+            if known and not spared:
+                self.streams[1].say("[background jobs were killed, too: with them the command passed a limit]")
         elif (code := self._exit_code(0.0)) is None:  # it is ending, or was replaced by another program
             stopped = self.commands.watch([self.end], self.streams, -1, b"", deadline)
         if code is None:
