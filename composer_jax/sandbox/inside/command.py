@@ -85,6 +85,7 @@ class Commands:
         self.limits, self.walls, self.report, self.around = limits, walls, report, around
         self.all_at_once = walls == "namespaces" or (around is not None and around.confines_signals)
         self.lost: Callable[[int, int], None] = lambda pid, status: None  # who wants to know of children that ended
+        self.spared: Callable[[], Collection[int]] = tuple  # processes that are no command's
         self.nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.rlimits = [
             (resource.RLIMIT_CORE, 0, 0),
@@ -101,7 +102,7 @@ class Commands:
         """Run `argv`; returns header and body of the reply, the body being head and tail of stdout and of stderr."""
         self.report[0] = 0
         started = time.monotonic()
-        spared = set(self.others())
+        spared = set(self.spared())
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         source, feed = os.pipe() if stdin else (self.nothing, -1)

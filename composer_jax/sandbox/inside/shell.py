@@ -136,6 +136,10 @@ class Shell:
         self.commands.reap(self.reaped)
         return [pid for pid in self.commands.others() if pid != self.pid]
 
+    def family(self) -> list[int]:
+        """The shell and its jobs."""
+        return self.commands.others() if self.pid else []
+
     def reaped(self, pid: int, status: int) -> None:
         """A child of the worker has ended; if it was the shell, there is none any more."""
         if pid == self.pid:

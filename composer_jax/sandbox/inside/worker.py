@@ -76,7 +76,7 @@ class Worker:
         self.changes = changes.Changes(self.workspace.root, ground.base, ground.layers, max_bytes)
         self.commands = command.Commands(root, self.limits, self.walls, mmap.mmap(-1, mmap.PAGESIZE), around)
         self.shell = shell.Shell(self.commands)
-        self.commands.lost = self.shell.reaped
+        self.commands.lost, self.commands.spared = self.shell.reaped, self.shell.family
 
     def request(self, channel: socket.socket) -> tuple[dict[str, Any], bytes] | None:
         """The next one; None when the host has closed."""
