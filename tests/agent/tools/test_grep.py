@@ -83,7 +83,8 @@ def test_a_pattern_that_takes_for_ever_ends_in_time(talk, monkeypatch):
 
     async def conversation(asked):
         asked.workspace.write("evil.txt", b"a" * 60 + b"!\n")
-        said = await asked.ask("grep", pattern="(a|a)+$", path="evil.txt")
+        # ripgrep is never slow, and leaves what looks ahead to Python.
+        said = await asked.ask("grep", pattern="(?=a)(a|a)+$", path="evil.txt")
         assert said == "ERROR the search was stopped after 1 s; use a simpler pattern, or search in fewer files"
         assert "evil.txt:1" in await asked.ask("grep", pattern="a!", path="evil.txt")
 
