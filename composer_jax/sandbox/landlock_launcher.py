@@ -7,7 +7,6 @@ zygote are in, and when zygote or trainer have ended, however they ended, it kil
 
 import json
 import os
-import select
 import signal
 import sys
 import tempfile
@@ -44,7 +43,7 @@ def main() -> int:
                 places = dict(zip(places, shown, strict=True))
             except OSError:
                 pass  # root without the right to mount: the folders may be readable as they are
-        code = _watch(start(plan, places))
+        code = launcher.watch(start(plan, places))
         if code != launcher.DISMISSED:
             launcher.remove_if_left(os.path.basename(trees), beside, owner)
     finally:
@@ -78,19 +77,6 @@ def start(plan: dict, places: dict[str, str]) -> int:
         finally:
             os._exit(127)
     return pid
-
-
-def _watch(pid: int) -> int:
-    """Until the zygote has ended, by itself or because the trainer has; its exit code."""
-    end = os.pidfd_open(pid)
-    poll = select.poll()
-    poll.register(end, select.POLLIN)
-    poll.register(0, 0)  # reports hang-up only: the messages on fd 0 are the zygote's
-    if not any(fd == end for fd, _ in poll.poll()):
-        poll.unregister(0)
-        if not poll.poll(GRACE_S * 1000):
-            os.kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF
 
 
 def _end_all() -> None:

@@ -53,6 +53,14 @@ def main() -> int:
             print(f"launcher: {bwrap}: {error}", file=sys.stderr)
         finally:
             os._exit(127)
+    code = watch(pid)
+    if code != DISMISSED:
+        remove_if_left(trees, above, owner)
+    return code
+
+
+def watch(pid: int) -> int:
+    """Until a child, the zygote or what it is in, has ended, by itself or because the trainer has; its exit code."""
     end = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(end, select.POLLIN)
@@ -61,10 +69,7 @@ def main() -> int:
         poll.unregister(0)
         if not poll.poll(GRACE_MS):  # the zygote, too, sees the trainer go; when it ends, all is gone before bubblewrap
             os.kill(pid, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF
-    if code != DISMISSED:
-        remove_if_left(trees, above, owner)
-    return code
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF
 
 
 def remove_if_left(name: str, above: int, owner: int) -> None:
