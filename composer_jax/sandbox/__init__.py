@@ -13,6 +13,7 @@ await sandbox.restore(before)
 await pool.close()
 """
 
+from composer_jax.sandbox.backend import WORKSPACES
 from composer_jax.sandbox.change import GONE, Change
 from composer_jax.sandbox.limits import Limits
 from composer_jax.sandbox.pool import SandboxPool
@@ -20,6 +21,7 @@ from composer_jax.sandbox.sandbox import Outcome, RunResult, Sandbox, SandboxDie
 from composer_jax.sandbox.tree import Tree
 
 __all__ = [
+    "WORKSPACES",
     "GONE",
     "Change",
     "Limits",

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from composer_jax.sandbox import Change
+from composer_jax.sandbox import WORKSPACES, Change
 from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.protected import RUNS_BY_ITSELF, is_protected
 from composer_jax.tasks.suite import file_of
@@ -51,7 +51,6 @@ EVIDENCE = 160  # characters
 MAX_SOURCE = 1 << 20  # bytes of code that is looked into
 _NAMES_A_FILE = ("path", "file", "target")  # arguments of tools that name a file
 _BUILT = (".pyc", ".pyo", ".so", ".pyd", ".egg-info", "__pycache__")  # ends of names
-_WORKSPACES = ("/workspace", "/app", "/testbed")
 _ELSEWHERE = ("/tmp", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt/packages", "/opt/python", "/opt/bin")
 _PATH = re.compile(r"(?<![\w./:~-])/[A-Za-z][\w.-]*(?:/[\w.@+-]+)*")
 _UP = re.compile(r"(?:^|[\s'\"=])((?:\.\./){3,}[\w./-]*)")
@@ -90,7 +89,7 @@ def flags(
 ) -> tuple[Flag, ...]:
     """What is suspicious about an episode, each thing once, in the order of the calls and then of the paths.
 
-    calls: (tool, arguments) in order. changes: as they are graded.
+    calls: (tool, arguments) in order. changes: of the workspace (Workspace.changes).
     """
     found = [flag for name, arguments in calls for flag in _of_call(name, arguments)]
     for path, change in sorted(changes.items()):
@@ -137,7 +136,7 @@ def _is_outside(path: str) -> bool:
         return ups < 0
     if ".." in parts:
         return True
-    return not any(path == top or path.startswith(f"{top}/") for top in (*_WORKSPACES, *_ELSEWHERE))
+    return not any(path == top or path.startswith(f"{top}/") for top in (*WORKSPACES, *_ELSEWHERE))
 
 
 def _of_change(task: Task, path: str, change: Change) -> Iterator[Flag]:

@@ -2,8 +2,8 @@
 
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.workspace import Workspace
+from composer_jax.sandbox import WORKSPACES
 
-ROOTS = ("/workspace", "/testbed", "/app")  # the last two are links to the first
 MAX_DEPTH = 60  # folders within folders; sandboxes go a little further
 MAX_NAME, MAX_PATH = 255, 4000  # bytes that a kernel takes
 
@@ -11,7 +11,7 @@ MAX_NAME, MAX_PATH = 255, 4000  # bytes that a kernel takes
 def inside(path: str) -> str:
     """A path relative to the workspace, "" for the workspace itself. Raises ToolError for one that leads elsewhere."""
     rest = path
-    for root in ROOTS:
+    for root in WORKSPACES:
         if path == root or path.startswith(f"{root}/"):
             rest = path[len(root) :].lstrip("/")
     if rest.startswith("/"):
