@@ -1,8 +1,8 @@
 """The pristine folder that workspaces stand on, read on the host. It never changes, and its links are not followed."""
 
+import functools
 import os
 import stat
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,18 +77,10 @@ class Pristine:
             raise UserError(f"{self._folder} cannot be listed for workspaces: {error}") from error
 
 
-_NOTHING = Pristine(None)
-_PRISTINE: "weakref.WeakValueDictionary[Path, Pristine]" = weakref.WeakValueDictionary()
-
-
+@functools.lru_cache(maxsize=16)
 def pristine(folder: Path | None) -> Pristine:
-    """The same object for the same folder as long as somebody holds it; None: an empty folder."""
-    if folder is None:
-        return _NOTHING
-    found = _PRISTINE.get(folder)
-    if found is None:
-        found = _PRISTINE[folder] = Pristine(folder)
-    return found
+    """The same object for the same folder, also for the next group of episodes on it; None: an empty folder."""
+    return Pristine(folder)
 
 
 def is_history(path: str) -> bool:
