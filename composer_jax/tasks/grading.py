@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Change, SandboxPool
+from composer_jax.sandbox import GONE, Change, SandboxPool
 from composer_jax.sandbox.container import ContainerPool
 from composer_jax.tasks import grade_cases, grade_log, grade_script, grade_suite
 from composer_jax.tasks.cache import ResultCache
@@ -41,6 +42,19 @@ async def grade(
     if task.image is not None and not (isinstance(pool, ContainerPool) and pool.image == task.image):
         raise UserError(f"task {task.id} needs the image {task.image}; grade it in a container_pool(task)")
     return await _HOW[type(task.grader)](task, changes, pool, cache)
+
+
+def as_changes(files: Mapping[str, str | None], root: Path | None) -> dict[str, Change]:
+    """Texts of a repository's files as changes; None deletes. The permissions are those of the files at `root`."""
+    changes = {}
+    for path, text in files.items():
+        if text is None:
+            changes[path] = GONE
+        else:
+            there = root and root / path
+            mode = there.stat().st_mode & 0o777 if there and there.is_file() else 0o644
+            changes[path] = Change("file", text.encode(), mode)
+    return changes
 
 
 def untouched(task: Task) -> dict[str, Change]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import GONE, Change, SandboxPool
+from composer_jax.sandbox import Change, SandboxPool
 from composer_jax.sandbox.container import ContainerPool
 from composer_jax.tasks.formats import swe_bench
 from composer_jax.tasks.grader import CaseGrader
-from composer_jax.tasks.grading import grade, untouched
+from composer_jax.tasks.grading import as_changes, grade, untouched
 from composer_jax.tasks.image import container_pool
 from composer_jax.tasks.task import Task
 
@@ -52,11 +52,7 @@ def gold_changes(task: Task) -> dict[str, Change] | None:
     """
     know, changes = task.metadata, untouched(task)
     if "gold" in know:
-        for path, text in know["gold"].items():
-            there = None if task.repository is None else task.repository / path
-            mode = there.stat().st_mode & 0o777 if there is not None and there.is_file() else 0o644
-            changes[path] = GONE if text is None else Change("file", text.encode(), mode)
-        return changes
+        return changes | as_changes(know["gold"], task.repository)
     if isinstance(task.grader, CaseGrader) and {"path", "old", "new"} <= set(know):
         text = changes[know["path"]].data.decode()
         return {**changes, know["path"]: Change("file", text.replace(know["old"], know["new"]).encode())}

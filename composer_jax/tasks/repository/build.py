@@ -26,13 +26,14 @@ from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.grader import SuiteGrader
+from composer_jax.tasks.grading import as_changes
 from composer_jax.tasks.harbor import read_task, write_task
 from composer_jax.tasks.protected import is_protected, protected_files
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.combine import combinations
 from composer_jax.tasks.repository.difficulty import Difficulty
 from composer_jax.tasks.repository.entities import entities
-from composer_jax.tasks.repository.gates import Breakage, Gate, as_changes, break_suite, grade_both
+from composer_jax.tasks.repository.gates import Breakage, Gate, break_suite, grade_both
 from composer_jax.tasks.repository.in_order import InOrder
 from composer_jax.tasks.repository.leaks import Readable
 from composer_jax.tasks.repository.prompt import Style, instruction

@@ -15,10 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from composer_jax.sandbox import GONE, Change, SandboxPool
-from composer_jax.tasks.grading import grade, untouched
+from composer_jax.sandbox import Change, SandboxPool
+from composer_jax.tasks.grading import as_changes, grade, untouched
 from composer_jax.tasks.judge_suite import MISSING, PASSED
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.leaks import Readable, installed_copies
@@ -54,19 +53,6 @@ class Breakage:
     @property
     def passed(self) -> bool:
         return all(gate.passed for gate in self.gates)
-
-
-def as_changes(files: Mapping[str, str | None], root: Path) -> dict[str, Change]:
-    """Texts of a repository's files as changes; None deletes. The permissions are those of the files at `root`."""
-    changes = {}
-    for path, text in files.items():
-        if text is None:
-            changes[path] = GONE
-        else:
-            there = root / path
-            mode = there.stat().st_mode & 0o777 if there.is_file() else 0o644
-            changes[path] = Change("file", text.encode(), mode)
-    return changes
 
 
 async def break_suite(
