@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePosixPath
 from typing import Literal
 
+from composer_jax.tasks.protected import is_protected
 from composer_jax.tasks.repository.source import STRINGS, Source
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -101,16 +101,9 @@ def referenced(node: ast.AST) -> str | None:
     return node.attr if isinstance(node, ast.Attribute) else None
 
 
-def is_test_path(path: str) -> bool:
-    """Whether a file is test code by where it is and how it is called."""
-    place = PurePosixPath(path)
-    in_tests = any(part in ("test", "tests") for part in place.parts[:-1])
-    return in_tests or place.stem == "conftest" or place.stem.startswith("test_") or place.stem.endswith("_test")
-
-
 def entities(source: Source) -> list[Entity]:
     """All definitions of a file in the order of their first line; an outer one comes before what it holds."""
-    return list(_inside(source, source.tree, "", None, is_test_path(source.path)))
+    return list(_inside(source, source.tree, "", None, is_protected(source.path)))
 
 
 def _inside(source: Source, node: ast.AST, prefix: str, owner: Definition | None, is_test: bool) -> Iterator[Entity]:

@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.repository.entities import Entity, Function, entities, is_test_path
+from composer_jax.tasks.protected import is_protected
+from composer_jax.tasks.repository.entities import Entity, Function, entities
 from composer_jax.tasks.repository.source import Source
 
 Import = ast.Import | ast.ImportFrom
@@ -113,7 +114,7 @@ class Repository:
                 source = Source(path, sources[path])
             except UserError:
                 continue
-            self.modules[path] = Module(source, path in tests or is_test_path(path))
+            self.modules[path] = Module(source, path in tests or is_protected(path))
         self._paths: dict[str, str] = {}
         for path in self.modules:
             for name in self._names(path):

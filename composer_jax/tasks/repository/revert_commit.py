@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from composer_jax.errors import UserError
+from composer_jax.tasks.protected import is_protected
 from composer_jax.tasks.repository.candidate import Candidate, candidate, merge, split_lines
-from composer_jax.tasks.repository.entities import entities, is_test_path
+from composer_jax.tasks.repository.entities import entities
 from composer_jax.tasks.repository.source import Source, parse
 
 LARGEST = 8
@@ -96,7 +97,7 @@ class Git:
 
 def _reverted(git: Git, commit: str) -> Candidate | None:
     paths = [path for path in git.changed(commit) if path.endswith(".py")]
-    code = [path for path in paths if not is_test_path(path)]
+    code = [path for path in paths if not is_protected(path)]
     if not 0 < len(code) <= LARGEST or len(code) == len(paths):
         return None
     try:

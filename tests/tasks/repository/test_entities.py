@@ -7,7 +7,8 @@ import types
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.repository.entities import entities, is_test_path
+from composer_jax.tasks.protected import is_protected
+from composer_jax.tasks.repository.entities import entities
 from composer_jax.tasks.repository.source import Source
 
 TEXT = '''
@@ -97,7 +98,7 @@ def test_references_are_names_read_and_attributes_taken():
     ],
 )
 def test_test_code_is_told_by_its_place(path, is_test):
-    assert is_test_path(path) == is_test
+    assert is_protected(path) == is_test
     assert table(path=path)["f"].is_test == is_test
 
 
