@@ -45,6 +45,9 @@ def attempt(what, call):
     print("DID", what, result)
 def fails(what, *arguments):
     if libc.syscall(*arguments) != -1: print("DID", what)
+def descriptor_of(pid):
+    try: return os.pidfd_open(pid)
+    except ProcessLookupError: return -1  # the sandbox of the test before has ended now
 """
 
 
@@ -194,9 +197,9 @@ def test_signals_to_the_host_and_to_the_worker(host, pool, run_python):
     for pid in [os.getppid(), *{reached!r}]:
         for number in (0, signal.SIGTERM, signal.SIGSTOP, signal.SIGKILL):
             attempt(pid, lambda: os.kill(pid, number))
-            pidfd = os.pidfd_open(pid)
-            attempt(pid, lambda: signal.pidfd_send_signal(pidfd, number))
-            os.close(pidfd)
+            descriptor = descriptor_of(pid)
+            attempt(pid, lambda: signal.pidfd_send_signal(descriptor, number))
+            if descriptor != -1: os.close(descriptor)
         attempt(pid, lambda: os.killpg(pid, 9))
         try: fcntl.fcntl(r, fcntl.F_SETOWN, pid); fcntl.fcntl(r, 10, 9); fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)
         except OSError: pass
@@ -219,7 +222,7 @@ def test_trace_and_look_into_other_processes(host, pool, attack):
         for request in (16, 0x4206):  # attach, seize
             if libc.ptrace(request, pid, 0, 0) != -1: print("DID ptrace", pid)
         if libc.process_vm_readv(pid, ctypes.byref(vector), 1, ctypes.byref(vector), 1, 0) != -1: print("DID read", pid)
-        fails("pidfd_getfd", 438, os.pidfd_open(pid), 3, 0)
+        fails("pidfd_getfd", 438, descriptor_of(pid), 3, 0)
         for name in ("mem", "environ", "maps", "cmdline", "status", "stat", "syscall", "io", "task", "fd", "net/tcp"):
             attempt((pid, name), lambda: os.open(f"/proc/{{pid}}/{{name}}", os.O_RDONLY))
         attempt((pid, "mem"), lambda: os.open(f"/proc/{{pid}}/mem", os.O_RDWR))
@@ -642,6 +645,14 @@ def background(shell: subprocess.Popen, command: str) -> None:
     shell.stdout.readline()
 
 
+def passes(judged: quota.Quota) -> bool:
+    """Whether it says so once it looks: the disk is looked at for a small share of the time only."""
+    end = time.monotonic() + 10
+    while not judged.is_passed() and time.monotonic() < end:
+        time.sleep(0.001)
+    return judged.is_passed()
+
+
 IN_A_PROCESS_OF_ITS_OWN = """
 import os, sys
 sys.path.insert(0, {repository!r})
@@ -660,14 +671,14 @@ def judge_jobs(root: str) -> None:
     shell = subprocess.Popen(["bash"], cwd=workspace, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert not judged.is_passed() and judged.at_the_end() == ""
     background(shell, "head -c 2M /dev/zero > big")
-    assert judged.is_passed() and judged.is_passed()
+    assert passes(judged) and judged.is_passed()
     for _ in range(2):  # each command that ends meanwhile says so, and none forgives it
         assert judged.at_the_end() == "the workspace holds more than the 1 MiB that may be added to it"
         assert judged.is_passed()
     os.truncate(f"{workspace}/big", 0)  # the job takes it back
     assert judged.at_the_end() != "" and not judged.is_passed() and judged.at_the_end() == ""
     background(shell, "head -c 2M /dev/zero > big")
-    assert judged.is_passed()
+    assert passes(judged)
     for job in set(processes.below(os.getpid())) - {shell.pid}:
         os.kill(job, signal.SIGKILL)
     while processes.running_below(os.getpid()) != [shell.pid]:

@@ -15,22 +15,11 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool, backend
 from composer_jax.sandbox.inside import landlock, seccomp, second_filter
-from tests.sandbox.fixtures import REPOSITORY, as_another_user
+from tests.sandbox.fixtures import REPOSITORY, as_another_user, zygote_of
 
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def zygote_of(pool: SandboxPool) -> int:
-    """Pid of the zygote: the only process below the launcher whose command holds the start line."""
-    pid = pool._spawner._process.pid
-    while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        pid = int(children[0])
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"inside/start.py" in words and b"--clearenv" not in words:
-            return pid
-    raise AssertionError("no zygote")
 
 
 def test_never_more_than_size_in_use():

@@ -14,7 +14,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool
-from tests.sandbox.fixtures import LIMITS
+from tests.sandbox.fixtures import LIMITS, zygote_of
 
 
 @pytest.fixture
@@ -289,11 +289,13 @@ def test_a_cancelled_snapshot_ends_the_sandbox(folder):
     async def work():
         async with SandboxPool(LIMITS, size=1) as pool:
             sandbox = await pool.acquire({})
+            os.kill(zygote_of(pool), signal.SIGSTOP)  # or the snapshot may be taken before it is cancelled
             waiting = asyncio.create_task(sandbox.snapshot())
             await asyncio.sleep(0)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
+            os.kill(zygote_of(pool), signal.SIGCONT)
             with pytest.raises(SandboxDied, match="cancelled"):
                 await sandbox.list()
             async with await asyncio.wait_for(pool.acquire({"a": "b"}), 10) as other:  # its place is free
