@@ -42,6 +42,7 @@ def get_config(size: str = "full") -> ConfigDict:
                 "tokenizer_bytes": 2_000_000,
                 "tokenizer_tasks": 600,
             },
+            "tasks": {"train": "", "heldout": "", "repos": "", "packages": ""},
             "pretrain": {
                 "steps": 400,
                 "batch_size": 16,
@@ -92,7 +93,7 @@ def get_config(size: str = "full") -> ConfigDict:
             },
             "rl": {
                 "steps": 110,
-                "groups": {"bugfix": 5, "recall": 3},
+                "groups": {"bugfix": 5, "recall": 3, "repository": 0},  # the last: of tasks.train
                 "group_size": 8,
                 "trigger": (126, 140),
                 "uncompacted_share": 0.15,
@@ -196,7 +197,7 @@ def smoke() -> dict:
         "sampler": {"slots": 16, "decode_rows": (), "windows": ()},
         "rl": {
             "steps": 2,
-            "groups": {"bugfix": 2, "recall": 2},
+            "groups": {"bugfix": 2, "recall": 2, "repository": 0},
             "group_size": 4,
             "save_every": 1,
             "record_every": 1,

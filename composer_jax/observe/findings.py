@@ -37,6 +37,7 @@ class TableRow:
 
 
 BUGS, MEMORY = "Bug fixing, held-out tasks", "Self-summarization, held-out tasks"
+GIVEN = "Tasks of tasks.heldout"
 MEASURES = (
     Measure(
         BUGS,
@@ -158,7 +159,7 @@ def what_ran(results: Results) -> list[tuple[str, str]]:
 def table(results: Results) -> list[tuple[str, list[TableRow]]]:
     """The results table by section; rows without any number are left out, and so are empty sections."""
     sections: dict[str, list[TableRow]] = {}
-    for measure in MEASURES:
+    for measure in (*MEASURES, *_measures_of_given(results)):
         before, after = number_at(results, measure.before), number_at(results, measure.after)
         if before is None and after is None:
             continue
@@ -168,6 +169,20 @@ def table(results: Results) -> list[tuple[str, list[TableRow]]]:
         row = TableRow(measure.name, measure.meaning, words[0], words[1], change, verdict, words[2])
         sections.setdefault(measure.section, []).append(row)
     return list(sections.items())
+
+
+def _measures_of_given(results: Results) -> list[Measure]:
+    return [
+        Measure(
+            GIVEN,
+            f"Pass@1, {family}",
+            "share of single attempts that their own tests pass",
+            f"heldout.{family}.pass_at_1_before",
+            f"heldout.{family}.pass_at_1_after",
+            PASS,
+        )
+        for family in results.get("heldout", {})
+    ]
 
 
 def scores(results: Results) -> list[tuple[str, float | None, float | None]]:
@@ -186,7 +201,8 @@ def scores(results: Results) -> list[tuple[str, float | None, float | None]]:
 
 def marks(results: Results) -> dict[str, tuple[float | None, float | None]]:
     """Held-out pass@1 before and after RL, by task family, for the reward curves."""
-    paths = {"bugfix": "rl.pass_at_1", "recall": "summary.pass"}
+    given = {family: f"heldout.{family}.pass_at_1" for family in results.get("heldout", {})}
+    paths = {"bugfix": "rl.pass_at_1", "recall": "summary.pass"} | given
     return {
         family: (number_at(results, f"{path}_before"), number_at(results, f"{path}_after"))
         for family, path in paths.items()

@@ -19,7 +19,7 @@ from composer_jax.rl.event_loop import EventLoop
 from composer_jax.rl.rewards import RewardConfig, episode_reward
 from composer_jax.rl.rollout import Environment, Job, Rollout, roll_out, seed_of
 from composer_jax.sampler.engine import Sampler
-from composer_jax.tasks.generate import generate
+from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.task import Task
 from composer_jax.train.learner import Learner, TrainState
 
@@ -50,8 +50,16 @@ class Orchestrator:
     """One RL run. A step is `roll_out`, which changes nothing and may be interrupted, then `learn`, which uses up the
     state; together a function of (state, seed): a task is used once, and a resumed run repeats none."""
 
-    def __init__(self, config: OrchestratorConfig, learner: Learner, sampler: Sampler, environment: Environment):
-        self.config, self.learner, self.sampler, self.environment = config, learner, sampler, environment
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        tasks: TaskSource,
+        learner: Learner,
+        sampler: Sampler,
+        environment: Environment,
+    ):
+        self.config, self.tasks = config, tasks
+        self.learner, self.sampler, self.environment = learner, sampler, environment
         self.algorithm = GroupAdvantage()
         self.warm, self.compiled = False, compilations()
 
@@ -60,7 +68,7 @@ class Orchestrator:
         config, jobs = self.config, []
         for family, n in sorted(config.groups.items()):
             for number in range(n):
-                task = generate(family, "train", config.seed, step * n + number)
+                task = self.tasks.task(family, step * n + number)
                 compaction = self.compaction(task)
                 jobs += [
                     Job(task, seed_of("rl", config.seed, task.id, i), compaction) for i in range(config.group_size)

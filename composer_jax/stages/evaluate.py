@@ -17,7 +17,8 @@ POLICIES = {"before": "sft", "after": "rl"}
 
 
 def suites(run: Run) -> dict[str, Suite]:
-    """What is measured. Names, files and constants of the tasks never occur in a training task."""
+    """What is measured. Names, files and constants of generated tasks never occur in a training task; those of
+    tasks.heldout are all attempted, with summaries, since they may be long."""
     settings, agent = run.settings.evaluate, run.settings.agent
     seed = run.settings.seed
 
@@ -34,16 +35,17 @@ def suites(run: Run) -> dict[str, Suite]:
         "recall_whole": Suite("recall_whole", recall_tasks, settings.other_attempts, whole, seed),
         "recall_short": Suite("recall_short", recall_tasks, settings.other_attempts, short, seed),
         "recall_long": Suite("recall_long", recall_tasks, settings.other_attempts, long, seed),
+        **{
+            (name := f"{HELDOUT}{family}"): Suite(name, tasks, settings.other_attempts, short, seed)
+            for family, tasks in run.tasks.heldout.items()
+        },
     }
 
 
-CONDITIONS = {
-    "bugfix": "default",
-    "unseen": "default",
-    "recall_whole": "no_trigger",
-    "recall_short": "short",
-    "recall_long": "long",
-}
+HELDOUT = "heldout_"
+"""What the names of suites of tasks.heldout begin with; their family follows."""
+CONDITIONS = {"bugfix": "default", "unseen": "default", "recall_whole": "no_trigger", "recall_long": "long"}
+"""How the episodes of a suite are labelled; "short" where nothing is said."""
 
 
 def evaluate(run: Run, which: str) -> None:
@@ -76,7 +78,7 @@ def evaluate(run: Run, which: str) -> None:
                                 episode,
                                 tasks[episode.task_id],
                                 run.chat,
-                                condition=CONDITIONS[suite.name],
+                                condition=CONDITIONS.get(suite.name, "short"),
                             )
                         )
         write_episodes(run.path / "episodes" / f"{which}.jsonl", records)

@@ -15,6 +15,8 @@ from composer_jax.stages.sft import sft
 def pipeline(run: Run) -> Path:
     """Runs every stage and returns the report's path; prints one line of results to stdout at the end."""
     require_one_process("the whole pipeline")
+    if not run.done("evaluate_after"):
+        run.check()
     for stage in (
         pretrain,
         sft,

@@ -34,7 +34,7 @@ def reinforce(run: Run) -> None:
             PolicyLoss(settings.ratio_low, settings.ratio_high),
         )
         sampler = run.sampler_with(params, router_bias, version=0)
-        orchestrator = Orchestrator(orchestrator_config(run), learner, sampler, environment)
+        orchestrator = Orchestrator(orchestrator_config(run), run.tasks, learner, sampler, environment)
         state = learner.init_state(params, router_bias)
         path = run.path / "metrics" / "rl.jsonl"
         records_path = run.path / "episodes" / "rl.jsonl"
@@ -92,7 +92,7 @@ def orchestrator_config(run: Run) -> OrchestratorConfig:
         groups=dict(rl.groups),
         group_size=rl.group_size,
         trigger=tuple(rl.trigger),
-        compacted_families=(recall.FAMILY,),
+        compacted_families=(recall.FAMILY, *run.tasks.train),
         uncompacted_share=rl.uncompacted_share,
         max_segments=agent.max_segments,
         max_summary_tokens=agent.max_summary_tokens,

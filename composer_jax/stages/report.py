@@ -6,6 +6,7 @@ from typing import Any
 
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.report import write_report
+from composer_jax.stages.evaluate import HELDOUT
 from composer_jax.stages.run import Run
 
 STAGES = ("pretrain", "sft", "evaluate_before", "rl", "evaluate_after")
@@ -59,6 +60,10 @@ def results(run: Run) -> dict[str, Any]:
                 "tokens": suites["recall_long"]["tokens_per_summary"],
                 "compaction_error": stage["compaction_error_long"],
             }
+        for name in suites:
+            if name.startswith(HELDOUT):
+                rates = out.setdefault("heldout", {}).setdefault(name.removeprefix(HELDOUT), {})
+                rates[f"pass_at_1_{which}"] = suites[name]["pass_at_1"]
         out["throughput"]["decode_tokens_per_s"] = stage["decode_tokens_per_s"]
     if "rl" in done:
         stage = done["rl"]

@@ -40,7 +40,9 @@ from composer_jax.stages.settings import OptimizerSettings, Settings, settings_f
 from composer_jax.stages.usage import used
 from composer_jax.tasks import recall
 from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.formats import Options
 from composer_jax.tasks.generate import FAMILIES, generate
+from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.splits import seeded
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
@@ -226,6 +228,19 @@ class Run:
                 self.sampler.warm_up(progress.update)
         return self.sampler
 
+    @functools.cached_property
+    def tasks(self) -> TaskSource:
+        """Raises UserError when RL would run out of tasks."""
+        path = lambda name: Path(text).expanduser() if (text := getattr(self.settings.tasks, name)) else None  # noqa: E731
+        source = TaskSource(
+            self.settings.seed,
+            path("train"),
+            path("heldout"),
+            Options(repos=path("repos"), packages=path("packages")),
+        )
+        source.require(self.settings.rl.groups, self.settings.rl.steps)
+        return source
+
     @property
     def limits(self) -> Limits:
         agent = self.settings.agent
@@ -235,17 +250,22 @@ class Run:
     def environment(self) -> Iterator[tuple[Environment, EventLoop]]:
         """Sandboxes and the event loop they live in."""
         with EventLoop() as loop:
-            pool = SandboxPool(size=self.settings.agent.concurrency)
+            pool = SandboxPool(self.tasks.limits, size=self.settings.agent.concurrency)
             try:
                 yield Environment(self.chat, pool, self.limits, ResultCache()), loop
             finally:
                 loop.run(pool.close())
 
-    def check_sandbox(self) -> None:
-        """Runs one command in a sandbox, so that a machine that refuses says so now and not after pretraining."""
+    def check(self) -> None:
+        """Raises UserError for what RL and evaluation would find wrong after hours: tasks, and a machine that refuses
+        to build sandboxes, in one of which a command is run."""
+        limits = self.tasks.limits
 
         async def try_one() -> str:
-            async with SandboxPool(size=1) as pool, await pool.acquire({"hello.py": "print('ready')"}) as sandbox:
+            async with (
+                SandboxPool(limits, size=1) as pool,
+                await pool.acquire({"hello.py": "print('ready')"}) as sandbox,
+            ):
                 return (await sandbox.run(["python", "hello.py"])).stdout
 
         with EventLoop() as loop:

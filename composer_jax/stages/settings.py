@@ -43,6 +43,21 @@ class DataSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class TaskSettings:
+    """Tasks from disk beside the generated ones: what `launch.tasks generate` wrote, Harbor directories, or rows of
+    SWE-bench and SWE-smith. `launch.tasks show PATH` says whether a path can be read."""
+
+    train: str
+    """Path of tasks to train on, or empty; rl.groups says how many of each family. Each is used once."""
+    heldout: str
+    """Path of tasks to evaluate on, or empty; all of them are attempted, each family in a suite of its own."""
+    repos: str
+    """Folder of git repositories, for rows."""
+    packages: str
+    """Folder of installed packages, for rows and for Harbor directories of others."""
+
+
+@dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
     peak: float
     warmup: int
@@ -129,6 +144,7 @@ class RewardSettings:
 class RLSettings:
     steps: int
     groups: Mapping[str, int]
+    """Task family -> groups of it in every step. Families: those of generators, and those that tasks.train holds."""
     group_size: int
     trigger: tuple[int, int]
     uncompacted_share: float
@@ -161,6 +177,7 @@ class Settings:
     model: ModelConfig
     mesh: MeshSettings
     data: DataSettings
+    tasks: TaskSettings
     pretrain: PretrainSettings
     sft: SFTSettings
     agent: AgentSettings

@@ -38,7 +38,7 @@ def sft(run: Run) -> None:
     if run.done("sft"):
         return
     params, router_bias = run.weights_of("pretrain")
-    from_first(run.check_sandbox)
+    from_first(run.check)
     settings = run.settings.sft
     with run.stage("sft") as result:
         traces, made = expert_traces(run)

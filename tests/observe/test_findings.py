@@ -55,6 +55,13 @@ def test_a_table_of_half_a_run_leaves_out_what_is_not_there():
     assert (row.name, row.before, row.after, row.change, row.verdict) == ("Pass@8", "90.0%", "\u2013", "", "")
 
 
+def test_tasks_of_a_path_have_rows_and_marks_of_their_own():
+    results = {"heldout": {"repository": {"pass_at_1_before": 0.25, "pass_at_1_after": 0.5}}}
+    ((title, (row,)),) = findings.table(results)
+    assert (title, row.name, row.change) == (findings.GIVEN, "Pass@1, repository", "+25.0 points")
+    assert findings.marks(results)["repository"] == (0.25, 0.5)
+
+
 def test_a_worse_number_is_called_worse():
     ((_, (row,)),) = findings.table({"summary": {"tokens_before": 20, "tokens_after": 30}})
     assert (row.change, row.verdict) == ("+50%", "worse")

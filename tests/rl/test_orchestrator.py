@@ -6,6 +6,7 @@ import pytest
 
 from composer_jax.rl.orchestrator import Orchestrator, OrchestratorConfig, episode_metrics
 from composer_jax.rl.rewards import RewardConfig
+from composer_jax.tasks.source import TaskSource
 from tests.rl.made_up import conversation, episode
 
 CONFIG = OrchestratorConfig(
@@ -24,7 +25,8 @@ CONFIG = OrchestratorConfig(
 
 
 def orchestrator(**changes) -> Orchestrator:
-    return Orchestrator(dataclasses.replace(CONFIG, **changes), None, None, None)
+    config = dataclasses.replace(CONFIG, **changes)
+    return Orchestrator(config, TaskSource(config.seed), None, None, None)
 
 
 def test_jobs_are_a_function_of_step_and_seed():

@@ -15,6 +15,7 @@ from composer_jax.observe.metrics import read_metrics
 from composer_jax.rl.rollout import Rollout
 from composer_jax.stages import reinforce as stage
 from composer_jax.stages.settings import settings_from
+from composer_jax.tasks.source import TaskSource
 from composer_jax.train.learner import TrainState
 from configs.tiny import get_config
 
@@ -32,7 +33,7 @@ class FakeOrchestrator:
     rolled: list[int] = []
     act = None
 
-    def __init__(self, config, learner, sampler, environment):
+    def __init__(self, config, tasks, learner, sampler, environment):
         pass
 
     def roll_out(self, state, loop):
@@ -80,6 +81,7 @@ def reinforce(tmp_path, monkeypatch):
             stage=in_stage,
             environment=environment,
             chat=None,
+            tasks=TaskSource(0),
             weights_of=lambda _: ({"w": jnp.zeros(3)}, {}),
             optimizer=lambda *_: None,
             learner=lambda *_: FakeLearner(),

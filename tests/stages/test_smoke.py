@@ -1,11 +1,14 @@
 """The whole pipeline in its smallest size, as a user runs it: killed twice on the way, and on eight devices."""
 
+import dataclasses
 import json
 
 import pytest
 
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.metrics import read_metrics
+from composer_jax.tasks.generate import generate
+from composer_jax.tasks.harbor import write_task
 from tests.stages.command_line import finish, kill_when, start
 from tests.stages.contract import assert_contract
 
@@ -23,10 +26,20 @@ def steps(workdir, stage) -> list[int]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, cache):
-    """(folder, what the last process printed) of a run that was killed in SFT and in RL, and continued each time."""
+    """(folder, what the last process printed, its arguments) of a run that was killed in SFT and in RL, and went on."""
     workdir = tmp_path_factory.mktemp("runs") / "smoke"
-    # A third RL step: the one after the kill compiles, the one after that must not.
-    arguments = "--config=configs/tiny.py:smoke", "--config.rl.steps=3"
+    given = tmp_path_factory.mktemp("given")
+    for split, count in (("train", 3), ("heldout", 2)):
+        for index in range(count):
+            task = dataclasses.replace(generate("bugfix", split, 7, index), family="repository")
+            write_task(task, given / split / task.id)
+    arguments = (
+        "--config=configs/tiny.py:smoke",
+        "--config.rl.steps=3",  # the one after the kill compiles, the one after that must not
+        "--config.rl.groups.repository=1",
+        f"--config.tasks.train={given / 'train'}",
+        f"--config.tasks.heldout={given / 'heldout'}",
+    )
     kill_when(start(workdir, *arguments, cache=cache), lambda: len(steps(workdir, "sft")) > 9)
     assert not (workdir / "stages" / "sft.json").exists()
     pretrained = (workdir / "stages" / "pretrain.json").read_bytes()
@@ -35,24 +48,33 @@ def run(tmp_path_factory, cache):
     result = finish(start(workdir, *arguments, cache=cache))
     assert result.returncode == 0, result.stderr
     assert (workdir / "stages" / "pretrain.json").read_bytes() == pretrained
-    return workdir, result
+    return workdir, result, arguments
 
 
 def test_results_fulfil_the_contract(run):
-    workdir, _ = run
+    workdir = run[0]
     results = json.loads((workdir / "results.json").read_text())
     assert_contract(results)
     assert results["cpt"]["heldout_nll_last"] < results["cpt"]["heldout_nll_first"]
     assert results["rl"]["steps"] == 3
     assert set(results["phases_s"]) >= {"pretrain", "sft", "evaluate_before", "rl", "evaluate_after"}
+    assert set(results["heldout"]["repository"]) == {"pass_at_1_before", "pass_at_1_after"}
     assert results["config_hash"] == json.loads((workdir / "config.json").read_text())["config_hash"]
 
 
 def test_every_step_was_taken_once_in_spite_of_the_kills(run):
-    workdir, _ = run
+    workdir = run[0]
     assert steps(workdir, "pretrain") == list(range(13))
     assert steps(workdir, "sft") == list(range(1, 17))
     assert steps(workdir, "rl") == [1, 2, 3]
+
+
+def test_tasks_of_a_path_are_trained_on_once(run):
+    rows = read_metrics(run[0] / "metrics" / "rl.jsonl")
+    assert all(0 <= row["reward_repository"] <= 1 for row in rows)
+    recorded = read_episodes(run[0] / "episodes" / "rl.jsonl")
+    given = [(record.step, record.task_id) for record in recorded if record.family == "repository"]
+    assert len({task for _, task in given}) == len({step for step, _ in given}) == 3
 
 
 def test_rl_stops_compiling_after_its_first_step(run):
@@ -70,20 +92,20 @@ def test_the_report_is_one_file_without_a_network(run):
 def test_episodes_of_every_part_are_recorded(run):
     for name in ("before", "rl", "after"):
         records = list(read_episodes(run[0] / "episodes" / f"{name}.jsonl"))
-        assert {record.family for record in records} == {"bugfix", "recall"}
+        assert {record.family for record in records} == {"bugfix", "recall", "repository"}
         assert any(record.segments for record in records)
 
 
 def test_the_last_line_says_how_it_went_and_where_to_look(run):
-    workdir, result = run
+    workdir, result, _ = run
     last = result.stdout.strip().splitlines()[-1]
     assert "pass@1" in last and str(workdir / "report.html") in last
 
 
 def test_a_finished_run_is_not_repeated(run, cache):
-    workdir, _ = run
+    workdir, _, arguments = run
     before = {path: path.read_bytes() for path in (workdir / "stages").iterdir()}
-    result = finish(start(workdir, "--config=configs/tiny.py:smoke", "--config.rl.steps=3", cache=cache), timeout=120)
+    result = finish(start(workdir, *arguments, cache=cache), timeout=120)
     assert result.returncode == 0, result.stderr
     assert {path: path.read_bytes() for path in (workdir / "stages").iterdir()} == before
 
