@@ -7,6 +7,7 @@ import tarfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from composer_jax.sandbox.change import Change
 from composer_jax.sandbox.sandbox import SandboxFileError
@@ -45,6 +46,24 @@ def unpack(archive: bytes) -> dict[str, Change]:
     except (tarfile.TarError, KeyError) as error:
         raise SandboxFileError(f"the container sent no readable archive: {error}") from error
     return found
+
+
+def unpack_into(archive: IO[bytes], folder: Path) -> None:
+    """The files, folders and links of an archive that a container has sent, in a folder, for this process's user.
+    Raises SandboxFileError for a broken one, and for one that would write outside."""
+
+    def of_a_workspace(entry: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        if not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
+            return None
+        entry = tarfile.tar_filter(entry, path)
+        rights = 0o700 if entry.isdir() else 0o600
+        return entry.replace(uid=None, gid=None, uname=None, gname=None, mode=entry.mode | rights, deep=False)
+
+    try:
+        with tarfile.open(fileobj=archive) as tar:
+            tar.extractall(folder, filter=of_a_workspace)
+    except (tarfile.TarError, KeyError) as error:
+        raise SandboxFileError(f"the container sent no archive that can be unpacked: {error}") from error
 
 
 def names(folder: Path) -> set[str]:

@@ -1,149 +1,45 @@
-"""Sandboxes in containers, for tasks that cannot run without their image. Slower to start than the others by far.
-
-pool = ContainerPool("swebench/sweb.eval.x86_64.astropy_1776_astropy-12907")   # pulled before
-sandbox = await pool.acquire({})
-result = await sandbox.run(["python", "-m", "pytest", "-q"])
-changes = await sandbox.changes()
-
-The walls are those of Docker or Podman with less: no network, no capability that was not asked for, no new privileges,
-no folder of the host, limits on memory, CPUs and processes. The persistent shell, snapshots and forks of other
-sandboxes are not there.
-"""
+"""One container as a sandbox: commands, a shell that stays, files, and what they changed."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
+import subprocess
 import tarfile
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from composer_jax.errors import UserError
-from composer_jax.sandbox.archive import is_same, names, pack, unpack
+from composer_jax.sandbox.archive import is_same, names, pack, unpack, unpack_into
 from composer_jax.sandbox.change import GONE, Change
-from composer_jax.sandbox.engine import OWNER, Engine, find_engine, last_line, owner
-from composer_jax.sandbox.limits import MIB, Limits
-from composer_jax.sandbox.sandbox import GRACE_S, REPLY_S, RunResult, SandboxDied, SandboxFileError
-from composer_jax.sandbox.shared_tree import SharedTrees
+from composer_jax.sandbox.container_shell import ENDED, START, Shell
+from composer_jax.sandbox.engine import OWNER, last_line, owner
+from composer_jax.sandbox.kept import Kept
+from composer_jax.sandbox.limits import MIB
+from composer_jax.sandbox.sandbox import GRACE_S, REPLY_S, RunResult, SandboxDied, SandboxFileError, unfit
 
-DEFAULT_FOLDER = "/workspace"
+if TYPE_CHECKING:
+    from composer_jax.sandbox.container_pool import ContainerPool
+
 MANY = 32768  # processes of one user: engines set a million, which not every owner may; --pids-limit is what limits
 CHUNK = 16 * 1024  # bytes of names in one call
 HEADERS = 16 * 1024  # bytes that a tar archive may need for one file beside its content, and for its end
+END_OF_ARCHIVE = bytes(1024)
 _IDLE = "while :; do sleep 3600; done"  # as process 1, a shell also buries what others leave behind
 _RUN = 'timeout -s KILL "$0" "$@"; code=$?; kill -9 -1; exit $code'
+_RUN_BESIDE_SHELL = 'exec timeout -s KILL "$0" "$@"'
+_KILLED = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; true"
 # Whoever survives _RUN by killing its shell does not survive this. Counts what the kernel has killed for memory.
-_SWEEP = "kill -9 -1; cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; true"
+_SWEEP = f"kill -9 -1; {_KILLED}"
 _CLEAR = 'for path; do [ -d "$path" ] && [ ! -L "$path" ] && [ "$0" = folders ] || rm -rf "./$path"; done'
 
 
-class ContainerPool:
-    """Sandboxes of one image; called as a SandboxPool is, but for what is said at `acquire`.
-
-    cpus: of each container. capabilities: those of its root that it keeps (KILL, CHOWN, ...). environment: variables of
-      every command. workspace: the folder of the image that counts as the workspace; None: the one in which its
-      commands start, or /workspace.
-    hide_history: take away the workspace's .git, in which later commits may be seen; then it is no part of changes.
-    limits: timeout_s, memory_mb (of the whole container, without swap), processes, open_files (of one process) and
-      output_kb hold here, and workspace_mb for what read, changes and their listings may hold. cpu_s, file_mb, tmp_mb
-      and output_stop_mb do not count, and what commands write to the container's disk is not limited.
-    Raises UserError where there is no working engine or no such image here. Removes what crashed owners left behind.
-    """
-
-    def __init__(
-        self,
-        image: str,
-        limits: Limits | None = None,
-        size: int = 8,
-        *,
-        engine: Engine | None = None,
-        cpus: float = 1.0,
-        capabilities: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        workspace: str | None = None,
-        hide_history: bool = False,
-    ):
-        self.engine = engine or find_engine()
-        self.image = image
-        self.limits = limits or Limits(memory_mb=2048, processes=512)
-        self.cpus = cpus
-        self.capabilities = tuple(capabilities)
-        self.hide_history = hide_history
-        self.environment = dict(environment or {})
-        start = self.engine.working_folder(image)
-        self.workspace = workspace or (start if start not in ("", "/") else DEFAULT_FOLDER)
-        self.engine.remove_leftovers()
-        self.trees = SharedTrees(self.tree)
-        self._turn = asyncio.Semaphore(size)
-        self._used: set[ContainerSandbox] = set()
-
-    def tree(self, folder: Path | None = None) -> Path | None:
-        """A folder that containers can be given. It is not copied here, so it must not change."""
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"{folder} is not a folder; a workspace stands on one.")
-        return folder
-
-    async def acquire(
-        self,
-        files: Mapping[str, bytes | str],
-        tree: Path | None = None,
-        *,
-        packages: Path | None = None,
-        tests: Path | None = None,
-        network: bool = False,
-        grading: bool = False,
-    ) -> ContainerSandbox:
-        """A fresh container, with `tree` and then `files` laid over the workspace of the image.
-
-        tests: copied to /tests, beside an empty /logs/verifier. network: the engine's default network.
-        grading: leave the .git there even where the pool hides it, for scripts that use it.
-        Raises UserError for packages, which an image brings itself; SandboxDied when it does not start.
-        """
-        if packages is not None:
-            raise UserError(
-                f"the image {self.image} has its own packages; a folder of them is for tasks without an image"
-            )
-        await self._turn.acquire()
-        sandbox = ContainerSandbox(self, tree)
-        self._used.add(sandbox)
-        try:
-            await sandbox._start(network, tests is not None)
-            if self.hide_history and not grading:
-                await sandbox._do(["rm", "-rf", f"{self.workspace}/.git"])
-            if tree is not None:
-                await sandbox._lay_folder(tree, self.workspace)
-            if tests is not None:
-                await sandbox._lay_folder(tests, "/tests")
-            if files:
-                await sandbox.write_files(files)
-        except BaseException:
-            await asyncio.shield(sandbox.close())
-            raise
-        return sandbox
-
-    async def close(self) -> None:
-        """Ends every container of this pool."""
-        for sandbox in list(self._used):
-            await sandbox.close()
-
-    async def __aenter__(self) -> ContainerPool:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def released(self, sandbox: ContainerSandbox) -> None:
-        """A sandbox has ended. (ContainerSandbox.close calls this.)"""
-        self._used.remove(sandbox)
-        self._turn.release()
-
-
-class ContainerSandbox:
-    """One container. Commands start in the workspace; whatever they leave running is killed before the next call."""
+class Container:
+    """One container, made by ContainerPool.acquire(). Calls raise SandboxDied once it is gone."""
 
     def __init__(self, pool: ContainerPool, tree: Path | None):
         self.name = f"composer-{uuid.uuid4().hex[:12]}"
@@ -152,6 +48,9 @@ class ContainerSandbox:
         self._lock = asyncio.Lock()
         self._closed = False
         self._killed_for_memory = 0
+        self._shell: Shell | None = None
+        self.jobs = 0
+        """Processes that the shell had running when its last command ended."""
 
     async def run(
         self,
@@ -163,6 +62,7 @@ class ContainerSandbox:
     ) -> RunResult:
         """Runs a command in the workspace and waits until it ends, or until it is ended from inside the container.
 
+        Whatever it leaves running is killed, unless the shell has been used: its jobs would be killed, too.
         output_kb: what is kept of each stream; None: Limits.output_kb.
         """
         if not argv or any("\0" in word for word in argv):
@@ -170,19 +70,66 @@ class ContainerSandbox:
         seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
         room = (output_kb or self.limits.output_kb) * 1024
         async with self._lock:
-            start = time.monotonic()
-            words = ["sh", "-c", _RUN, f"{seconds:.3f}", *argv]
+            start, shell = time.monotonic(), self._shell is not None
+            words = ["sh", "-c", _RUN_BESIDE_SHELL if shell else _RUN, f"{seconds:.3f}", *argv]
             code, out, err = await self._exec(words, stdin, seconds + GRACE_S, room)
             took = time.monotonic() - start
-            _, swept, _ = await self._exec(["sh", "-c", _SWEEP], b"", REPLY_S, MIB)
-        killed = _killed_for_memory(swept.text())
+            killed = await self._is_killed_for_memory(_KILLED if shell else _SWEEP)
         outcome = "ok" if code == 0 else "nonzero"
-        if code != 0 and killed > self._killed_for_memory:
+        if code != 0 and killed:
             outcome, code = "out_of_memory", 137
         elif code == 137 and took >= seconds:
             outcome, code = "timeout", 124
-        self._killed_for_memory = killed
         return RunResult(outcome, code, out.text(), err.text(), took, out.dropped + err.dropped)
+
+    async def shell(self, command: str, *, timeout_s: float | None = None) -> RunResult:
+        """Runs a command in a login shell of the container that keeps working folder, variables and background jobs.
+
+        A command that takes too long is killed with the shell and all its jobs. That a shell has ended, by this or by
+        `exit`, is said on stderr, and the next command starts in a new one. stdin is empty.
+        """
+        if refused := unfit(command):
+            return refused
+        seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
+        out, err = Kept(self.limits.output_kb * 1024), Kept(self.limits.output_kb * 1024)
+        async with self._lock:
+            shell = await self._current_shell()
+            start, outcome = time.monotonic(), "nonzero"
+            try:
+                async with asyncio.timeout(seconds):
+                    ended = await shell.run(command, out, err)
+                    code = ended.code
+            except TimeoutError:
+                outcome, code = "timeout", 124
+            except BaseException:
+                await self.close()  # nobody knows how far it came
+                raise
+            took = time.monotonic() - start
+            if outcome == "timeout" or code is None:
+                await self._end_shell()
+                err.add(ENDED.encode())
+                code = shell.process.returncode if code is None else code
+            else:
+                self.jobs = ended.jobs
+            if code == 0:
+                outcome = "ok"
+            elif await self._is_killed_for_memory(_KILLED):
+                outcome, code = "out_of_memory", 137
+        return RunResult(outcome, code, out.text(), err.text(), took, out.dropped + err.dropped)
+
+    async def export(self, folder: Path) -> None:
+        """Writes what the workspace holds, files, folders and links, into an empty folder of the host; what commands may
+        not read is left out."""
+        with tempfile.TemporaryFile() as packed:
+            async with self._lock:
+                words = ["exec", "--workdir", self._pool.workspace, self.name, "tar", "-cf", "-", "."]
+                process = await self._engine.start(*words, stdout=packed)
+                _, said = await process.communicate()
+            packed.seek(max(0, packed.seek(0, os.SEEK_END) - len(END_OF_ARCHIVE)))
+            if packed.read() != END_OF_ARCHIVE:  # tar goes on after a file that it may not read, and says so at the end
+                raise SandboxDied(f"container {self.name}: its files cannot be fetched ({last_line(said.decode())})")
+            packed.seek(0)
+            await asyncio.to_thread(unpack_into, packed, folder)
 
     async def read(self, path: str) -> bytes:
         """Content of a file; relative to the workspace, or absolute anywhere in the container."""
@@ -210,8 +157,8 @@ class ContainerSandbox:
         for kind, paths in (("folders", folders), ("others", changes.keys() - set(folders))):
             if paths:
                 listed = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
-                await self._do(["xargs", "-0", "sh", "-c", _CLEAR, kind], listed)
-        await self._do(["tar", "-xof", "-"], pack(changes))
+                await self.do(["xargs", "-0", "sh", "-c", _CLEAR, kind], listed)
+        await self.do(["tar", "-xof", "-"], pack(changes))
 
     async def changes(self) -> dict[str, Change]:
         """In what the workspace differs from the image's, or from the tree that was laid on it: path -> Change.
@@ -247,14 +194,39 @@ class ContainerSandbox:
                 await ended.communicate()
             finally:
                 self._pool.released(self)
+                if self._shell is not None:
+                    await self._shell.close()
 
-    async def __aenter__(self) -> ContainerSandbox:
+    async def __aenter__(self) -> Container:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _start(self, network: bool, grades: bool) -> None:
+    async def _current_shell(self) -> Shell:
+        if self._shell is None or not self._shell.alive:
+            if self._closed:
+                raise SandboxDied(f"container {self.name} is gone: it was closed")
+            words = ["exec", "--interactive", "--workdir", self._pool.workspace, self.name, *START]
+            self._shell = Shell(await self._engine.start(*words, stdin=subprocess.PIPE))
+            unread = Kept(MIB)
+            async with asyncio.timeout(REPLY_S):
+                await self._shell.run(":", unread, unread)  # what its profile says is no part of any command
+        return self._shell
+
+    async def _end_shell(self) -> None:
+        """With all that it has started."""
+        await self._exec(["sh", "-c", _SWEEP], b"", REPLY_S, MIB)
+        await self._shell.close()
+        self._shell, self.jobs = None, 0
+
+    async def _is_killed_for_memory(self, ask: str) -> bool:
+        """Whether the kernel has killed something for memory since the last time."""
+        _, said, _ = await self._exec(["sh", "-c", ask], b"", REPLY_S, MIB)
+        before, self._killed_for_memory = self._killed_for_memory, _killed_for_memory(said.text())
+        return self._killed_for_memory > before
+
+    async def start(self, network: bool, grades: bool) -> None:
         pool, limits = self._pool, self.limits
         words = ["run", "--detach", "--pull", "never", "--name", self.name, "--label", f"{OWNER}={owner()}"]
         words += [] if network else ["--network", "none"]
@@ -273,21 +245,19 @@ class ContainerSandbox:
         if code:
             raise SandboxDied(f"no container of {pool.image} could be started: {last_line(err.text())}")
 
-    async def _lay_folder(self, folder: Path, target: str) -> None:
+    async def lay_folder(self, folder: Path, target: str) -> None:
         with tempfile.TemporaryFile() as packed:
             with tarfile.open(fileobj=packed, mode="w") as tar:
                 for child in sorted(folder.iterdir()):
                     tar.add(child, child.name)
             packed.seek(0)
-            await self._do(["tar", "-xof", "-", "-C", target], packed)
+            await self.do(["tar", "-xof", "-", "-C", target], packed)
 
-    async def _do(self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"") -> None:
+    async def do(self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"") -> None:
         async with self._lock:
             await self._do_locked(argv, stdin)
 
-    async def _do_locked(
-        self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"", room: int = 0
-    ) -> tuple[_Kept, _Kept]:
+    async def _do_locked(self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"", room: int = 0) -> tuple[Kept, Kept]:
         """A command of ours in the workspace. room: for each output; 0: Limits.workspace_mb. Raises SandboxFileError
         when it fails."""
         code, out, err = await self._exec(argv, stdin, REPLY_S * 10, room or self.limits.workspace_mb * MIB)
@@ -297,7 +267,7 @@ class ContainerSandbox:
 
     async def _exec(
         self, argv: Sequence[str], stdin: bytes | IO[bytes], timeout_s: float, room: int
-    ) -> tuple[int, _Kept, _Kept]:
+    ) -> tuple[int, Kept, Kept]:
         """Exit code and output of a command in the container. Raises SandboxDied when that is gone, or hangs."""
         words = ["exec", "--interactive", "--workdir", self._pool.workspace, self.name, *argv]
         code, out, err = await self._engine_says(words, stdin, timeout_s, room)
@@ -309,7 +279,7 @@ class ContainerSandbox:
 
     async def _engine_says(
         self, words: Sequence[str], stdin: bytes | IO[bytes] = b"", timeout_s: float = REPLY_S, room: int = 64 * MIB
-    ) -> tuple[int, _Kept, _Kept]:
+    ) -> tuple[int, Kept, Kept]:
         if self._closed:
             raise SandboxDied(f"container {self.name} is gone: it was closed")
         with tempfile.TemporaryFile() as given:
@@ -318,7 +288,7 @@ class ContainerSandbox:
                 given.seek(0)
                 stdin = given
             process = await self._engine.start(*words, stdin=stdin)
-        out, err = _Kept(room), _Kept(room)
+        out, err = Kept(room), Kept(room)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(out.read(process.stdout), err.read(process.stderr))
@@ -364,31 +334,6 @@ class ContainerSandbox:
         if self._pool.hide_history:
             pairs = [(path, mark) for path, mark in pairs if path.partition("/")[0] != ".git"]
         return dict(pairs)
-
-
-class _Kept:
-    """The head and the tail of a stream of which at most `room` bytes are kept."""
-
-    def __init__(self, room: int):
-        self._half = room // 2
-        self._head, self._tail = bytearray(), bytearray()
-        self.dropped = 0
-
-    async def read(self, stream: asyncio.StreamReader) -> None:
-        while data := await stream.read(65536):
-            take = min(len(data), self._half - len(self._head))
-            self._head += data[:take]
-            self._tail += data[take:]
-            if (over := len(self._tail) - self._half) > 0:
-                self.dropped += over
-                del self._tail[:over]
-
-    def bytes(self) -> bytes:
-        middle = f"\n[... {self.dropped} bytes left out ...]\n".encode() if self.dropped else b""
-        return bytes(self._head) + middle + bytes(self._tail)
-
-    def text(self) -> str:
-        return self.bytes().decode("utf-8", errors="replace")
 
 
 def _chunks(named: list[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:

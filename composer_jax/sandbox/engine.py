@@ -35,10 +35,15 @@ class Engine:
         except subprocess.TimeoutExpired:
             raise UserError(f"{self.command} {words[0]} did not answer within {timeout_s:.0f} s; restart it") from None
 
-    async def start(self, *words: str, stdin: IO[bytes] | int = subprocess.DEVNULL) -> asyncio.subprocess.Process:
+    async def start(
+        self,
+        *words: str,
+        stdin: IO[bytes] | int = subprocess.DEVNULL,
+        stdout: IO[bytes] | int = subprocess.PIPE,
+    ) -> asyncio.subprocess.Process:
         """A command of the engine whose output is read as it comes."""
         return await asyncio.create_subprocess_exec(
-            self.command, *words, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            self.command, *words, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE
         )
 
     def working_folder(self, image: str) -> str:

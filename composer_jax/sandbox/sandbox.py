@@ -98,10 +98,8 @@ class Sandbox:
         says so on stderr, and the next command starts in a new one, as after snapshot() and restore(). stdin is empty.
         `timeout_s` defaults to Limits.timeout_s.
         """
-        if "\0" in command or _is_no_bytes(command):
-            return RunResult(
-                "nonzero", 126, "", "a command with a zero byte or half of a surrogate pair in it\n", 0.0, 0
-            )
+        if refused := unfit(command):
+            return refused
         seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
         request = {"op": "shell", "command": command, "timeout_s": seconds}
         header, body = await self._call(request, timeout_s=seconds + GRACE_S)
@@ -319,12 +317,14 @@ class Sandbox:
         return data
 
 
-def _is_no_bytes(text: str) -> bool:
+def unfit(command: str) -> RunResult | None:
+    """What a command gives that no shell can be told; None for any other."""
     try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return True
-    return False
+        if b"\0" not in os.fsencode(command):
+            return None
+    except UnicodeEncodeError:  # half of a surrogate pair that stands for no byte
+        pass
+    return RunResult("nonzero", 126, "", "a command with a zero byte or half of a surrogate pair in it\n", 0.0, 0)
 
 
 def _bytes(data: bytes | str) -> bytes:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 
 from composer_jax.sandbox import Change, SandboxFileError
-from composer_jax.sandbox.container import ContainerPool
+from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks.cache import ResultCache, result_key, told
 from composer_jax.tasks.grade import Grade, with_living_sandbox
 from composer_jax.tasks.grader import LogGrader

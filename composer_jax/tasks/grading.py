@@ -7,7 +7,7 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, SandboxPool
-from composer_jax.sandbox.container import ContainerPool
+from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks import grade_cases, grade_log, grade_script, grade_suite
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grade import ATTEMPTS, Grade

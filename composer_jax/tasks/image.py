@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Limits
-from composer_jax.sandbox.container import ContainerPool
+from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.engine import Engine, find_engine
 from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.task import Task

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxPool
-from composer_jax.sandbox.container import ContainerPool
+from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks.formats import swe_bench
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import as_changes, grade, untouched

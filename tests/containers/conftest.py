@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -12,10 +13,10 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Limits, SandboxDied
-from composer_jax.sandbox.container import ContainerPool
+from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.engine import Engine, find_engine, last_line
 
-IMAGE = "localhost/composer-jax-test:latest"
+IMAGE = f"localhost/composer-jax-test-{os.getpid()}:latest"  # one for each worker of the tests: it removes its own
 PROGRAMS = "sh cat tar sleep stat timeout mkdir find rm echo id env touch ln xargs wc chmod setsid dd true tr ls"
 OLD_FILES = ("kept", "doomed", "old/one", "old/two")
 

@@ -9,7 +9,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, Limits, SandboxDied, SandboxFileError
-from composer_jax.sandbox.container import ContainerPool
+from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.engine import OWNER, Engine, find_engine
 
 
@@ -206,7 +206,7 @@ def test_a_pool_hands_out_as_many_as_it_may_and_leaves_none(engine):
 def test_containers_of_a_crashed_owner_are_removed(engine):
     script = (
         "import asyncio, os, sys\n"
-        "from composer_jax.sandbox.container import ContainerPool\n"
+        "from composer_jax.sandbox.container_pool import ContainerPool\n"
         "from composer_jax.sandbox.engine import Engine\n"
         "pool = ContainerPool(sys.argv[1], engine=Engine(sys.argv[2]), workspace='/workspace')\n"
         "print(asyncio.run(pool.acquire({})).name, flush=True)\n"

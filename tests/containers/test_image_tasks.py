@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, Limits, SandboxPool
-from composer_jax.sandbox.container import ContainerPool
+from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks import LogGrader, Task, generate
 from composer_jax.tasks.formats import Options, read_tasks
 from composer_jax.tasks.grading import grade
