@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from composer_jax.agent import summary, todos, tools
@@ -20,6 +21,7 @@ from composer_jax.sandbox import SandboxDied, SandboxPool
 from composer_jax.tasks import hack_monitor
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grading import grade
+from composer_jax.tasks.image_pools import ImagePools, Place
 from composer_jax.tasks.task import Task
 
 Outcome = Literal["finished", "out_of_turns", "out_of_context", "out_of_segments", "no_call", "infrastructure"]
@@ -90,28 +92,40 @@ async def run_episode(
     seed: int = 0,
     cache: ResultCache | None = None,
     embedder: Embedder | None = None,
+    images: ImagePools | None = None,
 ) -> Episode:
     """Lets the policy behind `session` work on `task`, and grades what it leaves.
 
     The reward is that of the hidden cases if the policy said that it is done, else 0. `chat` is the format of all
     messages; the session ends what it samples at `chat.end`. `seed` is recorded; randomness is the session's.
     `cache` may be shared by any number of episodes. `embedder` adds meaning to semantic_search, which goes by words
-    without one. The session is left open.
+    without one. `images` has the containers of tasks that need one, which are played there and not in `pool`. The
+    session is left open.
 
-    Raises UserError for a task with an image: its containers have no shell that stays, which the tools need.
+    Raises UserError for a task with an image where there are no `images`.
     """
-    if task.image is not None:
-        raise UserError(f"task {task.id} needs the image {task.image}, in which no episode can be played; leave it out")
+    if task.image is None:
+        where = nullcontext(Place(pool, task.repository))
+    elif images is None:
+        raise UserError(f"task {task.id} needs the image {task.image}; play it with images=ImagePools()")
+    else:
+        where = images.place(task)
     run = _Run(task, session, chat, compaction, limits)
-    workspace = Workspace(task, pool, cache, embedder)
+    try:
+        async with where as place:
+            return await _played(run, Workspace(task, place.pool, cache, embedder, place.base), place, seed, cache)
+    except SandboxDied as error:
+        return run.episode("infrastructure", None, {}, str(error), seed)
+
+
+async def _played(run: _Run, workspace: Workspace, place: Place, seed: int, cache: ResultCache | None) -> Episode:
     try:
         outcome = await run.until_the_end(workspace)
         await workspace.close()
-        found = await asyncio.to_thread(hack_monitor.flags, task, run.calls, workspace.changes)
+        seen = replace(run.task, repository=place.base)
+        found = await asyncio.to_thread(hack_monitor.flags, seen, run.calls, workspace.changes)
         run.flags = [f"{flag.name}: {flag.evidence}" for flag in found]
-        result = await grade(task, workspace.changes, pool, cache)
-    except SandboxDied as error:
-        return run.episode("infrastructure", None, {}, str(error), seed)
+        result = await grade(run.task, workspace.changes, place.pool, cache)
     finally:
         await workspace.close()
     reward = result.reward if outcome == "finished" else 0.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from composer_jax.agent.pristine import Kind, is_history, pristine
 from composer_jax.agent.search import Embedder, Hit, SearchIndex, search
@@ -24,6 +25,8 @@ from composer_jax.sandbox import (
     SandboxFileError,
     SandboxPool,
 )
+from composer_jax.sandbox.container import Container
+from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks.cache import ResultCache, result_key, told
 from composer_jax.tasks.task import Task
 
@@ -37,17 +40,19 @@ class Workspace:
 
     Paths are relative and normal ("src/a.py"). Calls that cannot be done raise SandboxFileError with one sentence.
     files: what the regular files hold now, path -> bytes; read as they are asked for. changes: everything in which
-    the workspace differs from the task's repository, or from nothing; read it, but change it with `write` and `delete`.
+    the workspace differs from what it held at first; read it, but change it with `write` and `delete`.
     todos: the agent's plan. jobs_started: how many commands were put in the background.
     """
 
     def __init__(
         self,
         task: Task,
-        pool: SandboxPool | None,
+        pool: SandboxPool | ContainerPool | None,
         cache: ResultCache | None = None,
         embedder: Embedder | None = None,
+        base: Path | None = None,
     ) -> None:
+        """base: what the workspace holds at first, if that is not the task's repository but an image (Place.base)."""
         self.files: Mapping[str, bytes] = _Files(self)
         self.changes: dict[str, Change] = {path: Change("file", text.encode()) for path, text in task.files.items()}
         self.todos: tuple[Todo, ...] = ()
@@ -56,11 +61,11 @@ class Workspace:
         self._pool = pool
         self._cache = cache
         self._embedder = embedder
-        self._pristine = pristine(task.repository)
+        self._pristine = pristine(base or task.repository)
         self._room = min(MAX_CHANGED, pool.limits.workspace_mb << 19) if pool else MAX_CHANGED
         self._turn = asyncio.Lock()  # of the sandbox
-        self._sandbox: Sandbox | None = None
-        self._shell_in: Sandbox | None = None  # the sandbox in which the shell has been used
+        self._sandbox: Sandbox | Container | None = None
+        self._shell_in: Sandbox | Container | None = None  # the sandbox in which the shell has been used
         self._shell_was_lost = False  # since the last command in it
         self._unsent: set[str] = set()  # changed here, not yet in the sandbox
         self._folders: set[str] | None = None  # folders that hold changes; None: to be found out

@@ -13,6 +13,7 @@ from composer_jax.data.chat_format import ChatFormat
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.image_pools import ImagePools
 from composer_jax.tasks.task import Task
 
 
@@ -37,6 +38,8 @@ class Environment:
     """Fresh attempts at an episode whose sandboxes died. Such an episode is never scored."""
     embedder: Embedder | None = None
     """Of semantic_search (run_episode)."""
+    images: ImagePools | None = None
+    """Of tasks that need one; without, they are refused."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +85,7 @@ async def roll_out(
                     limits=environment.limits,
                     cache=cache,
                     embedder=environment.embedder,
+                    images=environment.images,
                 )
             finally:
                 session.close()

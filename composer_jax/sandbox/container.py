@@ -118,8 +118,8 @@ class Container:
         return RunResult(outcome, code, out.text(), err.text(), took, out.dropped + err.dropped)
 
     async def export(self, folder: Path) -> None:
-        """Writes what the workspace holds, files, folders and links, into an empty folder of the host; what commands may
-        not read is left out."""
+        """Writes files, folders and links of the workspace into an empty folder of the host; what commands may not read
+        is left out."""
         with tempfile.TemporaryFile() as packed:
             async with self._lock:
                 words = ["exec", "--workdir", self._pool.workspace, self.name, "tar", "-cf", "-", "."]

@@ -30,6 +30,7 @@ class ContainerPool:
     cpus: of each container. capabilities: those of its root that it keeps (KILL, CHOWN, ...). environment: variables of
       every command. workspace: the folder of the image that counts as the workspace; None: the one in which its
       commands start, or /workspace.
+    turns: counts the containers in use instead of size, for several pools together.
     hide_history: take away the workspace's .git, in which later commits may be seen; then it is no part of changes.
     limits: timeout_s, memory_mb (of the whole container, without swap), processes, open_files (of one process) and
       output_kb hold here, and workspace_mb for what read, changes and their listings may hold. cpu_s, file_mb, tmp_mb
@@ -49,6 +50,7 @@ class ContainerPool:
         environment: Mapping[str, str] | None = None,
         workspace: str | None = None,
         hide_history: bool = False,
+        turns: asyncio.Semaphore | None = None,
     ):
         self.engine = engine or find_engine()
         self.image = image
@@ -61,7 +63,7 @@ class ContainerPool:
         self.workspace = workspace or (start if start not in ("", "/") else DEFAULT_FOLDER)
         self.engine.remove_leftovers()
         self.trees = SharedTrees(self.tree)
-        self._turn = asyncio.Semaphore(size)
+        self._turn = turns or asyncio.Semaphore(size)
         self._used: set[Container] = set()
 
     def tree(self, folder: Path | None = None) -> Path | None:

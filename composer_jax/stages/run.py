@@ -42,6 +42,7 @@ from composer_jax.tasks import recall
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.formats import Options
 from composer_jax.tasks.generate import FAMILIES, generate
+from composer_jax.tasks.image_pools import ImagePools
 from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.splits import seeded
 from composer_jax.train.learner import Learner
@@ -249,12 +250,14 @@ class Run:
     @contextmanager
     def environment(self) -> Iterator[tuple[Environment, EventLoop]]:
         """Sandboxes and the event loop they live in."""
+        size = self.settings.agent.concurrency
         with EventLoop() as loop:
-            pool = SandboxPool(self.tasks.limits, size=self.settings.agent.concurrency)
+            pool, images = SandboxPool(self.tasks.limits, size=size), ImagePools(size)
             try:
-                yield Environment(self.chat, pool, self.limits, ResultCache()), loop
+                yield Environment(self.chat, pool, self.limits, ResultCache(), images=images), loop
             finally:
                 loop.run(pool.close())
+                loop.run(images.close())
 
     def check(self) -> None:
         """Raises UserError for what RL and evaluation would find wrong after hours: tasks, and a machine that refuses

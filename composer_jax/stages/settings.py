@@ -116,7 +116,7 @@ class AgentSettings:
     max_report_tokens: int
     """Longest answer to the long request."""
     concurrency: int
-    """Sandboxes in use at once."""
+    """Sandboxes in use at once; and so many containers, for tasks that need an image."""
 
 
 @dataclasses.dataclass(frozen=True)

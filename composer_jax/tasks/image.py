@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Limits
 from composer_jax.sandbox.container_pool import ContainerPool
@@ -17,7 +19,9 @@ INSTALLING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 do not, so their containers have none. KILL is what ends processes of a user that root has become."""
 
 
-def container_pool(task: Task, size: int = 8, engine: Engine | None = None) -> ContainerPool:
+def container_pool(
+    task: Task, size: int = 8, engine: Engine | None = None, turns: asyncio.Semaphore | None = None
+) -> ContainerPool:
     """A pool of containers for one task, with the memory, CPUs and variables that it asks for.
 
     Builds the image where the task has a Dockerfile and it was not built yet. Raises UserError for a task without an
@@ -38,5 +42,13 @@ def container_pool(task: Task, size: int = 8, engine: Engine | None = None) -> C
         cpus=resources.get("cpus", 1.0) or 1.0,
         capabilities=INSTALLING if isinstance(task.grader, ScriptGrader) else (),
         environment=task.metadata.get("environment"),
+        turns=turns,
         hide_history=not isinstance(task.grader, ScriptGrader),  # to whom a .git may be what the task is about
     )
+
+
+def require_image(task: Task) -> None:
+    """Raises UserError where no engine works, and where a task's image is neither here nor built here."""
+    engine = find_engine()
+    if "build" not in task.metadata:
+        engine.working_folder(task.image)

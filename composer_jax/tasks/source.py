@@ -13,6 +13,7 @@ from composer_jax.sandbox import Limits
 from composer_jax.tasks import suite
 from composer_jax.tasks.formats import Options, read_tasks
 from composer_jax.tasks.generate import FAMILIES, generate
+from composer_jax.tasks.image import require_image
 from composer_jax.tasks.splits import seeded
 from composer_jax.tasks.task import Task
 
@@ -29,12 +30,15 @@ class TaskSource:
     ):
         """train, heldout: whatever read_tasks understands. options: of reading; the split follows from the use.
 
-        Raises UserError for a path that cannot be read, and for tasks that cannot be played, that say that they are for
-        the other use, or that are for both.
+        Raises UserError for a path that cannot be read, and for tasks that say that they are for the other use, that
+        are for both, or that need an image which is not here.
         """
         self.seed = seed
         self.train: Mapping[str, Sequence[Task]] = _by_family(seed, train, "train", options)
         self.heldout: Mapping[str, Sequence[Task]] = _by_family(seed, heldout, "heldout", options)
+        for task in (task for tasks in (*self.train.values(), *self.heldout.values()) for task in tasks):
+            if task.image is not None:
+                require_image(task)
         trained_on = {task.id for tasks in self.train.values() for task in tasks}
         for task in (task for tasks in self.heldout.values() for task in tasks):
             if task.id in trained_on:
@@ -80,11 +84,6 @@ def _by_family(
                 raise UserError(
                     f"task {task.id} of tasks.{split}={path} says that it is of the split {task.split!r}; give it as "
                     f"tasks.{'heldout' if split == 'train' else 'train'}."
-                )
-            if task.image is not None:
-                raise UserError(
-                    f"task {task.id} of tasks.{split}={path} needs the image {task.image}, in which no episode can be "
-                    "played; take it out."
                 )
             found[task.family].append(task)
     for family, tasks in found.items():

@@ -337,6 +337,6 @@ def test_a_repository_is_repaired_with_the_repository_tools(play, tok, tmp_path)
     assert (tmp_path / "shop" / "price.py").read_text().endswith("+ discount\n")
 
 
-def test_a_task_with_an_image_is_refused_at_once(play):
-    with pytest.raises(UserError, match="needs the image some/image, in which no episode can be played"):
+def test_a_task_with_an_image_is_refused_where_there_are_no_containers(play):
+    with pytest.raises(UserError, match=r"needs the image some/image; play it with images=ImagePools\(\)"):
         play([1], task=dataclasses.replace(TASK, image="some/image"))

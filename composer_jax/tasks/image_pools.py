@@ -1,0 +1,90 @@
+"""Containers for the episodes of tasks that need an image, and what their workspaces hold at first."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_jax.sandbox import SandboxPool
+from composer_jax.sandbox.container_pool import ContainerPool
+from composer_jax.sandbox.engine import Engine
+from composer_jax.tasks.image import container_pool
+from composer_jax.tasks.task import Task
+
+KEPT = 8  # tasks whose workspaces stay on disk when no episode uses them any more
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a task is played. pool: of its sandboxes. base: the folder of the host that holds what its workspace holds
+    at first, but for the task's own files; None: nothing."""
+
+    pool: SandboxPool | ContainerPool
+    base: Path | None
+
+
+class ImagePools:
+    """The places of tasks with an image, each made when it is first asked for. Use it from one event loop.
+
+    size: containers in use at once, of all images together. engine: None: whichever works.
+    """
+
+    def __init__(self, size: int = 8, engine: Engine | None = None):
+        self._size, self._engine = size, engine
+        self._turns = asyncio.Semaphore(size)
+        self._places: dict[str, asyncio.Task[Place]] = {}  # the least recently used first
+        self._users: dict[str, int] = {}
+        self._folders = tempfile.TemporaryDirectory(prefix="composer-images-")
+
+    @asynccontextmanager
+    async def place(self, task: Task) -> AsyncIterator[Place]:
+        """Context: the place of a task, the same for all its episodes.
+
+        Raises UserError for a task without an image, or with one that is not there; SandboxDied where its container
+        does not start.
+        """
+        self._users[task.id] = self._users.get(task.id, 0) + 1
+        try:
+            making = self._places.pop(task.id, None)
+            if making is None or (making.done() and (making.cancelled() or making.exception())):
+                making = asyncio.create_task(self._made(task))
+            self._places[task.id] = making
+            yield await asyncio.shield(making)
+        finally:
+            self._users[task.id] -= 1
+            await self._forget()
+
+    async def close(self) -> None:
+        """Ends all containers and removes what is on disk."""
+        for making in self._places.values():
+            if making.done() and not making.cancelled() and not making.exception():
+                await making.result().pool.close()
+            making.cancel()
+        self._places.clear()
+        await asyncio.to_thread(self._folders.cleanup)
+
+    async def __aenter__(self) -> ImagePools:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _made(self, task: Task) -> Place:
+        pool = await asyncio.to_thread(container_pool, task, self._size, self._engine, self._turns)
+        base = Path(tempfile.mkdtemp(dir=self._folders.name))
+        async with await pool.acquire({}, await pool.trees.get(task.repository)) as sandbox:
+            await sandbox.export(base)
+        return Place(pool, base)
+
+    async def _forget(self) -> None:
+        idle = [name for name in self._places if not self._users[name]]
+        for name in idle[: max(0, len(idle) - KEPT)]:
+            making = self._places.pop(name)
+            del self._users[name]
+            if making.done() and not making.cancelled() and not making.exception():
+                await asyncio.to_thread(shutil.rmtree, making.result().base, ignore_errors=True)
