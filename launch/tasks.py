@@ -45,7 +45,10 @@ def define(values):
     string("repo", "generate: the root of the repository.")
     string("out", "generate: a folder that does not exist yet, or is empty.")
     whole("count", 50, "generate: tasks to make.")
-    listed("kinds", "generate: kinds of breakage, separated by commas; all of them if left out.")
+    listed(
+        "kinds",
+        "generate: kinds of breakage, separated by commas (mutate: all mutations); everything if left out.",
+    )
     whole("seed", 0, "generate: of every draw.", 0)
     string("packages", "A folder of installed packages, pytest among them; for validate, of rows.")
     string("repos", "validate, show: a folder of git repositories, for rows.")

@@ -106,15 +106,6 @@ class Sandbox:
         self.jobs = header["jobs"]
         return _result(header, body)
 
-    async def read_all(self) -> dict[str, bytes]:
-        """All regular files by relative path."""
-        header, body = await self._call({"op": "read_all"})
-        files, start = {}, 0
-        for path, length in header["files"]:
-            files[path] = body[start : start + length]
-            start += length
-        return files
-
     async def write_files(self, files: Mapping[str, bytes | str]) -> None:
         """Create or replace several files at once."""
         contents = {path: _bytes(data) for path, data in files.items()}

@@ -18,6 +18,7 @@ from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxFileError, Sa
 from composer_jax.sandbox.made_once import MadeOnce
 from composer_jax.tasks.cache import ResultCache
 from tests.agent.conftest import task_of
+from tests.sandbox.fixtures import contents
 
 SHOW = "import pathlib; print(*sorted(f'{p}={p.read_text()}' for p in pathlib.Path('.').glob('*.txt')), sep=',')"
 FILES = {"show.py": SHOW, "a.txt": "1"}
@@ -204,12 +205,12 @@ def check_operations(pool, folder, chosen):
             except SandboxFileError as error:
                 assert what != "run", error
         await workspace.run(["true"], 5)
-        held = await workspace._sandbox.read_all()
+        held = await contents(workspace._sandbox)
         assert dict(workspace.files) == held
         told = workspace.changes
         await workspace.close()
         await workspace.run(["true"], 5)
-        assert await workspace._sandbox.read_all() == held
+        assert await contents(workspace._sandbox) == held
         assert {path: change.kind for path, change in workspace.changes.items()} == {
             path: change.kind for path, change in told.items()
         }

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from composer_jax.sandbox import GONE, Change, SandboxFileError
+from tests.sandbox.fixtures import contents
 
 TARGETS = ["/usr/lib/os-release", "/opt/composer/inside/worker.py", "/proc/1/environ", "/tmp/own"]
 LINKS = {
@@ -45,7 +46,7 @@ def test_a_symbolic_link(host, pool, target, name, to, path):
                     with pytest.raises(SandboxFileError, match="symbolic link"):
                         await sandbox.apply({led: change})
             assert await sandbox.list() == ["real/file"]
-            assert await sandbox.read_all() == {"real/file": b"content"}
+            assert await contents(sandbox) == {"real/file": b"content"}
             assert (await sandbox.run(["cat", "/tmp/own"])).stdout == "x"
             await sandbox.delete(name)  # the link itself may go
             await sandbox.write_files({name: "a file now"})
@@ -111,7 +112,7 @@ def test_folders_that_are_closed(host, pool):
             assert (await sandbox.run(["python", "-c", textwrap.dedent(code)])).outcome == "ok"
             assert await sandbox.read("closed/file") == b"x"
             await sandbox.restore(await sandbox.snapshot())
-            assert await sandbox.read_all() == {"closed/file": b"x"}
+            assert await contents(sandbox) == {"closed/file": b"x"}
 
     asyncio.run(go())
 
@@ -183,7 +184,6 @@ OPERATIONS = {
     "write": lambda sandbox: sandbox.write("d/environ", b"written"),
     "delete": lambda sandbox: sandbox.delete("d/environ"),
     "list": lambda sandbox: sandbox.list(),
-    "read_all": lambda sandbox: sandbox.read_all(),
     "write_files": lambda sandbox: sandbox.write_files({"d/environ": b"written"}),
     "changes": lambda sandbox: sandbox.changes(),
     "apply": lambda sandbox: sandbox.apply(
@@ -194,7 +194,7 @@ ROUNDS = 60
 PATIENCE_S = 10.0  # with rounds that all fell on the same moment of the swapping
 
 
-def contents(found) -> set[bytes]:
+def told(found) -> set[bytes]:
     """Every content in what an operation returned."""
     if isinstance(found, dict):
         return {getattr(value, "data", value) for path, value in found.items() if path.endswith("environ")}
@@ -218,7 +218,7 @@ def test_swapping(host, pool, body, operation):
                 except SandboxFileError:
                     continue
                 served += 1
-                for data in contents(found):
+                for data in told(found):
                     assert data in INSIDE or not data.strip(b"\0") or data == b"/tmp/outside/environ", data
             swapped = await sandbox.shell("until test -e /tmp/count; do :; done; kill %1; wait")
             assert swapped.outcome == "ok", swapped

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.errors import UserError
+from tests.sandbox.fixtures import contents
 
 MARK = "mark-of-another-sandbox"
 
@@ -182,7 +183,7 @@ def test_a_snapshot_does_not_change_under_those_who_stand_on_it(host, pool):
                 await one.run(["sh", "-c", "echo after >> file; chmod 0 file; ln file twin"])
                 await other.run(["sh", "-c", "echo other > file"])
                 async with await pool.acquire({}, snapshot) as late:
-                    assert await late.read_all() == {"file": b"before"}
+                    assert await contents(late) == {"file": b"before"}
 
     asyncio.run(go())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.sandbox import Limits, RunResult, SandboxPool, launcher
+from composer_jax.sandbox import Limits, RunResult, Sandbox, SandboxPool, launcher
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -56,6 +56,11 @@ def zygote_of(pool: SandboxPool) -> int:
         if b"inside/start.py" in words and b"--clearenv" not in words:
             return pid
     raise AssertionError("no zygote")
+
+
+async def contents(sandbox: Sandbox) -> dict[str, bytes]:
+    """Every regular file of a workspace, as it is read one by one."""
+    return {path: await sandbox.read(path) for path in await sandbox.list()}
 
 
 class Host:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from composer_jax.sandbox import Limits, RunResult, SandboxDied, SandboxFileError, SandboxPool
-from tests.sandbox.fixtures import LIMITS
+from tests.sandbox.fixtures import LIMITS, contents
 
 
 @pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
@@ -40,13 +40,13 @@ def test_files(pool):
         await sandbox.write("x/y/z.py", b"1")
         await sandbox.write("/workspace/a.txt", "ä")  # the absolute spelling that agents use
         await sandbox.delete("deep/b.bin")
-        snapshot = await sandbox.read_all()
+        snapshot = await contents(sandbox)
         assert snapshot == {"a.txt": "ä".encode(), "x/y/z.py": b"1"}
         await sandbox.write("later", b"2")
         await sandbox.restore(pool.tree())
         assert await sandbox.list() == []
         await sandbox.write_files(snapshot)
-        assert await sandbox.read_all() == snapshot
+        assert await contents(sandbox) == snapshot
 
     in_sandbox(pool, {"a.txt": "a", "deep/b.bin": b"\0\xff"}, body)
 
@@ -97,7 +97,7 @@ def test_large_and_odd_content(pool):
         assert await sandbox.read("big") == data
         await sandbox.run(["python", "-c", "open(b'\\xff\\n', 'w').write('odd')"])
         name = next(name for name in await sandbox.list() if name != "big")
-        assert (await sandbox.read_all())[name] == await sandbox.read(name) == b"odd"
+        assert (await contents(sandbox))[name] == await sandbox.read(name) == b"odd"
         with pytest.raises(SandboxFileError, match="no space left"):
             await sandbox.write("more", data)
 

@@ -10,7 +10,6 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from typing import Any
 
 MAX_DEPTH = 64  # folders within folders
 MAX_NAMES = 2 << 20  # characters of all paths together: keeps every reply's header below what the host accepts
@@ -64,20 +63,7 @@ class Workspace:
 
     def paths(self) -> list[str]:
         """Relative paths of all regular files, sorted; links and other special files are left out."""
-        return sorted(path for path, _, _, _ in self._walk())
-
-    def read_all(self) -> tuple[dict[str, Any], bytes]:
-        """All regular files: an index of (path, length) and their bytes one after the other."""
-        index, parts, total = [], [], 0
-        for path, parent, name, size in self._walk():
-            total += size
-            if total > self.max_bytes:  # sparse files claim what the file system does not hold
-                raise Refused(f"the workspace holds more than {self.max_bytes} bytes of files")
-            data = self._read_at(parent, name, path, self.max_bytes - total + size)
-            total += len(data) - size
-            index.append((path, len(data)))
-            parts.append(data)
-        return {"files": index}, b"".join(parts)
+        return sorted(self._walk())
 
     def write_files(self, index: list[tuple[str, int]], body: bytes) -> None:
         """Several files from their bytes one after the other."""
@@ -155,28 +141,27 @@ class Workspace:
         finally:
             os.close(fd)
 
-    def _walk(self) -> Iterator[tuple[str, int, str, int]]:
-        """(relative path, open parent folder, name, size) of every regular file."""
+    def _walk(self) -> Iterator[str]:
         os.fchmod(self.root, 0o755)  # a command may have closed it, or any folder below, to everyone
         characters = 0
-        for found in self._walk_folder(self.root, "", 0):
-            characters += len(found[0])
+        for path in self._walk_folder(self.root, "", 0):
+            characters += len(path)
             if characters > MAX_NAMES:
                 raise Refused(f"the names of all files are longer than {MAX_NAMES} characters together")
-            yield found
+            yield path
 
-    def _walk_folder(self, folder: int, prefix: str, depth: int) -> Iterator[tuple[str, int, str, int]]:
+    def _walk_folder(self, folder: int, prefix: str, depth: int) -> Iterator[str]:
         if depth > MAX_DEPTH:
             raise Refused(f"the workspace has folders nested more than {MAX_DEPTH} deep")
         try:
             with os.scandir(folder) as entries:
-                found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+                found = [(entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in entries]
         except OSError as error:
             raise _explain(error, prefix or ".") from None
-        for name, status in sorted(found):
-            if stat.S_ISREG(status.st_mode):
-                yield prefix + name, folder, name, status.st_size
-            elif stat.S_ISDIR(status.st_mode):
+        for name, mode in sorted(found):
+            if stat.S_ISREG(mode):
+                yield prefix + name
+            elif stat.S_ISDIR(mode):
                 child = open_at(name, _FOLDER, folder, prefix + name)
                 try:
                     unlock(child)

@@ -100,8 +100,6 @@ class Worker:
                 self.workspace.delete(header["path"])
             elif operation == "list":
                 return frames.pack({"paths": self.workspace.paths()})
-            elif operation == "read_all":
-                return frames.pack(*self.workspace.read_all())
             elif operation == "write_files":
                 self.workspace.write_files(header["files"], body)
             elif operation == "changes":

@@ -55,12 +55,20 @@ RUNS = 3
 LEAST_KEPT = 3
 
 
+def _kinds_of(name: str) -> list[str]:
+    found = [kind for kind in ALL_KINDS if name in (kind, kind.partition(":")[0])]
+    if not found:
+        raise UserError(f"{name!r} is no kind of task; use mutate, or some of {', '.join(ALL_KINDS)}")
+    return found
+
+
 @dataclass(frozen=True)
 class Request:
     """What is to be made.
 
     repository: the root of a repository. out: a folder that does not exist or is empty. count: tasks wanted.
-    kinds: of ALL_KINDS; None: all of them, revert_commit where there is a history. seed: of every draw.
+    kinds: of ALL_KINDS, or "mutate" for all sorts of mutation; None: all of them, revert_commit where there is a
+    history. seed: of every draw.
     packages: folder of installed packages, pytest among them. requirements: what is installed into one otherwise.
     jobs: sandboxes at once. runs: of the suite before anything is broken. least_kept: tests that must still pass.
     hide_tests: take the test files with failing tests out of the workspace. style: of the instruction.
@@ -83,9 +91,8 @@ class Request:
     tools: tuple[str, ...] = TOOLS
 
     def __post_init__(self) -> None:
-        for kind in self.kinds or ():
-            if kind not in ALL_KINDS:
-                raise UserError(f"{kind!r} is no kind of task; use some of {', '.join(ALL_KINDS)}")
+        if self.kinds is not None:
+            object.__setattr__(self, "kinds", tuple(found for kind in self.kinds for found in _kinds_of(kind)))
         if self.out.is_dir() and any(self.out.iterdir()):
             raise UserError(f"{self.out} is not empty; give a new folder")
         if self.count < 1:

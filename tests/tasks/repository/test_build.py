@@ -16,6 +16,7 @@ from composer_jax.tasks.repository.build import Request, build
 from composer_jax.tasks.repository.candidate import candidate
 from composer_jax.tasks.repository.gates import break_suite, reason
 from composer_jax.tasks.repository.leaks import Readable
+from composer_jax.tasks.repository.mutations import MUTATIONS
 from composer_jax.tasks.repository.survey import own_packages, suite_command, survey, unreliable_tests
 from composer_jax.tasks.repository.trace import trace
 from composer_jax.tasks.suite import LIMITS, SuiteReport, TestResult
@@ -284,8 +285,13 @@ def test_suites_that_do_not_run_are_told_in_a_sentence(large_pool, packages, tmp
         asyncio.run(survey(failing, tmp_path / "two", large_pool, packages, runs=1))
 
 
+def test_a_family_of_kinds_stands_for_all_of_them(tmp_path, packages):
+    request = Request(tmp_path, tmp_path / "out", 1, kinds=("stub", "mutate"), packages=packages)
+    assert request.kinds == ("stub", *(f"mutate:{kind}" for kind in MUTATIONS))
+
+
 def test_bad_requests_are_refused(tmp_path, packages):
-    with pytest.raises(UserError, match="'stup' is no kind of task; use some of mutate:"):
+    with pytest.raises(UserError, match="'stup' is no kind of task; use mutate, or some of mutate:"):
         Request(tmp_path, tmp_path / "out", 1, kinds=("stup",), packages=packages)
     with pytest.raises(UserError, match="the tests need pytest"):
         Request(tmp_path, tmp_path / "out", 1)
