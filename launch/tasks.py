@@ -153,13 +153,12 @@ def show(values, path):
 
 
 def read(values, path):
-    """The tasks of a path, which may be the folder that `generate` wrote."""
     from composer_jax.tasks.formats import Options, read_tasks
 
     options = Options(
         repos=Path(values.repos) if values.repos else None, packages=Path(values.packages) if values.packages else None
     )
-    return read_tasks(path / "tasks" if (path / "survey.json").is_file() else path, options)
+    return read_tasks(path, options)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,16 @@ from composer_jax.tasks.task import Task
 def read_tasks(path: Path | str, options: Options | None = None, skipped: list[str] | None = None) -> list[Task]:
     """The tasks that a path holds, in order.
 
-    path: a Harbor or Terminal-Bench directory or a folder of them, ours (write_task) or of others; a .jsonl or .parquet
-      file of SWE-bench or SWE-smith rows, or rows of both; a repository of tasks of SWE-bench 5.
+    path: a Harbor or Terminal-Bench directory or a folder of them, ours (write_task) or of others; what `launch.tasks
+      generate` wrote; a .jsonl or .parquet file of SWE-bench or SWE-smith rows, or rows of both; a repository of tasks
+      of SWE-bench 5.
     skipped: where given, a task that cannot be used is left out and the sentence that says why goes here; else the
       first one ends the reading.
     Raises UserError for a path that is none of these, that holds no task, or that holds an id twice.
     """
     path, options = Path(path), options or Options()
+    if (path / "survey.json").is_file():  # what repository/build.py left there
+        path /= "tasks"
     tasks: list[Task] = []
     for make in _makers(path, options):
         try:

@@ -10,6 +10,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxPool
+from composer_jax.tasks.formats import read_tasks
 from composer_jax.tasks.harbor import read_task
 from composer_jax.tasks.judge_suite import PASSED
 from composer_jax.tasks.repository.build import Request, build
@@ -215,7 +216,7 @@ def test_tasks_are_made_and_every_one_is_valid(built, large_pool):
     request, made = built
     assert len(made.tasks) == 10 and len(made.kinds) >= 4
     tasks = [read_task(folder) for folder in made.tasks]
-    assert len({task.id for task in tasks}) == 10
+    assert len({task.id for task in tasks}) == 10 and set(read_tasks(request.out)) == set(tasks)
     found = asyncio.run(validate(tasks, large_pool, runs=1, jobs=4))
     assert [one.verdict for one in found] == ["valid"] * 10
     for folder, task in zip(made.tasks, tasks, strict=True):
