@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from composer_jax.errors import UserError
 
 SIZES = ("full", "smoke", "sharded")
+GIVEN = {"repository": 0, "harbor": 0, "swe_bench": 0, "swe_smith": 0}  # families that tasks.train may hold
 
 
 def get_config(size: str = "full") -> ConfigDict:
@@ -93,7 +94,7 @@ def get_config(size: str = "full") -> ConfigDict:
             },
             "rl": {
                 "steps": 110,
-                "groups": {"bugfix": 5, "recall": 3, "repository": 0},  # the last: of tasks.train
+                "groups": {"bugfix": 5, "recall": 3, **GIVEN},
                 "group_size": 8,
                 "trigger": (126, 140),
                 "uncompacted_share": 0.15,
@@ -197,7 +198,7 @@ def smoke() -> dict:
         "sampler": {"slots": 16, "decode_rows": (), "windows": ()},
         "rl": {
             "steps": 2,
-            "groups": {"bugfix": 2, "recall": 2, "repository": 0},
+            "groups": {"bugfix": 2, "recall": 2, **GIVEN},
             "group_size": 4,
             "save_every": 1,
             "record_every": 1,

@@ -18,6 +18,7 @@ from composer_jax.agent.search import Embedder, Hit, SearchIndex, search
 from composer_jax.agent.todos import Todo
 from composer_jax.sandbox import (
     GONE,
+    WORKSPACES,
     Change,
     RunResult,
     Sandbox,
@@ -63,6 +64,11 @@ class Workspace:
         self._embedder = embedder
         self._pristine = pristine(base or task.repository)
         self._room = min(MAX_CHANGED, pool.limits.workspace_mb << 19) if pool else MAX_CHANGED
+        in_container = isinstance(pool, ContainerPool)
+        self.roots: tuple[str, ...] = (pool.workspace,) if in_container else WORKSPACES
+        """Where commands see the workspace, by each of its names."""
+        if in_container:  # what a command changed outside of the workspace is no part of a key
+            self._cache = None
         self._turn = asyncio.Lock()  # of the sandbox
         self._sandbox: Sandbox | Container | None = None
         self._shell_in: Sandbox | Container | None = None  # the sandbox in which the shell has been used

@@ -202,7 +202,7 @@ def scores(results: Results) -> list[tuple[str, float | None, float | None]]:
 def marks(results: Results) -> dict[str, tuple[float | None, float | None]]:
     """Held-out pass@1 before and after RL, by task family, for the reward curves."""
     given = {family: f"heldout.{family}.pass_at_1" for family in results.get("heldout", {})}
-    paths = {"bugfix": "rl.pass_at_1", "recall": "summary.pass"} | given
+    paths = given | {"bugfix": "rl.pass_at_1", "recall": "summary.pass"}
     return {
         family: (number_at(results, f"{path}_before"), number_at(results, f"{path}_after"))
         for family, path in paths.items()

@@ -102,6 +102,7 @@ async def roll_out(
         finally:
             for task in running:
                 task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)  # they give back what they hold
     return Rollout(
         jobs,
         episodes,

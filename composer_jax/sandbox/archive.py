@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import time
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from composer_jax.sandbox.change import Change
+from composer_jax.sandbox.inside import files
 from composer_jax.sandbox.sandbox import SandboxFileError
 
 
@@ -48,22 +50,32 @@ def unpack(archive: bytes) -> dict[str, Change]:
     return found
 
 
-def unpack_into(archive: IO[bytes], folder: Path) -> None:
-    """The files, folders and links of an archive that a container has sent, in a folder, for this process's user.
-    Raises SandboxFileError for a broken one, and for one that would write outside."""
-
-    def of_a_workspace(entry: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        if not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
-            return None
-        entry = tarfile.tar_filter(entry, path)
-        rights = 0o700 if entry.isdir() else 0o600
-        return entry.replace(uid=None, gid=None, uname=None, gname=None, mode=entry.mode | rights, deep=False)
-
+def unpack_into(archive: IO[bytes], folder: Path, most: int) -> None:
+    """The files, folders and links of an archive that a container has sent, in a folder of this process's user. No link
+    is followed on the way, whatever the archive says. Raises SandboxFileError for one that is broken, that leads out of
+    the folder, or whose files hold more than `most` bytes."""
+    target, left = files.Workspace(str(folder), "/", most), most
     try:
-        with tarfile.open(fileobj=archive) as tar:
-            tar.extractall(folder, filter=of_a_workspace)
-    except (tarfile.TarError, KeyError) as error:
+        with tarfile.open(fileobj=archive, mode="r:") as tar:
+            for entry in tar:
+                kind = "folder" if entry.isdir() else "link" if entry.issym() else "file"
+                path = entry.name.removeprefix("./")
+                if path in ("", ".") or not (entry.isdir() or entry.issym() or entry.isreg() or entry.islnk()):
+                    continue
+                data = entry.linkname.encode(errors="surrogateescape") if entry.issym() else b""
+                if kind == "file":  # of another name of a file: the content
+                    data = tar.extractfile(entry).read(left + 1)
+                    left -= len(data)
+                    if left < 0:
+                        raise SandboxFileError(f"the workspace holds more than {most >> 20} MiB")
+                mode = entry.mode & 0o777 | (0o700 if entry.isdir() else 0o600)
+                target.apply([(path, kind, mode, len(data))], data)
+    except files.Refused as error:
+        raise SandboxFileError(f"the workspace cannot be fetched: {error}") from None
+    except (tarfile.TarError, OSError, ValueError, KeyError) as error:
         raise SandboxFileError(f"the container sent no archive that can be unpacked: {error}") from error
+    finally:
+        os.close(target.root)
 
 
 def names(folder: Path) -> set[str]:

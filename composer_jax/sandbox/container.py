@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
+import re
 import stat
 import subprocess
 import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
@@ -25,6 +28,8 @@ from composer_jax.sandbox.sandbox import GRACE_S, REPLY_S, RunResult, SandboxDie
 if TYPE_CHECKING:
     from composer_jax.sandbox.container_pool import ContainerPool
 
+log = logging.getLogger(__name__)
+
 MANY = 32768  # processes of one user: engines set a million, which not every owner may; --pids-limit is what limits
 CHUNK = 16 * 1024  # bytes of names in one call
 HEADERS = 16 * 1024  # bytes that a tar archive may need for one file beside its content, and for its end
@@ -35,6 +40,7 @@ _RUN_BESIDE_SHELL = 'exec timeout -s KILL "$0" "$@"'
 _KILLED = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; true"
 # Whoever survives _RUN by killing its shell does not survive this. Counts what the kernel has killed for memory.
 _SWEEP = f"kill -9 -1; {_KILLED}"
+_STATUS = re.compile(r"[0-9a-f]{1,8} \d{1,18}")
 _CLEAR = 'for path; do [ -d "$path" ] && [ ! -L "$path" ] && [ "$0" = folders ] || rm -rf "./$path"; done'
 
 
@@ -46,7 +52,7 @@ class Container:
         self.limits = pool.limits
         self._pool, self._engine, self._tree = pool, pool.engine, tree
         self._lock = asyncio.Lock()
-        self._closed = False
+        self._removal: asyncio.Task[None] | None = None
         self._killed_for_memory = 0
         self._shell: Shell | None = None
         self.jobs = 0
@@ -83,7 +89,7 @@ class Container:
         return RunResult(outcome, code, out.text(), err.text(), took, out.dropped + err.dropped)
 
     async def shell(self, command: str, *, timeout_s: float | None = None) -> RunResult:
-        """Runs a command in a login shell of the container that keeps working folder, variables and background jobs.
+        """Runs a command in a shell of the container that keeps working folder, variables and background jobs.
 
         A command that takes too long is killed with the shell and all its jobs. That a shell has ended, by this or by
         `exit`, is said on stderr, and the next command starts in a new one. stdin is empty.
@@ -91,45 +97,58 @@ class Container:
         if refused := unfit(command):
             return refused
         seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
-        out, err = Kept(self.limits.output_kb * 1024), Kept(self.limits.output_kb * 1024)
         async with self._lock:
             shell = await self._current_shell()
-            start, outcome = time.monotonic(), "nonzero"
+            start, ended = time.monotonic(), None
             try:
                 async with asyncio.timeout(seconds):
-                    ended = await shell.run(command, out, err)
-                    code = ended.code
+                    ended = await shell.run(command)
             except TimeoutError:
                 outcome, code = "timeout", 124
             except BaseException:
                 await self.close()  # nobody knows how far it came
                 raise
             took = time.monotonic() - start
-            if outcome == "timeout" or code is None:
+            out, err = shell.output()
+            if ended is not None:
+                code, self.jobs = ended.code, ended.jobs
+                outcome = "ok" if code == 0 else "nonzero"
+            if ended is None or not ended.alive:
                 await self._end_shell()
                 err.add(ENDED.encode())
-                code = shell.process.returncode if code is None else code
-            else:
-                self.jobs = ended.jobs
-            if code == 0:
-                outcome = "ok"
-            elif await self._is_killed_for_memory(_KILLED):
+            if await self._is_killed_for_memory(_KILLED) and outcome == "nonzero":
                 outcome, code = "out_of_memory", 137
         return RunResult(outcome, code, out.text(), err.text(), took, out.dropped + err.dropped)
 
     async def export(self, folder: Path) -> None:
         """Writes files, folders and links of the workspace into an empty folder of the host; what commands may not read
-        is left out."""
+        is left out. Raises SandboxFileError when they are more than Limits.workspace_mb."""
+        room = self.limits.workspace_mb * MIB
         with tempfile.TemporaryFile() as packed:
             async with self._lock:
                 words = ["exec", "--workdir", self._pool.workspace, self.name, "tar", "-cf", "-", "."]
-                process = await self._engine.start(*words, stdout=packed)
-                _, said = await process.communicate()
+                process = await self._engine.start(*words)
+                said = Kept(MIB)
+                try:
+                    async with asyncio.timeout(REPLY_S * 10):
+                        reading = asyncio.ensure_future(said.read(process.stderr))
+                        while data := await process.stdout.read(MIB):
+                            packed.write(data)
+                            if packed.tell() > 2 * room:  # with the headers of many small files
+                                raise SandboxFileError(f"the workspace holds more than {self.limits.workspace_mb} MiB")
+                        await reading
+                        await process.wait()
+                except BaseException as error:
+                    await _end(process)
+                    await self.close()
+                    if isinstance(error, TimeoutError):
+                        raise SandboxDied(f"container {self.name}: its files took too long to be fetched") from None
+                    raise
             packed.seek(max(0, packed.seek(0, os.SEEK_END) - len(END_OF_ARCHIVE)))
             if packed.read() != END_OF_ARCHIVE:  # tar goes on after a file that it may not read, and says so at the end
-                raise SandboxDied(f"container {self.name}: its files cannot be fetched ({last_line(said.decode())})")
+                raise SandboxDied(f"container {self.name}: its files cannot be fetched ({last_line(said.text())})")
             packed.seek(0)
-            await asyncio.to_thread(unpack_into, packed, folder)
+            await asyncio.to_thread(unpack_into, packed, folder, room)
 
     async def read(self, path: str) -> bytes:
         """Content of a file; relative to the workspace, or absolute anywhere in the container."""
@@ -163,10 +182,11 @@ class Container:
     async def changes(self) -> dict[str, Change]:
         """In what the workspace differs from the image's, or from the tree that was laid on it: path -> Change.
 
-        Pipes, sockets, and names with a line break, which engines do not tell apart, are left out.
+        Pipes, sockets, and names with a line break, which engines do not tell apart, are left out. Jobs stand still
+        meanwhile.
         Raises SandboxFileError when they, or all names of the workspace, are more than Limits.workspace_mb.
         """
-        async with self._lock:
+        async with self._lock, self._standing_still():
             code, out, err = await self._engine_says(["diff", self.name])
             if code:
                 raise SandboxDied(f"container {self.name}: its changes cannot be seen ({last_line(err.text())})")
@@ -186,16 +206,26 @@ class Container:
         return dict(sorted(changes.items()))
 
     async def close(self) -> None:
-        """Kill the container and everything in it; calling it again does nothing."""
-        if not self._closed:
-            self._closed = True
+        """Kill the container and everything in it; calling it again waits for the same."""
+        if self._removal is None:
+            self._removal = asyncio.create_task(self._remove())
+        await asyncio.shield(self._removal)
+
+    async def _remove(self) -> None:
+        try:
+            if self._shell is not None:  # engines wait for who reads what the shell says
+                await self._shell.close()
+            ended = await self._engine.start("rm", "--force", "--volumes", self.name)
             try:
-                ended = await self._engine.start("rm", "--force", "--volumes", self.name)
-                await ended.communicate()
-            finally:
-                self._pool.released(self)
-                if self._shell is not None:
-                    await self._shell.close()
+                async with asyncio.timeout(REPLY_S):
+                    _, said = await ended.communicate()
+            except TimeoutError:
+                await _end(ended)
+                said = b"no answer"
+            if ended.returncode:
+                log.warning("container %s is still there: %s", self.name, last_line(said.decode(errors="replace")))
+        finally:
+            self._pool.released(self)
 
     async def __aenter__(self) -> Container:
         return self
@@ -204,21 +234,42 @@ class Container:
         await self.close()
 
     async def _current_shell(self) -> Shell:
-        if self._shell is None or not self._shell.alive:
-            if self._closed:
-                raise SandboxDied(f"container {self.name} is gone: it was closed")
+        if self._shell is None:
+            self._require_open()
             words = ["exec", "--interactive", "--workdir", self._pool.workspace, self.name, *START]
-            self._shell = Shell(await self._engine.start(*words, stdin=subprocess.PIPE))
-            unread = Kept(MIB)
-            async with asyncio.timeout(REPLY_S):
-                await self._shell.run(":", unread, unread)  # what its profile says is no part of any command
+            process = await self._engine.start(*words, stdin=subprocess.PIPE)
+            self._shell, ended = Shell(process, self.limits.output_kb * 1024), None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPLY_S):
+                    ended = await self._shell.run(":")
+            said = self._shell.output()[1].text()  # of ~/.bashrc, no part of any command's output
+            if ended is None or not ended.alive:
+                await self.close()
+                raise SandboxDied(f"container {self.name}: its ~/.bashrc lets no shell start ({last_line(said)})")
         return self._shell
 
     async def _end_shell(self) -> None:
         """With all that it has started."""
         await self._exec(["sh", "-c", _SWEEP], b"", REPLY_S, MIB)
-        await self._shell.close()
-        self._shell, self.jobs = None, 0
+        shell, self._shell, self.jobs = self._shell, None, 0
+        await shell.close()
+
+    @contextlib.asynccontextmanager
+    async def _standing_still(self) -> AsyncIterator[None]:
+        """Context: no job of the shell changes anything. (The lock is held.)"""
+        if not self.jobs:
+            yield
+            return
+        await self._exec(["sh", "-c", "kill -STOP -1"], b"", REPLY_S, MIB)
+        try:
+            yield
+        finally:
+            if self._removal is None:
+                await self._exec(["sh", "-c", "kill -CONT -1"], b"", REPLY_S, MIB)
+
+    def _require_open(self) -> None:
+        if self._removal is not None:
+            raise SandboxDied(f"container {self.name} is gone: it was closed")
 
     async def _is_killed_for_memory(self, ask: str) -> bool:
         """Whether the kernel has killed something for memory since the last time."""
@@ -280,8 +331,7 @@ class Container:
     async def _engine_says(
         self, words: Sequence[str], stdin: bytes | IO[bytes] = b"", timeout_s: float = REPLY_S, room: int = 64 * MIB
     ) -> tuple[int, Kept, Kept]:
-        if self._closed:
-            raise SandboxDied(f"container {self.name} is gone: it was closed")
+        self._require_open()
         with tempfile.TemporaryFile() as given:
             if isinstance(stdin, bytes):
                 given.write(stdin)
@@ -294,9 +344,7 @@ class Container:
                 await asyncio.gather(out.read(process.stdout), err.read(process.stderr))
                 return await process.wait(), out, err
         except BaseException as error:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            await _end(process)
             await self.close()
             if isinstance(error, TimeoutError):
                 raise SandboxDied(f"container {self.name} died: no answer within {timeout_s:.0f} s") from None
@@ -310,6 +358,8 @@ class Container:
             said, _ = await self._do_locked(["xargs", "-0", "stat", "-c", "%f %s"], b"".join(name for _, name in chunk))
             statuses = [line.split() for line in said.text().splitlines()]
             packed = []
+            if len(statuses) != len(chunk) or not all(_STATUS.fullmatch(" ".join(words)) for words in statuses):
+                raise SandboxFileError("the container's own stat and xargs do not work, so its changes cannot be seen")
             for (path, name), (digits, size) in zip(chunk, statuses, strict=True):
                 mode = int(digits, 16)
                 if stat.S_ISDIR(mode):
@@ -334,6 +384,16 @@ class Container:
         if self._pool.hide_history:
             pairs = [(path, mark) for path, mark in pairs if path.partition("/")[0] != ".git"]
         return dict(pairs)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kills a process of ours and waits for it, for which Python waits until all has been read that it said."""
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    for stream in (process.stdout, process.stderr):
+        while await stream.read(MIB):
+            pass
+    await process.wait()
 
 
 def _chunks(named: list[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:

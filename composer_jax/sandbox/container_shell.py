@@ -2,81 +2,161 @@
 
 It keeps working folder, variables and background jobs. Each command is read as one word for `eval`, so nothing in it
 can be taken for what comes next; the end of its output is a line with a word that is drawn anew for each. A command
-that must be stopped takes the shell with it.
+that finds out the word deceives its author only: what the shell says is no part of any grade.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import secrets
 import shlex
 from dataclasses import dataclass
 
 from composer_jax.sandbox.kept import Kept
 
-# A login shell: images prepare the environment of whoever works in them in its profile.
-START = ["sh", "-c", "command -v bash > /dev/null && exec bash --login; exec sh -l"]
-# Numbers of descriptors have one digit in sh. What is listed last are the processes of the container.
+START = ["sh", "-c", "command -v bash > /dev/null && exec bash --noprofile --norc; exec sh"]
+# Not a login shell: /etc/profile of most images takes away the PATH that the image itself sets. What images prepare for
+# whoever works in them, such as an environment of conda, stands in ~/.bashrc.
+# Numbers of descriptors have one digit in sh. `command` passes over functions of the same name; what {} says on stderr
+# is only a trace that `set -x` turned on.
 PROLOGUE = """exec 8>&1 9>&2
 composer_status() { return "$1"; }
 composer_end() {
-  set -- "$?" "$1" /proc/[0-9]*
-  printf '\\n%s%s %s\\n' "$2" "$1" "$(($# - 2))" >&8; printf '\\n%s\\n' "$2" >&9
-  COMPOSER_STATUS=$1
+  COMPOSER_PROCESSES=$(set +fx; set -- /proc/[0-9]*; command echo $#)
+  command printf '\\n%s %s %s\\n' "$1" "$COMPOSER_STATUS" "$COMPOSER_PROCESSES" >&8
+  command printf '\\n%s \\n' "$1" >&9
 }
 COMPOSER_STATUS=0
+if [ -n "$BASH_VERSION" ] && [ -f ~/.bashrc ]; then . ~/.bashrc; fi
 """
-COMMAND = """composer_status "$COMPOSER_STATUS"
+COMMAND = """{{ composer_status "$COMPOSER_STATUS"; }} 2> /dev/null
 eval {command} < /dev/null 8>&- 9>&-
-composer_end {word}
+COMPOSER_STATUS=$?
+{{ composer_end {word}; }} 2> /dev/null
 """
 ENDED = "[the shell has ended: the next command starts in a new one, in the workspace]\n"
-IDLE_PROCESSES = 3  # process 1, what it waits for, and the shell
+IDLE_PROCESSES = 4  # process 1, what it waits for, the shell, and its copy that counts
+LONGEST_END = 64  # bytes of what follows the word
+END_S = 10.0  # longest the engine may take to notice that the shell has ended
+_END = re.compile(rb" (\d{1,3}) (\d{1,7})")
 
 
 @dataclass(frozen=True)
 class Ended:
-    """code: the exit status; None when there is none, because the shell itself has ended. jobs: processes that run
-    beside the shell."""
+    """code: the exit status. jobs: processes that run beside the shell. alive: whether the shell goes on."""
 
-    code: int | None
+    code: int
     jobs: int
+    alive: bool
 
 
 class Shell:
-    """process: of the engine, with pipes to the shell."""
+    """process: of the engine, with pipes to the shell. room: bytes that are kept of each stream of one command.
 
-    def __init__(self, process: asyncio.subprocess.Process):
+    Both streams are read all the time: what jobs say between two commands belongs to the output of the second.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, room: int):
         self.process = process
+        self._tapes = _Tape(process.stdout, room), _Tape(process.stderr, room)
         self._said = PROLOGUE
 
     @property
     def alive(self) -> bool:
         return self.process.returncode is None
 
-    async def run(self, command: str, out: Kept, err: Kept) -> Ended:
-        """Runs a command. What background jobs say since the last one belongs to its output."""
+    async def run(self, command: str) -> Ended:
+        """Runs a command. Its output is then in `output`, also that of a command for which nobody waits longer."""
         word = secrets.token_hex(16)
         said, self._said = self._said + COMMAND.format(command=shlex.quote(command), word=word), ""
-        mark = f"\n{word}".encode()
-        ends = asyncio.gather(out.read_to(self.process.stdout, mark), err.read_to(self.process.stderr, mark))
-        try:
+        ends = [tape.expect(word.encode()) for tape in self._tapes]
+        with contextlib.suppress(ConnectionError):  # it has ended, which its streams tell as well
             self.process.stdin.write(os.fsencode(said))
             await self.process.stdin.drain()
-        except ConnectionError:  # it has ended, which its output says as well
-            pass
-        except BaseException:
-            ends.cancel()
-            raise
-        found, told = await ends
-        if found is None or told is None:
-            return Ended(None, 0)
-        code, processes = map(int, found.split())
-        return Ended(code, max(0, processes - IDLE_PROCESSES))
+        found, _ = await asyncio.gather(*ends)
+        match = _END.fullmatch(found) if found is not None else None
+        if match is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await self.process.wait()
+            return Ended(self.process.returncode if self.process.returncode is not None else 1, 0, alive=False)
+        return Ended(int(match[1]), max(0, int(match[2]) - IDLE_PROCESSES), alive=True)
+
+    def output(self) -> tuple[Kept, Kept]:
+        """What stdout and stderr held up to the end of the last command, or up to now."""
+        out, err = (tape.taken() for tape in self._tapes)
+        return out, err
 
     async def close(self) -> None:
-        """Lets go of the pipes. Whoever ends the shell in the container does so before."""
+        """Lets go of the shell, without regard to what runs in the container."""
         if self.alive:
-            self.process.kill()
-            await self.process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+        # Python waits for a process until its pipes are at their end, which they reach because they are read.
+        await self.process.wait()
+        for tape in self._tapes:
+            tape.reading.cancel()
+
+
+class _Tape:
+    """One stream, read to its end as it comes."""
+
+    def __init__(self, stream: asyncio.StreamReader, room: int):
+        self._stream, self._room = stream, room
+        self._kept, self._pending = Kept(room), b""  # pending: what may be the beginning of the end
+        self._told: Kept | None = None
+        self._word, self._end = b"", asyncio.get_running_loop().create_future()
+        self._is_over = False
+        self.reading = asyncio.create_task(self._read())
+
+    def expect(self, word: bytes) -> asyncio.Future[bytes | None]:
+        """What follows the word on its line, once it has come; None when the stream ends without it."""
+        self._word, self._end = word, asyncio.get_running_loop().create_future()
+        if self._is_over:
+            self._end.set_result(None)
+        return self._end
+
+    def taken(self) -> Kept:
+        """What came before the word; or all so far, if that has not come."""
+        if self._told is None:
+            self._word = b""
+            self._look()
+            self._cut()
+        told, self._told = self._told, None
+        return told
+
+    async def _read(self) -> None:
+        while data := await self._stream.read(65536):
+            self._pending += data
+            self._look()
+        self._is_over, self._word = True, b""
+        self._look()
+        if not self._end.done():
+            self._end.set_result(None)
+
+    def _look(self) -> None:
+        start = self._pending.find(self._word) if self._word else -1
+        if start < 0:
+            # One more than the word has: the line break before it.
+            safe = max(0, len(self._pending) - len(self._word)) if self._word else len(self._pending)
+            self._kept.add(self._pending[:safe])
+            self._pending = self._pending[safe:]
+            return
+        after = start + len(self._word)
+        end = self._pending.find(b"\n", after)
+        if end < 0 and len(self._pending) - after < LONGEST_END:
+            return  # the rest of the line is still to come
+        found = self._pending[after:end] if end >= 0 else b""
+        self._kept.add(self._pending[:start].removesuffix(b"\n"))
+        self._pending = self._pending[end + 1 :] if end >= 0 else b""
+        self._word = b""
+        self._cut()
+        if not self._end.done():
+            self._end.set_result(found)
+        self._look()
+
+    def _cut(self) -> None:
+        self._told, self._kept = self._kept, Kept(self._room)

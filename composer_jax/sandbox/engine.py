@@ -35,15 +35,10 @@ class Engine:
         except subprocess.TimeoutExpired:
             raise UserError(f"{self.command} {words[0]} did not answer within {timeout_s:.0f} s; restart it") from None
 
-    async def start(
-        self,
-        *words: str,
-        stdin: IO[bytes] | int = subprocess.DEVNULL,
-        stdout: IO[bytes] | int = subprocess.PIPE,
-    ) -> asyncio.subprocess.Process:
+    async def start(self, *words: str, stdin: IO[bytes] | int = subprocess.DEVNULL) -> asyncio.subprocess.Process:
         """A command of the engine whose output is read as it comes."""
         return await asyncio.create_subprocess_exec(
-            self.command, *words, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE
+            self.command, *words, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
 
     def working_folder(self, image: str) -> str:
@@ -65,7 +60,7 @@ class Engine:
         left = []
         for name in names:
             label = self.call("inspect", "--format", f'{{{{index .Config.Labels "{OWNER}"}}}}', name)
-            if label.returncode == 0 and _has_ended(label.stdout.strip()):
+            if label.returncode == 0 and has_ended(label.stdout.strip()):
                 left.append(name)
         if left:
             self.call("rm", "--force", *left)
@@ -95,7 +90,8 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or ["it says nothing"])[-1]
 
 
-def _has_ended(label: str) -> bool:
+def has_ended(label: str) -> bool:
+    """Whether the process of this machine that a label of owner() names is no more."""
     node, _, process = label.partition(":")
     pid, _, started = process.partition(":")
     return node == platform.node() and pid.isdecimal() and _started(int(pid)) != started

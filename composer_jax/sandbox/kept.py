@@ -20,24 +20,6 @@ class Kept:
         while data := await stream.read(CHUNK):
             self.add(data)
 
-    async def read_to(self, stream: asyncio.StreamReader, mark: bytes) -> bytes | None:
-        """What comes before a mark; the rest of the mark's line, or None where the stream ends without one."""
-        pending = b""
-        try:
-            while data := await stream.read(CHUNK):
-                pending += data
-                start = pending.find(mark)
-                if start < 0:
-                    safe = max(0, len(pending) - len(mark))
-                    self.add(pending[:safe])
-                    pending = pending[safe:]
-                elif (end := pending.find(b"\n", start + len(mark))) >= 0:
-                    told, pending = pending[start + len(mark) : end], pending[:start]
-                    return told
-            return None
-        finally:  # also of who waits no longer
-            self.add(pending)
-
     def add(self, data: bytes) -> None:
         take = min(len(data), self._half - len(self._head))
         self._head += data[:take]

@@ -62,7 +62,7 @@ def results(run: Run) -> dict[str, Any]:
             }
         for name in suites:
             if name.startswith(HELDOUT):
-                rates = out.setdefault("heldout", {}).setdefault(name.removeprefix(HELDOUT), {})
+                rates = out.setdefault("heldout", {}).setdefault(_as_key(name.removeprefix(HELDOUT)), {})
                 rates[f"pass_at_1_{which}"] = suites[name]["pass_at_1"]
         out["throughput"]["decode_tokens_per_s"] = stage["decode_tokens_per_s"]
     if "rl" in done:
@@ -70,3 +70,8 @@ def results(run: Run) -> dict[str, Any]:
         out["throughput"]["sandbox_runs_per_s"] = stage["sandbox_runs"] / stage["step_s"]
         out["rl_time_s"] = {k: stage[k] for k in ("rollout_s", "sandbox_s", "train_s", "step_s")}
     return out | ({"rl": rl} if rl else {}) | ({"summary": summary} if summary else {})
+
+
+def _as_key(family: str) -> str:
+    """A dot in results.json's paths leads to a field within a field."""
+    return family.replace(".", "_")

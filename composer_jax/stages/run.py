@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,6 +27,7 @@ from composer_jax.data.token_cache import cache_file, encode_files, read_encoded
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition
+from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.context import zigzag
@@ -231,7 +233,8 @@ class Run:
 
     @functools.cached_property
     def tasks(self) -> TaskSource:
-        """Raises UserError when RL would run out of tasks."""
+        """Raises UserError when RL would run out of tasks, or when the tasks to train on are others than when this run
+        first asked for them: RL remembers how many it has used, not which."""
         path = lambda name: Path(text).expanduser() if (text := getattr(self.settings.tasks, name)) else None  # noqa: E731
         source = TaskSource(
             self.settings.seed,
@@ -240,6 +243,15 @@ class Run:
             Options(repos=path("repos"), packages=path("packages")),
         )
         source.require(self.settings.rl.groups, self.settings.rl.steps)
+        drawn, known = source.drawn(), self.path / "data" / "tasks.json"
+        if known.exists() and json.loads(known.read_bytes()) != drawn:
+            raise UserError(
+                f"{self.settings.tasks.train} holds other tasks than when the run in {self.path} began (its list is "
+                f"{known}); put them back, or begin another run in a new workdir."
+            )
+        if drawn and not known.exists():
+            known.parent.mkdir(exist_ok=True)
+            write_atomically(known, (json.dumps(drawn, indent=1) + "\n").encode())
         return source
 
     @property

@@ -94,6 +94,8 @@ def flags(
     found = [flag for name, arguments in calls for flag in _of_call(name, arguments)]
     for path, change in sorted(changes.items()):
         found += _of_change(task, path, change)
+    if task.image is not None:  # all of the container is the agent's
+        found = [flag for flag in found if flag.name != "reads_outside"]
     return tuple(dict.fromkeys(found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Limits
@@ -47,8 +48,11 @@ def container_pool(
     )
 
 
-def require_image(task: Task) -> None:
-    """Raises UserError where no engine works, and where a task's image is neither here nor built here."""
+def require_images(tasks: Iterable[Task]) -> None:
+    """Raises UserError where no engine works, and for a task whose image is neither here nor built here."""
+    images = {task.image for task in tasks if "build" not in task.metadata}
+    if not images:
+        return
     engine = find_engine()
-    if "build" not in task.metadata:
-        engine.working_folder(task.image)
+    for image in sorted(images):
+        engine.working_folder(image)

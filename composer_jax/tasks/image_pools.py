@@ -10,13 +10,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_jax.sandbox import SandboxPool
+from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxPool
 from composer_jax.sandbox.container_pool import ContainerPool
-from composer_jax.sandbox.engine import Engine
+from composer_jax.sandbox.engine import Engine, has_ended, owner
 from composer_jax.tasks.image import container_pool
 from composer_jax.tasks.task import Task
 
 KEPT = 8  # tasks whose workspaces stay on disk when no episode uses them any more
+
+
+PREFIX = "composer-images-"
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,14 @@ class ImagePools:
         self._turns = asyncio.Semaphore(size)
         self._places: dict[str, asyncio.Task[Place]] = {}  # the least recently used first
         self._users: dict[str, int] = {}
-        self._folders = tempfile.TemporaryDirectory(prefix="composer-images-")
+        self._folders: tempfile.TemporaryDirectory | None = None
 
     @asynccontextmanager
     async def place(self, task: Task) -> AsyncIterator[Place]:
         """Context: the place of a task, the same for all its episodes.
 
         Raises UserError for a task without an image, or with one that is not there; SandboxDied where its container
-        does not start.
+        does not start, or its files cannot be fetched.
         """
         self._users[task.id] = self._users.get(task.id, 0) + 1
         try:
@@ -61,12 +64,14 @@ class ImagePools:
 
     async def close(self) -> None:
         """Ends all containers and removes what is on disk."""
-        for making in self._places.values():
-            if making.done() and not making.cancelled() and not making.exception():
-                await making.result().pool.close()
+        makings, self._places = list(self._places.values()), {}
+        for making in makings:
             making.cancel()
-        self._places.clear()
-        await asyncio.to_thread(self._folders.cleanup)
+        for place in await asyncio.gather(*makings, return_exceptions=True):
+            if isinstance(place, Place):
+                await place.pool.close()
+        if self._folders is not None:
+            await asyncio.to_thread(self._folders.cleanup)
 
     async def __aenter__(self) -> ImagePools:
         return self
@@ -75,10 +80,16 @@ class ImagePools:
         await self.close()
 
     async def _made(self, task: Task) -> Place:
+        if self._folders is None:
+            _remove_leftovers()
+            self._folders = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{owner()}-", ignore_cleanup_errors=True)
         pool = await asyncio.to_thread(container_pool, task, self._size, self._engine, self._turns)
         base = Path(tempfile.mkdtemp(dir=self._folders.name))
-        async with await pool.acquire({}, await pool.trees.get(task.repository)) as sandbox:
-            await sandbox.export(base)
+        try:
+            async with await pool.acquire({}, await pool.trees.get(task.repository)) as sandbox:
+                await sandbox.export(base)
+        except SandboxFileError as error:
+            raise SandboxDied(f"the workspace of task {task.id} cannot be fetched from its image: {error}") from error
         return Place(pool, base)
 
     async def _forget(self) -> None:
@@ -88,3 +99,10 @@ class ImagePools:
             del self._users[name]
             if making.done() and not making.cancelled() and not making.exception():
                 await asyncio.to_thread(shutil.rmtree, making.result().base, ignore_errors=True)
+
+
+def _remove_leftovers() -> None:
+    """Folders whose owners, processes of this machine, ended without removing them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        if has_ended(folder.name.removeprefix(PREFIX).rpartition("-")[0]):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,7 @@ from composer_jax.sandbox import Limits
 from composer_jax.tasks import suite
 from composer_jax.tasks.formats import Options, read_tasks
 from composer_jax.tasks.generate import FAMILIES, generate
-from composer_jax.tasks.image import require_image
+from composer_jax.tasks.image import require_images
 from composer_jax.tasks.splits import seeded
 from composer_jax.tasks.task import Task
 
@@ -36,9 +36,8 @@ class TaskSource:
         self.seed = seed
         self.train: Mapping[str, Sequence[Task]] = _by_family(seed, train, "train", options)
         self.heldout: Mapping[str, Sequence[Task]] = _by_family(seed, heldout, "heldout", options)
-        for task in (task for tasks in (*self.train.values(), *self.heldout.values()) for task in tasks):
-            if task.image is not None:
-                require_image(task)
+        every = [task for tasks in (*self.train.values(), *self.heldout.values()) for task in tasks]
+        require_images(task for task in every if task.image is not None)
         trained_on = {task.id for tasks in self.train.values() for task in tasks}
         for task in (task for tasks in self.heldout.values() for task in tasks):
             if task.id in trained_on:
@@ -54,6 +53,11 @@ class TaskSource:
     def require(self, groups: Mapping[str, int], steps: int) -> None:
         """Raises UserError unless every family is known and lasts for so many groups of it in every step: a task is
         used once."""
+        if self.train and not any(groups.get(family) for family in self.train):
+            raise UserError(
+                f"tasks.train holds tasks of {', '.join(self.train)}, and rl.groups names none of them; set "
+                f"rl.groups.{next(iter(self.train))}, or leave tasks.train empty."
+            )
         for family, n in groups.items():
             if n == 0:
                 continue
@@ -67,6 +71,11 @@ class TaskSource:
                     f"rl.groups.{family}={n} in rl.steps={steps} are {steps * n} tasks, each used once, but "
                     f"tasks.train holds {have}; lower one of the two or add tasks."
                 )
+
+    def drawn(self) -> dict[str, list[str]]:
+        """Family -> ids of the tasks that a path holds to train on, in the order of their use: what a run that is
+        continued must find again."""
+        return {family: [task.id for task in tasks] for family, tasks in self.train.items()}
 
     @property
     def limits(self) -> Limits:

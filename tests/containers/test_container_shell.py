@@ -1,10 +1,12 @@
 """The shell of a container, which keeps what commands leave behind."""
 
 import asyncio
+import time
 
 import pytest
 
-from composer_jax.sandbox import Change, Limits, SandboxDied
+from composer_jax.sandbox import Change, Limits, SandboxDied, SandboxFileError
+from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.container_shell import ENDED
 from tests.containers.test_container import in_container
 
@@ -29,15 +31,15 @@ def test_folder_variables_functions_and_status_stay(engine):
         ("cat << end\n'quoted' $((1 + 1))\nend", "'quoted' 2\n"),
         ("echo 'it'\\''s'", "it's\n"),
         ("for i in 1 2; do\n echo $i # ; done\ndone", "1\n2\n"),
-        ("head -c 1 /dev/stdin | wc -c", "0\n"),
+        ("cat; echo nothing", "nothing\n"),
         ("echo caf\u00e9 \udcff", "caf\u00e9 \ufffd\n"),
     ],
 )
 def test_what_a_command_says_is_what_comes_back(engine, command, said):
     async def use(sandbox):
-        return await sandbox.shell(command.replace("head -c 1 /dev/stdin", "cat"))
+        return await sandbox.shell(command)
 
-    assert in_container(engine, use).stdout.replace(" ", "") == said.replace(" ", "")
+    assert in_container(engine, use).stdout == said
 
 
 @pytest.mark.parametrize("command", ["if", "echo 'open", "done", ")"])
@@ -47,7 +49,7 @@ def test_a_command_that_is_no_shell_is_an_error_and_the_shell_goes_on(engine, co
         return await sandbox.shell(command), await sandbox.shell("echo $X")
 
     wrong, after = in_container(engine, use)
-    assert wrong.outcome == "nonzero" and "syntax error" in wrong.stderr or "unexpected EOF" in wrong.stderr
+    assert wrong.outcome == "nonzero" and ("syntax error" in wrong.stderr or "unexpected EOF" in wrong.stderr)
     assert (after.outcome, after.stdout) == ("ok", "1\n")
 
 
@@ -90,6 +92,132 @@ def test_a_command_that_takes_too_long_is_killed_with_all_jobs(engine):
     late, left = in_container(engine, use)
     assert (late.outcome, late.exit_code, late.stdout) == ("timeout", 124, "begun\n")
     assert late.stderr.endswith(ENDED) and "1000" not in left.stdout
+
+
+FLOOD = "dd if=/dev/zero bs=1000 | tr '\\0' x"
+
+
+def test_an_endless_flood_ends_with_its_time_and_the_container_with_it(engine):
+    async def use(sandbox):
+        late = await sandbox.shell(FLOOD, timeout_s=1)
+        await sandbox.shell(f"({FLOOD}) &")
+        await asyncio.sleep(0.5)  # nobody asks for anything, and the job says more than any pipe holds
+        return late, await sandbox.shell("echo fine"), time.monotonic()
+
+    late, beside, before_the_end = in_container(engine, use)
+    assert late.outcome == "timeout" and len(late.stdout) < 70_000 and late.truncated_bytes > 1_000_000
+    assert beside.outcome == "ok"
+    assert time.monotonic() - before_the_end < 15
+
+
+@pytest.mark.parametrize(
+    "job",
+    ["while :; do printf .; sleep 0.001; done", "while :; do echo line; sleep 0.001; done"],
+    ids=["dots", "lines"],
+)
+def test_a_job_that_never_stops_talking_tears_no_answer_apart(engine, job):
+    async def use(sandbox):
+        await sandbox.shell(f"{{ {job}; }} &")
+        return [await sandbox.shell(f"echo answer {number}", timeout_s=10) for number in range(10)]
+
+    for number, result in enumerate(in_container(engine, use)):
+        assert result.outcome == "ok" and f"answer {number}" in result.stdout
+
+
+def test_what_a_job_says_right_after_a_command_is_not_lost(engine):
+    async def use(sandbox):
+        await sandbox.shell("n=0; while [ $n -lt 3000 ]; do n=$((n + 1)); echo $n; done > lines")
+        started = await sandbox.shell("cat lines &")
+        return started.stdout + (await sandbox.shell("wait")).stdout
+
+    numbers = in_container(engine, use, Limits(timeout_s=20, memory_mb=64, processes=32, output_kb=256))
+    assert sorted(map(int, numbers.split())) == list(range(1, 3001))
+
+
+@pytest.mark.parametrize(
+    "command", ["set -f", "set -x", "printf() { return 5; }; echo() { return 5; }", "exec > /dev/null"]
+)
+def test_settings_of_the_shell_do_not_hide_its_end(engine, command):
+    async def use(sandbox):
+        await sandbox.shell(command)
+        return await sandbox.shell("sleep 100 & true", timeout_s=5), sandbox.jobs
+
+    result, jobs = in_container(engine, use)
+    assert result.outcome == "ok" and jobs >= 1 and "composer_end" not in result.stderr
+
+
+def test_a_command_that_knows_the_word_deceives_itself_only(engine):
+    forge = "for fd in /proc/$$/fd/*; do read -r line < $fd; set -- $line; printf '\\n%sx y z\\n' \"$2\"; done"
+
+    async def use(sandbox):
+        forged = await sandbox.shell(f"timeout 2 bash -c '{forge}' < /dev/null; printf '\\n%s x\\n' word", timeout_s=10)
+        return forged, await sandbox.shell("echo fine")
+
+    forged, after = in_container(engine, use)
+    assert forged.outcome in ("ok", "nonzero") and after.stdout.endswith("fine\n")
+
+
+def test_memory_of_a_command_that_ended_well_is_not_charged_to_the_next(engine):
+    async def use(sandbox):
+        await sandbox.shell("(x=$(dd if=/dev/zero bs=1000000 count=500 | tr '\\0' x)) || true")
+        return await sandbox.shell("false")
+
+    assert in_container(engine, use).outcome == "nonzero"
+
+
+def test_files_that_come_and_go_beside_a_command_do_not_cost_the_shell(engine):
+    async def use(sandbox):
+        await sandbox.shell("while :; do n=$((n + 1)); echo x > t$n; rm t$n; done &")
+        for _ in range(5):
+            await sandbox.changes()
+        return await sandbox.shell("echo fine"), sandbox.jobs
+
+    result, jobs = in_container(engine, use)
+    assert result.stdout == "fine\n" and jobs >= 1
+
+
+def test_a_container_whose_programs_lie_is_an_error_of_the_workspace(engine):
+    lie = "echo x > kept; rm /bin/xargs; printf '#!/bin/sh\\necho zz\\n' > /bin/xargs; chmod 755 /bin/xargs"
+
+    async def use(sandbox):
+        await sandbox.shell(lie)
+        with pytest.raises(SandboxFileError, match="do not work"):
+            await sandbox.changes()
+
+    in_container(engine, use)
+
+
+def at_home(engine, profile, use):
+    """Runs `use(sandbox)` with a container whose ~/.bashrc is this."""
+
+    async def go():
+        home = {"environment": {"HOME": "/tmp"}, "workspace": "/workspace"}
+        async with ContainerPool(engine.image, Limits(timeout_s=20, memory_mb=64), engine=engine, **home) as pool:
+            async with await pool.acquire({"rc": profile}) as sandbox:
+                assert (await sandbox.run(["sh", "-c", "cat rc > /tmp/.bashrc"])).outcome == "ok"
+                return await use(sandbox)
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize("profile", ["exit 0", "sleep 100"])
+def test_a_profile_that_lets_no_shell_start_is_a_failure_of_the_infrastructure(engine, monkeypatch, profile):
+    monkeypatch.setattr("composer_jax.sandbox.container.REPLY_S", 3.0)
+
+    async def use(sandbox):
+        with pytest.raises(SandboxDied, match=r"its ~/\.bashrc lets no shell start"):
+            await sandbox.shell("echo hi")
+
+    at_home(engine, profile, use)
+
+
+def test_variables_of_the_image_and_of_its_profile_are_there(engine):
+    async def use(sandbox):
+        path = (await sandbox.run(["sh", "-c", "echo $PATH"])).stdout
+        return path, (await sandbox.shell("echo $PATH; echo $FOUND")).stdout
+
+    path, said = at_home(engine, "export FOUND=me; echo noise; echo noise >&2", use)
+    assert said == f"{path}me\n"
 
 
 def test_too_much_memory_and_too_much_output(engine):

@@ -4,18 +4,25 @@ import asyncio
 import dataclasses
 import json
 import os
+import platform
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from composer_jax.agent.episode import Limits, run_episode
 from composer_jax.agent.summary import Compaction
+from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import ToolCall, render_assistant
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied
+from composer_jax.sandbox.engine import owner
 from composer_jax.tasks import LogGrader, Task
-from composer_jax.tasks.image_pools import KEPT, ImagePools
+from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.image_pools import KEPT, PREFIX, ImagePools
 from tests.agent.conftest import Said
 
 EVAL = """
@@ -121,3 +128,64 @@ def test_an_image_in_which_nothing_starts_is_a_failure_of_the_infrastructure(eng
         "no container could be started",
     )
     assert json.dumps(episode.to_json())
+
+
+def test_pools_that_are_closed_while_places_are_made_leave_nothing(engine, task):
+    async def go(delay):
+        images = ImagePools(size=2, engine=engine)
+        waiting = [asyncio.ensure_future(_in(images, dataclasses.replace(task, id=str(n)))) for n in range(4)]
+        await asyncio.sleep(delay)
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        async with asyncio.timeout(30):
+            await images.close()
+
+    for delay in (0, 0.05, 0.2, 0.5):
+        asyncio.run(go(delay))
+    left = engine.call("ps", "--all", "--filter", f"ancestor={engine.image}", "--format", "{{.Names}}").stdout
+    assert left == "" and not list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{owner()}-*"))
+
+
+async def _in(images, task):
+    async with images.place(task):
+        await asyncio.sleep(60)
+
+
+def test_folders_of_who_crashed_are_removed(engine, task):
+    gone = Path(tempfile.gettempdir(), f"{PREFIX}{platform.node()}:1:0-abc")
+    other = Path(tempfile.gettempdir(), f"{PREFIX}elsewhere:1:0-abc")
+    for folder in (gone, other):
+        (folder / "files").mkdir(parents=True)
+
+    async def go():
+        async with ImagePools(engine=engine) as images, images.place(task):
+            return gone.exists(), other.exists()
+
+    try:
+        assert asyncio.run(go()) == (False, True)
+    finally:
+        shutil.rmtree(other)
+
+
+def test_the_workspace_of_an_image_goes_by_the_image_s_name_for_it(engine, task):
+    call = lambda name, **arguments: ToolCall(name, arguments)  # noqa: E731
+    root = engine.working_folder(engine.image) or "/workspace"
+    _, answers = play(
+        task, engine, call("read_file", path=f"{root}/kept"), call("read_file", path="/testbed/kept"), call("finish")
+    )
+    assert "old" in answers[0] and f"outside of the workspace; paths are relative to it, or below {root}" in answers[1]
+
+
+def test_what_a_command_did_outside_of_the_workspace_happens_in_every_episode(engine, task):
+    async def go():
+        cache, seen = ResultCache(), []
+        async with ImagePools(size=2, engine=engine) as images, images.place(task) as place:
+            for _ in range(2):
+                workspace = Workspace(task, place.pool, cache, base=place.base)
+                await workspace.run(["sh", "-c", "echo x > /tmp/mark"], 5)
+                seen.append((await workspace.shell("cat /tmp/mark", 5))[0].stdout)
+                await workspace.close()
+        return seen
+
+    assert asyncio.run(go()) == ["x\n", "x\n"]

@@ -1,6 +1,7 @@
 """Run: what the stages share."""
 
 import copy
+import dataclasses
 import json
 
 import jax
@@ -14,6 +15,8 @@ from composer_jax.stages.pipeline import pipeline
 from composer_jax.stages.reinforce import reinforce
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import SORTS, _rates, compaction_for
+from composer_jax.tasks import generate
+from composer_jax.tasks.harbor import write_task
 from configs.tiny import get_config
 
 
@@ -130,6 +133,21 @@ def test_task_texts_are_of_training_tasks_and_the_same_every_time(new_run):
     texts = list(run.task_texts())
     assert texts == list(run.task_texts())
     assert any(text.startswith("edit{") for text in texts) and any("def " in text for text in texts)
+
+
+def test_a_run_goes_on_with_the_tasks_that_it_began_with_only(new_run, tmp_path):
+    tasks = [dataclasses.replace(generate("bugfix", "train", 1, i), family="repository") for i in range(3)]
+    for task in tasks[:2]:
+        write_task(task, tmp_path / "tasks" / task.id)
+    run = new_run(tasks={"train": str(tmp_path / "tasks")}, rl={"groups": {"bugfix": 1, "repository": 1}, "steps": 2})
+    first = [run.tasks.task("repository", index).id for index in range(2)]
+    assert set(first) == {task.id for task in tasks[:2]}
+    del run.tasks
+    assert [run.tasks.task("repository", index).id for index in range(2)] == first
+    del run.tasks
+    write_task(tasks[2], tmp_path / "tasks" / tasks[2].id)
+    with pytest.raises(UserError, match="holds other tasks than when the run in .* began"):
+        _ = run.tasks
 
 
 def test_compactions_of_the_sorts_of_traces(new_run):

@@ -53,13 +53,19 @@ def test_a_family_of_a_path_is_not_generated(tmp_path):
             {"repository": 3},
             "rl.groups.repository=3 in rl.steps=3 are 9 tasks, .* but tasks.train holds 6",
         ),
-        ({"rust": 1}, "family 'rust'; there are bugfix, recall, and those of tasks.train, repository"),
+        ({"rust": 1, "repository": 1}, "family 'rust'; there are bugfix, recall, and those of tasks.train, repository"),
     ],
 )
 def test_groups_that_the_path_cannot_fill_are_refused(tmp_path, groups, words):
     source = TaskSource(0, written(tmp_path, "train", range(6))[0])
     with pytest.raises(UserError, match=words):
         source.require(groups, 3)
+
+
+def test_a_path_that_no_group_asks_for_is_refused(tmp_path):
+    source = TaskSource(0, written(tmp_path, "train", range(2))[0])
+    with pytest.raises(UserError, match=r"holds tasks of repository, and rl\.groups names none of them; set rl.groups"):
+        source.require({"bugfix": 1, "repository": 0}, 1)
 
 
 def test_a_family_that_needs_a_path_is_named():

@@ -47,7 +47,7 @@ def has_crlf(text: str, edit: str) -> bool:
 
 
 def _create(workspace: Workspace, path: str, new: str) -> str:
-    path = inside(path)
+    path = inside(workspace, path)
     if not path:
         raise ToolError("the workspace itself is a folder")
     refuse_links(workspace, path)
@@ -60,7 +60,7 @@ def _create(workspace: Workspace, path: str, new: str) -> str:
 def _delete(workspace: Workspace, path: str, texts: str) -> str:
     if texts:
         raise ToolError("delete removes the whole file and takes neither old nor new")
-    path = inside(path)
+    path = inside(workspace, path)
     if workspace.kind(path) != "link":  # of a link, the link itself goes
         path = existing_file(workspace, path or "/workspace")
     workspace.delete(path)

@@ -17,7 +17,7 @@ async def grep(
     workspace: Workspace, pattern: str, path: str = "", glob: str = "", ignore_case: bool = False, context: int = 0
 ) -> str:
     """Lines that match, with their paths and numbers."""
-    folder = inside(path)
+    folder = inside(workspace, path)
     if folder and workspace.kind(folder) not in ("file", "folder"):
         refuse_links(workspace, folder)
         raise ToolError(f"there is no file or folder {folder}")
@@ -27,7 +27,7 @@ async def grep(
     request = {
         "pattern": pattern,
         "path": folder,
-        "glob": inside(glob) if "/" in glob else glob,
+        "glob": inside(workspace, glob) if "/" in glob else glob,
         "ignore_case": ignore_case,
         "context": context,
     }
@@ -38,6 +38,8 @@ async def grep(
         )
     if result.outcome == "nonzero" and result.exit_code == 2:
         raise ToolError(result.stderr.strip())
+    if result.exit_code in (126, 127) and not result.stdout:
+        raise ToolError("there is no Python to search with in the image of this task; use the shell's grep")
     if result.outcome not in ("ok", "nonzero") or not result.stdout:
         raise ToolError(f"the search failed ({result.outcome}): {result.stderr.strip()[-300:]}")
     return result.stdout.rstrip("\n")

@@ -53,7 +53,7 @@ class _Draft:
     def _path(self, path: str | None) -> str | None:
         if path is None:
             return None
-        found = inside(path)
+        found = inside(self.workspace, path)
         if not found:
             raise PatchError("the patch names the workspace itself where a file should be")
         refuse_links(self.workspace, found)

@@ -2,20 +2,21 @@
 
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.workspace import Workspace
-from composer_jax.sandbox import WORKSPACES
 
 MAX_DEPTH = 60  # folders within folders; sandboxes go a little further
 MAX_NAME, MAX_PATH = 255, 4000  # bytes that a kernel takes
 
 
-def inside(path: str) -> str:
+def inside(workspace: Workspace, path: str) -> str:
     """A path relative to the workspace, "" for the workspace itself. Raises ToolError for one that leads elsewhere."""
     rest = path
-    for root in WORKSPACES:
+    for root in workspace.roots:
         if path == root or path.startswith(f"{root}/"):
             rest = path[len(root) :].lstrip("/")
     if rest.startswith("/"):
-        raise ToolError(f"{_shown(path)} is outside of the workspace; paths are relative to it, or below /workspace")
+        raise ToolError(
+            f"{_shown(path)} is outside of the workspace; paths are relative to it, or below {workspace.roots[0]}"
+        )
     parts = [part for part in rest.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise ToolError(f"{_shown(path)} has '..' in it; paths are relative to the workspace, without '..'")
@@ -28,7 +29,7 @@ def inside(path: str) -> str:
 
 def existing_file(workspace: Workspace, path: str) -> str:
     """The relative path of a file that is there. Raises ToolError if it is not, saying what is."""
-    found = inside(path)
+    found = inside(workspace, path)
     kind = workspace.kind(found) if found else "folder"
     if kind == "file":
         return found

@@ -35,7 +35,7 @@ async def read_file(workspace: Workspace, path: str, start: int = 1, end: int | 
 
 async def list_dir(workspace: Workspace, path: str = "", depth: int = 1) -> str:
     """What is in a folder; folders end with a slash, links show where they lead."""
-    folder = inside(path)
+    folder = inside(workspace, path)
     if folder and workspace.kind(folder) != "folder":
         refuse_links(workspace, folder)
         raise ToolError(f"there is no folder {folder}")
@@ -53,7 +53,7 @@ async def list_dir(workspace: Workspace, path: str = "", depth: int = 1) -> str:
 async def glob(workspace: Workspace, pattern: str) -> str:
     """Paths of files and links that match, in alphabetical order."""
     try:
-        matches = globbing.matcher(inside(pattern) if "/" in pattern else pattern)
+        matches = globbing.matcher(inside(workspace, pattern) if "/" in pattern else pattern)
     except ValueError as error:
         raise ToolError(str(error)) from error
     found = [path for path in workspace.paths("file", "link") if matches(path)]

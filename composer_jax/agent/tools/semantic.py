@@ -11,7 +11,7 @@ MAX_LINE = 160  # characters
 
 async def semantic_search(workspace: Workspace, query: str, path: str = "") -> str:
     """The best chunks for a query: where each is, and how it begins."""
-    under = inside(path)
+    under = inside(workspace, path)
     if under and workspace.kind(under) not in ("file", "folder"):
         refuse_links(workspace, under)
         raise ToolError(f"there is no file or folder {under}")
