@@ -129,9 +129,9 @@ class Container:
                 words = ["exec", "--workdir", self._pool.workspace, self.name, "tar", "-cf", "-", "."]
                 process = await self._engine.start(*words)
                 said = Kept(MIB)
+                reading = asyncio.ensure_future(said.read(process.stderr))
                 try:
                     async with asyncio.timeout(REPLY_S * 10):
-                        reading = asyncio.ensure_future(said.read(process.stderr))
                         while data := await process.stdout.read(MIB):
                             packed.write(data)
                             if packed.tell() > 2 * room:  # with the headers of many small files
@@ -139,6 +139,8 @@ class Container:
                         await reading
                         await process.wait()
                 except BaseException as error:
+                    reading.cancel()
+                    await asyncio.wait([reading])
                     await _end(process)
                     await self.close()
                     if isinstance(error, TimeoutError):

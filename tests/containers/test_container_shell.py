@@ -266,3 +266,12 @@ def test_the_workspace_can_be_fetched(engine, tmp_path):
     assert (tmp_path / "kept").read_text() == "old\n" and (tmp_path / "more/file").read_text() == "y"
     assert (tmp_path / "away").readlink().as_posix() == "/etc" and (tmp_path / "near").read_text() == "old\n"
     assert (tmp_path / "a/c").read_text() == "y\n" and (tmp_path / "run").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_workspace_that_is_too_large_is_not_fetched(engine, tmp_path):
+    async def use(sandbox):
+        await sandbox.run(["dd", "if=/dev/zero", "of=large", "bs=1000000", "count=3"])
+        with pytest.raises(SandboxFileError, match="holds more than 1 MiB"):
+            await sandbox.export(tmp_path)
+
+    in_container(engine, use, Limits(timeout_s=20, memory_mb=64, processes=32, workspace_mb=1))
