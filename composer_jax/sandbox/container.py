@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from composer_jax.sandbox.archive import is_same, names, pack, unpack, unpack_into
 from composer_jax.sandbox.change import GONE, Change
-from composer_jax.sandbox.container_shell import ENDED, START, Shell
+from composer_jax.sandbox.container_shell import ENDED, IDLE_PROCESSES, START, Shell
 from composer_jax.sandbox.engine import OWNER, last_line, owner
 from composer_jax.sandbox.kept import Kept
 from composer_jax.sandbox.limits import MIB
@@ -37,7 +37,8 @@ END_OF_ARCHIVE = bytes(1024)
 _IDLE = "while :; do sleep 3600; done"  # as process 1, a shell also buries what others leave behind
 _RUN = 'timeout -s KILL "$0" "$@"; code=$?; kill -9 -1; exit $code'
 _RUN_BESIDE_SHELL = 'exec timeout -s KILL "$0" "$@"'
-_KILLED = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; true"
+_EVENTS = "/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
+_KILLED = f"set -- /proc/[0-9]*; echo processes $#; cat {_EVENTS} 2>/dev/null; true"
 # Whoever survives _RUN by killing its shell does not survive this. Counts what the kernel has killed for memory.
 _SWEEP = f"kill -9 -1; {_KILLED}"
 _STATUS = re.compile(r"[0-9a-f]{1,8} \d{1,18}")
@@ -53,7 +54,7 @@ class Container:
         self._pool, self._engine, self._tree = pool, pool.engine, tree
         self._lock = asyncio.Lock()
         self._removal: asyncio.Task[None] | None = None
-        self._killed_for_memory = 0
+        self._killed_for_memory = self._processes = 0
         self._shell: Shell | None = None
         self.jobs = 0
         """Processes that the shell had running when its last command ended."""
@@ -81,6 +82,8 @@ class Container:
             code, out, err = await self._exec(words, stdin, seconds + GRACE_S, room)
             took = time.monotonic() - start
             killed = await self._is_killed_for_memory(_KILLED if shell else _SWEEP)
+            if shell:  # what the command left running is a job now
+                self.jobs = max(0, self._processes - IDLE_PROCESSES)
         outcome = "ok" if code == 0 else "nonzero"
         if code != 0 and killed:
             outcome, code = "out_of_memory", 137
@@ -150,7 +153,12 @@ class Container:
             if packed.read() != END_OF_ARCHIVE:  # tar goes on after a file that it may not read, and says so at the end
                 raise SandboxDied(f"container {self.name}: its files cannot be fetched ({last_line(said.text())})")
             packed.seek(0)
-            await asyncio.to_thread(unpack_into, packed, folder, room)
+            unpacking = asyncio.ensure_future(asyncio.to_thread(unpack_into, packed, folder, room))
+            try:
+                await asyncio.shield(unpacking)
+            except asyncio.CancelledError:  # a thread cannot be; whoever removes the folder comes after it
+                await asyncio.wait([unpacking])
+                raise
 
     async def read(self, path: str) -> bytes:
         """Content of a file; relative to the workspace, or absolute anywhere in the container."""
@@ -195,8 +203,8 @@ class Container:
             listed, _ = await self._do_locked(["find", ".", "-print0"])
             if out.dropped or listed.dropped:  # what is missing in a list would count as gone, or as unchanged
                 raise SandboxFileError("the workspace has too many files: their names do not fit into one listing")
-            there = {name.removeprefix("./") for name in listed.text().split("\0")} - {"", "."}
-            marks = self._marks(out.text())
+            there = {name.removeprefix("./") for name in os.fsdecode(listed.bytes()).split("\0")} - {"", "."}
+            marks = self._marks(os.fsdecode(out.bytes()))
             found = await self._contents(sorted(marks.keys() & there))
         pristine = set() if self._tree is None else names(self._tree)
         gone = {path for path in pristine | {path for path, mark in marks.items() if mark == "D"} if path not in there}
@@ -274,10 +282,17 @@ class Container:
             raise SandboxDied(f"container {self.name} is gone: it was closed")
 
     async def _is_killed_for_memory(self, ask: str) -> bool:
-        """Whether the kernel has killed something for memory since the last time."""
+        """Whether the kernel has killed something for memory since the last time. Counts processes by the way."""
         _, said, _ = await self._exec(["sh", "-c", ask], b"", REPLY_S, MIB)
-        before, self._killed_for_memory = self._killed_for_memory, _killed_for_memory(said.text())
+        before, self._killed_for_memory = self._killed_for_memory, _sum_of(said.text(), "oom_kill")
+        self._processes = _sum_of(said.text(), "processes")
         return self._killed_for_memory > before
+
+    async def resolved(self) -> str:
+        """The path of the workspace without links, as far as the container knows it."""
+        _, out, _ = await self._exec(["sh", "-c", "pwd -P"], b"", REPLY_S, MIB)
+        path = out.text().removesuffix("\n")
+        return path if path.startswith("/") else self._pool.workspace
 
     async def start(self, network: bool, grades: bool) -> None:
         pool, limits = self._pool, self.limits
@@ -411,6 +426,6 @@ def _chunks(named: list[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]
         yield part
 
 
-def _killed_for_memory(events: str) -> int:
+def _sum_of(events: str, name: str) -> int:
     counts = [line.split() for line in events.splitlines()]
-    return sum(int(words[1]) for words in counts if len(words) == 2 and words[0] == "oom_kill")
+    return sum(int(words[1]) for words in counts if len(words) == 2 and words[0] == name and words[1].isdecimal())

@@ -12,6 +12,7 @@ no folder of the host, limits on memory, CPUs and processes. Snapshots and forks
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -60,7 +61,15 @@ class ContainerPool:
         self.hide_history = hide_history
         self.environment = dict(environment or {})
         start = self.engine.working_folder(image)
-        self.workspace = workspace or (start if start not in ("", "/") else DEFAULT_FOLDER)
+        self.workspace = posixpath.normpath(workspace or (start if start not in ("", "/") else DEFAULT_FOLDER))
+        self._is_resolved = False  # whether the workspace is known by its path without links, by which engines go
+        for volume in self.engine.volumes(image):
+            apart, inside = f"{posixpath.normpath(volume).rstrip('/')}/", f"{self.workspace.rstrip('/')}/"
+            if apart.startswith(inside) or inside.startswith(apart):
+                raise UserError(
+                    f"the image {image} keeps {volume} in a volume, where changes of the workspace {self.workspace} "
+                    "cannot be seen; use an image without it"
+                )
         self.engine.remove_leftovers()
         self.trees = SharedTrees(self.tree)
         self._turn = turns or asyncio.Semaphore(size)
@@ -97,6 +106,8 @@ class ContainerPool:
         self._used.add(sandbox)
         try:
             await sandbox.start(network, tests is not None)
+            if not self._is_resolved:
+                self.workspace, self._is_resolved = await sandbox.resolved(), True
             if self.hide_history and not grading:
                 await sandbox.do(["rm", "-rf", f"{self.workspace}/.git"])
             if tree is not None:

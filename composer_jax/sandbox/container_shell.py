@@ -30,7 +30,7 @@ composer_end() {
   command printf '\\n%s \\n' "$1" >&9
 }
 COMPOSER_STATUS=0
-if [ -n "$BASH_VERSION" ] && [ -f ~/.bashrc ]; then . ~/.bashrc; fi
+if [ -n "$BASH_VERSION" ] && [ -f ~/.bashrc ]; then . ~/.bashrc < /dev/null 8>&- 9>&-; fi
 """
 COMMAND = """{{ composer_status "$COMPOSER_STATUS"; }} 2> /dev/null
 eval {command} < /dev/null 8>&- 9>&-

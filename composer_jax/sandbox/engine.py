@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import platform
 import shutil
@@ -47,6 +48,11 @@ class Engine:
         if shown.returncode:
             raise UserError(f"{self.command} has no image {image}; pull or build it first")
         return shown.stdout.strip()
+
+    def volumes(self, image: str) -> list[str]:
+        """The folders that an image keeps outside of its containers' own layers."""
+        shown = self.call("image", "inspect", "--format", "{{json .Config.Volumes}}", image)
+        return sorted(json.loads(shown.stdout or "null") or {}) if shown.returncode == 0 else []
 
     def build(self, folder: Path | str, image: str) -> None:
         """Makes the image of a folder with a Dockerfile. Raises UserError with the last line that the engine says."""

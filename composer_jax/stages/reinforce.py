@@ -42,6 +42,7 @@ def reinforce(run: Run) -> None:
             if found := restore_state(store, state):
                 state = found[0]
             start = int(state.step)
+            run.hold_to_tasks(start)
             metrics.truncate_after(start)
             records = [r for r in read_episodes(records_path) if r.step <= start] if records_path.exists() else []
             per_step, whole = sum(settings.groups.values()) * settings.group_size, True

@@ -233,26 +233,31 @@ class Run:
 
     @functools.cached_property
     def tasks(self) -> TaskSource:
-        """Raises UserError when RL would run out of tasks, or when the tasks to train on are others than when this run
-        first asked for them: RL remembers how many it has used, not which."""
+        """Raises UserError when RL would run out of tasks. Those to train on are not read any more when RL is done."""
         path = lambda name: Path(text).expanduser() if (text := getattr(self.settings.tasks, name)) else None  # noqa: E731
+        trained = self.workdir.stage_done("rl")
         source = TaskSource(
             self.settings.seed,
-            path("train"),
+            None if trained else path("train"),
             path("heldout"),
             Options(repos=path("repos"), packages=path("packages")),
         )
-        source.require(self.settings.rl.groups, self.settings.rl.steps)
-        drawn, known = source.drawn(), self.path / "data" / "tasks.json"
-        if known.exists() and json.loads(known.read_bytes()) != drawn:
-            raise UserError(
-                f"{self.settings.tasks.train} holds other tasks than when the run in {self.path} began (its list is "
-                f"{known}); put them back, or begin another run in a new workdir."
-            )
-        if drawn and not known.exists():
+        if not trained:
+            source.require(self.settings.rl.groups, self.settings.rl.steps)
+        return source
+
+    def hold_to_tasks(self, step: int) -> None:
+        """Keeps the list of the tasks that RL uses at its first step, and raises UserError at a later one when it is
+        another: RL knows how many it has used, not which."""
+        drawn, known = self.tasks.drawn(self.settings.rl.groups), self.path / "data" / "tasks.json"
+        if step == 0:
             known.parent.mkdir(exist_ok=True)
             write_atomically(known, (json.dumps(drawn, indent=1) + "\n").encode())
-        return source
+        elif known.exists() and json.loads(known.read_bytes()) != drawn:
+            raise UserError(
+                f"{self.settings.tasks.train} holds other tasks than when RL in {self.path} began, of which {known} is "
+                "the list; put them back, or begin another run in a new workdir."
+            )
 
     @property
     def limits(self) -> Limits:

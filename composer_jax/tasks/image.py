@@ -50,9 +50,9 @@ def container_pool(
 
 def require_images(tasks: Iterable[Task]) -> None:
     """Raises UserError where no engine works, and for a task whose image is neither here nor built here."""
-    images = {task.image for task in tasks if "build" not in task.metadata}
-    if not images:
+    tasks = list(tasks)
+    if not tasks:
         return
     engine = find_engine()
-    for image in sorted(images):
+    for image in sorted({task.image for task in tasks if "build" not in task.metadata}):
         engine.working_folder(image)

@@ -72,10 +72,10 @@ class TaskSource:
                     f"tasks.train holds {have}; lower one of the two or add tasks."
                 )
 
-    def drawn(self) -> dict[str, list[str]]:
-        """Family -> ids of the tasks that a path holds to train on, in the order of their use: what a run that is
+    def drawn(self, groups: Mapping[str, int]) -> dict[str, list[str]]:
+        """Family -> ids of the tasks of a path that the groups use, in the order of their use: what a run that is
         continued must find again."""
-        return {family: [task.id for task in tasks] for family, tasks in self.train.items()}
+        return {family: [task.id for task in tasks] for family, tasks in self.train.items() if groups.get(family)}
 
     @property
     def limits(self) -> Limits:

@@ -335,3 +335,32 @@ def test_changes_are_limited_together_and_before_they_are_packed(changed_here, t
 def test_a_listing_that_was_cut_reports_nothing_as_gone(changed_here, tmp_path):
     with pytest.raises(SandboxFileError, match="too many files"):
         changed_here({f"{number:0240}": b"" for number in range(4500)}, tmp_path / "workspace")
+
+
+@pytest.mark.parametrize("place", ["VOLUME /workspace", "VOLUME /workspace/old", "VOLUME /"])
+def test_a_workspace_in_a_volume_is_refused(engine, tmp_path, place):
+    (tmp_path / "Dockerfile").write_text(f"FROM {engine.image}\n{place}\n")
+    image = f"{engine.image}-volume"
+    engine.build(tmp_path, image)
+    try:
+        with pytest.raises(UserError, match="in a volume, where changes of the workspace /workspace cannot be seen"):
+            ContainerPool(image, engine=engine, workspace="/workspace")
+    finally:
+        engine.call("rmi", "--force", image)
+
+
+def test_a_workspace_behind_a_link_is_where_the_link_leads(engine, tmp_path):
+    (tmp_path / "Dockerfile").write_text(f"FROM {engine.image}\nRUN ln -s /workspace /tmp/link\nWORKDIR /tmp/link/\n")
+    image = f"{engine.image}-link"
+    engine.build(tmp_path, image)
+
+    async def go():
+        async with ContainerPool(image, Limits(timeout_s=20, memory_mb=64), engine=engine) as pool:
+            async with await pool.acquire({}) as sandbox:
+                await sandbox.run(["sh", "-c", "echo new > kept"])
+                return pool.workspace, await sandbox.changes()
+
+    try:
+        assert asyncio.run(go()) == ("/workspace", {"kept": Change("file", b"new\n")})
+    finally:
+        engine.call("rmi", "--force", image)

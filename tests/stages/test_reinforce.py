@@ -62,6 +62,7 @@ def reinforce(tmp_path, monkeypatch):
     monkeypatch.setattr(FakeOrchestrator, "rolled", [])
     settings = settings_from(get_config("smoke"))
     settings = dataclasses.replace(settings, rl=dataclasses.replace(settings.rl, steps=STEPS, save_every=3))
+    held = []
     with Workdir(tmp_path / "run", {}) as workdir:
 
         @contextlib.contextmanager
@@ -82,6 +83,7 @@ def reinforce(tmp_path, monkeypatch):
             environment=environment,
             chat=None,
             tasks=TaskSource(0),
+            hold_to_tasks=held.append,
             weights_of=lambda _: ({"w": jnp.zeros(3)}, {}),
             optimizer=lambda *_: None,
             learner=lambda *_: FakeLearner(),

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import shutil
 
 import jax
 import pytest
@@ -140,14 +141,20 @@ def test_a_run_goes_on_with_the_tasks_that_it_began_with_only(new_run, tmp_path)
     for task in tasks[:2]:
         write_task(task, tmp_path / "tasks" / task.id)
     run = new_run(tasks={"train": str(tmp_path / "tasks")}, rl={"groups": {"bugfix": 1, "repository": 1}, "steps": 2})
-    first = [run.tasks.task("repository", index).id for index in range(2)]
-    assert set(first) == {task.id for task in tasks[:2]}
+    assert {run.tasks.task("repository", index).id for index in range(2)} == {task.id for task in tasks[:2]}
+    run.hold_to_tasks(0)
     del run.tasks
-    assert [run.tasks.task("repository", index).id for index in range(2)] == first
+    run.hold_to_tasks(1)
     del run.tasks
     write_task(tasks[2], tmp_path / "tasks" / tasks[2].id)
-    with pytest.raises(UserError, match="holds other tasks than when the run in .* began"):
-        _ = run.tasks
+    with pytest.raises(UserError, match="holds other tasks than when RL in .* began"):
+        run.hold_to_tasks(1)
+    run.hold_to_tasks(0)  # nothing was used yet
+    run.hold_to_tasks(1)
+    run.workdir.mark_done("rl", {})
+    shutil.rmtree(tmp_path / "tasks")
+    del run.tasks
+    assert run.tasks.train == {}  # nobody needs them any more
 
 
 def test_compactions_of_the_sorts_of_traces(new_run):
