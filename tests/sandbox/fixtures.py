@@ -63,6 +63,17 @@ async def contents(sandbox: Sandbox) -> dict[str, bytes]:
     return {path: await sandbox.read(path) for path in await sandbox.list()}
 
 
+OF_ENGINES = (
+    "/var/lib/containers/",
+    "/var/lib/docker/",
+    "/run/containers/",
+    "/run/docker/",
+    "/run/netns",
+    "/run/user/",
+)
+"""Where Docker and Podman mount: other tests, at the same time, for one."""
+
+
 class Host:
     """Things of the host that an escape would read or break."""
 
@@ -87,7 +98,8 @@ class Host:
 
     def state(self) -> tuple:
         """What must be the same after an attack."""
-        mounts = Path("/proc/self/mounts").read_text()
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+        mounts = [line for line in lines if not line.split()[1].startswith(OF_ENGINES)]
         return self.file.read_text(), self.file.stat().st_mode, os.uname().nodename, mounts, os.getuid()
 
     def check(self) -> None:

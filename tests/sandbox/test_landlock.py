@@ -392,9 +392,16 @@ def test_nothing_is_left_when_what_watches_a_sandbox_is_killed(trace, who, tmp_p
         script = "setsid sleep {trace.text} & exec sleep {trace.text}"
         task = asyncio.create_task(sandbox.run(["sh", "-c", script]))
         launcher = pool._spawner._process.pid
-        while len(below := processes.below(launcher)) < 5: await asyncio.sleep(0.01)
+        read = lambda pid, name: open(f"/proc/{{pid}}/{{name}}", "rb").read()
+        def is_one(pid):
+            try: return read(pid, "cmdline").split(b"\\0")[:2] == [b"sleep", b"{trace.text}"]
+            except OSError: return False  # it has ended
+        while len(sleeping := [pid for pid in processes.below(launcher) if is_one(pid)]) < 2: await asyncio.sleep(0.01)
+        above = [sleeping[0]]
+        while above[-1] != launcher: above.append(int(read(above[-1], "stat").rpartition(b")")[2].split()[1]))
+        *_, keeper, zygote, _ = above
         print("started", flush=True)
-        os.kill({{"zygote": below[0], "keeper": below[1], "launcher": launcher, "owner": os.getpid()}}[{who!r}], 9)
+        os.kill({{"zygote": zygote, "keeper": keeper, "launcher": launcher, "owner": os.getpid()}}[{who!r}], 9)
         try: await task
         except Exception as error: print(type(error).__name__)
         await pool.close()
