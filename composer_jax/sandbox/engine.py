@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +39,9 @@ class Engine:
 
     async def start(self, *words: str, stdin: IO[bytes] | int = subprocess.DEVNULL) -> asyncio.subprocess.Process:
         """A command of the engine whose output is read as it comes."""
-        return await asyncio.create_subprocess_exec(
-            self.command, *words, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        # Where a container's command is killed for memory, Podman leaves a file `oom` in the folder it was called in.
+        return await asyncio.create_subprocess_exec(self.command, *words, cwd=tempfile.gettempdir(), **pipes)
 
     def working_folder(self, image: str) -> str:
         """The folder in which an image's commands start; "" where it says none. Raises UserError for no such image."""
