@@ -12,13 +12,11 @@ from pathlib import Path
 
 from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxPool
 from composer_jax.sandbox.container_pool import ContainerPool
-from composer_jax.sandbox.engine import Engine, has_ended, owner
+from composer_jax.sandbox.engine import Engine, find_engine, has_ended, owner
 from composer_jax.tasks.image import container_pool
 from composer_jax.tasks.task import Task
 
 KEPT = 8  # tasks whose workspaces stay on disk when no episode uses them any more
-
-
 PREFIX = "composer-images-"
 
 
@@ -38,7 +36,7 @@ class ImagePools:
     """
 
     def __init__(self, size: int = 8, engine: Engine | None = None):
-        self._size, self._engine = size, engine
+        self._engine = engine
         self._turns = asyncio.Semaphore(size)
         self._places: dict[str, asyncio.Task[Place]] = {}  # the least recently used first
         self._users: dict[str, int] = {}
@@ -54,7 +52,7 @@ class ImagePools:
         self._users[task.id] = self._users.get(task.id, 0) + 1
         try:
             making = self._places.pop(task.id, None)
-            if making is None or (making.done() and (making.cancelled() or making.exception())):
+            if making is None or (making.done() and not _is_made(making)):
                 making = asyncio.create_task(self._made(task))
             self._places[task.id] = making
             yield await asyncio.shield(making)
@@ -83,7 +81,9 @@ class ImagePools:
         if self._folders is None:
             _remove_leftovers()
             self._folders = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{owner()}-", ignore_cleanup_errors=True)
-        pool = await asyncio.to_thread(container_pool, task, self._size, self._engine, self._turns)
+        if self._engine is None:  # asked once, not for each task
+            self._engine = await asyncio.to_thread(find_engine)
+        pool = await asyncio.to_thread(container_pool, task, engine=self._engine, turns=self._turns)
         base = Path(tempfile.mkdtemp(dir=self._folders.name))
         try:
             async with await pool.acquire({}, await pool.trees.get(task.repository)) as sandbox:
@@ -97,8 +97,12 @@ class ImagePools:
         for name in idle[: max(0, len(idle) - KEPT)]:
             making = self._places.pop(name)
             del self._users[name]
-            if making.done() and not making.cancelled() and not making.exception():
+            if _is_made(making):
                 await asyncio.to_thread(shutil.rmtree, making.result().base, ignore_errors=True)
+
+
+def _is_made(making: asyncio.Task[Place]) -> bool:
+    return making.done() and not making.cancelled() and making.exception() is None
 
 
 def _remove_leftovers() -> None:
