@@ -171,9 +171,21 @@ def test_memory_of_a_command_that_ended_well_is_not_charged_to_the_next(engine):
     assert in_container(engine, use).outcome == "nonzero"
 
 
+def test_jobs_stand_still_while_changes_are_read_and_then_go_on(engine):
+    async def use(sandbox):
+        job = (await sandbox.shell("sleep 100 & echo $!")).stdout.strip()
+        async with sandbox._standing_still():
+            meanwhile = await sandbox.read(f"/proc/{job}/stat")
+        return meanwhile, await sandbox.read(f"/proc/{job}/stat")
+
+    meanwhile, after = in_container(engine, use)
+    assert b") T " in meanwhile and b") S " in after
+
+
 def test_files_that_come_and_go_beside_a_command_do_not_cost_the_shell(engine):
     async def use(sandbox):
-        await sandbox.shell("while :; do n=$((n + 1)); echo x > t$n; rm t$n; done &")
+        come_and_go = "while :; do n=$((n + 1)); echo x > t$n; rm t$n; done"
+        await sandbox.shell(f"for job in 1 2 3; do (mkdir $job; cd $job; exec sh -c '{come_and_go}') & done")
         for _ in range(5):
             await sandbox.changes()
         return await sandbox.shell("echo fine"), sandbox.jobs
