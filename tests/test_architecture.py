@@ -33,7 +33,7 @@ FLOORS = (
     "stages",
     "scale",
 )
-EVERYWHERE = ("errors",)  # modules directly in the package that any floor may import
+EVERYWHERE = ("errors", "extensions")  # modules directly in the package that any floor may import
 
 # Floors and modules that work where no JAX is: a sandbox host, a grading machine, a data worker.
 WITHOUT_JAX = ("agent", "data", "sandbox", "tasks", "sampler.session", "checkpoint.workdir")

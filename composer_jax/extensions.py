@@ -1,0 +1,47 @@
+"""Extensions: a config names our implementations by a short name and a user's by import path.
+
+An import path is "package.module:Attribute". It is resolved where it is used, in every process, so a resumed run, the
+report and other machines need nothing but config.json and a Python path that holds the module.
+"""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from composer_jax.errors import UserError
+
+T = TypeVar("T")
+
+
+def resolve(name: str, table: Mapping[str, T], field: str) -> T:
+    """Returns the entry of `table` called `name`, or the object at the import path `name`.
+
+    Args:
+      table: our implementations by name.
+      field: the config field that holds `name`, for error messages ("rl.algorithm.name").
+
+    Raises:
+      UserError: `name` is neither in the table nor an import path that resolves.
+    """
+    if name in table:
+        return table[name]
+    if ":" not in name:
+        known = f"use one of {', '.join(table)}, or" if table else "use"
+        raise UserError(f"config.{field}={name!r} is unknown; {known} an import path like 'package.module:Attribute'.")
+    return import_object(name, field)
+
+
+def import_object(path: str, field: str) -> Any:
+    """Returns the object at the import path "package.module:Attribute".
+
+    Raises:
+      UserError: the module cannot be imported or lacks the attribute; `field` names the config field.
+    """
+    module, _, attribute = path.partition(":")
+    try:
+        value: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"config.{field}={path!r} cannot be imported: {error}.") from error
+    return value
