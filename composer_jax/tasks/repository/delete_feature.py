@@ -17,8 +17,8 @@ from itertools import chain
 from composer_jax.tasks.repository.candidate import Candidate, candidate
 from composer_jax.tasks.repository.entities import Definition, Entity, referenced
 from composer_jax.tasks.repository.imports import Module, Repository, bound_names
+from composer_jax.tasks.repository.remove_symbols import Binding, SymbolRemoval, exported_names
 from composer_jax.tasks.repository.source import parse
-from composer_jax.tasks.repository.withdraw import Binding, Withdrawal, exported_names
 
 LARGEST = 12
 """Most functions, methods and classes that a feature has before its helpers are counted."""
@@ -146,8 +146,8 @@ class Features:
 
     def _delete(self, units: list[Unit], tests: frozenset[str]) -> Candidate | None:
         while 0 < len(units) <= LARGEST:
-            withdrawal = Withdrawal(self.repository, {unit.binding: unit.binding for unit in units if unit.binding})
-            needed = withdrawal.needed(_nodes(units))
+            removal = SymbolRemoval(self.repository, {unit.binding: unit.binding for unit in units if unit.binding})
+            needed = removal.needed(_nodes(units))
             if not needed:
                 break
             units = [unit for unit in units if unit.binding not in needed]
@@ -155,10 +155,10 @@ class Features:
             return None
         helpers, removed = self._dead_after(units)
         every = [*units, *helpers]
-        withdrawal = Withdrawal(self.repository, {unit.binding: unit.binding for unit in every if unit.binding})
+        removal = SymbolRemoval(self.repository, {unit.binding: unit.binding for unit in every if unit.binding})
         for path, aliases in self._unused_imports(removed).items():
-            withdrawal.aliases.setdefault(path, []).extend(aliases)
-        files = withdrawal.files(removed)
+            removal.aliases.setdefault(path, []).extend(aliases)
+        files = removal.files(removed)
         for path, text in files.items():
             try:
                 parse(path, text)

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from composer_jax.tasks.repository.candidate import Candidate, candidate
 from composer_jax.tasks.repository.imports import Module, Repository
-from composer_jax.tasks.repository.withdraw import Withdrawal
+from composer_jax.tasks.repository.remove_symbols import SymbolRemoval
 
 _STARTED_BY_NAME = ("__init__.py", "__main__.py", "conftest.py", "setup.py", "noxfile.py")
 
@@ -20,13 +20,13 @@ def delete_file(repository: Repository, module: Module) -> Candidate | None:
     """
     if module.is_test or PurePosixPath(module.path).name in _STARTED_BY_NAME:
         return None
-    withdrawal = Withdrawal(repository, {}, frozenset({module.path}))
+    removal = SymbolRemoval(repository, {}, frozenset({module.path}))
     for other in repository.code:
-        if other is not module and _depends(repository, other, withdrawal, repository.dotted(module.path)):
+        if other is not module and _depends(repository, other, removal, repository.dotted(module.path)):
             return None
-    if withdrawal.needed({}, strict=True):
+    if removal.needed({}, strict=True):
         return None
-    files = withdrawal.files({})
+    files = removal.files({})
     for path, text in files.items():
         if text is not None and not text.strip() and PurePosixPath(path).name != "__init__.py":
             return None  # a module that did nothing but pass the names on
@@ -35,8 +35,8 @@ def delete_file(repository: Repository, module: Module) -> Candidate | None:
     return candidate("delete_file", repository.sources, files, names, note)
 
 
-def _depends(repository: Repository, other: Module, withdrawal: Withdrawal, dotted: str) -> bool:
-    gone = withdrawal.aliases.get(other.path, [])
+def _depends(repository: Repository, other: Module, removal: SymbolRemoval, dotted: str) -> bool:
+    gone = removal.aliases.get(other.path, [])
     for node, _, early in other.imports:
         for alias in node.names:
             if any(alias is part for part in gone):

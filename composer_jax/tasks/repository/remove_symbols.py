@@ -15,7 +15,7 @@ Binding = tuple[str, str]
 
 
 @dataclass
-class Withdrawal:
+class SymbolRemoval:
     """What must go with the definitions: `names`, each with the definition (or module) it comes from.
 
     aliases: the parts of import statements that go, by path. A star import that reads a name stays.
