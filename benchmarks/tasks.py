@@ -59,12 +59,12 @@ async def measure(repository: Path, packages: Path, out: Path, count: int, runs:
         tasks = [read_task(folder) for folder in built.tasks]
         with Progress(len(tasks), "tasks", "validate") as progress:
             found = await validate(tasks, pool, runs, jobs, after_task=lambda one: progress.update(last=one.verdict))
-    survey = json.loads((out / "survey.json").read_text())
+    baseline = json.loads((out / "baseline.json").read_text())
     gold = [reward for one in found for reward in one.gold]
     nothing = [reward for one in found for reward in one.nothing]
     return {
-        "tests": survey["tests"],
-        "unreliable": len(survey["unreliable"]),
+        "tests": baseline["tests"],
+        "unreliable": len(baseline["unreliable"]),
         "tasks": len(tasks),
         "families": len({kind.partition(":")[0] for kind in built.kinds}),
         "kinds": len(built.kinds),

@@ -26,7 +26,7 @@ def read_tasks(path: Path | str, options: Options | None = None, skipped: list[s
     Raises UserError for a path that is none of these, that holds no task, or that holds an id twice.
     """
     path, options = Path(path), options or Options()
-    if (path / "survey.json").is_file():  # what repository/build.py left there
+    if (path / "baseline.json").is_file():  # what repository/build.py left there
         path /= "tasks"
     tasks: list[Task] = []
     for make in _makers(path, options):

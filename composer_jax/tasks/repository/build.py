@@ -2,7 +2,7 @@
 
 OUT/tasks/ID/          one Harbor directory per task; solution/gates.json holds what every gate said
 OUT/packages/          installed packages, where they were asked for by name
-OUT/survey.json        how the suite is run and which of its tests were not relied on
+OUT/baseline.json      how the suite is run and which of its tests were not relied on
 OUT/rejected.jsonl     one line per candidate that did not become a task, with the gates' words
 OUT/.building-*/       candidates that are being judged; gone when the command ends
 """
@@ -29,6 +29,7 @@ from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.grading import as_changes
 from composer_jax.tasks.harbor import read_task, write_task
 from composer_jax.tasks.protected import is_protected, protected_files
+from composer_jax.tasks.repository.baseline_run import BaselineRun, run_baseline
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.combine import combinations
 from composer_jax.tasks.repository.difficulty import Difficulty
@@ -40,7 +41,6 @@ from composer_jax.tasks.repository.prompt import Style, instruction
 from composer_jax.tasks.repository.propose import KINDS, propose
 from composer_jax.tasks.repository.revert_commit import revert_commits
 from composer_jax.tasks.repository.source import Source
-from composer_jax.tasks.repository.survey import Survey, survey
 from composer_jax.tasks.repository.trace import trace
 from composer_jax.tasks.splits import seeded
 from composer_jax.tasks.suite import LIMITS
@@ -122,8 +122,8 @@ async def build(request: Request, pool: SandboxPool | None = None) -> Built:
     request.out.mkdir(parents=True, exist_ok=True)
     packages = request.packages or install(request.requirements, request.out / "packages")
     with tempfile.TemporaryDirectory() as scratch:
-        with Progress(request.runs + 1, "runs", "survey") as progress:
-            found = await survey(
+        with Progress(request.runs + 1, "runs", "baseline") as progress:
+            found = await run_baseline(
                 request.repository,
                 Path(scratch, "pristine"),
                 pool,
@@ -133,7 +133,7 @@ async def build(request: Request, pool: SandboxPool | None = None) -> Built:
             )
             coverage = await trace(found, pool)
             progress.update()
-        _write_survey(found, request.out / "survey.json")
+        _write_baseline(found, request.out / "baseline.json")
         with tempfile.TemporaryDirectory(prefix=".building-", dir=request.out) as building:
             return await _Builder(request, found, coverage, pool, Path(scratch), Path(building)).run()
 
@@ -154,13 +154,13 @@ class _Builder:
     def __init__(
         self,
         request: Request,
-        found: Survey,
+        found: BaselineRun,
         coverage: dict[str, frozenset[str]],
         pool: SandboxPool,
         scratch: Path,
         building: Path,
     ):
-        self.request, self.survey, self.coverage, self.pool = request, found, coverage, pool
+        self.request, self.baseline, self.coverage, self.pool = request, found, coverage, pool
         self.scratch, self.building = scratch, building
         self.name = re.sub(r"[^A-Za-z0-9._-]+", "-", request.repository.resolve().name)
         self.readable = Readable([found.root, *([found.packages] if found.packages else [])])
@@ -222,7 +222,7 @@ class _Builder:
         if combined:
             parts = [candidate for candidate, _ in self.accepted]
             rng = seeded(FAMILY, self.request.seed, "combine")
-            yield self.judged(combinations(self.survey.sources, parts, rng)), count - len(self.accepted)
+            yield self.judged(combinations(self.baseline.sources, parts, rng)), count - len(self.accepted)
         yield proposals, count - len(self.accepted)
 
     def proposals(self, kinds: Sequence[str]) -> Iterator[Candidate]:
@@ -230,9 +230,9 @@ class _Builder:
         sorts: dict[str, list[str]] = {}
         for kind in kinds:
             sorts.setdefault(kind.partition(":")[0], []).append(kind)
-        tests = [path for path in protected_files(self.survey.root) if path.endswith(".py")]
+        tests = [path for path in protected_files(self.baseline.root) if path.endswith(".py")]
         streams = [
-            propose(self.survey.sources, tests, self.coverage, self.request.seed, sort) for sort in sorts.values()
+            propose(self.baseline.sources, tests, self.coverage, self.request.seed, sort) for sort in sorts.values()
         ]
         while streams:
             for stream in list(streams):
@@ -245,7 +245,7 @@ class _Builder:
     def reverted(self) -> Iterator[Candidate]:
         for candidate in revert_commits(self.request.repository):
             # What is not committed differs from the history that the candidate was made of.
-            if all(path in self.survey.sources or text is not None for path, text in candidate.files.items()):
+            if all(path in self.baseline.sources or text is not None for path, text in candidate.files.items()):
                 yield candidate
 
     def judged(self, candidates: Iterable[Candidate]) -> InOrder[Candidate, Judged]:
@@ -263,14 +263,14 @@ class _Builder:
 
     async def judge(self, candidate: Candidate) -> Judged:
         """The task's folder, or None, and what the gates said."""
-        breakage = await break_suite(candidate, self.survey, self.pool, self.readable, self.request.least_kept)
+        breakage = await break_suite(candidate, self.baseline, self.pool, self.readable, self.request.least_kept)
         if not breakage.passed:
             return None, breakage.gates
         task = self.task(candidate, breakage)
         folder = self.building / task.id
         write_task(task, folder)
         shutil.rmtree(task.repository)
-        gold = as_changes(task.metadata["gold"], self.survey.root)
+        gold = as_changes(task.metadata["gold"], self.baseline.root)
         # What is graded is what was written.
         gates = (*breakage.gates, *await grade_both(read_task(folder), gold, self.pool))
         if not gates[-1].passed:
@@ -284,7 +284,7 @@ class _Builder:
 
     def task(self, candidate: Candidate, breakage: Breakage) -> Task:
         """The task, on a broken copy of the repository in the scratch folder."""
-        found, request = self.survey, self.request
+        found, request = self.baseline, self.request
         repository = self.scratch / candidate.id
         shutil.copytree(found.root, repository, symlinks=True)
         for path, text in candidate.files.items():
@@ -329,7 +329,7 @@ class _Builder:
         )
 
 
-def measure(candidate: Candidate, found: Survey, fail_to_pass: int) -> Difficulty:
+def measure(candidate: Candidate, found: BaselineRun, fail_to_pass: int) -> Difficulty:
     """What difficulty.py counts, of a candidate."""
     changed = {
         entity.id: entity.complexity
@@ -352,7 +352,7 @@ def _line(candidate: Candidate, gates: Sequence[Gate]) -> dict[str, object]:
     }
 
 
-def _write_survey(found: Survey, path: Path) -> None:
+def _write_baseline(found: BaselineRun, path: Path) -> None:
     described = {
         "command": found.command,
         "tests": len(found.tests),

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from composer_jax.sandbox import Change, SandboxPool
 from composer_jax.tasks.grading import as_changes, grade, untouched
 from composer_jax.tasks.judge_suite import MISSING, PASSED
+from composer_jax.tasks.repository.baseline_run import BaselineRun
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.leaks import Readable, installed_copies
-from composer_jax.tasks.repository.survey import Survey
 from composer_jax.tasks.suite import SuiteReport, file_of, run_suite
 from composer_jax.tasks.task import Task
 
@@ -56,30 +56,30 @@ class Breakage:
 
 
 async def break_suite(
-    candidate: Candidate, survey: Survey, pool: SandboxPool, readable: Readable, least_kept: int
+    candidate: Candidate, baseline: BaselineRun, pool: SandboxPool, readable: Readable, least_kept: int
 ) -> Breakage:
     """Runs the suite on the broken repository and asks the gates that need no task.
 
-    readable: the files of the survey's root and packages. least_kept: tests that must still pass.
+    readable: the files of the baseline's root and packages. least_kept: tests that must still pass.
     """
     report = await run_suite(
         pool,
-        survey.root,
-        survey.packages,
-        survey.command,
-        timeout_s=survey.timeout_s,
-        changes=as_changes(candidate.files, survey.root),
-        tests=survey.tests,
+        baseline.root,
+        baseline.packages,
+        baseline.command,
+        timeout_s=baseline.timeout_s,
+        changes=as_changes(candidate.files, baseline.root),
+        tests=baseline.tests,
     )
-    failures = {test: why_not(test, report) for test in survey.tests if test not in report.passed}
-    kept = tuple(test for test in survey.tests if test in report.passed)
+    failures = {test: why_not(test, report) for test in baseline.tests if test not in report.passed}
+    kept = tuple(test for test in baseline.tests if test in report.passed)
     gates = []
     for gate in (
         lambda: _in_time(report),
         lambda: _collects(candidate, report),
         lambda: _fails(report, failures),
         lambda: Gate("keeps", len(kept) >= least_kept, f"{len(kept)} tests still pass, {least_kept} must"),
-        lambda: _leaks(candidate, survey, readable),
+        lambda: _leaks(candidate, baseline, readable),
     ):
         gates.append(gate())
         if not gates[-1].passed:
@@ -155,12 +155,12 @@ def _fails(report: SuiteReport, failures: Mapping[str, str]) -> Gate:
     return Gate("fails", True, f"{len(failures)} tests fail: {listed}")
 
 
-def _leaks(candidate: Candidate, survey: Survey, readable: Readable) -> Gate:
+def _leaks(candidate: Candidate, baseline: BaselineRun, readable: Readable) -> Gate:
     """Looks at what the agent will see: the scrubbed repository with the files that change, and the packages."""
     # A mutation moves lines about: there, the lines that it took from one place may be at another.
     moves = candidate.kind.startswith("mutate:") or candidate.kind == "combine"
-    changed = {survey.root / path: None if moves else text for path, text in candidate.files.items()}
-    found = installed_copies(survey.packages, survey.tops) or readable.leaks(candidate.removed, instead=changed)
+    changed = {baseline.root / path: None if moves else text for path, text in candidate.files.items()}
+    found = installed_copies(baseline.packages, baseline.tops) or readable.leaks(candidate.removed, instead=changed)
     if found:
         return Gate("leaks", False, f"{found[0].path}: {found[0].what}")
     return Gate("leaks", True, "removed lines are nowhere else")

@@ -8,14 +8,14 @@ from pathlib import Path
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.protected import is_protected
-from composer_jax.tasks.repository.survey import TIMEOUT_S, Survey
+from composer_jax.tasks.repository.baseline_run import TIMEOUT_S, BaselineRun
 from composer_jax.tasks.suite import file_of, run_suite
 
 TRACER = Path(__file__).with_name("trace_calls.py").read_text(encoding="utf-8")
 SLOWER = 20.0  # how many times longer a traced run may take
 
 
-async def trace(survey: Survey, pool: SandboxPool, timeout_s: float | None = None) -> dict[str, frozenset[str]]:
+async def trace(baseline: BaselineRun, pool: SandboxPool, timeout_s: float | None = None) -> dict[str, frozenset[str]]:
     """Test id -> "path::Qual.name" of the functions that it runs, without those of tests; of every reliable test.
 
     A class counts as run when a method of it is. Names are those of entities.py.
@@ -24,16 +24,16 @@ async def trace(survey: Survey, pool: SandboxPool, timeout_s: float | None = Non
     """
     report = await run_suite(
         pool,
-        survey.root,
-        survey.packages,
-        survey.command,
-        timeout_s=timeout_s or max(TIMEOUT_S, SLOWER * survey.seconds),
-        tests=survey.tests,
+        baseline.root,
+        baseline.packages,
+        baseline.command,
+        timeout_s=timeout_s or max(TIMEOUT_S, SLOWER * baseline.seconds),
+        tests=baseline.tests,
         tracer=TRACER,
     )
     if report.problem:
-        raise UserError(f"the suite of {survey.root} does not run when it is traced: {report.problem}")
-    return {test: with_classes(report.calls.get(test, ())) for test in survey.tests}
+        raise UserError(f"the suite of {baseline.root} does not run when it is traced: {report.problem}")
+    return {test: with_classes(report.calls.get(test, ())) for test in baseline.tests}
 
 
 def with_classes(calls: Iterable[str]) -> frozenset[str]:

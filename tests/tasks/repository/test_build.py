@@ -1,4 +1,4 @@
-"""From a small repository to validated tasks: survey, trace, gates and the whole pipeline, in real sandboxes."""
+"""From a small repository to validated tasks: baseline, trace, gates and the whole pipeline, in real sandboxes."""
 
 import asyncio
 import json
@@ -13,12 +13,12 @@ from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.formats import read_tasks
 from composer_jax.tasks.harbor import read_task
 from composer_jax.tasks.judge_suite import PASSED
+from composer_jax.tasks.repository.baseline_run import own_packages, run_baseline, suite_command, unreliable_tests
 from composer_jax.tasks.repository.build import Request, build
 from composer_jax.tasks.repository.candidate import candidate
 from composer_jax.tasks.repository.gates import break_suite, reason
 from composer_jax.tasks.repository.leaks import Readable
 from composer_jax.tasks.repository.mutations import MUTATIONS
-from composer_jax.tasks.repository.survey import own_packages, suite_command, survey, unreliable_tests
 from composer_jax.tasks.repository.trace import trace
 from composer_jax.tasks.suite import LIMITS, SuiteReport, TestResult
 from composer_jax.tasks.validate import validate
@@ -132,21 +132,21 @@ def large_pool():
 
 
 @pytest.fixture(scope="module")
-def surveyed(repository, packages, large_pool, tmp_path_factory):
+def baseline(repository, packages, large_pool, tmp_path_factory):
     root = tmp_path_factory.mktemp("pristine") / "root"
-    return asyncio.run(survey(repository, root, large_pool, packages, runs=2))
+    return asyncio.run(run_baseline(repository, root, large_pool, packages, runs=2))
 
 
-def test_the_survey_tells_tests_that_can_be_relied_on(surveyed):
-    assert surveyed.tests == STABLE
-    assert set(surveyed.unreliable) == {"tests/test_cart.py::test_flaky", "tests/test_cart.py::test_skipped"}
-    assert surveyed.tops == ("shop",)
-    assert surveyed.command[-2:] == ("-o", "pythonpath=src")
-    assert "src/shop.egg-info" in surveyed.left_out
+def test_the_baseline_tells_tests_that_can_be_relied_on(baseline):
+    assert baseline.tests == STABLE
+    assert set(baseline.unreliable) == {"tests/test_cart.py::test_flaky", "tests/test_cart.py::test_skipped"}
+    assert baseline.tops == ("shop",)
+    assert baseline.command[-2:] == ("-o", "pythonpath=src")
+    assert "src/shop.egg-info" in baseline.left_out
 
 
-def test_the_trace_tells_which_functions_a_test_runs(surveyed, large_pool):
-    calls = asyncio.run(trace(surveyed, large_pool))
+def test_the_trace_tells_which_functions_a_test_runs(baseline, large_pool):
+    calls = asyncio.run(trace(baseline, large_pool))
     assert set(calls) == set(STABLE)
     cart = "src/shop/cart.py::"
     base = {f"{cart}Cart", f"{cart}Cart.__init__", f"{cart}Cart.add"}
@@ -156,30 +156,30 @@ def test_the_trace_tells_which_functions_a_test_runs(surveyed, large_pool):
     assert calls[STABLE[4]] == base | {f"{cart}Cart.ship"}
 
 
-def broken(surveyed, large_pool, old, new, kind="stub", least_kept=1):
+def broken(baseline, large_pool, old, new, kind="stub", least_kept=1):
     assert CART.count(old) == 1
     sources = {"src/shop/cart.py": CART}
     made = candidate(kind, sources, {"src/shop/cart.py": CART.replace(old, new)}, ["src/shop/cart.py::x"], "a change")
-    readable = Readable([surveyed.root])
-    return asyncio.run(break_suite(made, surveyed, large_pool, readable, least_kept))
+    readable = Readable([baseline.root])
+    return asyncio.run(break_suite(made, baseline, large_pool, readable, least_kept))
 
 
 def last_gate(breakage):
     return breakage.gates[-1].name, breakage.passed
 
 
-def test_gates_let_a_good_breakage_pass_and_stop_the_others(surveyed, large_pool):
-    good = broken(surveyed, large_pool, "result += price", "result -= price")
+def test_gates_let_a_good_breakage_pass_and_stop_the_others(baseline, large_pool):
+    good = broken(baseline, large_pool, "result += price", "result -= price")
     assert good.passed and list(good.failures) == ["tests/test_cart.py::test_total"]
     assert [gate.name for gate in good.gates] == ["in time", "collects", "fails", "keeps", "leaks"]
     assert good.pass_to_pass == tuple(test for test in STABLE if "total" not in test)
 
-    assert last_gate(broken(surveyed, large_pool, "return x + 1", "return x")) == ("fails", False)
-    assert last_gate(broken(surveyed, large_pool, "result += price", "raise SystemExit")) == ("fails", False)
-    kept = broken(surveyed, large_pool, "result += price", "result -= price", least_kept=5)
+    assert last_gate(broken(baseline, large_pool, "return x + 1", "return x")) == ("fails", False)
+    assert last_gate(broken(baseline, large_pool, "result += price", "raise SystemExit")) == ("fails", False)
+    kept = broken(baseline, large_pool, "result += price", "result -= price", least_kept=5)
     assert last_gate(kept) == ("keeps", False)
-    assert last_gate(broken(surveyed, large_pool, "def cheapest(", "def dearest(")) == ("collects", False)
-    gone = broken(surveyed, large_pool, "def cheapest(", "def dearest(", kind="delete_feature")
+    assert last_gate(broken(baseline, large_pool, "def cheapest(", "def dearest(")) == ("collects", False)
+    gone = broken(baseline, large_pool, "def cheapest(", "def dearest(", kind="delete_feature")
     assert gone.gates[-1].detail == "no test was collected"
 
 
@@ -194,13 +194,13 @@ def test_reasons_are_read_from_what_pytest_says():
     assert reason("") is None
 
 
-def test_messages_say_the_same_in_every_run(surveyed, large_pool):
-    made = broken(surveyed, large_pool, "async def ship(self):", "async def ship(self):\n        return self")
+def test_messages_say_the_same_in_every_run(baseline, large_pool):
+    made = broken(baseline, large_pool, "async def ship(self):", "async def ship(self):\n        return self")
     assert "<shop.cart.Cart object at 0x...>" in made.failures["tests/test_cart.py::test_ship"]
 
 
-def test_a_timeout_stops_a_candidate(surveyed, large_pool):
-    short = type("Short", (), {**vars(surveyed), "timeout_s": 1.5, "sources": surveyed.sources})()
+def test_a_timeout_stops_a_candidate(baseline, large_pool):
+    short = type("Short", (), {**vars(baseline), "timeout_s": 1.5, "sources": baseline.sources})()
     loop = broken(short, large_pool, "result += price", "while True: pass")
     assert last_gate(loop) == ("in time", False)
 
@@ -247,11 +247,11 @@ def test_the_same_request_makes_the_same_files_whatever_the_jobs(built, large_po
     assert there == texts(request.out)
     # Only whole tasks are there, and nothing that was begun.
     assert {name.split("/")[1] for name in there if "/" in name} == {task.name for task in again.tasks}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rejected.jsonl", "survey.json", "tasks"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["baseline.json", "rejected.jsonl", "tasks"]
 
 
-def test_what_a_suite_may_take_grows_in_steps(surveyed):
-    limits = [replace(surveyed, seconds=seconds).timeout_s for seconds in (1.0, 1.2, 7.5, 7.6, 14.0, 40.0)]
+def test_what_a_suite_may_take_grows_in_steps(baseline):
+    limits = [replace(baseline, seconds=seconds).timeout_s for seconds in (1.0, 1.2, 7.5, 7.6, 14.0, 40.0)]
     assert limits == [30.0, 30.0, 30.0, 60.0, 60.0, 240.0]
 
 
@@ -280,10 +280,10 @@ def test_tests_can_be_hidden_from_the_workspace(built, large_pool, tmp_path):
 def test_suites_that_do_not_run_are_told_in_a_sentence(large_pool, packages, tmp_path):
     empty = lay(tmp_path / "empty", {"a.py": "x = 1\n"})
     with pytest.raises(UserError, match="the suite of .*empty does not run: no test was collected"):
-        asyncio.run(survey(empty, tmp_path / "one", large_pool, packages, runs=1))
+        asyncio.run(run_baseline(empty, tmp_path / "one", large_pool, packages, runs=1))
     failing = lay(tmp_path / "failing", {"test_a.py": "def test_a():\n    assert 0\n"})
     with pytest.raises(UserError, match="no test of .*failing passed in all of 1 runs"):
-        asyncio.run(survey(failing, tmp_path / "two", large_pool, packages, runs=1))
+        asyncio.run(run_baseline(failing, tmp_path / "two", large_pool, packages, runs=1))
 
 
 def test_a_family_of_kinds_stands_for_all_of_them(tmp_path, packages):

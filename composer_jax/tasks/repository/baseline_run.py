@@ -24,7 +24,7 @@ STEP_S = 15.0
 
 
 @dataclass(frozen=True)
-class Survey:
+class BaselineRun:
     """root: the scrubbed copy. sources: path -> text of every Python file, tests too. command: what runs the suite.
 
     tests: ids that passed in every run. unreliable: id -> why it is not among them. tops: import names of the
@@ -49,7 +49,7 @@ class Survey:
         return STEP_S * 2 ** max(1, math.ceil(math.log2(MARGIN * self.seconds / STEP_S)))
 
 
-async def survey(
+async def run_baseline(
     repository: Path,
     root: Path,
     pool: SandboxPool,
@@ -58,7 +58,7 @@ async def survey(
     runs: int = RUNS,
     timeout_s: float = TIMEOUT_S,
     after_run: Callable[[SuiteReport], None] = lambda report: None,
-) -> Survey:
+) -> BaselineRun:
     """Copies `repository` to `root`, a new folder, and runs its suite `runs` times.
 
     timeout_s: longest that one run may take. after_run: called with the report of each.
@@ -78,7 +78,7 @@ async def survey(
     tests = tuple(test for test in reports[0].tests if test not in unreliable)
     if not tests:
         raise UserError(f"no test of {repository} passed in all of {runs} runs; the first: {min(unreliable.items())}")
-    return Survey(
+    return BaselineRun(
         root,
         python_files(root),
         command,
