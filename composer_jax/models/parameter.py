@@ -5,7 +5,7 @@ import math
 import jax
 from flax import nnx
 
-from composer_jax.parallel.sharding import gather_for_use
+from composer_jax.parallel.sharding import all_gather_fsdp
 
 
 class RouterBias(nnx.Variable):
@@ -27,4 +27,4 @@ def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...],
 
 def use(param: nnx.Variable, dtype) -> jax.Array:
     """The weight as the computation needs it: cast, then gathered over the mesh axes that only store it (FSDP)."""
-    return gather_for_use(param.get_value().astype(dtype), param.get_metadata()["axes"])
+    return all_gather_fsdp(param.get_value().astype(dtype), param.get_metadata()["axes"])

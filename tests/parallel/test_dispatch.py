@@ -15,7 +15,7 @@ from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
 from composer_jax.parallel.dispatch.all_to_all import capacity_of
 from composer_jax.parallel.dispatch.ragged import ragged_through, room_of
 from composer_jax.parallel.mesh import BATCH_AXES, make_mesh
-from composer_jax.parallel.sharding import EXPERT_AXES, gather_for_use, storage_spec
+from composer_jax.parallel.sharding import EXPERT_AXES, all_gather_fsdp, storage_spec
 from tests.models.small import relative_error
 from tests.parallel.ragged_emulator import emulated
 
@@ -86,7 +86,7 @@ def program_on(sizes, name: str, case: str, **options):
 
     def program(x, gates, experts, ids, target):
         def objective(x, gates, experts):
-            whole = jax.tree.map(gather_for_use, experts, axes)
+            whole = jax.tree.map(all_gather_fsdp, experts, axes)
             found = FORMS[name](x, ids, gates, whole, activation, **options)
             return (found.y_TD * target).sum(), found
 

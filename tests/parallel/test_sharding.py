@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.parallel import sharding
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.parallel.sharding import axis_size, gather_for_use, storage_sharding, storage_spec
+from composer_jax.parallel.sharding import axis_size, all_gather_fsdp, storage_sharding, storage_spec
 
 
 def test_storage_follows_the_table():
@@ -27,8 +27,8 @@ def test_axes_of_size_one_are_left_out():
 def test_two_dimensions_on_one_mesh_axis_are_refused(monkeypatch):
     with pytest.raises(UserError, match=r"\('embed', 'embed'\) map twice to one mesh axis"):
         storage_spec(make_mesh(data=8), ("embed", "embed"))
-    monkeypatch.setitem(sharding.STORED_ON, "ff", ("data",))
-    with pytest.raises(UserError, match="change STORED_ON"):
+    monkeypatch.setitem(sharding.LOGICAL_AXIS_RULES, "ff", ("data",))
+    with pytest.raises(UserError, match="change LOGICAL_AXIS_RULES"):
         storage_spec(make_mesh(data=8), ("experts", "embed", "ff"))
 
 
@@ -54,7 +54,7 @@ def test_sizes_over_two_axes_name_both():
 def test_outside_a_mesh_nothing_is_gathered():
     weight = np.ones((4, 4))
     assert axis_size("data") == 1
-    assert gather_for_use(weight, ("embed", "experts")) is weight
+    assert all_gather_fsdp(weight, ("embed", "experts")) is weight
 
 
 def test_a_gathered_weight_is_whole_and_its_gradient_is_scattered_back():
@@ -66,7 +66,7 @@ def test_a_gathered_weight_is_whole_and_its_gradient_is_scattered_back():
 
     def program(stored, factor):
         def objective(stored):
-            whole = gather_for_use(stored, axes)
+            whole = all_gather_fsdp(stored, axes)
             assert whole.shape == (1, 12)
             return (factor * whole**2).sum(), whole
 
