@@ -41,7 +41,7 @@ def define(values):
 
 
 def main(values, command):
-    from composer_jax.sandbox import Limits, once
+    from composer_jax.sandbox import Limits, cli
 
     if not command:
         raise UserError("a command is missing: python -m launch.sandbox --workspace=DIR -- COMMAND...")
@@ -57,7 +57,7 @@ def main(values, command):
         output_kb=1024 * values.output,
         output_stop_mb=1024,
     )
-    code = once.main(
+    code = cli.main(
         command,
         Path(values.workspace),
         limits=limits,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from composer_jax.agent.search.index import Embedder, SearchIndex
 from composer_jax.errors import UserError
-from composer_jax.sandbox.made_once import MadeOnce
+from composer_jax.sandbox.async_lazy import AsyncLazy
 
 Kind = Literal["file", "link", "folder"]
 HISTORIES = frozenset((".git", ".hg", ".svn"))
@@ -35,9 +35,9 @@ class Pristine:
 
     def __init__(self, folder: Path | None):
         self._folder = folder
-        self.entries: MadeOnce[dict[str, Entry]] = MadeOnce(self._listed)
+        self.entries: AsyncLazy[dict[str, Entry]] = AsyncLazy(self._listed)
         """Path -> entry, folders before what they hold."""
-        self._indexes: dict[Embedder | None, MadeOnce[SearchIndex]] = {}
+        self._indexes: dict[Embedder | None, AsyncLazy[SearchIndex]] = {}
 
     def entry(self, path: str) -> Entry | None:
         """What is at a path; None if nothing is. Reached only through real folders, never through a link."""
@@ -55,10 +55,10 @@ class Pristine:
                 "alone while they are in use."
             ) from error
 
-    def index(self, embedder: Embedder | None) -> MadeOnce[SearchIndex]:
+    def index(self, embedder: Embedder | None) -> AsyncLazy[SearchIndex]:
         """The search index of all files."""
         if embedder not in self._indexes:
-            self._indexes[embedder] = MadeOnce(lambda: self._indexed(embedder))
+            self._indexes[embedder] = AsyncLazy(lambda: self._indexed(embedder))
         return self._indexes[embedder]
 
     def _indexed(self, embedder: Embedder | None) -> SearchIndex:

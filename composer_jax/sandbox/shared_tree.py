@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from composer_jax.sandbox.made_once import MadeOnce
+from composer_jax.sandbox.async_lazy import AsyncLazy
 
 KEPT = 64  # folders per pool; the least recently used that is made goes first, and its copy with whoever uses it last
 
@@ -17,7 +17,7 @@ class SharedTrees(Generic[T]):
 
     def __init__(self, make: Callable[[Path], T]):
         self._make = make
-        self._trees: OrderedDict[Path, MadeOnce[T]] = OrderedDict()
+        self._trees: OrderedDict[Path, AsyncLazy[T]] = OrderedDict()
 
     async def get(self, folder: Path | None) -> T | None:
         """The tree of a folder that does not change, copied away from the event loop when first asked for.
@@ -31,7 +31,7 @@ class SharedTrees(Generic[T]):
             if len(self._trees) >= KEPT:
                 oldest = next((old for old, tree in self._trees.items() if not tree.being_made), None)
                 self._trees.pop(oldest, None)
-            self._trees[folder] = MadeOnce(lambda: self._make(folder))
+            self._trees[folder] = AsyncLazy(lambda: self._make(folder))
         self._trees.move_to_end(folder)
         return await self._trees[folder].get()
 

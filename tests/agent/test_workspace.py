@@ -15,7 +15,7 @@ from composer_jax.agent import workspace as workspaces
 from composer_jax.agent.workspace import ATTEMPTS, Workspace
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxFileError, SandboxPool
-from composer_jax.sandbox.made_once import MadeOnce
+from composer_jax.sandbox.async_lazy import AsyncLazy
 from composer_jax.tasks.cache import ResultCache
 from tests.agent.conftest import task_of
 from tests.sandbox.fixtures import contents
@@ -321,15 +321,15 @@ def test_the_event_loop_goes_on_while_something_is_made_once():
         return "value"
 
     async def check():
-        once = MadeOnce(make)
-        waiting = [asyncio.ensure_future(once.get()) for _ in range(3)]
+        value = AsyncLazy(make)
+        waiting = [asyncio.ensure_future(value.get()) for _ in range(3)]
         while not begun.is_set():
             await asyncio.sleep(0)
         waiting[0].cancel()
         go_on.set()
         said = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(error) for error in said] == [asyncio.CancelledError, UserError, UserError]
-        assert await asyncio.gather(once.get(), once.get()) == ["value", "value"] and once.get_here() == "value"
+        assert await asyncio.gather(value.get(), value.get()) == ["value", "value"] and value.get_here() == "value"
         assert len(made) == 2
 
     asyncio.run(check())

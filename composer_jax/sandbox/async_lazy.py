@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_MAKERS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="once")
+_MAKERS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="async-lazy")
 
 
 def _heard(future: asyncio.Future) -> None:
@@ -16,7 +16,7 @@ def _heard(future: asyncio.Future) -> None:
         future.exception()
 
 
-class MadeOnce(Generic[T]):
+class AsyncLazy(Generic[T]):
     """make() in a thread, once; who asks meanwhile waits for the same. What it raises goes to all who wait, and the
     next to ask makes it try again. Works from any event loop; who is cancelled cancels only his own waiting."""
 

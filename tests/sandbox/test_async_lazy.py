@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from composer_jax.sandbox.made_once import MadeOnce
+from composer_jax.sandbox.async_lazy import AsyncLazy
 from composer_jax.sandbox.shared_tree import KEPT, SharedTrees
 
 
 def test_values_made_of_other_values_do_not_wait_for_free_threads():
-    inner = [MadeOnce(lambda n=n: n) for n in range(40)]
+    inner = [AsyncLazy(lambda n=n: n) for n in range(40)]
     together = threading.Barrier(8)
 
     def outer(n):
@@ -19,7 +19,7 @@ def test_values_made_of_other_values_do_not_wait_for_free_threads():
         return inner[n].get_here() + 1
 
     async def go():
-        return await asyncio.gather(*(MadeOnce(lambda n=n: outer(n)).get() for n in range(40)))
+        return await asyncio.gather(*(AsyncLazy(lambda n=n: outer(n)).get() for n in range(40)))
 
     assert asyncio.run(asyncio.wait_for(go(), timeout=60)) == list(range(1, 41))
 
@@ -33,7 +33,7 @@ def test_a_value_is_made_once_and_again_after_an_error():
             raise OSError("first")
         return len(made)
 
-    value = MadeOnce(make)
+    value = AsyncLazy(make)
     with pytest.raises(OSError):
         value.get_here()
     assert value.get_here() == asyncio.run(value.get()) == 2 and len(made) == 2

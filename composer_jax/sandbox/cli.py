@@ -18,7 +18,7 @@ FAILED = 125
 """Exit code for what the sandbox itself could not do, as env(1) and container engines have it."""
 
 
-async def run_once(
+async def run_command(
     command: Sequence[str],
     folder: Path,
     limits: Limits,
@@ -46,11 +46,11 @@ async def run_once(
             result = await sandbox.run(command, stdin=stdin)
             on_result(result)
             if write_back:
-                lay_on(folder, await sandbox.changes(), limits)
+                apply_changes(folder, await sandbox.changes(), limits)
     return result
 
 
-def lay_on(folder: Path, changes: Mapping[str, Change], limits: Limits) -> None:
+def apply_changes(folder: Path, changes: Mapping[str, Change], limits: Limits) -> None:
     """Makes a folder of the host differ by `changes`. Each file is replaced in one step, and no link is followed.
 
     Raises SandboxFileError with the path that cannot be written.
@@ -78,9 +78,9 @@ def _mode(path: Path, change: Change) -> int:
 
 
 async def main(command: Sequence[str], folder: Path, **settings) -> int:
-    """run_once for a terminal: prints what the command printed, explains what is not the command's; its exit code."""
+    """run_command for a terminal: prints what the command printed, explains what is not the command's; its exit code."""
     try:
-        result = await run_once(command, folder, **settings, on_result=_show)
+        result = await run_command(command, folder, **settings, on_result=_show)
     except (UserError, SandboxDied, SandboxFileError) as error:
         print(f"sandbox: {' '.join(str(error).split())}", file=sys.stderr)
         return FAILED
