@@ -41,11 +41,11 @@ def define(values):
 
 
 def main(values, command):
-    from composer_jax.sandbox import Limits, cli
+    from composer_jax.sandbox import SandboxLimits, cli
 
     if not command:
         raise UserError("a command is missing: python -m launch.sandbox --workspace=DIR -- COMMAND...")
-    limits = Limits(
+    limits = SandboxLimits(
         timeout_s=values.timeout,
         cpu_s=math.ceil(values.timeout + 1) * (os.cpu_count() or 1),  # a process may use all cores all the time
         memory_mb=values.memory,

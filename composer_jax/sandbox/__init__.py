@@ -1,6 +1,6 @@
 """Isolated workspaces and the worker inside them.
 
-pool = SandboxPool(Limits(memory_mb=256), size=64)      # raises UserError on a machine that cannot isolate
+pool = SandboxPool(SandboxLimits(memory_mb=256), size=64)      # raises UserError on a machine that cannot isolate
 sandbox = await pool.acquire({"add.py": "print(1 + 1)"})
 result = await sandbox.run(["python", "add.py"])         # RunResult(outcome="ok", exit_code=0, stdout="2\\n", ...)
 await sandbox.close()
@@ -15,7 +15,7 @@ await pool.close()
 
 from composer_jax.sandbox.backend import WORKSPACES
 from composer_jax.sandbox.change import GONE, Change
-from composer_jax.sandbox.limits import Limits
+from composer_jax.sandbox.limits import SandboxLimits
 from composer_jax.sandbox.pool import SandboxPool
 from composer_jax.sandbox.sandbox import Outcome, RunResult, Sandbox, SandboxDied, SandboxFileError
 from composer_jax.sandbox.tree import Tree
@@ -24,7 +24,7 @@ __all__ = [
     "WORKSPACES",
     "GONE",
     "Change",
-    "Limits",
+    "SandboxLimits",
     "Outcome",
     "RunResult",
     "Sandbox",

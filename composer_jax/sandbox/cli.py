@@ -10,7 +10,7 @@ from pathlib import Path
 from composer_jax.errors import UserError
 from composer_jax.sandbox.change import Change
 from composer_jax.sandbox.inside import files
-from composer_jax.sandbox.limits import MIB, Limits
+from composer_jax.sandbox.limits import MIB, SandboxLimits
 from composer_jax.sandbox.pool import SandboxPool
 from composer_jax.sandbox.sandbox import RunResult, SandboxDied, SandboxFileError
 
@@ -21,7 +21,7 @@ FAILED = 125
 async def run_command(
     command: Sequence[str],
     folder: Path,
-    limits: Limits,
+    limits: SandboxLimits,
     *,
     backend: str = "auto",
     network: bool = False,
@@ -50,7 +50,7 @@ async def run_command(
     return result
 
 
-def apply_changes(folder: Path, changes: Mapping[str, Change], limits: Limits) -> None:
+def apply_changes(folder: Path, changes: Mapping[str, Change], limits: SandboxLimits) -> None:
     """Makes a folder of the host differ by `changes`. Each file is replaced in one step, and no link is followed.
 
     Raises SandboxFileError with the path that cannot be written.
@@ -78,7 +78,7 @@ def _mode(path: Path, change: Change) -> int:
 
 
 async def main(command: Sequence[str], folder: Path, **settings) -> int:
-    """run_command for a terminal: prints what the command printed, explains what is not the command's; its exit code."""
+    """Prints the output of run_command, and errors of the sandbox itself to stderr; returns the exit code."""
     try:
         result = await run_command(command, folder, **settings, on_result=_show)
     except (UserError, SandboxDied, SandboxFileError) as error:

@@ -70,7 +70,7 @@ class Container:
         """Runs a command in the workspace and waits until it ends, or until it is ended from inside the container.
 
         Whatever it leaves running is killed, unless the shell has been used: its jobs would be killed, too.
-        output_kb: what is kept of each stream; None: Limits.output_kb.
+        output_kb: what is kept of each stream; None: SandboxLimits.output_kb.
         """
         if not argv or any("\0" in word for word in argv):
             return RunResult("nonzero", 126, "", "no command, or one with a zero byte in it\n", 0.0, 0)
@@ -125,7 +125,7 @@ class Container:
 
     async def export(self, folder: Path) -> None:
         """Writes files, folders and links of the workspace into an empty folder of the host; what commands may not read
-        is left out. Raises SandboxFileError when they are more than Limits.workspace_mb."""
+        is left out. Raises SandboxFileError when they are more than SandboxLimits.workspace_mb."""
         room = self.limits.workspace_mb * MIB
         with tempfile.TemporaryFile() as packed:
             async with self._lock:
@@ -194,7 +194,7 @@ class Container:
 
         Pipes, sockets, and names with a line break, which engines do not tell apart, are left out. Jobs stand still
         meanwhile.
-        Raises SandboxFileError when they, or all names of the workspace, are more than Limits.workspace_mb.
+        Raises SandboxFileError when they, or all names of the workspace, are more than SandboxLimits.workspace_mb.
         """
         async with self._lock, self._standing_still():
             code, out, err = await self._engine_says(["diff", self.name])
@@ -326,8 +326,9 @@ class Container:
             await self._do_locked(argv, stdin)
 
     async def _do_locked(self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"", room: int = 0) -> tuple[Kept, Kept]:
-        """A command of ours in the workspace. room: for each output; 0: Limits.workspace_mb. Raises SandboxFileError
-        when it fails."""
+        """Runs a command of the harness in the workspace, under the lock; its stdout and stderr.
+
+        room: bytes kept of each; 0: SandboxLimits.workspace_mb. Raises SandboxFileError when the command fails."""
         code, out, err = await self._exec(argv, stdin, REPLY_S * 10, room or self.limits.workspace_mb * MIB)
         if code:
             raise SandboxFileError(f"{argv[0]} failed in the container: {last_line(err.text())}")

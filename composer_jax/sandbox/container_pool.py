@@ -19,7 +19,7 @@ from pathlib import Path
 from composer_jax.errors import UserError
 from composer_jax.sandbox.container import Container
 from composer_jax.sandbox.engine import Engine, find_engine
-from composer_jax.sandbox.limits import Limits
+from composer_jax.sandbox.limits import SandboxLimits
 from composer_jax.sandbox.shared_tree import SharedTrees
 
 DEFAULT_FOLDER = "/workspace"
@@ -42,7 +42,7 @@ class ContainerPool:
     def __init__(
         self,
         image: str,
-        limits: Limits | None = None,
+        limits: SandboxLimits | None = None,
         size: int = 8,
         *,
         engine: Engine | None = None,
@@ -55,7 +55,7 @@ class ContainerPool:
     ):
         self.engine = engine or find_engine()
         self.image = image
-        self.limits = limits or Limits(memory_mb=2048, processes=512)
+        self.limits = limits or SandboxLimits(memory_mb=2048, processes=512)
         self.cpus = cpus
         self.capabilities = tuple(capabilities)
         self.hide_history = hide_history

@@ -6,7 +6,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """Limits of one sandbox. Crossing one ends the command (see RunResult.outcome) or fails the call, never the host.
 
     The numbers are ours: generous for the tests of a small repository, small enough for 64 sandboxes on one
@@ -27,7 +27,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not value > 0:
-                raise ValueError(f"Limits.{name} is {value}; it must be above zero")
+                raise ValueError(f"SandboxLimits.{name} is {value}; it must be above zero")
 
     def as_bytes(self) -> dict[str, int]:
         """The same as the worker wants them: bytes, seconds and counts."""

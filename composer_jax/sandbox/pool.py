@@ -13,7 +13,7 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox.inside import layers
-from composer_jax.sandbox.limits import Limits
+from composer_jax.sandbox.limits import SandboxLimits
 from composer_jax.sandbox.sandbox import Sandbox, SandboxDied
 from composer_jax.sandbox.shared_tree import SharedTrees
 from composer_jax.sandbox.spawner import Spawner, start
@@ -40,7 +40,7 @@ class SandboxPool:
 
     def __init__(
         self,
-        limits: Limits | None = None,
+        limits: SandboxLimits | None = None,
         backend: str = "auto",
         size: int = 64,
         overlays: bool = True,
@@ -48,7 +48,7 @@ class SandboxPool:
     ):
         if size < 1:
             raise UserError(f"sandbox pool size is {size}; it must be at least 1")
-        self.limits = limits or Limits()
+        self.limits = limits or SandboxLimits()
         self.size = size
         self.network = network
         self._trees = tempfile.TemporaryDirectory(prefix="composer-trees-")

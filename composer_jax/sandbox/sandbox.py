@@ -83,7 +83,7 @@ class Sandbox:
     async def run(self, argv: Sequence[str], *, timeout_s: float | None = None, stdin: bytes = b"") -> RunResult:
         """Run a command in /workspace and wait until it ends; `["python", ...]` needs no interpreter start.
 
-        Whatever the command leaves running is killed. `timeout_s` defaults to Limits.timeout_s.
+        Whatever the command leaves running is killed. `timeout_s` defaults to SandboxLimits.timeout_s.
         """
         if not argv or any("\0" in word for word in argv):
             return RunResult("nonzero", 126, "", "no command, or one with a zero byte in it\n", 0.0, 0)
@@ -96,7 +96,7 @@ class Sandbox:
 
         A command that must be stopped is killed with all that it started; the shell goes on. A shell that ends (`exit`)
         says so on stderr, and the next command starts in a new one, as after snapshot() and restore(). stdin is empty.
-        `timeout_s` defaults to Limits.timeout_s.
+        `timeout_s` defaults to SandboxLimits.timeout_s.
         """
         if refused := unfit(command):
             return refused
@@ -116,7 +116,7 @@ class Sandbox:
         """In what the workspace differs from the folder it was made of (an empty one, if of none): path -> Change.
 
         Takes as long as little changed since the last call. Raises SandboxFileError when it is more than one reply may
-        hold (Limits.workspace_mb).
+        hold (SandboxLimits.workspace_mb).
         """
         patience_s = REPLY_S + self.limits.workspace_mb / 10  # a tenth of a second for each MiB there may be
         header, body = await self._call({"op": "changes"}, timeout_s=patience_s)

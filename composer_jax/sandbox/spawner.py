@@ -12,14 +12,16 @@ from typing import Any
 from composer_jax.errors import UserError
 from composer_jax.sandbox import backend as backends
 from composer_jax.sandbox.inside import disk, frames, seccomp
-from composer_jax.sandbox.limits import Limits
+from composer_jax.sandbox.limits import SandboxLimits
 from composer_jax.sandbox.tree import NOTHING
 
 END_S = 30.0  # longest its launcher may take to end what is left and to remove it from the disk; seldom 0.1 s
 START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
 
 
-def start(name: str, limits: Limits, trees: str, overlays: bool, network: bool) -> tuple[backends.Backend, "Spawner"]:
+def start(
+    name: str, limits: SandboxLimits, trees: str, overlays: bool, network: bool
+) -> tuple[backends.Backend, "Spawner"]:
     """The backend called `name` and its first zygote; "auto" is bubblewrap, and Landlock, with a warning, where the
     machine has none or refuses it. Raises UserError when it refuses both, or the first where the network is wanted."""
     try:
@@ -41,7 +43,9 @@ def start(name: str, limits: Limits, trees: str, overlays: bool, network: bool) 
     return started
 
 
-def _start(name: str, limits: Limits, trees: str, overlays: bool, network: bool) -> tuple[backends.Backend, "Spawner"]:
+def _start(
+    name: str, limits: SandboxLimits, trees: str, overlays: bool, network: bool
+) -> tuple[backends.Backend, "Spawner"]:
     backend = backends.choose(name, trees, network)
     return backend, Spawner(backend, limits, trees, overlays)
 
@@ -49,7 +53,7 @@ def _start(name: str, limits: Limits, trees: str, overlays: bool, network: bool)
 class Spawner:
     """One zygote. Every method returns at once, needs no event loop and may be called from any thread in turn."""
 
-    def __init__(self, backend: backends.Backend, limits: Limits, trees: str, overlays: bool):
+    def __init__(self, backend: backends.Backend, limits: SandboxLimits, trees: str, overlays: bool):
         """Start the zygote and wait until it is ready. Raises UserError when this machine does not allow it."""
         self._scratch = None if backend.walls != "none" else tempfile.TemporaryDirectory(prefix="composer-sandboxes-")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

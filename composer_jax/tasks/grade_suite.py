@@ -69,7 +69,7 @@ async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> t
     )
     if report.lost_bytes and pool.limits.output_kb << 10 < report_bytes(tests):
         raise UserError(
-            f"the report on the {len(tests)} tests of task {task.id} does not fit into Limits.output_kb = "
+            f"the report on the {len(tests)} tests of task {task.id} does not fit into SandboxLimits.output_kb = "
             f"{pool.limits.output_kb}; make the pool with composer_jax.tasks.suite.LIMITS"
         )
     repaired, held, detail = judge_suite.verdict(report.judged, grader.fail_to_pass, grader.pass_to_pass)

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterable
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Limits
+from composer_jax.sandbox import SandboxLimits
 from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.engine import Engine, find_engine
 from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.task import Task
 
-LIMITS = Limits(timeout_s=60.0, memory_mb=4096, processes=1024, open_files=4096, workspace_mb=512, output_kb=64)
+LIMITS = SandboxLimits(timeout_s=60.0, memory_mb=4096, processes=1024, open_files=4096, workspace_mb=512, output_kb=64)
 """Of a container, but for what the task says. Ours: what builds and tests of the published tasks need."""
 
 INSTALLING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
@@ -37,7 +37,7 @@ def container_pool(
     memory_mb = max(64, int(resources.get("memory_mb", LIMITS.memory_mb)))
     return ContainerPool(
         task.image,
-        Limits(**{**vars(LIMITS), "memory_mb": memory_mb}),
+        SandboxLimits(**{**vars(LIMITS), "memory_mb": memory_mb}),
         size,
         engine=engine,
         cpus=resources.get("cpus", 1.0) or 1.0,

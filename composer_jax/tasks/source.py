@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Limits
+from composer_jax.sandbox import SandboxLimits
 from composer_jax.tasks import suite
 from composer_jax.tasks.formats import Options, read_tasks
 from composer_jax.tasks.generate import FAMILIES, generate
@@ -78,9 +78,9 @@ class TaskSource:
         return {family: [task.id for task in tasks] for family, tasks in self.train.items() if groups.get(family)}
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SandboxLimits:
         """What sandboxes must allow for these tasks."""
-        return suite.LIMITS if self.train or self.heldout else Limits()
+        return suite.LIMITS if self.train or self.heldout else SandboxLimits()
 
 
 def _by_family(

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Change, Limits, SandboxFileError, SandboxPool
+from composer_jax.sandbox import Change, SandboxFileError, SandboxLimits, SandboxPool
 from composer_jax.tasks import judge_suite
 from composer_jax.tasks.grade import with_living_sandbox
 
 DECOYS = 3
-LIMITS = Limits(cpu_s=600, memory_mb=2048, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128)
+LIMITS = SandboxLimits(cpu_s=600, memory_mb=2048, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128)
 """What a suite and its report may need: for all pools in which tasks with a suite are made, validated, played, graded.
 Ours."""
 _REPORT_BYTES, _TEST_BYTES = 32 << 10, 2 << 10
@@ -122,7 +122,7 @@ async def run_suite(
         judged = judge_suite.judge(result.stdout, secret, result.outcome)
         lost = result.truncated_bytes if judged["problem"] else 0
         if lost:  # not an error here: what is tested can make it long
-            judged["problem"] = f"{lost} bytes of the report are lost; raise Limits.output_kb"
+            judged["problem"] = f"{lost} bytes of the report are lost; raise SandboxLimits.output_kb"
         log = judged["log"] + result.stderr[-2000:]
         results = {test: TestResult(*entry) for test, entry in judged["tests"].items()}
         stopped = result.outcome in judge_suite.STOPPED

@@ -6,7 +6,7 @@ from composer_jax.agent import summary
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.sampler.session import Sample
-from composer_jax.sandbox import Limits, SandboxPool
+from composer_jax.sandbox import SandboxLimits, SandboxPool
 from composer_jax.tasks import generate
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.task import Task
@@ -14,7 +14,7 @@ from composer_jax.tasks.task import Task
 
 @pytest.fixture(scope="session")
 def pool():
-    pool = SandboxPool(Limits(timeout_s=10), size=8)
+    pool = SandboxPool(SandboxLimits(timeout_s=10), size=8)
     yield pool
     pool.kill()
 

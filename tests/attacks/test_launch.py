@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.sandbox import Change, Limits, SandboxFileError, cli
+from composer_jax.sandbox import Change, SandboxFileError, SandboxLimits, cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,7 +65,7 @@ def test_a_command(host, folder, tmp_path, command, write_back):
     outside = tmp_path / "outside"
     before, beside = state(folder), state(outside)
     script = command.format(folder=folder, outside=outside)
-    result = asyncio.run(cli.run_command(["sh", "-c", script], folder, Limits(), write_back=write_back))
+    result = asyncio.run(cli.run_command(["sh", "-c", script], folder, SandboxLimits(), write_back=write_back))
     assert result.outcome in ("ok", "nonzero"), result
     assert state(outside) == beside
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "project", "secret.txt"]
@@ -76,7 +76,7 @@ def test_a_command(host, folder, tmp_path, command, write_back):
 
 
 def test_that_commands_do_change_the_folder_when_they_may(host, folder):
-    asyncio.run(cli.run_command(["sh", "-c", COMMANDS["overwrite"]], folder, Limits(), write_back=True))
+    asyncio.run(cli.run_command(["sh", "-c", COMMANDS["overwrite"]], folder, SandboxLimits(), write_back=True))
     assert (folder / "run.sh").read_text() == "x\n" and (folder / "src" / "a.txt").read_text() == "a\nx\n"
 
 
@@ -92,7 +92,7 @@ def test_a_report_that_lies(host, folder, tmp_path, path, kind):
     """Even if a worker were taken over, the host writes only below the folder."""
     before, beside = state(folder), state(tmp_path / "outside")
     with pytest.raises(SandboxFileError, match="writing back stopped"):
-        cli.apply_changes(folder, {path: Change(kind, b"/etc/passwd", 0o4777)}, Limits())
+        cli.apply_changes(folder, {path: Change(kind, b"/etc/passwd", 0o4777)}, SandboxLimits())
     assert (state(folder), state(tmp_path / "outside")) == (before, beside)
 
 
@@ -100,12 +100,12 @@ def test_a_report_that_makes_a_link_and_then_goes_through_it(host, folder, tmp_p
     beside = state(tmp_path / "outside")
     changes = {"new": Change("link", str(tmp_path / "outside").encode()), "new/file": Change("file", b"x")}
     with pytest.raises(SandboxFileError, match="symbolic link"):
-        cli.apply_changes(folder, changes, Limits())
+        cli.apply_changes(folder, changes, SandboxLimits())
     assert state(tmp_path / "outside") == beside
 
 
 def test_a_mode_that_would_give_rights_away_is_cut(host, folder):
-    cli.apply_changes(folder, {"x": Change("file", b"x", 0o6777), "d": Change("folder", b"", 0o7777)}, Limits())
+    cli.apply_changes(folder, {"x": Change("file", b"x", 0o6777), "d": Change("folder", b"", 0o7777)}, SandboxLimits())
     assert (folder / "x").stat().st_mode & 0o7000 == (folder / "d").stat().st_mode & 0o7000 == 0
 
 

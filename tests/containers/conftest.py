@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Limits, SandboxDied
+from composer_jax.sandbox import SandboxDied, SandboxLimits
 from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.engine import Engine, find_engine, last_line
 
@@ -65,7 +65,7 @@ def working_engine():
         return None, f"{engine.command} takes no image: {last_line(made.stderr.decode())}"
 
     async def start():
-        async with ContainerPool(IMAGE, Limits(memory_mb=64), engine=engine) as pool:
+        async with ContainerPool(IMAGE, SandboxLimits(memory_mb=64), engine=engine) as pool:
             await pool.acquire({})
 
     try:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import GONE, Change, Limits, SandboxDied, SandboxFileError
+from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxFileError, SandboxLimits
 from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.engine import OWNER, Engine, find_engine
 
@@ -17,7 +17,7 @@ def in_container(engine, use, limits=None, **more):
     """Runs `use(sandbox)` with a fresh container."""
 
     async def go():
-        limits_ = limits or Limits(timeout_s=20, memory_mb=64, processes=32)
+        limits_ = limits or SandboxLimits(timeout_s=20, memory_mb=64, processes=32)
         async with ContainerPool(engine.image, limits_, engine=engine, workspace="/workspace") as pool:
             tree = pool.tree(more.pop("tree", None))
             tests = pool.tree(more.pop("tests", None))
@@ -87,7 +87,7 @@ def test_there_is_no_network_and_no_capability(engine):
 
 def test_capabilities_are_those_that_were_asked_for(engine):
     async def go():
-        limits = Limits(timeout_s=20, memory_mb=64, processes=32)
+        limits = SandboxLimits(timeout_s=20, memory_mb=64, processes=32)
         async with ContainerPool(engine.image, limits, engine=engine, capabilities=("KILL", "SETUID")) as pool:
             async with await pool.acquire({}) as sandbox:
                 return await sandbox.run(["cat", "/proc/self/status"])
@@ -267,7 +267,7 @@ def test_the_command_line_gives_a_container_no_more_than_it_needs(tmp_path):
     recorder.chmod(0o755)
 
     async def go(network):
-        pool = ContainerPool("image", Limits(memory_mb=128, processes=9), engine=Engine(str(recorder)), cpus=2)
+        pool = ContainerPool("image", SandboxLimits(memory_mb=128, processes=9), engine=Engine(str(recorder)), cpus=2)
         async with await pool.acquire({}, network=network):
             pass
 
@@ -305,7 +305,7 @@ def changed_here(tmp_path):
         (tmp_path / "docker.diff").write_text("".join(f"A {workspace}/{name}\n" for name in files))
 
         async def go():
-            limits = Limits(workspace_mb=1)
+            limits = SandboxLimits(workspace_mb=1)
             async with ContainerPool("image", limits, engine=Engine(str(program)), workspace=str(workspace)) as pool:
                 sandbox = await pool.acquire({})
                 sandbox._tree = tree  # it is there already
@@ -355,7 +355,7 @@ def test_a_workspace_behind_a_link_is_where_the_link_leads(engine, tmp_path):
     engine.build(tmp_path, image)
 
     async def go():
-        async with ContainerPool(image, Limits(timeout_s=20, memory_mb=64), engine=engine) as pool:
+        async with ContainerPool(image, SandboxLimits(timeout_s=20, memory_mb=64), engine=engine) as pool:
             async with await pool.acquire({}) as sandbox:
                 await sandbox.run(["sh", "-c", "echo new > kept"])
                 return pool.workspace, await sandbox.changes()

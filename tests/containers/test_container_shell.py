@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from composer_jax.sandbox import Change, Limits, SandboxDied, SandboxFileError
+from composer_jax.sandbox import Change, SandboxDied, SandboxFileError, SandboxLimits
 from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.container_shell import ENDED
 from tests.containers.test_container import in_container
@@ -130,7 +130,7 @@ def test_what_a_job_says_right_after_a_command_is_not_lost(engine):
         started = await sandbox.shell("cat lines &")
         return started.stdout + (await sandbox.shell("wait")).stdout
 
-    numbers = in_container(engine, use, Limits(timeout_s=20, memory_mb=64, processes=32, output_kb=256))
+    numbers = in_container(engine, use, SandboxLimits(timeout_s=20, memory_mb=64, processes=32, output_kb=256))
     assert sorted(map(int, numbers.split())) == list(range(1, 3001))
 
 
@@ -229,7 +229,8 @@ def at_home(engine, profile, use):
 
     async def go():
         home = {"environment": {"HOME": "/tmp"}, "workspace": "/workspace"}
-        async with ContainerPool(engine.image, Limits(timeout_s=20, memory_mb=64), engine=engine, **home) as pool:
+        limits = SandboxLimits(timeout_s=20, memory_mb=64)
+        async with ContainerPool(engine.image, limits, engine=engine, **home) as pool:
             async with await pool.acquire({"rc": profile}) as sandbox:
                 assert (await sandbox.run(["sh", "-c", "cat rc > /tmp/.bashrc"])).outcome == "ok"
                 return await use(sandbox)
@@ -263,7 +264,7 @@ def test_too_much_memory_and_too_much_output(engine):
         flood = await sandbox.shell("dd if=/dev/zero bs=1000 count=1000 2>&- | tr '\\0' x; echo the end")
         return bomb, flood, (await sandbox.shell("echo fine")).stdout
 
-    bomb, flood, after = in_container(engine, use, Limits(timeout_s=20, memory_mb=64, processes=32, output_kb=8))
+    bomb, flood, after = in_container(engine, use, SandboxLimits(timeout_s=20, memory_mb=64, processes=32, output_kb=8))
     assert (bomb.outcome, bomb.exit_code) == ("out_of_memory", 137)
     assert flood.stdout.endswith("xx\nthe end\n") or flood.stdout.endswith("xthe end\n")
     assert len(flood.stdout) < 10_000 and flood.truncated_bytes > 900_000
@@ -311,4 +312,4 @@ def test_a_workspace_that_is_too_large_is_not_fetched(engine, tmp_path):
         with pytest.raises(SandboxFileError, match="holds more than 1 MiB"):
             await sandbox.export(tmp_path)
 
-    in_container(engine, use, Limits(timeout_s=20, memory_mb=64, processes=32, workspace_mb=1))
+    in_container(engine, use, SandboxLimits(timeout_s=20, memory_mb=64, processes=32, workspace_mb=1))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Change, Limits, SandboxPool
+from composer_jax.sandbox import Change, SandboxLimits, SandboxPool
 from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks import LogGrader, Task, generate
 from composer_jax.tasks.formats import Options, read_tasks
@@ -24,7 +24,7 @@ code=$?
 : '>>>>> End Test Output'
 echo ">>>>> Test Exit Code: $code"
 """
-LIMITS = Limits(timeout_s=20, memory_mb=64, processes=32)
+LIMITS = SandboxLimits(timeout_s=20, memory_mb=64, processes=32)
 
 
 def test_a_log_is_graded_in_the_image(engine):

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.parallel import sharding
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.parallel.sharding import axis_size, all_gather_fsdp, storage_sharding, storage_spec
+from composer_jax.parallel.sharding import all_gather_fsdp, axis_size, storage_sharding, storage_spec
 
 
 def test_storage_follows_the_table():

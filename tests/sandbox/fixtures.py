@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.sandbox import Limits, RunResult, Sandbox, SandboxPool, launcher
+from composer_jax.sandbox import RunResult, Sandbox, SandboxLimits, SandboxPool, launcher
 
 REPOSITORY = Path(__file__).parents[2]
 
-LIMITS = Limits(
+LIMITS = SandboxLimits(
     timeout_s=10.0, cpu_s=5, memory_mb=256, processes=24, file_mb=8, open_files=64, workspace_mb=16, tmp_mb=8
 )
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import GONE, Change, Limits, SandboxFileError, SandboxPool
+from composer_jax.sandbox import GONE, Change, SandboxFileError, SandboxLimits, SandboxPool
 
 
 @pytest.fixture(scope="module", params=["overlays", "copies", "subprocess"])
@@ -222,7 +222,7 @@ def test_little_is_told_again(pool, folder, monkeypatch):
 
 def test_more_changes_than_a_reply_can_hold_are_refused(folder):
     async def go():
-        async with SandboxPool(Limits(workspace_mb=2, file_mb=8), size=1) as pool:
+        async with SandboxPool(SandboxLimits(workspace_mb=2, file_mb=8), size=1) as pool:
             async with await pool.acquire({}) as sandbox:
                 await sandbox.run(["sh", "-c", "truncate -s 5M sparse"])
                 with pytest.raises(SandboxFileError, match="more than 2097152 bytes"):

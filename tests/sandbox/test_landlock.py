@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool
+from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxLimits, SandboxPool
 from composer_jax.sandbox.inside import disk, landlock, processes, quota
 from tests.sandbox.fixtures import LIMITS, REPOSITORY, as_another_user, contents
 
@@ -795,7 +795,7 @@ def test_root_is_an_unused_user_without_rights(pool, trace):
 
 def test_a_bomb_in_one_sandbox_is_over_for_the_others_when_it_is_for_this_one():
     async def go():
-        async with SandboxPool(Limits(processes=16), backend="landlock", size=3) as pool:
+        async with SandboxPool(SandboxLimits(processes=16), backend="landlock", size=3) as pool:
             sandboxes = [await pool.acquire({"n": str(number)}) for number in range(3)]
             bomb = await sandboxes[0].run(["sh", "-c", "b() { b | b & }; b; sleep 60"])
             assert bomb.outcome == "nonzero"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool, backend
+from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxLimits, SandboxPool, backend
 from composer_jax.sandbox.inside import landlock, seccomp, second_filter
 from tests.sandbox.fixtures import REPOSITORY, as_another_user, zygote_of
 
@@ -276,7 +276,7 @@ def test_root_is_not_root_on_the_host_either(pool, trace):
 
 def test_subprocess_backend_works_and_warns(trace):
     with pytest.warns(RuntimeWarning, match="ISOLATES NOTHING"):
-        pool = SandboxPool(Limits(timeout_s=1.0), backend="subprocess", size=2)
+        pool = SandboxPool(SandboxLimits(timeout_s=1.0), backend="subprocess", size=2)
 
     async def go():
         async with pool, await pool.acquire({"a.py": "import os; print(os.listdir())"}) as sandbox:
@@ -300,8 +300,8 @@ def test_unknown_backend():
         SandboxPool(backend="docker")
     with pytest.raises(UserError, match="size is 0"):
         SandboxPool(size=0)
-    with pytest.raises(ValueError, match=r"Limits.memory_mb is 0"):
-        Limits(memory_mb=0)
+    with pytest.raises(ValueError, match=r"SandboxLimits.memory_mb is 0"):
+        SandboxLimits(memory_mb=0)
 
 
 def test_an_old_bubblewrap_is_passed_over(tmp_path, monkeypatch, caplog):

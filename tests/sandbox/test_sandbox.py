@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from composer_jax.sandbox import Limits, RunResult, SandboxDied, SandboxFileError, SandboxPool
+from composer_jax.sandbox import RunResult, SandboxDied, SandboxFileError, SandboxLimits, SandboxPool
 from tests.sandbox.fixtures import LIMITS, contents
 
 
@@ -219,7 +219,7 @@ def test_what_was_printed_before_a_timeout_is_kept(pool):
 
 
 def test_cpu_limit_is_a_timeout():
-    pool = SandboxPool(Limits(cpu_s=1), size=1)
+    pool = SandboxPool(SandboxLimits(cpu_s=1), size=1)
     try:
         for code in ("while True: pass", "import signal\nsignal.signal(24, signal.SIG_IGN)\nwhile True: pass"):
             result = command(pool, ["python", "-c", code], timeout_s=30)

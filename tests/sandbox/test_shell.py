@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from composer_jax.sandbox import Limits, SandboxPool
+from composer_jax.sandbox import SandboxLimits, SandboxPool
 from tests.sandbox.fixtures import LIMITS
 
 ENDED = "the shell has ended"
@@ -176,7 +176,7 @@ def test_background_jobs_that_eat_memory_are_killed_between_commands(pool):
 
 def test_a_chatty_job_neither_blocks_nor_counts_against_later_commands():
     async def go():
-        async with SandboxPool(Limits(output_kb=4, output_stop_mb=1), size=1) as pool:
+        async with SandboxPool(SandboxLimits(output_kb=4, output_stop_mb=1), size=1) as pool:
             async with await pool.acquire({}) as sandbox:
                 await sandbox.shell("(head -c 3M /dev/zero | tr '\\0' x; echo done > finished) &")
                 for _ in range(100):

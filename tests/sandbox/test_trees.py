@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Limits, SandboxDied, SandboxFileError, SandboxPool
+from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxLimits, SandboxPool
 from tests.sandbox.fixtures import LIMITS, zygote_of
 
 
@@ -309,7 +309,7 @@ def test_without_overlays_trees_are_copied(folder, backend):
     async def work():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of the backend that isolates nothing
-            pool = SandboxPool(Limits(), backend=backend, size=2, overlays=False)
+            pool = SandboxPool(SandboxLimits(), backend=backend, size=2, overlays=False)
         async with pool:
             tree = pool.tree(folder)
             async with await pool.acquire({"new.txt": "n"}, tree) as one:
@@ -381,7 +381,7 @@ def test_a_copied_workspace_is_whole_whatever_a_command_made_of_it(backend, monk
     async def work():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            pool = SandboxPool(Limits(), backend=backend, size=4, overlays=False)
+            pool = SandboxPool(SandboxLimits(), backend=backend, size=4, overlays=False)
         async with pool, await pool.acquire({"awkward.py": AWKWARD, "look.py": LOOK}) as one:
             made = await one.run([*words, "python", "awkward.py"])
             assert made.outcome == "ok", made

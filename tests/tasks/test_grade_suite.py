@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import GONE, Change, Limits, SandboxDied, SandboxPool
+from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxLimits, SandboxPool
 from composer_jax.tasks import SuiteGrader, Task, grade_suite, judge_suite
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grade import ATTEMPTS
@@ -374,7 +374,7 @@ def test_names_and_links_of_any_bytes_are_graded_and_remembered(pool, task, tmp_
 
 @pytest.fixture(scope="module")
 def narrow_pool():
-    pool = SandboxPool(Limits(timeout_s=10, output_kb=1), size=1)
+    pool = SandboxPool(SandboxLimits(timeout_s=10, output_kb=1), size=1)
     yield pool
     pool.kill()
 
@@ -393,7 +393,7 @@ def talkative(tmp_path_factory, task):
 def test_a_report_that_our_limits_cut_is_nobodys_reward(narrow_pool, talkative):
     cache, why = (
         ResultCache(),
-        "report on the 40 tests of task r-0 does not fit into Limits.output_kb = 1; make the pool",
+        "report on the 40 tests of task r-0 does not fit into SandboxLimits.output_kb = 1; make the pool",
     )
     for _ in range(2):
         with pytest.raises(UserError, match=why):

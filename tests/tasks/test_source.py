@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Limits
+from composer_jax.sandbox import SandboxLimits
 from composer_jax.tasks import generate, suite
 from composer_jax.tasks.harbor import write_task
 from composer_jax.tasks.source import TaskSource
@@ -22,7 +22,7 @@ def written(folder, split, numbers, family="repository"):
 def test_without_paths_there_are_generators(tmp_path):
     source = TaskSource(5)
     assert source.task("recall", 7) == generate("recall", "train", 5, 7)
-    assert (source.train, source.heldout, source.limits) == ({}, {}, Limits())
+    assert (source.train, source.heldout, source.limits) == ({}, {}, SandboxLimits())
     source.require({"bugfix": 5, "recall": 3, "repository": 0}, 10**6)
 
 

@@ -9,7 +9,7 @@ import pytest
 from composer_jax.agent.tools import answer, answer_all, select
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import ToolCall
-from composer_jax.sandbox import Limits, SandboxPool
+from composer_jax.sandbox import SandboxLimits, SandboxPool
 from tests.agent.conftest import task_of
 
 TOOLS = select(("repository/*",))
@@ -77,7 +77,7 @@ def repository(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def roomy_pool():
-    pool = SandboxPool(Limits(timeout_s=10), size=8)
+    pool = SandboxPool(SandboxLimits(timeout_s=10), size=8)
     yield pool
     pool.kill()
 
