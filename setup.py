@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 # Lower bounds are what the code needs; upper bounds stop at the next release line whose API may move.
 INSTALL = [
     "absl-py>=2.3",
+    "chex>=0.1.92,<0.2",
     "flax>=0.12.8,<0.13",
     "gcsfs>=2025.3",
     "grain>=0.2.14,<0.3",
