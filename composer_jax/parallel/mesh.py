@@ -1,12 +1,15 @@
 """The device mesh: five named axes, any of which may have size 1."""
 
+import dataclasses
 import math
+from typing import Literal
 
 import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from composer_jax.errors import UserError
+from composer_jax.parallel.processes import process_count
 
 AXES = ("replica", "data", "expert", "context", "tensor")
 BATCH_AXES = ("replica", "data", "expert")
@@ -15,6 +18,66 @@ BATCH_SPEC = PartitionSpec(BATCH_AXES, "context")
 """How a batch [B,S] lies on the mesh; the positions in an order of their own (parallel/context.py)."""
 TOKEN_AXES = (*BATCH_AXES, "context")
 """Along these, devices have different tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """The mesh of a run: how many devices lie along each axis. One axis may be -1 and takes what the others leave.
+
+    Raises:
+      UserError: a size out of range, more than one -1, or an unknown reduction; the message names the field.
+    """
+
+    cpu_devices: int = 0
+    """XLA devices that the CPU is split into, summed over all processes; 0 keeps JAX's number, which is one per process.
+    Ignored on machines with an accelerator."""
+    replica: int = -1
+    """Data parallelism with a full copy of the weights in each replica."""
+    data: int = 1
+    """Data parallelism with sharded dense weights (FSDP)."""
+    expert: int = 1
+    """Data parallelism with whole experts on each device (expert parallelism)."""
+    context: int = 1
+    """Devices that share the positions of a row (context parallelism, parallel/context.py)."""
+    tensor: int = 1
+    """Devices that share heads, hidden columns and vocabulary of a layer (tensor parallelism)."""
+    reduction: Literal["collective", "host"] = "collective"
+    """How gradients are summed over `replica`: "collective" inside the compiled step, "host" by the host, in one process
+    only, so that the CPU's thread pool cannot stall in a collective (train/learner.py)."""
+
+    def __post_init__(self):
+        if self.cpu_devices < 0:
+            raise UserError(
+                f"mesh.cpu_devices={self.cpu_devices} is negative; use a number of devices, or 0 for JAX's."
+            )
+        for axis, size in self.axis_sizes.items():
+            if size < 1 and size != -1:
+                raise UserError(f"mesh.{axis}={size} is no number of devices; use 1 or more, or -1 for the rest.")
+        remainders = [f"mesh.{axis}=-1" for axis, size in self.axis_sizes.items() if size == -1]
+        if len(remainders) > 1:
+            raise UserError(f"{' and '.join(remainders)}: only one axis can take the remaining devices.")
+        if self.reduction not in ("collective", "host"):
+            raise UserError(f"mesh.reduction={self.reduction!r} is unknown; use 'collective' or 'host'.")
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """The size of every axis, in the order of AXES."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    def make_mesh(self, devices: list[jax.Device] | None = None) -> Mesh:
+        """Builds the mesh on `devices` (None: all).
+
+        A single process leaves devices beyond the product of the sizes unused. Several processes use all devices,
+        because a process without any could not take part in collectives.
+
+        Raises:
+          UserError: the sizes do not fit the number of devices.
+        """
+        devices = jax.devices() if devices is None else devices
+        sizes = self.axis_sizes
+        if process_count() == 1 and -1 not in sizes.values():
+            devices = devices[: math.prod(sizes.values())]
+        return make_mesh(devices, **sizes)
 
 
 def make_mesh(devices: list[jax.Device] | None = None, **sizes: int) -> Mesh:

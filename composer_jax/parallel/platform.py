@@ -10,16 +10,17 @@ from composer_jax.parallel.processes import process_count
 
 
 def configure_cpu(devices: int) -> None:
-    """Splits the CPU into `devices` XLA devices. Has no effect on machines with an accelerator.
+    """Splits the CPU into `devices` XLA devices; 0 keeps JAX's number. Has no effect on machines with an accelerator.
 
-    Of several processes each makes its share of them, so that one config, and its mesh, fits any number of processes.
+    With several processes `devices` is the sum over all of them, so that one config, and its mesh, fits any number.
 
     XLA's CPU client runs one program per device on a shared thread pool as large as the machine has cores, and a device
     waits inside that pool for the pieces of its own program. With as many devices as threads every thread can be
     waiting: the process stalls for good. Two threads per device leave room (measured: 2 devices on 2 cores stalled at
     once, and never with the larger pool).
     """
-    devices = max(1, devices // process_count())  # a number that does not divide is one the mesh complains of
+    keep = devices == 0
+    devices = max(1, devices // process_count())  # the mesh refuses a number that does not divide
     os.environ.setdefault("NPROC", str(2 * max(os.cpu_count() or 1, devices)))
     if jax._src.xla_bridge.backends_are_initialized():
         have = len(jax.devices())
@@ -29,7 +30,8 @@ def configure_cpu(devices: int) -> None:
                 f"start a new process, or set mesh.cpu_devices={have}."
             )
         return
-    jax.config.update("jax_num_cpu_devices", devices)
+    if not keep:
+        jax.config.update("jax_num_cpu_devices", devices)
 
 
 def use_compilation_cache(folder: Path | None = None) -> None:

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.parallel.mesh import AXES, batch_shards, make_mesh
+from composer_jax.parallel.mesh import AXES, MeshConfig, batch_shards, make_mesh
 from composer_jax.parallel.platform import configure_cpu
 
 
@@ -39,6 +39,38 @@ def test_one_axis_takes_what_the_others_leave():
 def test_meshes_that_cannot_be_made_are_named(sizes, error, message):
     with pytest.raises(error, match=message):
         make_mesh(**sizes)
+
+
+def test_a_config_without_fields_puts_every_device_on_replica():
+    assert MeshConfig().make_mesh().shape["replica"] == len(jax.devices()) == 8
+
+
+def test_a_config_without_remainder_uses_the_first_devices():
+    mesh = MeshConfig(replica=1, data=2, tensor=2).make_mesh()
+    assert dict(mesh.shape) == {"replica": 1, "data": 2, "expert": 1, "context": 1, "tensor": 2}
+    assert list(mesh.devices.flat) == jax.devices()[:4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"expert": 0}, "mesh.expert=0 is no number of devices; use 1 or more"),
+        ({"tensor": -2}, "mesh.tensor=-2"),
+        ({"data": -1}, "mesh.replica=-1 and mesh.data=-1: only one axis"),
+        ({"cpu_devices": -1}, "mesh.cpu_devices=-1 is negative"),
+        ({"reduction": "sum"}, "mesh.reduction='sum' is unknown; use 'collective' or 'host'"),
+    ],
+    ids=str,
+)
+def test_a_config_out_of_range_names_its_field(fields, message):
+    with pytest.raises(UserError, match=message):
+        MeshConfig(**fields)
+
+
+def test_no_configured_number_keeps_that_of_jax(monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    configure_cpu(0)
+    assert len(jax.devices()) == 8
 
 
 def test_a_running_process_cannot_get_more_devices(monkeypatch):
