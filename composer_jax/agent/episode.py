@@ -172,7 +172,7 @@ class _Run:
 
             if self.turns == self.limits.max_turns:
                 return "out_of_turns"
-            if self.compaction.due(self.transcript.length + len(self.chat.opening)):
+            if self.compaction.due(self.transcript.length + len(self.chat.generation_prompt)):
                 if self.summaries + 1 == self.compaction.max_segments:
                     return "out_of_segments"
                 if not await self.compact(prompt, todos.plan(workspace.todos)):
@@ -180,7 +180,7 @@ class _Run:
 
     async def sample(self, kind: Kind, max_tokens: int) -> Node | None:
         """Samples one message after everything the session has not seen yet; None if nothing fits."""
-        given = self.chat.opening
+        given = self.chat.generation_prompt
         delta = [*self.transcript.tail(self.session.length), *given]
         room = min(
             self.session.capacity - self.session.length - len(delta),

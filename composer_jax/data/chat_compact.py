@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from composer_jax.data import chat
 from composer_jax.data.chat import AssistantMessage, ToolCall
-from composer_jax.data.chat_format import ChatFormat, Conversation, Declared, check_answers, rendered_calls
+from composer_jax.data.chat_format import ChatFormat, Conversation, ToolSpec, check_answers, rendered_calls
 from composer_jax.data.tokenizer import SPECIAL, Tokenizer
 
 
@@ -18,15 +18,15 @@ class CompactFormat(ChatFormat):
 
     def __init__(self, tok: Tokenizer) -> None:
         self.end = tok.end
-        self.opening = [tok.assistant]
+        self.generation_prompt = [tok.assistant]
         self._tok = tok
 
-    def render(self, messages: Conversation, tools: Iterable[Declared] = ()) -> list[int]:
+    def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
         ids, unanswered = [self._tok.bos], 0
         for message in messages:
             if isinstance(message, AssistantMessage):
                 calls = rendered_calls(message)
-                ids += [*self.opening, *self.render_assistant(message.content, calls)]
+                ids += [*self.generation_prompt, *self.render_assistant(message.content, calls)]
                 unanswered = len(calls)
                 continue
             if message.role == "tool":

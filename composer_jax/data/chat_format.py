@@ -1,7 +1,8 @@
 """One interface to the formats in which a conversation becomes token ids.
 
-An episode starts with `render`; then, again and again, `opening` is given, the model samples a message, `parse` reads
-it, and `bridge` gives what comes back from its tools. Nothing that was sampled is ever made into text and back.
+An episode starts with `render`; then, again and again, `generation_prompt` is given, the model samples a message,
+`parse` reads it, and `bridge` gives what comes back from its tools. Nothing that was sampled is ever made into text
+and back.
 
 Text (of a user, a tool, a file) becomes ids of text in every format: no text can forge a control token.
 """
@@ -29,7 +30,7 @@ class Message:
 Conversation = Sequence[Message | AssistantMessage]
 
 
-class Declared(Protocol):
+class ToolSpec(Protocol):
     """What a model is told of a tool. `parameters` is the JSON schema of its arguments."""
 
     @property
@@ -45,24 +46,24 @@ class Declared(Protocol):
 class ChatFormat(ABC):
     """How a conversation is written in token ids. Immutable; safe to share between threads.
 
-    end: the id that ends a message of the model. opening: what is given before the model samples a message.
+    end: the id that ends a message of the model. generation_prompt: the ids given before the model samples a message.
     """
 
     end: int
-    opening: list[int]
+    generation_prompt: list[int]
 
     @abstractmethod
-    def render(self, messages: Conversation, tools: Iterable[Declared] = ()) -> list[int]:
+    def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
         """A whole conversation, from its first id on, with the declarations of the tools where the format has any.
 
-        Equal to the start of it, followed turn by turn by `opening`, what `render_assistant` gives, and `bridge` or
-        `close` and `user`. One that ends with an assistant message ends with `end`. Raises ValueError for calls
-        that `render_assistant` refuses, and for answers that no call asked for.
+        Equal to the start of it, followed turn by turn by `generation_prompt`, what `render_assistant` gives, and
+        `bridge` or `close` and `user`. One that ends with an assistant message ends with `end`. Raises ValueError for
+        calls that `render_assistant` refuses, and for answers that no call asked for.
         """
 
     @abstractmethod
     def render_assistant(self, content: str, calls: Sequence[ToolCall], *, calls_before: int = 0) -> list[int]:
-        """Exactly what a model would sample to say this: no opening, `end` included.
+        """Exactly what a model would sample to say this: no generation prompt, `end` included.
 
         calls_before: calls in the conversation so far, for formats that number them.
         Raises ValueError for a call that `parse` would not read back.
@@ -104,7 +105,7 @@ class ChatFormat(ABC):
         """The answer that one of the lists of `bridge` holds."""
 
 
-def declarations(tools: Iterable[Declared]) -> list[dict[str, Any]]:
+def declarations(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:
     """The tools as chat templates and JSON interfaces declare them: a list of functions."""
     return [
         {

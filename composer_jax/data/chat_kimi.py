@@ -29,7 +29,7 @@ from composer_jax.data.chat_calls import Marks, Span, joined, scan
 from composer_jax.data.chat_format import (
     ChatFormat,
     Conversation,
-    Declared,
+    ToolSpec,
     check_answers,
     declarations,
     rendered_calls,
@@ -57,9 +57,9 @@ class KimiFormat(ChatFormat):
         self._section, self._section_end, self._call, self._argument, self._call_end = marks
         self._openers = {"system": system, "user": user, "assistant": assistant}
         self._marks = Marks(self._call, self._call_end, self.end, frozenset({self._section, self._section_end}))
-        self.opening = self._open("assistant", "assistant")
+        self.generation_prompt = self._open("assistant", "assistant")
 
-    def render(self, messages: Conversation, tools: Iterable[Declared] = ()) -> list[int]:
+    def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
         declared = declarations(tools)
         ids = self._message("system", "tool_declare", [compact_json(declared)]) if declared else []
         unanswered: list[str] = []
@@ -68,7 +68,7 @@ class KimiFormat(ChatFormat):
             if isinstance(message, AssistantMessage):
                 calls = rendered_calls(message)
                 said = self.render_assistant(message.content, calls, calls_before=count)
-                ids += self.opening + said
+                ids += self.generation_prompt + said
                 count += len(calls)
                 unanswered = self._call_ids(said)
             elif message.role == "tool":

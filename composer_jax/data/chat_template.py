@@ -17,8 +17,8 @@ from composer_jax.data.chat_calls import Marks, Span, joined, scan
 from composer_jax.data.chat_format import (
     ChatFormat,
     Conversation,
-    Declared,
     Message,
+    ToolSpec,
     check_answers,
     declarations,
     rendered_calls,
@@ -46,7 +46,7 @@ class TemplateFormat(ChatFormat):
         begin, finish = (tok.id_of(name) for name in CALL)
         self._control = ControlText(tok)
         asked, opened = self._text([_ASK]), self._text([_ASK], opened=True)
-        self.opening = self._control.ids(self._added(asked, opened), _NO_MARK)
+        self.generation_prompt = self._control.ids(self._added(asked, opened), _NO_MARK)
         said = self._added(opened, self._text([_ASK, {"role": "assistant", "content": _WORD}]))
         self.end, *self._tail = self._control.ids(said.partition(_WORD)[2], _NO_MARK) or [-1]
         if self.end not in tok.names:
@@ -64,7 +64,7 @@ class TemplateFormat(ChatFormat):
             )
         self._check()
 
-    def render(self, messages: Conversation, tools: Iterable[Declared] = ()) -> list[int]:
+    def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
         mark, said = self._guarded(messages, declared := declarations(tools))
         declared = [{**tool, "function": self._control.broken(tool["function"], mark)} for tool in declared]
         ids: list[int] = []
@@ -199,9 +199,9 @@ class TemplateFormat(ChatFormat):
         turns = [self.render(whole)]
         for calls_before in (0, len(calls)):
             sampled = self.render_assistant(_WORD, calls, calls_before=calls_before)
-            turns += [self.opening, sampled, *self.bridge(sampled, [_WORD, _WORD])]
+            turns += [self.generation_prompt, sampled, *self.bridge(sampled, [_WORD, _WORD])]
             whole += [AssistantMessage(_WORD, calls, True), answer, answer]
-        turns += [self.opening, self.render_assistant(_WORD, ())]
+        turns += [self.generation_prompt, self.render_assistant(_WORD, ())]
         whole.append(AssistantMessage(_WORD, (), True))
         self.render([*whole, ask])
         if self.render(whole) != [i for turn in turns for i in turn]:

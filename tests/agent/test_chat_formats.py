@@ -106,7 +106,7 @@ def test_a_summary_starts_a_new_branch(play, chat, style):
         AssistantMessage("", (READ,), True),
         Message("tool", TASK.files[KNOW["path"]]),
     ]
-    full = len(chat.render(seen, tools.select(TASK.tools).values())) + len(chat.opening)
+    full = len(chat.render(seen, tools.select(TASK.tools).values())) + len(chat.generation_prompt)
     compaction = Compaction(trigger=full - 1, max_summary_tokens=20)
     episode, session = play(("", READ), summary, ("", FIX), ("", FINISH), compaction=compaction)
     assert (episode.outcome, episode.reward, episode.summaries) == ("finished", 1.0, 1)

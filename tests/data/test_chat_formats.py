@@ -23,7 +23,7 @@ def by_turns(chat, messages, tools):
     while at < len(messages):
         message = messages[at]
         sampled = chat.render_assistant(message.content, message.calls, calls_before=count)
-        ids += [*chat.opening, *sampled]
+        ids += [*chat.generation_prompt, *sampled]
         count += len(message.calls)
         answers = [m.content for m in messages[at + 1 : at + 1 + len(message.calls)]]
         if answers:
@@ -83,7 +83,7 @@ def messages_to_break(name):
     return [
         chat.render_assistant("so", [READ, ToolCall("finish", {})]),
         chat.render_assistant("", [ToolCall("edit", {"n": 1.5e10, "s": 'a"\\\n', "l": [None, {"k": True}]})]),
-        chat.opening + chat.render_assistant("only words\n\n", []),
+        chat.generation_prompt + chat.render_assistant("only words\n\n", []),
     ]
 
 

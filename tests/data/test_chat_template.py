@@ -41,7 +41,7 @@ def test_the_text_of_a_conversation():
         "<|im_start|>user\n<tool_response>\nx = 1\n</tool_response>\n"
         "<tool_response>\nok\n</tool_response><|im_end|>\n"
     )
-    assert decode(chat, chat.opening) == "<|im_start|>assistant\n"
+    assert decode(chat, chat.generation_prompt) == "<|im_start|>assistant\n"
     assert decode(chat, chat.render_assistant("ok", [])) == "ok<|im_end|>"
     assert decode(chat, chat.close(chat.render_assistant("ok", []))) == "\n"
 

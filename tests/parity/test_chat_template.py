@@ -67,4 +67,4 @@ def test_ids_are_those_of_transformers(tmp_path, tokens, template, declared):
             add_generation_prompt=True,
             return_dict=False,
         )
-        assert chat.render(MESSAGES[:length], declared) + chat.opening == want
+        assert chat.render(MESSAGES[:length], declared) + chat.generation_prompt == want
