@@ -25,7 +25,7 @@ from composer_jax.models.parameter import matrix, use
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales, attend
 from composer_jax.ops.row_attention import Sight, attend_rows
-from composer_jax.ops.varying import varying_alike
+from composer_jax.ops.vma import match_vma
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import add_parts
 
@@ -147,6 +147,6 @@ def _by_groups(heads: Callable, size: int, weights: list[jax.Array], given: tupl
         return total_BSD + y_BSD.astype(jnp.float32), None
 
     zeros = jnp.zeros((*given[0].shape[:2], weights[3].shape[-1]), jnp.float32)
-    zeros, *_ = varying_alike(zeros, *stacked, *wide)
+    zeros, *_ = match_vma(zeros, *stacked, *wide)
     total_BSD, _ = jax.lax.scan(add, zeros, stacked)
     return total_BSD.astype(dtype)

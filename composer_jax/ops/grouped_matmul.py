@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from composer_jax.ops.kernel_cost import Call, KernelCost, array_bytes, kernel_cost
-from composer_jax.ops.varying import axes_of, varying, varying_alike
+from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes
 
 BLOCK = 128
 """Rows of one product: large enough to keep the cores busy, small enough to waste little at the end of a
@@ -27,7 +27,7 @@ def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax
       w_EDF: one matrix per group, in the dtype of x.
       sizes_E: int32, rows in each group; the sum is at most T.
     """
-    return jax.lax.platform_dependent(*varying_alike(x_TD, w_EDF, sizes_E), tpu=kernel, default=blocked)
+    return jax.lax.platform_dependent(*match_vma(x_TD, w_EDF, sizes_E), tpu=kernel, default=blocked)
 
 
 def kernel(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
@@ -95,7 +95,7 @@ def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, contract
         return jax.lax.while_loop(lambda carry: carry[0] < end, step, (starts_E[e], y))[1]
 
     width = w_EDF.shape[3 - contracted]
-    y = varying(jnp.zeros((rows, width), x_TD.dtype), axes_of(x_TD))
+    y = pcast_varying(jnp.zeros((rows, width), x_TD.dtype), varying_axes(x_TD))
     return jax.lax.fori_loop(0, w_EDF.shape[0], group, y)
 
 
@@ -103,7 +103,7 @@ def _outer(x_TD: jax.Array, dy_TF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """x^T dy summed over the rows of each group, [E,D,F], accumulated in float32."""
     rows, block = x_TD.shape[0], min(BLOCK, x_TD.shape[0])
     starts_E = jnp.cumsum(sizes_E) - sizes_E
-    axes = axes_of(x_TD)
+    axes = varying_axes(x_TD)
 
     def group(e, dw_EDF):
         end = starts_E[e] + sizes_E[e]
@@ -117,9 +117,9 @@ def _outer(x_TD: jax.Array, dy_TF: jax.Array, sizes_E: jax.Array) -> jax.Array:
             product = jax.lax.dot_general(x, dy, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
             return begin + block, total + product
 
-        zeros = varying(jnp.zeros((x_TD.shape[1], dy_TF.shape[1]), jnp.float32), axes)
+        zeros = pcast_varying(jnp.zeros((x_TD.shape[1], dy_TF.shape[1]), jnp.float32), axes)
         total = jax.lax.while_loop(lambda carry: carry[0] < end, step, (starts_E[e], zeros))[1]
         return jax.lax.dynamic_update_slice_in_dim(dw_EDF, total[None].astype(dw_EDF.dtype), e, 0)
 
     dw = jnp.zeros((sizes_E.shape[0], x_TD.shape[1], dy_TF.shape[1]), x_TD.dtype)
-    return jax.lax.fori_loop(0, sizes_E.shape[0], group, varying(dw, axes))
+    return jax.lax.fori_loop(0, sizes_E.shape[0], group, pcast_varying(dw, axes))

@@ -7,12 +7,12 @@ bfloat16 a sum that has reached 256 takes no more ones: thousands of tokens that
 import jax
 import jax.numpy as jnp
 
-from composer_jax.ops.varying import varying_alike
+from composer_jax.ops.vma import match_vma
 
 
 def lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
     """table[ids]: rows [...,D] of a table [W,D], for integers [...] within it."""
-    return _lookup(*varying_alike(table, ids))
+    return _lookup(*match_vma(table, ids))
 
 
 @jax.custom_vjp

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from composer_jax.ops.kernel_cost import Call, KernelCost, array_bytes, kernel_cost
-from composer_jax.ops.varying import axes_of, unchecked, varying, varying_alike
+from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes, without_vma_checks
 
 LANES = 128
 BLOCK = 1024
@@ -42,7 +42,7 @@ def attend(
 ) -> jax.Array:
     """As ops/row_attention.py: attend_rows, by the kernel. interpret: run the kernel's program without a TPU (slow)."""
     arrays = (q_BSHX, k_BTNX, v_BTNV, order_S, segments_BS, key_segments_BT, sinks_H)
-    arrays = [*varying_alike(*arrays[:6]), None if sinks_H is None else varying(sinks_H, axes_of(q_BSHX))]
+    arrays = [*match_vma(*arrays[:6]), None if sinks_H is None else pcast_varying(sinks_H, varying_axes(q_BSHX))]
     form = functools.partial(_attention, interpret)
     if window is None:
         return form(None, *arrays)
@@ -55,12 +55,12 @@ def _attention(interpret, window, q, k, v, order, segments, key_segments, sinks)
 
 
 def _forward(interpret, window, q, k, v, order, segments, key_segments, sinks):
-    axes = axes_of(q)
-    with unchecked() as plain:
+    axes = varying_axes(q)
+    with without_vma_checks() as plain:
         rule = tuple(map(plain, (order, segments, key_segments)))
         given = (q, k, v) if sinks is None else (q, k, v, sinks)
         y, transpose = jax.jit(_value_and_transpose, static_argnums=(0, 1))(interpret, window, rule, *map(plain, given))
-    mark = functools.partial(varying, axes=axes)
+    mark = functools.partial(pcast_varying, axes=axes)
     return mark(y), jax.tree.map(mark, transpose)
 
 
@@ -71,10 +71,10 @@ def _value_and_transpose(interpret, window, rule, *given):
 
 
 def _backward(interpret, window, transpose, dy):
-    axes = axes_of(dy)
-    with unchecked() as plain:
+    axes = varying_axes(dy)
+    with without_vma_checks() as plain:
         gradients = jax.jit(lambda transpose, dy: transpose(dy))(jax.tree.map(plain, transpose), plain(dy))
-    dq, dk, dv, *dsinks = (varying(gradient, axes) for gradient in gradients)
+    dq, dk, dv, *dsinks = (pcast_varying(gradient, axes) for gradient in gradients)
     return dq, dk, dv, None, None, None, dsinks[0] if dsinks else None
 
 

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
-from composer_jax.ops.varying import axes_of, varying
+from composer_jax.ops.vma import pcast_varying, varying_axes
 from composer_jax.parallel.mesh import TOKEN_AXES
 
 EXPERT_AXES = ("expert", "tensor")
@@ -74,8 +74,8 @@ def all_gather_fsdp(weight: jax.Array, axes: tuple[str | None, ...]) -> jax.Arra
 
 def _differing(weight: jax.Array) -> jax.Array:
     """Marked as varying along every axis that tokens are divided over; as it is where JAX keeps no such book."""
-    marked = axes_of(weight)
-    return varying(weight, marked | {axis for axis in TOKEN_AXES if axis_size(axis) > 1}) if marked else weight
+    marked = varying_axes(weight)
+    return pcast_varying(weight, marked | {axis for axis in TOKEN_AXES if axis_size(axis) > 1}) if marked else weight
 
 
 def add_parts(partial: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from composer_jax.ops.activation import Activation, swiglu
 from composer_jax.ops.permutation import from_slots, to_slots
-from composer_jax.ops.varying import varying_alike
+from composer_jax.ops.vma import match_vma
 from composer_jax.parallel.dispatch.compute import compute_chosen, compute_rows
 from composer_jax.parallel.dispatch.contract import SPLIT, Dispatched, Experts, Split, devices_along, dispatched
 from composer_jax.parallel.dispatch.queue import queue_for
@@ -88,7 +88,7 @@ def _exchange(
     axes: tuple[str, ...],
     capacity_factor: float,
 ) -> tuple[jax.Array, jax.Array]:
-    x_TD, ids_Tk, gates_Tk, *_ = varying_alike(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
+    x_TD, ids_Tk, gates_Tk, *_ = match_vma(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
     n, e = devices_along(axes), experts.gate_EDF.shape[0]
     slots = slots_of(ids_Tk, n, e, capacity_of(*ids_Tk.shape, n, e, capacity_factor))
     exchange = partial(jax.lax.all_to_all, axis_name=axes, split_axis=0, concat_axis=0, tiled=True)

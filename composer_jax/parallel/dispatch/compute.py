@@ -9,7 +9,7 @@ from composer_jax.ops.activation import Activation
 from composer_jax.ops.grouped_matmul import grouped_matmul
 from composer_jax.ops.lookup import lookup
 from composer_jax.ops.permutation import collect, spread
-from composer_jax.ops.varying import varying_alike
+from composer_jax.ops.vma import match_vma
 from composer_jax.parallel.dispatch.contract import Experts
 
 
@@ -38,7 +38,7 @@ def compute_chosen(
     ids_Tk count from the first expert here; those outside 0 .. E'-1 belong to other devices and add nothing.
     """
     # Marked alike here, the gradients of what devices share are summed per token and not per sorted row.
-    x_TD, ids_Tk, gates_Tk, *_ = varying_alike(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
+    x_TD, ids_Tk, gates_Tk, *_ = match_vma(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
     rows = by_expert(ids_Tk.reshape(-1), experts)
     places_Tk = rows.places_N.reshape(ids_Tk.shape)
     x_ND = spread(x_TD, rows.order_N, places_Tk)
@@ -49,7 +49,7 @@ def compute_chosen(
 
 def compute_rows(x_MD: jax.Array, ids_M: jax.Array, experts: Experts, activation: Activation) -> jax.Array:
     """One expert for every row, in the order of the rows; zero where ids_M is not one of 0 .. E'-1."""
-    x_MD, ids_M, *_ = varying_alike(x_MD, ids_M, *jax.tree.leaves(experts))
+    x_MD, ids_M, *_ = match_vma(x_MD, ids_M, *jax.tree.leaves(experts))
     rows = by_expert(ids_M, experts)
     order = rows.order_N, rows.places_N[:, None]
     y_MD = compute_sorted(spread(x_MD, *order), rows.ids_N, rows.sizes_E, experts, activation)

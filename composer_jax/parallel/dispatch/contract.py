@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from composer_jax.ops.varying import axes_of, varying
+from composer_jax.ops.vma import pcast_varying, varying_axes
 from composer_jax.parallel.sharding import EXPERT_AXES, axis_size
 
 
@@ -81,7 +81,7 @@ def dispatched(y_TD: jax.Array, like_TD: jax.Array, dropped: jax.Array | None = 
     Experts that are stored along an axis of a single device make y formally different along it, though there is
     nobody to differ from: a sum over that axis says so to shard_map.
     """
-    nobody = lambda a: tuple(sorted(axis for axis in axes_of(a) - axes_of(like_TD) if axis_size(axis) == 1))  # noqa: E731
+    nobody = lambda a: tuple(sorted(axis for axis in varying_axes(a) - varying_axes(like_TD) if axis_size(axis) == 1))  # noqa: E731
     settled = lambda a: jax.lax.psum(a, nobody(a)) if nobody(a) else a  # noqa: E731
     dropped = jnp.zeros((), jnp.float32) if dropped is None else dropped
-    return Dispatched(settled(y_TD), varying(settled(dropped), axes_of(like_TD)))
+    return Dispatched(settled(y_TD), pcast_varying(settled(dropped), varying_axes(like_TD)))

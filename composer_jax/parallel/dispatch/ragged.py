@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from composer_jax.errors import UserError
 from composer_jax.ops.activation import Activation, swiglu
 from composer_jax.ops.permutation import collect, spread
-from composer_jax.ops.varying import axes_of, varying, varying_alike
+from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes
 from composer_jax.parallel.dispatch.compute import compute_chosen, compute_rows
 from composer_jax.parallel.dispatch.contract import SPLIT, Dispatched, Experts, Split, devices_along, dispatched
 from composer_jax.parallel.dispatch.queue import queue_for
@@ -145,7 +145,7 @@ def exchange(
 
     JAX can transpose the collective too, by two more exchanges for the offsets, which are known here.
     """
-    empty = varying(jnp.zeros((rooms[0], *x_ND.shape[1:]), x_ND.dtype), axes_of(x_ND))
+    empty = pcast_varying(jnp.zeros((rooms[0], *x_ND.shape[1:]), x_ND.dtype), varying_axes(x_ND))
     return collective(x_ND, empty, *there, axis_name=axes)
 
 
@@ -168,7 +168,7 @@ def _exchange(
     axes: tuple[str, ...],
     capacity_factor: float,
 ) -> tuple[jax.Array, jax.Array]:
-    x_TD, ids_Tk, gates_Tk, *_ = varying_alike(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
+    x_TD, ids_Tk, gates_Tk, *_ = match_vma(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
     n, e = devices_along(axes), experts.gate_EDF.shape[0]
     ids_N = ids_Tk.reshape(-1)
     queue = queue_for(ids_N, n, e)

@@ -5,7 +5,7 @@ import math
 import jax
 
 from composer_jax.ops.activation import Activation, swiglu
-from composer_jax.ops.varying import varying_alike
+from composer_jax.ops.vma import match_vma
 from composer_jax.parallel.dispatch.compute import compute_chosen
 from composer_jax.parallel.dispatch.contract import SPLIT, Dispatched, Experts, Split, devices_along, dispatched
 from composer_jax.parallel.dispatch.rounds import compute_in_rounds
@@ -30,7 +30,7 @@ def ring(
     if not split.group:
         return dispatched(compute_chosen(x_TD, ids_Tk, gates_Tk, experts, activation), x_TD)
     # Marked alike before they are gathered, gradients are scattered first and then added up along `alike`.
-    all_TD, ids_Tk, gates_Tk, *_ = varying_alike(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
+    all_TD, ids_Tk, gates_Tk, *_ = match_vma(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
     if split.apart:
         gathered = (jax.lax.all_gather(a, split.apart, axis=0, tiled=True) for a in (all_TD, ids_Tk, gates_Tk))
         all_TD, ids_Tk, gates_Tk = gathered

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from composer_jax.ops.activation import Activation
-from composer_jax.ops.varying import axes_of, varying, varying_alike
+from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes
 from composer_jax.parallel.dispatch.compute import Rows, by_expert, compute_sorted
 from composer_jax.parallel.dispatch.contract import Experts
 
@@ -27,7 +27,7 @@ def compute_in_rounds(
 ) -> jax.Array:
     """As compute.py: compute_chosen, which needs T*k rows at once where this needs `rows`."""
     leaves, structure = jax.tree.flatten(experts)
-    x_TD, ids_Tk, gates_Tk, *leaves = varying_alike(x_TD, ids_Tk, gates_Tk, *leaves)
+    x_TD, ids_Tk, gates_Tk, *leaves = match_vma(x_TD, ids_Tk, gates_Tk, *leaves)
     return _rounds(activation, rows, x_TD, ids_Tk, gates_Tk, jax.tree.unflatten(structure, leaves))
 
 
@@ -40,7 +40,7 @@ def _rounds(activation, rows, x_TD, ids_Tk, gates_Tk, experts):
         y_RD = _compute(activation, part, x_TD[part.tokens], part.gates(gates_Tk), experts)
         return y_TD.at[part.tokens].add(y_RD.astype(jnp.float32))
 
-    y_TD = varying(jnp.zeros(x_TD.shape, jnp.float32), axes_of(x_TD))
+    y_TD = pcast_varying(jnp.zeros(x_TD.shape, jnp.float32), varying_axes(x_TD))
     return _loop(one, sorted_rows, rows, y_TD).astype(x_TD.dtype)
 
 
@@ -64,7 +64,7 @@ def _backward(activation, rows, operands, dy_TD):
             jax.tree.map(jnp.add, dexperts, more),
         )
 
-    zeros = lambda array, dtype=None: varying(jnp.zeros(array.shape, dtype or array.dtype), axes_of(x_TD))  # noqa: E731
+    zeros = lambda array, dtype=None: pcast_varying(jnp.zeros(array.shape, dtype or array.dtype), varying_axes(x_TD))  # noqa: E731
     start = zeros(x_TD, jnp.float32), zeros(gates_Tk.reshape(-1)), jax.tree.map(zeros, experts)
     dx_TD, dgates_N, dexperts = _loop(one, sorted_rows, rows, start)
     return dx_TD.astype(x_TD.dtype), None, dgates_N.reshape(gates_Tk.shape), dexperts

@@ -10,27 +10,27 @@ from collections.abc import Callable, Iterator
 import jax
 
 
-def varying_alike(*arrays: jax.Array) -> list[jax.Array]:
+def match_vma(*arrays: jax.Array) -> list[jax.Array]:
     """The arrays, marked as different between devices along every axis that any of them is."""
-    axes = frozenset().union(*map(axes_of, arrays))
-    return [varying(array, axes) for array in arrays]
+    axes = frozenset().union(*map(varying_axes, arrays))
+    return [pcast_varying(array, axes) for array in arrays]
 
 
-def axes_of(array: jax.Array) -> frozenset[str]:
+def varying_axes(array: jax.Array) -> frozenset[str]:
     """Mesh axes along which a value inside shard_map differs between devices; none outside."""
     return jax.typeof(array).mat.varying
 
 
-def varying(array: jax.Array, axes: frozenset[str]) -> jax.Array:
+def pcast_varying(array: jax.Array, axes: frozenset[str]) -> jax.Array:
     """The array, marked as different between the devices along these mesh axes."""
-    missing = tuple(sorted(axes - axes_of(array)))
+    missing = tuple(sorted(axes - varying_axes(array)))
     return jax.lax.pcast(array, missing, to="varying") if missing else array
 
 
 @contextlib.contextmanager
-def unchecked() -> Iterator[Callable[[jax.Array], jax.Array]]:
+def without_vma_checks() -> Iterator[Callable[[jax.Array], jax.Array]]:
     """Traces what is inside without the book-keeping of axes, for kernels that JAX ships without it. Gives a function
-    that takes the marks off an operand; put them back on the results with `varying`.
+    that takes the marks off an operand; put them back on the results with `pcast_varying`.
 
     JAX has no public switch but shard_map's check_vma, which would give up the checks, and the sums of gradients that
     follow from them, in the whole program.
