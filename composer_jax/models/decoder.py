@@ -15,7 +15,7 @@ from composer_jax.models.embedding import Embedding
 from composer_jax.models.load import Load
 from composer_jax.models.mtp import MTPModule
 from composer_jax.models.norm import RMSNorm
-from composer_jax.models.parameter import matrix, use
+from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.ops.attention import additive_mask
 from composer_jax.ops.row_attention import Sight
 from composer_jax.parallel import context
@@ -134,7 +134,11 @@ class Decoder(nnx.Module):
     def head_weight(self) -> jax.Array:
         """[D,W] in the compute dtype; W is this device's part of the vocabulary. Fetch it once for many positions."""
         dtype = self.config.dtype
-        return use(self.embedding.table, dtype).T if self.config.tie_embeddings else use(self.head, dtype)
+        return (
+            gather_param(self.embedding.table, dtype).T
+            if self.config.tie_embeddings
+            else gather_param(self.head, dtype)
+        )
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Float32 logits [..., vocab] of all words."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.parameter import matrix, use
+from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.ops.lookup import lookup
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import add_parts, axis_size
@@ -39,7 +39,7 @@ class Embedding(nnx.Module):
 
     def lookup(self, tokens: jax.Array) -> jax.Array:
         """Embeddings [..., D] of tokens [...]; each device of `tensor` has those of its part of the vocabulary."""
-        table = use(self.table, self.config.dtype)
+        table = gather_param(self.table, self.config.dtype)
         if axis_size("tensor") == 1:
             return lookup(table, tokens)
         here = tokens - jax.lax.axis_index("tensor") * len(table)
@@ -50,7 +50,7 @@ class Embedding(nnx.Module):
         """e_t + sum_j W_j e_{t-j}; earlier[j-1] holds e_{t-j}, ignored where t-j lies before the document."""
         if not earlier:
             return e_BSD
-        taps = use(self.taps, e_BSD.dtype)
+        taps = gather_param(self.taps, e_BSD.dtype)
         return e_BSD + sum(
             jnp.where((positions_BS >= j)[..., None], e, 0) @ taps[j - 1]
             for j, e in zip(self.offsets, earlier, strict=True)

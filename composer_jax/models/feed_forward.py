@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.parameter import matrix, use
+from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.ops.activation import swiglu
 from composer_jax.parallel.sharding import add_parts
 
@@ -19,5 +19,5 @@ class FeedForward(nnx.Module):
         self.down = matrix(rngs, (width, d), ("ff", "embed"), fan_in=width, config=config)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        hidden = swiglu(x @ use(self.gate, x.dtype), x @ use(self.up, x.dtype))
-        return add_parts(hidden @ use(self.down, x.dtype))
+        hidden = swiglu(x @ gather_param(self.gate, x.dtype), x @ gather_param(self.up, x.dtype))
+        return add_parts(hidden @ gather_param(self.down, x.dtype))

@@ -16,7 +16,7 @@ from flax import nnx
 from composer_jax.models.cache import Entries
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
-from composer_jax.models.parameter import matrix, parameter, use
+from composer_jax.models.parameter import gather_param, matrix, parameter
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales, attend
 from composer_jax.ops.row_attention import Sight, attend_rows
@@ -89,8 +89,8 @@ class GroupedQueryAttention(nnx.Module):
         return jnp.concatenate([rotate(rope, *angles, halves=self.config.rope_halves), rest], axis=-1)
 
     def _project(self, x_BSD: jax.Array, weight: nnx.Param, bias: str) -> jax.Array:
-        y_BSHX = jnp.einsum("bsd,dhk->bshk", x_BSD, use(weight, x_BSD.dtype))
-        return y_BSHX + use(getattr(self, bias), x_BSD.dtype) if self.config.qkv_bias else y_BSHX
+        y_BSHX = jnp.einsum("bsd,dhk->bshk", x_BSD, gather_param(weight, x_BSD.dtype))
+        return y_BSHX + gather_param(getattr(self, bias), x_BSD.dtype) if self.config.qkv_bias else y_BSHX
 
     def _keys_and_values(self, x_BSD: jax.Array, angles: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         k, v = self._project(x_BSD, self.k, "k_bias"), self._project(x_BSD, self.v, "v_bias")
@@ -101,8 +101,8 @@ class GroupedQueryAttention(nnx.Module):
         return self._rotated(self.q_norm(q) if self.config.qk_norm else q, angles) * self.config.logit_scale
 
     def _sinks(self) -> jax.Array | None:
-        return use(self.sinks, jnp.float32) if self.config.attention_sinks else None
+        return gather_param(self.sinks, jnp.float32) if self.config.attention_sinks else None
 
     def _output(self, y_BSHV: jax.Array) -> jax.Array:
-        y_BSD = add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, y_BSHV.dtype)))
-        return y_BSD + use(self.out_bias, y_BSHV.dtype) if self.config.out_bias else y_BSD
+        y_BSD = add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, gather_param(self.out, y_BSHV.dtype)))
+        return y_BSD + gather_param(self.out_bias, y_BSHV.dtype) if self.config.out_bias else y_BSD

@@ -21,7 +21,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.cache import Entries
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
-from composer_jax.models.parameter import matrix, use
+from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales, attend
 from composer_jax.ops.row_attention import Sight, attend_rows
@@ -55,7 +55,7 @@ class MultiHeadLatentAttention(nnx.Module):
 
     def query_latents(self, x_BSD: jax.Array) -> jax.Array:
         """What queries are made from: the latent of rank q_lora_rank, or x itself."""
-        return x_BSD if self.config.q_lora_rank is None else self.q_norm(x_BSD @ use(self.q_down, x_BSD.dtype))
+        return x_BSD if self.config.q_lora_rank is None else self.q_norm(x_BSD @ gather_param(self.q_down, x_BSD.dtype))
 
     def queries(
         self, latents: jax.Array, weight: jax.Array, cos: jax.Array, sin: jax.Array
@@ -67,7 +67,7 @@ class MultiHeadLatentAttention(nnx.Module):
 
     def latents(self, x_BSD: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """What the cache stores: [B,S,R+P], the normalised latent and the rotated shared key."""
-        latent, k_rope = jnp.split(x_BSD @ use(self.kv_down, x_BSD.dtype), [self.config.kv_lora_rank], axis=-1)
+        latent, k_rope = jnp.split(x_BSD @ gather_param(self.kv_down, x_BSD.dtype), [self.config.kv_lora_rank], axis=-1)
         return jnp.concatenate(
             [self.kv_norm(latent), rotate(k_rope, cos, sin, halves=self.config.rope_halves)], axis=-1
         )
@@ -92,7 +92,7 @@ class MultiHeadLatentAttention(nnx.Module):
             y_BSHV = attend_rows(q_BSHX, k_BTHX, v_BTHV, sight, windowed)
             return jnp.einsum("bshv,hvd->bsd", y_BSHV, out)
 
-        weights = [use(w, dtype) for w in (self.q, self.k_up, self.v_up, self.out)]
+        weights = [gather_param(w, dtype) for w in (self.q, self.k_up, self.v_up, self.out)]
         given = self.query_latents(x_BSD), latents_BTX
         size, count = self.config.heads_at_once, weights[0].shape[1]
         y_BSD = heads(*weights, *given) if size is None or size >= count else _by_groups(heads, size, weights, given)
@@ -109,17 +109,17 @@ class MultiHeadLatentAttention(nnx.Module):
         """
         dtype, r = x_BSD.dtype, self.config.kv_lora_rank
         cos, sin = self.angles(positions_BS)
-        q_nope, q_rope = self.queries(self.query_latents(x_BSD), use(self.q, dtype), cos, sin)
+        q_nope, q_rope = self.queries(self.query_latents(x_BSD), gather_param(self.q, dtype), cos, sin)
         kept_BCX, scales_BCG = write(self.latents(x_BSD, cos, sin))
         scales = None
         if scales_BCG is not None:
             of_latent, of_rope = jnp.split(scales_BCG, 2, axis=-1)
             scales = Scales((r, self.config.qk_rope_dim), (of_latent, of_rope), of_latent)
-        q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, use(self.k_up, dtype))
+        q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, gather_param(self.k_up, dtype))
         q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.config.logit_scale
         y_latent = attend(q_BSHX, kept_BCX[:, :, None], kept_BCX[:, :, None, :r], bias_BSC, scales=scales)
-        y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, use(self.v_up, dtype))
-        return add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, use(self.out, dtype)))
+        y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, gather_param(self.v_up, dtype))
+        return add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, gather_param(self.out, dtype)))
 
 
 def _by_groups(heads: Callable, size: int, weights: list[jax.Array], given: tuple[jax.Array, ...]) -> jax.Array:

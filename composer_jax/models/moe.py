@@ -7,7 +7,7 @@ from flax import nnx
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
 from composer_jax.models.load import Load, measure
-from composer_jax.models.parameter import matrix, parameter, use
+from composer_jax.models.parameter import gather_param, matrix, parameter
 from composer_jax.models.router import Router
 from composer_jax.ops.activation import Activation, clamped_swiglu, swiglu
 from composer_jax.ops.chunks import map_chunks
@@ -54,8 +54,8 @@ class MixtureOfExperts(nnx.Module):
     def _experts(self, dtype) -> Experts:
         biases = None
         if self.config.expert_bias:
-            biases = Biases(*(use(b, dtype) for b in (self.gate_bias, self.up_bias, self.down_bias)))
-        return Experts(*(use(w, dtype) for w in (self.gate, self.up, self.down)), biases)
+            biases = Biases(*(gather_param(b, dtype) for b in (self.gate_bias, self.up_bias, self.down_bias)))
+        return Experts(*(gather_param(w, dtype) for w in (self.gate, self.up, self.down)), biases)
 
     @property
     def _activation(self) -> Activation:

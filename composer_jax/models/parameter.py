@@ -25,6 +25,6 @@ def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...],
     return parameter(std * jax.random.normal(rngs.params(), shape, config.param_dtype), *axes)
 
 
-def use(param: nnx.Variable, dtype) -> jax.Array:
+def gather_param(param: nnx.Variable, dtype) -> jax.Array:
     """The weight as the computation needs it: cast, then gathered over the mesh axes that only store it (FSDP)."""
     return all_gather_fsdp(param.get_value().astype(dtype), param.get_metadata()["axes"])

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.parameter import RouterBias, matrix, parameter, use
+from composer_jax.models.parameter import RouterBias, gather_param, matrix, parameter
 
 
 class Routing(NamedTuple):
@@ -38,9 +38,9 @@ class Router(nnx.Module):
 
     def __call__(self, x_TD: jax.Array) -> Routing:
         config = self.config
-        logits_TE = x_TD.astype(jnp.float32) @ use(self.weight, jnp.float32)
+        logits_TE = x_TD.astype(jnp.float32) @ gather_param(self.weight, jnp.float32)
         if config.router_logit_bias:
-            logits_TE = logits_TE + use(self.logit_bias, jnp.float32)
+            logits_TE = logits_TE + gather_param(self.logit_bias, jnp.float32)
         scores_TE = (jax.nn.sigmoid if config.router_scores == "sigmoid" else jax.nn.softmax)(logits_TE)
         ids_Tk = select_experts(scores_TE + self.bias.get_value(), config)
         gates_Tk = jnp.take_along_axis(scores_TE, ids_Tk, axis=-1)
