@@ -8,7 +8,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.ops.lookup import lookup
 from composer_jax.parallel import context
-from composer_jax.parallel.sharding import add_parts, axis_size
+from composer_jax.parallel.sharding import axis_size, psum_tensor
 
 
 class Embedding(nnx.Module):
@@ -44,7 +44,7 @@ class Embedding(nnx.Module):
             return lookup(table, tokens)
         here = tokens - jax.lax.axis_index("tensor") * len(table)
         mine = (here >= 0) & (here < len(table))
-        return add_parts(jnp.where(mine[..., None], lookup(table, jnp.where(mine, here, 0)), 0))
+        return psum_tensor(jnp.where(mine[..., None], lookup(table, jnp.where(mine, here, 0)), 0))
 
     def convolve(self, e_BSD: jax.Array, earlier: list[jax.Array], positions_BS: jax.Array) -> jax.Array:
         """e_t + sum_j W_j e_{t-j}; earlier[j-1] holds e_{t-j}, ignored where t-j lies before the document."""

@@ -6,7 +6,7 @@ from flax import nnx
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.ops.activation import swiglu
-from composer_jax.parallel.sharding import add_parts
+from composer_jax.parallel.sharding import psum_tensor
 
 
 class FeedForward(nnx.Module):
@@ -20,4 +20,4 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         hidden = swiglu(x @ gather_param(self.gate, x.dtype), x @ gather_param(self.up, x.dtype))
-        return add_parts(hidden @ gather_param(self.down, x.dtype))
+        return psum_tensor(hidden @ gather_param(self.down, x.dtype))

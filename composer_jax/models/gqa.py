@@ -21,7 +21,7 @@ from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales, attend
 from composer_jax.ops.row_attention import Sight, attend_rows
 from composer_jax.parallel import context
-from composer_jax.parallel.sharding import add_parts
+from composer_jax.parallel.sharding import psum_tensor
 
 
 class GroupedQueryAttention(nnx.Module):
@@ -104,5 +104,5 @@ class GroupedQueryAttention(nnx.Module):
         return gather_param(self.sinks, jnp.float32) if self.config.attention_sinks else None
 
     def _output(self, y_BSHV: jax.Array) -> jax.Array:
-        y_BSD = add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, gather_param(self.out, y_BSHV.dtype)))
+        y_BSD = psum_tensor(jnp.einsum("bshv,hvd->bsd", y_BSHV, gather_param(self.out, y_BSHV.dtype)))
         return y_BSD + gather_param(self.out_bias, y_BSHV.dtype) if self.config.out_bias else y_BSD

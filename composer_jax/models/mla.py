@@ -27,7 +27,7 @@ from composer_jax.ops.attention import Scales, attend
 from composer_jax.ops.row_attention import Sight, attend_rows
 from composer_jax.ops.vma import match_vma
 from composer_jax.parallel import context
-from composer_jax.parallel.sharding import add_parts
+from composer_jax.parallel.sharding import psum_tensor
 
 
 class MultiHeadLatentAttention(nnx.Module):
@@ -96,7 +96,7 @@ class MultiHeadLatentAttention(nnx.Module):
         given = self.query_latents(x_BSD), latents_BTX
         size, count = self.config.heads_at_once, weights[0].shape[1]
         y_BSD = heads(*weights, *given) if size is None or size >= count else _by_groups(heads, size, weights, given)
-        return add_parts(y_BSD)
+        return psum_tensor(y_BSD)
 
     def extend(
         self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], Entries]
@@ -119,7 +119,7 @@ class MultiHeadLatentAttention(nnx.Module):
         q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.config.logit_scale
         y_latent = attend(q_BSHX, kept_BCX[:, :, None], kept_BCX[:, :, None, :r], bias_BSC, scales=scales)
         y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, gather_param(self.v_up, dtype))
-        return add_parts(jnp.einsum("bshv,hvd->bsd", y_BSHV, gather_param(self.out, dtype)))
+        return psum_tensor(jnp.einsum("bshv,hvd->bsd", y_BSHV, gather_param(self.out, dtype)))
 
 
 def _by_groups(heads: Callable, size: int, weights: list[jax.Array], given: tuple[jax.Array, ...]) -> jax.Array:

@@ -78,6 +78,6 @@ def _differing(weight: jax.Array) -> jax.Array:
     return pcast_varying(weight, marked | {axis for axis in TOKEN_AXES if axis_size(axis) > 1}) if marked else weight
 
 
-def add_parts(partial: jax.Array) -> jax.Array:
+def psum_tensor(partial: jax.Array) -> jax.Array:
     """The sum over `tensor` of what each device's heads, hidden columns or words contribute."""
     return jax.lax.psum(partial, "tensor") if axis_size("tensor") > 1 else partial
