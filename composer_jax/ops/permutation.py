@@ -1,9 +1,9 @@
 """Copies of tokens into the order of their experts, and back: linear maps, each with its transpose.
 
-    spread(x)[n]  = x[order[n] // k]           T tokens -> N = T k rows, sorted
-    collect(y)[t] = sum_j y[places[t,j]]       N rows -> T tokens
+    permute_tokens(x)[n]  = x[order[n] // k]           T tokens -> N = T k rows, sorted
+    unpermute_tokens(y)[t] = sum_j y[places[t,j]]       N rows -> T tokens
 
-`order` is a permutation of the N (token, choice) pairs and `places` [T,k] its inverse. to_slots and from_slots are the
+`order` is a permutation of the N (token, choice) pairs and `places` [T,k] its inverse. tokens_to_slots and slots_to_tokens are the
 same where pairs go to M slots that need not all be taken, and not every pair need have one. Both directions of all
 four are gathers; left to differentiation, each would have a scatter for its transpose, which is slow everywhere.
 """
@@ -13,19 +13,19 @@ import jax.numpy as jnp
 
 
 @jax.custom_vjp
-def spread(x_TD: jax.Array, order_N: jax.Array, places_Tk: jax.Array) -> jax.Array:
+def permute_tokens(x_TD: jax.Array, order_N: jax.Array, places_Tk: jax.Array) -> jax.Array:
     """The token of every pair, [N,D], in sorted order."""
     return x_TD[order_N // places_Tk.shape[1]]
 
 
 @jax.custom_vjp
-def collect(y_ND: jax.Array, order_N: jax.Array, places_Tk: jax.Array) -> jax.Array:
+def unpermute_tokens(y_ND: jax.Array, order_N: jax.Array, places_Tk: jax.Array) -> jax.Array:
     """The sum over the choices of every token, [T,D]; added up in float32."""
     return y_ND[places_Tk].sum(1, dtype=jnp.float32).astype(y_ND.dtype)
 
 
 @jax.custom_vjp
-def to_slots(x_TD: jax.Array, pairs_M: jax.Array, places_Tk: jax.Array) -> jax.Array:
+def tokens_to_slots(x_TD: jax.Array, pairs_M: jax.Array, places_Tk: jax.Array) -> jax.Array:
     """The token in every slot, [M,D]; zero where it is empty.
 
     Args:
@@ -37,7 +37,7 @@ def to_slots(x_TD: jax.Array, pairs_M: jax.Array, places_Tk: jax.Array) -> jax.A
 
 
 @jax.custom_vjp
-def from_slots(y_MD: jax.Array, pairs_M: jax.Array, places_Tk: jax.Array) -> jax.Array:
+def slots_to_tokens(y_MD: jax.Array, pairs_M: jax.Array, places_Tk: jax.Array) -> jax.Array:
     """The sum over those choices of every token that have a slot, [T,D]; added up in float32."""
     y_TkD = jnp.take(y_MD, places_Tk, axis=0, mode="fill", fill_value=0)
     return y_TkD.sum(1, dtype=jnp.float32).astype(y_MD.dtype)
@@ -51,5 +51,5 @@ def _transposes(one, other) -> None:
     other.defvjp(remember(other), transposed(one))
 
 
-_transposes(spread, collect)
-_transposes(to_slots, from_slots)
+_transposes(permute_tokens, unpermute_tokens)
+_transposes(tokens_to_slots, slots_to_tokens)

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from composer_jax.ops.permutation import collect, from_slots, spread, to_slots
+from composer_jax.ops.permutation import permute_tokens, slots_to_tokens, tokens_to_slots, unpermute_tokens
 from tests.models.small import relative_error
 
 T, K, D = 11, 3, 4
@@ -15,18 +15,18 @@ Y = RNG.standard_normal((T * K, D)).astype(np.float32)
 
 
 def test_a_pair_gets_its_token_and_a_token_the_sum_of_its_pairs():
-    rows = spread(X, ORDER, PLACES)
+    rows = permute_tokens(X, ORDER, PLACES)
     for t in range(T):
         for j in range(K):
             np.testing.assert_array_equal(rows[PLACES[t, j]], X[t])
-    assert relative_error(collect(rows, ORDER, PLACES), K * X) < 1e-6
+    assert relative_error(unpermute_tokens(rows, ORDER, PLACES), K * X) < 1e-6
 
 
 def test_each_is_the_transpose_of_the_other():
-    there = float((spread(X, ORDER, PLACES) * Y).sum())
-    assert abs(there - float((X * collect(Y, ORDER, PLACES)).sum())) < 1e-4
-    dx = jax.vjp(lambda x: spread(x, ORDER, PLACES), X)[1](Y)[0]
-    dy = jax.vjp(lambda y: collect(y, ORDER, PLACES), Y)[1](X)[0]
+    there = float((permute_tokens(X, ORDER, PLACES) * Y).sum())
+    assert abs(there - float((X * unpermute_tokens(Y, ORDER, PLACES)).sum())) < 1e-4
+    dx = jax.vjp(lambda x: permute_tokens(x, ORDER, PLACES), X)[1](Y)[0]
+    dy = jax.vjp(lambda y: unpermute_tokens(y, ORDER, PLACES), Y)[1](X)[0]
     plain_dx = jax.vjp(lambda x: x[ORDER // K], X)[1](Y)[0]
     plain_dy = jax.vjp(lambda y: y[PLACES].sum(1), Y)[1](X)[0]
     assert relative_error(dx, plain_dx) < 1e-6
@@ -48,7 +48,7 @@ def test_empty_slots_are_zero_and_pairs_without_one_add_nothing():
         if pair < T * K:
             rows[slot] = X[pair // K]
             tokens[pair // K] += Z[slot]
-    np.testing.assert_array_equal(to_slots(X, PAIRS, SLOTS), rows)
-    assert relative_error(from_slots(Z, PAIRS, SLOTS), tokens) < 1e-6
-    np.testing.assert_array_equal(jax.vjp(lambda z: from_slots(z, PAIRS, SLOTS), Z)[1](X)[0], rows)
-    assert relative_error(jax.vjp(lambda x: to_slots(x, PAIRS, SLOTS), X)[1](Z)[0], tokens) < 1e-6
+    np.testing.assert_array_equal(tokens_to_slots(X, PAIRS, SLOTS), rows)
+    assert relative_error(slots_to_tokens(Z, PAIRS, SLOTS), tokens) < 1e-6
+    np.testing.assert_array_equal(jax.vjp(lambda z: slots_to_tokens(z, PAIRS, SLOTS), Z)[1](X)[0], rows)
+    assert relative_error(jax.vjp(lambda x: tokens_to_slots(x, PAIRS, SLOTS), X)[1](Z)[0], tokens) < 1e-6

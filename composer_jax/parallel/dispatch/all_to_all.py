@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from composer_jax.ops.activation import Activation, swiglu
-from composer_jax.ops.permutation import from_slots, to_slots
+from composer_jax.ops.permutation import slots_to_tokens, tokens_to_slots
 from composer_jax.ops.vma import match_vma
 from composer_jax.parallel.dispatch.compute import compute_chosen, compute_rows
 from composer_jax.parallel.dispatch.contract import SPLIT, Dispatched, Experts, Split, devices_along, dispatched
@@ -94,8 +94,8 @@ def _exchange(
     exchange = partial(jax.lax.all_to_all, axis_name=axes, split_axis=0, concat_axis=0, tiled=True)
     # An empty slot asks for expert E', whom no device has.
     ids_M = (ids_Tk.reshape(-1) % e).at[slots.pairs_M].get(mode="fill", fill_value=e)
-    x_MD = exchange(to_slots(x_TD, slots.pairs_M, slots.places_Tk))
+    x_MD = exchange(tokens_to_slots(x_TD, slots.pairs_M, slots.places_Tk))
     y_MD = exchange(compute_rows(x_MD, exchange(ids_M), experts, activation))
     # Gates stay at home: they need not travel, nor do their gradients.
-    gates_M1 = to_slots(gates_Tk.reshape(-1, 1), slots.pairs_M, slots.places_Tk.reshape(-1, 1))
-    return from_slots(y_MD * gates_M1, slots.pairs_M, slots.places_Tk), slots.dropped
+    gates_M1 = tokens_to_slots(gates_Tk.reshape(-1, 1), slots.pairs_M, slots.places_Tk.reshape(-1, 1))
+    return slots_to_tokens(y_MD * gates_M1, slots.pairs_M, slots.places_Tk), slots.dropped

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from composer_jax.ops.activation import Activation
 from composer_jax.ops.grouped_matmul import grouped_matmul
 from composer_jax.ops.lookup import lookup
-from composer_jax.ops.permutation import collect, spread
+from composer_jax.ops.permutation import permute_tokens, unpermute_tokens
 from composer_jax.ops.vma import match_vma
 from composer_jax.parallel.dispatch.contract import Experts
 
@@ -41,10 +41,10 @@ def compute_chosen(
     x_TD, ids_Tk, gates_Tk, *_ = match_vma(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
     rows = by_expert(ids_Tk.reshape(-1), experts)
     places_Tk = rows.places_N.reshape(ids_Tk.shape)
-    x_ND = spread(x_TD, rows.order_N, places_Tk)
-    gates_N1 = spread(gates_Tk.reshape(-1, 1), rows.order_N, places_Tk.reshape(-1, 1))
+    x_ND = permute_tokens(x_TD, rows.order_N, places_Tk)
+    gates_N1 = permute_tokens(gates_Tk.reshape(-1, 1), rows.order_N, places_Tk.reshape(-1, 1))
     y_ND = compute_sorted(x_ND, rows.ids_N, rows.sizes_E, experts, activation, gates_N1[:, 0])
-    return collect(y_ND, rows.order_N, places_Tk)
+    return unpermute_tokens(y_ND, rows.order_N, places_Tk)
 
 
 def compute_rows(x_MD: jax.Array, ids_M: jax.Array, experts: Experts, activation: Activation) -> jax.Array:
@@ -52,8 +52,8 @@ def compute_rows(x_MD: jax.Array, ids_M: jax.Array, experts: Experts, activation
     x_MD, ids_M, *_ = match_vma(x_MD, ids_M, *jax.tree.leaves(experts))
     rows = by_expert(ids_M, experts)
     order = rows.order_N, rows.places_N[:, None]
-    y_MD = compute_sorted(spread(x_MD, *order), rows.ids_N, rows.sizes_E, experts, activation)
-    return collect(y_MD, *order)
+    y_MD = compute_sorted(permute_tokens(x_MD, *order), rows.ids_N, rows.sizes_E, experts, activation)
+    return unpermute_tokens(y_MD, *order)
 
 
 class Rows(NamedTuple):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from composer_jax.errors import UserError
 from composer_jax.ops.activation import Activation, swiglu
-from composer_jax.ops.permutation import collect, spread
+from composer_jax.ops.permutation import permute_tokens, unpermute_tokens
 from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes
 from composer_jax.parallel.dispatch.compute import compute_chosen, compute_rows
 from composer_jax.parallel.dispatch.contract import SPLIT, Dispatched, Experts, Split, devices_along, dispatched
@@ -185,12 +185,12 @@ def _exchange(
     arriving_E = jax.lax.all_to_all(counts_E, axes, split_axis=0, concat_axis=0, tiled=True)
     ids_M = _ids_of_rows(arriving_E, e, rooms[0])
 
-    x_MD = exchange(collective, axes, rooms, spread(x_TD, order_N, places_Tk), there, back)
+    x_MD = exchange(collective, axes, rooms, permute_tokens(x_TD, order_N, places_Tk), there, back)
     y_MD = compute_rows(x_MD, ids_M, experts, activation)
     y_ND = exchange(collective, axes, rooms[::-1], y_MD, back, there)
     # Gates stay at home: they need not travel, nor do their gradients.
-    gates_N1 = spread(gates_Tk.reshape(-1, 1), order_N, places_Tk.reshape(-1, 1))
-    return collect(y_ND * gates_N1, order_N, places_Tk), dropped.astype(jnp.float32)
+    gates_N1 = permute_tokens(gates_Tk.reshape(-1, 1), order_N, places_Tk.reshape(-1, 1))
+    return unpermute_tokens(y_ND * gates_N1, order_N, places_Tk), dropped.astype(jnp.float32)
 
 
 def _ids_of_rows(counts_E: jax.Array, experts: int, room: int) -> jax.Array:
