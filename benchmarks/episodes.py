@@ -35,7 +35,7 @@ from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.rollout import Environment, Job, roll_out
-from composer_jax.sampler.session import Sample
+from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grader import Case, CaseGrader
@@ -68,7 +68,7 @@ class Scripted:
         self.messages = iter([chat.render_assistant("", [call]) for call in SCRIPT])
         self.length = 0
 
-    async def sample(self, delta: Sequence[int], *, max_tokens: int) -> Sample:
+    async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
         """The next message."""
         tokens = next(self.messages)
         self.length += len(delta) + len(tokens)
@@ -87,6 +87,7 @@ class ScriptedSampler:
     """Sessions for as many episodes at once as a sampler would have slots."""
 
     busy_seconds = 0.0
+    decoded_tokens = 0
 
     def __init__(self, chat: ChatFormat, slots: int):
         self.chat, self.slots = chat, asyncio.Semaphore(slots)

@@ -36,10 +36,10 @@ FLOORS = (
 EVERYWHERE = ("errors", "extensions")  # modules directly in the package that any floor may import
 
 # Floors and modules that work where no JAX is: a sandbox host, a grading machine, a data worker.
-WITHOUT_JAX = ("agent", "data", "sandbox", "tasks", "sampler.session", "checkpoint.workdir")
+WITHOUT_JAX = ("agent", "data", "sandbox", "tasks", "sampler.policy", "checkpoint.workdir", "rl.rollout", "evals.suite")
 JAX_WORLD = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 # The agent talks to whatever samples through one protocol.
-ONLY_MODULE = {("agent", "sampler"): "sampler.session"}
+ONLY_MODULE = {("agent", "sampler"): "sampler.policy"}
 # Heavy or optional: imported inside the function that needs them.
 LAZY = {"torch", "transformers", "gcsfs", "google", "ray", "vllm", "tensorflow"}
 CATCH_ALL_NAMES = {"util", "utils", "helper", "helpers", "misc", "common"}
@@ -241,12 +241,12 @@ BAD_EXAMPLES = [
     ),
     ("floors", "rl/a.py", "from composer_jax import Decoder", "front door"),
     ("floors", "rl/a.py", "from launch import flags", "launch, which is built on it"),
-    ("floors", "agent/a.py", "from composer_jax.sampler.engine import E", "sampler.session only"),
+    ("floors", "agent/a.py", "from composer_jax.sampler.engine import E", "sampler.policy only"),
     ("floors", "errors.py", "import composer_jax.ops", "errors may not import ops"),
     ("floors", "tools.py", "", "tools is not a floor"),
     ("without jax", "tasks/a.py", "import jax.numpy as jnp", "tasks/a.py:1: imports jax.numpy"),
     ("without jax", "data/a.py", "def f():\n    import optax", "imports optax"),
-    ("without jax", "agent/a.py", "from composer_jax.sampler.session import S", "reaches jax through"),
+    ("without jax", "agent/a.py", "from composer_jax.sampler.policy import S", "reaches jax through"),
     ("lazy imports", "checkpoint/a.py", "try:\n    import torch\nexcept ImportError: pass", "imports torch"),
     ("file names", "data/utils.py", "", "data/utils.py"),
     ("model names", "models/a.py", "def f(c): return c.model_name.startswith('k2')", "decides by"),
@@ -266,7 +266,7 @@ def test_the_rules_find_what_they_are_for(tmp_path, rule, file, source, expected
     (package / "errors.py").touch()
     (package / "sampler" / "__init__.py").write_text("from composer_jax.sampler import engine\n")
     (package / "sampler" / "engine.py").write_text("import jax\n")
-    (package / "sampler" / "session.py").touch()
+    (package / "sampler" / "policy.py").touch()
     before = list(RULES[rule](tmp_path)) if rule != "without jax" else []
     assert before == []
     (package / file).parent.mkdir(exist_ok=True)

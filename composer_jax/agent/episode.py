@@ -16,7 +16,7 @@ from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import ToolCall
 from composer_jax.data.chat_format import ChatFormat, Message
 from composer_jax.errors import UserError
-from composer_jax.sampler.session import Session
+from composer_jax.sampler.policy import SamplingParams, Session
 from composer_jax.sandbox import SandboxDied, SandboxPool
 from composer_jax.tasks import hack_monitor
 from composer_jax.tasks.cache import ResultCache
@@ -188,7 +188,7 @@ class _Run:
         )
         if room < 1:
             return None
-        sample = await self.session.sample(delta, max_tokens=min(max_tokens, room))
+        sample = await self.session.sample(delta, SamplingParams(min(max_tokens, room)))
         return self.transcript.append(
             kind,
             given,

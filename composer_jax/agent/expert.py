@@ -25,7 +25,7 @@ from composer_jax.data.chat import ToolCall
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
-from composer_jax.sampler.session import Sample
+from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks import bugfix, recall
 from composer_jax.tasks.cache import ResultCache
@@ -308,7 +308,7 @@ class ExpertSession:
         self._script: Script | None = None
         self._notes = Notes()
 
-    async def sample(self, delta: Sequence[int], *, max_tokens: int) -> Sample:
+    async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
         messages = _messages(self._tok, delta)
         style = next((style for style, text in REQUESTS.items() if text == messages[-1]), None)
         if style is not None:
@@ -318,8 +318,8 @@ class ExpertSession:
             ids = chat.render_assistant(self._tok, turn.thought, [turn.call])
             if turn.cut:
                 ids = [*ids[: -1 - self._rng.randint(1, 8)], self._tok.end]
-        stop = "end" if len(ids) <= max_tokens else "length"
-        ids = ids[:max_tokens]
+        stop = "end" if len(ids) <= params.max_tokens else "length"
+        ids = ids[: params.max_tokens]
         self.length += len(delta) + len(ids)
         return Sample(
             tokens=ids,

@@ -10,7 +10,7 @@ from composer_jax.agent.episode import Episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.evals.pass_at_k import pass_at_k
 from composer_jax.rl.rollout import Environment, Job, roll_out, seed_of
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.policy import Policy
 from composer_jax.tasks.task import Task
 
 
@@ -54,9 +54,9 @@ class SuiteResult:
 
 
 async def run_suite(
-    suite: Suite, sampler: Sampler, environment: Environment, on_done: Callable[[Episode], None] | None = None
+    suite: Suite, policy: Policy, environment: Environment, on_done: Callable[[Episode], None] | None = None
 ) -> tuple[SuiteResult, list[Episode]]:
-    rollout = await roll_out(suite.jobs(), sampler, environment, on_done)
+    rollout = await roll_out(suite.jobs(), policy, environment, on_done)
     return summarise(rollout.episodes, suite.attempts), rollout.episodes
 
 

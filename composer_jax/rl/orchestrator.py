@@ -18,7 +18,7 @@ from composer_jax.rl.batch import Group, empty_batch, learner_batches, weighted_
 from composer_jax.rl.event_loop import EventLoop
 from composer_jax.rl.rewards import RewardConfig, episode_reward
 from composer_jax.rl.rollout import Environment, Job, Rollout, roll_out, seed_of
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.policy import TrainablePolicy
 from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.task import Task
 from composer_jax.train.learner import Learner, TrainState
@@ -55,7 +55,7 @@ class Orchestrator:
         config: OrchestratorConfig,
         tasks: TaskSource,
         learner: Learner,
-        sampler: Sampler,
+        sampler: TrainablePolicy,
         environment: Environment,
     ):
         self.config, self.tasks = config, tasks

@@ -1,4 +1,4 @@
-"""Rollouts: many episodes at once against one sampler, each ending in exactly one result."""
+"""Rollouts: many episodes at once against one policy, each ending in exactly one result."""
 
 import asyncio
 import dataclasses
@@ -10,7 +10,7 @@ from composer_jax.agent.episode import Episode, Limits, run_episode
 from composer_jax.agent.search import Embedder
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat_format import ChatFormat
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.policy import Policy
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.image_pools import ImagePools
@@ -49,7 +49,7 @@ class Rollout:
     """In the order of the jobs."""
     seconds: float
     sampler_seconds: float
-    """Time in which the sampler computed; the rest of `seconds` was spent waiting for sandboxes and grading."""
+    """Time in which the policy computed; the rest of `seconds` was spent waiting for sandboxes and grading."""
     sandbox_runs: int
     """Commands that ran in a sandbox."""
     sandbox_hits: int
@@ -63,17 +63,17 @@ def seed_of(*parts: object) -> int:
 
 async def roll_out(
     jobs: Sequence[Job],
-    sampler: Sampler,
+    policy: Policy,
     environment: Environment,
     on_done: Callable[[Episode], None] | None = None,
 ) -> Rollout:
-    """Runs all jobs; as many at once as the sampler has slots."""
+    """Runs all jobs; as many at once as the policy opens sessions."""
     cache = environment.cache
-    began, busy, runs, hits = time.perf_counter(), sampler.busy_seconds, cache.runs, cache.hits
+    began, busy, runs, hits = time.perf_counter(), policy.busy_seconds, cache.runs, cache.hits
 
     async def one(job: Job) -> Episode:
         for attempt in range(environment.infrastructure_retries + 1):
-            session = await sampler.open(job.seed)
+            session = await policy.open(job.seed)
             try:
                 episode = await run_episode(
                     job.task,
@@ -95,7 +95,7 @@ async def roll_out(
             on_done(episode)
         return episode
 
-    async with sampler.serving():
+    async with policy.serving():
         running = [asyncio.create_task(one(job)) for job in jobs]
         try:
             episodes = list(await asyncio.gather(*running))
@@ -107,7 +107,7 @@ async def roll_out(
         jobs,
         episodes,
         seconds=time.perf_counter() - began,
-        sampler_seconds=sampler.busy_seconds - busy,
+        sampler_seconds=policy.busy_seconds - busy,
         sandbox_runs=cache.runs - runs,
         sandbox_hits=cache.hits - hits,
     )

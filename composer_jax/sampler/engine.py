@@ -20,7 +20,7 @@ from composer_jax.models.cache import cache_spec
 from composer_jax.models.definition import Definition, Params
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
 from composer_jax.sampler.decode import Decoded, Slots, decode, decode_rows, init_slots, prefill
-from composer_jax.sampler.session import Sample
+from composer_jax.sampler.policy import Sample, SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,14 +340,14 @@ def _on_every_device(program, definition: Definition, mesh: Mesh, inputs: int, o
 
 
 class SlotSession:
-    """A Session (sampler/session.py) on one slot of a Sampler."""
+    """A Session (sampler/policy.py) on one slot of a Sampler."""
 
     def __init__(self, sampler: Sampler, slot: int, seed: int):
         self._sampler, self._slot, self._seed = sampler, slot, seed % 2**32
         self.length, self.capacity = 0, sampler.config.capacity
         self._branch = 0
 
-    async def sample(self, delta: Sequence[int], *, max_tokens: int) -> Sample:
+    async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
         """See Session.sample.
 
         Raises:
@@ -357,7 +357,7 @@ class SlotSession:
             raise RuntimeError("this session is closed")
         if not len(delta):
             raise ValueError("a session samples after at least one given token")
-        budget = min(max_tokens, self.capacity - self.length - len(delta))
+        budget = min(params.max_tokens, self.capacity - self.length - len(delta))
         if budget < 1:
             raise ValueError(f"{len(delta)} tokens after {self.length} leave no room in a context of {self.capacity}")
         # Each branch draws from its own stream: positions repeat after a reset, random choices must not.

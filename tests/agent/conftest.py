@@ -5,7 +5,7 @@ import pytest
 from composer_jax.agent import summary
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
-from composer_jax.sampler.session import Sample
+from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import SandboxLimits, SandboxPool
 from composer_jax.tasks import generate
 from composer_jax.tasks.grader import Case, CaseGrader
@@ -87,7 +87,8 @@ class Said:
     def length(self):
         return len(self.context)
 
-    async def sample(self, delta, *, max_tokens):
+    async def sample(self, delta, params):
+        max_tokens = params.max_tokens
         self.context += list(delta)
         assert len(self.context) + max_tokens <= self.capacity
         self.contexts.append(list(self.context))

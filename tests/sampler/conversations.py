@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.session import Sample
+from composer_jax.sampler.policy import Sample, SamplingParams
 from tests.models.small import forward, rows, small
 
 CONFIG = small(vocab_size=24, n_layers=2, n_mtp_modules=0)
@@ -39,7 +39,7 @@ async def converse(
             branch = Branch()
             for _ in range(turns):
                 delta = rng.integers(0, sampler.definition.config.vocab_size, rng.integers(1, longest + 1)).tolist()
-                sample = await session.sample(delta, max_tokens=max_tokens)
+                sample = await session.sample(delta, SamplingParams(max_tokens))
                 branch.add(delta, sample)
                 assert session.length == len(branch.tokens)
                 await asyncio.sleep(0.001 * rng.integers(0, 3))  # a tool runs meanwhile

@@ -9,6 +9,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.observe.compilations import compilations
+from composer_jax.sampler.policy import SamplingParams
 from tests.models.small import forward, rows
 from tests.sampler.conversations import (
     CONFIG,
@@ -71,7 +72,7 @@ def test_a_conversation_does_not_depend_on_how_calls_are_cut(new_sampler, conver
 
 def test_another_seed_and_another_branch_draw_otherwise(sampler):
     async def first_tokens(session):
-        return (await session.sample([5, 6, 7], max_tokens=12)).tokens
+        return (await session.sample([5, 6, 7], SamplingParams(12))).tokens
 
     async def main():
         async with sampler.serving():
@@ -111,7 +112,7 @@ def test_a_message_stops_at_the_end_token_or_at_its_budget(sampler):
             session = await sampler.open(9)
             samples = []
             for _ in range(40):
-                samples.append(await session.sample([3, 4], max_tokens=9))
+                samples.append(await session.sample([3, 4], SamplingParams(9)))
                 if session.length > 40:
                     session.reset()
             session.close()
@@ -145,10 +146,10 @@ def test_a_new_version_of_the_weights_is_used_and_recorded(sampler, weights, new
     async def main():
         async with sampler.serving():
             session = await sampler.open(4)
-            first = await session.sample([1, 2, 3], max_tokens=6)
+            first = await session.sample([1, 2, 3], SamplingParams(6))
             sampler.update(*other, version=4)
             session.reset()
-            second = await session.sample([1, 2, 3], max_tokens=6)
+            second = await session.sample([1, 2, 3], SamplingParams(6))
             session.close()
             return first, second
 
@@ -188,18 +189,18 @@ def in_a_session(sampler, body):
 def test_a_context_is_filled_to_its_capacity_and_no_further(sampler, weights):
     async def body(session):
         assert session.capacity == 64
-        first = await session.sample([1] * 60, max_tokens=100)
+        first = await session.sample([1] * 60, SamplingParams(100))
         assert len(first.tokens) <= 4 and session.length == 60 + len(first.tokens)
         session.reset()
-        last = await session.sample([2] * 63, max_tokens=5)
+        last = await session.sample([2] * 63, SamplingParams(5))
         assert len(last.tokens) == 1 and session.length == 64
         with pytest.raises(ValueError, match="1 tokens after 64 leave no room in a context of 64"):
-            await session.sample([1], max_tokens=1)
+            await session.sample([1], SamplingParams(1))
         session.reset()
         with pytest.raises(ValueError, match="64 tokens after 0 leave no room"):
-            await session.sample([1] * 64, max_tokens=1)
+            await session.sample([1] * 64, SamplingParams(1))
         # A refused call has changed nothing.
-        again = await session.sample([2] * 63, max_tokens=5)
+        again = await session.sample([2] * 63, SamplingParams(5))
         return last, again
 
     last, again = in_a_session(sampler, body)
@@ -216,7 +217,7 @@ def branch_of(delta, sample) -> Branch:
 def test_an_empty_delta_is_refused(sampler):
     async def body(session):
         with pytest.raises(ValueError, match="at least one given token"):
-            await session.sample([], max_tokens=3)
+            await session.sample([], SamplingParams(3))
 
     in_a_session(sampler, body)
 
@@ -230,7 +231,7 @@ def test_a_closed_session_refuses_and_gives_its_slot_back_once(sampler):
             session.close()
             assert len(sampler._free) == free
             with pytest.raises(RuntimeError, match="closed"):
-                await session.sample([1], max_tokens=1)
+                await session.sample([1], SamplingParams(1))
 
     asyncio.run(main())
 
@@ -343,7 +344,7 @@ def test_a_session_left_behind_is_told(sampler):
         """A seed whose answer takes several decode calls, so that it cannot be complete when the serving ends."""
         for seed in range(100):
             session = await sampler.open(seed)
-            said = await session.sample([1, 2], max_tokens=50)
+            said = await session.sample([1, 2], SamplingParams(50))
             session.close()
             if len(said.tokens) > 3 * sampler.config.decode_steps:
                 return seed
@@ -355,11 +356,11 @@ def test_a_session_left_behind_is_told(sampler):
         async with sampler.serving():
             sessions = [await sampler.open(seed + i) for i in range(8)]
             late = [
-                asyncio.create_task(sessions[0].sample([1, 2], max_tokens=50)),
+                asyncio.create_task(sessions[0].sample([1, 2], SamplingParams(50))),
                 asyncio.create_task(sampler.open(9)),
             ]
             await asyncio.sleep(0)
-        late.append(asyncio.create_task(sessions[1].sample([1], max_tokens=1)))
+        late.append(asyncio.create_task(sessions[1].sample([1], SamplingParams(1))))
         return await asyncio.gather(*late, return_exceptions=True)
 
     for outcome in asyncio.run(asyncio.wait_for(main(), 60)):

@@ -1,0 +1,47 @@
+"""A Policy without a network: each session samples the messages of a script."""
+
+import asyncio
+import contextlib
+
+from composer_jax.sampler.policy import Sample, SamplingParams
+
+
+class ScriptedSession:
+    """Samples the messages (lists of token ids) in order, whatever the context is."""
+
+    def __init__(self, policy, messages, capacity):
+        self.policy, self.messages, self.capacity, self.length = policy, iter(messages), capacity, 0
+
+    async def sample(self, delta, params: SamplingParams) -> Sample:
+        message = next(self.messages)
+        tokens = message[: params.max_tokens]
+        self.length += len(delta) + len(tokens)
+        self.policy.decoded_tokens += len(tokens)
+        stop = "end" if len(tokens) == len(message) else "length"
+        return Sample(tokens, [-0.5] * len(tokens), [self.policy.version] * len(tokens), stop)
+
+    def reset(self):
+        self.length = 0
+
+    def close(self):
+        self.policy.free.release()
+
+
+class ScriptedPolicy:
+    """`script(seed)` returns the messages of the session with that seed; at most `slots` sessions are open at once."""
+
+    def __init__(self, script, slots=2, capacity=4096):
+        self.script, self.slots, self.capacity = script, slots, capacity
+        self.version, self.busy_seconds, self.decoded_tokens = 0, 0.0, 0
+
+    def update(self, params, router_bias, version):
+        self.version = version
+
+    @contextlib.asynccontextmanager
+    async def serving(self):
+        self.free = asyncio.Semaphore(self.slots)
+        yield
+
+    async def open(self, seed) -> ScriptedSession:
+        await self.free.acquire()
+        return ScriptedSession(self, self.script(seed), self.capacity)
