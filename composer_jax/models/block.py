@@ -13,7 +13,7 @@ from composer_jax.models.gqa import GroupedQueryAttention
 from composer_jax.models.mla import MultiHeadLatentAttention
 from composer_jax.models.moe import MixtureOfExperts
 from composer_jax.models.norm import RMSNorm
-from composer_jax.ops.row_attention import Sight
+from composer_jax.ops.row_attention import AttentionMask
 
 
 class Block(nnx.Module):
@@ -34,12 +34,12 @@ class Block(nnx.Module):
         self,
         x_BSD: jax.Array,
         positions_BS: jax.Array,
-        sight: Sight,
+        mask: AttentionMask,
         windowed: jax.Array | None,
         token_mask_BS: jax.Array,
     ):
         with jax.named_scope("attention"):
-            x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, sight, windowed)
+            x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, mask, windowed)
         return self._feed_forward(x_BSD, token_mask_BS)
 
     def extend(

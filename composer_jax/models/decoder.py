@@ -17,7 +17,7 @@ from composer_jax.models.mtp import MTPModule
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.ops.attention import additive_mask
-from composer_jax.ops.row_attention import Sight
+from composer_jax.ops.row_attention import AttentionMask
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size
 
@@ -54,11 +54,11 @@ class Decoder(nnx.Module):
 
     def __call__(self, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array) -> Hidden:
         """Whole rows. Positions restart in every segment; segment 0 is padding; no segment sees another."""
-        real_BS, sight = segments_BS > 0, self._sight(segments_BS)
+        real_BS, mask = segments_BS > 0, self._attention_mask(segments_BS)
         x_BSD = self.embedding(tokens_BS, positions_BS)
 
         def layer(x_BSD, block, windowed):
-            return block(x_BSD, positions_BS, sight, windowed, real_BS)
+            return block(x_BSD, positions_BS, mask, windowed, real_BS)
 
         x_BSD, (_, load) = self._layers(layer, x_BSD)
         return Hidden(self.final_norm(x_BSD), load)
@@ -118,12 +118,12 @@ class Decoder(nnx.Module):
         The logits of module k (from 1) at position i predict token i+k+1. It continues from the states of module k-1;
         the first from the trunk's normalised ones, which is what vLLM gives to the published weights.
         """
-        real_BS, sight = segments_BS > 0, dataclasses.replace(self._sight(segments_BS), window=None)
+        real_BS, mask = segments_BS > 0, dataclasses.replace(self._attention_mask(segments_BS), window=None)
 
         def layer(carry, module, _):
             states_BSD, ahead_BSD = carry
             ahead_BSD = context.following(ahead_BSD)
-            states_BSD, said_BSD, load = module(states_BSD, ahead_BSD, positions_BS, sight, real_BS)
+            states_BSD, said_BSD, load = module(states_BSD, ahead_BSD, positions_BS, mask, real_BS)
             return (states_BSD, ahead_BSD), (said_BSD, load)
 
         # Moved on after embedding: taps of token i+1 reach back to token i, also where i is the first of a row.
@@ -144,13 +144,13 @@ class Decoder(nnx.Module):
         """Float32 logits [..., vocab] of all words."""
         return all_words(head_logits(hidden, self.head_weight()))
 
-    def _sight(self, segments_BS: jax.Array) -> Sight:
+    def _attention_mask(self, segments_BS: jax.Array) -> AttentionMask:
         """What the tokens of this device see of their rows."""
-        return Sight(
+        return AttentionMask(
             context.order(segments_BS.shape[1]),
             segments_BS,
             context.gather(segments_BS),
-            whole=axis_size(context.AXIS) == 1,
+            is_whole_row=axis_size(context.AXIS) == 1,
             window=self.config.sliding_window,
         )
 

@@ -19,7 +19,7 @@ from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix, parameter
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales, attend
-from composer_jax.ops.row_attention import Sight, attend_rows
+from composer_jax.ops.row_attention import AttentionMask, attend_rows
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import psum_tensor
 
@@ -47,12 +47,12 @@ class GroupedQueryAttention(nnx.Module):
             self.sinks = parameter(zeros(h), "heads")
 
     def __call__(
-        self, x_BSD: jax.Array, positions_BS: jax.Array, sight: Sight, windowed: jax.Array | None = None
+        self, x_BSD: jax.Array, positions_BS: jax.Array, mask: AttentionMask, windowed: jax.Array | None = None
     ) -> jax.Array:
         """Attention within the rows (ops/row_attention.py). Devices that share rows exchange keys and values."""
         angles = self._angles(positions_BS)
         k, v = map(context.gather, self._keys_and_values(x_BSD, angles))
-        y_BSHV = attend_rows(self._queries(x_BSD, angles), k, v, sight, windowed, self._sinks())
+        y_BSHV = attend_rows(self._queries(x_BSD, angles), k, v, mask, windowed, self._sinks())
         return self._output(y_BSHV)
 
     def extend(

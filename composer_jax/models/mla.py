@@ -24,7 +24,7 @@ from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales, attend
-from composer_jax.ops.row_attention import Sight, attend_rows
+from composer_jax.ops.row_attention import AttentionMask, attend_rows
 from composer_jax.ops.vma import match_vma
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import psum_tensor
@@ -73,7 +73,7 @@ class MultiHeadLatentAttention(nnx.Module):
         )
 
     def __call__(
-        self, x_BSD: jax.Array, positions_BS: jax.Array, sight: Sight, windowed: jax.Array | None = None
+        self, x_BSD: jax.Array, positions_BS: jax.Array, mask: AttentionMask, windowed: jax.Array | None = None
     ) -> jax.Array:
         """Attention within the rows (ops/row_attention.py). Devices that share rows exchange latents, which are 1/35 of
         K2's keys and values, and each makes all keys and values from them (Composer 2, arXiv 2603.24477, section 5)."""
@@ -89,7 +89,7 @@ class MultiHeadLatentAttention(nnx.Module):
             q_BSHX = jnp.concatenate([q_nope, q_rope], axis=-1) * self.config.logit_scale
             shared = jnp.broadcast_to(k_rope[:, :, None], (*k_nope.shape[:3], k_rope.shape[-1]))
             k_BTHX = jnp.concatenate([k_nope, shared], axis=-1)
-            y_BSHV = attend_rows(q_BSHX, k_BTHX, v_BTHV, sight, windowed)
+            y_BSHV = attend_rows(q_BSHX, k_BTHX, v_BTHV, mask, windowed)
             return jnp.einsum("bshv,hvd->bsd", y_BSHV, out)
 
         weights = [gather_param(w, dtype) for w in (self.q, self.k_up, self.v_up, self.out)]

@@ -9,7 +9,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.load import Load
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
-from composer_jax.ops.row_attention import Sight
+from composer_jax.ops.row_attention import AttentionMask
 
 
 class MTPModule(nnx.Module):
@@ -32,11 +32,11 @@ class MTPModule(nnx.Module):
         hidden_BSD: jax.Array,
         embedding_BSD: jax.Array,
         positions_BS: jax.Array,
-        sight: Sight,
+        mask: AttentionMask,
         token_mask_BS: jax.Array,
     ) -> tuple[jax.Array, jax.Array, Load]:
         """States [B,S,D] for the next module, normalised ones for the head, and the load of the module's layer."""
         joined = jnp.concatenate([self.embedding_norm(embedding_BSD), self.hidden_norm(hidden_BSD)], axis=-1)
         x_BSD = joined @ gather_param(self.projection, hidden_BSD.dtype)
-        x_BSD, load = self.block(x_BSD, positions_BS, sight, None, token_mask_BS)
+        x_BSD, load = self.block(x_BSD, positions_BS, mask, None, token_mask_BS)
         return x_BSD, self.final_norm(x_BSD), load

@@ -1,6 +1,6 @@
 """Causal attention within whole rows: one contract, a fused kernel on TPUs, matrix products elsewhere.
 
-Who sees whom is not an array of S x S here but a rule (`Sight`): at 256 thousand positions that array would have 64
+Who sees whom is not an array of S x S here but a rule (`AttentionMask`): at 256 thousand positions that array would have 64
 billion entries per row.
 """
 
@@ -18,19 +18,19 @@ MOST_BLOCKS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Sight:
+class AttentionMask:
     """A query sees the keys of its own segment that stand no later in the row, and not before its window.
 
-    order_S: int32, where in the whole row each query stands; key t stands at t.
+    positions_S: int32, where in the whole row each query stands; key t stands at t.
     segments_BS, key_segments_BT: int32, of the queries and of the keys.
-    whole: static; the queries are the whole row, so that order_S counts from 0 (otherwise they are one device's part).
+    is_whole_row: static; the queries are the whole row, so that positions_S counts from 0 (otherwise they are one device's part).
     window: static; tokens that a layer with a window sees, itself included, or None where no layer has one.
     """
 
-    order_S: jax.Array
+    positions_S: jax.Array
     segments_BS: jax.Array
     key_segments_BT: jax.Array
-    whole: bool = True
+    is_whole_row: bool = True
     window: int | None = None
 
 
@@ -38,20 +38,20 @@ def attend_rows(
     q_BSHX: jax.Array,
     k_BTNX: jax.Array,
     v_BTNV: jax.Array,
-    sight: Sight,
+    mask: AttentionMask,
     windowed: jax.Array | None = None,
     sinks_H: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(q k^T) v over what the sight shows, [B,S,H,V]. Heads, scale and sinks as in ops/attention.py: attend.
+    """softmax(q k^T) v over what the mask shows, [B,S,H,V]. Heads, scale and sinks as in ops/attention.py: attend.
 
     windowed: bool scalar, whether this layer has the window; None where no layer has.
     """
     operands = (q_BSHX, k_BTNX, v_BTNV, windowed, sinks_H)
-    plain = lambda *operands: products(*operands[:3], sight, *operands[3:])  # noqa: E731
+    plain = lambda *operands: products(*operands[:3], mask, *operands[3:])  # noqa: E731
     if not splash.takes(q_BSHX.shape, k_BTNX.shape):
         return plain(*operands)
     kernel = lambda q, k, v, windowed, sinks: splash.attend(  # noqa: E731
-        q, k, v, sight.order_S, sight.segments_BS, sight.key_segments_BT, sight.window, windowed, sinks
+        q, k, v, mask.positions_S, mask.segments_BS, mask.key_segments_BT, mask.window, windowed, sinks
     )
     return jax.lax.platform_dependent(*operands, tpu=kernel, default=plain)
 
@@ -60,7 +60,7 @@ def products(
     q_BSHX: jax.Array,
     k_BTNX: jax.Array,
     v_BTNV: jax.Array,
-    sight: Sight,
+    mask: AttentionMask,
     windowed: jax.Array | None = None,
     sinks_H: jax.Array | None = None,
 ) -> jax.Array:
@@ -70,13 +70,13 @@ def products(
 
     def block(start: int) -> jax.Array:
         queries = slice(start, min(start + size, s))
-        keys = slice(0, queries.stop if sight.whole else t)
-        order_Q, segments_BQ = sight.order_S[queries], sight.segments_BS[:, queries]
-        back_QT = order_Q[:, None] - jnp.arange(keys.stop)[None, :]
+        keys = slice(0, queries.stop if mask.is_whole_row else t)
+        positions_Q, segments_BQ = mask.positions_S[queries], mask.segments_BS[:, queries]
+        back_QT = positions_Q[:, None] - jnp.arange(keys.stop)[None, :]
         seen_QT = back_QT >= 0
-        if sight.window is not None:
-            seen_QT &= back_QT < jnp.where(windowed, sight.window, t)
-        seen_BQT = seen_QT & (segments_BQ[:, :, None] == sight.key_segments_BT[:, None, keys])
+        if mask.window is not None:
+            seen_QT &= back_QT < jnp.where(windowed, mask.window, t)
+        seen_BQT = seen_QT & (segments_BQ[:, :, None] == mask.key_segments_BT[:, None, keys])
         return attend(q_BSHX[:, queries], k_BTNX[:, keys], v_BTNV[:, keys], additive_mask(seen_BQT), sinks_H)
 
     return jnp.concatenate([block(start) for start in range(0, s, size)], axis=1)

@@ -31,7 +31,7 @@ def attend(
     q_BSHX: jax.Array,
     k_BTNX: jax.Array,
     v_BTNV: jax.Array,
-    order_S: jax.Array,
+    positions_S: jax.Array,
     segments_BS: jax.Array,
     key_segments_BT: jax.Array,
     window: int | None = None,
@@ -41,7 +41,7 @@ def attend(
     interpret: bool = False,
 ) -> jax.Array:
     """As ops/row_attention.py: attend_rows, by the kernel. interpret: run the kernel's program without a TPU (slow)."""
-    arrays = (q_BSHX, k_BTNX, v_BTNV, order_S, segments_BS, key_segments_BT, sinks_H)
+    arrays = (q_BSHX, k_BTNX, v_BTNV, positions_S, segments_BS, key_segments_BT, sinks_H)
     arrays = [*match_vma(*arrays[:6]), None if sinks_H is None else pcast_varying(sinks_H, varying_axes(q_BSHX))]
     form = functools.partial(_attention, interpret)
     if window is None:
@@ -81,7 +81,7 @@ def _backward(interpret, window, transpose, dy):
 _attention.defvjp(_forward, _backward)
 
 
-def _kernel(interpret, window, order_S, segments_BS, key_segments_BT, q_BSHX, k_BTNX, v_BTNV, sinks_H=None):
+def _kernel(interpret, window, positions_S, segments_BS, key_segments_BT, q_BSHX, k_BTNX, v_BTNV, sinks_H=None):
     # Imported here: Pallas takes half a second that nothing but a TPU needs.
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         BlockSizes,
@@ -101,10 +101,10 @@ def _kernel(interpret, window, order_S, segments_BS, key_segments_BT, q_BSHX, k_
 
     def row(q_HSX, k_NTX, v_NTV, segments_S, key_segments_T):
         def info(bq: int, bt: int, *, key_by_key: bool):
-            seen = _blocks(order_S, segments_S, key_segments_T, bq, bt, window)
+            seen = _blocks(positions_S, segments_S, key_segments_T, bq, bt, window)
             following = _next(seen.T).T if key_by_key else _next(seen)
             return splash_attention_mask_info.MaskInfo(
-                following[None], None, seen[None].astype(jnp.int32), None, order_S
+                following[None], None, seen[None].astype(jnp.int32), None, positions_S
             )
 
         by_query = info(bq, bt, key_by_key=False)
@@ -148,7 +148,7 @@ def _rule(window: int | None):
     return lambda query, key: (query >= key) & (query < key + window)
 
 
-def _blocks(order_S, segments_S, key_segments_T, bq: int, bt: int, window: int | None) -> jax.Array:
+def _blocks(positions_S, segments_S, key_segments_T, bq: int, bt: int, window: int | None) -> jax.Array:
     """bool [S/bq, T/bt]: whether any query of a block may see any key of a block (segments rise along a row, but for
     padding, which is segment 0)."""
 
@@ -156,7 +156,7 @@ def _blocks(order_S, segments_S, key_segments_T, bq: int, bt: int, window: int |
         blocks = array.reshape(-1, size)
         return blocks.min(1), blocks.max(1)
 
-    (first, last), (low, high) = ends(order_S, bq), ends(segments_S, bq)
+    (first, last), (low, high) = ends(positions_S, bq), ends(segments_S, bq)
     (first_key, last_key), (low_key, high_key) = ends(jnp.arange(len(key_segments_T)), bt), ends(key_segments_T, bt)
     seen = (last[:, None] >= first_key) & (low[:, None] <= high_key) & (low_key <= high[:, None])
     if window is not None:

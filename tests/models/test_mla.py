@@ -12,16 +12,16 @@ from composer_jax.errors import UserError
 from composer_jax.models.cache import Entries
 from composer_jax.models.mla import MultiHeadLatentAttention
 from composer_jax.ops.attention import Scales, additive_mask, attend
-from composer_jax.ops.row_attention import Sight
+from composer_jax.ops.row_attention import AttentionMask
 from tests.models import reference
 from tests.models.small import relative_error, small
 
 RNG = np.random.default_rng(0)
 
 
-def one_document(rows: int, length: int) -> Sight:
+def one_document(rows: int, length: int) -> AttentionMask:
     segments = jnp.ones((rows, length), jnp.int32)
-    return Sight(jnp.arange(length), segments, segments)
+    return AttentionMask(jnp.arange(length), segments, segments)
 
 
 @pytest.mark.parametrize("q_lora_rank", [None, 12])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from composer_jax.ops import row_attention, splash
-from composer_jax.ops.row_attention import Sight
+from composer_jax.ops.row_attention import AttentionMask
 from composer_jax.parallel.context import zigzag
 from tests.models.small import relative_error
 
@@ -37,8 +37,8 @@ def plain(q, k, v, sinks, order, windowed):
 
 def products(q, k, v, sinks, order, window, windowed):
     whole = order is WHOLE
-    sight = Sight(jnp.asarray(order), SEGMENTS[:, order], SEGMENTS, whole, window)
-    return row_attention.products(q, k, v, sight, jnp.asarray(windowed), sinks)
+    mask = AttentionMask(jnp.asarray(order), SEGMENTS[:, order], SEGMENTS, whole, window)
+    return row_attention.products(q, k, v, mask, jnp.asarray(windowed), sinks)
 
 
 def kernel(q, k, v, sinks, order, window, windowed):
