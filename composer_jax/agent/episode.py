@@ -148,7 +148,7 @@ class _Run:
     flags: list[str] = field(default_factory=list)
 
     async def until_the_end(self, workspace: Workspace) -> Outcome:
-        available = tools.select(self.task.tools)
+        available = tools.select_tools(self.task.tools)
         instruction = Message("user", self.task.instruction)
         prompt = self.transcript.append("prompt", self.chat.render([instruction], available.values()))
         while True:
@@ -164,7 +164,7 @@ class _Run:
             done = next((i for i, call in enumerate(message.calls) if tools.is_finish(call, available)), None)
             made = [call for call in message.calls[:done] if isinstance(call, ToolCall)]
             self.calls += [(call.name, call.arguments) for call in made]
-            answers = await tools.answer_all(message.calls[:done], available, workspace)
+            answers = await tools.execute_calls(message.calls[:done], available, workspace)
             for observation in self.chat.bridge(sampled, answers):
                 self.transcript.append("tool", observation)
             if done is not None:
@@ -175,7 +175,7 @@ class _Run:
             if self.compaction.due(self.transcript.length + len(self.chat.generation_prompt)):
                 if self.summaries + 1 == self.compaction.max_segments:
                     return "out_of_segments"
-                if not await self.compact(prompt, todos.plan(workspace.todos)):
+                if not await self.compact(prompt, todos.format_plan(workspace.todos)):
                     return "out_of_context"
 
     async def sample(self, kind: Kind, max_tokens: int) -> Node | None:

@@ -62,7 +62,7 @@ def carry(chat: ChatFormat, number: int, summary: Sequence[int], plan: str = "")
     """The user message a new branch starts from, below the prompt: carried state, and the summary's own ids.
 
     number: how many summaries there have been, this one included. plan: what the agent has to do and has done, if it
-    wrote that down (todos.plan); what is beyond PLAN_CHARACTERS of it is cut. Control tokens in the
+    wrote that down (todos.format_plan); what is beyond PLAN_CHARACTERS of it is cut. Control tokens in the
     summary are left out (ChatFormat.user): a summary cannot speak in another role.
     """
     return chat.user([f"Summary {number}:\n", summary, *([f"\nPlan:\n{plan[:PLAN_CHARACTERS]}"] if plan else [])])

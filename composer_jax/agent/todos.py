@@ -16,6 +16,6 @@ class Todo:
     status: Status
 
 
-def plan(todos: tuple[Todo, ...]) -> str:
+def format_plan(todos: tuple[Todo, ...]) -> str:
     """The plan as the model sees it, one line for each item."""
     return "\n".join(f"{_MARKS[todo.status]} {todo.content}" for todo in todos)

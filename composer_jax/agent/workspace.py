@@ -13,7 +13,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from composer_jax.agent.pristine import Kind, is_history, pristine
+from composer_jax.agent.base_folder import Kind, is_vcs_path, open_base_folder
 from composer_jax.agent.search import Embedder, Hit, SearchIndex, search
 from composer_jax.agent.todos import Todo
 from composer_jax.sandbox import (
@@ -62,7 +62,7 @@ class Workspace:
         self._pool = pool
         self._cache = cache
         self._embedder = embedder
-        self._pristine = pristine(base or task.repository)
+        self._base = open_base_folder(base or task.repository)
         self._room = min(MAX_CHANGED, pool.limits.workspace_mb << 19) if pool else MAX_CHANGED
         in_container = isinstance(pool, ContainerPool)
         self.roots: tuple[str, ...] = (pool.workspace,) if in_container else WORKSPACES
@@ -82,7 +82,7 @@ class Workspace:
     async def prepare(self) -> None:
         """Lists the repository away from the event loop, and fetches what background jobs changed. Every tool call
         starts with it."""
-        await self._pristine.entries.get()
+        await self._base.entries.get()
         if self._sandbox is None or not self._sandbox.jobs:
             return
         async with self._turn:
@@ -99,28 +99,28 @@ class Workspace:
             return "folder"
         if change is not None:
             return None if change.kind == "gone" else change.kind
-        entry = None if self._covered(path) else self._pristine.entry(path)
+        entry = None if self._covered(path) else self._base.entry(path)
         return entry.kind if entry else None
 
     def size(self, path: str) -> int:
         """Bytes of a file."""
         change = self.changes.get(path)
-        return len(change.data) if change else self._pristine.entries.get_here()[path].size
+        return len(change.data) if change else self._base.entries.get_here()[path].size
 
     def mode(self, path: str) -> int:
         """Permission bits of a file."""
-        return self.changes[path].mode if path in self.changes else self._pristine.entry(path).mode
+        return self.changes[path].mode if path in self.changes else self._base.entry(path).mode
 
     def target(self, link: str) -> str:
         """Where a link leads."""
         change = self.changes.get(link)
-        return os.fsdecode(change.data if change else self._pristine.entries.get_here()[link].data)
+        return os.fsdecode(change.data if change else self._base.entries.get_here()[link].data)
 
     def paths(self, *kinds: Kind) -> list[str]:
         """Everything of these kinds, sorted."""
         found = {path: change.kind for path, change in self.changes.items() if change.kind != "gone"}
         found.update(dict.fromkeys(self._changed_folders(), "folder"))
-        entries = self._pristine.entries.get_here()
+        entries = self._base.entries.get_here()
         hiding = any(path in entries for path in self.changes)
         for path, entry in entries.items():
             if path not in found and path not in self.changes and not (hiding and self._covered(path)):
@@ -142,7 +142,7 @@ class Workspace:
         if mode is None:
             mode = self.mode(path) if kind == "file" else 0o644
         self.changes[path] = Change("file", data, mode)
-        if self._is_pristine(path, self.changes[path]):
+        if self._equals_base(path, self.changes[path]):
             del self.changes[path]
         self._changed(path)
 
@@ -152,7 +152,7 @@ class Workspace:
         if kind not in ("file", "link"):
             raise SandboxFileError(f"{path} is a folder, not a file" if kind else f"{path} does not exist")
         self.changes.pop(path, None)
-        if not self._covered(path) and self._pristine.entry(path):
+        if not self._covered(path) and self._base.entry(path):
             self.changes[path] = GONE
         self._changed(path)
 
@@ -201,7 +201,7 @@ class Workspace:
 
     async def search(self, query: str, under: str, limit: int) -> list[Hit]:
         """The best places for a query, of the files as they are now; `under`: in this file or folder ("": all)."""
-        base = await self._pristine.index(self._embedder).get()
+        base = await self._base.index(self._embedder).get()
         changes = dict(self.changes)
         return await asyncio.to_thread(self._search, base, changes, query, under, limit)
 
@@ -268,26 +268,26 @@ class Workspace:
         self.changes = dict(changes)
         holding = self._changed_folders()
         for path, change in changes.items():
-            implied = change == _NEW_FOLDER and path in holding and self._pristine.entry(path) is None
-            if implied or self._is_pristine(path, change):
+            implied = change == _NEW_FOLDER and path in holding and self._base.entry(path) is None
+            if implied or self._equals_base(path, change):
                 del self.changes[path]
 
     def _changed(self, path: str) -> None:
         self._unsent.add(path)
         self._folders = None
 
-    def _is_pristine(self, path: str, change: Change) -> bool:
+    def _equals_base(self, path: str, change: Change) -> bool:
         """Whether a changed file is what it was at first."""
-        entry = self._pristine.entry(path)
+        entry = self._base.entry(path)
         if entry is None or (entry.kind, change.kind, entry.size) != ("file", "file", len(change.data)):
             return False
         if self._covered(path) or (entry.mode ^ change.mode) & 0o100:
             return False
-        return self._pristine.read(path) == change.data
+        return self._base.read(path) == change.data
 
     def _first(self, path: str) -> Change:
         """A file of the pristine folder."""
-        return Change("file", self._pristine.read(path), self._pristine.entry(path).mode)
+        return Change("file", self._base.read(path), self._base.entry(path).mode)
 
     def _covered(self, path: str) -> bool:
         return _covered(path, self.changes)
@@ -306,7 +306,7 @@ class Workspace:
         known, index = self._changed_index
         if known != changes:
             found = ((path, change) for path, change in changes.items() if change.kind == "file")
-            files = {path: change.data for path, change in found if not is_history(path)}
+            files = {path: change.data for path, change in found if not is_vcs_path(path)}
             sizes = {path: len(data) for path, data in files.items()}
             index = SearchIndex.of(sizes, files.__getitem__, self._embedder)
             self._changed_index = changes, index

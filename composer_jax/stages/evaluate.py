@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from composer_jax.agent.record import episode_record
+from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
 from composer_jax.evals.suite import Suite, compaction_error, run_suite
 from composer_jax.observe.episodes import write_episodes
@@ -74,7 +74,7 @@ def evaluate(run: Run, which: str) -> None:
                 for i in range(min(run.settings.evaluate.recorded_tasks, len(suite.tasks))):
                     for episode in episodes[i * suite.attempts : i * suite.attempts + 2]:
                         records.append(
-                            episode_record(
+                            build_episode_record(
                                 episode,
                                 tasks[episode.task_id],
                                 run.chat,

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 
-from composer_jax.agent.record import episode_record
+from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.observe.progress import Progress
@@ -83,7 +83,7 @@ def first_of_each_family(run: Run, rollout: Rollout, step: int) -> list[EpisodeR
         seen[episode.family] += 1
         if seen[episode.family] <= 2:
             condition = "no_trigger" if job.compaction.trigger is None else "short"
-            records.append(episode_record(episode, job.task, run.chat, condition=condition, step=step))
+            records.append(build_episode_record(episode, job.task, run.chat, condition=condition, step=step))
     return records
 
 

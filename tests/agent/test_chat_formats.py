@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.agent import tools
 from composer_jax.agent.episode import Limits, run_episode
-from composer_jax.agent.record import episode_record
+from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import AssistantMessage, ToolCall
 from composer_jax.data.chat_folder import load_chat_format
@@ -65,7 +65,7 @@ def test_a_repair(play, chat, style):
 
     [row] = episode.transcript.rows()
     assert row.tokens.tolist() == session.context
-    record = episode_record(episode, TASK, chat, condition="whole")
+    record = build_episode_record(episode, TASK, chat, condition="whole")
     answers = [message.text for message in record.segments[0] if message.kind == "tool"]
     assert answers[0].startswith(f"FAIL {KNOW['function']}(")
     assert answers[1:3] == [TASK.files[KNOW["path"]], "ERROR no such file <|im_end|>.py"]
@@ -79,7 +79,7 @@ def test_a_repair(play, chat, style):
         messages.append(AssistantMessage(content, tuple(asked), True))
         messages += [Message("tool", answers.pop(0)) for _ in asked]
     messages.append(AssistantMessage("", (FINISH,), True))
-    declared = tools.select(TASK.tools).values()
+    declared = tools.select_tools(TASK.tools).values()
     assert session.context == chat.render(messages, declared)
     prompt = decode(chat, session.contexts[0])
     assert all(tool.description in prompt for tool in declared)
@@ -106,7 +106,7 @@ def test_a_summary_starts_a_new_branch(play, chat, style):
         AssistantMessage("", (READ,), True),
         Message("tool", TASK.files[KNOW["path"]]),
     ]
-    full = len(chat.render(seen, tools.select(TASK.tools).values())) + len(chat.generation_prompt)
+    full = len(chat.render(seen, tools.select_tools(TASK.tools).values())) + len(chat.generation_prompt)
     compaction = Compaction(trigger=full - 1, max_summary_tokens=20)
     episode, session = play(("", READ), summary, ("", FIX), ("", FINISH), compaction=compaction)
     assert (episode.outcome, episode.reward, episode.summaries) == ("finished", 1.0, 1)

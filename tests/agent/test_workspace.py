@@ -242,7 +242,7 @@ def test_a_folder_is_copied_and_indexed_once_for_all_episodes(folder):
         workspaces = [Workspace(task_of({}, repository=folder), pool) for _ in range(count)]
         await asyncio.gather(*(workspace.run(["true"], 5) for workspace in workspaces))
         await asyncio.gather(*(workspace.search("echo", "", 3) for workspace in workspaces))
-        indexes = [await workspace._pristine.index(None).get() for workspace in workspaces]
+        indexes = [await workspace._base.index(None).get() for workspace in workspaces]
         assert all(index is indexes[0] for index in indexes)
         for workspace in workspaces:
             await workspace.close()

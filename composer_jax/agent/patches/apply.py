@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from composer_jax.agent.mismatch import instead
 from composer_jax.agent.patches.patch import Hunk, PatchError
+from composer_jax.agent.similar_lines import describe_similar_lines
 
 
 def apply_hunks(text: str, hunks: Sequence[Hunk]) -> str:
@@ -35,7 +35,8 @@ def _place(text: str, done: int, hunk: Hunk, name: str) -> tuple[int, int, str]:
         if found is not None and found + len(old) > len(text):
             return found, len(text), new.removesuffix("\n")
     where = f" behind line {_line(text, low)}" if low else ""
-    raise PatchError(f"{name} does not fit: its old lines are not in the file{where}{instead(text[low:], old)}")
+    similar = describe_similar_lines(text[low:], old)
+    raise PatchError(f"{name} does not fit: its old lines are not in the file{where}{similar}")
 
 
 def _found(text: str, low: int, old: str, hunk: Hunk, name: str) -> int | None:

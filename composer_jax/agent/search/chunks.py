@@ -24,7 +24,7 @@ class Chunk:
     text: str
 
 
-def chunks(path: str, data: bytes) -> list[Chunk]:
+def split_chunks(path: str, data: bytes) -> list[Chunk]:
     """The pieces of a file, in its order; none for binary, empty and very large files.
 
     A function that is longer than LONG lines, and the lines between functions, come in windows. Python that cannot be

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from composer_jax.agent.search import words
-from composer_jax.agent.search.chunks import MAX_BYTES, Chunk, chunks
+from composer_jax.agent.search.chunks import MAX_BYTES, Chunk, split_chunks
 
 K1, B = 1.2, 0.75  # Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009), section 3.2
 FUSION = 60  # Cormack, Clarke and Buettcher, Reciprocal Rank Fusion (SIGIR 2009)
@@ -44,7 +44,7 @@ class SearchIndex:
         lengths = []
         for number, chunk in enumerate(self.chunks):
             self.numbers[chunk.path].append(number)
-            counted = words.counts(f"{chunk.path} {chunk.name}\n{chunk.text}")
+            counted = words.count_words(f"{chunk.path} {chunk.name}\n{chunk.text}")
             lengths.append(counted.total())
             for word, count in counted.items():
                 numbers, counts = postings[word]
@@ -65,7 +65,7 @@ class SearchIndex:
     ) -> "SearchIndex":
         """The index of files, given their sizes in bytes; large ones are not read."""
         paths = sorted(path for path, size in sizes.items() if size <= MAX_BYTES)
-        return cls((chunk for path in paths for chunk in chunks(path, read(path))), embedder)
+        return cls((chunk for path in paths for chunk in split_chunks(path, read(path))), embedder)
 
     def posting(self, word: str) -> tuple[np.ndarray, np.ndarray]:
         """(numbers of the chunks with a word, how often it is in each)."""
@@ -99,7 +99,7 @@ def search(
     if under:
         allowed &= np.array([c.path == under or c.path.startswith(f"{under}/") for c in pool], bool)
 
-    scores = np.where(allowed, np.concatenate(_bm25(words.words(query), (base, changed), masks)), 0.0)
+    scores = np.where(allowed, np.concatenate(_bm25(words.split_words(query), (base, changed), masks)), 0.0)
     order = _ranked(scores, pool)
     if embedder is not None and pool:
         closeness = np.where(allowed, np.concatenate(_cosines(query, (base, changed), embedder)), 0.0)

@@ -15,12 +15,12 @@ _COMMON = frozenset(
 )
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words of a text, in order. `readHTTPHeader_v2` gives read, http, header, v, 2 and readhttpheader_v2."""
     return [word for name in _NAME.findall(text) for word in _words_of(name)]
 
 
-def counts(text: str) -> Counter[str]:
+def count_words(text: str) -> Counter[str]:
     """How often each word is in a text."""
     found: Counter[str] = Counter()
     for name, count in Counter(_NAME.findall(text)).items():

@@ -10,30 +10,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from composer_jax.agent.tools import compact, repository
-from composer_jax.agent.tools.answering import answer, answer_all, is_finish
+from composer_jax.agent.tools.execute import execute_call, execute_calls, is_finish
 from composer_jax.agent.tools.tool import FINISH, Tool
 from composer_jax.errors import UserError
 
-__all__ = ["ALL", "FINISH", "Tool", "answer", "answer_all", "is_finish", "select"]
+__all__ = ["TOOLS", "FINISH", "Tool", "execute_call", "execute_calls", "is_finish", "select_tools"]
 
 REPOSITORY = "repository/"
-ALL: Mapping[str, Tool] = {
+TOOLS: Mapping[str, Tool] = {
     **compact.TOOLS,
     **{f"{REPOSITORY}{name}": tool for name, tool in repository.TOOLS.items()},
 }
 """Every tool, by the name that tasks use."""
 
 
-def select(names: Sequence[str]) -> dict[str, Tool]:
+def select_tools(names: Sequence[str]) -> dict[str, Tool]:
     """The tools of a task, by the name that the model sees. Raises UserError for a name that no tool has, and for two
     tools that the model would see by one name."""
     chosen: dict[str, Tool] = {}
     for wanted in names:
         all_of_set = wanted == f"{REPOSITORY}*"
-        for name in [name for name in ALL if name.startswith(REPOSITORY)] if all_of_set else [wanted]:
-            if name not in ALL:
-                raise UserError(f"a task asks for the tool {name!r}; the tools are {', '.join(ALL)}, {REPOSITORY}*")
-            tool = ALL[name]
+        for name in [name for name in TOOLS if name.startswith(REPOSITORY)] if all_of_set else [wanted]:
+            if name not in TOOLS:
+                raise UserError(f"a task asks for the tool {name!r}; the tools are {', '.join(TOOLS)}, {REPOSITORY}*")
+            tool = TOOLS[name]
             if chosen.setdefault(tool.name, tool) is not tool:
                 raise UserError(f"a task asks for two tools that are called {tool.name!r}; leave one of them out")
     return chosen

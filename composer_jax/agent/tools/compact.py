@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_jax.agent.tools.schema import ToolError
-from composer_jax.agent.tools.tool import FINISH, Tool, arguments
+from composer_jax.agent.tools.tool import FINISH, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
 
 MAX_CHARACTERS = 2000  # of one observation
@@ -15,7 +15,7 @@ TEST_COMMAND = ("python", "run_tests.py")
 TEST_TIMEOUT_S = 5.0
 
 
-def shortened(text: str) -> str:
+def truncate(text: str) -> str:
     """The text, or its beginning and how much of it was dropped."""
     if len(text) <= MAX_CHARACTERS:
         return text
@@ -75,7 +75,7 @@ async def _finish(workspace: Workspace) -> str:
 
 
 def _object(**properties: str) -> dict[str, Any]:
-    return arguments(
+    return object_schema(
         tuple(properties), **{name: {"type": "string", "description": text} for name, text in properties.items()}
     )
 
@@ -84,16 +84,16 @@ _PATH = "relative path of a file in the workspace"
 TOOLS: Mapping[str, Tool] = {
     tool.name: tool
     for tool in (
-        Tool("run_tests", "Run the visible tests.", _object(), _run_tests, shortened),
-        Tool("grep", "Find a literal text in the Python files.", _object(pattern="the text"), _grep, shortened, True),
-        Tool("read", "Show a file.", _object(path=_PATH), _read, shortened, True),
+        Tool("run_tests", "Run the visible tests.", _object(), _run_tests, truncate),
+        Tool("grep", "Find a literal text in the Python files.", _object(pattern="the text"), _grep, truncate, True),
+        Tool("read", "Show a file.", _object(path=_PATH), _read, truncate, True),
         Tool(
             "edit",
             "Replace a text that occurs exactly once in a file.",
             _object(path=_PATH, old="the text to replace", new="what to put there"),
             _edit,
-            shortened,
+            truncate,
         ),
-        Tool(FINISH, "Say that the work is done.", _object(), _finish, shortened),
+        Tool(FINISH, "Say that the work is done.", _object(), _finish, truncate),
     )
 }

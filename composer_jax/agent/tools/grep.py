@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-from composer_jax.agent.tools.paths import inside, refuse_links
+from composer_jax.agent.tools.paths import refuse_links, resolve_path
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.workspace import Workspace
 
 TIMEOUT_S = 20.0
 _FOLDER = Path(__file__).parent
-PROGRAM = "".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("globbing.py", "grep_inside.py"))
+PROGRAM = "".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("glob_pattern.py", "grep_program.py"))
 COMMAND = ("python", "-I", "-S", "-W", "ignore", "-c", PROGRAM)
 
 
@@ -17,7 +17,7 @@ async def grep(
     workspace: Workspace, pattern: str, path: str = "", glob: str = "", ignore_case: bool = False, context: int = 0
 ) -> str:
     """Lines that match, with their paths and numbers."""
-    folder = inside(workspace, path)
+    folder = resolve_path(workspace, path)
     if folder and workspace.kind(folder) not in ("file", "folder"):
         refuse_links(workspace, folder)
         raise ToolError(f"there is no file or folder {folder}")
@@ -27,7 +27,7 @@ async def grep(
     request = {
         "pattern": pattern,
         "path": folder,
-        "glob": inside(workspace, glob) if "/" in glob else glob,
+        "glob": resolve_path(workspace, glob) if "/" in glob else glob,
         "ignore_case": ignore_case,
         "context": context,
     }

@@ -7,7 +7,7 @@ MAX_DEPTH = 60  # folders within folders; sandboxes go a little further
 MAX_NAME, MAX_PATH = 255, 4000  # bytes that a kernel takes
 
 
-def inside(workspace: Workspace, path: str) -> str:
+def resolve_path(workspace: Workspace, path: str) -> str:
     """A path relative to the workspace, "" for the workspace itself. Raises ToolError for one that leads elsewhere."""
     rest = path
     for root in workspace.roots:
@@ -27,9 +27,9 @@ def inside(workspace: Workspace, path: str) -> str:
     return "/".join(parts)
 
 
-def existing_file(workspace: Workspace, path: str) -> str:
+def resolve_file(workspace: Workspace, path: str) -> str:
     """The relative path of a file that is there. Raises ToolError if it is not, saying what is."""
-    found = inside(workspace, path)
+    found = resolve_path(workspace, path)
     kind = workspace.kind(found) if found else "folder"
     if kind == "file":
         return found

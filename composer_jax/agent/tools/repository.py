@@ -3,20 +3,20 @@
 from collections.abc import Mapping
 
 from composer_jax.agent.todos import STATUSES
-from composer_jax.agent.tools import reading, shell
-from composer_jax.agent.tools.editing import edit_file
+from composer_jax.agent.tools import browse, shell
+from composer_jax.agent.tools.apply_patch import apply_patch
+from composer_jax.agent.tools.edit_file import edit_file
 from composer_jax.agent.tools.grep import grep
-from composer_jax.agent.tools.patching import apply_patch
-from composer_jax.agent.tools.semantic import semantic_search
-from composer_jax.agent.tools.todo import todo_write
-from composer_jax.agent.tools.tool import FINISH, Tool, arguments
+from composer_jax.agent.tools.semantic_search import semantic_search
+from composer_jax.agent.tools.todo_write import todo_write
+from composer_jax.agent.tools.tool import FINISH, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
 
 MAX_CHARACTERS = 20_000  # of one observation
 HEAD = 12_000  # of these, how many are the beginning
 
 
-def shortened(text: str) -> str:
+def truncate(text: str) -> str:
     """The text; of a long one its beginning and its end, and how much is between."""
     if len(text) <= MAX_CHARACTERS:
         return text
@@ -32,7 +32,7 @@ async def _finish(workspace: Workspace) -> str:
 
 _PATH = {"type": "string", "description": "path relative to the workspace"}
 _UNDER = {"type": "string", "description": "only in this file or folder"}
-_ITEM = arguments(
+_ITEM = object_schema(
     ("content", "status"),
     content={"type": "string", "minLength": 1, "maxLength": 500},
     status={"type": "string", "enum": list(STATUSES)},
@@ -40,44 +40,44 @@ _ITEM = arguments(
 _TOOLS = (
     Tool(
         "read_file",
-        f"Show a file with line numbers, or a part of it; at most {reading.MAX_LINES} lines at once.",
-        arguments(
+        f"Show a file with line numbers, or a part of it; at most {browse.MAX_LINES} lines at once.",
+        object_schema(
             ("path",),
             path=_PATH,
             start={"type": "integer", "minimum": 1, "description": "first line, default 1"},
             end={"type": "integer", "minimum": 1, "description": "last line, default the last of the file"},
         ),
-        reading.read_file,
-        shortened,
+        browse.read_file,
+        truncate,
         True,
     ),
     Tool(
         "list_dir",
         "List what is in a folder.",
-        arguments(
+        object_schema(
             path={"type": "string", "description": "the folder, default the workspace"},
             depth={"type": "integer", "minimum": 1, "maximum": 10, "description": "levels of folders, default 1"},
         ),
-        reading.list_dir,
-        shortened,
+        browse.list_dir,
+        truncate,
         True,
     ),
     Tool(
         "glob",
         "Find files by a pattern with *, ?, [...], {a,b} and ** for any folders; without a slash it is matched with "
         "the names of files in all folders.",
-        arguments(
+        object_schema(
             ("pattern",),
             pattern={"type": "string", "minLength": 1, "maxLength": 300, "description": "such as src/**/*_test.py"},
         ),
-        reading.glob,
-        shortened,
+        browse.glob,
+        truncate,
         True,
     ),
     Tool(
         "grep",
         "Find lines by a regular expression in text files.",
-        arguments(
+        object_schema(
             ("pattern",),
             pattern={"type": "string", "minLength": 1, "maxLength": 1000, "description": "a regular expression"},
             path=_UNDER,
@@ -86,26 +86,26 @@ _TOOLS = (
             context={"type": "integer", "minimum": 0, "maximum": 20, "description": "lines shown around, default 0"},
         ),
         grep,
-        shortened,
+        truncate,
         True,
     ),
     Tool(
         "semantic_search",
         "Find the functions and passages that a question or some words are about.",
-        arguments(
+        object_schema(
             ("query",),
             query={"type": "string", "minLength": 1, "maxLength": 1000, "description": "what to look for, in words"},
             path=_UNDER,
         ),
         semantic_search,
-        shortened,
+        truncate,
         True,
     ),
     Tool(
         "edit_file",
         "Replace old, which must be in the file exactly once, by new. Without old: create the file with new in it. "
         "With delete: remove the file.",
-        arguments(
+        object_schema(
             ("path",),
             path=_PATH,
             old={"type": "string", "description": "the text to replace, exactly as in the file"},
@@ -113,20 +113,20 @@ _TOOLS = (
             delete={"type": "boolean", "description": "true removes the file, default false"},
         ),
         edit_file,
-        shortened,
+        truncate,
     ),
     Tool(
         "apply_patch",
         "Apply a unified diff, or a patch from *** Begin Patch to *** End Patch, to any number of files: all of it or "
         "nothing.",
-        arguments(("patch",), patch={"type": "string", "maxLength": 1 << 20, "description": "the patch"}),
+        object_schema(("patch",), patch={"type": "string", "maxLength": 1 << 20, "description": "the patch"}),
         apply_patch,
-        shortened,
+        truncate,
     ),
     Tool(
         "shell",
         "Run a command in a shell whose folder, variables and jobs stay from call to call.",
-        arguments(
+        object_schema(
             ("command",),
             command={"type": "string", "minLength": 1, "maxLength": 100_000, "description": "for bash"},
             timeout={
@@ -138,18 +138,18 @@ _TOOLS = (
             background={"type": "boolean", "description": "true starts it and does not wait, default false"},
         ),
         shell.shell,
-        shortened,
+        truncate,
     ),
     Tool(
         "todo_write",
         "Write down the plan: all items, in place of those of before.",
-        arguments(
+        object_schema(
             ("items",),
             items={"type": "array", "maxItems": 50, "items": _ITEM, "description": "the items of the plan"},
         ),
         todo_write,
-        shortened,
+        truncate,
     ),
-    Tool(FINISH, "Say that the work is done.", arguments(), _finish, shortened),
+    Tool(FINISH, "Say that the work is done.", object_schema(), _finish, truncate),
 )
 TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in _TOOLS}

@@ -15,7 +15,7 @@ class Tool:
 
     parameters: JSON schema of its arguments. call: given the workspace and the arguments by name; what it says is the
     observation. It may raise ToolError and SandboxFileError, with one sentence for the model.
-    shortened: cuts an observation to what the tool's set allows.
+    truncate: cuts an observation to what the tool's set allows.
     only_reads: whether calls of it leave everything as it is, so that several can be carried out at the same time.
     """
 
@@ -23,7 +23,7 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]
     call: Callable[..., Awaitable[str]]
-    shortened: Callable[[str], str]
+    truncate: Callable[[str], str]
     only_reads: bool = False
 
     def check(self, arguments: Any) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class Tool:
         return arguments
 
 
-def arguments(required: tuple[str, ...] = (), /, **properties: Mapping[str, Any]) -> dict[str, Any]:
+def object_schema(required: tuple[str, ...] = (), /, **properties: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments."""
     return {
         "type": "object",

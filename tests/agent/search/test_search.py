@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_jax.agent.search import SearchIndex, search
-from composer_jax.agent.search.chunks import LONG, MAX_BYTES, STEP, WINDOW, chunks
+from composer_jax.agent.search.chunks import LONG, MAX_BYTES, STEP, WINDOW, split_chunks
 from composer_jax.agent.search.index import K1, B
-from composer_jax.agent.search.words import words
+from composer_jax.agent.search.words import split_words
 
 EMPTY = SearchIndex((), None)
 
@@ -27,11 +27,11 @@ def found(query, files, embedder=None, **options):
 
 
 def test_words_are_identifiers_and_their_parts():
-    assert words("readHTTPHeader_v2(fileNames)") == (
+    assert split_words("readHTTPHeader_v2(fileNames)") == (
         ["read", "http", "header", "v", "2", "readhttpheader_v2", "file", "name", "filenames"]
     )
-    assert words("the status of a class") == ["status"]
-    assert words("größe ΔX " + "x" * 100) == ["gr", "öß", "e", "größe", "δ", "x", "δx"]
+    assert split_words("the status of a class") == ["status"]
+    assert split_words("größe ΔX " + "x" * 100) == ["gr", "öß", "e", "größe", "δ", "x", "δx"]
 
 
 def test_python_is_cut_at_functions_and_classes():
@@ -39,35 +39,36 @@ def test_python_is_cut_at_functions_and_classes():
         '"""Doc."""\n\nimport os\n\n\nclass A:\n    x = 1\n\n    @property\n    def f(self):\n        return 1\n\n'
         "    async def g(self):\n        return 2\n\n\n@cache\ndef h():\n    def inner():\n        pass\n\n\nprint(1)\n"
     )
-    spans = [(chunk.start, chunk.end, chunk.name) for chunk in chunks("a.py", text.encode())]
+    spans = [(chunk.start, chunk.end, chunk.name) for chunk in split_chunks("a.py", text.encode())]
     assert spans == [(1, 5, ""), (6, 8, "A"), (9, 11, "A.f"), (13, 14, "A.g"), (17, 20, "h"), (21, 24, "")]
 
 
 def test_other_text_comes_in_windows_that_overlap():
     lines = [f"line {number}" for number in range(1, 101)]
-    spans = [(chunk.start, chunk.end) for chunk in chunks("a.txt", "\n".join(lines).encode())]
+    spans = [(chunk.start, chunk.end) for chunk in split_chunks("a.txt", "\n".join(lines).encode())]
     assert spans[0] == (1, WINDOW) and spans[1] == (1 + STEP, WINDOW + STEP) and spans[-1][1] == 100
     long = "def f():\n" + "    x = 1\n" * LONG
-    assert [(c.start, c.end, c.name) for c in chunks("a.py", long.encode())] == [(1, 40, "f"), (31, LONG + 1, "f")]
+    chunks = split_chunks("a.py", long.encode())
+    assert [(c.start, c.end, c.name) for c in chunks] == [(1, 40, "f"), (31, LONG + 1, "f")]
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"\0binary", b"x" * (MAX_BYTES + 1), b"\n\n  \n"], ids=["empty", "binary", "large", "blank"]
 )
 def test_what_has_no_chunks(data):
-    assert chunks("a.py", data) == []
+    assert split_chunks("a.py", data) == []
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape")
 @pytest.mark.parametrize("text", ["def f(:\n", "x = '\\d'\n", "(" * 300, "-" * 100_000, "a\r" * 50 + "def f(): pass\r"])
 def test_python_that_cannot_be_parsed_is_searched_all_the_same(text):
-    assert "".join(c.text for c in chunks("a.py", text.encode())).startswith(text[:5].rstrip("\n"))
+    assert "".join(c.text for c in split_chunks("a.py", text.encode())).startswith(text[:5].rstrip("\n"))
 
 
 @given(st.text(alphabet="ab \n\r:()def@'\"\t\f", max_size=200))
 def test_every_line_with_something_on_it_is_in_a_chunk(text):
     covered = set()
-    for chunk in chunks("a.py", text.encode()):
+    for chunk in split_chunks("a.py", text.encode()):
         assert chunk.start <= chunk.end
         covered |= set(range(chunk.start, chunk.end + 1))
     wanted = {number for number, line in enumerate(text.split("\n"), 1) if line.strip()}
@@ -78,7 +79,7 @@ def test_scores_are_those_of_the_formula():
     files = {"a.txt": "rate rate money", "b.txt": "money money money sky", "c.txt": "sky"}
     index = index_of(files)
     hits = {hit.chunk.path: hit.score for hit in search("rate money", index, (), EMPTY)}
-    bags = {path: words(f"{path} \n{text}") for path, text in files.items()}
+    bags = {path: split_words(f"{path} \n{text}") for path, text in files.items()}
     mean = sum(map(len, bags.values())) / 3
 
     def score(path):

@@ -6,13 +6,13 @@ import subprocess
 
 import pytest
 
-from composer_jax.agent.tools import answer, answer_all, select
+from composer_jax.agent.tools import execute_call, execute_calls, select_tools
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import ToolCall
 from composer_jax.sandbox import SandboxLimits, SandboxPool
 from tests.agent.conftest import task_of
 
-TOOLS = select(("repository/*",))
+TOOLS = select_tools(("repository/*",))
 
 TABLE_PY = '''"""Rates and scales."""
 
@@ -89,10 +89,10 @@ class Asked:
         self.workspace = Workspace(task_of({}, repository=repository), pool, cache, **options)
 
     async def ask(self, tool, **arguments):
-        return await answer(ToolCall(tool, arguments), TOOLS, self.workspace)
+        return await execute_call(ToolCall(tool, arguments), TOOLS, self.workspace)
 
     async def ask_all(self, *calls):
-        return await answer_all([ToolCall(name, arguments) for name, arguments in calls], TOOLS, self.workspace)
+        return await execute_calls([ToolCall(name, arguments) for name, arguments in calls], TOOLS, self.workspace)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.agent.tools import answer, compact, select
+from composer_jax.agent.tools import compact, execute_call, select_tools
 from composer_jax.agent.tools.compact import MAX_CHARACTERS, TOOLS
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import Malformed, ToolCall
@@ -26,7 +26,7 @@ FILES = {
 
 def ask(name, workspace=None, pool=None, **arguments):
     workspace = workspace or Workspace(task_of(FILES), pool)
-    return asyncio.run(answer(ToolCall(name, arguments), TOOLS, workspace))
+    return asyncio.run(execute_call(ToolCall(name, arguments), TOOLS, workspace))
 
 
 def test_schemas_are_json_schemas_of_strings():
@@ -93,7 +93,7 @@ def test_edit_changes_exactly_one_place():
 )
 def test_mistakes_are_observations(call, said):
     workspace = Workspace(task_of(FILES), None)
-    assert asyncio.run(answer(call, TOOLS, workspace)) == said
+    assert asyncio.run(execute_call(call, TOOLS, workspace)) == said
     assert {path: data.decode() for path, data in workspace.files.items()} == FILES
 
 
@@ -109,7 +109,7 @@ JSON = st.recursive(
     st.dictionaries(st.sampled_from(["path", "pattern", "old", "new", "x"]), JSON),
 )
 def test_any_call_gets_a_short_answer(name, arguments):
-    said = asyncio.run(answer(ToolCall(name, arguments), TOOLS, Workspace(task_of(FILES), None)))
+    said = asyncio.run(execute_call(ToolCall(name, arguments), TOOLS, Workspace(task_of(FILES), None)))
     assert isinstance(said, str) and len(said) <= MAX_CHARACTERS + 40
 
 
@@ -129,11 +129,14 @@ def test_files_that_are_no_text():
 
 
 def test_a_task_chooses_its_tools():
-    assert list(select(("read", "finish"))) == ["read", "finish"]
+    assert list(select_tools(("read", "finish"))) == ["read", "finish"]
     with pytest.raises(UserError, match="asks for the tool 'shell'; the tools are run_tests, grep"):
-        select(("read", "shell"))
+        select_tools(("read", "shell"))
     call = ToolCall("grep", {"pattern": "x"})
-    assert asyncio.run(answer(call, select(("read",)), Workspace(task_of(FILES), None))) == "ERROR no tool grep"
+    assert (
+        asyncio.run(execute_call(call, select_tools(("read",)), Workspace(task_of(FILES), None)))
+        == "ERROR no tool grep"
+    )
 
 
 def test_run_tests_really_runs_them(pool):
@@ -141,10 +144,10 @@ def test_run_tests_really_runs_them(pool):
         task = generate("bugfix", "train", 0, 0)
         know = task.metadata
         workspace = Workspace(task, pool)
-        said = [await answer(ToolCall("run_tests", {}), TOOLS, workspace)]
+        said = [await execute_call(ToolCall("run_tests", {}), TOOLS, workspace)]
         edit = {"path": know["path"], "old": know["old"], "new": know["new"]}
-        said.append(await answer(ToolCall("edit", edit), TOOLS, workspace))
-        said.append(await answer(ToolCall("run_tests", {}), TOOLS, workspace))
+        said.append(await execute_call(ToolCall("edit", edit), TOOLS, workspace))
+        said.append(await execute_call(ToolCall("run_tests", {}), TOOLS, workspace))
         await workspace.close()
         assert said[0].startswith(f"FAIL {know['function']}(") and "\n" not in said[0]
         assert said[1:] == ["ok", "PASS 8"]
@@ -163,7 +166,7 @@ def test_run_tests_really_runs_them(pool):
 def test_a_broken_runner_is_reported(pool, runner, said):
     async def check():
         workspace = Workspace(task_of({"run_tests.py": runner}), pool)
-        assert await answer(ToolCall("run_tests", {}), TOOLS, workspace) == said
+        assert await execute_call(ToolCall("run_tests", {}), TOOLS, workspace) == said
         await workspace.close()
 
     asyncio.run(check())
@@ -175,7 +178,7 @@ def test_an_endless_test_is_reported(pool, monkeypatch):
         cache = ResultCache()
         for _ in range(2):
             workspace = Workspace(task_of({"run_tests.py": "while True: pass"}), pool, cache)
-            assert await answer(ToolCall("run_tests", {}), TOOLS, workspace) == "FAIL timeout"
+            assert await execute_call(ToolCall("run_tests", {}), TOOLS, workspace) == "FAIL timeout"
             await workspace.close()
         assert (cache.hits, cache.runs) == (0, 2), "a timeout is not remembered"
 

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from composer_jax.agent import tools
-from composer_jax.agent.tools import ALL, answer, answer_all, select
-from composer_jax.agent.tools.answering import _valid
+from composer_jax.agent.tools import TOOLS as ALL_TOOLS
+from composer_jax.agent.tools import execute_call, execute_calls, select_tools
+from composer_jax.agent.tools.execute import _replace_surrogates
 from composer_jax.agent.tools.repository import MAX_CHARACTERS
 from composer_jax.agent.tools.schema import ToolError, check
 from composer_jax.agent.workspace import Workspace
@@ -33,7 +34,7 @@ def schemas(schema):
 
 
 def test_every_schema_is_json_that_is_checked_in_full():
-    for tool in ALL.values():
+    for tool in ALL_TOOLS.values():
         top = json.loads(json.dumps(tool.parameters))
         assert tool.description.endswith(".") and top["additionalProperties"] is False
         assert all(inner["description"] for inner in top["properties"].values())
@@ -43,16 +44,16 @@ def test_every_schema_is_json_that_is_checked_in_full():
 
 
 def test_a_set_is_chosen_by_name():
-    assert list(select(("repository/*",))) == [
+    assert list(select_tools(("repository/*",))) == [
         "read_file", "list_dir", "glob", "grep", "semantic_search", "edit_file", "apply_patch", "shell", "todo_write",
         "finish",
     ]  # fmt: skip
-    assert select(("repository/grep",))["grep"] is not select(("grep",))["grep"]
-    assert list(select(("read", "repository/shell"))) == ["read", "shell"]
+    assert select_tools(("repository/grep",))["grep"] is not select_tools(("grep",))["grep"]
+    assert list(select_tools(("read", "repository/shell"))) == ["read", "shell"]
     with pytest.raises(UserError, match="two tools that are called 'grep'; leave one of them out"):
-        select(("grep", "repository/grep"))
+        select_tools(("grep", "repository/grep"))
     with pytest.raises(UserError, match="asks for the tool 'repository/read'"):
-        select(("repository/read",))
+        select_tools(("repository/read",))
     assert tools.is_finish(ToolCall("finish", {}), TOOLS) and not tools.is_finish(ToolCall("finish", {"x": 1}), TOOLS)
 
 
@@ -149,7 +150,7 @@ def test_reads_in_a_row_run_side_by_side():
     tool = tools.Tool("slow", "Wait.", tools.tool.arguments(), slow, str, True)
     deadline = time.monotonic() + 20
     calls = [ToolCall("slow", {}), Malformed("x", "no"), ToolCall("slow", {}), ToolCall("slow", {})]
-    said = asyncio.run(answer_all(calls, {"slow": tool}, Workspace(task_of({}), None)))
+    said = asyncio.run(execute_calls(calls, {"slow": tool}, Workspace(task_of({}), None)))
     assert said == ["ok", "ERROR no", "ok", "ok"] and most == 3
 
 
@@ -158,7 +159,7 @@ def test_an_outage_among_reads_is_raised_after_all_have_ended(dying_pool, reposi
         workspace = Workspace(task_of({}, repository=repository), dying_pool(range(99)))
         calls = [ToolCall("grep", {"pattern": "x"}), ToolCall("read_file", {"path": "README.md"})]
         with pytest.raises(SandboxDied):
-            await answer_all(calls, TOOLS, workspace)
+            await execute_calls(calls, TOOLS, workspace)
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(go())
@@ -171,15 +172,15 @@ def test_names_of_any_bytes_are_shown_as_text(tmp_path, pool):
     async def go():
         workspace = Workspace(task_of({}, repository=tmp_path), pool)
         for call in (ToolCall("glob", {"pattern": "*"}), ToolCall("grep", {"pattern": "needle"})):
-            said = await answer(call, TOOLS, workspace)
+            said = await execute_call(call, TOOLS, workspace)
             assert said.startswith("caf") and said.encode()
-        await answer(ToolCall("shell", {"command": "mv caf* $(printf 'b\\377.txt')"}), TOOLS, workspace)
+        await execute_call(ToolCall("shell", {"command": "mv caf* $(printf 'b\\377.txt')"}), TOOLS, workspace)
         assert len(workspace.changes) == 2
         await workspace.run(["true"], 5)
         await workspace.close()
 
     asyncio.run(go())
-    assert _valid("a\udce9b") == "a?b"
+    assert _replace_surrogates("a\udce9b") == "a?b"
 
 
 PATHS = st.sampled_from(
@@ -242,7 +243,7 @@ async def check_calls(repository, calls, pool=None):
     workspace = Workspace(task_of({}, repository=repository), pool)
     for call in calls:
         before, todos = dict(workspace.changes), workspace.todos
-        said = await answer(call, TOOLS, workspace)
+        said = await execute_call(call, TOOLS, workspace)
         assert said.encode() and len(said) < MAX_CHARACTERS + 200 and "root:x:0" not in said
         if said.startswith("ERROR ") or (call.name in TOOLS and TOOLS[call.name].only_reads):
             assert (workspace.changes, workspace.todos) == (before, todos)
@@ -287,7 +288,7 @@ def test_the_repository_itself_is_never_changed(tmp_path, roomy_pool):
             ("edit_file", {"path": "README.md", "old": "x", "new": "y"}),
             ("edit_file", {"path": "empty.txt", "delete": True}),
         ):
-            assert await answer(ToolCall(name, arguments), TOOLS, workspace)
+            assert await execute_call(ToolCall(name, arguments), TOOLS, workspace)
         assert workspace.changes
         await workspace.close()
 

@@ -3,7 +3,7 @@
 import fnmatch
 
 
-def matcher(pattern):
+def compile_glob(pattern):
     """A function from a relative path to whether it matches.
 
     `*`, `?` and `[...]` stand for characters of one name, `**` for any number of folders, `{a,b}` for either. A pattern

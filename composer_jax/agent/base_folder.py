@@ -13,7 +13,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox.async_lazy import AsyncLazy
 
 Kind = Literal["file", "link", "folder"]
-HISTORIES = frozenset((".git", ".hg", ".svn"))
+VCS_FOLDERS = frozenset((".git", ".hg", ".svn"))
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not wait
 
 
@@ -27,10 +27,10 @@ class Entry:
     data: bytes = b""
 
 
-class Pristine:
+class BaseFolder:
     """What is in a folder, by relative path. Special files (pipes, sockets, devices) are not there.
 
-    Shared by all workspaces on the same folder (see `pristine`), and with it the index of its text.
+    Shared by all workspaces on the same folder (see `open_base_folder`), and with it the index of its text.
     """
 
     def __init__(self, folder: Path | None):
@@ -63,7 +63,7 @@ class Pristine:
 
     def _indexed(self, embedder: Embedder | None) -> SearchIndex:
         files = ((path, entry) for path, entry in self.entries.get_here().items() if entry.kind == "file")
-        sizes = {path: entry.size for path, entry in files if not is_history(path)}
+        sizes = {path: entry.size for path, entry in files if not is_vcs_path(path)}
         return SearchIndex.of(sizes, self.read, embedder)
 
     def _listed(self) -> dict[str, Entry]:
@@ -78,14 +78,14 @@ class Pristine:
 
 
 @functools.lru_cache(maxsize=16)
-def pristine(folder: Path | None) -> Pristine:
+def open_base_folder(folder: Path | None) -> BaseFolder:
     """The same object for the same folder, also for the next group of episodes on it; None: an empty folder."""
-    return Pristine(folder)
+    return BaseFolder(folder)
 
 
-def is_history(path: str) -> bool:
+def is_vcs_path(path: str) -> bool:
     """Whether a path belongs to version control, which nobody means who looks for code."""
-    return not HISTORIES.isdisjoint(path.split("/"))
+    return not VCS_FOLDERS.isdisjoint(path.split("/"))
 
 
 def _walk(folder: str, prefix: str) -> Iterator[tuple[str, Entry]]:

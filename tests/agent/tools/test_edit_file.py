@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer_jax.agent.mismatch import MAX_COMPARED, instead
+from composer_jax.agent.similar_lines import MAX_COMPARED, describe_similar_lines
 from composer_jax.sandbox import Change
 
 TABLE = "src/rates/table.py"
@@ -69,11 +69,12 @@ def test_a_text_that_is_not_there_is_compared_with_what_is(ask):
 def test_of_a_very_long_file_only_the_first_lines_are_compared_word_by_word():
     near = "def parse(line, sep):"
     rest = ["#"] * (MAX_COMPARED - 1)
-    assert f"{MAX_COMPARED:6}\t{near!r}" in instead("\n".join([*rest, near]), "def parse(line):")
+    assert f"{MAX_COMPARED:6}\t{near!r}" in describe_similar_lines("\n".join([*rest, near]), "def parse(line):")
     text = "\n".join([*rest, "#", near, "  x = 1"])
-    assert instead(text, "def parse(line):") == ""
-    assert f"white space only:\n{MAX_COMPARED + 1:6}\t{near!r}\n" in instead(text, f"{near}\n    x = 1\n")
-    assert "white space only" not in instead("ab\nc", "b\nc")  # whole lines, not ends of lines
+    assert describe_similar_lines(text, "def parse(line):") == ""
+    described = describe_similar_lines(text, f"{near}\n    x = 1\n")
+    assert f"white space only:\n{MAX_COMPARED + 1:6}\t{near!r}\n" in described
+    assert "white space only" not in describe_similar_lines("ab\nc", "b\nc")  # whole lines, not ends of lines
 
 
 def test_files_are_created_and_deleted(talk):

@@ -22,7 +22,7 @@ def is_finish(call: Call, tools: Mapping[str, Tool]) -> bool:
     return isinstance(call, ToolCall) and call.name == FINISH and FINISH in tools and call.arguments == {}
 
 
-async def answer(call: Call, tools: Mapping[str, Tool], workspace: Workspace) -> str:
+async def execute_call(call: Call, tools: Mapping[str, Tool], workspace: Workspace) -> str:
     """The observation of one call. Raises only SandboxDied."""
     try:
         if isinstance(call, Malformed):
@@ -32,12 +32,12 @@ async def answer(call: Call, tools: Mapping[str, Tool], workspace: Workspace) ->
         tool = tools[call.name]
         checked = tool.check(call.arguments)
         await workspace.prepare()
-        return _valid(tool.shortened(await tool.call(workspace, **checked)))
+        return _replace_surrogates(tool.truncate(await tool.call(workspace, **checked)))
     except (ToolError, SandboxFileError) as error:
-        return _valid(compact.shortened(f"ERROR {error}"))
+        return _replace_surrogates(compact.truncate(f"ERROR {error}"))
 
 
-async def answer_all(calls: Sequence[Call], tools: Mapping[str, Tool], workspace: Workspace) -> list[str]:
+async def execute_calls(calls: Sequence[Call], tools: Mapping[str, Tool], workspace: Workspace) -> list[str]:
     """The observations of the calls of one message, in their order. Raises only SandboxDied.
 
     Calls take effect in their order; those in a row that only read are carried out at the same time.
@@ -45,9 +45,9 @@ async def answer_all(calls: Sequence[Call], tools: Mapping[str, Tool], workspace
     answers: list[str] = []
     for reading, group in itertools.groupby(calls, lambda call: _only_reads(call, tools)):
         if not reading:
-            answers += [await answer(call, tools, workspace) for call in group]
+            answers += [await execute_call(call, tools, workspace) for call in group]
             continue
-        found = await asyncio.gather(*(answer(call, tools, workspace) for call in group), return_exceptions=True)
+        found = await asyncio.gather(*(execute_call(call, tools, workspace) for call in group), return_exceptions=True)
         for said in found:
             if isinstance(said, BaseException):  # only now, for the others use the same workspace
                 raise said
@@ -59,6 +59,6 @@ def _only_reads(call: Call, tools: Mapping[str, Tool]) -> bool:
     return isinstance(call, Malformed) or call.name not in tools or tools[call.name].only_reads
 
 
-def _valid(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """The text without halves of surrogate pairs: names of files may hold any bytes, observations may not."""
     return text.encode(errors="replace").decode()

@@ -1,8 +1,8 @@
 """Tools that look: a file with line numbers, a folder, paths by pattern. They ask no sandbox."""
 
-from composer_jax.agent.pristine import is_history
-from composer_jax.agent.tools import globbing
-from composer_jax.agent.tools.paths import existing_file, inside, refuse_links
+from composer_jax.agent.base_folder import is_vcs_path
+from composer_jax.agent.tools import glob_pattern
+from composer_jax.agent.tools.paths import refuse_links, resolve_file, resolve_path
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.workspace import Workspace
 
@@ -15,10 +15,10 @@ BINARY = 8192  # bytes in which a binary file shows a zero
 
 async def read_file(workspace: Workspace, path: str, start: int = 1, end: int | None = None) -> str:
     """Lines start..end, numbered."""
-    path = existing_file(workspace, path)
+    path = resolve_file(workspace, path)
     if end is not None and end < start:
         raise ToolError(f"end {end} is before start {start}")
-    data = content(workspace, path)
+    data = read_bytes(workspace, path)
     if b"\0" in data[:BINARY]:
         raise ToolError(f"{path} is a binary file of {len(data)} bytes")
     if not data:
@@ -35,7 +35,7 @@ async def read_file(workspace: Workspace, path: str, start: int = 1, end: int | 
 
 async def list_dir(workspace: Workspace, path: str = "", depth: int = 1) -> str:
     """What is in a folder; folders end with a slash, links show where they lead."""
-    folder = inside(workspace, path)
+    folder = resolve_path(workspace, path)
     if folder and workspace.kind(folder) != "folder":
         refuse_links(workspace, folder)
         raise ToolError(f"there is no folder {folder}")
@@ -45,7 +45,7 @@ async def list_dir(workspace: Workspace, path: str = "", depth: int = 1) -> str:
         for other in workspace.paths("file", "link", "folder")
         if other.startswith(prefix)
         and other.count("/") - prefix.count("/") < depth
-        and not is_history(other[len(prefix) :].rpartition("/")[0])
+        and not is_vcs_path(other[len(prefix) :].rpartition("/")[0])
     ]
     return _capped(found) or f"{folder or '.'} is empty"
 
@@ -53,14 +53,14 @@ async def list_dir(workspace: Workspace, path: str = "", depth: int = 1) -> str:
 async def glob(workspace: Workspace, pattern: str) -> str:
     """Paths of files and links that match, in alphabetical order."""
     try:
-        matches = globbing.matcher(inside(workspace, pattern) if "/" in pattern else pattern)
+        matches = glob_pattern.compile_glob(resolve_path(workspace, pattern) if "/" in pattern else pattern)
     except ValueError as error:
         raise ToolError(str(error)) from error
     found = [path for path in workspace.paths("file", "link") if matches(path)]
-    return _capped([path for path in found if ".git" in pattern or not is_history(path)]) or "no match"
+    return _capped([path for path in found if ".git" in pattern or not is_vcs_path(path)]) or "no match"
 
 
-def content(workspace: Workspace, path: str) -> bytes:
+def read_bytes(workspace: Workspace, path: str) -> bytes:
     """The bytes of a file. Raises ToolError if they are too many."""
     size = workspace.size(path)
     if size > MAX_BYTES:

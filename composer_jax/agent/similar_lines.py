@@ -2,23 +2,23 @@
 
 import re
 
-MAX_PLACES = 5
+MAX_OCCURRENCES = 5
 MAX_SHOWN = 12  # lines
 MAX_LINE = 200  # characters
 MAX_COMPARED = 10_000  # lines: each takes some microseconds in which nothing else runs
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-def places(text: str, part: str) -> str:
+def line_numbers(text: str, part: str) -> str:
     """The numbers of the lines on which the occurrences of a part begin."""
     numbers, start = [], text.find(part)
-    while start >= 0 and len(numbers) <= MAX_PLACES:
+    while start >= 0 and len(numbers) <= MAX_OCCURRENCES:
         numbers.append(text.count("\n", 0, start) + 1)
         start = text.find(part, start + len(part))
-    return ", ".join(map(str, numbers[:MAX_PLACES])) + (" and more" if len(numbers) > MAX_PLACES else "")
+    return ", ".join(map(str, numbers[:MAX_OCCURRENCES])) + (" and more" if len(numbers) > MAX_OCCURRENCES else "")
 
 
-def instead(text: str, part: str) -> str:
+def describe_similar_lines(text: str, part: str) -> str:
     """What to say of a part that is not in a text: lines that differ in white space only, or the most similar of the
     first MAX_COMPARED lines.
 

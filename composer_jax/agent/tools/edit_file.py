@@ -1,8 +1,8 @@
 """The tool that edits one file: replaces a text that is there once, creates, deletes."""
 
-from composer_jax.agent import mismatch
-from composer_jax.agent.tools.paths import existing_file, inside, refuse_links
-from composer_jax.agent.tools.reading import content
+from composer_jax.agent import similar_lines
+from composer_jax.agent.tools.browse import read_bytes
+from composer_jax.agent.tools.paths import refuse_links, resolve_file, resolve_path
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.workspace import Workspace
 
@@ -15,26 +15,26 @@ async def edit_file(workspace: Workspace, path: str, old: str = "", new: str = "
         return _create(workspace, path, new)
     if old == new:
         raise ToolError("old and new are the same")
-    path = existing_file(workspace, path)
-    text = text_of(workspace, path)
+    path = resolve_file(workspace, path)
+    text = read_text(workspace, path)
     if has_crlf(text, old + new):
         old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
     count = text.count(old)
     if count > 1:
-        where = mismatch.places(text, old)
+        where = similar_lines.line_numbers(text, old)
         raise ToolError(f"old is {count} times in {path}, at lines {where}; make it longer, so that it is there once")
     if not count:
-        raise ToolError(f"old is not in {path}{mismatch.instead(text, old)}")
+        raise ToolError(f"old is not in {path}{similar_lines.describe_similar_lines(text, old)}")
     workspace.write(path, text.replace(old, new).encode())
     first = text.count("\n", 0, text.find(old)) + 1
     last = first + new.removesuffix("\n").count("\n")
     return f"edited {path}: lines {first} to {last} are new" if new else f"edited {path}: text at line {first} is gone"
 
 
-def text_of(workspace: Workspace, path: str) -> str:
+def read_text(workspace: Workspace, path: str) -> str:
     """The text of a file. Raises ToolError if it is none."""
     try:
-        return content(workspace, path).decode()
+        return read_bytes(workspace, path).decode()
     except UnicodeDecodeError as error:
         raise ToolError(f"{path} is not UTF-8 text") from error
 
@@ -47,7 +47,7 @@ def has_crlf(text: str, edit: str) -> bool:
 
 
 def _create(workspace: Workspace, path: str, new: str) -> str:
-    path = inside(workspace, path)
+    path = resolve_path(workspace, path)
     if not path:
         raise ToolError("the workspace itself is a folder")
     refuse_links(workspace, path)
@@ -60,8 +60,8 @@ def _create(workspace: Workspace, path: str, new: str) -> str:
 def _delete(workspace: Workspace, path: str, texts: str) -> str:
     if texts:
         raise ToolError("delete removes the whole file and takes neither old nor new")
-    path = inside(workspace, path)
+    path = resolve_path(workspace, path)
     if workspace.kind(path) != "link":  # of a link, the link itself goes
-        path = existing_file(workspace, path or "/workspace")
+        path = resolve_file(workspace, path or "/workspace")
     workspace.delete(path)
     return f"deleted {path}"

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from composer_jax.agent.tools import globbing, reading
-from composer_jax.agent.tools.repository import HEAD, MAX_CHARACTERS, shortened
+from composer_jax.agent.tools import browse, glob_pattern
+from composer_jax.agent.tools.repository import HEAD, MAX_CHARACTERS, truncate
 from tests.agent.tools.conftest import Asked
 
 
@@ -74,9 +74,9 @@ def test_long_lines_and_files_are_cut(talk):
     async def conversation(asked):
         asked.workspace.write("long.txt", b"x" * 2000 + b"\n")
         asked.workspace.write("many.txt", b"line\n" * 5000)
-        asked.workspace.write("huge.txt", b"x" * (reading.MAX_BYTES + 1))
+        asked.workspace.write("huge.txt", b"x" * (browse.MAX_BYTES + 1))
         said = await asked.ask("read_file", path="long.txt")
-        assert f"{'x' * reading.MAX_LINE} [1500 characters more]\n" in said
+        assert f"{'x' * browse.MAX_LINE} [1500 characters more]\n" in said
         said = await asked.ask("read_file", path="many.txt")
         assert said.endswith("[many.txt has 5000 lines, shown are 1 to 1000]")
         assert (await asked.ask("read_file", path="huge.txt")).startswith("ERROR huge.txt has 10485761 bytes")
@@ -149,17 +149,17 @@ def test_glob(ask):
     ],
 )
 def test_patterns(pattern, path, wanted):
-    assert globbing.matcher(pattern)(path) is wanted
+    assert glob_pattern.compile_glob(pattern)(path) is wanted
 
 
 def test_a_pattern_made_to_take_long_does_not():
-    matches = globbing.matcher("*a" * 100 + "/" + "**/" * 90 + "b")
+    matches = glob_pattern.compile_glob("*a" * 100 + "/" + "**/" * 90 + "b")
     assert not matches("a" * 200 + "/" + "a/" * 50 + "c")
 
 
 def test_long_observations_keep_both_ends():
     text = "".join(f"line {number}\n" for number in range(10_000))
-    said = shortened(text)
+    said = truncate(text)
     assert said.startswith(text[:HEAD]) and said.endswith(text[-(MAX_CHARACTERS - HEAD) :])
     assert f"[{len(text) - MAX_CHARACTERS} characters with" in said
-    assert shortened("x" * MAX_CHARACTERS) == "x" * MAX_CHARACTERS
+    assert truncate("x" * MAX_CHARACTERS) == "x" * MAX_CHARACTERS

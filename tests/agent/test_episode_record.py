@@ -6,7 +6,7 @@ import json
 import pytest
 
 from composer_jax.agent.episode import Limits, run_episode
-from composer_jax.agent.record import episode_record
+from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
@@ -30,7 +30,7 @@ def record(tok, chat_format, pool, said):
     session = said([bad, read, [*tok.encode("all read"), tok.end], finish])
     compaction = Compaction(trigger=150, max_segments=3)
     episode = asyncio.run(run_episode(TASK, session, pool, chat_format, compaction=compaction, limits=Limits(), seed=5))
-    return episode_record(episode, TASK, chat_format, condition="short", step=7), episode
+    return build_episode_record(episode, TASK, chat_format, condition="short", step=7), episode
 
 
 def test_numbers(record):

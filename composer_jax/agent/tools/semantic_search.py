@@ -1,6 +1,6 @@
 """The tool that finds code by what it is about."""
 
-from composer_jax.agent.tools.paths import inside, refuse_links
+from composer_jax.agent.tools.paths import refuse_links, resolve_path
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.workspace import Workspace
 
@@ -11,7 +11,7 @@ MAX_LINE = 160  # characters
 
 async def semantic_search(workspace: Workspace, query: str, path: str = "") -> str:
     """The best chunks for a query: where each is, and how it begins."""
-    under = inside(workspace, path)
+    under = resolve_path(workspace, path)
     if under and workspace.kind(under) not in ("file", "folder"):
         refuse_links(workspace, under)
         raise ToolError(f"there is no file or folder {under}")

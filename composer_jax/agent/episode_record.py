@@ -10,7 +10,7 @@ from composer_jax.observe.episodes import CallRecord, EpisodeRecord, MessageReco
 from composer_jax.tasks.task import Task
 
 
-def episode_record(
+def build_episode_record(
     episode: Episode, task: Task, chat: ChatFormat, condition: str, step: int | None = None
 ) -> EpisodeRecord:
     """What happened, decoded. condition: how the trigger was set; step: of RL, if any (see EpisodeRecord)."""

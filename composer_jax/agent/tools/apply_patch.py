@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from composer_jax.agent.patches import FilePatch, PatchError, apply_hunks, parse
-from composer_jax.agent.tools.editing import has_crlf
-from composer_jax.agent.tools.paths import inside, refuse_links
-from composer_jax.agent.tools.reading import content
+from composer_jax.agent.tools.browse import read_bytes
+from composer_jax.agent.tools.edit_file import has_crlf
+from composer_jax.agent.tools.paths import refuse_links, resolve_path
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.workspace import Workspace
 
@@ -53,7 +53,7 @@ class _Draft:
     def _path(self, path: str | None) -> str | None:
         if path is None:
             return None
-        found = inside(self.workspace, path)
+        found = resolve_path(self.workspace, path)
         if not found:
             raise PatchError("the patch names the workspace itself where a file should be")
         refuse_links(self.workspace, found)
@@ -65,7 +65,7 @@ class _Draft:
             return known[0], 0o644 if known[1] is None else known[1]
         if path in self.files or self.workspace.kind(path) != "file":
             raise PatchError(f"there is no file {path}")
-        return content(self.workspace, path), self.workspace.mode(path)
+        return read_bytes(self.workspace, path), self.workspace.mode(path)
 
     def _require_free(self, path: str) -> None:
         known = self.files[path] if path in self.files else self.workspace.kind(path)

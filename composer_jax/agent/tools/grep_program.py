@@ -1,4 +1,4 @@
-"""The search that the grep tool runs inside a sandbox: `python -I -S -c <globbing.py and this file> <request>`.
+"""The search that the grep tool runs inside a sandbox: `python -I -S -c <glob_pattern.py and this file> <request>`.
 
 Isolated mode: no module of the workspace or of the packages can take the place of one that is imported here. It is
 killed when its time is over, so a pattern may take its time. The request is JSON: pattern, path, glob ("" for
@@ -28,7 +28,7 @@ def main():
         problem = ""
     except (re.error, OverflowError, RecursionError) as error:
         pattern, problem = None, str(error)
-    paths = list(_files(request["path"], matcher(request["glob"]) if request["glob"] else None))  # noqa: F821
+    paths = list(_files(request["path"], compile_glob(request["glob"]) if request["glob"] else None))  # noqa: F821
     found = _with_ripgrep(paths, request["pattern"], request["ignore_case"])
     if found is None:
         if pattern is None:

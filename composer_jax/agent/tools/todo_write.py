@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from composer_jax.agent.todos import Todo, plan
+from composer_jax.agent.todos import Todo, format_plan
 from composer_jax.agent.workspace import Workspace
 
 
 async def todo_write(workspace: Workspace, items: list[dict[str, Any]]) -> str:
     """Replaces the plan, and shows it."""
     workspace.todos = tuple(Todo(item["content"], item["status"]) for item in items)
-    return plan(workspace.todos) or "the plan is empty"
+    return format_plan(workspace.todos) or "the plan is empty"
