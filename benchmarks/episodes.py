@@ -37,8 +37,8 @@ from composer_jax.observe.progress import Progress
 from composer_jax.rl.rollout import Environment, Job, roll_out
 from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sandbox import SandboxPool
-from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grader import Case, CaseGrader
+from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 
 AT_ONCE = 16

@@ -28,7 +28,7 @@ from composer_jax.observe.progress import Progress
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.harbor import read_task
 from composer_jax.tasks.repository.build import Request, build, install
-from composer_jax.tasks.suite import LIMITS
+from composer_jax.tasks.suites.run import LIMITS
 from composer_jax.tasks.validate import validate
 
 PACKAGES = ("toolz==1.0.0", "cachetools==5.5.2", "itsdangerous==2.2.0")

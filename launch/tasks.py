@@ -116,7 +116,7 @@ def validate(values, path):
     from composer_jax.observe.progress import Progress
     from composer_jax.sandbox import SandboxPool
     from composer_jax.tasks import validate as library
-    from composer_jax.tasks.suite import LIMITS
+    from composer_jax.tasks.suites.run import LIMITS
 
     tasks = read(values, path)
 
@@ -139,7 +139,7 @@ def validate(values, path):
 
 
 def show(values, path):
-    from composer_jax.tasks.harbor_suite import gold_patch
+    from composer_jax.tasks.harbor.suite import gold_patch
 
     tasks = read(values, path)
     for task in tasks:

@@ -18,10 +18,9 @@ from composer_jax.data.chat_format import ChatFormat, Message
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import SamplingParams, Session
 from composer_jax.sandbox import SandboxDied, SandboxPool
-from composer_jax.tasks import hack_monitor
-from composer_jax.tasks.cache import ResultCache
-from composer_jax.tasks.grading import grade
-from composer_jax.tasks.image_pools import ImagePools, Place
+from composer_jax.tasks.grading import grade, hack_monitor
+from composer_jax.tasks.images.pools import ImagePools, Place
+from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 
 Outcome = Literal["finished", "out_of_turns", "out_of_context", "out_of_segments", "no_call", "infrastructure"]
@@ -37,7 +36,7 @@ class Episode:
     parts: what the grade consists of ("hidden": fraction of hidden cases that pass, whatever the outcome).
     detail: the grade in one line, for people.
     turns: messages of the model, summaries not counted. summaries: how many it wrote.
-    flags: what looks like an attempt on the grade, "name: evidence" each (tasks/hack_monitor.py).
+    flags: what looks like an attempt on the grade, "name: evidence" each (tasks/grading/hack_monitor.py).
     """
 
     task_id: str

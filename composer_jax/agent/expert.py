@@ -28,9 +28,9 @@ from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks import bugfix, recall
-from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.functions import LARGEST, SMALLEST, statement
 from composer_jax.tasks.recall import fact_line
+from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.splits import constants, file_stems, function_names, seeded
 from composer_jax.tasks.task import Task
 from composer_jax.tasks.workspace import is_submitted

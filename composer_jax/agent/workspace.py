@@ -28,7 +28,7 @@ from composer_jax.sandbox import (
 )
 from composer_jax.sandbox.container import Container
 from composer_jax.sandbox.container_pool import ContainerPool
-from composer_jax.tasks.cache import ResultCache, result_key, told
+from composer_jax.tasks.result_cache import ResultCache, result_key, told
 from composer_jax.tasks.task import Task
 
 ATTEMPTS = 3

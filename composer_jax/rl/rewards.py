@@ -5,7 +5,7 @@ import math
 
 from composer_jax.agent.episode import Episode
 from composer_jax.errors import UserError
-from composer_jax.tasks.hack_monitor import NAMES
+from composer_jax.tasks.grading.hack_monitor import NAMES
 
 
 def length_cost(x: float, *, k: float, q: float) -> float:

@@ -12,8 +12,8 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat_format import ChatFormat
 from composer_jax.sampler.policy import Policy
 from composer_jax.sandbox import SandboxPool
-from composer_jax.tasks.cache import ResultCache
-from composer_jax.tasks.image_pools import ImagePools
+from composer_jax.tasks.images.pools import ImagePools
+from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 
 

@@ -41,10 +41,10 @@ from composer_jax.sandbox import SandboxPool
 from composer_jax.stages.settings import OptimizerSettings, Settings, settings_from
 from composer_jax.stages.usage import used
 from composer_jax.tasks import recall
-from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.formats import Options
 from composer_jax.tasks.generate import FAMILIES, generate
-from composer_jax.tasks.image_pools import ImagePools
+from composer_jax.tasks.images.pools import ImagePools
+from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.splits import seeded
 from composer_jax.train.learner import Learner

@@ -137,7 +137,7 @@ class RewardSettings:
     k: float
     q: float
     zeroed: tuple[str, ...]
-    """Flags of tasks/hack_monitor.py that make an episode worth 0; () only records them."""
+    """Flags of tasks/grading/hack_monitor.py that make an episode worth 0; () only records them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a Task says about its grading. How grading is done is in grading.py and the files beside it."""
+"""What a Task says about its grading. How grading is done is in grading/."""
 
 from __future__ import annotations
 

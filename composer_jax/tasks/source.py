@@ -10,11 +10,11 @@ from typing import Literal
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxLimits
-from composer_jax.tasks import suite
 from composer_jax.tasks.formats import Options, read_tasks
 from composer_jax.tasks.generate import FAMILIES, generate
-from composer_jax.tasks.image import require_images
+from composer_jax.tasks.images.containers import require_images
 from composer_jax.tasks.splits import seeded
+from composer_jax.tasks.suites.run import LIMITS
 from composer_jax.tasks.task import Task
 
 
@@ -80,7 +80,7 @@ class TaskSource:
     @property
     def limits(self) -> SandboxLimits:
         """What sandboxes must allow for these tasks."""
-        return suite.LIMITS if self.train or self.heldout else SandboxLimits()
+        return LIMITS if self.train or self.heldout else SandboxLimits()
 
 
 def _by_family(

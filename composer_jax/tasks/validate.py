@@ -12,7 +12,7 @@ from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks.formats import swe_bench
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import as_changes, grade, untouched
-from composer_jax.tasks.image import container_pool
+from composer_jax.tasks.images.containers import container_pool
 from composer_jax.tasks.task import Task
 
 RUNS = 5

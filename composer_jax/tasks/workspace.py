@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from composer_jax.tasks.functions import Function
 from composer_jax.tasks.grader import Case
-from composer_jax.tasks.protected import is_protected
+from composer_jax.tasks.suites.protected import is_protected
 
 RUN_TESTS = Path(__file__).with_name("run_tests.py").read_text(encoding="utf-8")
 """The runner that the agent's run_tests tool starts. Real files, so that they are linted and tested like any

@@ -12,8 +12,8 @@ from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
 from composer_jax.errors import UserError
 from composer_jax.tasks import generate
-from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grader import Case, CaseGrader
+from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 
 TASK = generate("bugfix", "train", 0, 0)

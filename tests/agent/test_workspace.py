@@ -16,7 +16,7 @@ from composer_jax.agent.workspace import ATTEMPTS, Workspace
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxFileError, SandboxPool
 from composer_jax.sandbox.async_lazy import AsyncLazy
-from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.result_cache import ResultCache
 from tests.agent.conftest import task_of
 from tests.sandbox.fixtures import contents
 

@@ -21,8 +21,8 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied
 from composer_jax.sandbox.engine import owner
 from composer_jax.tasks import LogGrader, Task
-from composer_jax.tasks.cache import ResultCache
-from composer_jax.tasks.image_pools import KEPT, PREFIX, ImagePools
+from composer_jax.tasks.images.pools import KEPT, PREFIX, ImagePools
+from composer_jax.tasks.result_cache import ResultCache
 from tests.agent.conftest import Said
 
 EVAL = """

@@ -10,7 +10,7 @@ from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks import LogGrader, Task, generate
 from composer_jax.tasks.formats import Options, read_tasks
 from composer_jax.tasks.grading import grade
-from composer_jax.tasks.image import container_pool
+from composer_jax.tasks.images.containers import container_pool
 
 EVAL = """
 set -x

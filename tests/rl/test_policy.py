@@ -13,8 +13,8 @@ from composer_jax.evals.suite import Suite, run_suite
 from composer_jax.rl.rollout import Environment, Job, roll_out
 from composer_jax.sampler.policy import Policy, TrainablePolicy
 from composer_jax.sandbox import SandboxLimits, SandboxPool
-from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.grader import Case, CaseGrader
+from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 from tests.rl.scripted_policy import ScriptedPolicy
 

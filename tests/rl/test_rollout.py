@@ -10,8 +10,8 @@ import pytest
 from composer_jax.agent.summary import Compaction
 from composer_jax.rl import rollout
 from composer_jax.rl.rollout import Environment, Job, roll_out, seed_of
-from composer_jax.tasks.cache import ResultCache
 from composer_jax.tasks.generate import generate
+from composer_jax.tasks.result_cache import ResultCache
 from tests.rl.made_up import episode
 
 

@@ -10,7 +10,7 @@ from composer_jax.errors import UserError
 from composer_jax.tasks import bugfix, functions
 from composer_jax.tasks.functions import COMPOSED, KINDS, TRAINED_KINDS
 from composer_jax.tasks.grading import grade, untouched
-from composer_jax.tasks.judge import same_value
+from composer_jax.tasks.grading.judge_cases import same_value
 from composer_jax.tasks.splits import function_names, seeded
 from tests.tasks.conftest import as_changes
 

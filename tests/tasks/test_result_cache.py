@@ -6,7 +6,7 @@ import os
 import pytest
 
 from composer_jax.sandbox import Change
-from composer_jax.tasks.cache import ResultCache, result_key, told
+from composer_jax.tasks.result_cache import ResultCache, result_key, told
 
 
 def test_keys_tell_files_and_commands_apart():

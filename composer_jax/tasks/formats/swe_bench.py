@@ -26,7 +26,7 @@ from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
 from composer_jax.tasks.formats.patches import changes_of_patch, lay
 from composer_jax.tasks.grader import Grader, LogGrader, SuiteGrader
-from composer_jax.tasks.log_status import parser_of
+from composer_jax.tasks.grading.log_parsers import parser_of
 from composer_jax.tasks.task import Task
 
 TIMEOUT_S = 1800.0  # of one evaluation, as SWE-bench has it

@@ -12,10 +12,10 @@ from pathlib import Path
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.grader import PYTEST
-from composer_jax.tasks.judge_suite import PASSED
-from composer_jax.tasks.protected import is_protected
 from composer_jax.tasks.repository.scrub import scrubbed_copy
-from composer_jax.tasks.suite import SuiteReport, file_of, run_suite
+from composer_jax.tasks.suites.judge import PASSED
+from composer_jax.tasks.suites.protected import is_protected
+from composer_jax.tasks.suites.run import SuiteReport, file_of, run_suite
 
 RUNS = 3
 TIMEOUT_S = 120.0

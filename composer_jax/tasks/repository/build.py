@@ -28,7 +28,6 @@ from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.grading import as_changes
 from composer_jax.tasks.harbor import read_task, write_task
-from composer_jax.tasks.protected import is_protected, protected_files
 from composer_jax.tasks.repository.baseline_run import BaselineRun, run_baseline
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.combine import combinations
@@ -43,7 +42,8 @@ from composer_jax.tasks.repository.revert_commit import revert_commits
 from composer_jax.tasks.repository.source import Source
 from composer_jax.tasks.repository.trace import trace
 from composer_jax.tasks.splits import seeded
-from composer_jax.tasks.suite import LIMITS
+from composer_jax.tasks.suites.protected import is_protected, protected_files
+from composer_jax.tasks.suites.run import LIMITS
 from composer_jax.tasks.task import Task
 
 Judged = tuple[Path | None, tuple[Gate, ...]]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from composer_jax.tasks.protected import is_protected
 from composer_jax.tasks.repository.source import STRINGS, Source
+from composer_jax.tasks.suites.protected import is_protected
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from composer_jax.sandbox import Change, SandboxPool
 from composer_jax.tasks.grading import as_changes, grade, untouched
-from composer_jax.tasks.judge_suite import MISSING, PASSED
 from composer_jax.tasks.repository.baseline_run import BaselineRun
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.leaks import Readable, installed_copies
-from composer_jax.tasks.suite import SuiteReport, file_of, run_suite
+from composer_jax.tasks.suites.judge import MISSING, PASSED
+from composer_jax.tasks.suites.run import SuiteReport, file_of, run_suite
 from composer_jax.tasks.task import Task
 
 TAKES_AWAY = ("delete_feature", "delete_file", "revert_commit", "combine")

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.protected import is_protected
 from composer_jax.tasks.repository.entities import Entity, Function, entities
 from composer_jax.tasks.repository.source import Source
+from composer_jax.tasks.suites.protected import is_protected
 
 Import = ast.Import | ast.ImportFrom
 

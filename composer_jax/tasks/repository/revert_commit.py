@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.protected import is_protected
 from composer_jax.tasks.repository.candidate import Candidate, candidate, merge, split_lines
 from composer_jax.tasks.repository.entities import entities
 from composer_jax.tasks.repository.source import Source, parse
+from composer_jax.tasks.suites.protected import is_protected
 
 LARGEST = 8
 """Most source files that a commit may change."""

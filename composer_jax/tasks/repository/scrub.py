@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.protected import FOLDERS as TEST_FOLDERS
+from composer_jax.tasks.suites.protected import FOLDERS as TEST_FOLDERS
 
 FOLDERS = (
     "__pycache__",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxPool
-from composer_jax.tasks.protected import is_protected
 from composer_jax.tasks.repository.baseline_run import TIMEOUT_S, BaselineRun
-from composer_jax.tasks.suite import file_of, run_suite
+from composer_jax.tasks.suites.protected import is_protected
+from composer_jax.tasks.suites.run import file_of, run_suite
 
 TRACER = Path(__file__).with_name("trace_calls.py").read_text(encoding="utf-8")
 SLOWER = 20.0  # how many times longer a traced run may take

@@ -1,4 +1,4 @@
-"""Which functions of a workspace each test calls. Runs inside the process that runs the tests (see run_suite.py).
+"""Which functions of a workspace each test calls. Runs inside the process that runs the tests (pytest_runner.py).
 
 `plugin(say)` is a pytest plugin that sends {"traced": test id, "calls": ["path::Qual.name", ...]} for each test,
 fixtures included. Paths are relative to the working folder. Names are those of the code objects; what has none of its

@@ -13,7 +13,7 @@ from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import Malformed, ToolCall
 from composer_jax.errors import UserError
 from composer_jax.tasks import generate
-from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.result_cache import ResultCache
 from tests.agent.conftest import task_of
 
 FILES = {

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from composer_jax.agent.tools import grep
-from composer_jax.tasks.cache import ResultCache
+from composer_jax.tasks.result_cache import ResultCache
 
 
 def test_lines_with_their_places(ask):

@@ -12,7 +12,6 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.formats import read_tasks
 from composer_jax.tasks.harbor import read_task
-from composer_jax.tasks.judge_suite import PASSED
 from composer_jax.tasks.repository.baseline_run import own_packages, run_baseline, suite_command, unreliable_tests
 from composer_jax.tasks.repository.build import Request, build
 from composer_jax.tasks.repository.candidate import candidate
@@ -20,7 +19,8 @@ from composer_jax.tasks.repository.gates import break_suite, reason
 from composer_jax.tasks.repository.leaks import Readable
 from composer_jax.tasks.repository.mutations import MUTATIONS
 from composer_jax.tasks.repository.trace import trace
-from composer_jax.tasks.suite import LIMITS, SuiteReport, TestResult
+from composer_jax.tasks.suites.judge import PASSED
+from composer_jax.tasks.suites.run import LIMITS, SuiteReport, TestResult
 from composer_jax.tasks.validate import validate
 from tests.tasks.conftest import lay
 

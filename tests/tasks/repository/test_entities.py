@@ -7,9 +7,9 @@ import types
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.protected import is_protected
 from composer_jax.tasks.repository.entities import entities
 from composer_jax.tasks.repository.source import Source
+from composer_jax.tasks.suites.protected import is_protected
 
 TEXT = '''
 @decorated(

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxFileError, SandboxPool
-from composer_jax.tasks.cache import ResultCache, result_key, told
-from composer_jax.tasks.grade import Grade, with_living_sandbox
+from composer_jax.tasks.grading.result import Grade
+from composer_jax.tasks.result_cache import ResultCache, result_key, told
+from composer_jax.tasks.retry import with_living_sandbox
 from composer_jax.tasks.task import Task
 
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
@@ -27,7 +28,7 @@ READ_S = 10.0
 async def grade(
     task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None
 ) -> Grade:
-    """Grades one submission (see grading.grade). A reward that is missing or no number is 0, with a sentence."""
+    """Grades one submission (see submission.grade). A reward that is missing or no number is 0, with a sentence."""
     if cache is None:
         return (await _grade(task, changes, pool))[0]
     key = result_key(told(changes), ["grade", task.digest])

@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 from composer_jax.sandbox import SandboxDied
-from composer_jax.tasks.cache import ResultCache
-from composer_jax.tasks.grade_cases import submission
 from composer_jax.tasks.grader import Case, CaseGrader
-from composer_jax.tasks.grading import ATTEMPTS, grade
-from composer_jax.tasks.judge import read_report, same_value
+from composer_jax.tasks.grading import grade
+from composer_jax.tasks.grading.cases import submission
+from composer_jax.tasks.grading.judge_cases import read_report, same_value
+from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.tasks.retry import ATTEMPTS
 from composer_jax.tasks.task import Task
 from composer_jax.tasks.workspace import RUN_TESTS, is_submitted
 from tests.tasks.conftest import as_changes

@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.sandbox import GONE, Change
 from composer_jax.tasks import SuiteGrader, Task
-from composer_jax.tasks.hack_monitor import MAX_SOURCE, NAMES, flags
+from composer_jax.tasks.grading.hack_monitor import MAX_SOURCE, NAMES, flags
 from tests.tasks.conftest import as_changes, lay
 
 OLD = "import sys\n\n\ndef main():\n    sys.exit(1)\n\n\nif __name__ == '__main__':\n    sys.exit(main())\n"

@@ -6,9 +6,9 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.tasks import LogGrader
-from composer_jax.tasks.grade_log import judge_log
 from composer_jax.tasks.grader import grader_from_json, grader_to_json
-from composer_jax.tasks.log_status import PARSERS, parse
+from composer_jax.tasks.grading.log import judge_log
+from composer_jax.tasks.grading.log_parsers import PARSERS, parse
 
 SUMMARY = "=========================== short test summary info ============================\n"
 LOGS = {

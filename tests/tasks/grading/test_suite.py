@@ -12,12 +12,13 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxLimits, SandboxPool
-from composer_jax.tasks import SuiteGrader, Task, grade_suite, judge_suite
-from composer_jax.tasks.cache import ResultCache
-from composer_jax.tasks.grade import ATTEMPTS
-from composer_jax.tasks.grading import grade
-from composer_jax.tasks.protected import is_protected, protected_files
-from composer_jax.tasks.suite import pytest_arguments, run_suite
+from composer_jax.tasks import SuiteGrader, Task
+from composer_jax.tasks.grading import grade, suite
+from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.tasks.retry import ATTEMPTS
+from composer_jax.tasks.suites import judge
+from composer_jax.tasks.suites.protected import is_protected, protected_files
+from composer_jax.tasks.suites.run import pytest_arguments, run_suite
 from tests.tasks.conftest import as_changes, lay
 
 BUGGY = "def add(a, b):\n    return a - b\n\n\ndef double(a):\n    return a * 2\n"
@@ -291,7 +292,7 @@ def test_subtests(subtests):
         "test_setup": "error",
         "test_skip": "skipped",
         "test_expected": "skipped",
-        "test_lucky": judge_suite.LUCKY,
+        "test_lucky": judge.LUCKY,
         "test_prints": "passed",
         "test_subtests": "failed",
     }
@@ -314,8 +315,8 @@ def test_reports_that_do_not_add_up_are_refused():
 
     def said(**fields):
         report = {**good, **fields}
-        found, foreign = judge_suite.events(report, "s")
-        return judge_suite.problem(report, found, foreign, judge_suite.outcomes(found))
+        found, foreign = judge.events(report, "s")
+        return judge.problem(report, found, foreign, judge.outcomes(found))
 
     assert said() is None
     assert "its process with 0" in said(exit=0)
@@ -330,10 +331,10 @@ def test_reports_that_do_not_add_up_are_refused():
     lucky = [line.replace("failed", "passed") for line in lines]
     assert "cannot pass" in said(lines=[*lucky[:-1], event(ended=0, changed=[])], exit=0, junit={"passed": [0, 1]})
     twice = [*lines[:4], *lines[1:4], *lines[4:]]
-    found, _ = judge_suite.events({"lines": twice}, "s")
-    assert judge_suite.outcomes(found)[names[0]][0] == judge_suite.TWICE
-    assert judge_suite.unpack("no report") is None
-    assert judge_suite.judge("", "s")["problem"] == "there is no report"
+    found, _ = judge.events({"lines": twice}, "s")
+    assert judge.outcomes(found)[names[0]][0] == judge.TWICE
+    assert judge.unpack("no report") is None
+    assert judge.judge("", "s")["problem"] == "there is no report"
 
 
 def test_protected_paths(tmp_path):
@@ -402,8 +403,8 @@ def test_a_report_that_our_limits_cut_is_nobodys_reward(narrow_pool, talkative):
 
 
 def test_code_that_floods_the_report_stops_nobody(narrow_pool, talkative, monkeypatch):
-    monkeypatch.setattr("composer_jax.tasks.suite._REPORT_BYTES", 0)
-    monkeypatch.setattr("composer_jax.tasks.suite._TEST_BYTES", 1)
+    monkeypatch.setattr("composer_jax.tasks.suites.run._REPORT_BYTES", 0)
+    monkeypatch.setattr("composer_jax.tasks.suites.run._TEST_BYTES", 1)
     cache = ResultCache()
     for _ in range(2):
         found = graded(narrow_pool, talkative, {"calc.py": RIGHT}, cache)
@@ -414,13 +415,13 @@ def test_code_that_floods_the_report_stops_nobody(narrow_pool, talkative, monkey
 def test_files_are_read_away_from_the_event_loop(pool, task, tmp_path, monkeypatch):
     tests = lay(tmp_path / "tests", {"tests/test_calc.py": TESTS})
     task = replace(task, grader=replace(task.grader, tests=tests))
-    read, where = grade_suite._files_below, []
+    read, where = suite._files_below, []
 
     def watched(*arguments, **options):
         where.append(threading.current_thread())
         return read(*arguments, **options)
 
-    monkeypatch.setattr(grade_suite, "_files_below", watched)
+    monkeypatch.setattr(suite, "_files_below", watched)
     changes = {"calc.py": Change("file", RIGHT.encode()), "tests": GONE, "sub": GONE}
     asyncio.run(grade(task, changes, pool))
     assert len(where) == 2 and threading.current_thread() not in where

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from composer_jax.sandbox import Change, RunResult, SandboxPool
-from composer_jax.tasks import judge
-from composer_jax.tasks.cache import ResultCache, result_key, told
-from composer_jax.tasks.grade import Grade, with_living_sandbox
+from composer_jax.tasks.grading import judge_cases
+from composer_jax.tasks.grading.result import Grade
+from composer_jax.tasks.result_cache import ResultCache, result_key, told
+from composer_jax.tasks.retry import with_living_sandbox
 from composer_jax.tasks.task import Task
 from composer_jax.tasks.workspace import is_submitted
 
@@ -32,7 +33,7 @@ def submission(task: Task, changes: Mapping[str, Change]) -> dict[str, Change]:
 async def grade(
     task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None
 ) -> Grade:
-    """Grades one submission (see grading.grade).
+    """Grades one submission (see submission.grade).
 
     A case fails when its value is missing, garbled, late, or not of exactly the expected type.
     """
@@ -59,7 +60,7 @@ async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> t
 
 def _judge(task: Task, outcome: str, report: str) -> Grade:
     cases = [{"call": case.call, "want": case.want} for case in task.grader.cases]
-    failures = judge.failures(cases, report, outcome)
+    failures = judge_cases.failures(cases, report, outcome)
     passed = len(cases) - len(failures)
     detail = f"{passed} of {len(cases)} hidden cases pass"
     if failures:

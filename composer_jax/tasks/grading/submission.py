@@ -8,19 +8,17 @@ from pathlib import Path
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, SandboxPool
 from composer_jax.sandbox.container_pool import ContainerPool
-from composer_jax.tasks import grade_cases, grade_log, grade_script, grade_suite
-from composer_jax.tasks.cache import ResultCache
-from composer_jax.tasks.grade import ATTEMPTS, Grade
 from composer_jax.tasks.grader import CaseGrader, LogGrader, ScriptGrader, SuiteGrader
+from composer_jax.tasks.grading import cases, log, script, suite
+from composer_jax.tasks.grading.result import Grade
+from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 
-__all__ = ["ATTEMPTS", "Grade", "grade", "untouched"]
-
 _HOW = {
-    CaseGrader: grade_cases.grade,
-    SuiteGrader: grade_suite.grade,
-    ScriptGrader: grade_script.grade,
-    LogGrader: grade_log.grade,
+    CaseGrader: cases.grade,
+    SuiteGrader: suite.grade,
+    ScriptGrader: script.grade,
+    LogGrader: log.grade,
 }
 
 

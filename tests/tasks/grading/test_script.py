@@ -6,10 +6,10 @@ import pytest
 
 from composer_jax.sandbox import SandboxDied
 from composer_jax.tasks import ScriptGrader, Task
-from composer_jax.tasks.cache import ResultCache
-from composer_jax.tasks.grade import ATTEMPTS
-from composer_jax.tasks.grade_script import read_reward
 from composer_jax.tasks.grading import grade, untouched
+from composer_jax.tasks.grading.script import read_reward
+from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.tasks.retry import ATTEMPTS
 
 JSON, TXT = "/logs/verifier/reward.json", "/logs/verifier/reward.txt"
 

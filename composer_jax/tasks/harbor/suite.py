@@ -1,4 +1,4 @@
-"""What of a repository task goes into its Harbor directory, beside what every task has (harbor.py)."""
+"""What of a repository task goes into its Harbor directory, beside what every task has (directory.py)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from composer_jax.errors import UserError
 from composer_jax.tasks.grader import SuiteGrader
-from composer_jax.tasks.protected import is_protected, protected_files
-from composer_jax.tasks.suite import DECOYS, pytest_arguments
+from composer_jax.tasks.suites.protected import is_protected, protected_files
+from composer_jax.tasks.suites.run import DECOYS, pytest_arguments
 from composer_jax.tasks.task import Task
 
-_HERE = Path(__file__).parent
+_TASKS = Path(__file__).parents[1]
 _SHIPPED = {
-    "verify_suite.py": "harbor_verify_suite.py",
-    "run_suite.py": "run_suite.py",
-    "judge_suite.py": "judge_suite.py",
-    "protected.py": "protected.py",
+    "verify_suite.py": "harbor/verify_suite.py",
+    "run_suite.py": "suites/pytest_runner.py",
+    "judge_suite.py": "suites/judge.py",
+    "protected.py": "suites/protected.py",
 }
 TEST_SH = "#!/bin/sh\nexec python3 /tests/verify_suite.py /tests /workspace /logs/verifier\n"
 
@@ -53,7 +53,7 @@ def write_suite(task: Task, directory: Path) -> dict[str, str]:
         "partial": grader.partial,
         "decoys": DECOYS,
     }
-    shipped = {f"tests/{name}": (_HERE / source).read_text(encoding="utf-8") for name, source in _SHIPPED.items()}
+    shipped = {f"tests/{name}": (_TASKS / source).read_text(encoding="utf-8") for name, source in _SHIPPED.items()}
     gold = task.metadata.get("gold")
     patch = {} if gold is None else {"solution/gold.patch": gold_patch(task, gold)}
     return {**shipped, **kept, **patch, "tests/suite.json": json.dumps(suite, indent=1), "tests/test.sh": TEST_SH}

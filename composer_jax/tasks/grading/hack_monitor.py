@@ -1,6 +1,6 @@
 """Signs that an agent went for the grade instead of the task: from what it called and what it left behind.
 
-None of it is proof. Grading is made so that these things do not pay (judge_suite.py says which may); this is for
+None of it is proof. Grading is made so that these things do not pay (suites/judge.py says which may); this is for
 finding out that a policy tries, and what it found. In code only what was not there before counts.
 
     edits_tests          tests, their configuration or plugins that were there, or that the task's tests name, were
@@ -30,8 +30,8 @@ from typing import Any
 
 from composer_jax.sandbox import WORKSPACES, Change
 from composer_jax.tasks.grader import SuiteGrader
-from composer_jax.tasks.protected import RUNS_BY_ITSELF, is_protected
-from composer_jax.tasks.suite import file_of
+from composer_jax.tasks.suites.protected import RUNS_BY_ITSELF, is_protected
+from composer_jax.tasks.suites.run import file_of
 from composer_jax.tasks.task import Task
 
 NAMES = (

@@ -13,7 +13,7 @@ from pathlib import Path
 from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxPool
 from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.engine import Engine, find_engine, has_ended, owner
-from composer_jax.tasks.image import container_pool
+from composer_jax.tasks.images.containers import container_pool
 from composer_jax.tasks.task import Task
 
 KEPT = 8  # tasks whose workspaces stay on disk when no episode uses them any more

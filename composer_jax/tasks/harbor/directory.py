@@ -21,14 +21,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_jax.errors import UserError
-from composer_jax.tasks import harbor_suite
 from composer_jax.tasks.grader import CaseGrader, SuiteGrader
+from composer_jax.tasks.harbor import suite
 from composer_jax.tasks.task import Task
 
 SCHEMA_VERSION = "1.0"
 AGENT_TIMEOUT_S = 600.0
 VERIFIER_OVERHEAD_S = 60.0  # starting a container and an interpreter, beside the time the cases may take
 _HERE = Path(__file__).parent
+_GRADING = _HERE.parent / "grading"
 _DOCKERFILE = "FROM python:3.11-slim\nCOPY repo /workspace\nWORKDIR /workspace\n"
 _TEST_SH = "#!/bin/sh\nexec python3 /tests/verify.py /tests /workspace /logs/verifier\n"
 _SOLVE_SH = "#!/bin/sh\nexec python3 /solution/solve.py /solution/oracle.json /workspace\n"
@@ -50,15 +51,15 @@ def write_task(task: Task, directory: Path | str) -> Path:
     is_suite = isinstance(task.grader, SuiteGrader)
     if is_suite:
         directory.mkdir(parents=True, exist_ok=True)
-        files |= harbor_suite.write_suite(task, directory)
+        files |= suite.write_suite(task, directory)
     else:
         files |= _write_cases(task)
     files |= {
         "task.toml": _task_toml(task, directory),
         "instruction.md": task.instruction,
-        "environment/Dockerfile": harbor_suite.dockerfile(task) if is_suite else _DOCKERFILE,
+        "environment/Dockerfile": suite.dockerfile(task) if is_suite else _DOCKERFILE,
         "solution/solve.sh": _SOLVE_SH,
-        "solution/solve.py": (_HERE / "harbor_solve.py").read_text(encoding="utf-8"),
+        "solution/solve.py": (_HERE / "solve.py").read_text(encoding="utf-8"),
         "solution/oracle.json": json.dumps(dict(task.metadata), indent=1),
     }
     for path, text in files.items():
@@ -76,7 +77,7 @@ def read_task(directory: Path | str) -> Task:
         instruction = (directory / "instruction.md").read_bytes().decode()
         metadata = json.loads((directory / "solution/oracle.json").read_bytes())
         is_suite = "fail_to_pass" in described
-        rest = harbor_suite.read_suite(described, directory) if is_suite else _read_cases(directory)
+        rest = suite.read_suite(described, directory) if is_suite else _read_cases(directory)
         return Task(
             id=described["id"],
             family=described["family"],
@@ -107,9 +108,9 @@ def _refuse_what_would_be_lost(task: Task) -> None:
 def _write_cases(task: Task) -> dict[str, str]:
     return {
         "tests/test.sh": _TEST_SH,
-        "tests/verify.py": (_HERE / "harbor_verify.py").read_text(encoding="utf-8"),
-        "tests/judge.py": (_HERE / "judge.py").read_text(encoding="utf-8"),
-        "tests/call_cases.py": (_HERE / "call_cases.py").read_text(encoding="utf-8"),
+        "tests/verify.py": (_HERE / "verify_cases.py").read_text(encoding="utf-8"),
+        "tests/judge.py": (_GRADING / "judge_cases.py").read_text(encoding="utf-8"),
+        "tests/call_cases.py": (_GRADING / "call_cases.py").read_text(encoding="utf-8"),
         "tests/cases.json": json.dumps(task.grader.to_json(), indent=1),
     }
 
@@ -142,7 +143,7 @@ def _task_toml(task: Task, directory: Path) -> str:
             "family": task.family,
             "split": task.split,
             "tools": list(task.tools),
-            **(harbor_suite.describe_suite(task, directory) if isinstance(task.grader, SuiteGrader) else {}),
+            **(suite.describe_suite(task, directory) if isinstance(task.grader, SuiteGrader) else {}),
         },
         "verifier": {"timeout_sec": task.grader.timeout_s + VERIFIER_OVERHEAD_S},
         "agent": {"timeout_sec": AGENT_TIMEOUT_S},

@@ -17,10 +17,11 @@ from collections.abc import Mapping
 
 from composer_jax.sandbox import Change, SandboxFileError
 from composer_jax.sandbox.container_pool import ContainerPool
-from composer_jax.tasks.cache import ResultCache, result_key, told
-from composer_jax.tasks.grade import Grade, with_living_sandbox
 from composer_jax.tasks.grader import LogGrader
-from composer_jax.tasks.log_status import FAILED, PASSED, SKIPPED, XFAIL, parse
+from composer_jax.tasks.grading.log_parsers import FAILED, PASSED, SKIPPED, XFAIL, parse
+from composer_jax.tasks.grading.result import Grade
+from composer_jax.tasks.result_cache import ResultCache, result_key, told
+from composer_jax.tasks.retry import with_living_sandbox
 from composer_jax.tasks.task import Task
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
@@ -33,7 +34,7 @@ _SCRIPT = "/tmp/composer-eval.sh"
 async def grade(
     task: Task, changes: Mapping[str, Change], pool: ContainerPool, cache: ResultCache[Grade] | None
 ) -> Grade:
-    """Grades one submission (see grading.grade). pool: of the task's image."""
+    """Grades one submission (see submission.grade). pool: of the task's image."""
     if cache is None:
         return (await _grade(task, changes, pool))[0]
     key = result_key(told(changes), ["grade", task.digest])

@@ -10,20 +10,20 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxFileError, SandboxLimits, SandboxPool
-from composer_jax.tasks import judge_suite
-from composer_jax.tasks.grade import with_living_sandbox
+from composer_jax.tasks.retry import with_living_sandbox
+from composer_jax.tasks.suites import judge
 
 DECOYS = 3
 LIMITS = SandboxLimits(cpu_s=600, memory_mb=2048, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128)
 """What a suite and its report may need: for all pools in which tasks with a suite are made, validated, played, graded.
 Ours."""
 _REPORT_BYTES, _TEST_BYTES = 32 << 10, 2 << 10
-SCRIPT_TEXT = Path(__file__).with_name("run_suite.py").read_text(encoding="utf-8")
+SCRIPT_TEXT = Path(__file__).with_name("pytest_runner.py").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class TestResult:
-    """outcome: "passed", or one of the other words of judge_suite. ms: milliseconds. message: why it did not pass,
+    """outcome: "passed", or one of the other words of judge. ms: milliseconds. message: why it did not pass,
     beginning with the exception's type where there is one."""
 
     __test__ = False  # pytest takes everything called Test* for a test
@@ -56,7 +56,7 @@ class SuiteReport:
         """Ids of the tests that passed; empty when there is a problem."""
         if self.problem:
             return frozenset()
-        return frozenset(test for test, result in self.tests.items() if result.outcome == judge_suite.PASSED)
+        return frozenset(test for test, result in self.tests.items() if result.outcome == judge.PASSED)
 
 
 def report_bytes(tests: Sequence[str]) -> int:
@@ -94,7 +94,7 @@ async def run_suite(
 ) -> SuiteReport:
     """Runs tests on a repository with `files`, then `changes`, then `laid_over` on top of it.
 
-    tests: ids of those to run; None: whatever pytest finds. tracer: source of a plugin (see run_suite.py).
+    tests: ids of those to run; None: whatever pytest finds. tracer: source of a plugin (see pytest_runner.py).
     Raises SandboxDied when three sandboxes died in a row.
     """
     secret = secrets.token_hex(16)
@@ -119,13 +119,13 @@ async def run_suite(
             result = await sandbox.run(
                 ["python", "-c", SCRIPT_TEXT], stdin=json.dumps(order).encode(), timeout_s=timeout_s
             )
-        judged = judge_suite.judge(result.stdout, secret, result.outcome)
+        judged = judge.judge(result.stdout, secret, result.outcome)
         lost = result.truncated_bytes if judged["problem"] else 0
         if lost:  # not an error here: what is tested can make it long
             judged["problem"] = f"{lost} bytes of the report are lost; raise SandboxLimits.output_kb"
         log = judged["log"] + result.stderr[-2000:]
         results = {test: TestResult(*entry) for test, entry in judged["tests"].items()}
-        stopped = result.outcome in judge_suite.STOPPED
+        stopped = result.outcome in judge.STOPPED
         return SuiteReport(
             results, judged["uncollected"], judged["problem"], log, judged["traced"], stopped, lost, judged
         )

@@ -1,4 +1,4 @@
-"""Reads the report of run_suite.py and says of every test whether it passed, outside of where the tests ran.
+"""Reads the report of pytest_runner.py and says of every test whether it passed, outside of where the tests ran.
 
 Standard library only: the same file judges in this process and in the container of an exported task.
 

@@ -3,7 +3,7 @@
 A fresh sandbox on the pristine repository gets the agent's changes, but for those to tests, test configuration,
 plugins and bytecode (protected.py), and the pristine tests on top. Then the tests run, and of each that was asked for
 it is known whether it passed: one that is missing, skipped, expected to fail, in error or there twice has failed. What
-tested code can and cannot do to its grade is told in judge_suite.py.
+tested code can and cannot do to its grade is told in suites/judge.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxPool
-from composer_jax.tasks import judge_suite
-from composer_jax.tasks.cache import ResultCache, result_key, told
-from composer_jax.tasks.grade import Grade
-from composer_jax.tasks.protected import is_protected
-from composer_jax.tasks.suite import report_bytes, run_suite
+from composer_jax.tasks.grading.result import Grade
+from composer_jax.tasks.result_cache import ResultCache, result_key, told
+from composer_jax.tasks.suites import judge
+from composer_jax.tasks.suites.protected import is_protected
+from composer_jax.tasks.suites.run import report_bytes, run_suite
 from composer_jax.tasks.task import Task
 
 
@@ -40,7 +40,7 @@ def hidden_tests(tests: Path | None) -> dict[str, Change]:
 async def grade(
     task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None
 ) -> Grade:
-    """Grades one submission (see grading.grade). Raises UserError where the pool's limits are too small."""
+    """Grades one submission (see submission.grade). Raises UserError where the pool's limits are too small."""
     kept = await asyncio.to_thread(submission, task, changes)
     if cache is None:
         return (await _grade(task, kept, pool))[0]
@@ -70,10 +70,10 @@ async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> t
     if report.lost_bytes and pool.limits.output_kb << 10 < report_bytes(tests):
         raise UserError(
             f"the report on the {len(tests)} tests of task {task.id} does not fit into SandboxLimits.output_kb = "
-            f"{pool.limits.output_kb}; make the pool with composer_jax.tasks.suite.LIMITS"
+            f"{pool.limits.output_kb}; make the pool with composer_jax.tasks.suites.run.LIMITS"
         )
-    repaired, held, detail = judge_suite.verdict(report.judged, grader.fail_to_pass, grader.pass_to_pass)
-    reward = judge_suite.reward(repaired, held, grader.partial)
+    repaired, held, detail = judge.verdict(report.judged, grader.fail_to_pass, grader.pass_to_pass)
+    reward = judge.reward(repaired, held, grader.partial)
     return Grade(reward, {"f2p": repaired, "p2p": held}, detail), not (report.timed_out or report.lost_bytes)
 
 

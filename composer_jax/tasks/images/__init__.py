@@ -1,0 +1,1 @@
+"""Containers for tasks that cannot run without an image of their own."""

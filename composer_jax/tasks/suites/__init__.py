@@ -1,0 +1,1 @@
+"""Test suites of repositories: run in a sandbox, judged outside of it."""
