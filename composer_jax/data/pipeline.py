@@ -9,8 +9,8 @@ import grain
 import numpy as np
 from grain import experimental as grain_experimental
 
-from composer_jax.data.copying import copy_row
 from composer_jax.data.packing import PackedBatch, TooLong, check_lengths, pack_documents, packed_batch
+from composer_jax.demo.copying import copy_row
 from composer_jax.errors import UserError
 
 # Everything is in memory already: reader threads would only fight over the interpreter.

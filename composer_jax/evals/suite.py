@@ -9,8 +9,9 @@ import numpy as np
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.evals.pass_at_k import pass_at_k
-from composer_jax.rl.rollout import Environment, Job, roll_out, seed_of
+from composer_jax.rl.rollout import Environment, Job, roll_out
 from composer_jax.sampler.policy import Policy
+from composer_jax.seeds import hash_seed
 from composer_jax.tasks.task import Task
 
 
@@ -25,7 +26,7 @@ class Suite:
     def jobs(self) -> list[Job]:
         """Attempt i at a task draws the same random numbers whatever policy or other suite it is part of."""
         return [
-            Job(task, seed_of("evaluation", self.seed, task.id, attempt), self.compaction)
+            Job(task, hash_seed("evaluation", self.seed, task.id, attempt), self.compaction)
             for task in self.tasks
             for attempt in range(self.attempts)
         ]

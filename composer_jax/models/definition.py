@@ -11,9 +11,9 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from composer_jax.demo.induction import apply_induction
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import Decoder
-from composer_jax.models.induction import apply_induction
 from composer_jax.models.parameter import RouterBias
 from composer_jax.parallel.sharding import storage_sharding
 

@@ -12,13 +12,14 @@ import numpy as np
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.summary import Compaction
+from composer_jax.event_loop import EventLoop
 from composer_jax.observe.compilations import compilations
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group, empty_batch, learner_batches, weighted_rows
-from composer_jax.rl.event_loop import EventLoop
 from composer_jax.rl.rewards import RewardConfig, episode_reward
-from composer_jax.rl.rollout import Environment, Job, Rollout, roll_out, seed_of
+from composer_jax.rl.rollout import Environment, Job, Rollout, roll_out
 from composer_jax.sampler.policy import TrainablePolicy
+from composer_jax.seeds import hash_seed
 from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.task import Task
 from composer_jax.train.learner import Learner, TrainState
@@ -71,13 +72,13 @@ class Orchestrator:
                 task = self.tasks.task(family, step * n + number)
                 compaction = self.compaction(task)
                 jobs += [
-                    Job(task, seed_of("rl", config.seed, task.id, i), compaction) for i in range(config.group_size)
+                    Job(task, hash_seed("rl", config.seed, task.id, i), compaction) for i in range(config.group_size)
                 ]
         return jobs
 
     def compaction(self, task: Task) -> Compaction:
         """Drawn once per group, so that its episodes differ by what the policy does only."""
-        config, rng = self.config, random.Random(seed_of("trigger", self.config.seed, task.id))
+        config, rng = self.config, random.Random(hash_seed("trigger", self.config.seed, task.id))
         if task.family not in config.compacted_families or rng.random() < config.uncompacted_share:
             return Compaction(None)
         return Compaction(rng.randint(*config.trigger), "short", config.max_segments, config.max_summary_tokens)

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -54,11 +53,6 @@ class Rollout:
     """Commands that ran in a sandbox."""
     sandbox_hits: int
     """Commands whose result was known, because the same files had been run before."""
-
-
-def seed_of(*parts: object) -> int:
-    """A uint32 that depends on all parts and on nothing else."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "little")
 
 
 async def roll_out(

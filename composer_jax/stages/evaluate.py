@@ -4,13 +4,13 @@ import dataclasses
 
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
+from composer_jax.demo import bugfix, recall
+from composer_jax.demo.generate import generate
 from composer_jax.evals.suite import Suite, compaction_error, run_suite
 from composer_jax.observe.episodes import write_episodes
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import require_one_process
 from composer_jax.stages.run import Run
-from composer_jax.tasks import bugfix, recall
-from composer_jax.tasks.generate import generate
 
 POLICIES = {"before": "sft", "after": "rl"}
 """Which checkpoint each evaluation looks at."""

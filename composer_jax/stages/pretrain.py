@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from composer_jax.agent.exercises import repair_exercises
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
+from composer_jax.demo.exercises import repair_exercises
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import is_first
-from composer_jax.rl.rollout import seed_of
+from composer_jax.seeds import hash_seed
 from composer_jax.stages.run import Run
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.losses import LanguageLoss
@@ -30,7 +30,7 @@ def pretrain(run: Run) -> None:
             copy_fraction=settings.copy_fraction,
             # Every stage has a stream of tasks of its own: none repeats what an earlier one trained.
             exercises=repair_exercises(
-                seed_of("pretrain", run.settings.seed), settings.exercises, tok, train_module=True
+                hash_seed("pretrain", run.settings.seed), settings.exercises, tok, train_module=True
             ),
             exercise_fraction=settings.exercise_fraction,
         )

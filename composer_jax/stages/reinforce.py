@@ -4,6 +4,7 @@ import collections
 import dataclasses
 
 from composer_jax.agent.episode_record import build_episode_record
+from composer_jax.demo import recall
 from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.observe.progress import Progress
@@ -12,7 +13,6 @@ from composer_jax.rl.orchestrator import Orchestrator, OrchestratorConfig
 from composer_jax.rl.rewards import RewardConfig
 from composer_jax.rl.rollout import Rollout
 from composer_jax.stages.run import Run
-from composer_jax.tasks import recall
 from composer_jax.train.interrupt import interrupts_held
 from composer_jax.train.loop import restore_state, save_state
 from composer_jax.train.losses import PolicyLoss

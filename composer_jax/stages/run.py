@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from composer_jax.agent.episode import Limits
-from composer_jax.agent.expert import Notes, RecallRates, recall_summary
 from composer_jax.checkpoint.own import model_notes, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.workdir import Workdir
@@ -25,7 +24,11 @@ from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.corpus import Corpus, SourceFile, find_corpus, read_texts
 from composer_jax.data.token_cache import cache_file, encode_files, read_encoded
 from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.demo import recall
+from composer_jax.demo.expert import Notes, RecallRates, recall_summary
+from composer_jax.demo.generate import FAMILIES, generate
 from composer_jax.errors import UserError
+from composer_jax.event_loop import EventLoop
 from composer_jax.models.definition import Definition
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
@@ -34,19 +37,16 @@ from composer_jax.parallel.context import zigzag
 from composer_jax.parallel.mesh import AXES, batch_shards, make_mesh
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import from_first, is_first, process_count
-from composer_jax.rl.event_loop import EventLoop
 from composer_jax.rl.rollout import Environment
 from composer_jax.sampler.engine import Sampler, SamplerConfig
 from composer_jax.sandbox import SandboxPool
+from composer_jax.seeds import seeded_random
 from composer_jax.stages.settings import OptimizerSettings, Settings, settings_from
 from composer_jax.stages.usage import used
-from composer_jax.tasks import recall
 from composer_jax.tasks.formats import Options
-from composer_jax.tasks.generate import FAMILIES, generate
 from composer_jax.tasks.images.pools import ImagePools
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.source import TaskSource
-from composer_jax.tasks.splits import seeded
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig
@@ -165,7 +165,7 @@ class Run:
                         yield "edit" + compact_json({"path": path, "old": line, "new": line})
                 if family == recall.FAMILY:
                     notes = Notes(task.metadata["facts"], read_conf=True, read_target=index % 2 == 0)
-                    yield recall_summary(task, notes, "long", RecallRates(), seeded("tokenizer", index))
+                    yield recall_summary(task, notes, "long", RecallRates(), seeded_random("tokenizer", index))
 
     def documents(self, part: Literal["train", "heldout"]) -> list[np.ndarray]:
         """Token ids of every file in one part of the corpus; only the first process needs to have the files."""

@@ -7,22 +7,22 @@ from pathlib import Path
 import numpy as np
 
 from composer_jax.agent.episode import Limits
-from composer_jax.agent.exercises import repair_exercises
-from composer_jax.agent.expert import BugfixRates, Rates, RecallRates, make_traces
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.pipeline import Trace, trace_batches
 from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.demo import bugfix, recall
+from composer_jax.demo.exercises import repair_exercises
+from composer_jax.demo.expert import BugfixRates, Rates, RecallRates, make_traces
+from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
+from composer_jax.event_loop import EventLoop
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import from_first, is_first
-from composer_jax.rl.event_loop import EventLoop
-from composer_jax.rl.rollout import seed_of
 from composer_jax.sandbox import SandboxPool
+from composer_jax.seeds import hash_seed
 from composer_jax.stages.run import Run
-from composer_jax.tasks import bugfix, recall
-from composer_jax.tasks.generate import generate
 from composer_jax.train.loop import FitPlan, fit
 
 SORTS = {
@@ -42,7 +42,7 @@ def sft(run: Run) -> None:
     settings = run.settings.sft
     with run.stage("sft") as result:
         traces, made = expert_traces(run)
-        stream_of_tasks = seed_of("sft exercises", run.settings.seed)
+        stream_of_tasks = hash_seed("sft exercises", run.settings.seed)
         traces += repair_exercises(stream_of_tasks, settings.exercises, run.tokenizer, train_module=False)
         # A report can outgrow a row; the model could not have seen it whole in its window either.
         stream = trace_batches(
@@ -94,7 +94,7 @@ def _make(run: Run, tokenizer: Tokenizer, path: Path) -> None:
     tasks, compactions = [], []
     for sort, n in sorted(settings.sft.traces.items()):
         # Tasks of SFT and RL come from different streams of the training split, so RL repeats none of them.
-        tasks += [generate(SORTS[sort], "train", seed_of("sft", settings.seed, sort), i) for i in range(n)]
+        tasks += [generate(SORTS[sort], "train", hash_seed("sft", settings.seed, sort), i) for i in range(n)]
         compactions += [compaction_for(run, sort)] * n
     rates = _rates(settings.sft.rates)
 

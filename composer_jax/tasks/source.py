@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from composer_jax.demo.generate import FAMILIES, generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxLimits
+from composer_jax.seeds import seeded_random
 from composer_jax.tasks.formats import Options, read_tasks
-from composer_jax.tasks.generate import FAMILIES, generate
 from composer_jax.tasks.images.containers import require_images
-from composer_jax.tasks.splits import seeded
 from composer_jax.tasks.suites.run import LIMITS
 from composer_jax.tasks.task import Task
 
@@ -97,5 +97,5 @@ def _by_family(
             found[task.family].append(task)
     for family, tasks in found.items():
         tasks.sort(key=lambda task: task.id)
-        seeded("order", seed, family).shuffle(tasks)
+        seeded_random("order", seed, family).shuffle(tasks)
     return dict(sorted(found.items()))

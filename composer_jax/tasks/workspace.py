@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from composer_jax.tasks.functions import Function
 from composer_jax.tasks.grader import Case
 from composer_jax.tasks.suites.protected import is_protected
 
@@ -19,11 +18,6 @@ _OWN = ("run_tests.py", "call_cases.py")
 def visible_cases(cases: Sequence[Case]) -> str:
     """The text of cases.json: what run_tests.py checks. It is not a Python file, so grep does not find it."""
     return json.dumps([[*case.call, case.want] for case in cases])
-
-
-def module_text(contents: Sequence[Function], mistakes: Mapping[str, str]) -> str:
-    """A module of these functions; `mistakes` maps a function's name to the wrong expression it returns."""
-    return "\n".join(function.source(mistakes.get(function.name)) for function in contents)
 
 
 def is_submitted(path: str) -> bool:

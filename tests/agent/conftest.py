@@ -5,9 +5,9 @@ import pytest
 from composer_jax.agent import summary
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.demo.generate import generate
 from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import SandboxLimits, SandboxPool
-from composer_jax.tasks import generate
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.task import Task
 

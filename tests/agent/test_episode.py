@@ -10,8 +10,8 @@ from composer_jax.agent.episode import Episode, Limits, run_episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
+from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
-from composer_jax.tasks import generate
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task

@@ -10,8 +10,8 @@ from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
+from composer_jax.demo.generate import generate
 from composer_jax.observe.episodes import EpisodeRecord
-from composer_jax.tasks import generate
 
 TASK = generate("bugfix", "train", 0, 0)
 KNOW = TASK.metadata

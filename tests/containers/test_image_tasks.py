@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
+from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxLimits, SandboxPool
 from composer_jax.sandbox.container_pool import ContainerPool
-from composer_jax.tasks import LogGrader, Task, generate
+from composer_jax.tasks import LogGrader, Task
 from composer_jax.tasks.formats import Options, read_tasks
 from composer_jax.tasks.grading import grade
 from composer_jax.tasks.images.containers import container_pool

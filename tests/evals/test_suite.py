@@ -3,8 +3,8 @@
 import pytest
 
 from composer_jax.agent.summary import Compaction
+from composer_jax.demo.generate import generate
 from composer_jax.evals.suite import Suite, compaction_error, summarise
-from composer_jax.tasks.generate import generate
 from tests.rl.made_up import conversation, episode
 
 TASKS = [generate("bugfix", "heldout", 0, i) for i in range(3)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.tasks import generate
+from composer_jax.demo.generate import generate
 from composer_jax.tasks.harbor import write_task
 from composer_jax.tasks.task import Task
 

@@ -8,9 +8,10 @@ import random
 import pytest
 
 from composer_jax.agent.summary import Compaction
+from composer_jax.demo.generate import generate
 from composer_jax.rl import rollout
-from composer_jax.rl.rollout import Environment, Job, roll_out, seed_of
-from composer_jax.tasks.generate import generate
+from composer_jax.rl.rollout import Environment, Job, roll_out
+from composer_jax.seeds import hash_seed
 from composer_jax.tasks.result_cache import ResultCache
 from tests.rl.made_up import episode
 
@@ -102,8 +103,8 @@ def test_a_bug_in_one_episode_ends_the_rollout_and_leaves_no_session_open(run_ep
 
 
 def test_seeds_depend_on_every_part_and_on_nothing_else():
-    seeds = {seed_of("rl", s, task, i) for s in range(5) for task in "abc" for i in range(7)}
+    seeds = {hash_seed("rl", s, task, i) for s in range(5) for task in "abc" for i in range(7)}
     assert len(seeds) == 5 * 3 * 7
-    assert seed_of("rl", 0, "bugfix-1", 3) == seed_of("rl", 0, "bugfix-1", 3)
+    assert hash_seed("rl", 0, "bugfix-1", 3) == hash_seed("rl", 0, "bugfix-1", 3)
     # Fixed for all time: a resumed run draws the same numbers in another process.
-    assert seed_of("a", 1) == int.from_bytes(hashlib.sha256(b"('a', 1)").digest()[:4], "little")
+    assert hash_seed("a", 1) == int.from_bytes(hashlib.sha256(b"('a', 1)").digest()[:4], "little")

@@ -8,7 +8,8 @@ import shutil
 import jax
 import pytest
 
-from composer_jax.agent.exercises import repair_exercises
+from composer_jax.demo.exercises import repair_exercises
+from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.parallel import processes
 from composer_jax.stages.evaluate import evaluate
@@ -16,7 +17,6 @@ from composer_jax.stages.pipeline import pipeline
 from composer_jax.stages.reinforce import reinforce
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import SORTS, _rates, compaction_for
-from composer_jax.tasks import generate
 from composer_jax.tasks.harbor import write_task
 from configs.tiny import get_config
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxLimits
-from composer_jax.tasks import generate
 from composer_jax.tasks.harbor import write_task
 from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.suites.run import LIMITS

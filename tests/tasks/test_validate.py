@@ -3,7 +3,8 @@
 import asyncio
 from dataclasses import replace
 
-from composer_jax.tasks import SuiteGrader, Task, generate
+from composer_jax.demo.generate import generate
+from composer_jax.tasks import SuiteGrader, Task
 from composer_jax.tasks.validate import Validation, gold_changes, validate
 from tests.tasks.conftest import lay
 

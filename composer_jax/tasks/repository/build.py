@@ -25,6 +25,7 @@ from typing import TextIO
 from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
 from composer_jax.sandbox import SandboxPool
+from composer_jax.seeds import seeded_random
 from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.grading import as_changes
 from composer_jax.tasks.harbor import read_task, write_task
@@ -41,7 +42,6 @@ from composer_jax.tasks.repository.propose import KINDS, propose
 from composer_jax.tasks.repository.revert_commit import revert_commits
 from composer_jax.tasks.repository.source import Source
 from composer_jax.tasks.repository.trace import trace
-from composer_jax.tasks.splits import seeded
 from composer_jax.tasks.suites.protected import is_protected, protected_files
 from composer_jax.tasks.suites.run import LIMITS
 from composer_jax.tasks.task import Task
@@ -221,7 +221,7 @@ class _Builder:
         yield proposals, count - len(self.accepted) - (count // 10 if combined else 0)
         if combined:
             parts = [candidate for candidate, _ in self.accepted]
-            rng = seeded(FAMILY, self.request.seed, "combine")
+            rng = seeded_random(FAMILY, self.request.seed, "combine")
             yield self.judged(combinations(self.baseline.sources, parts, rng)), count - len(self.accepted)
         yield proposals, count - len(self.accepted)
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from composer_jax.errors import UserError
+from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.delete_feature import Features, tests_of
 from composer_jax.tasks.repository.delete_file import delete_file
@@ -15,7 +16,6 @@ from composer_jax.tasks.repository.entities import Entity
 from composer_jax.tasks.repository.imports import Repository
 from composer_jax.tasks.repository.mutations import MUTATIONS, applies, mutate
 from composer_jax.tasks.repository.stub import stub
-from composer_jax.tasks.splits import seeded
 
 KINDS = (*(f"mutate:{kind}" for kind in MUTATIONS), "stub", "delete_feature", "delete_file")
 """What can be proposed from text and coverage alone; combine needs judged candidates, revert_commit a history."""
@@ -82,7 +82,7 @@ class Proposer:
     def stream(self, kind: str) -> Iterator[Candidate]:
         """The candidates of one kind; no other kind's draws change them."""
         if kind == "delete_feature":
-            return Features(self.repository, self.coverage).candidates(seeded(*self.key, kind))
+            return Features(self.repository, self.coverage).candidates(seeded_random(*self.key, kind))
         if kind == "delete_file":
             return self._files(kind)
         return self._changes(kind)
@@ -94,7 +94,7 @@ class Proposer:
             for entity in module.entities
             if entity.id in self.covered and not entity.is_test
         ]
-        seeded(*self.key, kind).shuffle(found)
+        seeded_random(*self.key, kind).shuffle(found)
         return found
 
     def _changes(self, kind: str) -> Iterator[Candidate]:
@@ -104,7 +104,7 @@ class Proposer:
                 if found is not None:
                     yield found
             elif applies(kind.removeprefix("mutate:"), entity):
-                rng = seeded(*self.key, kind, entity.id, entity.node.lineno)
+                rng = seeded_random(*self.key, kind, entity.id, entity.node.lineno)
                 left = PER_KIND
                 for change in mutate(kind.removeprefix("mutate:"), entity, rng):
                     if change.entities[0] in self.covered:
@@ -115,7 +115,7 @@ class Proposer:
 
     def _files(self, kind: str) -> Iterator[Candidate]:
         modules = [m for m in self.repository.code if any(entity.id in self.covered for entity in m.entities)]
-        seeded(*self.key, kind).shuffle(modules)
+        seeded_random(*self.key, kind).shuffle(modules)
         for module in modules:
             found = delete_file(self.repository, module)
             if found is not None:

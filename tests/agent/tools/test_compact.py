@@ -11,8 +11,8 @@ from composer_jax.agent.tools import compact, execute_call, select_tools
 from composer_jax.agent.tools.compact import MAX_CHARACTERS, TOOLS
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import Malformed, ToolCall
+from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
-from composer_jax.tasks import generate
 from composer_jax.tasks.result_cache import ResultCache
 from tests.agent.conftest import task_of
 

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change
-from composer_jax.tasks import ScriptGrader, Task, generate
+from composer_jax.tasks import ScriptGrader, Task
 from composer_jax.tasks.formats import Options, read_tasks
 from composer_jax.tasks.grading import grade
 from composer_jax.tasks.harbor import write_task

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
-from composer_jax.tasks import Case, CaseGrader, Task, generate
+from composer_jax.tasks import Case, CaseGrader, Task
 from composer_jax.tasks.harbor import read_task, write_task
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
-from composer_jax.tasks import ScriptGrader, SuiteGrader, Task, generate
+from composer_jax.tasks import ScriptGrader, SuiteGrader, Task
 from composer_jax.tasks.harbor import read_task, write_task
 from tests.tasks.conftest import lay
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_jax.errors import UserError
+from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.candidate import Candidate, candidate, difference, merge, split_lines
 from composer_jax.tasks.repository.combine import combinations, combine
-from composer_jax.tasks.splits import seeded
 
 TEXT = "def f():\n    return 1\n\n\ndef g():\n    return 2\n"
 SOURCES = {"p/a.py": TEXT, "p/b.py": TEXT, "q/c.py": TEXT}
@@ -59,9 +59,9 @@ def test_one_candidate_is_no_combination():
 
 def test_the_same_file_comes_before_the_same_folder_and_order_does_not_matter():
     far = change("q/c.py", "1", "3")
-    found = list(combinations(SOURCES, [ONE, TWO, OTHER, far], seeded(1)))
+    found = list(combinations(SOURCES, [ONE, TWO, OTHER, far], seeded_random(1)))
     assert [sorted(c.files) for c in found] == [["p/a.py"], ["p/a.py", "p/b.py"]]
-    assert found == list(combinations(SOURCES, [far, OTHER, TWO, ONE], seeded(1)))
+    assert found == list(combinations(SOURCES, [far, OTHER, TWO, ONE], seeded_random(1)))
     assert all(ast.parse(text) for c in found for text in c.files.values())
 
 

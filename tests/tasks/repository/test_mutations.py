@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.entities import entities
 from composer_jax.tasks.repository.mutations import MUTATIONS, is_sound, mutate
 from composer_jax.tasks.repository.source import Edit, Source
-from composer_jax.tasks.splits import seeded
 
 
 def mutants(kind, text, name="f"):
@@ -17,7 +17,7 @@ def mutants(kind, text, name="f"):
         candidate.files["a.py"]
         for entity in found
         for seed in range(12)
-        for candidate in mutate(kind, entity, seeded(seed))
+        for candidate in mutate(kind, entity, seeded_random(seed))
     }
 
 
@@ -225,7 +225,7 @@ def test_only_a_change_inside_the_entity_that_compiles_is_accepted(text, is_acce
 
 def test_a_mutation_says_what_it_did():
     (entity,) = entities(Source("p/a.py", "def f(a, b):\n    return a - b\n"))
-    (candidate,) = mutate("swap_operands", entity, seeded(0))
+    (candidate,) = mutate("swap_operands", entity, seeded_random(0))
     assert candidate.kind == "mutate:swap_operands"
     assert candidate.entities == ("p/a.py::f",)
     assert candidate.removed == ("    return a - b\n",)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_jax.errors import UserError
+from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.entities import entities
 from composer_jax.tasks.repository.mutations import MUTATIONS, mutate
 from composer_jax.tasks.repository.propose import KINDS, PER_ENTITY, PER_KIND, propose
 from composer_jax.tasks.repository.source import Source
-from composer_jax.tasks.splits import seeded
 
 ROOT = Path(__file__).parents[3]
 
@@ -163,7 +163,7 @@ def test_the_same_candidates_whatever_the_hash_seed_and_the_order(library, cover
 def test_every_kind_of_mutation_has_work_in_the_standard_library(library):
     table = every_entity(library)
     for kind in MUTATIONS:
-        assert any(next(mutate(kind, entity, seeded(0)), None) for entity in table), kind
+        assert any(next(mutate(kind, entity, seeded_random(0)), None) for entity in table), kind
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_any_mutation_of_any_entity_keeps_the_rest(small, data):
     entity = data.draw(st.sampled_from(small))
     kind = data.draw(st.sampled_from(sorted(MUTATIONS)))
     old, path = entity.source.text, entity.source.path
-    for candidate in islice(mutate(kind, entity, seeded(data.draw(st.integers(0, 9)))), 3):
+    for candidate in islice(mutate(kind, entity, seeded_random(data.draw(st.integers(0, 9)))), 3):
         new = candidate.files[path]
         assert ast.dump(ast.parse(new)) != ast.dump(ast.parse(old))
         assert is_only_changed_inside(old, new, lines_of(entity))

@@ -10,13 +10,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from composer_jax.demo import functions
+from composer_jax.demo.functions import COMPOSED, TRAINED_KINDS, Function, module_text, statement
+from composer_jax.demo.splits import draw_names, file_stems, function_names
 from composer_jax.errors import UserError
-from composer_jax.tasks import functions
-from composer_jax.tasks.functions import COMPOSED, TRAINED_KINDS, Function, statement
+from composer_jax.seeds import seeded_random
 from composer_jax.tasks.grader import Case, CaseGrader
-from composer_jax.tasks.splits import draw_names, file_stems, function_names, seeded
 from composer_jax.tasks.task import Split, Task
-from composer_jax.tasks.workspace import RUN_TESTS, module_text, visible_cases
+from composer_jax.tasks.workspace import RUN_TESTS, visible_cases
 
 FAMILY = "bugfix"
 TOOLS = ("run_tests", "grep", "read", "edit", "finish")
@@ -35,7 +36,7 @@ def generate(split: Split, seed: int, index: int, kind: str = "mix") -> Task:
         kind = COMPOSED
     elif kind not in ("mix", *TRAINED_KINDS):
         raise UserError(f"{kind!r} is not a kind of bug for split {split}; use mix or {', '.join(TRAINED_KINDS)}")
-    rng = seeded(FAMILY, kind, split, seed, index)
+    rng = seeded_random(FAMILY, kind, split, seed, index)
     while True:
         # Once in a while two lines collide; the next draw of the same generator will do.
         task = _draw(split, f"{FAMILY}-{kind}-{split}-{seed}-{index}", kind, rng)

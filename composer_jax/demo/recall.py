@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import random
 
+from composer_jax.demo import functions
+from composer_jax.demo.functions import TRAINED_KINDS, module_text, statement
+from composer_jax.demo.splits import KEYS, constants, draw_names, file_stems, function_names
 from composer_jax.errors import UserError
-from composer_jax.tasks import functions
-from composer_jax.tasks.functions import TRAINED_KINDS, statement
+from composer_jax.seeds import seeded_random
 from composer_jax.tasks.grader import Case, CaseGrader
-from composer_jax.tasks.splits import KEYS, constants, draw_names, file_stems, function_names, seeded
 from composer_jax.tasks.task import Split, Task
-from composer_jax.tasks.workspace import RUN_TESTS, module_text, visible_cases
+from composer_jax.tasks.workspace import RUN_TESTS, visible_cases
 
 FAMILY = "recall"
 TOOLS = ("run_tests", "read", "edit", "finish")  # no grep: one line of it would make the long file short
@@ -39,7 +40,7 @@ def generate(split: Split, seed: int, index: int, facts: int = 5, fillers: int =
     """
     if not 1 <= facts <= 8:
         raise UserError(f"{facts} facts cannot all start with another digit; use 1 to 8")
-    rng = seeded(FAMILY, split, seed, index, facts, fillers)
+    rng = seeded_random(FAMILY, split, seed, index, facts, fillers)
     names = draw_names(rng, function_names(split), 1 + fillers)
     conf, target = draw_names(rng, file_stems(split), 2)
     values = dict(zip(rng.sample(KEYS, facts), _values(split, facts, rng), strict=True))

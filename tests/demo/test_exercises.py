@@ -2,9 +2,9 @@
 
 import pytest
 
-from composer_jax.agent.exercises import repair_exercise
 from composer_jax.data import chat
-from composer_jax.tasks import generate
+from composer_jax.demo.exercises import repair_exercise
+from composer_jax.demo.generate import generate
 
 
 @pytest.mark.parametrize("index", range(6))

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from composer_jax.rl.event_loop import EventLoop
+from composer_jax.event_loop import EventLoop
 
 
 async def where():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from composer_jax.demo import bugfix, recall
 from composer_jax.errors import UserError
-from composer_jax.tasks import bugfix, recall
-from composer_jax.tasks.splits import seeded
+from composer_jax.seeds import seeded_random
 from composer_jax.tasks.task import Split, Task
 
 FAMILIES = (bugfix.FAMILY, recall.FAMILY)
@@ -16,7 +16,7 @@ def generate(family: str, split: Split, seed: int, index: int) -> Task:
     family: one of FAMILIES, or "mix" for one of them by a fair coin. Raises UserError for an unknown one.
     """
     if family == "mix":
-        family = seeded("mix", split, seed, index).choice(FAMILIES)
+        family = seeded_random("mix", split, seed, index).choice(FAMILIES)
     if family == bugfix.FAMILY:
         return bugfix.generate(split, seed, index)
     if family == recall.FAMILY:

@@ -11,11 +11,11 @@ import re
 
 import numpy as np
 
-from composer_jax.agent.expert import repair
 from composer_jax.data import chat
 from composer_jax.data.tokenizer import Tokenizer
-from composer_jax.tasks import bugfix
-from composer_jax.tasks.generate import generate
+from composer_jax.demo import bugfix
+from composer_jax.demo.expert import repair
+from composer_jax.demo.generate import generate
 from composer_jax.tasks.task import Task
 
 _STATEMENTS = re.compile(r"(return .*)")

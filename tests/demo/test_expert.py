@@ -9,13 +9,15 @@ from dataclasses import replace
 import pytest
 
 from composer_jax.agent.episode import Limits
-from composer_jax.agent.expert import BugfixRates, Rates, RecallRates, bugfix_script, make_traces
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
+from composer_jax.demo import recall
+from composer_jax.demo.expert import BugfixRates, Rates, RecallRates, bugfix_script, make_traces
+from composer_jax.demo.generate import generate
+from composer_jax.demo.recall import fact_line
+from composer_jax.demo.splits import constants
 from composer_jax.errors import UserError
-from composer_jax.tasks import Task, generate, recall
-from composer_jax.tasks.recall import fact_line
-from composer_jax.tasks.splits import constants
+from composer_jax.tasks import Task
 
 LIMITS = Limits(max_turns=16, max_turn_tokens=100, max_episode_tokens=6000)
 PERFECT = Rates(

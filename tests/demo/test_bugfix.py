@@ -6,12 +6,13 @@ import re
 
 import pytest
 
+from composer_jax.demo import bugfix, functions
+from composer_jax.demo.functions import COMPOSED, KINDS, TRAINED_KINDS
+from composer_jax.demo.splits import function_names
 from composer_jax.errors import UserError
-from composer_jax.tasks import bugfix, functions
-from composer_jax.tasks.functions import COMPOSED, KINDS, TRAINED_KINDS
+from composer_jax.seeds import seeded_random
 from composer_jax.tasks.grading import grade, untouched
 from composer_jax.tasks.grading.judge_cases import same_value
-from composer_jax.tasks.splits import function_names, seeded
 from tests.tasks.conftest import as_changes
 
 
@@ -99,7 +100,7 @@ def test_the_unseen_kind_is_made_of_known_words_and_never_trained():
             for text in bugfix.generate(split, 6, index).files.values():
                 comments |= {re.sub(r"\d+", "N", line) for line in text.split("\n") if line.startswith("#")}
                 tokens |= set(re.findall(r"[a-z]+|[^\w\s]+", text))
-    rng = seeded("a test")
+    rng = seeded_random("a test")
     for _ in range(200):
         f = functions.make(COMPOSED, function_names("unseen")[0], "unseen", rng)
         assert f"# {re.sub(r'[0-9]+', 'N', f.comment)}" not in comments

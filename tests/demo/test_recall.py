@@ -5,10 +5,11 @@ import json
 
 import pytest
 
+from composer_jax.demo import recall
+from composer_jax.demo.generate import generate
+from composer_jax.demo.recall import fact_line
 from composer_jax.errors import UserError
-from composer_jax.tasks import generate, recall
 from composer_jax.tasks.grading import grade, untouched
-from composer_jax.tasks.recall import fact_line
 from tests.tasks.conftest import as_changes
 
 

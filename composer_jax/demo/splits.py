@@ -85,10 +85,3 @@ def draw_names(rng: random.Random, names: tuple[str, ...], count: int) -> list[s
             chosen.append(name)
             used |= words
     return chosen
-
-
-def seeded(*parts: object) -> random.Random:
-    """A generator that depends on the parts and on nothing else (not on PYTHONHASHSEED, not on the
-    platform)."""
-    text = "/".join(str(part) for part in parts)
-    return random.Random(int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big"))

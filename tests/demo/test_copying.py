@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from composer_jax.data.copying import copy_row
 from composer_jax.data.tokenizer import SPECIAL
+from composer_jax.demo.copying import copy_row
 
 
 @pytest.mark.parametrize("seq_len", [32, 128, 512])

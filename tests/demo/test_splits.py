@@ -4,8 +4,10 @@ import re
 
 import pytest
 
-from composer_jax.tasks import generate, splits
-from composer_jax.tasks.splits import constants, draw_names, file_stems, function_names, is_heldout, seeded
+from composer_jax.demo import splits
+from composer_jax.demo.generate import generate
+from composer_jax.demo.splits import constants, draw_names, file_stems, function_names, is_heldout
+from composer_jax.seeds import seeded_random
 
 TASKS = 2000
 
@@ -64,7 +66,7 @@ def test_tasks_stay_on_their_side(family):
 
 
 def test_names_drawn_together_share_no_word():
-    rng = seeded("a test")
+    rng = seeded_random("a test")
     for _ in range(200):
         words = "_".join(draw_names(rng, function_names("heldout"), 4)).split("_")
         assert len(set(words)) == 8
@@ -76,5 +78,5 @@ def test_constants_outside_the_range_are_refused():
 
 
 def test_seeded_depends_on_its_parts_only():
-    assert seeded("a", 1).random() == seeded("a", 1).random()
-    assert seeded("a", 1).random() != seeded("a", 2).random()
+    assert seeded_random("a", 1).random() == seeded_random("a", 1).random()
+    assert seeded_random("a", 1).random() != seeded_random("a", 2).random()

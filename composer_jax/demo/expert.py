@@ -24,14 +24,15 @@ from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.demo import bugfix, recall
+from composer_jax.demo.functions import LARGEST, SMALLEST, statement
+from composer_jax.demo.recall import fact_line
+from composer_jax.demo.splits import constants, file_stems, function_names
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sandbox import SandboxPool
-from composer_jax.tasks import bugfix, recall
-from composer_jax.tasks.functions import LARGEST, SMALLEST, statement
-from composer_jax.tasks.recall import fact_line
+from composer_jax.seeds import seeded_random
 from composer_jax.tasks.result_cache import ResultCache
-from composer_jax.tasks.splits import constants, file_stems, function_names, seeded
 from composer_jax.tasks.task import Task
 from composer_jax.tasks.workspace import is_submitted
 
@@ -393,7 +394,7 @@ async def make_traces(
 
     async def one(index: int, task: Task) -> Episode:
         async with slots:
-            session = ExpertSession(task, tok, rates, seeded("expert", seed, index, task.id), capacity)
+            session = ExpertSession(task, tok, rates, seeded_random("expert", seed, index, task.id), capacity)
             compaction = compaction_for(task, index)
             episode = await run_episode(
                 task, session, pool, chat_format, compaction=compaction, limits=limits, seed=seed, cache=cache

@@ -8,12 +8,12 @@ it needs two of those mappings at once, and is spelled only with words and opera
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from composer_jax.tasks.splits import ADJECTIVES, THINGS, constants
+from composer_jax.demo.splits import ADJECTIVES, THINGS, constants
 from composer_jax.tasks.task import Split
 
 OPERATORS = {"plus": "+", "minus": "-", "times": "*", "over": "//"}
@@ -81,6 +81,11 @@ class Function:
 
 def statement(expression: str) -> str:
     return f"return {expression}"
+
+
+def module_text(functions: Sequence[Function], mistakes: Mapping[str, str]) -> str:
+    """Returns a module of these functions; `mistakes` maps a function's name to the wrong expression it returns."""
+    return "\n".join(function.source(mistakes.get(function.name)) for function in functions)
 
 
 def make(kind: str, name: str, split: Split, rng: random.Random) -> Function:
