@@ -17,7 +17,7 @@ from composer_jax.ops.row_attention import AttentionMask
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x)). Returns x and the load of the experts (None in a dense
+    """x + attention(norm(x)), then x + feed_forward(norm(x)). Returns x and its RouterStats (None in a dense
     layer)."""
 
     def __init__(self, config: ModelConfig, *, moe: bool, rngs: nnx.Rngs):
@@ -58,5 +58,5 @@ class Block(nnx.Module):
     def _feed_forward(self, x_BSD: jax.Array, token_mask_BS: jax.Array):
         with jax.named_scope("feed_forward"):
             normed = self.feed_forward_norm(x_BSD)
-            y, load = self.feed_forward(normed, token_mask_BS) if self.moe else (self.feed_forward(normed), None)
-            return x_BSD + checkpoint_name(y, "feed_forward"), load
+            y, stats = self.feed_forward(normed, token_mask_BS) if self.moe else (self.feed_forward(normed), None)
+            return x_BSD + checkpoint_name(y, "feed_forward"), stats

@@ -12,10 +12,10 @@ from composer_jax.models.block import Block
 from composer_jax.models.cache import Cache, group_widths, write_layer, write_tokens
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.embedding import Embedding
-from composer_jax.models.load import Load
 from composer_jax.models.mtp import MTPModule
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
+from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.attention import additive_mask
 from composer_jax.ops.row_attention import AttentionMask
 from composer_jax.parallel import context
@@ -29,7 +29,7 @@ class Hidden(NamedTuple):
 
     last_BSD: jax.Array
     """Normalised states for the head."""
-    load: Load
+    router_stats: RouterStats
     """Of every MoE layer, with a leading axis of layers."""
 
 
@@ -60,8 +60,8 @@ class Decoder(nnx.Module):
         def layer(x_BSD, block, windowed):
             return block(x_BSD, positions_BS, mask, windowed, real_BS)
 
-        x_BSD, (_, load) = self._layers(layer, x_BSD)
-        return Hidden(self.final_norm(x_BSD), load)
+        x_BSD, (_, stats) = self._layers(layer, x_BSD)
+        return Hidden(self.final_norm(x_BSD), stats)
 
     def extend(
         self,
@@ -112,7 +112,7 @@ class Decoder(nnx.Module):
 
     def mtp_hidden(
         self, hidden: Hidden, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array
-    ) -> tuple[jax.Array, Load]:
+    ) -> tuple[jax.Array, RouterStats]:
         """What the MTP modules say, [M,B,S,D] for the head, and their loads. The trunk is not moved.
 
         The logits of module k (from 1) at position i predict token i+k+1. It continues from the states of module k-1;
@@ -123,8 +123,8 @@ class Decoder(nnx.Module):
         def layer(carry, module, _):
             states_BSD, ahead_BSD = carry
             ahead_BSD = context.following(ahead_BSD)
-            states_BSD, said_BSD, load = module(states_BSD, ahead_BSD, positions_BS, mask, real_BS)
-            return (states_BSD, ahead_BSD), (said_BSD, load)
+            states_BSD, said_BSD, stats = module(states_BSD, ahead_BSD, positions_BS, mask, real_BS)
+            return (states_BSD, ahead_BSD), (said_BSD, stats)
 
         # Moved on after embedding: taps of token i+1 reach back to token i, also where i is the first of a row.
         start = jax.lax.stop_gradient((hidden.last_BSD, self.embedding(tokens_BS, positions_BS)))

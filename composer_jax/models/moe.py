@@ -6,9 +6,9 @@ from flax import nnx
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
-from composer_jax.models.load import Load, measure
 from composer_jax.models.parameter import gather_param, matrix, parameter
 from composer_jax.models.router import Router
+from composer_jax.models.router_stats import RouterStats, measure_routing
 from composer_jax.ops.activation import Activation, clamped_swiglu, swiglu
 from composer_jax.ops.chunks import map_chunks
 from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
@@ -32,7 +32,7 @@ class MixtureOfExperts(nnx.Module):
         if config.n_shared_experts:
             self.shared = FeedForward(config, config.n_shared_experts * f, rngs=rngs)
 
-    def __call__(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, Load]:
+    def __call__(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, RouterStats]:
         x_TD = x_BSD.reshape(-1, x_BSD.shape[-1])
         routing = self.router(x_TD)
         experts, activation, config = self._experts(x_TD.dtype), self._activation, self.config
@@ -49,7 +49,7 @@ class MixtureOfExperts(nnx.Module):
         y_TD, dropped = map_chunks(dispatch, config.expert_chunk, *tokens)
         if self.config.n_shared_experts:
             y_TD = y_TD + self.shared(x_TD)
-        return y_TD.reshape(x_BSD.shape), measure(routing, token_mask_BS, dropped.sum())
+        return y_TD.reshape(x_BSD.shape), measure_routing(routing, token_mask_BS, dropped.sum())
 
     def _experts(self, dtype) -> Experts:
         biases = None

@@ -6,9 +6,9 @@ from flax import nnx
 
 from composer_jax.models.block import Block
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.load import Load
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
+from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.row_attention import AttentionMask
 
 
@@ -34,9 +34,9 @@ class MTPModule(nnx.Module):
         positions_BS: jax.Array,
         mask: AttentionMask,
         token_mask_BS: jax.Array,
-    ) -> tuple[jax.Array, jax.Array, Load]:
-        """States [B,S,D] for the next module, normalised ones for the head, and the load of the module's layer."""
+    ) -> tuple[jax.Array, jax.Array, RouterStats]:
+        """Returns states [B,S,D] for the next module, normalised states for the head, and the layer's RouterStats."""
         joined = jnp.concatenate([self.embedding_norm(embedding_BSD), self.hidden_norm(hidden_BSD)], axis=-1)
         x_BSD = joined @ gather_param(self.projection, hidden_BSD.dtype)
-        x_BSD, load = self.block(x_BSD, positions_BS, mask, None, token_mask_BS)
-        return x_BSD, self.final_norm(x_BSD), load
+        x_BSD, stats = self.block(x_BSD, positions_BS, mask, None, token_mask_BS)
+        return x_BSD, self.final_norm(x_BSD), stats

@@ -1,55 +1,62 @@
-"""Copies of tokens into the order of their experts, and back: linear maps, each with its transpose.
+"""Reorder tokens by expert and back: linear maps, each with its transpose as gradient.
 
-    permute_tokens(x)[n]  = x[order[n] // k]           T tokens -> N = T k rows, sorted
-    unpermute_tokens(y)[t] = sum_j y[places[t,j]]       N rows -> T tokens
+    permute_tokens(x)[n]   = x[order[n] // k]              T tokens -> N = T k rows, sorted
+    unpermute_tokens(y)[t] = sum_j y[inverse[t,j]]         N rows -> T tokens
 
-`order` is a permutation of the N (token, choice) pairs and `places` [T,k] its inverse. tokens_to_slots and slots_to_tokens are the
-same where pairs go to M slots that need not all be taken, and not every pair need have one. Both directions of all
-four are gathers; left to differentiation, each would have a scatter for its transpose, which is slow everywhere.
+`order` is a permutation of the N (token, choice) pairs and `inverse` [T,k] its inverse. tokens_to_slots and
+slots_to_tokens do the same with M slots, where slots may be empty and pairs may have no slot. All four are gathers in
+both directions; automatic differentiation would make the transposes scatters, which are slow on every platform.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 
 @jax.custom_vjp
-def permute_tokens(x_TD: jax.Array, order_N: jax.Array, places_Tk: jax.Array) -> jax.Array:
-    """The token of every pair, [N,D], in sorted order."""
-    return x_TD[order_N // places_Tk.shape[1]]
+def permute_tokens(x_TD: jax.Array, order_N: jax.Array, inverse_Tk: jax.Array) -> jax.Array:
+    """Returns the token of every pair in sorted order, [N,D]."""
+    return x_TD[order_N // inverse_Tk.shape[1]]
 
 
 @jax.custom_vjp
-def unpermute_tokens(y_ND: jax.Array, order_N: jax.Array, places_Tk: jax.Array) -> jax.Array:
-    """The sum over the choices of every token, [T,D]; added up in float32."""
-    return y_ND[places_Tk].sum(1, dtype=jnp.float32).astype(y_ND.dtype)
+def unpermute_tokens(y_ND: jax.Array, order_N: jax.Array, inverse_Tk: jax.Array) -> jax.Array:
+    """Returns the sum over the k rows of every token, [T,D], accumulated in float32."""
+    return y_ND[inverse_Tk].sum(1, dtype=jnp.float32).astype(y_ND.dtype)
 
 
 @jax.custom_vjp
-def tokens_to_slots(x_TD: jax.Array, pairs_M: jax.Array, places_Tk: jax.Array) -> jax.Array:
-    """The token in every slot, [M,D]; zero where it is empty.
+def tokens_to_slots(x_TD: jax.Array, pairs_M: jax.Array, slots_Tk: jax.Array) -> jax.Array:
+    """Returns the token in every slot, [M,D], and zeros in empty slots.
 
     Args:
       x_TD: tokens.
-      pairs_M: the pair in each slot, counted t k + j; N where there is none.
-      places_Tk: the slot of each pair; M where it has none.
+      pairs_M: the pair t k + j in each slot; N in an empty slot.
+      slots_Tk: the slot of each pair; M for a pair without one.
     """
-    return jnp.take(x_TD, pairs_M // places_Tk.shape[1], axis=0, mode="fill", fill_value=0)
+    return jnp.take(x_TD, pairs_M // slots_Tk.shape[1], axis=0, mode="fill", fill_value=0)
 
 
 @jax.custom_vjp
-def slots_to_tokens(y_MD: jax.Array, pairs_M: jax.Array, places_Tk: jax.Array) -> jax.Array:
-    """The sum over those choices of every token that have a slot, [T,D]; added up in float32."""
-    y_TkD = jnp.take(y_MD, places_Tk, axis=0, mode="fill", fill_value=0)
+def slots_to_tokens(y_MD: jax.Array, pairs_M: jax.Array, slots_Tk: jax.Array) -> jax.Array:
+    """Returns the sum over those pairs of every token that have a slot, [T,D], accumulated in float32."""
+    y_TkD = jnp.take(y_MD, slots_Tk, axis=0, mode="fill", fill_value=0)
     return y_TkD.sum(1, dtype=jnp.float32).astype(y_MD.dtype)
 
 
-def _transposes(one, other) -> None:
-    """Makes each the gradient of the other."""
-    remember = lambda function: lambda array, *indices: (function(array, *indices), indices)  # noqa: E731
-    transposed = lambda function: lambda indices, d: (function(d, *indices), None, None)  # noqa: E731
-    one.defvjp(remember(one), transposed(other))
-    other.defvjp(remember(other), transposed(one))
+def _define_transposes(one: jax.custom_vjp, other: jax.custom_vjp) -> None:
+    """Makes each function the gradient of the other."""
+
+    def save_indices(function: Callable[..., jax.Array]):
+        return lambda array, *indices: (function(array, *indices), indices)
+
+    def transpose(function: Callable[..., jax.Array]):
+        return lambda indices, d: (function(d, *indices), None, None)
+
+    one.defvjp(save_indices(one), transpose(other))
+    other.defvjp(save_indices(other), transpose(one))
 
 
-_transposes(permute_tokens, unpermute_tokens)
-_transposes(tokens_to_slots, slots_to_tokens)
+_define_transposes(permute_tokens, unpermute_tokens)
+_define_transposes(tokens_to_slots, slots_to_tokens)

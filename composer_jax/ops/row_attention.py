@@ -1,7 +1,7 @@
 """Causal attention within whole rows: one contract, a fused kernel on TPUs, matrix products elsewhere.
 
-Who sees whom is not an array of S x S here but a rule (`AttentionMask`): at 256 thousand positions that array would have 64
-billion entries per row.
+The mask is a rule (`AttentionMask`) instead of an [S,S] array, which would have 64 billion entries per row at 256
+thousand positions.
 """
 
 import dataclasses
@@ -19,19 +19,18 @@ MOST_BLOCKS = 16
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMask:
-    """A query sees the keys of its own segment that stand no later in the row, and not before its window.
-
-    positions_S: int32, where in the whole row each query stands; key t stands at t.
-    segments_BS, key_segments_BT: int32, of the queries and of the keys.
-    is_whole_row: static; the queries are the whole row, so that positions_S counts from 0 (otherwise they are one device's part).
-    window: static; tokens that a layer with a window sees, itself included, or None where no layer has one.
-    """
+    """A query attends to the keys of its own segment at its position or earlier, and within its window."""
 
     positions_S: jax.Array
+    """int32: position of each query in the whole row; key t is at position t."""
     segments_BS: jax.Array
+    """int32: segment of each query."""
     key_segments_BT: jax.Array
+    """int32: segment of each key."""
     is_whole_row: bool = True
+    """Whether the queries are the whole row, at positions 0, 1, ..., rather than one device's shard of it."""
     window: int | None = None
+    """Tokens, the query included, that a layer with a sliding window attends to; None: no layer has a window."""
 
 
 def attend_rows(

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from composer_jax.errors import UserError
 from composer_jax.models.decoder import Decoder, Hidden, head_logits
-from composer_jax.models.load import Load
 from composer_jax.models.predictions import Predictions
+from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.chunks import map_chunks
 from composer_jax.parallel import context
 
@@ -68,7 +68,7 @@ class LanguageLoss:
 
     L = 1/N sum_t w_t * -log p(x_t)
         + mtp_weight/N mean over modules k of sum_t w_t * KL(main distribution of x_t || that of module k)
-        + balance_weight/N sum over rows and MoE layers of models/load.py's sequence-wise balance,
+        + balance_weight/N sum over rows and MoE layers of models/router_stats.py's sequence-wise balance,
 
     the teacher being the main head k positions later (Composer 2 report, arXiv 2603.24477, section 3: "predict the
     exact logit distribution of the main LM head"; the mean is DeepSeek-V3's, equation 25). The trunk gets no gradient
@@ -81,13 +81,14 @@ class LanguageLoss:
 
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
         hidden = trunk(decoder, batch)
-        states, loads = (hidden.last_BSD,), {"moe_layers": hidden.load}
+        states, router_stats = (hidden.last_BSD,), {"moe_layers": hidden.router_stats}
         if self.mtp_weight:
             if not decoder.config.n_mtp_modules:
                 raise UserError(
                     f"mtp_weight={self.mtp_weight} trains MTP modules, and n_mtp_modules=0; set one of both."
                 )
-            said_MBSD, loads["mtp"] = decoder.mtp_hidden(hidden, batch["tokens"], batch["positions"], batch["segments"])
+            fields = batch["tokens"], batch["positions"], batch["segments"]
+            said_MBSD, router_stats["mtp"] = decoder.mtp_hidden(hidden, *fields)
             # What module k said k positions earlier is about the same token.
             states += tuple(_earlier(said_BSD, k) for k, said_BSD in enumerate(said_MBSD, start=1))
 
@@ -100,7 +101,7 @@ class LanguageLoss:
         weights_BS = context.following(batch["weights"])
         nll = -(weights_BS * logprobs_BS).sum()
         loss = nll / normaliser
-        sums = {"nll": nll, "tokens": batch["weights"].sum()} | of_loads(loads)
+        sums = {"nll": nll, "tokens": batch["weights"].sum()} | router_sums(router_stats)
         if divergences:
             # A module saw the one document k positions earlier and speaks of that of the following token.
             segments_BS, about_BS = batch["segments"], context.following(batch["segments"])
@@ -109,17 +110,17 @@ class LanguageLoss:
             sums["mtp_kl"] = divergence / len(divergences)
             loss = loss + self.mtp_weight * sums["mtp_kl"] / normaliser
         if self.balance_weight:
-            balance = sum(load.sequence.sum() for load in loads.values())
+            balance = sum(stats.sequence_balance.sum() for stats in router_stats.values())
             loss = loss + self.balance_weight * balance / normaliser
             sums["sequence_balance"] = balance
         return LossOutput(loss, sums, {})
 
 
-def of_loads(loads: dict[str, Load]) -> dict[str, Any]:
+def router_sums(router_stats: dict[str, RouterStats]) -> dict[str, Any]:
     """What every loss reports of its layers: "counts" per expert, by stack, and all "dropped" choices."""
     return {
-        "counts": {name: load.counts_E for name, load in loads.items()},
-        "dropped": sum(load.dropped.sum() for load in loads.values()),
+        "counts": {name: stats.counts_E for name, stats in router_stats.items()},
+        "dropped": sum(stats.dropped.sum() for stats in router_stats.values()),
     }
 
 
@@ -166,5 +167,5 @@ class PolicyLoss:
             "k1": -log_ratio.sum(),
         }
         loss = -(weight_BS * logprobs_BS).sum() / normaliser
-        sums |= of_loads({"moe_layers": hidden.load})
+        sums |= router_sums({"moe_layers": hidden.router_stats})
         return LossOutput(loss, sums, {"log_ratio": jnp.abs(log_ratio).max()})

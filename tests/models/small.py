@@ -110,7 +110,7 @@ def forward(config: ModelConfig):
         decoder = Definition(config).bind(params, router_bias)
         fields = batch["tokens"], batch["positions"], batch["segments"]
         hidden = decoder(*fields)
-        out = {"logits": decoder.logits(hidden.last_BSD), "counts": hidden.load.counts_E}
+        out = {"logits": decoder.logits(hidden.last_BSD), "counts": hidden.router_stats.counts_E}
         if config.n_mtp_modules:
             states, load = decoder.mtp_hidden(hidden, *fields)
             out |= {"mtp_logits": decoder.logits(states), "mtp_counts": load.counts_E}

@@ -75,5 +75,5 @@ def test_the_sequence_balance_is_that_of_its_equations():
             shares += scores / scores.sum()
         t = mask.sum()
         wanted += t * (chosen * 8 / (config.experts_per_token * t) * shares / t).sum()
-    assert float(load.sequence) == pytest.approx(wanted, rel=1e-5)
+    assert float(load.sequence_balance) == pytest.approx(wanted, rel=1e-5)
     assert 15 < wanted < 30  # near one per token

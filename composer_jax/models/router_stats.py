@@ -10,18 +10,18 @@ from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size
 
 
-class Load(NamedTuple):
+class RouterStats(NamedTuple):
     """Of one layer, or with a leading axis of several; of this device's tokens, to be added up over devices."""
 
     counts_E: jax.Array
     """float32: real tokens that chose each expert."""
-    sequence: jax.Array
+    sequence_balance: jax.Array
     """float32 []: the sequence-wise balance of DeepSeek-V3, times the real tokens of each row."""
     dropped: jax.Array
     """float32 []: choices that found no room (parallel/dispatch)."""
 
 
-def measure(routing: Routing, token_mask_BS: jax.Array, dropped: jax.Array) -> Load:
+def measure_routing(routing: Routing, token_mask_BS: jax.Array, dropped: jax.Array) -> RouterStats:
     """The load of one layer.
 
     sequence = sum over rows of T sum_i f_i P_i,  f_i = E / (k T) #{t: i chosen},  P_i = 1/T sum_t s_ti / sum_j s_tj
@@ -43,4 +43,4 @@ def measure(routing: Routing, token_mask_BS: jax.Array, dropped: jax.Array) -> L
     tokens_B1 = jnp.maximum(tokens_B1, 1)
     frequency_BE = all_chosen_BE * n / (routing.ids_Tk.shape[-1] * tokens_B1)
     balance_B1 = (frequency_BE * all_shares_BE / tokens_B1).sum(-1, keepdims=True)
-    return Load(chosen_BE.sum(0), (here_B1 * balance_B1).sum(), dropped)
+    return RouterStats(chosen_BE.sum(0), (here_B1 * balance_B1).sum(), dropped)
