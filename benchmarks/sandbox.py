@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from composer_jax.sandbox import RunResult, Sandbox, SandboxPool, Tree
-from composer_jax.sandbox.tree import Ground
+from composer_jax.sandbox.mount_plan import MountPlan
 
 ROUNDS = 5  # rates are the median of this many rounds
 SECONDS = 1.0  # length of a round
@@ -70,7 +70,7 @@ async def ready_ms(pool: SandboxPool, count: int = 60) -> float:
     times = []
     for _ in range(count):
         started = time.perf_counter()
-        sandbox = pool._order(Ground(Tree(pool)))  # past the ones that wait ready
+        sandbox = pool._order(MountPlan(Tree(pool)))  # past the ones that wait ready
         await sandbox.ready(20.0)
         times.append(time.perf_counter() - started)
         await sandbox.close()

@@ -33,7 +33,7 @@ class Backend:
     name: str
     command: tuple[str, ...]
     environment: dict[str, str]
-    walls: Literal["namespaces", "landlock", "none"]
+    isolation: Literal["namespaces", "landlock", "none"]
 
 
 class Refused(UserError):
@@ -41,7 +41,7 @@ class Refused(UserError):
 
     def __init__(self, name: str, why: str, fix: str):
         self.why, self.fix = why, fix
-        weaker = "'landlock' for weaker walls or " if name == "bubblewrap" else ""
+        weaker = "'landlock' for weaker isolation or " if name == "bubblewrap" else ""
         instead = (
             "" if name == "subprocess" else f", or choose the backend {weaker}'subprocess' to go without isolation"
         )

@@ -21,9 +21,9 @@ from composer_jax.sandbox.archive import is_same, names, pack, unpack, unpack_in
 from composer_jax.sandbox.change import GONE, Change
 from composer_jax.sandbox.container_shell import ENDED, IDLE_PROCESSES, START, Shell
 from composer_jax.sandbox.engine import OWNER, last_line, owner
-from composer_jax.sandbox.kept import Kept
 from composer_jax.sandbox.limits import MIB
 from composer_jax.sandbox.sandbox import GRACE_S, REPLY_S, RunResult, SandboxDied, SandboxFileError, unfit
+from composer_jax.sandbox.truncated_output import TruncatedOutput
 
 if TYPE_CHECKING:
     from composer_jax.sandbox.container_pool import ContainerPool
@@ -131,7 +131,7 @@ class Container:
             async with self._lock:
                 words = ["exec", "--workdir", self._pool.workspace, self.name, "tar", "-cf", "-", "."]
                 process = await self._engine.start(*words)
-                said = Kept(MIB)
+                said = TruncatedOutput(MIB)
                 reading = asyncio.ensure_future(said.read(process.stderr))
                 try:
                     async with asyncio.timeout(REPLY_S * 10):
@@ -325,7 +325,9 @@ class Container:
         async with self._lock:
             await self._do_locked(argv, stdin)
 
-    async def _do_locked(self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"", room: int = 0) -> tuple[Kept, Kept]:
+    async def _do_locked(
+        self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"", room: int = 0
+    ) -> tuple[TruncatedOutput, TruncatedOutput]:
         """Runs a command of the harness in the workspace, under the lock; its stdout and stderr.
 
         room: bytes kept of each; 0: SandboxLimits.workspace_mb. Raises SandboxFileError when the command fails."""
@@ -336,7 +338,7 @@ class Container:
 
     async def _exec(
         self, argv: Sequence[str], stdin: bytes | IO[bytes], timeout_s: float, room: int
-    ) -> tuple[int, Kept, Kept]:
+    ) -> tuple[int, TruncatedOutput, TruncatedOutput]:
         """Exit code and output of a command in the container. Raises SandboxDied when that is gone, or hangs."""
         words = ["exec", "--interactive", "--workdir", self._pool.workspace, self.name, *argv]
         code, out, err = await self._engine_says(words, stdin, timeout_s, room)
@@ -348,7 +350,7 @@ class Container:
 
     async def _engine_says(
         self, words: Sequence[str], stdin: bytes | IO[bytes] = b"", timeout_s: float = REPLY_S, room: int = 64 * MIB
-    ) -> tuple[int, Kept, Kept]:
+    ) -> tuple[int, TruncatedOutput, TruncatedOutput]:
         self._require_open()
         with tempfile.TemporaryFile() as given:
             if isinstance(stdin, bytes):
@@ -356,7 +358,7 @@ class Container:
                 given.seek(0)
                 stdin = given
             process = await self._engine.start(*words, stdin=stdin)
-        out, err = Kept(room), Kept(room)
+        out, err = TruncatedOutput(room), TruncatedOutput(room)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(out.read(process.stdout), err.read(process.stderr))

@@ -20,7 +20,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox.container import Container
 from composer_jax.sandbox.engine import Engine, find_engine
 from composer_jax.sandbox.limits import SandboxLimits
-from composer_jax.sandbox.shared_tree import SharedTrees
+from composer_jax.sandbox.tree_cache import TreeCache
 
 DEFAULT_FOLDER = "/workspace"
 
@@ -71,7 +71,7 @@ class ContainerPool:
                     "cannot be seen; use an image without it"
                 )
         self.engine.remove_leftovers()
-        self.trees = SharedTrees(self.tree)
+        self.trees = TreeCache(self.tree)
         self._turn = turns or asyncio.Semaphore(size)
         self._used: set[Container] = set()
 

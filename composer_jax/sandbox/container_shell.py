@@ -15,7 +15,7 @@ import secrets
 import shlex
 from dataclasses import dataclass
 
-from composer_jax.sandbox.kept import Kept
+from composer_jax.sandbox.truncated_output import TruncatedOutput
 
 START = ["sh", "-c", "command -v bash > /dev/null && exec bash --noprofile --norc; exec sh"]
 # Not a login shell: /etc/profile of most images takes away the PATH that the image itself sets. What images prepare for
@@ -85,7 +85,7 @@ class Shell:
             return Ended(self.process.returncode if self.process.returncode is not None else 1, 0, alive=False)
         return Ended(int(match[1]), max(0, int(match[2]) - IDLE_PROCESSES), alive=True)
 
-    def output(self) -> tuple[Kept, Kept]:
+    def output(self) -> tuple[TruncatedOutput, TruncatedOutput]:
         """What stdout and stderr held up to the end of the last command, or up to now."""
         out, err = (tape.taken() for tape in self._tapes)
         return out, err
@@ -106,8 +106,8 @@ class _Tape:
 
     def __init__(self, stream: asyncio.StreamReader, room: int):
         self._stream, self._room = stream, room
-        self._kept, self._pending = Kept(room), b""  # pending: what may be the beginning of the end
-        self._told: Kept | None = None
+        self._kept, self._pending = TruncatedOutput(room), b""  # pending: what may be the beginning of the end
+        self._told: TruncatedOutput | None = None
         self._word, self._end = b"", asyncio.get_running_loop().create_future()
         self._is_over = False
         self.reading = asyncio.create_task(self._read())
@@ -119,7 +119,7 @@ class _Tape:
             self._end.set_result(None)
         return self._end
 
-    def taken(self) -> Kept:
+    def taken(self) -> TruncatedOutput:
         """What came before the word; or all so far, if that has not come."""
         if self._told is None:
             self._word = b""
@@ -159,4 +159,4 @@ class _Tape:
         self._look()
 
     def _cut(self) -> None:
-        self._told, self._kept = self._kept, Kept(self._room)
+        self._told, self._kept = self._kept, TruncatedOutput(self._room)

@@ -14,10 +14,11 @@ from pathlib import Path
 from composer_jax.errors import UserError
 from composer_jax.sandbox.inside import layers
 from composer_jax.sandbox.limits import SandboxLimits
+from composer_jax.sandbox.mount_plan import EMPTY_PLAN, MountPlan
 from composer_jax.sandbox.sandbox import Sandbox, SandboxDied
-from composer_jax.sandbox.shared_tree import SharedTrees
 from composer_jax.sandbox.spawner import Spawner, start
-from composer_jax.sandbox.tree import MAX_DEPTH, NOTHING, Ground, Tree, copy_folder
+from composer_jax.sandbox.tree import MAX_DEPTH, Tree, copy_folder
+from composer_jax.sandbox.tree_cache import TreeCache
 
 WARM = 8  # most empty sandboxes kept ready: some 3 MB and no CPU time each
 READY_S = 20.0  # longest a sandbox may take to start; it needs some milliseconds
@@ -58,7 +59,7 @@ class SandboxPool:
             Path(folder, "file").touch()
             copy_folder(Path(folder), Path(self._trees.name, layers.PROBE))
         self._overlays = overlays
-        self.trees = SharedTrees(self.tree)
+        self.trees = TreeCache(self.tree)
         """Trees of folders that do not change, one for all who ask."""
         self._numbers = itertools.count()
         self._warm: deque[Sandbox] = deque()
@@ -107,14 +108,14 @@ class SandboxPool:
         Raises UserError for trees that cannot be used so, SandboxDied when three attempts failed or the snapshots of
         the tree have gone with the process that kept them, SandboxFileError for a file that no workspace can hold.
         """
-        ground = Ground(Tree(self) if tree is None else tree, packages, tests, network)
+        plan = MountPlan(Tree(self) if tree is None else tree, packages, tests, network)
         while len(self._used) >= self.size and not self._closed:
             await self._wait()
         for attempt in range(ATTEMPTS):
             if self._closed:
                 raise RuntimeError("the sandbox pool is closed; make another one")
             try:
-                sandbox = self._take(ground)
+                sandbox = self._take(plan)
             except BaseException:
                 self._wake()  # the place is another's
                 raise
@@ -153,13 +154,13 @@ class SandboxPool:
     async def __aexit__(self, *_: object) -> None:
         self.kill()
 
-    def _take(self, ground: Ground) -> Sandbox:
+    def _take(self, plan: MountPlan) -> Sandbox:
         """A started sandbox, perhaps not ready yet; its replacement is ordered in the same breath."""
         if not self._spawner.alive():
             self._replace_spawner()
-        self.require(ground)
-        if ground.describe() != NOTHING or not self._warm:
-            sandbox = self._order(ground)
+        self.require(plan)
+        if plan.to_json() != EMPTY_PLAN or not self._warm:
+            sandbox = self._order(plan)
         else:
             sandbox = self._warm.popleft()
         self._used.add(sandbox)
@@ -173,54 +174,54 @@ class SandboxPool:
     def _fill(self) -> None:
         wanted = min(WARM, self.size - len(self._used))
         while len(self._warm) < wanted:
-            self._warm.append(self._order(Ground(Tree(self))))
+            self._warm.append(self._order(MountPlan(Tree(self))))
         while len(self._warm) > wanted:
             self._warm.pop().end("it was not needed")
 
-    def _order(self, ground: Ground) -> Sandbox:
+    def _order(self, plan: MountPlan) -> Sandbox:
         name = str(next(self._numbers))
         try:
-            channel = self._spawner.spawn(name, ground.describe())
+            channel = self._spawner.spawn(name, plan.to_json())
         except OSError:
             if self._spawner.alive(END_S):  # this machine has no descriptors left, or the like
                 raise
             self._replace_spawner()
-            self.require(ground)
-            channel = self._spawner.spawn(name, ground.describe())
-        return Sandbox(name, channel, ground)
+            self.require(plan)
+            channel = self._spawner.spawn(name, plan.to_json())
+        return Sandbox(name, channel, plan)
 
-    def require(self, ground: Ground) -> None:
+    def require(self, plan: MountPlan) -> None:
         """Raises what is wrong with making a sandbox of it."""
-        if any(tree.pool is not self for tree in ground.trees):
+        if any(tree.pool is not self for tree in plan.trees):
             raise UserError("this tree is of another sandbox pool; a workspace stands on trees of its own pool.")
-        if not ground.tree.is_with(self._spawner):
+        if not plan.tree.is_with(self._spawner):
             raise SandboxDied("the snapshots of this tree have gone with the process that kept them")
-        for shown in (ground.packages, ground.tests):
+        for shown in (plan.packages, plan.tests):
             if shown is not None and (shown.base is None or shown.layers):
                 raise UserError(
                     "packages and tests are shown from a folder; make their tree with SandboxPool.tree(folder)."
                 )
-        if ground.tests is not None and self._backend.walls != "namespaces":
+        if plan.tests is not None and self._backend.isolation != "namespaces":
             raise UserError(f"the sandbox backend {self.backend!r} cannot show tests at /tests; use bubblewrap.")
-        if ground.network and not self.network:
+        if plan.network and not self.network:
             raise UserError("this sandbox pool has no network; make it with network=True.")
 
     def frozen(self, sandbox: Sandbox) -> Tree:
         """What the sandbox's workspace holds; its worker is ended. (Sandbox.snapshot calls this.)"""
-        if sandbox.ground.tree.depth >= MAX_DEPTH:
+        if sandbox.plan.tree.depth >= MAX_DEPTH:
             raise UserError(
                 f"the workspace stands on {MAX_DEPTH} snapshots, which is the most; take a new tree of its files."
             )
         spawner, layer = self._spawner, sandbox.name
         spawner.freeze(layer)
-        tree = Tree(self, sandbox.ground.tree, layer=(spawner, layer))
+        tree = Tree(self, sandbox.plan.tree, layer=(spawner, layer))
         weakref.finalize(tree, spawner.drop, layer)
         return tree
 
     def restarted(self, sandbox: Sandbox) -> tuple[str, socket.socket]:
         """Name and line of a new worker for the sandbox. (Sandbox.restore calls this.)"""
         name = str(next(self._numbers))
-        channel = self._spawner.spawn(name, sandbox.ground.describe())
+        channel = self._spawner.spawn(name, sandbox.plan.to_json())
         self._spawner.kill(sandbox.name)
         return name, channel
 

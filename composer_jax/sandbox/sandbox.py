@@ -12,7 +12,8 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox.change import Change
 from composer_jax.sandbox.inside import frames
 from composer_jax.sandbox.limits import MIB
-from composer_jax.sandbox.tree import Ground, Tree
+from composer_jax.sandbox.mount_plan import MountPlan
+from composer_jax.sandbox.tree import Tree
 
 Outcome = Literal["ok", "nonzero", "timeout", "out_of_memory", "output_limit"]
 
@@ -49,12 +50,12 @@ class Sandbox:
     nobody knows how far it came. Every call raises SandboxDied once the sandbox is gone.
     """
 
-    def __init__(self, name: str, channel: socket.socket, ground: Ground):
+    def __init__(self, name: str, channel: socket.socket, plan: MountPlan):
         self.name = name
-        self.ground = ground
-        self.limits = ground.tree.pool.limits
+        self.plan = plan
+        self.limits = plan.tree.pool.limits
         self._channel = channel
-        self._pool = ground.tree.pool
+        self._pool = plan.tree.pool
         self._changes: dict[str, Change] = {}  # as far as the worker has told
         self.jobs = 0
         """Processes that the shell had running when its last command ended."""
@@ -155,11 +156,9 @@ class Sandbox:
         """Another sandbox of the pool whose workspace holds the same; waits for it as SandboxPool.acquire does."""
         if self._pool.size == 1:
             raise UserError("a sandbox pool of size 1 has no room for a fork; make it larger.")
-        tree, ground = await self._freeze(), self.ground
+        tree, plan = await self._freeze(), self.plan
         try:
-            return await self._pool.acquire(
-                {}, tree, packages=ground.packages, tests=ground.tests, network=ground.network
-            )
+            return await self._pool.acquire({}, tree, packages=plan.packages, tests=plan.tests, network=plan.network)
         finally:
             self._order()  # after the other's, for which somebody waits
 
@@ -193,9 +192,9 @@ class Sandbox:
 
     def _stand_on(self, tree: Tree) -> None:
         """The workspace is a tree from now on; the worker it had is of no use any more."""
-        ground = replace(self.ground, tree=tree)
-        self._pool.require(ground)
-        self.ground, self._worker, self._changes, self.jobs = ground, "missing", {}, 0
+        plan = replace(self.plan, tree=tree)
+        self._pool.require(plan)
+        self.plan, self._worker, self._changes, self.jobs = plan, "missing", {}, 0
 
     def _order(self) -> None:
         """A new worker, if there is none; whoever calls next waits for it."""

@@ -13,7 +13,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import backend as backends
 from composer_jax.sandbox.inside import disk, frames, seccomp
 from composer_jax.sandbox.limits import SandboxLimits
-from composer_jax.sandbox.tree import NOTHING
+from composer_jax.sandbox.mount_plan import EMPTY_PLAN
 
 END_S = 30.0  # longest its launcher may take to end what is left and to remove it from the disk; seldom 0.1 s
 START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
@@ -38,7 +38,7 @@ def start(
     except backends.Refused as second:
         ways = f"{first.fix}; or: {second.fix}; or choose the backend 'subprocess' to go without isolation"
         raise UserError(f"{first.why}. {second.why}. {ways}.") from None
-    sentence = "%s, so sandboxes use Landlock, which is weaker: %s; for the stronger walls: %s."
+    sentence = "%s, so sandboxes use Landlock, which is weaker: %s; for the stronger isolation: %s."
     logging.getLogger(__name__).warning(sentence, first.why, backends.landlock_lacks(), first.fix)
     return started
 
@@ -55,7 +55,8 @@ class Spawner:
 
     def __init__(self, backend: backends.Backend, limits: SandboxLimits, trees: str, overlays: bool):
         """Start the zygote and wait until it is ready. Raises UserError when this machine does not allow it."""
-        self._scratch = None if backend.walls != "none" else tempfile.TemporaryDirectory(prefix="composer-sandboxes-")
+        needs_scratch = backend.isolation == "none"
+        self._scratch = tempfile.TemporaryDirectory(prefix="composer-sandboxes-") if needs_scratch else None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._said = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
@@ -64,7 +65,7 @@ class Spawner:
         theirs.close()
         weakref.finalize(self, _end, self._control, self._process)
         config = {
-            "walls": backend.walls,
+            "isolation": backend.isolation,
             "limits": limits.as_bytes(),
             "filter": seccomp.assemble(os.uname().machine).hex(),
             "scratch": self._scratch.name if self._scratch else "",
@@ -89,7 +90,7 @@ class Spawner:
     def _probe(self) -> str | None:
         """Build one sandbox and throw it away, so that a machine that refuses is found out now; its reason if so."""
         try:
-            with self.spawn("first", NOTHING) as channel:
+            with self.spawn("first", EMPTY_PLAN) as channel:
                 channel.settimeout(START_S)
                 answer = frames.receive(channel)
                 self.kill("first")
@@ -110,15 +111,15 @@ class Spawner:
         self._said.seek(0)
         return self._said.read(4096).decode(errors="replace")
 
-    def spawn(self, name: str, wanted: dict[str, Any]) -> socket.socket:
-        """Ask for a sandbox that gets what is wanted (Ground.describe).
+    def spawn(self, name: str, plan: dict[str, Any]) -> socket.socket:
+        """Ask for a sandbox with this plan (MountPlan.to_json).
 
         Its worker will speak on the returned, non-blocking socket. Raises OSError when there is no zygote left.
         """
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
-            order = f"+{name} {json.dumps(wanted)}"
+            order = f"+{name} {json.dumps(plan)}"
             socket.send_fds(self._control, [order.encode()], [theirs.fileno()])
         return ours
 

@@ -3,9 +3,8 @@
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox.inside import copies
@@ -61,35 +60,6 @@ class Tree:
         if self._below is not None:
             yield from self._below._chain()
         yield self
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What a sandbox is given: the tree below its workspace, trees of folders that it can only read, the network."""
-
-    tree: Tree
-    packages: Tree | None = None
-    tests: Tree | None = None
-    network: bool = False
-
-    def describe(self) -> dict[str, Any]:
-        """As the zygote wants it."""
-        return {
-            "base": self.tree.base,
-            "layers": self.tree.layers,
-            "packages": self.packages and self.packages.base,
-            "tests": self.tests and self.tests.base,
-            "network": self.network,
-        }
-
-    @property
-    def trees(self) -> list[Tree]:
-        """All of them."""
-        return [tree for tree in (self.tree, self.packages, self.tests) if tree is not None]
-
-
-NOTHING: dict[str, Any] = {"base": None, "layers": [], "packages": None, "tests": None, "network": False}
-"""Ground.describe of an empty one."""
 
 
 def copy_folder(folder: Path, target: Path) -> None:

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from composer_jax.sandbox.async_lazy import AsyncLazy
-from composer_jax.sandbox.shared_tree import KEPT, SharedTrees
+from composer_jax.sandbox.tree_cache import MAX_TREES, TreeCache
 
 
 def test_values_made_of_other_values_do_not_wait_for_free_threads():
@@ -53,7 +53,7 @@ def test_copies_that_nobody_waits_for_any_more_are_settled_before_their_folder_g
     async def go():
         unheard = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
-        trees = SharedTrees(make)
+        trees = TreeCache(make)
         asking = asyncio.ensure_future(trees.get(tmp_path))
         await asyncio.to_thread(begun.wait, 30)
         asking.cancel()
@@ -73,9 +73,9 @@ def test_the_least_recently_used_tree_goes_first(tmp_path):
     made = []
 
     async def go():
-        trees = SharedTrees(lambda folder: made.append(folder.name))
-        for name in [*range(KEPT), 0, KEPT, 0, 1]:
+        trees = TreeCache(lambda folder: made.append(folder.name))
+        for name in [*range(MAX_TREES), 0, MAX_TREES, 0, 1]:
             await trees.get(tmp_path / str(name))
 
     asyncio.run(go())
-    assert made[KEPT:] == [str(KEPT), "1"]
+    assert made[MAX_TREES:] == [str(MAX_TREES), "1"]

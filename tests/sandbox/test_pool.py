@@ -332,7 +332,8 @@ def refuse_bubblewrap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_machine_that_refuses(tmp_path, monkeypatch):
     refuse_bubblewrap(tmp_path, monkeypatch)
-    with pytest.raises(UserError, match=r"refused.*bwrap: No permissions.*'landlock' for weaker walls or 'subprocess'"):
+    refusal = r"refused.*bwrap: No permissions.*'landlock' for weaker isolation or 'subprocess'"
+    with pytest.raises(UserError, match=refusal):
         SandboxPool(backend="bubblewrap")
 
 

@@ -110,7 +110,7 @@ def test_a_long_chain_of_forks_keeps_every_change(pool, folder):
             other = await sandbox.fork()
             await sandbox.close()
             sandbox = other
-        assert sandbox.ground.tree.depth == 40
+        assert sandbox.plan.tree.depth == 40
         left = sorted(f"many/file{number}" for number in range(40) if number % 4)
         assert [path for path in await sandbox.list() if path.startswith("many/")] == left
         assert (await sandbox.run(["sh", "-c", "rm -r many && mkdir many && ls many"])).stdout == ""

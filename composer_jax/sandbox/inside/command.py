@@ -79,11 +79,11 @@ class Commands:
     """Runs one command at a time in `root`."""
 
     def __init__(
-        self, root: str, limits: dict[str, int], walls: str, report: mmap.mmap, around: fence.Fence | None = None
+        self, root: str, limits: dict[str, int], isolation: str, report: mmap.mmap, around: fence.Fence | None = None
     ):
         self.root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.limits, self.walls, self.report, self.around = limits, walls, report, around
-        self.all_at_once = walls == "namespaces" or (around is not None and around.confines_signals)
+        self.limits, self.isolation, self.report, self.around = limits, isolation, report, around
+        self.all_at_once = isolation == "namespaces" or (around is not None and around.confines_signals)
         self.lost: Callable[[int, int], None] = lambda pid, status: None  # who wants to know of children that ended
         self.spared: Callable[[], Collection[int]] = tuple  # processes that are no command's
         self.nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -94,7 +94,7 @@ class Commands:
             (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
             (resource.RLIMIT_AS, limits["memory_bytes"], limits["memory_bytes"]),
         ]
-        if walls != "none":  # without a user namespace it counts all processes of the user
+        if isolation != "none":  # without a user namespace it counts all processes of the user
             most = around.most_threads if around else limits["processes"]
             self.rlimits.append((resource.RLIMIT_NPROC, most, most))
 
@@ -242,7 +242,7 @@ class Commands:
 
     def others(self) -> list[int]:
         """Every process of the sandbox but the worker."""
-        if self.walls == "namespaces":
+        if self.isolation == "namespaces":
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         return processes.below(os.getpid())
 
@@ -327,7 +327,7 @@ class Commands:
         First a cheap upper bound; only when that is too much, the exact and slow sum. A process that hides the
         exact number is counted in full.
         """
-        if self.walls == "none":
+        if self.isolation == "none":
             return False
         pids, limit = self.others(), self.limits["memory_bytes"]
         return sum(_resident(pid) for pid in pids) > limit and sum(_own_share(pid) for pid in pids) > limit

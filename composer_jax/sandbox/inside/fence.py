@@ -18,8 +18,8 @@ class Fence:
     fork bomb may use it all up, and then other sandboxes of the pool cannot fork either.
     """
 
-    def __init__(self, config: dict[str, Any], name: str, line: int, ground: layers.Ground):
-        """line: to the keeper, a descriptor. ground: what else can be read, by commands or by the worker only."""
+    def __init__(self, config: dict[str, Any], name: str, line: int, mounted: layers.MountedWorkspace):
+        """line: to the keeper, a descriptor. mounted: what else can be read, by commands or by the worker only."""
         machine, limits = os.uname().machine, config["limits"]
         self.line = socket.socket(fileno=line)
         workspace, tmp = layers.own_folders(config, name)
@@ -32,11 +32,11 @@ class Fence:
         self.most_threads = most if hard == resource.RLIM_INFINITY else min(most, hard)
         readable = landlock.system(config.get("python"), [config["inside"], f"{config['scratch']}/{layers.PROGRAMS}"])
         own = [(workspace, landlock.CHANGE), (tmp, landlock.CHANGE)]
-        if ground.packages:
-            own.append((ground.packages, landlock.RUN))
+        if mounted.packages:
+            own.append((mounted.packages, landlock.RUN))
         for_worker = [("/proc", landlock.LOOK)]
-        if ground.base is not None:
-            for_worker.append((f"/proc/self/fd/{ground.base}", landlock.LOOK))
+        if mounted.base is not None:
+            for_worker.append((f"/proc/self/fd/{mounted.base}", landlock.LOOK))
         self._outer = landlock.Domain([*readable, *own, *for_worker])
         self._inner = landlock.Domain([*readable, *own])
         self.confines_signals = self._inner.confines_signals

@@ -19,7 +19,7 @@ HIDDEN = "/opt/composer/hidden"
 LAYERS, TREES = f"{HIDDEN}/layers", f"{HIDDEN}/trees"
 WORKSPACE = "/workspace"
 PACKAGES, TESTS, LOGS = "/opt/packages", "/tests", "/logs"
-EMPTY = "empty"
+EMPTY_BASE = "empty"
 PROBE = "probe"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TMP = "tmp"  # in a sandbox's folder, where it has no /tmp of its own
@@ -31,22 +31,22 @@ class Layers:
     """The zygote's side: one folder for each layer, `changes` and `work` in it as the kernel wants them."""
 
     def __init__(self, config: dict[str, Any]):
-        self.walls: str = config["walls"]
+        self.isolation: str = config["isolation"]
         self.size: int = config["limits"]["workspace_bytes"]
-        self.root = LAYERS if self.walls == "namespaces" else config["scratch"]
+        self.root = LAYERS if self.isolation == "namespaces" else config["scratch"]
         self.frozen: set[str] = set()
-        if self.walls == "namespaces":
+        if self.isolation == "namespaces":
             namespaces.keep_mounts()
             namespaces.mount_sized(self.root, FOLDERS)
-            os.mkdir(f"{self.root}/{EMPTY}")
-        self.overlays = self.walls == "namespaces" and config["overlays"] and self._overlays_work()
+            os.mkdir(f"{self.root}/{EMPTY_BASE}")
+        self.overlays = self.isolation == "namespaces" and config["overlays"] and self._overlays_work()
 
     def make(self, name: str) -> None:
         """A layer for a sandbox that is about to be forked."""
         folder = f"{self.root}/{name}"
         os.mkdir(folder)
         try:
-            if self.walls == "namespaces":
+            if self.isolation == "namespaces":
                 namespaces.mount_sized(folder, self.size)
             os.mkdir(f"{folder}/work")
             os.mkdir(f"{folder}/changes")
@@ -67,7 +67,7 @@ class Layers:
 
     def _remove(self, name: str) -> None:
         folder = f"{self.root}/{name}"
-        if self.walls != "namespaces":
+        if self.isolation != "namespaces":
             try:
                 disk.clear(folder)
                 os.rmdir(folder)
@@ -100,7 +100,7 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Ground:
+class MountedWorkspace:
     """Where a worker stands.
 
     root: path of the workspace. base: the open folder that it was made of, None if there was none. layers: the open
@@ -113,41 +113,41 @@ class Ground:
     packages: str
 
 
-def stand_on(config: dict[str, Any], name: str, wanted: dict[str, Any], overlays: bool) -> Ground:
+def mount_workspace(config: dict[str, Any], name: str, plan: dict[str, Any], overlays: bool) -> MountedWorkspace:
     """The sandbox's side: its workspace.
 
-    wanted: {"base": a folder of TREES or None, "layers": frozen layers, the oldest first, "packages", "tests": folders
+    plan: {"base": a folder of TREES or None, "layers": frozen layers, the oldest first, "packages", "tests": folders
     of TREES or None, to be shown at PACKAGES and TESTS}.
     """
-    own_mounts = config["walls"] == "namespaces"
+    own_mounts = config["isolation"] == "namespaces"
     root, trees = (LAYERS, TREES) if own_mounts else (config["scratch"], config["trees"])
-    base = f"{trees}/{wanted['base']}" if wanted["base"] else None
+    base = f"{trees}/{plan['base']}" if plan["base"] else None
     opened = os.open(base, _FOLDER) if base else None
     layers, packages = None, ""
     if overlays:
         os.chdir(root)  # the names of all layers have to fit into one page
-        lower = [f"{layer}/changes" for layer in reversed(wanted["layers"])]
-        namespaces.mount_overlay(WORKSPACE, [*lower, base or EMPTY], name)
-        layers = [os.open(f"{layer}/changes", _FOLDER) for layer in (*wanted["layers"], name)]
+        lower = [f"{layer}/changes" for layer in reversed(plan["layers"])]
+        namespaces.mount_overlay(WORKSPACE, [*lower, base or EMPTY_BASE], name)
+        layers = [os.open(f"{layer}/changes", _FOLDER) for layer in (*plan["layers"], name)]
     else:
         changes = f"{root}/{name}/changes"
-        if wanted["layers"]:
-            copies.copy_layer(f"{root}/{wanted['layers'][-1]}", changes)
+        if plan["layers"]:
+            copies.copy_layer(f"{root}/{plan['layers'][-1]}", changes)
         elif base:
             copies.copy_tree(base, changes)
         if own_mounts:
             namespaces.show_at(changes, WORKSPACE)
-    if wanted["packages"]:
-        packages = f"{trees}/{wanted['packages']}"
+    if plan["packages"]:
+        packages = f"{trees}/{plan['packages']}"
         if own_mounts:
             namespaces.show_at(packages, PACKAGES)
             packages = PACKAGES
-    if wanted["tests"]:
-        namespaces.show_at(f"{trees}/{wanted['tests']}", TESTS)
+    if plan["tests"]:
+        namespaces.show_at(f"{trees}/{plan['tests']}", TESTS)
     if not own_mounts:
-        return Ground(changes, opened, layers, packages)
+        return MountedWorkspace(changes, opened, layers, packages)
     namespaces.cover(HIDDEN)
-    return Ground(WORKSPACE, opened, layers, packages)
+    return MountedWorkspace(WORKSPACE, opened, layers, packages)
 
 
 def own_folders(config: dict[str, Any], name: str) -> tuple[str, str]:

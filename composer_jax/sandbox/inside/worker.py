@@ -16,13 +16,15 @@ from . import changes, command, fence, files, frames, layers, namespaces, proces
 
 
 def live(
-    channel: socket.socket, config: dict[str, Any], name: str, wanted: dict[str, Any], overlays: bool, line: int
+    channel: socket.socket, config: dict[str, Any], name: str, plan: dict[str, Any], overlays: bool, line: int
 ) -> None:
-    """Set up, report ready, serve; never returns. The last but one are about the workspace (layers.stand_on); line: to
-    the keeper, where there is one."""
+    """Sets the sandbox up, reports that it is ready, and answers requests; never returns.
+
+    name, plan, overlays: as layers.mount_workspace takes them. line: descriptor to the keeper; -1: there is none.
+    """
     try:
         worker = Worker(config)
-        worker.settle(name, wanted, overlays, line)
+        worker.settle(name, plan, overlays, line)
         channel.sendall(frames.pack({"ready": True}))
         while (request := worker.request(channel)) is not None:
             channel.sendall(worker.answer(*request))
@@ -33,7 +35,7 @@ def live(
             pass
     finally:
         try:
-            if config["walls"] == "none":  # elsewhere the kernel or the keeper does it
+            if config["isolation"] == "none":  # elsewhere the kernel or the keeper does it
                 processes.end_all(at_once=False)
         finally:
             os._exit(0)
@@ -44,19 +46,19 @@ class Worker:
 
     def __init__(self, config: dict[str, Any]):
         self.config = config
-        self.walls: str = config["walls"]
+        self.isolation: str = config["isolation"]
         self.limits: dict[str, int] = config["limits"]
         self.filter = bytes.fromhex(config["filter"])
 
-    def settle(self, name: str, wanted: dict[str, Any], overlays: bool, line: int) -> None:
+    def settle(self, name: str, plan: dict[str, Any], overlays: bool, line: int) -> None:
         """Own mounts, no privileges, an open workspace."""
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if the machine runs out of memory, a sandbox goes before the trainer
-        ground = layers.stand_on(self.config, name, wanted, overlays)
-        root, max_bytes, around = ground.root, self.limits["workspace_bytes"], None
-        if self.walls == "namespaces":
+        mounted = layers.mount_workspace(self.config, name, plan, overlays)
+        root, max_bytes, around = mounted.root, self.limits["workspace_bytes"], None
+        if self.isolation == "namespaces":
             namespaces.furnish(self.limits["tmp_bytes"])
-            if wanted["tests"]:
+            if plan["tests"]:
                 namespaces.mount_sized(layers.LOGS, self.limits["tmp_bytes"])
                 os.mkdir(f"{layers.LOGS}/verifier")
             namespaces.lock(self.filter)
@@ -65,16 +67,16 @@ class Worker:
         os.umask(0o022)
         os.chdir(root)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if ground.packages:
-            python.add_packages(ground.packages)
-        if self.walls == "landlock":
-            around = fence.Fence(self.config, name, line, ground)
+        if mounted.packages:
+            python.add_packages(mounted.packages)
+        if self.isolation == "landlock":
+            around = fence.Fence(self.config, name, line, mounted)
             around.raise_up(self.filter)
             self.workspace: files.Workspace = around.workspace
         else:
             self.workspace = files.Workspace(root, layers.WORKSPACE, max_bytes)
-        self.changes = changes.Changes(self.workspace.root, ground.base, ground.layers, max_bytes)
-        self.commands = command.Commands(root, self.limits, self.walls, mmap.mmap(-1, mmap.PAGESIZE), around)
+        self.changes = changes.Changes(self.workspace.root, mounted.base, mounted.layers, max_bytes)
+        self.commands = command.Commands(root, self.limits, self.isolation, mmap.mmap(-1, mmap.PAGESIZE), around)
         self.shell = shell.Shell(self.commands)
         self.commands.lost, self.commands.spared = self.shell.reaped, self.shell.family
 

@@ -6,8 +6,8 @@ reads none of them. It speaks with the host over one SEQPACKET socket (fd 0):
 
     host -> zygote   the configuration (JSON), once
     zygote -> host   "ready", once
-    host -> zygote   "+ID WANTED" with one end of a stream socket: make sandbox ID, which gets what is WANTED (JSON,
-                     layers.stand_on); its worker answers on that socket
+    host -> zygote   "+ID PLAN" with one end of a stream socket: make sandbox ID, which gets what is PLAN (JSON,
+                     layers.mount_workspace); its worker answers on that socket
     host -> zygote   "-ID": kill sandbox ID
     host -> zygote   "=ID": kill sandbox ID and keep what it changed, as a layer for trees of others; done when the
                      worker's socket is at its end
@@ -92,11 +92,11 @@ class Zygote:
         message, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 1)
         if not message:
             return False
-        order, (name, _, wanted) = message[:1], message[1:].decode().partition(" ")
+        order, (name, _, plan) = message[:1], message[1:].decode().partition(" ")
         if order == b"!":
             sys.exit(DISMISSED)
         if order == b"+":
-            self.spawn(name, json.loads(wanted), fds[0])
+            self.spawn(name, json.loads(plan), fds[0])
             os.close(fds[0])
         elif order == b"~":
             self.layers.drop(name)
@@ -109,14 +109,14 @@ class Zygote:
                 self.doomed.add(name)
         return True
 
-    def spawn(self, name: str, wanted: dict[str, Any], sock: int) -> None:
+    def spawn(self, name: str, plan: dict[str, Any], sock: int) -> None:
         """Fork the process that builds the walls; it reports the pid of the worker behind them."""
         receive, report = os.pipe()
         try:
             self.layers.make(name)
             if os.fork() == 0:
                 try:
-                    self.build(name, wanted, sock, report)
+                    self.build(name, plan, sock, report)
                 finally:
                     os._exit(1)
         except OSError as error:  # no process to be had: this sandbox fails, the pool lives
@@ -125,16 +125,16 @@ class Zygote:
         self.births[receive] = name
         self.poll.register(receive, select.POLLIN)
 
-    def build(self, name: str, wanted: dict[str, Any], sock: int, report: int) -> None:
+    def build(self, name: str, plan: dict[str, Any], sock: int, report: int) -> None:
         """Child: raise the walls, fork process 1 of the sandbox, say who that is, go (or stay and keep it)."""
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             line = -1
-            if self.config["walls"] == "landlock":
+            if self.config["isolation"] == "landlock":
                 line = keeper.keep(report, layers.own_folders(self.config, name))
             else:
-                if self.config["walls"] == "namespaces":
-                    namespaces.separate(wanted["network"])
+                if self.config["isolation"] == "namespaces":
+                    namespaces.separate(plan["network"])
                 pid = os.fork()
                 if pid:
                     os.write(report, str(pid).encode())
@@ -150,7 +150,7 @@ class Zygote:
         except BaseException as error:
             say_broken(sock, error)
             os._exit(1)
-        worker.live(channel, self.config, name, wanted, self.layers.overlays, line)
+        worker.live(channel, self.config, name, plan, self.layers.overlays, line)
 
     def born(self, fd: int) -> None:
         """The pid of a new worker has arrived (or its making failed: then the host reads why on its socket)."""
@@ -173,10 +173,10 @@ class Zygote:
     def kill(self, pidfd: int) -> None:
         """Process 1 dies, and with it everything in its namespace; a keeper kills what it keeps before it ends."""
         try:
-            if self.config["walls"] == "none":
+            if self.config["isolation"] == "none":
                 signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
                 processes.end_below(self.pids[pidfd])
-            kept = self.config["walls"] == "landlock"
+            kept = self.config["isolation"] == "landlock"
             signal.pidfd_send_signal(pidfd, signal.SIGTERM if kept else signal.SIGKILL)
         except ProcessLookupError:
             pass

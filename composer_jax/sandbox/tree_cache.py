@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 
 from composer_jax.sandbox.async_lazy import AsyncLazy
 
-KEPT = 64  # folders per pool; the least recently used that is made goes first, and its copy with whoever uses it last
+MAX_TREES = 64  # per pool; the least recently used finished copy is dropped first, and deleted when nothing uses it
 
 T = TypeVar("T")
 
 
-class SharedTrees(Generic[T]):
+class TreeCache(Generic[T]):
     """The trees of a pool by folder. make: SandboxPool.tree, or what another pool has for it."""
 
     def __init__(self, make: Callable[[Path], T]):
@@ -28,7 +28,7 @@ class SharedTrees(Generic[T]):
             return None
         folder = folder.resolve()
         if folder not in self._trees:
-            if len(self._trees) >= KEPT:
+            if len(self._trees) >= MAX_TREES:
                 oldest = next((old for old, tree in self._trees.items() if not tree.being_made), None)
                 self._trees.pop(oldest, None)
             self._trees[folder] = AsyncLazy(lambda: self._make(folder))

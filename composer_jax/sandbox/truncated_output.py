@@ -7,7 +7,7 @@ import asyncio
 CHUNK = 65536
 
 
-class Kept:
+class TruncatedOutput:
     """The head and the tail of a stream of which at most `room` bytes are kept."""
 
     def __init__(self, room: int):
