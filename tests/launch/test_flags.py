@@ -102,8 +102,19 @@ def test_missing_and_misplaced_files(config_file, tmp_path):
     assert f"there are {config_file}" in complaint(f"--config={tmp_path}/tine.py")
     assert "relative to the current folder" in complaint("--config=nowhere/tiny.py")
     assert complaint(f"--config={config_file}:huge") == "no size 'huge'; sizes are tiny and smoke"
+    packaged = "there is no packaged config 'nowhere'; packaged are kimi_k2_5, moonlight, tiny; a file of yours"
+    assert packaged in complaint("--config=nowhere:smoke", "--workdir=w")
     (tmp_path / "none.py").write_text("def get_config(): return {}\n")
     assert "returns dict, not a ConfigDict" in complaint(f"--config={tmp_path}/none.py")
+
+
+def test_a_packaged_config_is_found_by_its_name_in_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for config_flag in (["--config=tiny:smoke"], ["--config", "tiny:smoke"]):
+        config, _ = flags.parse(["prog", *config_flag, "--workdir", "w", "--config.rl.steps=7"])
+        assert config.rl.steps == 7 and config.pretrain.steps == 12 and config.is_locked
+    with pytest.raises(UserError, match="did you mean rl.steps"):
+        flags.parse(["prog", "--workdir", "w", "--config=tiny", "--config.rl.stepz=7"])
 
 
 def test_run_hands_over_and_ends_with_zero(capsys, config_file):
@@ -246,7 +257,7 @@ def test_flags_of_its_own_beside_a_config(config_file):
         return ("config", "stage")
 
     def parsed(*args: str):
-        return flags.parse_own(["prog", *args], define)[0]
+        return flags.parse_flags(["prog", *args], define)[0]
 
     values = parsed(f"--config={config_file}", "--config.rl.steps=3", "--stage=rl")
     assert (values.stage, values.config.rl.steps, values.config.is_locked) == ("rl", 3, True)

@@ -1,0 +1,76 @@
+"""The meaning of config fields, read from the string literal below each field in the dataclass that declares it."""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+_SENTENCE_END = re.compile(r"(?<!e\.g)(?<!i\.e)[.!?](?=\s+[\"'(A-Z0-9])")
+
+
+def field_meaning(root: type, path: str) -> str:
+    """Returns the first sentence about the field at `path`, "" where the field or its text is missing.
+
+    Args:
+      root: a dataclass; its fields may be dataclasses, mappings to dataclasses, or a union of these and None.
+      path: names joined by dots ("rl.reward.weight"). An entry of a mapping of plain values has the mapping's meaning.
+    """
+    hint: Any = root
+    text = ""
+    for name in path.split("."):
+        section = _section(hint)
+        if section is None:
+            return ""
+        if dataclasses.is_dataclass(section):
+            hint = typing.get_type_hints(section).get(name)
+            text = field_texts(section).get(name, "")  # type: ignore[arg-type]
+        else:
+            hint = typing.get_args(section)[1]
+    return first_sentence(text)
+
+
+@functools.cache
+def field_texts(cls: type) -> Mapping[str, str]:
+    """Returns {field: text of the string literal below it} of a dataclass, inherited fields included.
+
+    A class whose source cannot be read (made at run time) has no texts.
+    """
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except (OSError, TypeError):
+            continue
+        (definition,) = ast.parse(source).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in zip(definition.body, definition.body[1:], strict=False):
+            if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+                continue
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                texts[field.target.id] = inspect.cleandoc(str(below.value.value))
+    return types.MappingProxyType(texts)
+
+
+def first_sentence(text: str) -> str:
+    """Returns the first sentence of `text` on one line."""
+    text = " ".join(text.split())
+    end = _SENTENCE_END.search(text)
+    return text[: end.end()] if end else text
+
+
+def _section(hint: Any) -> Any:
+    """Returns the dataclass or mapping type that `hint` is or, as a union, contains; else None."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        origin = typing.get_origin(option)
+        if dataclasses.is_dataclass(option) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+            return option
+    return None
