@@ -26,7 +26,7 @@ INSTALL = [
 ]
 
 EXTRAS = {
-    "test": ["hypothesis>=6.120", "pytest>=8.3", "pytest-xdist>=3.6", "ruff>=0.12"],
+    "test": ["basedpyright>=1.36", "hypothesis>=6.120", "pytest>=8.3", "pytest-xdist>=3.6", "ruff>=0.12"],
     # Parquet files of tasks; JSON lines need nothing.
     "tasks": ["pyarrow>=18"],
     "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],
@@ -41,8 +41,8 @@ EXTRAS = {
 setup(
     name="composer_jax",
     version="0.1.0",
-    description="Train, evaluate and serve mixture-of-experts coding agents in JAX: "
-    "continued pretraining, asynchronous GRPO in sandboxes, self-summarization.",
+    description="Train and evaluate mixture-of-experts coding agents in JAX: "
+    "continued pretraining, SFT, GRPO in sandboxed repositories, self-summarization.",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
@@ -51,7 +51,7 @@ setup(
     packages=find_packages(
         include=["composer_jax", "composer_jax.*", "configs", "configs.*", "launch", "launch.*", "benchmarks"]
     ),
-    package_data={"": ["*.css", "*.html", "*.j2", "*.js"]},
+    package_data={"": ["*.css", "*.html", "*.j2", "*.js"], "composer_jax": ["py.typed"]},
     install_requires=INSTALL,
     extras_require=EXTRAS,
 )

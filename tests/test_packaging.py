@@ -71,8 +71,13 @@ def test_the_extras_users_ask_for(declared):
     assert declared["python_requires"] == ">=3.11" and declared["license"] == "Apache-2.0"
 
 
+def test_the_wheel_is_marked_as_typed(declared):
+    assert "py.typed" in declared["package_data"]["composer_jax"]
+    assert (ROOT / "composer_jax" / "py.typed").exists()
+
+
 def test_runtime_requirements_bring_no_test_tools():
-    assert not {"pytest", "ruff", "hypothesis", "torch", "transformers", "ray"} & pins("requirements.txt").keys()
+    assert not {"pytest", "ruff", "basedpyright", "hypothesis", "torch", "transformers", "ray"} & pins("requirements.txt").keys()
 
 
 def test_what_runs_here_is_what_is_pinned():
