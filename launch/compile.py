@@ -44,4 +44,4 @@ if __name__ == "__main__":
     from composer_jax.scale.topology import without_hardware
 
     without_hardware()
-    flags.run(main, define=define, processes=hosts.WITHOUT_DEVICES)
+    flags.run(main, define=define, processes=hosts.NO_DEVICES)

@@ -40,4 +40,4 @@ def main(values):
 
 
 if __name__ == "__main__":
-    flags.run(main, define=define, processes=hosts.WITHOUT_DEVICES)
+    flags.run(main, define=define, processes=hosts.NO_DEVICES)

@@ -58,7 +58,7 @@ def run(
     *,
     define: Define | None = None,
     arguments: str = "",
-    processes: str = hosts.SEVERAL,
+    processes: str = hosts.MULTI_PROCESS,
 ) -> NoReturn:
     """Parses the command line, calls `main(config, workdir)` and ends the process with an exit code.
 
@@ -66,7 +66,7 @@ def run(
     define: declares the entry point's own flags in place of --config and --workdir, and returns the names of the
       required ones; main is then called as `main(values)`. "config" among the names adds --config.
     arguments: what --help calls the words that are no flags; "" refuses them. They may follow `--`. Needs `define`.
-    processes: what the entry point does as one of several: hosts.SEVERAL, ALONE or WITHOUT_DEVICES.
+    processes: what the entry point does as one of several: hosts.MULTI_PROCESS, SINGLE_PROCESS or NO_DEVICES.
 
     The config is locked: unknown fields cannot be set. Bad input (a UserError anywhere below), a full disk
     and Ctrl-C (or SIGTERM) each end with one sentence on stderr; any other exception propagates. An error in one of
@@ -78,7 +78,7 @@ def run(
     program, finish = _program(argv), None
     command = f"python -m {program} {shlex.join(argv[1:])}"
     define_all = _define_run if define is None else define
-    if define is not None and processes != hosts.WITHOUT_DEVICES:
+    if define is not None and processes != hosts.NO_DEVICES:
         define_all = _with_hosts(define)
     try:
         if any(arg in ("-h", "--help", "-help") for arg in itertools.takewhile(lambda arg: arg != "--", argv[1:])):
@@ -96,7 +96,7 @@ def run(
     except BaseException as error:
         reason = exit_reason(error, command, has_workdir=define is None)
         if finish is not None:
-            hosts.end(error, program, reason)
+            hosts.abort(error, program, reason)
         if reason is None:
             raise
         code, sentence = reason
@@ -153,7 +153,7 @@ def _define_run(values: absl_flags.FlagValues) -> Sequence[str]:
         "The folder the run writes to, e.g. --workdir=runs/first. The same command continues a run that was stopped.",
         flag_values=values,
     )
-    hosts.define(values)
+    hosts.define_flags(values)
     return ("config", "workdir")
 
 
@@ -162,7 +162,7 @@ def _with_hosts(define: Define) -> Define:
 
     def both(values: absl_flags.FlagValues) -> Sequence[str]:
         required = define(values)
-        hosts.define(values)
+        hosts.define_flags(values)
         return required
 
     return both

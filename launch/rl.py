@@ -12,4 +12,4 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    flags.run(main, processes=hosts.ALONE)
+    flags.run(main, processes=hosts.SINGLE_PROCESS)

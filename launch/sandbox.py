@@ -71,4 +71,4 @@ def main(values, command):
 
 
 if __name__ == "__main__":
-    flags.run(main, define=define, arguments="-- COMMAND...", processes=hosts.WITHOUT_DEVICES)
+    flags.run(main, define=define, arguments="-- COMMAND...", processes=hosts.NO_DEVICES)

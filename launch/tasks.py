@@ -162,4 +162,4 @@ def read(values, path):
 
 
 if __name__ == "__main__":
-    flags.run(main, define=define, arguments="COMMAND [PATH]", processes=hosts.WITHOUT_DEVICES)
+    flags.run(main, define=define, arguments="COMMAND [PATH]", processes=hosts.NO_DEVICES)

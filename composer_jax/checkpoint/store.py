@@ -22,7 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from composer_jax.errors import UserError
-from composer_jax.parallel.processes import from_first
+from composer_jax.parallel.processes import broadcast_from_process0
 
 PyTree = Any
 
@@ -124,7 +124,7 @@ class CheckpointStore:
         """The complete steps on disk, ascending, also those another process wrote since the last look."""
         manager = self._manager()
         manager.reload()
-        return from_first(lambda: sorted(manager.all_steps()))
+        return broadcast_from_process0(lambda: sorted(manager.all_steps()))
 
     def latest_step(self) -> int | None:
         """The last complete step, or None."""

@@ -16,7 +16,7 @@ from composer_jax.models.predictions import Predictions
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel import context
 from composer_jax.parallel.mesh import BATCH_SPEC, batch_shards
-from composer_jax.parallel.processes import fetch, place
+from composer_jax.parallel.processes import device_put_global, gather_to_host
 from composer_jax.train.losses import predict
 
 CHUNK = 256
@@ -62,8 +62,8 @@ def score(
             part = tokens_BS[start : start + step]
             padded = np.full((step, padded_length), -1, np.int32)
             padded[: len(part), :length] = part  # int32: what a vocabulary has fits
-            out = program(params, router_bias, place(padded[:, cut], spread))
-            found.append([fetch(array)[: len(part)][:, in_order] for array in out])
+            out = program(params, router_bias, device_put_global(padded[:, cut], spread))
+            found.append([gather_to_host(array)[: len(part)][:, in_order] for array in out])
             progress.update(len(part))
     logprobs, *rest = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return Scores(logprobs[:, :-1], rest[0] if logits else None)

@@ -16,7 +16,7 @@ from composer_jax.evals.score import Scores, check_tokens, score, windows
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
-from composer_jax.parallel.processes import is_first
+from composer_jax.parallel.processes import is_first_process
 
 
 def score_files(
@@ -62,7 +62,7 @@ def score_files(
     found = {"tokens": count, "nll": total / max(count, 1)}
     if scored_bytes is not None:
         found["bits_per_byte"] = total / math.log(2) / scored_bytes
-    if is_first():
+    if is_first_process():
         _write(out, scores)
         print(json.dumps(found))
     return found

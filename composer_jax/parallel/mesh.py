@@ -29,8 +29,8 @@ class MeshConfig:
     """
 
     cpu_devices: int = 0
-    """XLA devices that the CPU is split into, summed over all processes; 0 keeps JAX's number, which is one per process.
-    Ignored on machines with an accelerator."""
+    """XLA devices that the CPU is split into, summed over all processes; 0 keeps JAX's number, one per process. Ignored
+    on machines with an accelerator."""
     replica: int = -1
     """Data parallelism with a full copy of the weights in each replica."""
     data: int = 1
@@ -42,8 +42,8 @@ class MeshConfig:
     tensor: int = 1
     """Devices that share heads, hidden columns and vocabulary of a layer (tensor parallelism)."""
     reduction: Literal["collective", "host"] = "collective"
-    """How gradients are summed over `replica`: "collective" inside the compiled step, "host" by the host, in one process
-    only, so that the CPU's thread pool cannot stall in a collective (train/learner.py)."""
+    """How gradients are summed over `replica`: "collective" inside the compiled step; "host" by the host, in one
+    process only, so that the CPU's thread pool cannot stall in a collective (train/learner.py)."""
 
     def __post_init__(self):
         if self.cpu_devices < 0:

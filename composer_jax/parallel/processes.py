@@ -1,8 +1,9 @@
-"""Several processes as one: every host of a pod runs the same program, and each drives its own devices.
+"""Multi-controller JAX: every host of a pod runs the same program, and each process drives its own devices.
 
-Process 0 decides and writes what exists once (`from_first`); the others wait for it at the coordinator and not inside a
-program of the devices, where none hears Ctrl-C. Everything below `is_first` is a meeting: each process makes the same
-calls in the same order, from its main thread.
+Process 0 makes decisions and writes the files of which there is one copy (`broadcast_from_process0`). The other
+processes wait at the coordinator instead of inside a device program, because only there can Ctrl-C interrupt them.
+`broadcast_from_process0`, `any_process` and `gather_to_host` synchronise: every process calls them in the same order,
+from its main thread.
 """
 
 import itertools
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax._src.distributed import global_state  # known before the devices start, as jax.process_count() is not
+from jax._src.distributed import global_state  # jax.process_count() would initialise the devices
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
@@ -24,30 +25,31 @@ from composer_jax.observe.progress import hide_progress
 
 T = TypeVar("T")
 
-ASK_EVERY_MS = 2_000
-"""How long one question to the coordinator waits for its answer; between two of them Ctrl-C is heard."""
+POLL_MS = 2_000
+"""Milliseconds of one blocking call to the coordinator; Ctrl-C takes effect between two of them."""
+JOIN_TIMEOUT_S = 300
+"""Seconds that a process waits for all others to start."""
+EXIT_NOT_JOINED = 2
+"""Exit code of a process whose partners did not start; the same as for other invalid input."""
 
-JOIN_S = 300
-"""How long a process waits for the others to be started."""
-NOBODY = 2  # the exit code when they are not, as for other input that does not fit
-
-_meetings = itertools.count()
+_broadcasts = itertools.count()
 
 
-def join(coordinator: str | None = None, processes: int | None = None, process: int | None = None) -> None:
-    """Makes this process one of several that see each other's devices; call it before the first array exists.
+def join_processes(coordinator: str | None = None, processes: int | None = None, process: int | None = None) -> None:
+    """Initialises jax.distributed, after which the processes see each other's devices.
+
+    Must be called before the first array exists. Only process 0 shows progress. CPU devices communicate through gloo.
 
     Args:
-      coordinator: HOST:PORT of process 0, which listens there. None, for all three, leaves them to what the machine
-        says of itself: TPU pods, SLURM and Kubernetes do.
-      processes: how many there are.
-      process: which this is, from 0. Only process 0 shows progress.
-
-    CPU devices, which the tests have, then talk through gloo.
+      coordinator: HOST:PORT at which process 0 listens. None, for all three arguments, reads them from the cluster
+        environment (parallel/cluster_env.py).
+      processes: the number of processes.
+      process: the index of this process, from 0.
 
     Raises:
-      UserError: the numbers do not fit, the machine says nothing of itself, or the port is taken. If the others do not
-        come within JOIN_S the process ends with a sentence: JAX waits in C++, and would then abort it.
+      UserError: the arguments are inconsistent, there is no cluster environment, or the port is taken. If the other
+        processes do not start within JOIN_TIMEOUT_S, this process exits with a message, because JAX waits in C++ and
+        would abort it.
     """
     if coordinator is not None:
         host, _, port = coordinator.rpartition(":")
@@ -60,101 +62,109 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
     elif (processes, process) != (None, None):
         raise UserError(f"processes={processes} and process={process} need a coordinator, HOST:PORT.")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Where everything is said, the machine is not asked: a pod of Kubernetes that may not answer raises.
+    # With all arguments given, detection is off: it raises on a Kubernetes pod without access to the Kubernetes API.
     detection = None if coordinator is None else "deactivate"
-    alone = threading.Timer(JOIN_S, _give_up)
-    alone.daemon = True
-    alone.start()
+    timeout = threading.Timer(JOIN_TIMEOUT_S, _exit_not_joined)
+    timeout.daemon = True
+    timeout.start()
     try:
         jax.distributed.initialize(
             coordinator,
             processes,
             process,
             cluster_detection_method=detection,
-            initialization_timeout=JOIN_S + 60,
+            initialization_timeout=JOIN_TIMEOUT_S + 60,
         )
     except (ValueError, RuntimeError) as error:
         raise UserError(f"cannot join the other processes: {error}.") from error
     finally:
-        alone.cancel()
-    if not is_first():
+        timeout.cancel()
+    if not is_first_process():
         hide_progress()
 
 
-def _give_up() -> None:
-    where = global_state.coordinator_address or "where the machine says"
+def _exit_not_joined() -> None:
+    address = global_state.coordinator_address or "the address of the cluster environment"
     print(
-        f"\nnot all processes came together at {where} within {JOIN_S} s; start the same command on every host, or use "
-        "--processes=1 for one process alone.",
+        f"\nnot all processes joined at {address} within {JOIN_TIMEOUT_S} s; start the same command on every host, or "
+        "use --processes=1 for a single process.",
         file=sys.stderr,
         flush=True,
     )
-    os._exit(NOBODY)
+    os._exit(EXIT_NOT_JOINED)
 
 
 def process_count() -> int:
-    """How many processes there are; 1 if this one joined no others."""
+    """Returns the number of processes; 1 if `join_processes` was not called."""
     return global_state.num_processes
 
 
 def process_index() -> int:
-    """Which of them this is, from 0."""
+    """Returns the index of this process, from 0."""
     return global_state.process_id
 
 
-def is_first() -> bool:
-    """Whether this is process 0, which writes what exists once: alone, every process is."""
+def is_first_process() -> bool:
+    """Whether this is process 0, which writes the files of which there is one copy. True in a single process."""
     return process_index() == 0
 
 
 def require_one_process(what: str) -> None:
-    """Raises a NotImplementedError in one of several."""
+    """Raises a NotImplementedError if there are several processes."""
     if process_count() > 1:
-        raise NotImplementedError(f"{what} works in one process only for now, and here are {process_count()}.")
+        raise NotImplementedError(f"{what} supports one process only for now, and there are {process_count()}.")
 
 
-def from_first(call: Callable[[], T]) -> T:
-    """Process 0 makes the call; every process returns its result, which is plain JSON, as soon as it is there.
+def broadcast_from_process0(call: Callable[[], T]) -> T:
+    """Calls `call` in process 0 and returns its result, plain JSON, in every process.
 
-    For what must be decided once (file systems can show one folder differently to two hosts at a time) and for what
-    must be written once and then be there for all. The call may not meet the others in its turn. If it raises, it does
-    so in process 0 alone, whose end ends the others (parallel/ending.py).
+    Used for decisions (two hosts can see different states of one shared folder) and for files that all processes read
+    after process 0 has written them. `call` must not synchronise with other processes. An exception is raised in
+    process 0 only, whose end then ends the others (parallel/failure.py).
     """
     if process_count() == 1:
         return call()
-    key = f"composer_jax/meeting/{next(_meetings)}"
-    if is_first():
+    key = f"composer_jax/broadcast/{next(_broadcasts)}"
+    if is_first_process():
         result = call()
-        global_state.client.key_value_set(key, json.dumps(result))
+        coordinator_client().key_value_set(key, json.dumps(result))
         return result
-    return json.loads(asked(key))
+    return json.loads(wait_for_key(key))
 
 
-def asked(key: str) -> str:
-    """The value that some process gives to `key` at the coordinator; waits for it as long as it takes."""
+def coordinator_client() -> Any:
+    """Returns the client of the coordinator's key-value store. Only for processes that have joined."""
+    return global_state.client
+
+
+def wait_for_key(key: str) -> str:
+    """Returns the coordinator's value for `key`; waits, without a timeout, until some process has set it."""
     while True:
         try:
-            return global_state.client.blocking_key_value_get(key, ASK_EVERY_MS)
+            return coordinator_client().blocking_key_value_get(key, POLL_MS)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
 
 
-def in_any(flag: bool) -> bool:
-    """Whether it is so in any process."""
+def any_process(flag: bool) -> bool:
+    """Whether `flag` is true in any process."""
     if process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
-def place(tree: Any, sharding: Sharding) -> Any:
-    """A pytree of NumPy arrays, which every process has whole, on the devices; each process places what is its own."""
+def device_put_global(tree: Any, sharding: Sharding) -> Any:
+    """Returns a pytree of global arrays from NumPy arrays that every process holds in full.
+
+    Each process copies only the shards of its own devices.
+    """
     if process_count() == 1:
         return jax.device_put(tree, sharding)
-    # device_put would send all of it from process 0 to the others, only to compare.
-    return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, sharding, lambda part: a[part]), tree)
+    # jax.device_put would send the arrays from process 0 to the others, only to compare them.
+    return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, sharding, lambda index: a[index]), tree)
 
 
-def fetch(array: jax.Array) -> np.ndarray:
-    """The whole of an array whose parts may lie with other processes, in every process."""
+def gather_to_host(array: jax.Array) -> np.ndarray:
+    """Returns the whole of an array in every process, wherever its shards are."""
     return np.asarray(array) if process_count() == 1 else multihost_utils.process_allgather(array, tiled=True)

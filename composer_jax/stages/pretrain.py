@@ -5,7 +5,7 @@ from typing import Any
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
 from composer_jax.demo.exercises import repair_exercises
 from composer_jax.observe.metrics import read_metrics
-from composer_jax.parallel.processes import is_first
+from composer_jax.parallel.processes import is_first_process
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.run import Run
 from composer_jax.train.loop import FitPlan, fit
@@ -53,7 +53,7 @@ def pretrain(run: Run) -> None:
                     heldout, seq_len=settings.seq_len, batch_size=settings.batch_size, eod=tok.eod
                 ),
             )
-        if is_first():
+        if is_first_process():
             result |= _found(read_metrics(metrics.path))
 
 

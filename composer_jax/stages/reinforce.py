@@ -13,7 +13,7 @@ from composer_jax.rl.orchestrator import Orchestrator, OrchestratorConfig
 from composer_jax.rl.rewards import RewardConfig
 from composer_jax.rl.rollout import Rollout
 from composer_jax.stages.run import Run
-from composer_jax.train.interrupt import interrupts_held
+from composer_jax.train.interrupt import defer_signals
 from composer_jax.train.loop import restore_state, save_state
 from composer_jax.train.losses import PolicyLoss
 
@@ -50,7 +50,7 @@ def reinforce(run: Run) -> None:
                 with Progress(settings.steps * per_step, "episode", "RL", initial=start * per_step) as progress:
                     for step in range(start + 1, settings.steps + 1):
                         rollout = orchestrator.roll_out(state, loop)
-                        with interrupts_held():
+                        with defer_signals():
                             whole = False
                             state, row = orchestrator.learn(state, rollout)
                             metrics.write(step, **row)

@@ -36,7 +36,7 @@ from composer_jax.observe.progress import Progress
 from composer_jax.parallel.context import zigzag
 from composer_jax.parallel.mesh import AXES, batch_shards, make_mesh
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
-from composer_jax.parallel.processes import from_first, is_first, process_count
+from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
 from composer_jax.rl.rollout import Environment
 from composer_jax.sampler.engine import Sampler, SamplerConfig
 from composer_jax.sandbox import SandboxPool
@@ -130,7 +130,7 @@ class Run:
     def tokenizer(self) -> Tokenizer:
         """Trained on the first call of a run, loaded afterwards."""
         path = self.path / "data" / "tokenizer.json"
-        from_first(lambda: None if path.exists() else self._train_tokenizer(path))
+        broadcast_from_process0(lambda: None if path.exists() else self._train_tokenizer(path))
         return Tokenizer.load(path)
 
     @functools.cached_property
@@ -170,11 +170,11 @@ class Run:
     def documents(self, part: Literal["train", "heldout"]) -> list[np.ndarray]:
         """Token ids of every file in one part of the corpus; only the first process needs to have the files."""
         tokenizer, folder = self.tokenizer, self.path / "data"
-        if is_first():
+        if is_first_process():
             files = getattr(self.corpus, part)
             documents = self._encode(files, {"train": "source", "heldout": "held-out source"}[part])
-        name = from_first(lambda: cache_file(tokenizer, files, folder).name)
-        return documents if is_first() else read_encoded(folder / name)
+        name = broadcast_from_process0(lambda: cache_file(tokenizer, files, folder).name)
+        return documents if is_first_process() else read_encoded(folder / name)
 
     def _encode(self, files: Sequence[SourceFile], name: str) -> list[np.ndarray]:
         with Progress(sum(file.num_bytes for file in files), "byte", f"encode {name}") as progress:
@@ -197,7 +197,7 @@ class Run:
 
     def weights_of(self, stage: str):
         """(params, router_bias) that a finished stage left."""
-        from_first(lambda: self.workdir.stage_result(stage))
+        broadcast_from_process0(lambda: self.workdir.stage_result(stage))
         with self.store(stage) as store:
             return restore_weights(store, self.definition, self.mesh)
 
@@ -299,7 +299,7 @@ class Run:
 
     def done(self, stage: str) -> bool:
         """Whether a stage is done."""
-        return from_first(lambda: self.workdir.stage_done(stage))
+        return broadcast_from_process0(lambda: self.workdir.stage_done(stage))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[dict[str, Any]]:
@@ -309,18 +309,18 @@ class Run:
         processes the first one's are stored.
         """
         result: dict[str, Any] = {}
-        with used(self.path / "stages" / f"{name}.used") if is_first() else nullcontext() as usage:
+        with used(self.path / "stages" / f"{name}.used") if is_first_process() else nullcontext() as usage:
             yield result
-        from_first(lambda: self.workdir.mark_done(name, {**result, **usage()}))
+        broadcast_from_process0(lambda: self.workdir.mark_done(name, {**result, **usage()}))
 
     def metrics(self, stage: str) -> MetricsWriter:
         """Where a stage writes its metrics, if this is the process that does."""
-        return MetricsWriter(self.path / "metrics" / f"{stage}.jsonl") if is_first() else NoMetrics()
+        return MetricsWriter(self.path / "metrics" / f"{stage}.jsonl") if is_first_process() else NoMetrics()
 
 
 def _open(workdir: Path, config: dict[str, Any]) -> Workdir:
     """The folder of a run, claimed by the first process and then shared by the others."""
-    if is_first():
+    if is_first_process():
         claimed = Workdir(workdir, config)
-    holder = from_first(lambda: claimed.holder)
-    return claimed if is_first() else Workdir(workdir, config, holder=holder)
+    holder = broadcast_from_process0(lambda: claimed.holder)
+    return claimed if is_first_process() else Workdir(workdir, config, holder=holder)

@@ -19,7 +19,7 @@ from composer_jax.event_loop import EventLoop
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.processes import from_first, is_first
+from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
 from composer_jax.sandbox import SandboxPool
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.run import Run
@@ -38,7 +38,7 @@ def sft(run: Run) -> None:
     if run.done("sft"):
         return
     params, router_bias = run.weights_of("pretrain")
-    from_first(run.check)
+    broadcast_from_process0(run.check)
     settings = run.settings.sft
     with run.stage("sft") as result:
         traces, made = expert_traces(run)
@@ -59,7 +59,7 @@ def sft(run: Run) -> None:
                 store=store,
                 metrics=metrics,
             )
-        if is_first():
+        if is_first_process():
             rows = read_metrics(metrics.path)
             last = [row["loss"] for row in rows[-max(1, len(rows) // 20) :]]
             result |= {
@@ -76,7 +76,7 @@ def expert_traces(run: Run) -> tuple[list[Trace], dict]:
     The first process makes them, the others need no sandbox.
     """
     path, tokenizer = run.path / "data" / "traces.npz", run.tokenizer
-    from_first(lambda: None if path.exists() else _make(run, tokenizer, path))
+    broadcast_from_process0(lambda: None if path.exists() else _make(run, tokenizer, path))
     with np.load(path) as file:
         ends = np.cumsum(file["lengths"])[:-1]
         traces = list(

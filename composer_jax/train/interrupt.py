@@ -1,65 +1,66 @@
-"""Ctrl-C and SIGTERM between steps, never inside one."""
+"""Defers Ctrl-C and SIGTERM until a training step is complete."""
 
 import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from composer_jax.parallel.processes import in_any, process_count
+from composer_jax.parallel.processes import any_process, process_count
 
 
-class InterruptedTogether(KeyboardInterrupt):
-    """An interrupt that all of several processes raise at the same place, so that they can still save together."""
+class AllProcessesInterrupted(KeyboardInterrupt):
+    """An interrupt that all processes raise after the same step, so that they can still save a checkpoint together."""
 
 
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[Callable[[], None]]:
-    """Holds Ctrl-C and SIGTERM back until the block is done; a second one ends the block at once.
+def defer_signals() -> Iterator[Callable[[], None]]:
+    """Defers Ctrl-C and SIGTERM to the end of the block; a second signal is handled at once.
 
-    For what must happen as a whole: a training step uses up the state it starts from, so an interrupt in the middle of
-    one would leave nothing to save. Changes nothing outside the main thread, where Python delivers no signals.
+    A training step donates the buffers of the state it starts from, so an interrupt inside the step would leave
+    nothing to save. Outside the main thread, where Python delivers no signals, the context changes nothing.
 
-    Yields a function that lets through, earlier than the end of the block, what is held. Of several processes, which
-    call it at the same places, it interrupts all as soon as one is: by InterruptedTogether, after the same step.
+    Yields:
+      A function that handles a deferred signal before the end of the block. Several processes call it after the same
+      steps; if any of them has a deferred signal, all raise AllProcessesInterrupted.
     """
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # What is ignored (Ctrl-C in the background), or ends the process without asking Python, stays as it is.
+    # Signals without a Python handler (ignored in the background, or the system's default) are left alone.
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
-    held = None
+    deferred = None
 
-    def hold(number, frame):
-        nonlocal held
-        if held is not None:
+    def defer(number, frame):
+        nonlocal deferred
+        if deferred is not None:
             handlers[number](number, frame)
-        held = number
+        deferred = number
 
-    def take():
+    def install():
         for number in handlers:
-            signal.signal(number, hold)
+            signal.signal(number, defer)
 
-    def give_back():
+    def restore():
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
-    def let_through():
-        nonlocal held
-        if not in_any(held is not None):
+    def raise_deferred():
+        nonlocal deferred
+        if not any_process(deferred is not None):
             return
         if process_count() > 1:
-            raise InterruptedTogether
-        number, held = held, None
-        give_back()
+            raise AllProcessesInterrupted
+        number, deferred = deferred, None
+        restore()
         try:
             handlers[number](number, None)
         finally:
-            take()
+            install()
 
-    take()
+    install()
     try:
-        yield let_through
+        yield raise_deferred
     finally:
-        give_back()
-    if held is not None:
-        handlers[held](held, None)
+        restore()
+    if deferred is not None:
+        handlers[deferred](deferred, None)

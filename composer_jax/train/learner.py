@@ -25,7 +25,7 @@ from composer_jax.models.definition import Definition, Params
 from composer_jax.models.router import updated_bias
 from composer_jax.parallel.context import zigzag
 from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, TOKEN_AXES, batch_shards
-from composer_jax.parallel.processes import place
+from composer_jax.parallel.processes import device_put_global
 from composer_jax.train.losses import Batch, Loss
 from composer_jax.train.optimizer import OptimizerConfig
 
@@ -158,7 +158,7 @@ class Learner:
             )
         if (parts := self.mesh.shape["context"]) > 1:
             batch = {name: array[:, zigzag(array.shape[1], parts)] for name, array in batch.items()}
-        return place(batch, NamedSharding(self.mesh, BATCH_SPEC))
+        return device_put_global(batch, NamedSharding(self.mesh, BATCH_SPEC))
 
     def _sharded_gradient(self, loss: Loss):
         reduced = tuple(a for a in TOKEN_AXES if not (self.host_reduction and a == "replica"))

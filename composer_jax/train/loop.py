@@ -14,8 +14,8 @@ from composer_jax.data.pipeline import BatchStream
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.processes import from_first, process_count, process_index
-from composer_jax.train.interrupt import InterruptedTogether, interrupts_held
+from composer_jax.parallel.processes import broadcast_from_process0, process_count, process_index
+from composer_jax.train.interrupt import AllProcessesInterrupted, defer_signals
 from composer_jax.train.learner import Learner, TrainState
 
 STATE = ("params", "router_bias", "optimizer", "step")
@@ -48,7 +48,7 @@ def as_arrays(batch: PackedBatch) -> dict[str, np.ndarray]:
 def require_same(batch: PackedBatch) -> None:
     """Raises a UserError in a process whose batch is not that of the first one: rows of two batches would be mixed."""
     here = zlib.crc32(b"".join(array.tobytes() for array in as_arrays(batch).values()))
-    if from_first(lambda: here) != here:
+    if broadcast_from_process0(lambda: here) != here:
         raise UserError(
             f"process {process_index()} makes other batches than process 0; all hosts need the same code, libraries "
             "and flags."
@@ -104,10 +104,10 @@ def fit(
         return {"heldout_nll": sums["nll"] / sums["tokens"]}
 
     if start == 0 and heldout:
-        with interrupts_held():
+        with defer_signals():
             metrics.write(0, tokens=0, **heldout_nll())
     try:
-        with Progress(plan.steps, "step", plan.name, initial=start) as progress, interrupts_held() as let_through:
+        with Progress(plan.steps, "step", plan.name, initial=start) as progress, defer_signals() as raise_deferred:
             for step in range(start + 1, plan.steps + 1):
                 began = time.perf_counter()
                 batch = next(stream)
@@ -127,12 +127,12 @@ def fit(
                 if step % plan.save_every == 0:
                     save_state(store, state, stream=place, tokens=tokens)
                 progress.update(loss=row["loss"], **{k: row[k] for k in ("heldout_nll",) if k in row})
-                let_through()
+                raise_deferred()
     finally:
         # After an error inside a step there is nothing to save: the state it started from is used up. And what one of
         # several processes runs into alone, it cannot save alone.
         error = sys.exception()
-        together = process_count() == 1 or error is None or isinstance(error, InterruptedTogether)
+        together = process_count() == 1 or error is None or isinstance(error, AllProcessesInterrupted)
         if whole and together and int(state.step) > start:
             save_state(store, state, stream=place, tokens=tokens)
     return state

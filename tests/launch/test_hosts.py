@@ -69,7 +69,7 @@ HOST_REDUCTION = tuple(f"--config.mesh.{field}" for field in ("reduction=host", 
 
 def parsed(*arguments: str) -> absl_flags.FlagValues:
     values = absl_flags.FlagValues()
-    hosts.define(values)
+    hosts.define_flags(values)
     values(["prog", *arguments])
     return values
 
@@ -89,39 +89,39 @@ def parsed(*arguments: str) -> absl_flags.FlagValues:
 )
 def test_flags_that_do_not_fit_are_one_sentence(arguments, sentence):
     with pytest.raises(UserError, match=sentence):
-        hosts.join(parsed(*arguments), "prog", hosts.SEVERAL)
+        hosts.join(parsed(*arguments), "prog", hosts.MULTI_PROCESS)
 
 
 @pytest.fixture
 def pod_of_four(monkeypatch):
-    monkeypatch.setattr("composer_jax.parallel.announced.announced", lambda: 4)
+    monkeypatch.setattr("composer_jax.parallel.cluster_env.detect_process_count", lambda: 4)
     joined = []
-    monkeypatch.setattr(processes, "join", lambda *arguments: joined.append(arguments))
+    monkeypatch.setattr(processes, "join_processes", lambda *arguments: joined.append(arguments))
     return joined
 
 
 def test_on_a_pod_no_flag_is_needed(pod_of_four, monkeypatch):
-    monkeypatch.setattr("composer_jax.parallel.ending.listen", lambda program: f"end of {program}")
-    assert hosts.join(parsed(), "prog", hosts.SEVERAL) == "end of prog"
+    monkeypatch.setattr("composer_jax.parallel.failure.watch_for_failures", lambda program: f"end of {program}")
+    assert hosts.join(parsed(), "prog", hosts.MULTI_PROCESS) == "end of prog"
     assert pod_of_four == [(None,)]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments"), [(hosts.SEVERAL, ["--processes=1"]), (hosts.WITHOUT_DEVICES, [])], ids=str
+    ("kind", "arguments"), [(hosts.MULTI_PROCESS, ["--processes=1"]), (hosts.NO_DEVICES, [])], ids=str
 )
 def test_who_wants_to_be_alone_is_alone_on_a_pod_too(pod_of_four, kind, arguments):
     assert hosts.join(parsed(*arguments), "prog", kind) is None and not pod_of_four
 
 
 def test_a_machine_that_says_nothing_is_one_process():
-    assert hosts.join(parsed(), "prog", hosts.ALONE) is None
+    assert hosts.join(parsed(), "prog", hosts.SINGLE_PROCESS) is None
 
 
 @pytest.mark.parametrize("arguments", [[], ["--coordinator=a:1", "--processes=4", "--process=0"]], ids=str)
 def test_what_works_alone_only_refuses_before_it_waits(pod_of_four, arguments):
-    with pytest.raises(UserError, match="launch.rl runs in one process only for now, and here are 4"):
-        hosts.join(parsed(*arguments), "launch.rl", hosts.ALONE)
+    with pytest.raises(UserError, match="launch.rl supports one process only for now, and there are 4"):
+        hosts.join(parsed(*arguments), "launch.rl", hosts.SINGLE_PROCESS)
     assert not pod_of_four
 
 
@@ -265,5 +265,5 @@ def test_gradients_that_the_host_adds_are_refused_by_both(tmp_path, start_two):
 
 def test_rl_as_one_of_several_is_refused_before_anything_is_written(tmp_path, start):
     ((_, err),) = ends([start("rl", *CONFIG, f"--workdir={tmp_path / 'run'}", *of_two(0, 1))], 2)
-    assert err.strip().endswith("launch.rl runs in one process only for now, and here are 2; start it on one host.")
+    assert err.strip().endswith("launch.rl supports one process only for now, and there are 2; start it on one host.")
     assert not (tmp_path / "run").exists()

@@ -15,7 +15,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition
 from composer_jax.parallel import processes
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.parallel.processes import join
+from composer_jax.parallel.processes import join_processes
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
 from tests.models.small import random_weights, relative_error
@@ -65,7 +65,7 @@ def run_two(module: str, *arguments: str) -> tuple[list[int], list[str]]:
 
 def test_a_pod_of_two_processes_steps_as_one(tmp_path):
     out = tmp_path / "found.npz"
-    codes, said = run_two("tests.parallel.one_of_two", str(out))
+    codes, said = run_two("tests.parallel.training_process", str(out))
     assert codes == [0, 0], "\n".join(said)[-4000:]
     with np.load(out) as file:
         found = [file[name] for name in file.files]
@@ -78,7 +78,7 @@ def test_a_pod_of_two_processes_steps_as_one(tmp_path):
 @pytest.mark.parametrize("failing", ["nobody", "0", "1"])
 def test_two_processes_meet_and_end_together(failing):
     """One fails, the other is inside a collective."""
-    codes, said = run_two("tests.parallel.one_that_fails", failing)
+    codes, said = run_two("tests.parallel.failing_process", failing)
     for i in range(2):
         found = json.loads(next(line for line in said[i].splitlines() if line.startswith("{")))
         assert found == {
@@ -106,8 +106,12 @@ def test_two_processes_meet_and_end_together(failing):
 )
 def test_what_is_wrong_is_one_sentence(arguments, message):
     with pytest.raises(UserError, match=message):
-        join(*arguments)
+        join_processes(*arguments)
 
 
 def test_the_first_of_one_calls_itself():
-    assert processes.from_first(lambda: {1, 2}) == {1, 2} and processes.in_any(True) and not processes.in_any(False)
+    assert (
+        processes.broadcast_from_process0(lambda: {1, 2}) == {1, 2}
+        and processes.any_process(True)
+        and not processes.any_process(False)
+    )

@@ -175,5 +175,5 @@ def test_unknown_rates_of_an_expert_are_named():
 @pytest.mark.parametrize("stage", [pipeline, reinforce, lambda run: evaluate(run, "before")])
 def test_what_works_in_one_process_only_says_so_before_it_does_anything(stage, monkeypatch):
     monkeypatch.setattr(processes, "process_count", lambda: 2)
-    with pytest.raises(NotImplementedError, match="works in one process only for now, and here are 2"):
+    with pytest.raises(NotImplementedError, match="supports one process only for now, and there are 2"):
         stage(run=None)

@@ -14,7 +14,7 @@ from composer_jax.models.definition import Definition
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.train import interrupt, loop
-from composer_jax.train.interrupt import InterruptedTogether, interrupts_held
+from composer_jax.train.interrupt import AllProcessesInterrupted, defer_signals
 from composer_jax.train.learner import Learner
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.losses import LanguageLoss
@@ -180,23 +180,23 @@ def test_ctrl_c_while_waiting_for_data_loses_no_step(tmp_path, learner, weights,
 
 
 @pytest.fixture
-def one_of_two(monkeypatch):
+def two_processes(monkeypatch):
     """As if there were another process, which is interrupted when `True` is put into the list."""
     others = []
     for module in (loop, interrupt):
         monkeypatch.setattr(module, "process_count", lambda: 2)
-    monkeypatch.setattr(interrupt, "in_any", lambda here: here or bool(others and others.pop()))
+    monkeypatch.setattr(interrupt, "any_process", lambda here: here or bool(others and others.pop()))
     return others
 
 
 def test_an_interrupt_of_another_process_stops_and_saves_after_the_same_step(
-    tmp_path, learner, weights, uninterrupted, one_of_two
+    tmp_path, learner, weights, uninterrupted, two_processes
 ):
     def elsewhere(real):
-        one_of_two.append(True)
+        two_processes.append(True)
         return real()
 
-    with pytest.raises(InterruptedTogether):
+    with pytest.raises(AllProcessesInterrupted):
         run(tmp_path, learner, weights, at={("step", 3): elsewhere})
     with CheckpointStore(tmp_path / "checkpoints") as store:
         assert store.latest_step() == 3
@@ -204,7 +204,7 @@ def test_an_interrupt_of_another_process_stops_and_saves_after_the_same_step(
 
 
 def test_what_one_of_several_processes_alone_runs_into_it_does_not_save_alone(
-    tmp_path, learner, weights, uninterrupted, one_of_two
+    tmp_path, learner, weights, uninterrupted, two_processes
 ):
     stream, taken = new_stream(), iter(range(3))
 
@@ -223,7 +223,7 @@ def test_what_one_of_several_processes_alone_runs_into_it_does_not_save_alone(
 
 
 def test_batches_that_are_not_those_of_process_0_are_refused(tmp_path, learner, weights, monkeypatch):
-    monkeypatch.setattr(loop, "from_first", lambda call: call() + 1)
+    monkeypatch.setattr(loop, "broadcast_from_process0", lambda call: call() + 1)
     with pytest.raises(UserError, match="makes other batches than process 0"):
         run(tmp_path, learner, weights)
     assert [row["step"] for row in rows(tmp_path)] == [0]
@@ -252,7 +252,7 @@ def test_sigterm_is_held_back_too_where_ctrl_c_is_ignored():
     signal.signal(signal.SIGTERM, stop)
     done = []
     try:
-        with pytest.raises(KeyboardInterrupt), interrupts_held():
+        with pytest.raises(KeyboardInterrupt), defer_signals():
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)
             done.append(True)

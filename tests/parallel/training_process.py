@@ -1,6 +1,6 @@
 """A process of a pod of two, four devices each: a training step, whose results process 0 writes to a file.
 
-python -m tests.parallel.one_of_two ADDRESS PROCESS OUT
+python -m tests.parallel.training_process ADDRESS PROCESS OUT
 """
 
 import sys
@@ -11,9 +11,9 @@ import numpy as np
 
 def main(address: str, process: int, out: str) -> None:
     jax.config.update("jax_num_cpu_devices", 4)
-    from composer_jax.parallel.processes import join
+    from composer_jax.parallel.processes import join_processes
 
-    join(address, 2, process)
+    join_processes(address, 2, process)
     from jax.experimental.multihost_utils import process_allgather
 
     from tests.parallel.test_processes import step

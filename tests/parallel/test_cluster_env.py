@@ -8,7 +8,7 @@ import pytest
 from jax._src.clusters import cloud_tpu_cluster
 
 from composer_jax.errors import UserError
-from composer_jax.parallel.announced import announced
+from composer_jax.parallel.cluster_env import detect_process_count
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ MPIRUN = {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:1", "OMPI_COMM_WORLD_SIZE
 )
 def test_how_many_processes_the_machine_says_there_are(machine, recwarn, variables, count):
     machine(**variables)
-    assert announced() == count and not recwarn.list
+    assert detect_process_count() == count and not recwarn.list
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def tpu(machine, monkeypatch):
 )
 def test_a_tpu_says_how_many_hosts_it_has_in_its_variables(tpu, variables, count):
     tpu(**variables)
-    assert announced() == count
+    assert detect_process_count() == count
 
 
 @pytest.mark.parametrize(("workers", "count"), [("a,b,c,d", 4), ("x:0:10.0.0.1", 1), (None, 1)], ids=str)
@@ -90,7 +90,7 @@ def test_a_tpu_vm_asks_the_metadata_server(tpu, workers, count):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         tpu(GCE_METADATA_IP=f"127.0.0.1:{server.server_port}")
         try:
-            assert announced() == count
+            assert detect_process_count() == count
         finally:
             server.shutdown()
 
@@ -98,4 +98,4 @@ def test_a_tpu_vm_asks_the_metadata_server(tpu, workers, count):
 def test_a_machine_that_cannot_say_leaves_a_way_out(machine):
     machine(**SLURM, SLURM_STEP_NUM_TASKS="many")
     with pytest.raises(UserError, match="cannot find out.*many.*--processes=1"):
-        announced()
+        detect_process_count()
