@@ -77,7 +77,10 @@ def test_the_wheel_is_marked_as_typed(declared):
 
 
 def test_runtime_requirements_bring_no_test_tools():
-    assert not {"pytest", "ruff", "basedpyright", "hypothesis", "torch", "transformers", "ray"} & pins("requirements.txt").keys()
+    assert (
+        not {"pytest", "ruff", "basedpyright", "hypothesis", "torch", "transformers", "ray"}
+        & pins("requirements.txt").keys()
+    )
 
 
 def test_what_runs_here_is_what_is_pinned():

@@ -103,9 +103,9 @@ def _program(definition: Definition, mesh: Mesh, logits: bool):
         decoder = definition.bind(params, router_bias)
         real_BS = tokens_BS >= 0
         tokens_BS = jnp.maximum(tokens_BS, 0)
-        positions_BS = jnp.broadcast_to(context.order(tokens_BS.shape[1]), tokens_BS.shape)
+        positions_BS = jnp.broadcast_to(context.local_positions(tokens_BS.shape[1]), tokens_BS.shape)
         states_BSD = decoder(tokens_BS, positions_BS, real_BS.astype(jnp.int32)).last_BSD
-        next_BS, scored_BS = context.following(tokens_BS), context.following(real_BS)
+        next_BS, scored_BS = context.shift_left(tokens_BS), context.shift_left(real_BS)
         if logits:
             logits_BSW = head_logits(states_BSD, decoder.head_weight())
             return jnp.where(scored_BS, Predictions(logits_BSW).logprob(next_BS), 0), all_words(logits_BSW)

@@ -122,7 +122,7 @@ class Decoder(nnx.Module):
 
         def layer(carry, module, _):
             states_BSD, ahead_BSD = carry
-            ahead_BSD = context.following(ahead_BSD)
+            ahead_BSD = context.shift_left(ahead_BSD)
             states_BSD, said_BSD, stats = module(states_BSD, ahead_BSD, positions_BS, mask, real_BS)
             return (states_BSD, ahead_BSD), (said_BSD, stats)
 
@@ -147,9 +147,9 @@ class Decoder(nnx.Module):
     def _attention_mask(self, segments_BS: jax.Array) -> AttentionMask:
         """What the tokens of this device see of their rows."""
         return AttentionMask(
-            context.order(segments_BS.shape[1]),
+            context.local_positions(segments_BS.shape[1]),
             segments_BS,
-            context.gather(segments_BS),
+            context.gather_row(segments_BS),
             is_whole_row=axis_size(context.AXIS) == 1,
             window=self.config.sliding_window,
         )

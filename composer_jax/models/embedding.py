@@ -30,7 +30,7 @@ class Embedding(nnx.Module):
         e_BSD = self.lookup(tokens_BS)
         earlier = []
         for _ in self.offsets:
-            earlier.append(context.preceding(earlier[-1] if earlier else e_BSD))
+            earlier.append(context.shift_right(earlier[-1] if earlier else e_BSD))
         return self.convolve(e_BSD, earlier, positions_BS)
 
     @property

@@ -51,7 +51,7 @@ class GroupedQueryAttention(nnx.Module):
     ) -> jax.Array:
         """Attention within the rows (ops/row_attention.py). Devices that share rows exchange keys and values."""
         angles = self._angles(positions_BS)
-        k, v = map(context.gather, self._keys_and_values(x_BSD, angles))
+        k, v = map(context.gather_row, self._keys_and_values(x_BSD, angles))
         y_BSHV = attend_rows(self._queries(x_BSD, angles), k, v, mask, windowed, self._sinks())
         return self._output(y_BSHV)
 

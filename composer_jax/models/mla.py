@@ -79,7 +79,7 @@ class MultiHeadLatentAttention(nnx.Module):
         K2's keys and values, and each makes all keys and values from them (Composer 2, arXiv 2603.24477, section 5)."""
         dtype = x_BSD.dtype
         cos, sin = self.angles(positions_BS)
-        latents_BTX = context.gather(checkpoint_name(self.latents(x_BSD, cos, sin), "latents"))
+        latents_BTX = context.gather_row(checkpoint_name(self.latents(x_BSD, cos, sin), "latents"))
 
         def heads(q, k_up, v_up, out, query_latents, latents_BTX):
             """What some heads contribute to the output, given their weights."""

@@ -1,9 +1,9 @@
-"""Rows cut over the mesh axis `context`: which positions a device holds, and how it learns of the others.
+"""Context parallelism: the positions of a row divided over the mesh axis `context`, and the halo exchanges between parts.
 
-A row of S positions is cut into 2n chunks for n devices; device i holds chunks i and 2n-1-i, one behind the other. With
-a causal mask the first chunk is cheap where the second is dear, so that all devices have the same amount of attention
-("zigzag": Llama 3, arXiv 2407.21783, section 3.3.2; Composer 2, arXiv 2603.24477, section 5). With one device nothing
-is cut and nothing here adds to a program.
+A row of S positions is cut into 2n chunks for n devices; device i holds chunks i and 2n-1-i, concatenated. Under a
+causal mask early chunks need little attention and late chunks much, so this pairing gives every device the same amount
+("zigzag": Llama 3, arXiv 2407.21783, section 3.3.2; Composer 2, arXiv 2603.24477, section 5). With one device the row
+stays whole and the functions here add no collective to a program.
 """
 
 import jax
@@ -16,11 +16,11 @@ from composer_jax.parallel.sharding import axis_size
 AXIS = "context"
 
 
-def zigzag(length: int, devices: int) -> np.ndarray:
-    """int [length]: where in the row every entry of the cut row stands; device i's part is the i-th of n equal ones.
+def zigzag_order(length: int, devices: int) -> np.ndarray:
+    """Returns int [length]: the position of every entry of the reordered row, whose i-th n-th belongs to device i.
 
     Raises:
-      UserError: the length does not divide.
+      UserError: the length is not a multiple of twice the number of devices.
     """
     if devices == 1:
         return np.arange(length)
@@ -33,18 +33,18 @@ def zigzag(length: int, devices: int) -> np.ndarray:
     return np.stack([chunks[:devices], chunks[devices:][::-1]], axis=1).reshape(-1)
 
 
-def order(length: int) -> jax.Array:
-    """int32 [S]: the position in the whole row of each of the S = `length` entries of this device's part."""
+def local_positions(length: int) -> jax.Array:
+    """Returns int32 [S]: the positions, in the whole row, of the S = `length` entries on this device."""
     n = axis_size(AXIS)
     if n == 1:
         return jnp.arange(length)
     half, i = length // 2, jax.lax.axis_index(AXIS)
-    within = jnp.arange(half)
-    return jnp.concatenate([i * half + within, (2 * n - 1 - i) * half + within])
+    offsets = jnp.arange(half)
+    return jnp.concatenate([i * half + offsets, (2 * n - 1 - i) * half + offsets])
 
 
-def gather(part: jax.Array) -> jax.Array:
-    """[B,S,...] of every device -> the whole row [B,nS,...], in the order of positions."""
+def gather_row(part: jax.Array) -> jax.Array:
+    """All-gathers the parts [B,S,...] of every device into the whole row [B,nS,...], ordered by position."""
     n = axis_size(AXIS)
     if n == 1:
         return part
@@ -54,36 +54,37 @@ def gather(part: jax.Array) -> jax.Array:
     return jnp.concatenate([chunks[:, :, 0], chunks[:, ::-1, 1]], axis=1).reshape(whole.shape)
 
 
-def following(x: jax.Array) -> jax.Array:
-    """[B,S,...] -> the value one position later in the row; zeros behind the last position."""
+def shift_left(x: jax.Array) -> jax.Array:
+    """Returns, for [B,S,...], the value one position later in the row; zeros after the last position."""
     n = axis_size(AXIS)
     if n == 1:
         return jnp.pad(x, ((0, 0), (0, 1)) + ((0, 0),) * (x.ndim - 2))[:, 1:]
-    first, second = _halves(x)
-    begins = _in_order(jnp.stack([first[:, 0], second[:, 0]]))  # [2n, B, ...]: how every chunk begins
-    begins = jnp.concatenate([begins, jnp.zeros_like(begins[:1])])
+    early, late = _chunks(x)
+    firsts = _gather_edges(jnp.stack([early[:, 0], late[:, 0]]))  # [2n,B,...]: the first entry of every chunk
+    firsts = jnp.concatenate([firsts, jnp.zeros_like(firsts[:1])])
     i = jax.lax.axis_index(AXIS)
-    return jnp.concatenate([first[:, 1:], begins[i + 1][:, None], second[:, 1:], begins[2 * n - i][:, None]], axis=1)
+    return jnp.concatenate([early[:, 1:], firsts[i + 1][:, None], late[:, 1:], firsts[2 * n - i][:, None]], axis=1)
 
 
-def preceding(x: jax.Array) -> jax.Array:
-    """[B,S,...] -> the value one position earlier in the row; zeros before the first position."""
+def shift_right(x: jax.Array) -> jax.Array:
+    """Returns, for [B,S,...], the value one position earlier in the row; zeros before the first position."""
     n = axis_size(AXIS)
     if n == 1:
         return jnp.pad(x, ((0, 0), (1, 0)) + ((0, 0),) * (x.ndim - 2))[:, :-1]
-    first, second = _halves(x)
-    ends = _in_order(jnp.stack([first[:, -1], second[:, -1]]))
-    ends = jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
+    early, late = _chunks(x)
+    lasts = _gather_edges(jnp.stack([early[:, -1], late[:, -1]]))  # [2n,B,...]: the last entry of every chunk
+    lasts = jnp.concatenate([jnp.zeros_like(lasts[:1]), lasts])
     i = jax.lax.axis_index(AXIS)
-    return jnp.concatenate([ends[i][:, None], first[:, :-1], ends[2 * n - 1 - i][:, None], second[:, :-1]], axis=1)
+    return jnp.concatenate([lasts[i][:, None], early[:, :-1], lasts[2 * n - 1 - i][:, None], late[:, :-1]], axis=1)
 
 
-def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _chunks(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the early and the late chunk of this device's part."""
     half = x.shape[1] // 2
     return x[:, :half], x[:, half:]
 
 
-def _in_order(edges: jax.Array) -> jax.Array:
-    """One entry of each of this device's two chunks [2,...] -> those of all chunks of the row [2n,...], in order."""
-    whole = jax.lax.all_gather(edges, AXIS, axis=0)
-    return jnp.concatenate([whole[:, 0], whole[::-1, 1]])
+def _gather_edges(edges: jax.Array) -> jax.Array:
+    """All-gathers one entry of each of the two chunks [2,...] of every device into [2n,...], in the order of chunks."""
+    gathered = jax.lax.all_gather(edges, AXIS, axis=0)
+    return jnp.concatenate([gathered[:, 0], gathered[::-1, 1]])

@@ -17,7 +17,6 @@ from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition
 from composer_jax.models.flops import forward_flops
-from composer_jax.parallel.context import zigzag
 from composer_jax.parallel.dispatch.rounds import ROUNDS
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
 from composer_jax.parallel.sharding import EXPERT_AXES

@@ -33,7 +33,6 @@ from composer_jax.models.definition import Definition
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.context import zigzag
 from composer_jax.parallel.mesh import AXES, batch_shards, make_mesh
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count

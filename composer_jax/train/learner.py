@@ -23,7 +23,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition, Params
 from composer_jax.models.router import updated_bias
-from composer_jax.parallel.context import zigzag
 from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, TOKEN_AXES, batch_shards
 from composer_jax.parallel.processes import device_put_global
 from composer_jax.train.losses import Batch, Loss

@@ -96,15 +96,15 @@ class LanguageLoss:
             *ahead, token = rest
             return main.logprob(token), *(main.divergence(student) for student in ahead)
 
-        tokens_BS, chunk = context.following(batch["tokens"]), decoder.config.head_chunk
+        tokens_BS, chunk = context.shift_left(batch["tokens"]), decoder.config.head_chunk
         logprobs_BS, *divergences = predict(decoder, position, chunk, states, tokens_BS)
-        weights_BS = context.following(batch["weights"])
+        weights_BS = context.shift_left(batch["weights"])
         nll = -(weights_BS * logprobs_BS).sum()
         loss = nll / normaliser
         sums = {"nll": nll, "tokens": batch["weights"].sum()} | router_sums(router_stats)
         if divergences:
             # A module saw the one document k positions earlier and speaks of that of the following token.
-            segments_BS, about_BS = batch["segments"], context.following(batch["segments"])
+            segments_BS, about_BS = batch["segments"], context.shift_left(batch["segments"])
             said = [about_BS == _earlier(segments_BS, k) for k in range(1, 1 + len(divergences))]
             divergence = sum((weights_BS * same * kl).sum() for same, kl in zip(said, divergences, strict=True))
             sums["mtp_kl"] = divergence / len(divergences)
@@ -127,7 +127,7 @@ def router_sums(router_stats: dict[str, RouterStats]) -> dict[str, Any]:
 def _earlier(array: jax.Array, k: int) -> jax.Array:
     """The value k positions earlier in the row; zeros before the first."""
     for _ in range(k):
-        array = context.preceding(array)
+        array = context.shift_right(array)
     return array
 
 
@@ -150,10 +150,10 @@ class PolicyLoss:
         def position(main: Predictions, token: jax.Array):
             return main.logprob(token), jax.lax.stop_gradient(main.entropy())
 
-        tokens_BS, chunk = context.following(batch["tokens"]), decoder.config.head_chunk
+        tokens_BS, chunk = context.shift_left(batch["tokens"]), decoder.config.head_chunk
         logprobs_BS, entropy_BS = predict(decoder, position, chunk, (hidden.last_BSD,), tokens_BS)
         weights_BS, advantages_BS, sampler_logprobs_BS = (
-            context.following(batch[name]) for name in ("weights", "advantages", "sampler_logprobs")
+            context.shift_left(batch[name]) for name in ("weights", "advantages", "sampler_logprobs")
         )
         sampled = weights_BS > 0
         log_ratio = jnp.where(sampled, jax.lax.stop_gradient(logprobs_BS) - sampler_logprobs_BS, 0.0)

@@ -9,7 +9,6 @@ import pytest
 
 from composer_jax.ops import row_attention, splash
 from composer_jax.ops.row_attention import AttentionMask
-from composer_jax.parallel.context import zigzag
 from tests.models.small import relative_error
 
 RNG = np.random.default_rng(0)

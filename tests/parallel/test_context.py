@@ -8,7 +8,6 @@ from jax.sharding import PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.parallel import context
-from composer_jax.parallel.context import zigzag
 from composer_jax.parallel.mesh import make_mesh
 
 LENGTH = 48
@@ -48,8 +47,8 @@ def test_neighbours_across_chunks(devices, shape):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     later, earlier = np.roll(x, -1, axis=1), np.roll(x, 1, axis=1)
     later[:, -1], earlier[:, 0] = 0, 0
-    np.testing.assert_array_equal(on_devices(context.following, x, devices), later)
-    np.testing.assert_array_equal(on_devices(context.preceding, x, devices), earlier)
+    np.testing.assert_array_equal(on_devices(context.shift_left, x, devices), later)
+    np.testing.assert_array_equal(on_devices(context.shift_right, x, devices), earlier)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
@@ -57,7 +56,7 @@ def test_a_gathered_row_is_in_order_and_a_device_knows_its_positions(devices):
     x = np.arange(2 * LENGTH, dtype=np.float32).reshape(2, LENGTH)
 
     def look_up(part):
-        return jnp.take(context.gather(part), context.order(part.shape[1]), axis=1)
+        return jnp.take(context.gather_row(part), context.local_positions(part.shape[1]), axis=1)
 
     np.testing.assert_array_equal(on_devices(look_up, x, devices), x)
 
@@ -67,7 +66,7 @@ def test_the_gradient_of_a_neighbour_goes_back_to_it():
     weight = np.random.default_rng(1).standard_normal((2, 16)).astype(np.float32)
 
     def gradient(both):
-        return jax.grad(lambda part: (context.following(part) * both[..., 1]).sum())(both[..., 0])
+        return jax.grad(lambda part: (context.shift_left(part) * both[..., 1]).sum())(both[..., 0])
 
     found = on_devices(gradient, np.stack([x, weight], axis=-1), 4)
     wanted = np.roll(weight, 1, axis=1)
