@@ -54,7 +54,7 @@ def score(
     (count, length), step, parts = tokens_BS.shape, rows * batch_shards(mesh), mesh.shape[context.AXIS]
     program = _program(definition, mesh, logits)
     padded_length = length if parts == 1 else math.ceil(length / (2 * parts)) * 2 * parts
-    spread, cut = NamedSharding(mesh, BATCH_SPEC), context.zigzag(padded_length, parts)
+    spread, cut = NamedSharding(mesh, BATCH_SPEC), context.zigzag_order(padded_length, parts)
     in_order = np.argsort(cut)[:length]
     found = []
     with Progress(count, "row", "score") as progress:

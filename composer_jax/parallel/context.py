@@ -1,4 +1,4 @@
-"""Context parallelism: the positions of a row divided over the mesh axis `context`, and the halo exchanges between parts.
+"""Context parallelism: rows divided over the mesh axis `context`, and the halo exchanges between their parts.
 
 A row of S positions is cut into 2n chunks for n devices; device i holds chunks i and 2n-1-i, concatenated. Under a
 causal mask early chunks need little attention and late chunks much, so this pairing gives every device the same amount

@@ -17,6 +17,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.definition import Definition
 from composer_jax.models.flops import forward_flops
+from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.dispatch.rounds import ROUNDS
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
 from composer_jax.parallel.sharding import EXPERT_AXES
@@ -125,7 +126,7 @@ def _learning(
             f"batch.rows={batch.rows} do not divide over {shards} devices (mesh axes {', '.join(BATCH_AXES)}); use a "
             f"multiple of {shards}."
         )
-    zigzag(batch.seq_len, mesh.shape["context"])  # refuses rows that do not divide
+    zigzag_order(batch.seq_len, mesh.shape["context"])  # refuses rows that do not divide
     definition = Definition(config)
     optimizer = OptimizerConfig(steps=1, **dataclasses.asdict(settings.optimizer))
     learner = Learner(definition, optimizer, loss, mesh, bias_rate=settings.pretrain.bias_rate)

@@ -33,6 +33,7 @@ from composer_jax.models.definition import Definition
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.progress import Progress
+from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import AXES, batch_shards, make_mesh
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
@@ -111,7 +112,7 @@ class Run:
             if rows % shards:
                 raise UserError(f"{name} has {rows} rows for {shards} devices; use a multiple of {shards}.")
         for length in (settings.pretrain.seq_len, settings.sft.seq_len, *(length for length, _ in settings.rl.batches)):
-            zigzag(length, mesh.shape["context"])  # refuses rows that do not divide
+            zigzag_order(length, mesh.shape["context"])  # refuses rows that do not divide
 
     # -- data ----------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.models.definition import Definition, Params
 from composer_jax.models.router import updated_bias
+from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, TOKEN_AXES, batch_shards
 from composer_jax.parallel.processes import device_put_global
 from composer_jax.train.losses import Batch, Loss
@@ -156,7 +157,7 @@ class Learner:
                 f"{', '.join(BATCH_AXES)}); use a multiple of {shards}."
             )
         if (parts := self.mesh.shape["context"]) > 1:
-            batch = {name: array[:, zigzag(array.shape[1], parts)] for name, array in batch.items()}
+            batch = {name: array[:, zigzag_order(array.shape[1], parts)] for name, array in batch.items()}
         return device_put_global(batch, NamedSharding(self.mesh, BATCH_SPEC))
 
     def _sharded_gradient(self, loss: Loss):

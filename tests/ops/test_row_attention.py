@@ -9,6 +9,7 @@ import pytest
 
 from composer_jax.ops import row_attention, splash
 from composer_jax.ops.row_attention import AttentionMask
+from composer_jax.parallel.context import zigzag_order
 from tests.models.small import relative_error
 
 RNG = np.random.default_rng(0)
@@ -18,7 +19,7 @@ SEGMENTS = np.repeat([[1] * 90 + [2] * 120 + [0] * 46, [1] * 256], 1, axis=0).as
 K, VALUES = RNG.standard_normal((B, T, N, X)), RNG.standard_normal((B, T, N, V))
 SINKS = RNG.standard_normal(H)
 WHOLE = np.arange(T)
-SECOND_OF_TWO = zigzag(T, 2)[T // 2 :]
+SECOND_OF_TWO = zigzag_order(T, 2)[T // 2 :]
 
 
 def plain(q, k, v, sinks, order, windowed):

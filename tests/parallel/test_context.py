@@ -8,19 +8,20 @@ from jax.sharding import PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.parallel import context
+from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import make_mesh
 
 LENGTH = 48
 
 
 def test_the_first_and_the_last_chunk_go_together():
-    assert zigzag(8, 2).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
-    assert zigzag(7, 1).tolist() == list(range(7))
+    assert zigzag_order(8, 2).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
+    assert zigzag_order(7, 1).tolist() == list(range(7))
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_every_device_has_the_same_amount_of_causal_attention(devices):
-    parts = zigzag(LENGTH, devices).reshape(devices, -1)
+    parts = zigzag_order(LENGTH, devices).reshape(devices, -1)
     assert sorted(parts.reshape(-1)) == list(range(LENGTH))
     pairs = (parts + 1).sum(1)  # a query at p sees p + 1 keys
     assert (pairs == pairs[0]).all()
@@ -29,14 +30,14 @@ def test_every_device_has_the_same_amount_of_causal_attention(devices):
 
 def test_rows_that_do_not_divide_are_refused_with_the_numbers():
     with pytest.raises(UserError, match="Rows of 20 tokens .* context=4, .* 8 chunks; use a multiple of 8"):
-        zigzag(20, 4)
+        zigzag_order(20, 4)
 
 
 def on_devices(function, x, devices: int):
     """function of each device's part of x [B,S,...], put together in the order of positions."""
     mesh = make_mesh(jax.devices()[:devices], context=devices)
     spec = PartitionSpec(None, "context")
-    cut = zigzag(x.shape[1], devices)
+    cut = zigzag_order(x.shape[1], devices)
     mapped = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=(spec,), out_specs=spec))
     return np.asarray(mapped(x[:, cut]))[:, np.argsort(cut)]
 
