@@ -26,7 +26,7 @@ import numpy as np
 
 from composer_jax.checkpoint.huggingface import load_hf, save_hf
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.models.presets import PRESETS
 from launch.huge_pages import restart_with_huge_pages
 
@@ -35,13 +35,13 @@ def shaped(gigabytes: float) -> ModelConfig:
     """Moonlight with fewer layers."""
     config = dataclasses.replace(PRESETS["moonlight_16b_a3b"], param_dtype="bfloat16")
     sizes = [
-        2 * Definition(dataclasses.replace(config, n_layers=n)).parameter_count() for n in range(2, config.n_layers + 1)
+        2 * ModelDef(dataclasses.replace(config, n_layers=n)).parameter_count() for n in range(2, config.n_layers + 1)
     ]
     layers = 2 + min(range(len(sizes)), key=lambda i: abs(sizes[i] - gigabytes * 1e9))
     return dataclasses.replace(config, n_layers=layers)
 
 
-def random_weights(definition: Definition):
+def random_weights(definition: ModelDef):
     """NumPy arrays: a few kilobytes of noise, repeated, which is fast."""
     noise = np.random.default_rng(0).standard_normal(4099).astype(ml_dtypes.bfloat16)
     return jax.tree.map(lambda leaf: np.resize(noise, leaf.shape).astype(leaf.dtype), definition.shapes())
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         figures = {}
         if not (folder / "config.json").exists():
-            definition = Definition(shaped(o.gigabytes))
+            definition = ModelDef(shaped(o.gigabytes))
             weights = random_weights(definition)
             started = time.perf_counter()
             save_hf(folder, definition, *weights)

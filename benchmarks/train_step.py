@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.definition import Definition
 from composer_jax.models.flops import forward_flops
+from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.train.learner import Learner
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     configure_cpu(1)
     mesh = make_mesh(jax.devices()[:1])
-    learner = Learner(Definition(CONFIG), OptimizerConfig(peak=1e-3, steps=1000), LanguageLoss(), mesh)
+    learner = Learner(ModelDef(CONFIG), OptimizerConfig(peak=1e-3, steps=1000), LanguageLoss(), mesh)
     state = learner.init_state(*learner.definition.init(0, mesh))
     rng = np.random.default_rng(0)
     shape = (o.batch, o.length)

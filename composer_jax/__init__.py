@@ -6,7 +6,7 @@ What a notebook needs is importable from here in one line; nothing is loaded bef
 import importlib
 
 _PUBLIC = {
-    "Definition": "composer_jax.models.definition",
+    "ModelDef": "composer_jax.models.model_def",
     "ModelConfig": "composer_jax.models.config",
     "Run": "composer_jax.stages.run",
     "Tokenizer": "composer_jax.data.tokenizer",

@@ -150,7 +150,7 @@ def model() -> dict:
         # Extras: K2 has none of these two; the initialisation is a starting point, not an architecture.
         embedding_taps=3,
         attention_scale=1.0,
-        init="induction",
+        init="composer_jax.demo.induction:apply_induction",
         dispatch="dense",
         compute_dtype="float32",
         scan_unroll=4,

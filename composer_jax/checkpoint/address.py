@@ -19,7 +19,7 @@ from composer_jax.checkpoint.own import described_model, model_notes, restore_we
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 
 PREFIX = "hf:"
 
@@ -69,11 +69,11 @@ def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None =
         return load_hf(address.path, mesh, dtype, mtp=mtp)
     with CheckpointStore(address.path) as store:
         config = described_model(store)
-        params, bias = restore_weights(store, Definition(config), mesh)
+        params, bias = restore_weights(store, ModelDef(config), mesh)
     if dtype is not None:
         config = dataclasses.replace(config, param_dtype=dtype, compute_dtype=dtype)
         params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-    return Loaded(Definition(config), params, bias)
+    return Loaded(ModelDef(config), params, bias)
 
 
 def tokenizer_folder(address: Address) -> Folder | None:

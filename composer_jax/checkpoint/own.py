@@ -9,10 +9,10 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.definition import Definition, Params
+from composer_jax.models.model_def import ModelDef, Params
 
 
-def model_notes(definition: Definition) -> dict[str, Any]:
+def model_notes(definition: ModelDef) -> dict[str, Any]:
     """The notes of a store of this network's weights."""
     return {"model": dataclasses.asdict(definition.config)}
 
@@ -25,7 +25,7 @@ def described_model(store: CheckpointStore) -> ModelConfig:
     return ModelConfig.from_dict(notes["model"])
 
 
-def restore_weights(store: CheckpointStore, definition: Definition, mesh: Mesh | None) -> tuple[Params, Params]:
+def restore_weights(store: CheckpointStore, definition: ModelDef, mesh: Mesh | None) -> tuple[Params, Params]:
     """(params, router_bias) of the latest step on a mesh, or on the first device."""
     shapes = definition.shapes()
     if mesh is None:

@@ -14,6 +14,7 @@ copies x_s, whose leading term is the token that followed. (Mimetic initialisati
 import jax
 import jax.numpy as jnp
 
+from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 
 QUERY_GAIN = 2.0
@@ -27,7 +28,16 @@ def orthogonal(key: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def apply_induction(params: dict, config: ModelConfig, key: jax.Array) -> dict:
-    """Returns params with the taps, and half of the heads of every layer, set to the copying circuit."""
+    """Returns params with the taps, and half of the heads of every layer, set to the copying circuit.
+
+    Raises:
+      UserError: the network has no latent attention with direct queries (kv_lora_rank set, q_lora_rank None).
+    """
+    if config.kv_lora_rank is None or config.q_lora_rank is not None:
+        raise UserError(
+            f"init={config.init!r} needs kv_lora_rank and no q_lora_rank, not kv_lora_rank={config.kv_lora_rank} and "
+            f"q_lora_rank={config.q_lora_rank}; use init='normal'."
+        )
     d, r, k, v = config.d_model, config.kv_lora_rank, config.qk_nope_dim, config.v_head_dim
     shift_key, key = jax.random.split(key)
     shift = orthogonal(shift_key, d, d)

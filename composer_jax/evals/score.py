@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import all_words, head_logits
-from composer_jax.models.definition import Definition, Params
+from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.models.predictions import Predictions
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel import context
@@ -31,7 +31,7 @@ class Scores(NamedTuple):
 
 
 def score(
-    definition: Definition,
+    definition: ModelDef,
     params: Params,
     router_bias: Params,
     tokens_BS: np.ndarray,
@@ -96,7 +96,7 @@ def check_tokens(tokens_BS: np.ndarray, config: ModelConfig) -> None:
         raise UserError("negative token ids are padding and stand at the end of a row only.")
 
 
-def _program(definition: Definition, mesh: Mesh, logits: bool):
+def _program(definition: ModelDef, mesh: Mesh, logits: bool):
     """The jitted function of (params, router_bias, tokens): (logprobs,) or (logprobs, logits)."""
 
     def program(params, router_bias, tokens_BS):

@@ -10,6 +10,6 @@ Shape legend, used as suffixes of local arrays (`q_BSHK`) and as einsum letters 
     N  heads of keys and values in attention; pairs of a token and a chosen expert (T*k) in dispatch
     X  a width that depends on the kind of attention
 
-Modules are typed containers with an initialiser and a `__call__`. Everything outside this folder sees a `Definition`
-(static) and `Params` (a nested dict of arrays): see `composer_jax.models.definition`.
+Modules are typed containers with an initialiser and a `__call__`. Everything outside this folder sees a `ModelDef`
+(static) and `Params` (a nested dict of arrays): see `composer_jax.models.model_def`.
 """

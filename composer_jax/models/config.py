@@ -90,9 +90,8 @@ class ModelConfig:
     """Multiplies the 1/sqrt(K+P) of the attention logits."""
     embedding_taps: int = 0
     """A causal convolution on the embeddings: x_t = e_t + sum_j W_j e_{t-j}, j = 1..embedding_taps."""
-    init: Literal["normal", "induction"] = "normal"
-    """"induction" starts some heads as n-gram copying heads (models/induction.py); an initialisation, not an
-    architecture."""
+    init: str = "normal"
+    """Initial weights: "normal", or the import path of an initialiser (models/initializers.py)."""
     init_std: float | None = None
     """Standard deviation of every weight matrix (DeepSeek-V3: 0.006); None means 1/sqrt(fan in)."""
 
@@ -158,8 +157,8 @@ class ModelConfig:
                 f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}: kv_lora_rank is None.",
             )
             require(
-                self.q_lora_rank is None and self.init != "induction",
-                f"q_lora_rank={self.q_lora_rank}, init={self.init!r}: latent attention only, but kv_lora_rank=None.",
+                self.q_lora_rank is None,
+                f"q_lora_rank={self.q_lora_rank}: latent attention only, but kv_lora_rank=None.",
             )
             require(
                 self.heads_at_once is None, f"heads_at_once={self.heads_at_once}: latent attention only; leave it out."
@@ -206,8 +205,8 @@ class ModelConfig:
             f"cache_dtype={self.cache_dtype!r} is unknown; use 'compute' or 'int8'.",
         )
         require(
-            self.init in ("normal", "induction"),
-            f"init={self.init!r} is unknown; use 'normal' or 'induction'.",
+            self.init == "normal" or ":" in self.init,
+            f"init={self.init!r} is unknown; use 'normal' or an import path like 'package.module:function'.",
         )
         require(self.n_mtp_modules >= 0, f"n_mtp_modules={self.n_mtp_modules} is a count; use 0 or more.")
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.models.cache import cache_spec
-from composer_jax.models.definition import Definition, Params
+from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
 from composer_jax.sampler.decode import Decoded, Slots, decode, decode_rows, init_slots, prefill
 from composer_jax.sampler.policy import Sample, SamplingParams
@@ -56,7 +56,7 @@ class _Request:
 class Sampler:
     """Continuous batching over slots. Use `async with sampler.serving():` around the conversations."""
 
-    def __init__(self, definition: Definition, mesh: Mesh, config: SamplerConfig, *, end_token: int):
+    def __init__(self, definition: ModelDef, mesh: Mesh, config: SamplerConfig, *, end_token: int):
         shards = batch_shards(mesh)
         if config.slots % shards:
             raise UserError(
@@ -285,14 +285,14 @@ class Sampler:
         )()
 
 
-def slot_specs(definition: Definition) -> Slots:
+def slot_specs(definition: ModelDef) -> Slots:
     """How the state of all slots lies on a mesh."""
     rows = PartitionSpec(BATCH_AXES)
     specs = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_slots(definition.config, 1, 1)))
     return specs._replace(cache=cache_spec(definition.config))
 
 
-def prefill_program(definition: Definition, mesh: Mesh, window: int) -> Callable[..., Slots]:
+def prefill_program(definition: ModelDef, mesh: Mesh, window: int) -> Callable[..., Slots]:
     """Jitted `prefill` on every device: (params, router_bias, slots, index, tokens, count, start, seed) -> slots."""
 
     def program(params, bias, slots, *inputs):
@@ -302,7 +302,7 @@ def prefill_program(definition: Definition, mesh: Mesh, window: int) -> Callable
 
 
 def decode_program(
-    definition: Definition, mesh: Mesh, window: int, steps: int, end_token: int
+    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
 ) -> Callable[..., tuple[Slots, Decoded]]:
     """Jitted `decode` on every device: (params, router_bias, slots, budget) -> slots and [steps,B] each of what was
     decoded."""
@@ -315,7 +315,7 @@ def decode_program(
 
 
 def decode_rows_program(
-    definition: Definition, mesh: Mesh, window: int, steps: int, end_token: int
+    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
 ) -> Callable[..., tuple[Slots, Decoded]]:
     """Jitted `decode_rows` on every device: (params, router_bias, slots, index, budget) -> slots and [steps,N] each of
     what was decoded."""
@@ -327,7 +327,7 @@ def decode_rows_program(
     return _on_every_device(program, definition, mesh, 2, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
 
 
-def _on_every_device(program, definition: Definition, mesh: Mesh, inputs: int, out_specs):
+def _on_every_device(program, definition: ModelDef, mesh: Mesh, inputs: int, out_specs):
     """The program under shard_map and jit; the slots, its third argument, are donated."""
     mapped = jax.shard_map(
         program,

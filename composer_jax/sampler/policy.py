@@ -83,5 +83,5 @@ class TrainablePolicy(Policy, Protocol):
     """A policy whose weights the learner replaces."""
 
     def update(self, params: Any, router_bias: Any, version: int) -> None:
-        """Installs weights (models/definition.py: Params); tokens sampled afterwards carry `version`."""
+        """Installs weights (models/model_def.py: Params); tokens sampled afterwards carry `version`."""
         ...

@@ -15,9 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.definition import Definition
 from composer_jax.models.flops import forward_flops
 from composer_jax.parallel.context import zigzag_order
+from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.dispatch.rounds import ROUNDS
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
 from composer_jax.parallel.sharding import EXPERT_AXES
@@ -51,7 +51,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    definition: Definition
+    definition: ModelDef
     programs: Mapping[str, Program]
     flops: float
     """Of a step on all devices, without recomputation: what MFU is measured against."""
@@ -73,7 +73,7 @@ def rl(settings: ScaleSettings, mesh: Mesh) -> Stage:
 def decode(settings: ScaleSettings, mesh: Mesh) -> Stage:
     config = dataclasses.replace(settings.model, param_dtype=settings.decode.param_dtype, n_mtp_modules=0)
     slots, capacity = settings.decode.slots, settings.decode.capacity
-    definition, shards = Definition(config), batch_shards(mesh)
+    definition, shards = ModelDef(config), batch_shards(mesh)
     _require_context("decode.capacity", capacity, config)
     if slots % shards:
         raise UserError(f"decode.slots={slots} do not divide over {shards} devices; use a multiple of {shards}.")
@@ -128,6 +128,8 @@ def _learning(
         )
     zigzag_order(batch.seq_len, mesh.shape["context"])  # refuses rows that do not divide
     definition = Definition(config)
+    zigzag(batch.seq_len, mesh.shape["context"])  # refuses rows that do not divide
+    definition = ModelDef(config)
     optimizer = OptimizerConfig(steps=1, **dataclasses.asdict(settings.optimizer))
     learner = Learner(definition, optimizer, loss, mesh, bias_rate=settings.pretrain.bias_rate)
     shape = (batch.rows, batch.seq_len)
@@ -155,7 +157,7 @@ def _learning(
     return Stage(definition, programs, flops, tokens)
 
 
-def _weights(definition: Definition, mesh: Mesh):
+def _weights(definition: ModelDef, mesh: Mesh):
     return jax.tree.map(
         lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
         definition.shapes(),

@@ -29,7 +29,7 @@ from composer_jax.demo.expert import Notes, RecallRates, recall_summary
 from composer_jax.demo.generate import FAMILIES, generate
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.progress import Progress
@@ -72,7 +72,7 @@ class Run:
         self.workdir = _open(workdir, plain)
         self.path = self.workdir.path
         self.workdir.require_free(NEEDED_BYTES)
-        self.definition = Definition(self.settings.model)
+        self.definition = ModelDef(self.settings.model)
 
     def __enter__(self) -> "Run":
         return self

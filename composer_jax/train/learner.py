@@ -21,7 +21,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
-from composer_jax.models.definition import Definition, Params
+from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.models.router import updated_bias
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, TOKEN_AXES, batch_shards
@@ -47,7 +47,7 @@ class Learner:
 
     def __init__(
         self,
-        definition: Definition,
+        definition: ModelDef,
         optimizer: OptimizerConfig,
         loss: Loss,
         mesh: Mesh,
@@ -217,7 +217,7 @@ class Learner:
         return TrainState(params, router_bias, optimizer, state.step + 1), sums, maxima
 
 
-def loss_structure(definition: Definition, loss: Loss, params, router_bias, batch):
+def loss_structure(definition: ModelDef, loss: Loss, params, router_bias, batch):
     """Shapes of a loss's output; traced outside the mesh, so weights count as whole."""
     return loss(definition.bind(params, router_bias), batch, jnp.float32(1))
 

@@ -14,7 +14,7 @@ import pytest
 from composer_jax.checkpoint.huggingface import from_tensors, hf_config, load_hf, save_hf, to_tensors
 from composer_jax.checkpoint.huggingface.files import Folder, shard, write_safetensors
 from composer_jax.errors import UserError
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from tests.models.small import GROUPED_QUERY, random_weights, small
 
@@ -28,7 +28,7 @@ CONFIG = small(
     embedding_taps=0,
     param_dtype="bfloat16",
 )
-DEFINITION = Definition(CONFIG)
+DEFINITION = ModelDef(CONFIG)
 
 
 WEIGHTS = jax.tree.map(lambda x, leaf: x.astype(leaf.dtype), random_weights(CONFIG), DEFINITION.shapes())
@@ -114,7 +114,7 @@ def test_tokenizer_files_come_along(tmp_path):
 
 
 def test_the_config_names_the_dtype_that_was_written(tmp_path):
-    definition = Definition(dataclasses.replace(CONFIG, param_dtype="float32"))
+    definition = ModelDef(dataclasses.replace(CONFIG, param_dtype="float32"))
     save_hf(tmp_path / "hf", definition, *WEIGHTS)  # bfloat16, whatever the definition says
     assert_same(load_hf(tmp_path / "hf")[1:], WEIGHTS)
 
@@ -123,13 +123,13 @@ def test_the_config_names_the_dtype_that_was_written(tmp_path):
 
 MODULES = dataclasses.replace(CONFIG, n_mtp_modules=2)
 MODULES_WEIGHTS = jax.tree.map(
-    lambda x, leaf: x.astype(leaf.dtype), random_weights(MODULES), Definition(MODULES).shapes()
+    lambda x, leaf: x.astype(leaf.dtype), random_weights(MODULES), ModelDef(MODULES).shapes()
 )
 
 
 @pytest.fixture
 def with_modules(tmp_path) -> Path:
-    save_hf(tmp_path / "modules", Definition(MODULES), *MODULES_WEIGHTS)
+    save_hf(tmp_path / "modules", ModelDef(MODULES), *MODULES_WEIGHTS)
     return tmp_path / "modules"
 
 
@@ -393,7 +393,7 @@ def test_what_is_wrong_is_one_sentence_before_anything_is_read(tmp_path, name, m
 
 
 def test_a_mesh_that_does_not_divide(tmp_path):
-    definition = Definition(dataclasses.replace(CONFIG, n_experts=6))
+    definition = ModelDef(dataclasses.replace(CONFIG, n_experts=6))
     save_hf(tmp_path / "hf", definition, *definition.init(0))
     with pytest.raises(UserError, match="6 experts do not divide over mesh axis expert=4"):
         load_hf(tmp_path / "hf", make_mesh(data=2, expert=4))

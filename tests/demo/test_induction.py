@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from composer_jax.models.definition import Definition
+from composer_jax.errors import UserError
+from composer_jax.models.model_def import ModelDef
 from tests.models.small import forward, rows, small
 
 
@@ -32,18 +33,18 @@ CONFIG = small(
     embedding_taps=3,
     tie_embeddings=True,
     n_mtp_modules=0,
-    init="induction",
+    init="composer_jax.demo.induction:apply_induction",
 )
 
 
 @pytest.fixture(scope="module")
 def induced():
-    return Definition(CONFIG).init(0)
+    return ModelDef(CONFIG).init(0)
 
 
 @pytest.fixture(scope="module")
 def plain():
-    return Definition(dataclasses.replace(CONFIG, init="normal")).init(0)
+    return ModelDef(dataclasses.replace(CONFIG, init="normal")).init(0)
 
 
 def test_a_fresh_model_already_copies_and_a_plain_one_does_not(induced, plain):
@@ -63,3 +64,10 @@ def test_only_half_of_the_heads_and_the_taps_are_set(induced, plain):
     shift = np.asarray(induced[0]["embedding"]["taps"][0])
     np.testing.assert_allclose(shift @ shift.T, np.eye(64), atol=1e-5)
     np.testing.assert_allclose(induced[0]["embedding"]["taps"][1], shift @ shift, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{"q_lora_rank": 8}, {"kv_lora_rank": None, "n_kv_heads": 2}], ids=str)
+def test_a_network_without_the_projections_it_sets_is_refused(changes):
+    (field, value), *_ = changes.items()
+    with pytest.raises(UserError, match=f"{field}={value}.*use init='normal'"):
+        ModelDef(dataclasses.replace(CONFIG, **changes)).init(0)

@@ -14,13 +14,13 @@ from composer_jax.checkpoint.huggingface import save_hf
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from composer_jax.evals.score import CHUNK, score, windows
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from tests.models.small import random_weights, small
 
 ROOT = Path(__file__).parents[2]
 CONFIG = small(vocab_size=290, max_context=600, n_mtp_modules=0, embedding_taps=0, dispatch="ring")
-DEFINITION = Definition(CONFIG)
+DEFINITION = ModelDef(CONFIG)
 WEIGHTS = random_weights(CONFIG)
 RNG = np.random.default_rng(0)
 

@@ -17,7 +17,7 @@ from absl import flags as absl_flags
 from composer_jax.checkpoint.own import described_model, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel import processes
 from launch import hosts
@@ -189,7 +189,7 @@ def measured(workdir: Path) -> np.ndarray:
 def weights(workdir: Path):
     with CheckpointStore(workdir / "checkpoints" / "pretrain") as store:
         assert store.steps() == [STEPS]
-        return restore_weights(store, Definition(described_model(store)), None)
+        return restore_weights(store, ModelDef(described_model(store)), None)
 
 
 def assert_same(workdir: Path, other: Path) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 
 
 def small(**changes) -> ModelConfig:
@@ -82,7 +82,7 @@ def random_weights(config: ModelConfig, seed: int = 0):
         return rng.standard_normal(leaf.shape) * 1.2 / np.sqrt(fan_in(name, leaf.shape))
 
     params, bias = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: jnp.asarray(draw(path, leaf), leaf.dtype), Definition(config).shapes()
+        lambda path, leaf: jnp.asarray(draw(path, leaf), leaf.dtype), ModelDef(config).shapes()
     )
     return params, bias
 
@@ -107,7 +107,7 @@ def forward(config: ModelConfig):
 
     @jax.jit
     def run(params, router_bias, batch):
-        decoder = Definition(config).bind(params, router_bias)
+        decoder = ModelDef(config).bind(params, router_bias)
         fields = batch["tokens"], batch["positions"], batch["segments"]
         hidden = decoder(*fields)
         out = {"logits": decoder.logits(hidden.last_BSD), "counts": hidden.router_stats.counts_E}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from composer_jax.models.cache import Cache, init_cache, quantize
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from tests.models.small import GROUPED_QUERY, forward, random_weights, relative_error, rows, small
 
 CAPACITY = 24
@@ -27,7 +27,7 @@ def extender(config):
 
     @jax.jit
     def run(params, bias, cache, tokens, start, count):
-        decoder = Definition(config).bind(params, bias)
+        decoder = ModelDef(config).bind(params, bias)
         offsets = jnp.arange(tokens.shape[1])
         states, cache = decoder.extend(tokens, start[:, None] + offsets, offsets < count[:, None], cache)
         return decoder.logits(states), cache

@@ -27,7 +27,7 @@ FIELDS = dataclasses.asdict(small())
         ({"head_chunk": 0}, ["head_chunk=0", "at least 1"]),
         ({"expert_chunk": -4}, ["expert_chunk=-4", "at least 1"]),
         ({"capacity_factor": float("inf")}, ["capacity_factor=inf"]),
-        ({"init": "zeros"}, ["init='zeros'", "induction"]),
+        ({"init": "zeros"}, ["init='zeros'", "normal", "package.module:function"]),
         ({"router_scores": "linear"}, ["router_scores='linear'", "softmax"]),
         ({"kv_lora_rank": None}, ["n_kv_heads=None", "n_heads=2", "kv_lora_rank"]),
         ({"kv_lora_rank": None, "n_kv_heads": 3}, ["n_kv_heads=3", "n_heads=2"]),

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from tests.models import reference
 from tests.models.small import forward, random_weights, relative_error, rows, small
 
@@ -34,7 +34,7 @@ def test_logits_are_those_of_the_reference(changes):
 
 
 def test_tied_and_untied_heads_have_the_weights_they_say():
-    tied, untied = (Definition(small(tie_embeddings=tie)).shapes()[0] for tie in (True, False))
+    tied, untied = (ModelDef(small(tie_embeddings=tie)).shapes()[0] for tie in (True, False))
     assert "head" not in tied
     assert untied["head"].shape == (32, 64)
     assert tied["embedding"]["table"].shape == untied["embedding"]["table"].shape == (64, 32)
@@ -47,7 +47,7 @@ def test_unrolling_and_recomputing_do_not_change_what_is_computed():
 
     def loss_and_gradient(config):
         def loss(params):
-            decoder = Definition(config).bind(params, bias)
+            decoder = ModelDef(config).bind(params, bias)
             hidden = decoder(batch["tokens"], batch["positions"], batch["segments"])
             return (decoder.logits(hidden.last_BSD)[0, : len(TOKENS)] ** 2).sum()
 

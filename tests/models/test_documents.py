@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from composer_jax.models.definition import Definition
 from composer_jax.models.embedding import Embedding
+from composer_jax.models.model_def import ModelDef
 from composer_jax.train.losses import LanguageLoss
 from tests.models.small import forward, random_weights, relative_error, rows, small
 
@@ -53,7 +53,7 @@ def loss_and_gradient(weights):
     @jax.jit
     def run(batch, loss_weights):
         def loss(params):
-            decoder = Definition(CONFIG).bind(params, weights[1])
+            decoder = ModelDef(CONFIG).bind(params, weights[1])
             return LanguageLoss(mtp_weight=0.5)(decoder, batch | {"weights": loss_weights}, jnp.float32(1)).loss
 
         value, gradient = jax.value_and_grad(loss)(weights[0])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.models.presets import PRESETS
 from composer_jax.models.router import balanced_scaling_factor
 
@@ -29,7 +29,7 @@ def test_every_preset_is_checked():
 @pytest.mark.parametrize("name", PRESETS)
 def test_parameter_counts(name):
     total, active, left_out = BILLIONS[name]
-    definition = Definition(PRESETS[name])
+    definition = ModelDef(PRESETS[name])
     embedding = definition.config.vocab_size * definition.config.d_model
     assert definition.parameter_count() / 1e9 == pytest.approx(total, rel=0.015)
     assert (definition.active_parameter_count() - left_out * embedding) / 1e9 == pytest.approx(active, rel=0.03)
@@ -42,8 +42,8 @@ def test_counts_by_hand():
     norms = layers * (2 * d + 1536 + 512) + d
     moe = (layers - 1) * (d * experts + (experts + 1) * 3 * d * ff)
     total = 2 * 163_840 * d + layers * attention + norms + 3 * d * 18_432 + moe
-    assert Definition(PRESETS["kimi_k2"]).parameter_count() == total
-    assert Definition(PRESETS["kimi_k2"]).active_parameter_count() == total - (layers - 1) * (experts - 8) * 3 * d * ff
+    assert ModelDef(PRESETS["kimi_k2"]).parameter_count() == total
+    assert ModelDef(PRESETS["kimi_k2"]).active_parameter_count() == total - (layers - 1) * (experts - 8) * 3 * d * ff
 
 
 @pytest.mark.parametrize("name", ["kimi_k2", "moonlight_16b_a3b"])

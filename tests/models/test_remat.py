@@ -10,7 +10,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from composer_jax.models.config import SAVES
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.train.losses import LanguageLoss
 from tests.models.small import random_weights, relative_error, rows, small
 
@@ -19,7 +19,7 @@ WEIGHTS = random_weights(CONFIG)
 
 
 def gradient(**changes):
-    definition = Definition(dataclasses.replace(CONFIG, **changes))
+    definition = ModelDef(dataclasses.replace(CONFIG, **changes))
     batch = rows([[range(1, 12), range(20, 29)], [range(30, 46)]], 20)
     batch["weights"] = (batch["positions"] > 0).astype(np.float32)
     objective = lambda params: LanguageLoss()(definition.bind(params, WEIGHTS[1]), batch, jnp.float32(3)).loss  # noqa: E731
@@ -59,7 +59,7 @@ def kernels(jaxpr, found: collections.Counter) -> collections.Counter:
 @pytest.mark.parametrize(("saves", "times"), [((), 2), (("attention",), 1)], ids=str)
 def test_attention_that_is_kept_is_computed_once(saves, times):
     config = small(n_layers=2, n_dense_layers=0, n_mtp_modules=0, remat=True, remat_saves=saves, max_context=256)
-    definition = Definition(config)
+    definition = ModelDef(config)
     batch = {name: np.ones((1, 128), np.int32) for name in ("tokens", "positions", "segments")}
     batch["weights"] = np.ones((1, 128), np.float32)
 

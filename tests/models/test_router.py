@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.models.router import Router, Routing, expert_counts, select_experts, updated_bias
 from tests.models import reference
 from tests.models.small import random_weights, rows, small
@@ -66,7 +66,7 @@ def test_the_bias_gets_no_gradient_and_the_router_weight_does():
     batch = rows([[range(1, 12)]], 12)
 
     def loss(params, bias):
-        decoder = Definition(config).bind(params, bias)
+        decoder = ModelDef(config).bind(params, bias)
         return (decoder(batch["tokens"], batch["positions"], batch["segments"]).last_BSD[..., 0] ** 2).sum()
 
     by_params, by_bias = jax.jit(jax.grad(loss, argnums=(0, 1)))(params, bias)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel import processes
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.processes import join_processes
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 def step():
     """(loss and metrics, gradient, weights after the step) on data=2 x expert=4 over all devices of all processes."""
     mesh = make_mesh(data=2, expert=4)
-    learner = Learner(Definition(CONFIG), OPTIMIZER, LanguageLoss(mtp_weight=0.3), mesh, bias_rate=BIAS_RATE)
+    learner = Learner(ModelDef(CONFIG), OPTIMIZER, LanguageLoss(mtp_weight=0.3), mesh, bias_rate=BIAS_RATE)
     batch = make_batch(1)
     normaliser = float(batch["weights"].sum())
     state = learner.init_state(*random_weights(CONFIG))

@@ -8,7 +8,7 @@ import numpy as np
 
 from composer_jax.models.cache import init_cache
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.models.predictions import Predictions
 
 TOLERANCE = 2e-4
@@ -36,7 +36,7 @@ def decode(config: ModelConfig, params, router_bias, tokens, *, step: int) -> np
 def _forward(config: ModelConfig):
     @jax.jit
     def run(params, router_bias, tokens):
-        decoder = Definition(config).bind(params, router_bias)
+        decoder = ModelDef(config).bind(params, router_bias)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         logits = decoder.logits(decoder(tokens, positions, jnp.ones_like(tokens)).last_BSD)
         return logits, Predictions(logits[:, :-1]).logprob(tokens[:, 1:])
@@ -48,7 +48,7 @@ def _forward(config: ModelConfig):
 def _extend(config: ModelConfig):
     @jax.jit
     def run(params, router_bias, tokens, start, cache):
-        decoder = Definition(config).bind(params, router_bias)
+        decoder = ModelDef(config).bind(params, router_bias)
         positions = jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)
         states, cache = decoder.extend(tokens, positions, jnp.ones_like(tokens, bool), cache)
         return decoder.logits(states), cache

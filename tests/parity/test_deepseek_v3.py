@@ -14,7 +14,7 @@ from composer_jax.checkpoint.huggingface import (
     save_hf,
     to_tensors,
 )
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from tests.parity.decoder import TOLERANCE, forward
 from tests.parity.goldens import GOLDENS, load
 
@@ -109,7 +109,7 @@ def test_transformers_reads_what_we_write(case, theirs, tmp_path):
     from transformers import DeepseekV3ForCausalLM
 
     model, tokens, reference, config = case
-    save_hf(tmp_path / "ours", Definition(config), *from_tensors(theirs.in_memory(model), config), file_bytes=50_000)
+    save_hf(tmp_path / "ours", ModelDef(config), *from_tensors(theirs.in_memory(model), config), file_bytes=50_000)
     loaded, report = DeepseekV3ForCausalLM.from_pretrained(
         tmp_path / "ours", attn_implementation="eager", experts_implementation="eager", output_loading_info=True
     )
@@ -126,10 +126,10 @@ def test_transformers_is_not_disturbed_by_mtp_modules(case, theirs, tmp_path):
 
     model, tokens, reference, config = case
     with_modules = dataclasses.replace(config, n_mtp_modules=2)
-    params, bias = Definition(with_modules).init(0)
+    params, bias = ModelDef(with_modules).init(0)
     trunk = from_tensors(theirs.in_memory(model), config)
     weights = ({**params, **trunk[0]}, {**bias, **trunk[1]})
-    save_hf(tmp_path / "ours", Definition(with_modules), *weights)
+    save_hf(tmp_path / "ours", ModelDef(with_modules), *weights)
     loaded, report = DeepseekV3ForCausalLM.from_pretrained(
         tmp_path / "ours", attn_implementation="eager", experts_implementation="eager", output_loading_info=True
     )

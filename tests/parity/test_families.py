@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.huggingface import from_tensors, layout, load_hf, model_config, save_hf, to_tensors
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from tests.parity.decoder import TOLERANCE, decode, forward
 
 pytestmark = pytest.mark.parity
@@ -104,7 +104,7 @@ def test_folders_in_both_directions(case, theirs, tmp_path):
     model, tokens, reference, config = case
     model.save_pretrained(tmp_path / "theirs")
     loaded = load_hf(tmp_path / "theirs", dtype="float32")
-    assert loaded.definition == Definition(dataclasses.replace(config, param_dtype="float32"))
+    assert loaded.definition == ModelDef(dataclasses.replace(config, param_dtype="float32"))
     save_hf(tmp_path / "ours", *loaded)
     again, report = AutoModelForCausalLM.from_pretrained(
         tmp_path / "ours", attn_implementation="eager", experts_implementation="eager", output_loading_info=True

@@ -11,7 +11,7 @@ import pytest
 from composer_jax.checkpoint.huggingface import from_tensors, hf_config, layout, model_config, to_tensors
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.models.presets import PRESETS
 from composer_jax.models.rope import Yarn
 
@@ -172,7 +172,7 @@ def small(**changes) -> ModelConfig:
 
 def weights(config: ModelConfig):
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), Definition(config).shapes())
+    return jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), ModelDef(config).shapes())
 
 
 def state_of(config: ModelConfig) -> dict[str, np.ndarray]:
@@ -316,7 +316,7 @@ def test_full_scale_layout():
     table = layout(config)
     biases = 60 * 384
     total = sum(math.prod(tensor.shape) for tensor in table.values()) - biases
-    assert total == Definition(config).parameter_count()
+    assert total == ModelDef(config).parameter_count()
     assert 1.02e12 < total < 1.04e12
     assert table["model.layers.60.mlp.experts.383.down_proj.weight"].shape == (7168, 2048)
     assert table["model.layers.0.self_attn.kv_a_proj_with_mqa.weight"].shape == (576, 7168)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import FIELDS, Group, empty_batch, learner_batches, weighted_rows
@@ -111,7 +111,7 @@ def gradient_of():
     config = small(n_layers=2, n_mtp_modules=0, vocab_size=128)
     weights = random_weights(config)
     optimizer = OptimizerConfig(peak=1e-3, steps=1)
-    learner = Learner(Definition(config), optimizer, PolicyLoss(1.0, 1e9), make_mesh(jax.devices()[:1]))
+    learner = Learner(ModelDef(config), optimizer, PolicyLoss(1.0, 1e9), make_mesh(jax.devices()[:1]))
 
     def gradient(batches):
         parts = [learner._gradient(*weights, learner.put(b), np.float32(10))["gradient"] for b in batches]

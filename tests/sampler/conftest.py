@@ -5,7 +5,7 @@ import math
 import jax
 import pytest
 
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.engine import Sampler, SamplerConfig
 from tests.models.small import random_weights
@@ -25,7 +25,7 @@ def new_sampler(weights):
         sizes = sizes or {}
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
         fields = dict(slots=8, capacity=64, decode_steps=4, prefill_shapes=((8, 8),))
-        sampler = Sampler(Definition(model), mesh, SamplerConfig(**(fields | changes)), end_token=END)
+        sampler = Sampler(ModelDef(model), mesh, SamplerConfig(**(fields | changes)), end_token=END)
         sampler.update(*weights, version=3)
         return sampler
 

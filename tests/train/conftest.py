@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
@@ -26,7 +26,7 @@ def new_learner():
     def make(sizes=None, *, reduction="collective", dispatch="dense", loss=None, config=CONFIG):
         sizes = sizes or {}
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
-        definition = Definition(dataclasses.replace(config, dispatch=dispatch))
+        definition = ModelDef(dataclasses.replace(config, dispatch=dispatch))
         loss = loss or LanguageLoss(mtp_weight=0.3, balance_weight=0.1)
         return Learner(definition, OPTIMIZER, loss, mesh, reduction=reduction, bias_rate=BIAS_RATE)
 

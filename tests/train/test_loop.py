@@ -10,7 +10,7 @@ import pytest
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
 from composer_jax.errors import UserError
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.train import interrupt, loop
@@ -30,7 +30,7 @@ DOCUMENTS = [np.random.default_rng(i).integers(9, 64, 20 + i) for i in range(12)
 @pytest.fixture(scope="module")
 def learner():
     optimizer = OptimizerConfig(peak=0.01, steps=STEPS, warmup=2)
-    return Learner(Definition(CONFIG), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), bias_rate=0.01)
+    return Learner(ModelDef(CONFIG), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), bias_rate=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +308,7 @@ def test_restored_weights_are_on_the_devices_they_belong_to(tmp_path, learner, w
     """On another mesh than the one that saved."""
     run(tmp_path, learner, weights, plan=FitPlan("test", 2, 2, 2))
     mesh = make_mesh(jax.devices()[:2], data=2)
-    other = Learner(Definition(CONFIG), learner.optimizer, LanguageLoss(), mesh, bias_rate=0.01)
+    other = Learner(ModelDef(CONFIG), learner.optimizer, LanguageLoss(), mesh, bias_rate=0.01)
     like = other.init_state(*weights)
     with CheckpointStore(tmp_path / "checkpoints") as store:
         state, json = loop.restore_state(store, like)

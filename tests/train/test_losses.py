@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.train.losses import LanguageLoss, PolicyLoss
 from tests.models.small import random_weights, relative_error, rows, small
 from tests.train.table_decoder import TableDecoder, log_softmax
@@ -89,7 +89,7 @@ def test_mtp_gradient_stops_at_the_trunk():
     params, bias = random_weights(config)
     batch = rows([[range(1, 10), range(20, 30)]], 20)
     batch["weights"] = (batch["positions"] > 0).astype(np.float32)
-    divergence = lambda params: mtp_divergence(Definition(config).bind(params, bias), batch)  # noqa: E731
+    divergence = lambda params: mtp_divergence(ModelDef(config).bind(params, bias), batch)  # noqa: E731
 
     value, gradient = jax.jit(jax.value_and_grad(divergence))(params)
     assert value > 0
@@ -113,7 +113,7 @@ def test_chunks_of_positions_change_nothing(loss, chunk):
     batch["sampler_logprobs"] = -4.2 * sampled
 
     def objective(params, head_chunk):
-        decoder = Definition(dataclasses.replace(config, head_chunk=head_chunk)).bind(params, bias)
+        decoder = ModelDef(dataclasses.replace(config, head_chunk=head_chunk)).bind(params, bias)
         out = loss(decoder, batch, jnp.float32(7))
         return out.loss, (out.sums, out.maxima)
 

@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 
 from composer_jax.checkpoint.huggingface.families import family_of
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ def unstored(config: ModelConfig, table: Mapping[str, Tensor]) -> list[str]:
 
 def leaf_shapes(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """Every leaf of (params, router_bias) by its dotted path."""
-    params, bias = (flatten_dict(tree, sep=".") for tree in Definition(config).shapes())
+    params, bias = (flatten_dict(tree, sep=".") for tree in ModelDef(config).shapes())
     return params | bias
 
 

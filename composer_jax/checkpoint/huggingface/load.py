@@ -19,7 +19,7 @@ from composer_jax.checkpoint.huggingface.files import Folder, SafetensorsFolder
 from composer_jax.checkpoint.huggingface.layout import Tensor, copy_into, leaf_shapes, unstored
 from composer_jax.checkpoint.huggingface.quantized import CheckpointFiles
 from composer_jax.checkpoint.huggingface.weights import as_trees, by_leaf, table_for
-from composer_jax.models.definition import Definition, Params
+from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.observe.progress import Progress
 
 _THREADS = 8  # each holds a tensor, which quantised ones are several times over while they are expanded
@@ -30,7 +30,7 @@ _Tensors = Sequence[tuple[str, Tensor]]
 class Loaded(NamedTuple):
     """A network and its weights."""
 
-    definition: Definition
+    definition: ModelDef
     params: Params
     router_bias: Params
 
@@ -69,7 +69,7 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
     config = dataclasses.replace(
         config, param_dtype=dtype, compute_dtype=dtype, n_mtp_modules=len(modules) if read_modules else 0
     )
-    definition = Definition(config)
+    definition = ModelDef(config)
     shardings = _shardings(definition, mesh)
     table = table_for(source, config)
 
@@ -87,7 +87,7 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
     return Loaded(definition, *as_trees(arrays))
 
 
-def _shardings(definition: Definition, mesh: Mesh | None) -> dict[str, Sharding]:
+def _shardings(definition: ModelDef, mesh: Mesh | None) -> dict[str, Sharding]:
     """Of every leaf by its dotted path."""
     if mesh is None:
         return dict.fromkeys(leaf_shapes(definition.config), SingleDeviceSharding(jax.local_devices()[0]))

@@ -13,7 +13,7 @@ from composer_jax.checkpoint.huggingface.config_json import hf_config
 from composer_jax.checkpoint.huggingface.files import INDEX, Folder, shard, write_safetensors
 from composer_jax.checkpoint.huggingface.weights import as_leaves, written
 from composer_jax.errors import UserError
-from composer_jax.models.definition import Definition, Params
+from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.observe.progress import Progress
 
 FILE_BYTES = 5_000_000_000
@@ -37,7 +37,7 @@ CONFIG_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 def save_hf(
     path: str | Path,
-    definition: Definition,
+    definition: ModelDef,
     params: Params,
     router_bias: Params,
     *,

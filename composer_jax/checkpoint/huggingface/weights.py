@@ -14,7 +14,7 @@ from composer_jax.checkpoint.huggingface.families import family_of
 from composer_jax.checkpoint.huggingface.layout import Tensor, copies, copy_into, layout, leaf_shapes, unstored
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.definition import Params
+from composer_jax.models.model_def import Params
 
 _SHOWN = 4  # names listed in one error
 

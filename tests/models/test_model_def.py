@@ -1,4 +1,4 @@
-"""Definition: initial weights, what is trained, and how it is stored."""
+"""ModelDef: initial weights, what is trained, and how it is stored."""
 
 import jax
 import numpy as np
@@ -7,12 +7,12 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from composer_jax.errors import UserError
-from composer_jax.models.definition import Definition
+from composer_jax.models.model_def import ModelDef
 from composer_jax.models.parameter import matrix
 from composer_jax.parallel.mesh import make_mesh
 from tests.models.small import small
 
-DEFINITION = Definition(small(n_layers=2))
+DEFINITION = ModelDef(small(n_layers=2))
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,6 @@ def test_weights_are_born_in_their_shards_and_the_same_seed_gives_the_same(initi
 
 
 def test_a_mesh_that_does_not_divide_the_weights_is_refused_with_the_numbers():
-    definition = Definition(small(n_experts=6))
+    definition = ModelDef(small(n_experts=6))
     with pytest.raises(UserError, match="6 experts do not divide over mesh axis expert=4"):
         definition.shardings(make_mesh(data=2, expert=4))

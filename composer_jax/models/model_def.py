@@ -1,27 +1,26 @@
-"""Definition and Params: the network as a static description plus a nested dict of arrays.
+"""ModelDef and Params: the network as a static description plus a nested dict of arrays.
 
-Trainer, optimizer, checkpoint, sampler and weight sync see only these. `Definition.bind` puts the arrays back into the
+Trainer, optimizer, checkpoint, sampler and weight sync see only these. `ModelDef.bind` puts the arrays back into the
 NNX modules inside a traced function; nothing is dispatched through NNX at run time.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from composer_jax.demo.induction import apply_induction
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import Decoder
+from composer_jax.models.initializers import Params, initialize
 from composer_jax.models.parameter import RouterBias
 from composer_jax.parallel.sharding import storage_sharding
 
-Params = dict[str, Any]
+__all__ = ["ModelDef", "Params"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Definition:
+class ModelDef:
     """The static part of a Decoder. `params` are what the optimizer trains, `router_bias` what the load rule moves."""
 
     config: ModelConfig
@@ -43,9 +42,7 @@ class Definition:
             rngs = nnx.Rngs(params=jax.random.key(seed, impl="rbg"))
             _, params, bias = nnx.split(Decoder(config, rngs=rngs), nnx.Param, RouterBias)
             params, bias = nnx.to_pure_dict(params), nnx.to_pure_dict(bias)
-            if config.init == "induction":
-                params = apply_induction(params, config, jax.random.key(seed + 1))
-            return params, bias
+            return initialize(params, config, jax.random.key(seed + 1)), bias
 
         return jax.jit(make, out_shardings=None if mesh is None else self.shardings(mesh))()
 
