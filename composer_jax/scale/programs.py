@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import forward_flops
-from composer_jax.parallel.context import zigzag_order
 from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.dispatch.rounds import ROUNDS
 from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
 from composer_jax.parallel.sharding import EXPERT_AXES
@@ -127,8 +127,6 @@ def _learning(
             f"multiple of {shards}."
         )
     zigzag_order(batch.seq_len, mesh.shape["context"])  # refuses rows that do not divide
-    definition = Definition(config)
-    zigzag(batch.seq_len, mesh.shape["context"])  # refuses rows that do not divide
     definition = ModelDef(config)
     optimizer = OptimizerConfig(steps=1, **dataclasses.asdict(settings.optimizer))
     learner = Learner(definition, optimizer, loss, mesh, bias_rate=settings.pretrain.bias_rate)
