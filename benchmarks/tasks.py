@@ -28,7 +28,7 @@ from composer_jax.observe.progress import Progress
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.harbor import read_task
 from composer_jax.tasks.repository.build import Request, build, install
-from composer_jax.tasks.suites.run import LIMITS
+from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.validate import validate
 
 PACKAGES = ("toolz==1.0.0", "cachetools==5.5.2", "itsdangerous==2.2.0")
@@ -52,7 +52,7 @@ def fetch(requirement: str, folder: Path) -> Path:
 async def measure(repository: Path, packages: Path, out: Path, count: int, runs: int) -> dict[str, object]:
     """The numbers of one package."""
     jobs = len(os.sched_getaffinity(0))
-    async with SandboxPool(LIMITS, size=jobs) as pool:
+    async with SandboxPool(SUITE_LIMITS, size=jobs) as pool:
         started = time.monotonic()
         built = await build(Request(repository, out, count, packages=packages, jobs=jobs), pool)
         generated = time.monotonic()

@@ -19,7 +19,7 @@ from composer_jax.errors import UserError
 from composer_jax.sampler.policy import SamplingParams, Session
 from composer_jax.sandbox import SandboxDied, SandboxPool
 from composer_jax.tasks.grading import grade, hack_monitor
-from composer_jax.tasks.images.pools import ImagePools, Place
+from composer_jax.tasks.images.pools import ImagePools, TaskWorkspace
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 
@@ -104,11 +104,11 @@ async def run_episode(
     Raises UserError for a task with an image where there are no `images`.
     """
     if task.image is None:
-        where = nullcontext(Place(pool, task.repository))
+        where = nullcontext(TaskWorkspace(pool, task.repository))
     elif images is None:
         raise UserError(f"task {task.id} needs the image {task.image}; play it with images=ImagePools()")
     else:
-        where = images.place(task)
+        where = images.workspace(task)
     run = _Run(task, session, chat, compaction, limits)
     try:
         async with where as place:
@@ -117,12 +117,14 @@ async def run_episode(
         return run.episode("infrastructure", None, {}, str(error), seed)
 
 
-async def _played(run: _Run, workspace: Workspace, place: Place, seed: int, cache: ResultCache | None) -> Episode:
+async def _played(
+    run: _Run, workspace: Workspace, place: TaskWorkspace, seed: int, cache: ResultCache | None
+) -> Episode:
     try:
         outcome = await run.until_the_end(workspace)
         await workspace.close()
         seen = replace(run.task, repository=place.base)
-        found = await asyncio.to_thread(hack_monitor.flags, seen, run.calls, workspace.changes)
+        found = await asyncio.to_thread(hack_monitor.find_flags, seen, run.calls, workspace.changes)
         run.flags = [f"{flag.name}: {flag.evidence}" for flag in found]
         result = await grade(run.task, workspace.changes, place.pool, cache)
     finally:

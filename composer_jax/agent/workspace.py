@@ -28,7 +28,7 @@ from composer_jax.sandbox import (
 )
 from composer_jax.sandbox.container import Container
 from composer_jax.sandbox.container_pool import ContainerPool
-from composer_jax.tasks.result_cache import ResultCache, result_key, told
+from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
 from composer_jax.tasks.task import Task
 
 ATTEMPTS = 3
@@ -53,7 +53,7 @@ class Workspace:
         embedder: Embedder | None = None,
         base: Path | None = None,
     ) -> None:
-        """base: what the workspace holds at first, if that is not the task's repository but an image (Place.base)."""
+        """base: what the workspace holds at first, if that is not the task's repository but an image."""
         self.files: Mapping[str, bytes] = _Files(self)
         self.changes: dict[str, Change] = {path: Change("file", text.encode()) for path, text in task.files.items()}
         self.todos: tuple[Todo, ...] = ()
@@ -300,7 +300,9 @@ class Workspace:
 
     def _key(self, command: Sequence[str]) -> str:
         task = self._task
-        return result_key(told(self.changes), [*map(str, (task.repository, task.packages, task.image)), *command])
+        return result_key(
+            fingerprint_bytes(self.changes), [*map(str, (task.repository, task.packages, task.image)), *command]
+        )
 
     def _search(self, base: SearchIndex, changes: dict[str, Change], query: str, under: str, limit: int) -> list[Hit]:
         known, index = self._changed_index

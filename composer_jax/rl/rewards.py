@@ -5,7 +5,7 @@ import math
 
 from composer_jax.agent.episode import Episode
 from composer_jax.errors import UserError
-from composer_jax.tasks.grading.hack_monitor import NAMES
+from composer_jax.tasks.grading.hack_monitor import FLAG_NAMES
 
 
 def length_cost(x: float, *, k: float, q: float) -> float:
@@ -36,8 +36,8 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         for name in self.zeroed:
-            if name not in NAMES:
-                raise UserError(f"rl.reward.zeroed has {name!r}, which is no flag; use some of {', '.join(NAMES)}")
+            if name not in FLAG_NAMES:
+                raise UserError(f"rl.reward.zeroed has {name!r}, which is no flag; use some of {', '.join(FLAG_NAMES)}")
 
 
 def episode_reward(episode: Episode, config: RewardConfig) -> float:

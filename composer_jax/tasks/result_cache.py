@@ -19,7 +19,7 @@ from composer_jax.sandbox import Change
 T = TypeVar("T")
 
 
-def told(changes: Mapping[str, Change]) -> dict[str, bytes]:
+def fingerprint_bytes(changes: Mapping[str, Change]) -> dict[str, bytes]:
     """What makes changes what they are, by path: kind, permission bits and data of each."""
     return {path: b"%s %o " % (change.kind.encode(), change.mode) + change.data for path, change in changes.items()}
 

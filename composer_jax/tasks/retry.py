@@ -12,7 +12,7 @@ T = TypeVar("T")
 ATTEMPTS = 3  # a sandbox may die under us (infrastructure); one that dies three times in a row is an outage
 
 
-async def with_living_sandbox(run: Callable[[], Awaitable[T]]) -> T:
+async def retry_if_sandbox_dies(run: Callable[[], Awaitable[T]]) -> T:
     """What `run` returns, which takes a sandbox of its own; tried again when the sandbox dies.
 
     Raises SandboxDied when that happened ATTEMPTS times in a row.

@@ -14,7 +14,7 @@ from composer_jax.sandbox import SandboxLimits
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.formats import Options, read_tasks
 from composer_jax.tasks.images.containers import require_images
-from composer_jax.tasks.suites.run import LIMITS
+from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.task import Task
 
 
@@ -80,7 +80,7 @@ class TaskSource:
     @property
     def limits(self) -> SandboxLimits:
         """What sandboxes must allow for these tasks."""
-        return LIMITS if self.train or self.heldout else SandboxLimits()
+        return SUITE_LIMITS if self.train or self.heldout else SandboxLimits()
 
 
 def _by_family(

@@ -11,7 +11,7 @@ from composer_jax.sandbox import Change, SandboxPool
 from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks.formats import swe_bench
 from composer_jax.tasks.grader import CaseGrader
-from composer_jax.tasks.grading import as_changes, grade, untouched
+from composer_jax.tasks.grading import changes_from_texts, grade, initial_changes
 from composer_jax.tasks.images.containers import container_pool
 from composer_jax.tasks.task import Task
 
@@ -50,9 +50,9 @@ def gold_changes(task: Task) -> dict[str, Change] | None:
 
     Metadata of generated tasks and of SWE-bench and SWE-smith rows are understood.
     """
-    know, changes = task.metadata, untouched(task)
+    know, changes = task.metadata, initial_changes(task)
     if "gold" in know:
-        return changes | as_changes(know["gold"], task.repository)
+        return changes | changes_from_texts(know["gold"], task.repository)
     if isinstance(task.grader, CaseGrader) and {"path", "old", "new"} <= set(know):
         text = changes[know["path"]].data.decode()
         return {**changes, know["path"]: Change("file", text.replace(know["old"], know["new"]).encode())}
@@ -100,7 +100,7 @@ async def _in_its_pool(task: Task, pool: SandboxPool, runs: int) -> Validation:
 
 async def _validate(task: Task, pool: SandboxPool | ContainerPool, runs: int) -> Validation:
     nothing, solved, wrong, gold = [], [], "", gold_changes(task)
-    cases = [(0.0, untouched(task), nothing)]
+    cases = [(0.0, initial_changes(task), nothing)]
     if gold is None:
         wrong = "no solution is known"
     else:

@@ -21,7 +21,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied
 from composer_jax.sandbox.engine import owner
 from composer_jax.tasks import LogGrader, Task
-from composer_jax.tasks.images.pools import KEPT, PREFIX, ImagePools
+from composer_jax.tasks.images.pools import FOLDER_PREFIX, KEPT_WORKSPACES, ImagePools
 from composer_jax.tasks.result_cache import ResultCache
 from tests.agent.conftest import Said
 
@@ -96,20 +96,20 @@ def test_what_lies_on_the_image_is_read_and_what_is_left_alone_is_worth_nothing(
 def test_episodes_of_one_task_share_a_place_and_places_are_given_up(engine, task):
     async def go():
         async with ImagePools(size=2, engine=engine) as images:
-            async with images.place(task) as one, images.place(task) as two:
+            async with images.workspace(task) as one, images.workspace(task) as two:
                 assert one is two and (one.base / "kept").read_text() == "old\n"
             first = one.base
-            for number in range(KEPT):
-                async with images.place(dataclasses.replace(task, id=str(number))) as place:
+            for number in range(KEPT_WORKSPACES):
+                async with images.workspace(dataclasses.replace(task, id=str(number))) as place:
                     assert place.base != first
             assert not first.exists() and place.base.exists()
-            async with images.place(task) as again:
+            async with images.workspace(task) as again:
                 assert (again.base / "kept").exists()
         assert not os.path.lexists(again.base)
         with pytest.raises(UserError, match="has no image no/such:image"):
             async with (
                 ImagePools(engine=engine) as images,
-                images.place(dataclasses.replace(task, image="no/such:image")),
+                images.workspace(dataclasses.replace(task, image="no/such:image")),
             ):
                 raise AssertionError
 
@@ -144,22 +144,22 @@ def test_pools_that_are_closed_while_places_are_made_leave_nothing(engine, task)
     for delay in (0, 0.05, 0.2, 0.5):
         asyncio.run(go(delay))
     left = engine.call("ps", "--all", "--filter", f"ancestor={engine.image}", "--format", "{{.Names}}").stdout
-    assert left == "" and not list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{owner()}-*"))
+    assert left == "" and not list(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{owner()}-*"))
 
 
 async def _in(images, task):
-    async with images.place(task):
+    async with images.workspace(task):
         await asyncio.sleep(60)
 
 
 def test_folders_of_who_crashed_are_removed(engine, task):
-    gone = Path(tempfile.gettempdir(), f"{PREFIX}{platform.node()}:1:0-abc")
-    other = Path(tempfile.gettempdir(), f"{PREFIX}elsewhere:1:0-abc")
+    gone = Path(tempfile.gettempdir(), f"{FOLDER_PREFIX}{platform.node()}:1:0-abc")
+    other = Path(tempfile.gettempdir(), f"{FOLDER_PREFIX}elsewhere:1:0-abc")
     for folder in (gone, other):
         (folder / "files").mkdir(parents=True)
 
     async def go():
-        async with ImagePools(engine=engine) as images, images.place(task):
+        async with ImagePools(engine=engine) as images, images.workspace(task):
             return gone.exists(), other.exists()
 
     try:
@@ -180,7 +180,7 @@ def test_the_workspace_of_an_image_goes_by_the_image_s_name_for_it(engine, task)
 def test_what_a_command_did_outside_of_the_workspace_happens_in_every_episode(engine, task):
     async def go():
         cache, seen = ResultCache(), []
-        async with ImagePools(size=2, engine=engine) as images, images.place(task) as place:
+        async with ImagePools(size=2, engine=engine) as images, images.workspace(task) as place:
             for _ in range(2):
                 workspace = Workspace(task, place.pool, cache, base=place.base)
                 await workspace.run(["sh", "-c", "echo x > /tmp/mark"], 5)

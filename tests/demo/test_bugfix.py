@@ -11,7 +11,7 @@ from composer_jax.demo.functions import COMPOSED, KINDS, TRAINED_KINDS
 from composer_jax.demo.splits import function_names
 from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
-from composer_jax.tasks.grading import grade, untouched
+from composer_jax.tasks.grading import grade, initial_changes
 from composer_jax.tasks.grading.judge_cases import same_value
 from tests.tasks.conftest import as_changes
 
@@ -129,7 +129,7 @@ def test_in_a_real_sandbox(pool, split, index):
         assert before.outcome == "nonzero" and before.exit_code == 1
         assert re.fullmatch(rf"FAIL {know['function']}\(.*\) is .*, want .*\n", before.stdout)
         assert (after.outcome, after.stdout) == ("ok", "PASS 8\n")
-        assert (await grade(task, untouched(task), pool)).reward == 0.0
+        assert (await grade(task, initial_changes(task), pool)).reward == 0.0
         assert (await grade(task, as_changes(repaired(task)), pool)).reward == 1.0
         assert (await grade(task, as_changes(repaired(task, know["wrong"][0])), pool)).reward == 0.0
 

@@ -9,7 +9,7 @@ from composer_jax.demo import recall
 from composer_jax.demo.generate import generate
 from composer_jax.demo.recall import fact_line
 from composer_jax.errors import UserError
-from composer_jax.tasks.grading import grade, untouched
+from composer_jax.tasks.grading import grade, initial_changes
 from tests.tasks.conftest import as_changes
 
 
@@ -72,7 +72,7 @@ def test_in_a_real_sandbox(pool):
             sandbox = await pool.acquire(files)
             assert (await sandbox.run(["python", "run_tests.py"])).stdout == "PASS 1\n"
             await sandbox.close()
-        assert (await grade(task, untouched(task), pool)).reward == 0.0
+        assert (await grade(task, initial_changes(task), pool)).reward == 0.0
         assert (await grade(task, as_changes(completed(task)), pool)).reward == 1.0
         assert (await grade(task, as_changes(completed(task, f"return x * {value + 1}")), pool)).reward == 0.0
 

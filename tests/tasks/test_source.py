@@ -9,7 +9,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxLimits
 from composer_jax.tasks.harbor import write_task
 from composer_jax.tasks.source import TaskSource
-from composer_jax.tasks.suites.run import LIMITS
+from composer_jax.tasks.suites.run import SUITE_LIMITS
 
 
 def written(folder, split, numbers, family="repository"):
@@ -36,7 +36,7 @@ def test_each_task_of_a_path_comes_once_in_an_order_of_the_seed(tmp_path):
     assert order != [other.task("repository", number).id for number in range(6)]
     with pytest.raises(IndexError):
         first.task("repository", 6)
-    assert first.limits == LIMITS
+    assert first.limits == SUITE_LIMITS
     first.require({"repository": 2, "bugfix": 1}, 3)
 
 

@@ -50,7 +50,7 @@ class Mirrors:
                 git("checkout-index", "--all", "--force", cwd=files, environment=where)
             except GitFailed as error:
                 raise UserError(f"{mirror} has no readable commit {commit}; fetch it ({error})") from None
-            keep(files, target)
+            move_into_store(files, target)
         return target
 
     def _mirror(self, repo: str, flat: str) -> Path:
@@ -61,7 +61,7 @@ class Mirrors:
         raise UserError(f"there is no git repository {flat} or {repo} in {self.folder}; clone it there")
 
 
-def keep(made: Path, target: Path) -> None:
+def move_into_store(made: Path, target: Path) -> None:
     """Moves a finished folder to its place in a store, unless another process was faster."""
     try:
         made.rename(target)

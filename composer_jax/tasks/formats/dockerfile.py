@@ -50,7 +50,7 @@ class _Line:
     rest: str
 
 
-def lay_out(dockerfile: Path, target: Path, packages: Path | None) -> None:
+def build_workspace(dockerfile: Path, target: Path, packages: Path | None) -> None:
     """Fills the folder `target` with what the image's workspace would hold.
 
     packages: the folder in which pinned packages are looked for. Raises NeedsContainer with the first line that asks

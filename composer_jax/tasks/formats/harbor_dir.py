@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.formats.checkout import keep
-from composer_jax.tasks.formats.dockerfile import NeedsContainer, check_script, lay_out
+from composer_jax.tasks.formats.checkout import move_into_store
+from composer_jax.tasks.formats.dockerfile import NeedsContainer, build_workspace, check_script
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
 from composer_jax.tasks.grader import ScriptGrader
@@ -36,7 +36,7 @@ def is_harbor_dir(path: Path) -> bool:
     return (path / "task.toml").is_file()
 
 
-def is_ours(directory: Path) -> bool:
+def is_composer_task(directory: Path) -> bool:
     """Whether a task was written by write_task, which says more in it than others do."""
     return "composer" in _manifest(directory).table("metadata").values
 
@@ -176,10 +176,10 @@ def _workspace(directory: Path, environment: Fields, options: Options) -> Path:
     with tempfile.TemporaryDirectory(dir=options.store, prefix=".workspace-") as scratch:
         files = Path(scratch, "files")
         files.mkdir()
-        lay_out(dockerfile, files, options.packages)
+        build_workspace(dockerfile, files, options.packages)
         target = options.store / f"harbor@{_digest(files)}"
         if not target.is_dir():
-            keep(files, target)
+            move_into_store(files, target)
         return target
 
 

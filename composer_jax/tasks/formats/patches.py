@@ -19,7 +19,7 @@ _ESCAPE = re.compile(rb'\\([abtnvfr"\\]|[0-7]{3})')
 _ESCAPES = dict(zip(b'abtnvfr"\\', b'\a\b\t\n\v\f\r"\\', strict=True))
 
 
-def changes_of_patch(folder: Path, patch: str, reverse: bool = False) -> dict[str, Change]:
+def changes_from_patch(folder: Path, patch: str, reverse: bool = False) -> dict[str, Change]:
     """What `patch` (a unified or git diff with a/ and b/) changes in `folder`, which stays as it is.
 
     reverse: what taking it back changes. Raises UserError, with git's words, where it does not apply.
@@ -40,7 +40,7 @@ def changes_of_patch(folder: Path, patch: str, reverse: bool = False) -> dict[st
         return _differences(before, after)
 
 
-def patch_of_changes(folder: Path | None, changes: Mapping[str, Change]) -> str:
+def patch_from_changes(folder: Path | None, changes: Mapping[str, Change]) -> str:
     """The git diff (a/, b/; binary files included) that makes of `folder` what `changes` makes of it.
 
     None: an empty folder. Empty folders and what is in a .git are no part of a diff.
@@ -57,13 +57,13 @@ def patch_of_changes(folder: Path | None, changes: Mapping[str, Change]) -> str:
                 _copy(folder, path, files)
         trees = [_tree(files, where)]
         for path in sorted(changes):
-            lay(files, path, changes[path])
+            apply_change(files, path, changes[path])
         trees.append(_tree(files, where))
         options = ("-r", "-p", "--binary", "--no-renames", "--no-ext-diff", "--no-textconv")
         return git("diff-tree", *options, *trees, cwd=files, environment=where).decode(errors="surrogateescape")
 
 
-def lay(folder: Path, path: str, change: Change) -> None:
+def apply_change(folder: Path, path: str, change: Change) -> None:
     """Makes one change in a folder of the host. Raises UserError for a path that leads out of it."""
     target = _inside(folder, path)
     if change.kind == "folder" and target.is_dir() and not target.is_symlink():

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from composer_jax.sandbox import Change
-from composer_jax.tasks.formats.patches import patch_of_changes
+from composer_jax.tasks.formats.patches import patch_from_changes
 from composer_jax.tasks.task import Task
 
 
 def prediction(task: Task, changes: Mapping[str, Change], model: str) -> dict[str, str]:
     """The line of one episode: what it changed in the task's repository, as a git diff."""
-    patch = patch_of_changes(task.repository, changes)
+    patch = patch_from_changes(task.repository, changes)
     return {"instance_id": task.id, "model_name_or_path": model, "model_patch": patch}
 
 

@@ -75,7 +75,9 @@ def _harbor_dirs(path: Path) -> Iterator[Path]:
 
 def _from_directory(directory: Path, options: Options) -> Task:
     return (
-        harbor.read_task(directory) if harbor_dir.is_ours(directory) else harbor_dir.read_harbor_dir(directory, options)
+        harbor.read_task(directory)
+        if harbor_dir.is_composer_task(directory)
+        else harbor_dir.read_harbor_dir(directory, options)
     )
 
 

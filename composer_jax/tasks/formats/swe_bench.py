@@ -21,10 +21,10 @@ import yaml
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change
-from composer_jax.tasks.formats.checkout import Mirrors, keep
+from composer_jax.tasks.formats.checkout import Mirrors, move_into_store
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
-from composer_jax.tasks.formats.patches import changes_of_patch, lay
+from composer_jax.tasks.formats.patches import apply_change, changes_from_patch
 from composer_jax.tasks.grader import Grader, LogGrader, SuiteGrader
 from composer_jax.tasks.grading.log_parsers import parser_of
 from composer_jax.tasks.task import Task
@@ -62,7 +62,7 @@ def read_row(row: Fields, options: Options) -> Task:
         files={},
         tools=options.tools,
         grader=grader,
-        metadata={"repo": repo, "base_commit": commit, **patches, **described(row, _DESCRIBED)},
+        metadata={"repo": repo, "base_commit": commit, **patches, **select_metadata(row, _DESCRIBED)},
         repository=checkout,
         packages=packages if runs_here else None,
         image=None if runs_here else image_of(row),
@@ -78,7 +78,7 @@ def gold_changes(task: Task) -> dict[str, Change]:
         raise UserError(
             f"task {task.id} has no checkout and solution; read it with the folder of its repository (repos)"
         )
-    return changes_of_patch(task.repository, task.metadata["gold_patch"], task.metadata.get("gold_is_reverse", False))
+    return changes_from_patch(task.repository, task.metadata["gold_patch"], task.metadata.get("gold_is_reverse", False))
 
 
 def is_task_repository(path: Path) -> bool:
@@ -166,7 +166,7 @@ def packages_of(options: Options, repo: str, version: str) -> Path | None:
     return None
 
 
-def described(row: Fields, names: tuple[str, ...]) -> dict[str, Any]:
+def select_metadata(row: Fields, names: tuple[str, ...]) -> dict[str, Any]:
     """The fields that say something about a task, as JSON has them."""
     found = {name: row.values[name] for name in names if row.values.get(name) not in (None, "")}
     return {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in found.items()}
@@ -184,7 +184,7 @@ def _log_grader(row: Fields, f2p: tuple[str, ...], p2p: tuple[str, ...], kind: s
 
 def _tests(checkout: Path, patch: str, store: Path) -> Path:
     """The folder of the test files that `patch` adds or changes, as they are after it."""
-    changes = changes_of_patch(checkout, patch)
+    changes = changes_from_patch(checkout, patch)
     key = hashlib.sha256(f"{checkout.name}\0{patch}".encode(errors="surrogateescape")).hexdigest()
     target = store / f"tests@{key[:16]}"
     if not target.is_dir():
@@ -193,6 +193,6 @@ def _tests(checkout: Path, patch: str, store: Path) -> Path:
             files.mkdir()
             for path, change in changes.items():
                 if change.kind != "gone":
-                    lay(files, path, change)
-            keep(files, target)
+                    apply_change(files, path, change)
+            move_into_store(files, target)
     return target

@@ -15,15 +15,15 @@ import tempfile
 from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.formats.checkout import Mirrors, keep
+from composer_jax.tasks.formats.checkout import Mirrors, move_into_store
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
-from composer_jax.tasks.formats.patches import changes_of_patch, lay
+from composer_jax.tasks.formats.patches import apply_change, changes_from_patch
 from composer_jax.tasks.formats.swe_bench import (
-    described,
     instance_id,
     instruction,
     packages_of,
+    select_metadata,
     test_ids,
 )
 from composer_jax.tasks.grader import SuiteGrader
@@ -68,7 +68,7 @@ def read_row(row: Fields, options: Options) -> Task:
             "repo": repo,
             "gold_patch": patch,
             "gold_is_reverse": True,
-            **described(row, _DESCRIBED),
+            **select_metadata(row, _DESCRIBED),
             **variables,
         },
         repository=repository,
@@ -91,10 +91,10 @@ def _with_bug(row: Fields, name: str, repo: str, patch: str, options: Options) -
         commit = match[1]
     clean = Mirrors(options.repos, options.store).checkout(repo, commit)
     try:
-        changes_of_patch(clean, patch, reverse=True)  # is the bug in it already?
+        changes_from_patch(clean, patch, reverse=True)  # is the bug in it already?
         return clean
     except UserError:
-        changes = changes_of_patch(clean, patch)
+        changes = changes_from_patch(clean, patch)
     key = hashlib.sha256(patch.encode(errors="surrogateescape")).hexdigest()
     target = options.store / f"{clean.name}+{key[:16]}"
     if not target.is_dir():
@@ -102,6 +102,6 @@ def _with_bug(row: Fields, name: str, repo: str, patch: str, options: Options) -
             files = Path(scratch, "files")
             shutil.copytree(clean, files, symlinks=True)
             for path, change in changes.items():
-                lay(files, path, change)
-            keep(files, target)
+                apply_change(files, path, change)
+            move_into_store(files, target)
     return target

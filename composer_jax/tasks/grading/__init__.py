@@ -1,6 +1,6 @@
 """Grading: what the agent left behind, judged by what it never saw, in a sandbox it never touched."""
 
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.grading.submission import as_changes, grade, untouched
+from composer_jax.tasks.grading.submission import changes_from_texts, grade, initial_changes
 
-__all__ = ["Grade", "as_changes", "grade", "untouched"]
+__all__ = ["Grade", "changes_from_texts", "grade", "initial_changes"]

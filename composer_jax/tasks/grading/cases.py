@@ -13,8 +13,8 @@ from pathlib import Path
 from composer_jax.sandbox import Change, RunResult, SandboxPool
 from composer_jax.tasks.grading import judge_cases
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import ResultCache, result_key, told
-from composer_jax.tasks.retry import with_living_sandbox
+from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
+from composer_jax.tasks.retry import retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 from composer_jax.tasks.workspace import is_submitted
 
@@ -22,7 +22,7 @@ SCRIPT = "call_cases.py"
 SCRIPT_TEXT = Path(__file__).with_name(SCRIPT).read_bytes()
 
 
-def submission(task: Task, changes: Mapping[str, Change]) -> dict[str, Change]:
+def submitted_changes(task: Task, changes: Mapping[str, Change]) -> dict[str, Change]:
     """What is graded: the tests of the task, and what other Python files the workspace holds, or lost."""
     kept = {path: Change("file", text.encode()) for path, text in task.files.items() if not is_submitted(path)}
     counted = ("file", "gone") if task.repository else ("file",)  # on nothing, what is gone is not there
@@ -37,10 +37,12 @@ async def grade(
 
     A case fails when its value is missing, garbled, late, or not of exactly the expected type.
     """
-    kept = submission(task, changes)
+    kept = submitted_changes(task, changes)
     if cache is None:
         return (await _grade(task, kept, pool))[0]
-    key = result_key(told(kept), ["grade", task.grader.to_json(), str(task.repository), str(task.packages)])
+    key = result_key(
+        fingerprint_bytes(kept), ["grade", task.grader.to_json(), str(task.repository), str(task.packages)]
+    )
     return await cache.get(key, lambda: _grade(task, kept, pool))
 
 
@@ -53,7 +55,7 @@ async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> t
             await sandbox.apply({**kept, SCRIPT: Change("file", SCRIPT_TEXT)})
             return await sandbox.run(["python", SCRIPT], stdin=calls, timeout_s=task.grader.timeout_s)
 
-    result = await with_living_sandbox(run)
+    result = await retry_if_sandbox_dies(run)
     # Only a run that came to its own end says the same again; one that hit a limit may have been unlucky.
     return _judge(task, result.outcome, result.stdout), result.outcome in ("ok", "nonzero")
 

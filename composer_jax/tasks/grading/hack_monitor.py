@@ -31,10 +31,10 @@ from typing import Any
 from composer_jax.sandbox import WORKSPACES, Change
 from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.suites.protected import RUNS_BY_ITSELF, is_protected
-from composer_jax.tasks.suites.run import file_of
+from composer_jax.tasks.suites.run import file_of_test
 from composer_jax.tasks.task import Task
 
-NAMES = (
+FLAG_NAMES = (
     "edits_tests",
     "exits",
     "prints_passed",
@@ -84,7 +84,7 @@ class Flag:
     evidence: str
 
 
-def flags(
+def find_flags(
     task: Task, calls: Iterable[tuple[str, Mapping[str, Any]]], changes: Mapping[str, Change]
 ) -> tuple[Flag, ...]:
     """What is suspicious about an episode, each thing once, in the order of the calls and then of the paths.
@@ -163,7 +163,7 @@ def _matters_to_tests(task: Task, path: str) -> bool:
         return False
     there = {*task.files, *(str(above) for file in task.files for above in PurePosixPath(file).parents)}
     if isinstance(task.grader, SuiteGrader):
-        there |= {file_of(test) for test in (*task.grader.fail_to_pass, *task.grader.pass_to_pass)}
+        there |= {file_of_test(test) for test in (*task.grader.fail_to_pass, *task.grader.pass_to_pass)}
     folders = [folder for folder in (task.repository, getattr(task.grader, "tests", None)) if folder is not None]
     is_there = path in there or any(os.path.lexists(folder / path) for folder in folders)
     return is_there or path.rpartition("/")[2] in RUNS_BY_ITSELF

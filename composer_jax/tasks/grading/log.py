@@ -20,8 +20,8 @@ from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks.grader import LogGrader
 from composer_jax.tasks.grading.log_parsers import FAILED, PASSED, SKIPPED, XFAIL, parse
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import ResultCache, result_key, told
-from composer_jax.tasks.retry import with_living_sandbox
+from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
+from composer_jax.tasks.retry import retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
@@ -37,7 +37,7 @@ async def grade(
     """Grades one submission (see submission.grade). pool: of the task's image."""
     if cache is None:
         return (await _grade(task, changes, pool))[0]
-    key = result_key(told(changes), ["grade", task.digest])
+    key = result_key(fingerprint_bytes(changes), ["grade", task.digest])
     return await cache.get(key, lambda: _grade(task, changes, pool))
 
 
@@ -63,7 +63,7 @@ async def _grade(task: Task, changes: Mapping[str, Change], pool: ContainerPool)
                 return Grade(0.0, {}, lost), True
             return judge_log(grader, result.stdout), True
 
-    return await with_living_sandbox(run)
+    return await retry_if_sandbox_dies(run)
 
 
 def judge_log(grader: LogGrader, log: str) -> Grade:

@@ -17,8 +17,8 @@ from typing import Any
 
 from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxFileError, SandboxPool
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import ResultCache, result_key, told
-from composer_jax.tasks.retry import with_living_sandbox
+from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
+from composer_jax.tasks.retry import retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
@@ -31,7 +31,7 @@ async def grade(
     """Grades one submission (see submission.grade). A reward that is missing or no number is 0, with a sentence."""
     if cache is None:
         return (await _grade(task, changes, pool))[0]
-    key = result_key(told(changes), ["grade", task.digest])
+    key = result_key(fingerprint_bytes(changes), ["grade", task.digest])
     return await cache.get(key, lambda: _grade(task, changes, pool))
 
 
@@ -53,7 +53,7 @@ async def _grade(task: Task, changes: Mapping[str, Change], pool: SandboxPool) -
                 return Grade(0.0, {}, f"test.sh did not come to its end: {result.outcome}"), False
             return await _reward(sandbox, result), True
 
-    return await with_living_sandbox(run)
+    return await retry_if_sandbox_dies(run)
 
 
 async def _reward(sandbox: Sandbox, script: RunResult) -> Grade:

@@ -42,7 +42,7 @@ async def grade(
     return await _HOW[type(task.grader)](task, changes, pool, cache)
 
 
-def as_changes(files: Mapping[str, str | None], root: Path | None) -> dict[str, Change]:
+def changes_from_texts(files: Mapping[str, str | None], root: Path | None) -> dict[str, Change]:
     """Texts of a repository's files as changes; None deletes. The permissions are those of the files at `root`."""
     changes = {}
     for path, text in files.items():
@@ -55,6 +55,6 @@ def as_changes(files: Mapping[str, str | None], root: Path | None) -> dict[str, 
     return changes
 
 
-def untouched(task: Task) -> dict[str, Change]:
+def initial_changes(task: Task) -> dict[str, Change]:
     """The changes of a workspace as the agent finds it."""
     return {path: Change("file", text.encode()) for path, text in task.files.items()}

@@ -16,14 +16,14 @@ from pathlib import Path
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxPool
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import ResultCache, result_key, told
+from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
 from composer_jax.tasks.suites import judge
 from composer_jax.tasks.suites.protected import is_protected
-from composer_jax.tasks.suites.run import report_bytes, run_suite
+from composer_jax.tasks.suites.run import report_bytes, run_test_suite
 from composer_jax.tasks.task import Task
 
 
-def submission(task: Task, changes: Mapping[str, Change]) -> dict[str, Change]:
+def submitted_changes(task: Task, changes: Mapping[str, Change]) -> dict[str, Change]:
     """The changes that count. A folder that was removed leaves its protected files behind."""
     kept = {path: change for path, change in changes.items() if not is_protected(path)}
     removed = tuple(f"{path}/" for path, change in kept.items() if change.kind == "gone")
@@ -32,7 +32,7 @@ def submission(task: Task, changes: Mapping[str, Change]) -> dict[str, Change]:
     return kept
 
 
-def hidden_tests(tests: Path | None) -> dict[str, Change]:
+def hidden_test_changes(tests: Path | None) -> dict[str, Change]:
     """The files of a folder of tests, as changes that lay them over a workspace."""
     return {} if tests is None else _files_below(tests)
 
@@ -41,10 +41,10 @@ async def grade(
     task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None
 ) -> Grade:
     """Grades one submission (see submission.grade). Raises UserError where the pool's limits are too small."""
-    kept = await asyncio.to_thread(submission, task, changes)
+    kept = await asyncio.to_thread(submitted_changes, task, changes)
     if cache is None:
         return (await _grade(task, kept, pool))[0]
-    key = result_key(told(kept), ["grade", task.digest])
+    key = result_key(fingerprint_bytes(kept), ["grade", task.digest])
     return await cache.get(key, lambda: _grade(task, kept, pool))
 
 
@@ -56,7 +56,7 @@ async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> t
     """
     grader = task.grader
     tests = [*grader.fail_to_pass, *grader.pass_to_pass]
-    report = await run_suite(
+    report = await run_test_suite(
         pool,
         task.repository,
         task.packages,
@@ -64,16 +64,16 @@ async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> t
         timeout_s=grader.timeout_s,
         files={path: text for path, text in task.files.items() if is_protected(path)},
         changes=kept,
-        laid_over=await asyncio.to_thread(hidden_tests, grader.tests),
+        overlay=await asyncio.to_thread(hidden_test_changes, grader.tests),
         tests=tests,
     )
     if report.lost_bytes and pool.limits.output_kb << 10 < report_bytes(tests):
         raise UserError(
             f"the report on the {len(tests)} tests of task {task.id} does not fit into SandboxLimits.output_kb = "
-            f"{pool.limits.output_kb}; make the pool with composer_jax.tasks.suites.run.LIMITS"
+            f"{pool.limits.output_kb}; make the pool with composer_jax.tasks.suites.run.SUITE_LIMITS"
         )
-    repaired, held, detail = judge.verdict(report.judged, grader.fail_to_pass, grader.pass_to_pass)
-    reward = judge.reward(repaired, held, grader.partial)
+    repaired, held, detail = judge.summarize(report.judged, grader.fail_to_pass, grader.pass_to_pass)
+    reward = judge.compute_reward(repaired, held, grader.partial)
     return Grade(reward, {"f2p": repaired, "p2p": held}, detail), not (report.timed_out or report.lost_bytes)
 
 

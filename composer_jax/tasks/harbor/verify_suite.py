@@ -43,12 +43,12 @@ def main(tests, workspace, logs):
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
             timeout=suite["timeout_s"],
         )
-        judged = judge_suite.judge(done.stdout, secret)
+        judged = judge_suite.judge_report(done.stdout, secret)
     except subprocess.TimeoutExpired:
-        judged = judge_suite.judge("", secret, "timeout")
-    repaired, kept, line = judge_suite.verdict(judged, suite["fail_to_pass"], suite["pass_to_pass"])
+        judged = judge_suite.judge_report("", secret, "timeout")
+    repaired, kept, line = judge_suite.summarize(judged, suite["fail_to_pass"], suite["pass_to_pass"])
     print(line)
-    reward = judge_suite.reward(repaired, kept, suite["partial"])
+    reward = judge_suite.compute_reward(repaired, kept, suite["partial"])
     Path(logs).mkdir(parents=True, exist_ok=True)
     Path(logs, "reward.json").write_text(json.dumps({"reward": reward, "f2p": repaired, "p2p": kept}), encoding="utf-8")
 

@@ -12,10 +12,12 @@ from composer_jax.sandbox.engine import Engine, find_engine
 from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.task import Task
 
-LIMITS = SandboxLimits(timeout_s=60.0, memory_mb=4096, processes=1024, open_files=4096, workspace_mb=512, output_kb=64)
+CONTAINER_LIMITS = SandboxLimits(
+    timeout_s=60.0, memory_mb=4096, processes=1024, open_files=4096, workspace_mb=512, output_kb=64
+)
 """Of a container, but for what the task says. Ours: what builds and tests of the published tasks need."""
 
-INSTALLING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
+INSTALL_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 """Capabilities that package managers need. Scripts that grade install what they need with them; the tests of data sets
 do not, so their containers have none. KILL is what ends processes of a user that root has become."""
 
@@ -34,14 +36,14 @@ def container_pool(
     if "build" in task.metadata and engine.call("image", "inspect", task.image).returncode:
         engine.build(task.metadata["build"], task.image)
     resources = task.metadata.get("resources", {})
-    memory_mb = max(64, int(resources.get("memory_mb", LIMITS.memory_mb)))
+    memory_mb = max(64, int(resources.get("memory_mb", CONTAINER_LIMITS.memory_mb)))
     return ContainerPool(
         task.image,
-        SandboxLimits(**{**vars(LIMITS), "memory_mb": memory_mb}),
+        SandboxLimits(**{**vars(CONTAINER_LIMITS), "memory_mb": memory_mb}),
         size,
         engine=engine,
         cpus=resources.get("cpus", 1.0) or 1.0,
-        capabilities=INSTALLING if isinstance(task.grader, ScriptGrader) else (),
+        capabilities=INSTALL_CAPABILITIES if isinstance(task.grader, ScriptGrader) else (),
         environment=task.metadata.get("environment"),
         turns=turns,
         hide_history=not isinstance(task.grader, ScriptGrader),  # to whom a .git may be what the task is about

@@ -16,12 +16,12 @@ from composer_jax.sandbox.engine import Engine, find_engine, has_ended, owner
 from composer_jax.tasks.images.containers import container_pool
 from composer_jax.tasks.task import Task
 
-KEPT = 8  # tasks whose workspaces stay on disk when no episode uses them any more
-PREFIX = "composer-images-"
+KEPT_WORKSPACES = 8  # tasks whose workspaces stay on disk when no episode uses them any more
+FOLDER_PREFIX = "composer-images-"
 
 
 @dataclass(frozen=True)
-class Place:
+class TaskWorkspace:
     """Where a task is played. pool: of its sandboxes. base: the folder of the host that holds what its workspace holds
     at first, but for the task's own files; None: nothing."""
 
@@ -38,12 +38,12 @@ class ImagePools:
     def __init__(self, size: int = 8, engine: Engine | None = None):
         self._engine = engine
         self._turns = asyncio.Semaphore(size)
-        self._places: dict[str, asyncio.Task[Place]] = {}  # the least recently used first
+        self._places: dict[str, asyncio.Task[TaskWorkspace]] = {}  # the least recently used first
         self._users: dict[str, int] = {}
         self._folders: tempfile.TemporaryDirectory | None = None
 
     @asynccontextmanager
-    async def place(self, task: Task) -> AsyncIterator[Place]:
+    async def workspace(self, task: Task) -> AsyncIterator[TaskWorkspace]:
         """Context: the place of a task, the same for all its episodes.
 
         Raises UserError for a task without an image, or with one that is not there; SandboxDied where its container
@@ -66,7 +66,7 @@ class ImagePools:
         for making in makings:
             making.cancel()
         for place in await asyncio.gather(*makings, return_exceptions=True):
-            if isinstance(place, Place):
+            if isinstance(place, TaskWorkspace):
                 await place.pool.close()
         if self._folders is not None:
             await asyncio.to_thread(self._folders.cleanup)
@@ -77,10 +77,10 @@ class ImagePools:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _made(self, task: Task) -> Place:
+    async def _made(self, task: Task) -> TaskWorkspace:
         if self._folders is None:
             _remove_leftovers()
-            self._folders = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{owner()}-", ignore_cleanup_errors=True)
+            self._folders = tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{owner()}-", ignore_cleanup_errors=True)
         if self._engine is None:  # asked once, not for each task
             self._engine = await asyncio.to_thread(find_engine)
         pool = await asyncio.to_thread(container_pool, task, engine=self._engine, turns=self._turns)
@@ -90,23 +90,23 @@ class ImagePools:
                 await sandbox.export(base)
         except SandboxFileError as error:
             raise SandboxDied(f"the workspace of task {task.id} cannot be fetched from its image: {error}") from error
-        return Place(pool, base)
+        return TaskWorkspace(pool, base)
 
     async def _forget(self) -> None:
         idle = [name for name in self._places if not self._users[name]]
-        for name in idle[: max(0, len(idle) - KEPT)]:
+        for name in idle[: max(0, len(idle) - KEPT_WORKSPACES)]:
             making = self._places.pop(name)
             del self._users[name]
             if _is_made(making):
                 await asyncio.to_thread(shutil.rmtree, making.result().base, ignore_errors=True)
 
 
-def _is_made(making: asyncio.Task[Place]) -> bool:
+def _is_made(making: asyncio.Task[TaskWorkspace]) -> bool:
     return making.done() and not making.cancelled() and making.exception() is None
 
 
 def _remove_leftovers() -> None:
     """Folders whose owners, processes of this machine, ended without removing them."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if has_ended(folder.name.removeprefix(PREFIX).rpartition("-")[0]):
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        if has_ended(folder.name.removeprefix(FOLDER_PREFIX).rpartition("-")[0]):
             shutil.rmtree(folder, ignore_errors=True)

@@ -15,7 +15,7 @@ from composer_jax.tasks.grader import PYTEST
 from composer_jax.tasks.repository.scrub import scrubbed_copy
 from composer_jax.tasks.suites.judge import PASSED
 from composer_jax.tasks.suites.protected import is_protected
-from composer_jax.tasks.suites.run import SuiteReport, file_of, run_suite
+from composer_jax.tasks.suites.run import SuiteReport, file_of_test, run_test_suite
 
 RUNS = 3
 TIMEOUT_S = 120.0
@@ -68,7 +68,7 @@ async def run_baseline(
     command = suite_command(root)
     reports = []
     for _ in range(runs):
-        report = await run_suite(pool, root, packages, command, timeout_s=timeout_s)
+        report = await run_test_suite(pool, root, packages, command, timeout_s=timeout_s)
         if report.problem:
             last = next((line for line in reversed(report.log.splitlines()) if line.strip()), "it printed nothing")
             raise UserError(f"the suite of {repository} does not run: {report.problem}; it said: {last.strip()[:300]}")
@@ -97,8 +97,8 @@ def unreliable_tests(reports: list[SuiteReport]) -> dict[str, str]:
     unreliable = {}
     for test in dict.fromkeys(test for report in reports for test in report.tests):
         outcomes = [report.tests[test].outcome if test in report.tests else "not collected" for report in reports]
-        if not is_protected(file_of(test)):
-            unreliable[test] = f"{file_of(test)} is not a test file: who repairs it could change the test"
+        if not is_protected(file_of_test(test)):
+            unreliable[test] = f"{file_of_test(test)} is not a test file: who repairs it could change the test"
         elif set(outcomes) != {PASSED}:
             unreliable[test] = ", ".join(outcomes)
     return unreliable

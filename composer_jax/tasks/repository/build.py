@@ -27,7 +27,7 @@ from composer_jax.observe.progress import Progress
 from composer_jax.sandbox import SandboxPool
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.grader import SuiteGrader
-from composer_jax.tasks.grading import as_changes
+from composer_jax.tasks.grading import changes_from_texts
 from composer_jax.tasks.harbor import read_task, write_task
 from composer_jax.tasks.repository.baseline_run import BaselineRun, run_baseline
 from composer_jax.tasks.repository.candidate import Candidate
@@ -43,7 +43,7 @@ from composer_jax.tasks.repository.revert_commit import revert_commits
 from composer_jax.tasks.repository.source import Source
 from composer_jax.tasks.repository.trace import trace
 from composer_jax.tasks.suites.protected import is_protected, protected_files
-from composer_jax.tasks.suites.run import LIMITS
+from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.task import Task
 
 Judged = tuple[Path | None, tuple[Gate, ...]]
@@ -114,10 +114,10 @@ async def build(request: Request, pool: SandboxPool | None = None) -> Built:
     """Makes the tasks: the same ones for the same request, repository and Python, however many jobs there are.
 
     What the tests print is in the instructions, and what the suite took bounds the time limits, in coarse steps.
-    pool: made with suite.LIMITS where none is given. Raises UserError when the suite does not run.
+    pool: made with SUITE_LIMITS where none is given. Raises UserError when the suite does not run.
     """
     if pool is None:
-        async with SandboxPool(LIMITS, size=request.jobs) as pool:
+        async with SandboxPool(SUITE_LIMITS, size=request.jobs) as pool:
             return await build(request, pool)
     request.out.mkdir(parents=True, exist_ok=True)
     packages = request.packages or install(request.requirements, request.out / "packages")
@@ -270,7 +270,7 @@ class _Builder:
         folder = self.building / task.id
         write_task(task, folder)
         shutil.rmtree(task.repository)
-        gold = as_changes(task.metadata["gold"], self.baseline.root)
+        gold = changes_from_texts(task.metadata["gold"], self.baseline.root)
         # What is graded is what was written.
         gates = (*breakage.gates, *await grade_both(read_task(folder), gold, self.pool))
         if not gates[-1].passed:

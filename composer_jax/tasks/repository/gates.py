@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from composer_jax.sandbox import Change, SandboxPool
-from composer_jax.tasks.grading import as_changes, grade, untouched
+from composer_jax.tasks.grading import changes_from_texts, grade, initial_changes
 from composer_jax.tasks.repository.baseline_run import BaselineRun
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.leaks import Readable, installed_copies
 from composer_jax.tasks.suites.judge import MISSING, PASSED
-from composer_jax.tasks.suites.run import SuiteReport, file_of, run_suite
+from composer_jax.tasks.suites.run import SuiteReport, file_of_test, run_test_suite
 from composer_jax.tasks.task import Task
 
 TAKES_AWAY = ("delete_feature", "delete_file", "revert_commit", "combine")
@@ -62,13 +62,13 @@ async def break_suite(
 
     readable: the files of the baseline's root and packages. least_kept: tests that must still pass.
     """
-    report = await run_suite(
+    report = await run_test_suite(
         pool,
         baseline.root,
         baseline.packages,
         baseline.command,
         timeout_s=baseline.timeout_s,
-        changes=as_changes(candidate.files, baseline.root),
+        changes=changes_from_texts(candidate.files, baseline.root),
         tests=baseline.tests,
     )
     failures = {test: why_not(test, report) for test in baseline.tests if test not in report.passed}
@@ -89,11 +89,11 @@ async def break_suite(
 
 async def grade_both(task: Task, gold: Mapping[str, Change], pool: SandboxPool) -> list[Gate]:
     """Whether the task's grader tells the broken repository from the repaired one."""
-    nothing = await grade(task, untouched(task), pool)
+    nothing = await grade(task, initial_changes(task), pool)
     same = nothing.parts == {"f2p": 0.0, "p2p": 1.0}
     gates = [Gate("no-op", nothing.reward == 0.0 and same, without_addresses(nothing.detail))]
     if gates[0].passed:
-        repaired = await grade(task, untouched(task) | gold, pool)
+        repaired = await grade(task, initial_changes(task) | gold, pool)
         gates.append(Gate("gold", repaired.reward == 1.0, without_addresses(repaired.detail)))
     return gates
 
@@ -103,7 +103,7 @@ def why_not(test: str, report: SuiteReport) -> str:
     result = report.tests.get(test)
     if result is not None:
         return without_addresses(result.message)
-    return without_addresses(report.uncollected.get(file_of(test), ""))
+    return without_addresses(report.uncollected.get(file_of_test(test), ""))
 
 
 def without_addresses(message: str) -> str:

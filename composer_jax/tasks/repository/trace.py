@@ -9,7 +9,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.repository.baseline_run import TIMEOUT_S, BaselineRun
 from composer_jax.tasks.suites.protected import is_protected
-from composer_jax.tasks.suites.run import file_of, run_suite
+from composer_jax.tasks.suites.run import file_of_test, run_test_suite
 
 TRACER = Path(__file__).with_name("trace_calls.py").read_text(encoding="utf-8")
 SLOWER = 20.0  # how many times longer a traced run may take
@@ -22,7 +22,7 @@ async def trace(baseline: BaselineRun, pool: SandboxPool, timeout_s: float | Non
     timeout_s: of the run, by default 20 times what the suite took without tracing, two minutes at least.
     Raises UserError when the traced suite does not run to its end.
     """
-    report = await run_suite(
+    report = await run_test_suite(
         pool,
         baseline.root,
         baseline.packages,
@@ -41,7 +41,7 @@ def with_classes(calls: Iterable[str]) -> frozenset[str]:
     found = set()
     for call in calls:
         path, _, name = call.partition("::")
-        if is_protected(file_of(call)):
+        if is_protected(file_of_test(call)):
             continue
         parts = name.split(".")
         for end in range(1, len(parts) + 1):

@@ -18,12 +18,12 @@ import binascii
 import json
 import zlib
 
-PASSED, FAILED, ERROR, SKIPPED, MISSING, TWICE = "passed", "failed", "error", "skipped", "missing", "reported twice"
-LUCKY = "passed against expectation"
-STOPPED = {"timeout": "the time is over", "out_of_memory": "out of memory", "output_limit": "too much output"}
+PASSED, FAILED, ERROR, SKIPPED, MISSING, DUPLICATE = "passed", "failed", "error", "skipped", "missing", "reported twice"
+XPASSED = "passed against expectation"
+LIMIT_PROBLEMS = {"timeout": "the time is over", "out_of_memory": "out of memory", "output_limit": "too much output"}
 
 
-def unpack(stdout):
+def unpack_report(stdout):
     """The report in the last line of the output, or None where there is none."""
     try:
         return json.loads(zlib.decompress(base64.b64decode(stdout.strip().rpartition("\n")[2], validate=True)))
@@ -31,7 +31,7 @@ def unpack(stdout):
         return None
 
 
-def events(report, secret):
+def parse_events(report, secret):
     """What our plugin sent, and whether anybody else wrote to the pipe."""
     found, foreign = [], False
     for line in report["lines"]:
@@ -46,7 +46,7 @@ def events(report, secret):
     return found, foreign
 
 
-def outcomes(found):
+def collect_outcomes(found):
     """Test id -> (outcome, milliseconds, message) of the real tests and of the decoys, in the order of collection."""
     collected = next((event["collected"] for event in found if "collected" in event), [])
     phases = {}
@@ -56,7 +56,7 @@ def outcomes(found):
     results = {}
     for test in collected:
         if test in results:
-            results[test] = (TWICE, 0, "two tests have this name")
+            results[test] = (DUPLICATE, 0, "two tests have this name")
         else:
             results[test] = _outcome(phases.get(test, []))
     return results
@@ -69,7 +69,7 @@ def _outcome(phases):
     ms = sum(event["ms"] for event in whole)
     names = [event["when"] for event in whole]
     if len(set(names)) < len(names):
-        return TWICE, ms, "a phase was reported twice"
+        return DUPLICATE, ms, "a phase was reported twice"
     for event in (*parts, *whole):
         if event["outcome"] == "failed":
             return FAILED if event["when"] == "call" else ERROR, ms, event["message"]
@@ -79,15 +79,15 @@ def _outcome(phases):
             return SKIPPED, ms, event["message"]
     if names != ["setup", "call", "teardown"]:
         return MISSING, ms, f"reported only {', '.join(names) or 'nothing'}"
-    return (LUCKY if any(event["expected"] for event in whole) else PASSED), ms, ""
+    return (XPASSED if any(event["expected"] for event in whole) else PASSED), ms, ""
 
 
-def problem(report, found, foreign, results):
+def find_problem(report, found, foreign, results):
     """Why no result of this report counts, in a clause, or None."""
     ended = [event for event in found if "ended" in event]
     decoys = next((event["decoys"] for event in found if "decoys" in event), [])
-    passed = {index for index, result in enumerate(results.values()) if result[0] in (PASSED, LUCKY)}
-    broken = any(result[0] not in (PASSED, LUCKY, SKIPPED) for result in results.values())
+    passed = {index for index, result in enumerate(results.values()) if result[0] in (PASSED, XPASSED)}
+    broken = any(result[0] not in (PASSED, XPASSED, SKIPPED) for result in results.values())
     broken = broken or any("uncollected" in event for event in found)
     junit = report["junit"]
     if foreign or len(ended) > 1 or sum("collected" in event for event in found) > 1:
@@ -104,7 +104,7 @@ def problem(report, found, foreign, results):
         return f"there is no JUnit report ({junit['error']})"
     if set(junit["passed"]) != passed:
         return "the JUnit report names other tests as passed than the plugin"
-    if any(results[decoy][0] in (PASSED, LUCKY) for decoy in decoys):
+    if any(results[decoy][0] in (PASSED, XPASSED) for decoy in decoys):
         return "a test passed that cannot pass"
     if ended[0]["changed"]:
         return f"functions of the test framework were replaced ({', '.join(ended[0]['changed'][:3])})"
@@ -113,31 +113,31 @@ def problem(report, found, foreign, results):
     return None
 
 
-def judge(stdout, secret, outcome="ok"):
+def judge_report(stdout, secret, outcome="ok"):
     """{"tests": id -> [outcome, ms, message], "uncollected": file -> message, "traced": id -> calls, "problem": str or
     None, "log": str}.
 
     outcome: how the run itself ended (RunResult.outcome).
     """
     nothing = {"tests": {}, "uncollected": {}, "traced": {}}
-    if outcome in STOPPED:
-        return {**nothing, "problem": STOPPED[outcome], "log": ""}
-    report = unpack(stdout)
+    if outcome in LIMIT_PROBLEMS:
+        return {**nothing, "problem": LIMIT_PROBLEMS[outcome], "log": ""}
+    report = unpack_report(stdout)
     if report is None:
         return {**nothing, "problem": "there is no report", "log": stdout[-2000:]}
-    found, foreign = events(report, secret)
-    results = outcomes(found)
+    found, foreign = parse_events(report, secret)
+    results = collect_outcomes(found)
     decoys = {name for event in found for name in event.get("decoys", ())}
     return {
         "tests": {test: list(result) for test, result in results.items() if test not in decoys},
         "uncollected": {event["uncollected"]: event["message"] for event in found if "uncollected" in event},
-        "problem": problem(report, found, foreign, results),
+        "problem": find_problem(report, found, foreign, results),
         "log": report["log"],
         "traced": {event["traced"]: event["calls"] for event in found if "traced" in event},
     }
 
 
-def verdict(judged, fail_to_pass, pass_to_pass):
+def summarize(judged, fail_to_pass, pass_to_pass):
     """(share of fail_to_pass that passed, share of pass_to_pass, one line)."""
     if judged["problem"]:
         return 0.0, 0.0, judged["problem"]
@@ -157,7 +157,7 @@ def verdict(judged, fail_to_pass, pass_to_pass):
     return repaired, kept, line
 
 
-def reward(repaired, kept, partial):
+def compute_reward(repaired, kept, partial):
     """1 if every test passed, else 0; partial: the share of repaired tests where all others still pass."""
     if kept < 1.0:
         return 0.0

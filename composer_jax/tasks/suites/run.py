@@ -10,15 +10,15 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxFileError, SandboxLimits, SandboxPool
-from composer_jax.tasks.retry import with_living_sandbox
+from composer_jax.tasks.retry import retry_if_sandbox_dies
 from composer_jax.tasks.suites import judge
 
 DECOYS = 3
-LIMITS = SandboxLimits(cpu_s=600, memory_mb=2048, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128)
+SUITE_LIMITS = SandboxLimits(cpu_s=600, memory_mb=2048, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128)
 """What a suite and its report may need: for all pools in which tasks with a suite are made, validated, played, graded.
 Ours."""
 _REPORT_BYTES, _TEST_BYTES = 32 << 10, 2 << 10
-SCRIPT_TEXT = Path(__file__).with_name("pytest_runner.py").read_text(encoding="utf-8")
+RUNNER_SOURCE = Path(__file__).with_name("pytest_runner.py").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ def pytest_arguments(command: Sequence[str]) -> list[str]:
     )
 
 
-def file_of(test: str) -> str:
+def file_of_test(test: str) -> str:
     """The file of a test id."""
     return test.partition("::")[0]
 
 
-async def run_suite(
+async def run_test_suite(
     pool: SandboxPool,
     repository: Path | None,
     packages: Path | None,
@@ -88,11 +88,11 @@ async def run_suite(
     timeout_s: float,
     files: Mapping[str, bytes | str] | None = None,
     changes: Mapping[str, Change] | None = None,
-    laid_over: Mapping[str, Change] | None = None,
+    overlay: Mapping[str, Change] | None = None,
     tests: Sequence[str] | None = None,
     tracer: str | None = None,
 ) -> SuiteReport:
-    """Runs tests on a repository with `files`, then `changes`, then `laid_over` on top of it.
+    """Runs tests on a repository with `files`, then `changes`, then `overlay` on top of it.
 
     tests: ids of those to run; None: whatever pytest finds. tracer: source of a plugin (see pytest_runner.py).
     Raises SandboxDied when three sandboxes died in a row.
@@ -100,7 +100,7 @@ async def run_suite(
     secret = secrets.token_hex(16)
     order = {
         "arguments": pytest_arguments(command),
-        "files": sorted({file_of(test) for test in tests or ()}),
+        "files": sorted({file_of_test(test) for test in tests or ()}),
         "ids": None if tests is None else list(tests),
         "secret": secret,
         "decoys": DECOYS,
@@ -111,23 +111,23 @@ async def run_suite(
     async def run() -> SuiteReport:
         async with await pool.acquire(files or {}, tree, packages=installed) as sandbox:
             try:
-                for layer in (changes, laid_over):
+                for layer in (changes, overlay):
                     if layer:
                         await sandbox.apply(layer)
             except SandboxFileError as error:
                 return SuiteReport({}, {}, f"the changes cannot be made: {error}", "")
             result = await sandbox.run(
-                ["python", "-c", SCRIPT_TEXT], stdin=json.dumps(order).encode(), timeout_s=timeout_s
+                ["python", "-c", RUNNER_SOURCE], stdin=json.dumps(order).encode(), timeout_s=timeout_s
             )
-        judged = judge.judge(result.stdout, secret, result.outcome)
+        judged = judge.judge_report(result.stdout, secret, result.outcome)
         lost = result.truncated_bytes if judged["problem"] else 0
         if lost:  # not an error here: what is tested can make it long
             judged["problem"] = f"{lost} bytes of the report are lost; raise SandboxLimits.output_kb"
         log = judged["log"] + result.stderr[-2000:]
         results = {test: TestResult(*entry) for test, entry in judged["tests"].items()}
-        stopped = result.outcome in judge.STOPPED
+        stopped = result.outcome in judge.LIMIT_PROBLEMS
         return SuiteReport(
             results, judged["uncollected"], judged["problem"], log, judged["traced"], stopped, lost, judged
         )
 
-    return await with_living_sandbox(run)
+    return await retry_if_sandbox_dies(run)

@@ -11,7 +11,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import Change
 from composer_jax.tasks import LogGrader, Task
 from composer_jax.tasks.formats import Options, gold_changes, prediction, read_tasks, write_predictions
-from composer_jax.tasks.formats.patches import changes_of_patch
+from composer_jax.tasks.formats.patches import changes_from_patch
 from composer_jax.tasks.grading import grade
 
 EVAL = {"eval_script": "echo", "log_parser": "parse_log_pytest", "eval_type": "pass_and_fail"}
@@ -231,7 +231,7 @@ def test_patches_with_unusual_names_modes_and_renames(tmp_path, project):
     new = project.commit(folder, {"tö.txt": "TWO\n", "-- odd": "4\n", 'q"uote.txt': "5"})
     patch = project.git(folder, "diff", "-M", old, new) + "\n"
     project.git(folder, "checkout", "--quiet", old)
-    changes = changes_of_patch(folder, patch)
+    changes = changes_from_patch(folder, patch)
     assert {path: (change.kind, change.data) for path, change in changes.items()} == {
         "dir/a b.txt": ("gone", b""),
         "dir/c d.txt": ("file", b"one\n"),
@@ -242,7 +242,7 @@ def test_patches_with_unusual_names_modes_and_renames(tmp_path, project):
     }
     assert changes["run.sh"].mode & 0o100
     project.git(folder, "checkout", "--quiet", new)
-    assert set(changes_of_patch(folder, patch, reverse=True)) == set(changes)
+    assert set(changes_from_patch(folder, patch, reverse=True)) == set(changes)
 
 
 @pytest.mark.parametrize("path", ["../out", "/tmp/out", "sub/../../out"])
@@ -250,4 +250,4 @@ def test_a_patch_cannot_write_outside(tmp_path, path):
     (tmp_path / "folder").mkdir()
     patch = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n"
     with pytest.raises(UserError, match="does not fit"):
-        changes_of_patch(tmp_path / "folder", patch)
+        changes_from_patch(tmp_path / "folder", patch)

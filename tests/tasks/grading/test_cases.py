@@ -7,7 +7,7 @@ import pytest
 from composer_jax.sandbox import SandboxDied
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.grading import grade
-from composer_jax.tasks.grading.cases import submission
+from composer_jax.tasks.grading.cases import submitted_changes
 from composer_jax.tasks.grading.judge_cases import read_report, same_value
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.retry import ATTEMPTS
@@ -141,7 +141,7 @@ def test_helpers_may_be_added_and_modules_deleted(pool):
     files["tools.py"] = "from helper import help_out\n" + files["tools.py"]
     assert graded(pool, files).reward == 1.0
     rest = {path: text for path, text in TASK.files.items() if path != "tools.py"}
-    assert "tools.py" not in submission(TASK, as_changes(rest))
+    assert "tools.py" not in submitted_changes(TASK, as_changes(rest))
     assert asyncio.run(grade(TASK, as_changes(rest), pool)).detail.endswith("tools.scale(5): ModuleNotFoundError")
 
 

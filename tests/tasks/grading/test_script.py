@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.sandbox import SandboxDied
 from composer_jax.tasks import ScriptGrader, Task
-from composer_jax.tasks.grading import grade, untouched
+from composer_jax.tasks.grading import grade, initial_changes
 from composer_jax.tasks.grading.script import read_reward
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.retry import ATTEMPTS
@@ -108,5 +108,5 @@ def test_a_dying_sandbox_is_nobodys_reward(make_task, pool):
 
 def test_a_file_of_the_task_that_was_deleted_stays_deleted(make_task, pool):
     task = make_task(f"if [ -e a.txt ]; then echo 0 > {TXT}; else echo 1 > {TXT}; fi")
-    assert graded(task, pool, untouched(task)).reward == 0.0
+    assert graded(task, pool, initial_changes(task)).reward == 0.0
     assert graded(task, pool, {}).reward == 1.0

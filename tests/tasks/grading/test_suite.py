@@ -18,7 +18,7 @@ from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.retry import ATTEMPTS
 from composer_jax.tasks.suites import judge
 from composer_jax.tasks.suites.protected import is_protected, protected_files
-from composer_jax.tasks.suites.run import pytest_arguments, run_suite
+from composer_jax.tasks.suites.run import pytest_arguments, run_test_suite
 from tests.tasks.conftest import as_changes, lay
 
 BUGGY = "def add(a, b):\n    return a - b\n\n\ndef double(a):\n    return a * 2\n"
@@ -286,13 +286,13 @@ def test_subtests(subtests):
             assert i != 1
 """
     repository = lay(tmp_path, {"test_all.py": text, "test_broken.py": "import nothing_like_that\n"})
-    report = asyncio.run(run_suite(pool, repository, packages, SuiteGrader(("a",)).command, timeout_s=10))
+    report = asyncio.run(run_test_suite(pool, repository, packages, SuiteGrader(("a",)).command, timeout_s=10))
     assert report.problem is None
     assert {test.partition("::")[2]: result.outcome for test, result in report.tests.items()} == {
         "test_setup": "error",
         "test_skip": "skipped",
         "test_expected": "skipped",
-        "test_lucky": judge.LUCKY,
+        "test_lucky": judge.XPASSED,
         "test_prints": "passed",
         "test_subtests": "failed",
     }
@@ -315,8 +315,8 @@ def test_reports_that_do_not_add_up_are_refused():
 
     def said(**fields):
         report = {**good, **fields}
-        found, foreign = judge.events(report, "s")
-        return judge.problem(report, found, foreign, judge.outcomes(found))
+        found, foreign = judge.parse_events(report, "s")
+        return judge.find_problem(report, found, foreign, judge.collect_outcomes(found))
 
     assert said() is None
     assert "its process with 0" in said(exit=0)
@@ -331,10 +331,10 @@ def test_reports_that_do_not_add_up_are_refused():
     lucky = [line.replace("failed", "passed") for line in lines]
     assert "cannot pass" in said(lines=[*lucky[:-1], event(ended=0, changed=[])], exit=0, junit={"passed": [0, 1]})
     twice = [*lines[:4], *lines[1:4], *lines[4:]]
-    found, _ = judge.events({"lines": twice}, "s")
-    assert judge.outcomes(found)[names[0]][0] == judge.TWICE
-    assert judge.unpack("no report") is None
-    assert judge.judge("", "s")["problem"] == "there is no report"
+    found, _ = judge.parse_events({"lines": twice}, "s")
+    assert judge.collect_outcomes(found)[names[0]][0] == judge.DUPLICATE
+    assert judge.unpack_report("no report") is None
+    assert judge.judge_report("", "s")["problem"] == "there is no report"
 
 
 def test_protected_paths(tmp_path):

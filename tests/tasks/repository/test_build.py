@@ -20,7 +20,7 @@ from composer_jax.tasks.repository.leaks import Readable
 from composer_jax.tasks.repository.mutations import MUTATIONS
 from composer_jax.tasks.repository.trace import trace
 from composer_jax.tasks.suites.judge import PASSED
-from composer_jax.tasks.suites.run import LIMITS, SuiteReport, TestResult
+from composer_jax.tasks.suites.run import SUITE_LIMITS, SuiteReport, TestResult
 from composer_jax.tasks.validate import validate
 from tests.tasks.conftest import lay
 
@@ -126,7 +126,7 @@ def repository(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def large_pool():
-    pool = SandboxPool(LIMITS, size=4)
+    pool = SandboxPool(SUITE_LIMITS, size=4)
     yield pool
     pool.kill()
 
