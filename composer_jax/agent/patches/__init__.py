@@ -1,15 +1,14 @@
-"""Patches in the two formats that models write: unified diffs, and an envelope with file headers."""
+"""Patches as models write them: unified diffs, and an envelope with file headers; and their application to a text."""
 
 from composer_jax.agent.patches.apply import apply_hunks
 from composer_jax.agent.patches.envelope import parse_envelope
-from composer_jax.agent.patches.patch import FilePatch, Hunk, PatchError
-from composer_jax.agent.patches.unified import parse_unified
+from composer_jax.tasks.patches import FilePatch, parse_unified
 
-__all__ = ["FilePatch", "Hunk", "PatchError", "apply_hunks", "parse"]
+__all__ = ["apply_hunks", "parse_patch"]
 
 
-def parse(text: str) -> list[FilePatch]:
-    """The patches of the files that a text is about. Raises PatchError, with one sentence, if it is no patch."""
+def parse_patch(text: str) -> list[FilePatch]:
+    """The patches of all files in a text of either format. Raises PatchError with one sentence if it is no patch."""
     if text.lstrip().startswith("*** Begin Patch"):
         return parse_envelope(text)
     return parse_unified(text)

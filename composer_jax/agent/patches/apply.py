@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from composer_jax.agent.patches.patch import Hunk, PatchError
 from composer_jax.agent.similar_lines import describe_similar_lines
+from composer_jax.tasks.patches import Hunk, PatchError
 
 
 def apply_hunks(text: str, hunks: Sequence[Hunk]) -> str:

@@ -13,7 +13,7 @@
 *** End Patch
 """
 
-from composer_jax.agent.patches.patch import FilePatch, Hunk, PatchError
+from composer_jax.tasks.patches import FilePatch, Hunk, PatchError
 
 _BEGIN, _END, _END_OF_FILE, _MOVE = "*** Begin Patch", "*** End Patch", "*** End of File", "*** Move to: "
 _KINDS = {"*** Update File: ": "update", "*** Add File: ": "add", "*** Delete File: ": "delete"}

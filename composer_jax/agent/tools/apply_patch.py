@@ -2,19 +2,20 @@
 
 from dataclasses import replace
 
-from composer_jax.agent.patches import FilePatch, PatchError, apply_hunks, parse
+from composer_jax.agent.patches import apply_hunks, parse_patch
 from composer_jax.agent.tools.browse import read_bytes
 from composer_jax.agent.tools.edit_file import has_crlf
 from composer_jax.agent.tools.paths import refuse_links, resolve_path
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.workspace import Workspace
+from composer_jax.tasks.patches import FilePatch, PatchError
 
 
 async def apply_patch(workspace: Workspace, patch: str) -> str:
     """Applies a unified diff, or a patch from *** Begin Patch to *** End Patch."""
     draft = _Draft(workspace)
     try:
-        said = [draft.apply(one) for one in parse(patch)]
+        said = [draft.apply(one) for one in parse_patch(patch)]
     except PatchError as error:
         raise ToolError(f"{error}; nothing was changed" if "\n" not in str(error) else str(error)) from error
     workspace.replace(draft.files)
@@ -30,7 +31,7 @@ class _Draft:
 
     def apply(self, patch: FilePatch) -> str:
         """One file; what was done, in words. Raises PatchError and ToolError."""
-        old, new = self._path(patch.old), self._path(patch.new)
+        old, new = self._path(patch.old_path), self._path(patch.new_path)
         if old is None:
             self._require_free(new)
             self.files[new] = self._patched(b"", patch), 0o755 if patch.executable else None
@@ -84,14 +85,14 @@ class _Draft:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            raise PatchError(f"{patch.name} is not UTF-8 text") from error
+            raise PatchError(f"{patch.path} is not UTF-8 text") from error
         hunks = patch.hunks
         if has_crlf(text, "".join(line for hunk in hunks for line in (*hunk.old, *hunk.new))):
             hunks = tuple(replace(hunk, old=_crlf(hunk.old), new=_crlf(hunk.new)) for hunk in hunks)
         try:
             return apply_hunks(text, hunks).encode()
         except PatchError as error:
-            raise PatchError(f"{patch.name}: {error}") from error
+            raise PatchError(f"{patch.path}: {error}") from error
 
 
 def _crlf(lines: tuple[str, ...]) -> tuple[str, ...]:

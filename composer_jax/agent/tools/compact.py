@@ -7,19 +7,12 @@ from typing import Any
 
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.tools.tool import FINISH, Tool, object_schema
+from composer_jax.agent.tools.truncate import truncate_end
 from composer_jax.agent.workspace import Workspace
 
-MAX_CHARACTERS = 2000  # of one observation
 MAX_MATCHES = 10  # lines of one grep
 TEST_COMMAND = ("python", "run_tests.py")
 TEST_TIMEOUT_S = 5.0
-
-
-def truncate(text: str) -> str:
-    """The text, or its beginning and how much of it was dropped."""
-    if len(text) <= MAX_CHARACTERS:
-        return text
-    return f"{text[:MAX_CHARACTERS]}\n[{len(text) - MAX_CHARACTERS} characters dropped]"
 
 
 async def _read(workspace: Workspace, path: str) -> str:
@@ -84,16 +77,23 @@ _PATH = "relative path of a file in the workspace"
 TOOLS: Mapping[str, Tool] = {
     tool.name: tool
     for tool in (
-        Tool("run_tests", "Run the visible tests.", _object(), _run_tests, truncate),
-        Tool("grep", "Find a literal text in the Python files.", _object(pattern="the text"), _grep, truncate, True),
-        Tool("read", "Show a file.", _object(path=_PATH), _read, truncate, True),
+        Tool("run_tests", "Run the visible tests.", _object(), _run_tests, truncate_end),
+        Tool(
+            "grep",
+            "Find a literal text in the Python files.",
+            _object(pattern="the text"),
+            _grep,
+            truncate_end,
+            read_only=True,
+        ),
+        Tool("read", "Show a file.", _object(path=_PATH), _read, truncate_end, read_only=True),
         Tool(
             "edit",
             "Replace a text that occurs exactly once in a file.",
             _object(path=_PATH, old="the text to replace", new="what to put there"),
             _edit,
-            truncate,
+            truncate_end,
         ),
-        Tool(FINISH, "Say that the work is done.", _object(), _finish, truncate),
+        Tool(FINISH, "Say that the work is done.", _object(), _finish, truncate_end),
     )
 }

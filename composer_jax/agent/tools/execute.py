@@ -1,15 +1,15 @@
-"""From calls to observations. Whatever a model asks for is answered.
+"""Execution of tool calls. Every call that a model makes gets an observation.
 
-A wrong argument, a missing file, an unknown tool are observations that start with "ERROR", never exceptions.
+A wrong argument, a missing file and an unknown tool give observations that start with "ERROR", not exceptions.
 """
 
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 
-from composer_jax.agent.tools import compact
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.tools.tool import FINISH, Tool
+from composer_jax.agent.tools.truncate import truncate_end
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import Malformed, ToolCall
 from composer_jax.sandbox import SandboxFileError
@@ -34,31 +34,33 @@ async def execute_call(call: Call, tools: Mapping[str, Tool], workspace: Workspa
         await workspace.prepare()
         return _replace_surrogates(tool.truncate(await tool.call(workspace, **checked)))
     except (ToolError, SandboxFileError) as error:
-        return _replace_surrogates(compact.truncate(f"ERROR {error}"))
+        return _replace_surrogates(truncate_end(f"ERROR {error}"))
 
 
 async def execute_calls(calls: Sequence[Call], tools: Mapping[str, Tool], workspace: Workspace) -> list[str]:
     """The observations of the calls of one message, in their order. Raises only SandboxDied.
 
-    Calls take effect in their order; those in a row that only read are carried out at the same time.
+    Calls take effect in their order; consecutive read-only calls run at the same time.
     """
     answers: list[str] = []
-    for reading, group in itertools.groupby(calls, lambda call: _only_reads(call, tools)):
-        if not reading:
+    for read_only, group in itertools.groupby(calls, lambda call: _is_read_only(call, tools)):
+        if not read_only:
             answers += [await execute_call(call, tools, workspace) for call in group]
             continue
-        found = await asyncio.gather(*(execute_call(call, tools, workspace) for call in group), return_exceptions=True)
-        for said in found:
-            if isinstance(said, BaseException):  # only now, for the others use the same workspace
-                raise said
-        answers += found
+        results = await asyncio.gather(
+            *(execute_call(call, tools, workspace) for call in group), return_exceptions=True
+        )
+        for result in results:  # raised after all have ended, because they share the workspace
+            if isinstance(result, BaseException):
+                raise result
+            answers.append(result)
     return answers
 
 
-def _only_reads(call: Call, tools: Mapping[str, Tool]) -> bool:
-    return isinstance(call, Malformed) or call.name not in tools or tools[call.name].only_reads
+def _is_read_only(call: Call, tools: Mapping[str, Tool]) -> bool:
+    return isinstance(call, Malformed) or call.name not in tools or tools[call.name].read_only
 
 
 def _replace_surrogates(text: str) -> str:
-    """The text without halves of surrogate pairs: names of files may hold any bytes, observations may not."""
+    """The text with "?" for halves of surrogate pairs, which file names may hold and observations may not."""
     return text.encode(errors="replace").decode()

@@ -12,19 +12,6 @@ from composer_jax.agent.tools.todo_write import todo_write
 from composer_jax.agent.tools.tool import FINISH, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
 
-MAX_CHARACTERS = 20_000  # of one observation
-HEAD = 12_000  # of these, how many are the beginning
-
-
-def truncate(text: str) -> str:
-    """The text; of a long one its beginning and its end, and how much is between."""
-    if len(text) <= MAX_CHARACTERS:
-        return text
-    tail = MAX_CHARACTERS - HEAD
-    dropped = text[HEAD:-tail]
-    counts = f"{len(dropped)} characters with {dropped.count(chr(10))} line breaks dropped"
-    return f"{text[:HEAD]}\n[{counts}]\n{text[-tail:]}"
-
 
 async def _finish(workspace: Workspace) -> str:
     return "done"
@@ -48,8 +35,7 @@ _TOOLS = (
             end={"type": "integer", "minimum": 1, "description": "last line, default the last of the file"},
         ),
         browse.read_file,
-        truncate,
-        True,
+        read_only=True,
     ),
     Tool(
         "list_dir",
@@ -59,8 +45,7 @@ _TOOLS = (
             depth={"type": "integer", "minimum": 1, "maximum": 10, "description": "levels of folders, default 1"},
         ),
         browse.list_dir,
-        truncate,
-        True,
+        read_only=True,
     ),
     Tool(
         "glob",
@@ -71,8 +56,7 @@ _TOOLS = (
             pattern={"type": "string", "minLength": 1, "maxLength": 300, "description": "such as src/**/*_test.py"},
         ),
         browse.glob,
-        truncate,
-        True,
+        read_only=True,
     ),
     Tool(
         "grep",
@@ -86,8 +70,7 @@ _TOOLS = (
             context={"type": "integer", "minimum": 0, "maximum": 20, "description": "lines shown around, default 0"},
         ),
         grep,
-        truncate,
-        True,
+        read_only=True,
     ),
     Tool(
         "semantic_search",
@@ -98,8 +81,7 @@ _TOOLS = (
             path=_UNDER,
         ),
         semantic_search,
-        truncate,
-        True,
+        read_only=True,
     ),
     Tool(
         "edit_file",
@@ -113,7 +95,6 @@ _TOOLS = (
             delete={"type": "boolean", "description": "true removes the file, default false"},
         ),
         edit_file,
-        truncate,
     ),
     Tool(
         "apply_patch",
@@ -121,7 +102,6 @@ _TOOLS = (
         "nothing.",
         object_schema(("patch",), patch={"type": "string", "maxLength": 1 << 20, "description": "the patch"}),
         apply_patch,
-        truncate,
     ),
     Tool(
         "shell",
@@ -138,7 +118,6 @@ _TOOLS = (
             background={"type": "boolean", "description": "true starts it and does not wait, default false"},
         ),
         shell.shell,
-        truncate,
     ),
     Tool(
         "todo_write",
@@ -148,8 +127,7 @@ _TOOLS = (
             items={"type": "array", "maxItems": 50, "items": _ITEM, "description": "the items of the plan"},
         ),
         todo_write,
-        truncate,
     ),
-    Tool(FINISH, "Say that the work is done.", object_schema(), _finish, truncate),
+    Tool(FINISH, "Say that the work is done.", object_schema(), _finish),
 )
 TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in _TOOLS}

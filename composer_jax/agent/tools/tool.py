@@ -1,10 +1,11 @@
-"""What a tool is: a name, a JSON schema, and what a call does to the workspace."""
+"""The class of tools: a name, a JSON schema, and a call on the workspace."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from composer_jax.agent.tools.schema import check_object
+from composer_jax.agent.tools.truncate import truncate_middle
 
 FINISH = "finish"
 
@@ -13,27 +14,27 @@ FINISH = "finish"
 class Tool:
     """A tool.
 
-    parameters: JSON schema of its arguments. call: given the workspace and the arguments by name; what it says is the
-    observation. It may raise ToolError and SandboxFileError, with one sentence for the model.
+    parameters: JSON schema of its arguments (see object_schema). call: takes the workspace and the arguments by name
+      and returns the observation; may raise ToolError and SandboxFileError with one sentence for the model.
     truncate: cuts an observation to what the tool's set allows.
-    only_reads: whether calls of it leave everything as it is, so that several can be carried out at the same time.
+    read_only: whether its calls change nothing, so that several run at the same time.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     call: Callable[..., Awaitable[str]]
-    truncate: Callable[[str], str]
-    only_reads: bool = False
+    truncate: Callable[[str], str] = truncate_middle
+    read_only: bool = False
 
     def check(self, arguments: Any) -> dict[str, Any]:
-        """The arguments, if they are what the schema names. Raises ToolError otherwise."""
+        """The arguments as a dict. Raises ToolError where they do not match the schema."""
         check_object(self.name, self.parameters, arguments)
         return arguments
 
 
 def object_schema(required: tuple[str, ...] = (), /, **properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments."""
+    """The JSON schema of an object with these properties and no others; `required` are names among them."""
     return {
         "type": "object",
         "properties": {name: dict(schema) for name, schema in properties.items()},

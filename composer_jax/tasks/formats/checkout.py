@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.formats.git import GitFailed, git
+from composer_jax.tasks.git import GitError, run_git
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
@@ -46,9 +46,9 @@ class Mirrors:
             files.mkdir()
             where = {"GIT_DIR": str(mirror), "GIT_WORK_TREE": str(files), "GIT_INDEX_FILE": str(Path(scratch, "index"))}
             try:
-                git("read-tree", f"{commit}^{{commit}}", cwd=files, environment=where)
-                git("checkout-index", "--all", "--force", cwd=files, environment=where)
-            except GitFailed as error:
+                run_git("read-tree", f"{commit}^{{commit}}", cwd=files, environment=where)
+                run_git("checkout-index", "--all", "--force", cwd=files, environment=where)
+            except GitError as error:
                 raise UserError(f"{mirror} has no readable commit {commit}; fetch it ({error})") from None
             move_into_store(files, target)
         return target

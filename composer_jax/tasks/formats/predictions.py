@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from composer_jax.sandbox import Change
-from composer_jax.tasks.formats.patches import patch_from_changes
+from composer_jax.tasks.patches.git_diff import patch_from_changes
 from composer_jax.tasks.task import Task
 
 

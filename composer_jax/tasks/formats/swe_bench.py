@@ -24,9 +24,9 @@ from composer_jax.sandbox import Change
 from composer_jax.tasks.formats.checkout import Mirrors, move_into_store
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
-from composer_jax.tasks.formats.patches import apply_change, changes_from_patch
 from composer_jax.tasks.grader import Grader, LogGrader, SuiteGrader
 from composer_jax.tasks.grading.log_parsers import parser_of
+from composer_jax.tasks.patches.git_diff import apply_change, changes_from_patch
 from composer_jax.tasks.task import Task
 
 TIMEOUT_S = 1800.0  # of one evaluation, as SWE-bench has it

@@ -18,7 +18,6 @@ from composer_jax.errors import UserError
 from composer_jax.tasks.formats.checkout import Mirrors, move_into_store
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
-from composer_jax.tasks.formats.patches import apply_change, changes_from_patch
 from composer_jax.tasks.formats.swe_bench import (
     instance_id,
     instruction,
@@ -27,6 +26,7 @@ from composer_jax.tasks.formats.swe_bench import (
     test_ids,
 )
 from composer_jax.tasks.grader import SuiteGrader
+from composer_jax.tasks.patches.git_diff import apply_change, changes_from_patch
 from composer_jax.tasks.task import Task
 
 # In the images of SWE-smith, python is that of a conda environment.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from typing import Any
 
 from composer_jax.errors import UserError
 from composer_jax.tasks.grader import SuiteGrader
+from composer_jax.tasks.patches import format_unified
 from composer_jax.tasks.suites.protected import is_protected, protected_files
 from composer_jax.tasks.suites.run import DECOYS, pytest_arguments
 from composer_jax.tasks.task import Task
@@ -78,12 +78,7 @@ def gold_patch(task: Task, gold: Mapping[str, str | None]) -> str:
     for path, text in sorted(gold.items()):
         there = task.repository / path if task.repository is not None else None
         before = there.read_bytes().decode() if there is not None and there.is_file() else task.files.get(path)
-        old, new = (
-            (f"a/{path}" if before is not None else "/dev/null"),
-            (f"b/{path}" if text is not None else "/dev/null"),
-        )
-        lines = difflib.unified_diff((before or "").splitlines(True), (text or "").splitlines(True), old, new)
-        pieces += [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines]
+        pieces.append(format_unified(path, before, text))
     return "".join(pieces)
 
 

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
-from itertools import pairwise
 
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
-
-
-@dataclass(frozen=True)
-class Hunk:
-    """Lines start..end (end excluded, from 0) of a text become `lines`."""
-
-    start: int
-    end: int
-    lines: tuple[str, ...]
+from composer_jax.tasks.patches import diff_lines, split_lines
 
 
 @dataclass(frozen=True)
@@ -51,43 +39,6 @@ def candidate(
     """A candidate of what `files` makes of `sources`; `removed` is read off the difference."""
     removed: list[str] = []
     for path in sorted(files):
-        old = split_lines(sources.get(path, ""))
-        hunks = difference(old, split_lines(files[path] or ""))
-        removed += ["".join(old[hunk.start : hunk.end]) for hunk in hunks if hunk.end > hunk.start]
+        hunks = diff_lines(split_lines(sources.get(path, "")), split_lines(files[path] or ""))
+        removed += ["".join(hunk.old) for hunk in hunks if hunk.old]
     return Candidate(kind, dict(sorted(files.items())), tuple(entities), tuple(removed), note)
-
-
-def split_lines(text: str) -> list[str]:
-    """The lines of `text` as Python counts them, each with its line end; joined they are `text`."""
-    return _LINE.findall(text)
-
-
-def difference(old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
-    """The hunks, in order and apart from each other, that make `new` of `old`."""
-    # The matcher is quadratic; almost every change is a few lines of a large file.
-    start, end_old, end_new = 0, len(old), len(new)
-    while start < min(end_old, end_new) and old[start] == new[start]:
-        start += 1
-    while min(end_old, end_new) > start and old[end_old - 1] == new[end_new - 1]:
-        end_old, end_new = end_old - 1, end_new - 1
-    matcher = SequenceMatcher(None, old[start:end_old], new[start:end_new], autojunk=False)
-    return [
-        Hunk(start + a, start + b, tuple(new[start + c : start + d]))
-        for tag, a, b, c, d in matcher.get_opcodes()
-        if tag != "equal"
-    ]
-
-
-def merge(old: Sequence[str], changes: Sequence[Sequence[str]]) -> str | None:
-    """`old` with every one of the `changes` made to it, or None where two of them touch the same place.
-
-    Hunks that meet without a line between them count as touching: which order they belong in is not known.
-    """
-    hunks = sorted((hunk for new in changes for hunk in difference(old, new)), key=lambda hunk: (hunk.start, hunk.end))
-    if any(later.start <= earlier.end for earlier, later in pairwise(hunks)):
-        return None
-    lines, at = [], 0
-    for hunk in hunks:
-        lines += [*old[at : hunk.start], *hunk.lines]
-        at = hunk.end
-    return "".join([*lines, *old[at:]])

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.repository.candidate import Candidate, candidate, merge, split_lines
+from composer_jax.tasks.patches import merge_versions, split_lines
+from composer_jax.tasks.repository.candidate import Candidate, candidate
 from composer_jax.tasks.repository.source import parse
 
 
@@ -29,7 +30,7 @@ def combine(sources: Mapping[str, str], parts: Sequence[Candidate]) -> Candidate
             continue
         if any(text is None for text in texts) or path not in sources:
             return None
-        files[path] = merge(split_lines(sources[path]), [split_lines(text) for text in texts])
+        files[path] = merge_versions(split_lines(sources[path]), [split_lines(text) for text in texts])
         if files[path] is None:
             return None
         if path.endswith(".py"):

@@ -6,13 +6,13 @@ import ast
 import random
 from collections.abc import Sequence
 
-from composer_jax.tasks.repository.change import Change, Changes, brief
 from composer_jax.tasks.repository.entities import Definition, Entity, Function
 from composer_jax.tasks.repository.layout import fills_lines, without_elements, without_statements
+from composer_jax.tasks.repository.mutation import Mutation, Mutations, brief
 from composer_jax.tasks.repository.source import Edit, Source
 
 
-def remove_bases(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def remove_bases(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A base class goes, with the parentheses where nothing is left in them."""
     node = entity.node
     inside = sorted([*node.bases, *node.keywords], key=source.span)
@@ -23,7 +23,7 @@ def remove_bases(source: Source, entity: Entity, rng: random.Random) -> Changes:
             start, end = source.span(base)
             closing = next(token for token in source.tokens(end, len(source.text)) if token.text == ")")
             edits = (Edit(source.text.rindex("(", 0, start), closing.end),)
-        yield Change(edits, f"the base {brief(source.segment(base))} was removed", node.lineno)
+        yield Mutation(edits, f"the base {brief(source.segment(base))} was removed", node.lineno)
 
 
 def used_by_the_class(body: Sequence[ast.stmt]) -> set[str]:
@@ -39,17 +39,17 @@ def used_by_the_class(body: Sequence[ast.stmt]) -> set[str]:
     return found
 
 
-def remove_funcs(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def remove_funcs(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A method goes; of a property its setter goes with it."""
     methods = [node for node in entity.node.body if isinstance(node, Function)]
     for name in dict.fromkeys(method.name for method in methods):
         gone = [method for method in methods if method.name == name]
         if name not in used_by_the_class([node for node in entity.node.body if node not in gone]):
             edits = tuple(without_statements(source, entity.node.body, gone))
-            yield Change(edits, f"the method {brief(name)} was removed", gone[0].lineno, member=name)
+            yield Mutation(edits, f"the method {brief(name)} was removed", gone[0].lineno, member=name)
 
 
-def shuffle_methods(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def shuffle_methods(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """Methods without decorators change places, those that the class itself uses while it is made excepted."""
     used = used_by_the_class(entity.node.body)
     names = [node.name for node in entity.node.body if isinstance(node, Definition)]
@@ -70,4 +70,4 @@ def shuffle_methods(source: Source, entity: Entity, rng: random.Random) -> Chang
         if place is not method
     )
     if edits:
-        yield Change(edits, f"{len(edits)} methods changed places", entity.node.lineno)
+        yield Mutation(edits, f"{len(edits)} methods changed places", entity.node.lineno)

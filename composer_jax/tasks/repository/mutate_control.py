@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import random
 
-from composer_jax.tasks.repository.change import Change, Changes, brief
 from composer_jax.tasks.repository.entities import Entity, own_blocks, own_nodes
 from composer_jax.tasks.repository.layout import (
     block_region,
@@ -16,6 +15,7 @@ from composer_jax.tasks.repository.layout import (
     starts_line,
     without_statements,
 )
+from composer_jax.tasks.repository.mutation import Mutation, Mutations, brief
 from composer_jax.tasks.repository.source import Edit, Source
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -23,7 +23,7 @@ WRAPPERS = (ast.With, ast.AsyncWith, ast.Try, ast.TryStar)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
 
 
-def if_else_invert(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def if_else_invert(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """The branches of an `if` with an `else`, or of a conditional expression, change places."""
     for node in own_nodes(entity):
         if isinstance(node, ast.IfExp):
@@ -39,10 +39,10 @@ def if_else_invert(source: Source, entity: Entity, rng: random.Random) -> Change
             continue
         texts = [source.text[slice(*span)] for span in spans]
         edits = (Edit(*spans[0], texts[1]), Edit(*spans[1], texts[0]))
-        yield Change(edits, f"the branches of {brief(source.segment(node.test))} changed places", node.lineno)
+        yield Mutation(edits, f"the branches of {brief(source.segment(node.test))} changed places", node.lineno)
 
 
-def shuffle_lines(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def shuffle_lines(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """Two neighbouring statements change places, where one of them uses what the other one sets."""
     for _, block in own_blocks(entity):
         for first, second in zip(block, block[1:], strict=False):
@@ -52,7 +52,7 @@ def shuffle_lines(source: Source, entity: Entity, rng: random.Random) -> Changes
                 continue
             texts = source.segment(first), source.segment(second)
             edits = (Edit(*source.span(first), texts[1]), Edit(*source.span(second), texts[0]))
-            yield Change(edits, f"{brief(texts[0])} and {brief(texts[1])} changed places", first.lineno)
+            yield Mutation(edits, f"{brief(texts[0])} and {brief(texts[1])} changed places", first.lineno)
 
 
 def _sets(statement: ast.stmt) -> set[str]:
@@ -70,30 +70,30 @@ def _uses(statement: ast.stmt) -> set[str]:
     return {ast.unparse(node) for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute)}
 
 
-def remove_conditional(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def remove_conditional(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A whole `if` goes, or an `elif` with what comes after it."""
     return _removals(source, entity, (ast.If,))
 
 
-def remove_loop(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def remove_loop(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A whole loop goes."""
     return _removals(source, entity, LOOPS)
 
 
-def remove_assign(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def remove_assign(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """An assignment goes, plain or augmented."""
     return _removals(source, entity, (ast.Assign, ast.AugAssign, ast.AnnAssign))
 
 
-def _removals(source: Source, entity: Entity, kinds: tuple[type[ast.stmt], ...]) -> Changes:
+def _removals(source: Source, entity: Entity, kinds: tuple[type[ast.stmt], ...]) -> Mutations:
     for _, block in own_blocks(entity):
         for node in block:
             if isinstance(node, kinds) and not (isinstance(node, ast.AnnAssign) and node.value is None):
                 edits = tuple(without_statements(source, block, [node]))
-                yield Change(edits, f"{brief(source.segment(node))} was removed", node.lineno)
+                yield Mutation(edits, f"{brief(source.segment(node))} was removed", node.lineno)
 
 
-def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A `with` or a `try` goes and its body stays; of a `try` also what `else` and `finally` hold."""
     for node in own_nodes(entity):
         if not isinstance(node, WRAPPERS):
@@ -112,10 +112,10 @@ def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Change
             edit = Edit(*source.span(node), source.text[slice(*block_region(source, blocks[0]))])
         else:
             continue
-        yield Change((edit,), f"what was around {brief(source.segment(node.body[0]))} was removed", node.lineno)
+        yield Mutation((edit,), f"what was around {brief(source.segment(node.body[0]))} was removed", node.lineno)
 
 
-def drop_return(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def drop_return(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A `return` of a value goes; what the value calls is still called."""
     for _, block in own_blocks(entity):
         for node in block:
@@ -127,13 +127,13 @@ def drop_return(source: Source, entity: Entity, rng: random.Random) -> Changes:
                 edits: tuple[Edit, ...] = (Edit(start, rest),)
             else:
                 edits = tuple(without_statements(source, block, [node]))
-            yield Change(edits, f"{brief(source.segment(node))} no longer returns", node.lineno)
+            yield Mutation(edits, f"{brief(source.segment(node))} no longer returns", node.lineno)
 
 
-def swallow_except(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def swallow_except(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """An exception is caught and nothing is done about it."""
     for node in own_nodes(entity):
         if isinstance(node, ast.ExceptHandler) and not all(isinstance(part, ast.Pass) for part in node.body):
             edit = Edit(source.span(node.body[0])[0], source.span(node.body[-1])[1], "pass")
             caught = brief(source.segment(node.type)) if node.type else "any exception"
-            yield Change((edit,), f"the handler of {caught} does nothing", node.lineno)
+            yield Mutation((edit,), f"the handler of {caught} does nothing", node.lineno)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import random
 
-from composer_jax.tasks.repository.change import Change, Changes, brief, operand
 from composer_jax.tasks.repository.entities import Entity, own_nodes
+from composer_jax.tasks.repository.mutation import Mutation, Mutations, brief, operand
 from composer_jax.tasks.repository.source import STRINGS, Edit, Source, Token
 
 SAME_CLASS = (("+", "-"), ("*", "/", "//", "%"), ("<<", ">>"), ("&", "|", "^"))
@@ -53,36 +53,36 @@ def _arithmetic(source: Source, entity: Entity) -> list[tuple[ast.AST, Token]]:
     return found
 
 
-def change_operator(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def change_operator(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """Another operator of the same class: `a * b` -> `a % b`, `n << 1` -> `n >> 1`."""
     for node, operator in _arithmetic(source, entity):
         bare = operator.text.removesuffix("=")
         others = [other for group in SAME_CLASS if bare in group for other in group if other != bare]
         if others:
             new = rng.choice(others) + operator.text[len(bare) :]
-            yield Change((Edit(operator.start, operator.end, new),), f"`{operator.text}` became `{new}`", node.lineno)
+            yield Mutation((Edit(operator.start, operator.end, new),), f"`{operator.text}` became `{new}`", node.lineno)
 
 
-def flip_operator(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def flip_operator(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """The opposite operator: `a + b` -> `a - b`, `a and b` -> `a or b`, `-a` -> `a`."""
     for node, operator in _arithmetic(source, entity):
         bare = operator.text.removesuffix("=")
         if bare in OPPOSITE:
             new = OPPOSITE[bare] + operator.text[len(bare) :]
-            yield Change((Edit(operator.start, operator.end, new),), f"`{operator.text}` became `{new}`", node.lineno)
+            yield Mutation((Edit(operator.start, operator.end, new),), f"`{operator.text}` became `{new}`", node.lineno)
     for node in own_nodes(entity):
         if isinstance(node, ast.BoolOp):
             operators = [between(source, *pair) for pair in zip(node.values, node.values[1:], strict=False)]
             old, new = operators[0].text, OPPOSITE[operators[0].text]
             edits = tuple(Edit(operator.start, operator.end, new) for operator in operators)
-            yield Change(edits, f"`{old}` became `{new}`", node.lineno)
+            yield Mutation(edits, f"`{old}` became `{new}`", node.lineno)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Invert):
             if not isinstance(node.operand, ast.Constant):
                 start = source.span(node)[0]
-                yield Change((Edit(start, start + 1),), f"{brief(source.segment(node))} lost its sign", node.lineno)
+                yield Mutation((Edit(start, start + 1),), f"{brief(source.segment(node))} lost its sign", node.lineno)
 
 
-def swap_operands(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def swap_operands(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """The operands of an operator for which their order matters: `a - b` -> `b - a`, `a in b` -> `b in a`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ORDERED) and not is_text(node.left):
@@ -98,7 +98,7 @@ def swap_operands(source: Source, entity: Entity, rng: random.Random) -> Changes
         # With parentheses of its own an operand can stand anywhere.
         new_left = _moved(source, right, right_span, "", f" {sign} x")
         new_right = _moved(source, left, left_span, f"x {sign} ", "")
-        yield Change(
+        yield Mutation(
             (Edit(*left_span, new_left), Edit(*right_span, new_right)),
             f"the operands of {brief(source.segment(node))} were swapped",
             node.lineno,
@@ -111,13 +111,13 @@ def _moved(source: Source, node: ast.expr, span: tuple[int, int], before: str, a
     return operand(source, node, before, after)
 
 
-def break_chain(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def break_chain(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """One operand less: `a + b + c` -> `a + b`, `a and b` -> `a`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.BinOp) and isinstance(node.left, ast.BinOp):
             left, right = halves(source, node, node.left, node.right)
             gone = Edit(left[1], right[1]) if rng.random() < 0.5 else Edit(left[0], right[0])
-            yield Change((gone,), f"{brief(source.segment(node))} lost a part", node.lineno)
+            yield Mutation((gone,), f"{brief(source.segment(node))} lost a part", node.lineno)
         elif isinstance(node, ast.BoolOp):
             index = rng.randrange(len(node.values))
             pair = node.values[index - 1 : index + 1] if index else node.values[:2]
@@ -128,10 +128,10 @@ def break_chain(source: Source, entity: Entity, rng: random.Random) -> Changes:
                 gone = Edit(left[1], right[1])
             else:
                 gone = Edit(left[1], halves(source, node, *node.values[index : index + 2])[0][1])
-            yield Change((gone,), f"{brief(source.segment(node))} lost a part", node.lineno)
+            yield Mutation((gone,), f"{brief(source.segment(node))} lost a part", node.lineno)
 
 
-def _comparisons(source: Source, entity: Entity, table: dict[str, str]) -> Changes:
+def _comparisons(source: Source, entity: Entity, table: dict[str, str]) -> Mutations:
     for node in own_nodes(entity):
         if isinstance(node, ast.Compare):
             operands = [node.left, *node.comparators]
@@ -139,20 +139,20 @@ def _comparisons(source: Source, entity: Entity, table: dict[str, str]) -> Chang
                 operator = between(source, left, right)
                 if operator.text in table:
                     edit = Edit(operator.start, operator.end, table[operator.text])
-                    yield Change((edit,), f"`{operator.text}` became `{edit.text}`", left.end_lineno)
+                    yield Mutation((edit,), f"`{operator.text}` became `{edit.text}`", left.end_lineno)
 
 
-def compare_flip(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def compare_flip(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A comparison says the contrary: `a == b` -> `a != b`, `a < b` -> `a >= b`, `a in b` -> `a not in b`."""
     return _comparisons(source, entity, NEGATED)
 
 
-def compare_boundary(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def compare_boundary(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A comparison changes its mind about equality: `a < b` -> `a <= b`."""
     return _comparisons(source, entity, BOUNDARY)
 
 
-def negate_condition(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def negate_condition(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A condition is negated, or loses its `not`. Not those of `while`, which would rarely end."""
     endless = [node.test for node in own_nodes(entity) if isinstance(node, ast.While)]
     for node in own_nodes(entity):
@@ -160,10 +160,10 @@ def negate_condition(source: Source, entity: Entity, rng: random.Random) -> Chan
             if not any(node is test for test in endless):
                 start = source.span(node)[0]
                 rest = next(source.tokens(start + len("not"), source.span(node)[1])).start
-                yield Change((Edit(start, rest),), f"{brief(source.segment(node))} lost its `not`", node.lineno)
+                yield Mutation((Edit(start, rest),), f"{brief(source.segment(node))} lost its `not`", node.lineno)
             continue
         tests = [node.test] if isinstance(node, ast.If | ast.IfExp) else getattr(node, "ifs", [])
         for test in tests:
             if not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)):
                 edit = Edit(*source.span(test), f"not {operand(source, test, 'not ', '')}")
-                yield Change((edit,), f"{brief(source.segment(test))} was negated", test.lineno)
+                yield Mutation((edit,), f"{brief(source.segment(test))} was negated", test.lineno)

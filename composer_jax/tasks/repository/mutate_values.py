@@ -6,9 +6,9 @@ import ast
 import random
 from collections.abc import Iterator
 
-from composer_jax.tasks.repository.change import Change, Changes, brief, operand, replaced, shape
 from composer_jax.tasks.repository.entities import Entity, own_nodes
 from composer_jax.tasks.repository.mutate_operators import halves
+from composer_jax.tasks.repository.mutation import Mutation, Mutations, brief, operand, replace_node, shape
 from composer_jax.tasks.repository.source import Edit, Source
 
 
@@ -23,15 +23,15 @@ def _is_integer(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) is int
 
 
-def change_constant(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def change_constant(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """An integer one off, a float doubled, True for False: `n * 8` -> `n * 7`."""
     for node in own_nodes(entity):
         if _is_integer(node):
-            yield replaced(source, node, _neighbour(source, node, rng))
+            yield replace_node(source, node, _neighbour(source, node, rng))
         elif isinstance(node, ast.Constant) and type(node.value) is bool:
-            yield replaced(source, node, str(not node.value))
+            yield replace_node(source, node, str(not node.value))
         elif isinstance(node, ast.Constant) and type(node.value) is float:
-            yield replaced(source, node, repr(node.value * 2 or 1.0))
+            yield replace_node(source, node, repr(node.value * 2 or 1.0))
 
 
 def _bounds(entity: Entity) -> Iterator[ast.expr]:
@@ -42,18 +42,18 @@ def _bounds(entity: Entity) -> Iterator[ast.expr]:
             yield from (bound for bound in node.args[:2] if not isinstance(bound, ast.Starred))
 
 
-def off_by_one(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def off_by_one(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A bound of a slice or a range is one off: `x[1:]` -> `x[2:]`, `range(n)` -> `range(n - 1)`."""
     for bound in _bounds(entity):
         sign = rng.choice("+-")
         one = bound.right if isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.Add | ast.Sub) else None
         if _is_integer(bound):
-            yield replaced(source, bound, _neighbour(source, bound, rng))
+            yield replace_node(source, bound, _neighbour(source, bound, rng))
         elif _is_integer(one) and one.value == 1:
             left, right = halves(source, bound, bound.left, bound.right)
-            yield Change((Edit(left[1], right[1]),), f"{brief(source.segment(bound))} lost its 1", bound.lineno)
+            yield Mutation((Edit(left[1], right[1]),), f"{brief(source.segment(bound))} lost its 1", bound.lineno)
         else:
-            yield replaced(source, bound, f"{operand(source, bound, '', f' {sign} 1')} {sign} 1")
+            yield replace_node(source, bound, f"{operand(source, bound, '', f' {sign} 1')} {sign} 1")
 
 
 def _defaults(entity: Entity) -> Iterator[ast.expr]:
@@ -68,27 +68,27 @@ def _defaults(entity: Entity) -> Iterator[ast.expr]:
         yield from (default for default in [*node.args.defaults, *node.args.kw_defaults] if default is not None)
 
 
-def wrong_default(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def wrong_default(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """Another default of a parameter, or value of a class's attribute: `width=70` -> `width=71`."""
     for default in _defaults(entity):
         if _is_integer(default):
-            yield replaced(source, default, _neighbour(source, default, rng))
+            yield replace_node(source, default, _neighbour(source, default, rng))
         elif isinstance(default, ast.Constant):
             value = default.value
             if isinstance(value, bool) or value is None:
-                yield replaced(source, default, "True" if value is False else "False")
+                yield replace_node(source, default, "True" if value is False else "False")
             elif isinstance(value, float):
-                yield replaced(source, default, repr(value * 2 or 1.0))
+                yield replace_node(source, default, repr(value * 2 or 1.0))
             elif isinstance(value, str):
-                yield replaced(source, default, '""' if value else '" "')
+                yield replace_node(source, default, '""' if value else '" "')
         elif isinstance(default, ast.Tuple | ast.List | ast.Dict) and shape(default) in _EMPTY:
-            yield replaced(source, default, "None")
+            yield replace_node(source, default, "None")
 
 
 _EMPTY = [shape(ast.parse(text, mode="eval").body) for text in ("()", "[]", "{}")]
 
 
-def swap_arguments(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def swap_arguments(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """Two neighbouring arguments of a call change places: `f(a, b)` -> `f(b, a)`."""
     for node in own_nodes(entity):
         if not isinstance(node, ast.Call):
@@ -100,13 +100,13 @@ def swap_arguments(source: Source, entity: Entity, rng: random.Random) -> Change
                 continue
             texts = source.segment(first), source.segment(second)
             edits = (Edit(*source.span(first), texts[1]), Edit(*source.span(second), texts[0]))
-            yield Change(edits, f"the arguments {brief(texts[0])} and {brief(texts[1])} changed places", first.lineno)
+            yield Mutation(edits, f"the arguments {brief(texts[0])} and {brief(texts[1])} changed places", first.lineno)
 
 
-def drop_await(source: Source, entity: Entity, rng: random.Random) -> Changes:
+def drop_await(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A coroutine is not waited for: `await f()` -> `f()`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.Await):
             start = source.span(node)[0]
             rest = next(source.tokens(start + len("await"), source.span(node)[1])).start
-            yield Change((Edit(start, rest),), f"{brief(source.segment(node))} lost its `await`", node.lineno)
+            yield Mutation((Edit(start, rest),), f"{brief(source.segment(node))} lost its `await`", node.lineno)

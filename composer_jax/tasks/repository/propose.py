@@ -14,7 +14,7 @@ from composer_jax.tasks.repository.delete_feature import Features, tests_of
 from composer_jax.tasks.repository.delete_file import delete_file
 from composer_jax.tasks.repository.entities import Entity
 from composer_jax.tasks.repository.imports import Repository
-from composer_jax.tasks.repository.mutations import MUTATIONS, applies, mutate
+from composer_jax.tasks.repository.mutate import MUTATIONS, applies, mutate
 from composer_jax.tasks.repository.stub import stub
 
 KINDS = (*(f"mutate:{kind}" for kind in MUTATIONS), "stub", "delete_feature", "delete_file")

@@ -7,7 +7,7 @@ import ast
 from composer_jax.tasks.repository.candidate import Candidate, candidate
 from composer_jax.tasks.repository.entities import Entity
 from composer_jax.tasks.repository.layout import block_region, indentation, starts_line
-from composer_jax.tasks.repository.mutations import is_sound
+from composer_jax.tasks.repository.mutate import is_sound
 from composer_jax.tasks.repository.source import Edit, apply_edits
 
 BODY = "raise NotImplementedError"

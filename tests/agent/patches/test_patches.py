@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from composer_jax.agent.patches import FilePatch, Hunk, PatchError, apply_hunks, parse
+from composer_jax.agent.patches import apply_hunks, parse_patch
+from composer_jax.tasks.patches import FilePatch, Hunk, PatchError
 
 LINES = st.lists(st.sampled_from(["a", "b", "-- x", "++ y", "@@ -1 +1 @@", "", " ", "\\ No", "c\r", "--- a/f", "é\f"]))
 TEXTS = st.one_of(
@@ -39,7 +40,7 @@ def envelope(before, after):
 def check_round_trip(before, after, context):
     if before == after:
         return
-    [patch] = parse(unified(before, after, context))
+    [patch] = parse_patch(unified(before, after, context))
     assert apply_hunks(before, patch.hunks) == after
 
 
@@ -61,7 +62,7 @@ def test_diffs_of_very_many_texts(before, after, context):
 @given(TEXTS, TEXTS)
 def test_an_envelope_of_two_texts_makes_one_of_the_other(before, after):
     before, after = f"{before}\n", f"{after}\n"
-    [patch] = parse(envelope(before, after))
+    [patch] = parse_patch(envelope(before, after))
     assert apply_hunks(before, patch.hunks) == after
 
 
@@ -92,7 +93,7 @@ NEARLY = st.one_of(st.lists(PIECES, max_size=15).map("".join), st.text(max_size=
 
 def check_no_text_breaks_it(text):
     try:
-        for patch in parse(text):
+        for patch in parse_patch(text):
             apply_hunks("a\na\n", patch.hunks)
     except PatchError as error:
         assert str(error)
@@ -130,7 +131,7 @@ def test_what_git_writes_is_understood(tmp_path):
     (tmp_path / "born").write_text("b\n")
     (tmp_path / "blank").write_text("")
     git("add", "-A")
-    patches = {patch.name: patch for patch in parse(git("diff", "--cached", "-M", "--no-rename-empty"))}
+    patches = {patch.path: patch for patch in parse_patch(git("diff", "--cached", "-M", "--no-rename-empty"))}
     assert patches == {
         "edit me": FilePatch(
             "edit me", "edit me", (Hunk(("1\n", "2\n", "3\n"), ("1\n", "2\n", "4"), 1),), executable=True
@@ -143,7 +144,7 @@ def test_what_git_writes_is_understood(tmp_path):
     }
     git("commit", "-qm", "second")
     assert {
-        patch.name: patch for patch in parse(git("format-patch", "--stdout", "-M", "--no-rename-empty", "HEAD~"))
+        patch.path: patch for patch in parse_patch(git("format-patch", "--stdout", "-M", "--no-rename-empty", "HEAD~"))
     } == patches
 
 
@@ -168,7 +169,7 @@ def test_an_envelope_in_full():
 *** End Patch"""
     first = Hunk(("        1\n", "\n"), ("        2\n", "\n"), None, ("class A:", "def f(self):"))
     last = Hunk(("tail\n",), ("tail\n", "end\n"), at_end=True)
-    assert parse(text) == [
+    assert parse_patch(text) == [
         FilePatch("a.py", "b.py", (first, last)),
         FilePatch(None, "c.py", (Hunk((), ("one\n", "\n")),)),
         FilePatch("d.py", None),
@@ -179,7 +180,7 @@ def test_an_envelope_in_full():
 
 def test_wrong_numbers_do_not_matter_where_there_is_one_place():
     text = "--- a/f\n+++ b/f\n@@ -90,7 +2,1 @@ def f():\n b\n-c\n+C\n"
-    [patch] = parse(text)
+    [patch] = parse_patch(text)
     assert apply_hunks("a\nb\nc\nd\n", patch.hunks) == "a\nb\nC\nd\n"
     assert apply_hunks("a\nb\nc", patch.hunks) == "a\nb\nC", "the last line had no end and has none"
     with pytest.raises(PatchError, match="hunk 1 fits in several places, such as lines 1 and 3; give it more"):
@@ -220,7 +221,7 @@ def test_hunks_come_in_order_and_do_not_overlap():
 )
 def test_what_is_no_patch(text, said):
     with pytest.raises(PatchError) as error:
-        parse(text)
+        parse_patch(text)
     assert said in str(error.value) and "\n" not in str(error.value)
 
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from composer_jax.agent.tools import browse, glob_pattern
-from composer_jax.agent.tools.repository import HEAD, MAX_CHARACTERS, truncate
+from composer_jax.agent.tools.truncate import HEAD, MAX_CHARACTERS, truncate_middle
 from tests.agent.tools.conftest import Asked
 
 
@@ -86,7 +86,7 @@ def test_long_lines_and_files_are_cut(talk):
 
 def test_a_file_that_claims_to_be_endless_is_not_read(tmp_path, pool):
     with open(tmp_path / "sparse", "wb") as file:
-        os.truncate(file.fileno(), 1 << 40)
+        os.truncate_middle(file.fileno(), 1 << 40)
     asked = Asked(tmp_path, pool)
     assert "bytes, more than" in asyncio.run(asked.ask("read_file", path="sparse"))
     assert asyncio.run(asked.ask("semantic_search", query="anything")) == "no match"
@@ -159,7 +159,7 @@ def test_a_pattern_made_to_take_long_does_not():
 
 def test_long_observations_keep_both_ends():
     text = "".join(f"line {number}\n" for number in range(10_000))
-    said = truncate(text)
+    said = truncate_middle(text)
     assert said.startswith(text[:HEAD]) and said.endswith(text[-(MAX_CHARACTERS - HEAD) :])
     assert f"[{len(text) - MAX_CHARACTERS} characters with" in said
-    assert truncate("x" * MAX_CHARACTERS) == "x" * MAX_CHARACTERS
+    assert truncate_middle("x" * MAX_CHARACTERS) == "x" * MAX_CHARACTERS

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_jax.agent.tools import compact, execute_call, select_tools
-from composer_jax.agent.tools.compact import MAX_CHARACTERS, TOOLS
+from composer_jax.agent.tools.compact import TOOLS
+from composer_jax.agent.tools.truncate import COMPACT_CHARACTERS
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import Malformed, ToolCall
 from composer_jax.demo.generate import generate
@@ -110,15 +111,15 @@ JSON = st.recursive(
 )
 def test_any_call_gets_a_short_answer(name, arguments):
     said = asyncio.run(execute_call(ToolCall(name, arguments), TOOLS, Workspace(task_of(FILES), None)))
-    assert isinstance(said, str) and len(said) <= MAX_CHARACTERS + 40
+    assert isinstance(said, str) and len(said) <= COMPACT_CHARACTERS + 40
 
 
 def test_long_observations_are_cut_and_say_by_how_much():
-    workspace = Workspace(task_of({"long.py": "x" * (MAX_CHARACTERS + 500)}), None)
+    workspace = Workspace(task_of({"long.py": "x" * (COMPACT_CHARACTERS + 500)}), None)
     said = ask("read", workspace, path="long.py")
-    assert said.startswith("x" * MAX_CHARACTERS + "\n")
+    assert said.startswith("x" * COMPACT_CHARACTERS + "\n")
     assert said.endswith("[500 characters dropped]")
-    assert "[7999 characters dropped]" in ask("read", workspace, path="y" * 9980)[MAX_CHARACTERS:]
+    assert "[7999 characters dropped]" in ask("read", workspace, path="y" * 9980)[COMPACT_CHARACTERS:]
 
 
 def test_files_that_are_no_text():
@@ -160,7 +161,7 @@ def test_run_tests_really_runs_them(pool):
     [
         ("raise ValueError('broken runner')", "ValueError: broken runner"),
         ("import os; os._exit(3)", "no output, exit 3"),
-        ("print('x' * 9000)", f"{'x' * MAX_CHARACTERS}\n[{9000 - MAX_CHARACTERS} characters dropped]"),
+        ("print('x' * 9000)", f"{'x' * COMPACT_CHARACTERS}\n[{9000 - COMPACT_CHARACTERS} characters dropped]"),
     ],
 )
 def test_a_broken_runner_is_reported(pool, runner, said):

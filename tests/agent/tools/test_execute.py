@@ -1,6 +1,7 @@
 """From calls to observations: strict arguments, the order of effects, reads side by side, and no call that breaks."""
 
 import asyncio
+import dataclasses
 import json
 import time
 
@@ -12,8 +13,8 @@ from composer_jax.agent import tools
 from composer_jax.agent.tools import TOOLS as ALL_TOOLS
 from composer_jax.agent.tools import execute_call, execute_calls, select_tools
 from composer_jax.agent.tools.execute import _replace_surrogates
-from composer_jax.agent.tools.repository import MAX_CHARACTERS
 from composer_jax.agent.tools.schema import ToolError, check
+from composer_jax.agent.tools.truncate import MAX_CHARACTERS
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import Malformed, ToolCall
 from composer_jax.errors import UserError
@@ -55,6 +56,40 @@ def test_a_set_is_chosen_by_name():
     with pytest.raises(UserError, match="asks for the tool 'repository/read'"):
         select_tools(("repository/read",))
     assert tools.is_finish(ToolCall("finish", {}), TOOLS) and not tools.is_finish(ToolCall("finish", {"x": 1}), TOOLS)
+
+
+OWN_TOOLS = """
+from composer_jax.agent.tools import Tool, object_schema
+
+
+async def count_files(workspace, suffix):
+    return f"{sum(path.endswith(suffix) for path in workspace.files)} files"
+
+
+COUNT = Tool(
+    "count_files",
+    "Count the files with an ending.",
+    object_schema(("suffix",), suffix={"type": "string", "description": "such as .py"}),
+    count_files,
+    read_only=True,
+)
+NOT_A_TOOL = 1
+"""
+
+
+def test_a_task_names_a_tool_of_its_users_by_import_path(tmp_path, monkeypatch):
+    (tmp_path / "my_tools.py").write_text(OWN_TOOLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = dataclasses.replace(task_of({"a.py": "", "b.txt": ""}), tools=("read", "my_tools:COUNT"))
+    selected = select_tools(task.tools)
+    assert list(selected) == ["read", "count_files"]
+    calls = [ToolCall("count_files", {"suffix": ".py"}), ToolCall("count_files", {})]
+    answers = asyncio.run(execute_calls(calls, selected, Workspace(task, None)))
+    assert answers == ["1 files", "ERROR count_files needs suffix"]
+    with pytest.raises(UserError, match="'my_tools:NOT_A_TOOL', which is a int and not a Tool"):
+        select_tools(("my_tools:NOT_A_TOOL",))
+    with pytest.raises(UserError, match="'my_tools:NONE' cannot be imported"):
+        select_tools(("my_tools:NONE",))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +182,7 @@ def test_reads_in_a_row_run_side_by_side():
         running -= 1
         return "ok"
 
-    tool = tools.Tool("slow", "Wait.", tools.tool.arguments(), slow, str, True)
+    tool = tools.Tool("slow", "Wait.", tools.tool.object_schema(), slow, str, True)
     deadline = time.monotonic() + 20
     calls = [ToolCall("slow", {}), Malformed("x", "no"), ToolCall("slow", {}), ToolCall("slow", {})]
     said = asyncio.run(execute_calls(calls, {"slow": tool}, Workspace(task_of({}), None)))
@@ -245,7 +280,7 @@ async def check_calls(repository, calls, pool=None):
         before, todos = dict(workspace.changes), workspace.todos
         said = await execute_call(call, TOOLS, workspace)
         assert said.encode() and len(said) < MAX_CHARACTERS + 200 and "root:x:0" not in said
-        if said.startswith("ERROR ") or (call.name in TOOLS and TOOLS[call.name].only_reads):
+        if said.startswith("ERROR ") or (call.name in TOOLS and TOOLS[call.name].read_only):
             assert (workspace.changes, workspace.todos) == (before, todos)
     await workspace.close()
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 
-from composer_jax.agent.tools.repository import MAX_CHARACTERS
+from composer_jax.agent.tools.truncate import MAX_CHARACTERS
 from composer_jax.sandbox import SandboxLimits, SandboxPool
 from tests.agent.tools.conftest import Asked
 

@@ -11,8 +11,8 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import Change
 from composer_jax.tasks import LogGrader, Task
 from composer_jax.tasks.formats import Options, gold_changes, prediction, read_tasks, write_predictions
-from composer_jax.tasks.formats.patches import changes_from_patch
 from composer_jax.tasks.grading import grade
+from composer_jax.tasks.patches.git_diff import changes_from_patch
 
 EVAL = {"eval_script": "echo", "log_parser": "parse_log_pytest", "eval_type": "pass_and_fail"}
 

@@ -17,7 +17,7 @@ from composer_jax.tasks.repository.build import Request, build
 from composer_jax.tasks.repository.candidate import candidate
 from composer_jax.tasks.repository.gates import break_suite, reason
 from composer_jax.tasks.repository.leaks import Readable
-from composer_jax.tasks.repository.mutations import MUTATIONS
+from composer_jax.tasks.repository.mutate import MUTATIONS
 from composer_jax.tasks.repository.trace import trace
 from composer_jax.tasks.suites.judge import PASSED
 from composer_jax.tasks.suites.run import SUITE_LIMITS, SuiteReport, TestResult

@@ -3,12 +3,10 @@
 import ast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
-from composer_jax.tasks.repository.candidate import Candidate, candidate, difference, merge, split_lines
+from composer_jax.tasks.repository.candidate import Candidate, candidate
 from composer_jax.tasks.repository.combine import combinations, combine
 
 TEXT = "def f():\n    return 1\n\n\ndef g():\n    return 2\n"
@@ -63,28 +61,6 @@ def test_the_same_file_comes_before_the_same_folder_and_order_does_not_matter():
     assert [sorted(c.files) for c in found] == [["p/a.py"], ["p/a.py", "p/b.py"]]
     assert found == list(combinations(SOURCES, [far, OTHER, TWO, ONE], seeded_random(1)))
     assert all(ast.parse(text) for c in found for text in c.files.values())
-
-
-LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\r\n", "\n"]), max_size=12)
-
-
-@given(LINES, LINES)
-def test_a_difference_makes_the_new_text_of_the_old(old, new):
-    assert merge(old, [new]) == "".join(new)
-    assert merge(old, [new, old]) == "".join(new)
-    assert all(hunk.start < hunk.end or hunk.lines for hunk in difference(old, new))
-
-
-@given(LINES, LINES, LINES)
-def test_changes_on_two_sides_of_a_line_do_not_meet(old, before, after):
-    middle = ["the middle\n"]
-    first, second = [*before, *middle, *old], [*old, *middle, *after]
-    assert merge([*old, *middle, *old], [first, second]) == "".join([*before, *middle, *after])
-
-
-@given(st.text(alphabet="a\r\n\u2028\x0c"))
-def test_lines_joined_are_the_text(text):
-    assert "".join(split_lines(text)) == text
 
 
 def test_the_id_is_that_of_kind_and_files():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.entities import entities
-from composer_jax.tasks.repository.mutations import MUTATIONS, mutate
+from composer_jax.tasks.repository.mutate import MUTATIONS, mutate
 from composer_jax.tasks.repository.propose import KINDS, PER_ENTITY, PER_KIND, propose
 from composer_jax.tasks.repository.source import Source
 

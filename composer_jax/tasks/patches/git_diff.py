@@ -1,9 +1,8 @@
-"""Diffs: what one makes of a folder, and the one that says what changed in it."""
+"""Changes of a workspace from a diff and as a diff, binary files included; git applies and writes the diff."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -11,18 +10,14 @@ from pathlib import Path, PurePosixPath
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change
-from composer_jax.tasks.formats.git import GitFailed, git
-
-_PATHS = re.compile(rb"^(?:---|\+\+\+|rename (?:from|to)|copy (?:from|to)) (.+?)\t?\r?$", re.MULTILINE)
-_BOTH = re.compile(rb"^diff --git (.+)$", re.MULTILINE)
-_ESCAPE = re.compile(rb'\\([abtnvfr"\\]|[0-7]{3})')
-_ESCAPES = dict(zip(b'abtnvfr"\\', b'\a\b\t\n\v\f\r"\\', strict=True))
+from composer_jax.tasks.git import GitError, run_git
+from composer_jax.tasks.patches.unified import header_paths
 
 
 def changes_from_patch(folder: Path, patch: str, reverse: bool = False) -> dict[str, Change]:
     """What `patch` (a unified or git diff with a/ and b/) changes in `folder`, which stays as it is.
 
-    reverse: what taking it back changes. Raises UserError, with git's words, where it does not apply.
+    reverse: what undoing the patch changes. Raises UserError with git's message where the patch does not apply.
     """
     data = patch.encode(errors="surrogateescape")
     if not data.strip():
@@ -30,42 +25,44 @@ def changes_from_patch(folder: Path, patch: str, reverse: bool = False) -> dict[
     with tempfile.TemporaryDirectory() as scratch:
         before, after = Path(scratch, "before"), Path(scratch, "after")
         before.mkdir()
-        for path in _touched(data):
+        for path in header_paths(patch):
             _copy(folder, path, before)
         shutil.copytree(before, after, symlinks=True)
+        arguments = ["apply", "--whitespace=nowarn", *(["--reverse"] if reverse else [])]
         try:
-            git("apply", "--whitespace=nowarn", *(["--reverse"] if reverse else []), cwd=after, stdin=_ended(data))
-        except GitFailed as error:
+            run_git(*arguments, cwd=after, stdin=data if data.endswith(b"\n") else data + b"\n")
+        except GitError as error:
             raise UserError(f"the patch does not fit {folder}: {str(error).splitlines()[0]}") from None
-        return _differences(before, after)
+        return _compare(before, after)
 
 
 def patch_from_changes(folder: Path | None, changes: Mapping[str, Change]) -> str:
-    """The git diff (a/, b/; binary files included) that makes of `folder` what `changes` makes of it.
+    """The git diff (a/, b/; binary files included) of applying `changes` to `folder`.
 
-    None: an empty folder. Empty folders and what is in a .git are no part of a diff.
+    None: an empty folder. Empty folders and the contents of a .git are not part of a diff.
     """
     with tempfile.TemporaryDirectory() as scratch:
         files = Path(scratch, "files")
         files.mkdir()
-        where = {"GIT_DIR": str(Path(scratch, "git")), "GIT_WORK_TREE": str(files)}
-        git("init", "--quiet", cwd=files, environment=where)
+        variables = {"GIT_DIR": str(Path(scratch, "git")), "GIT_WORK_TREE": str(files)}
+        run_git("init", "--quiet", cwd=files, environment=variables)
         Path(scratch, "git/info").mkdir(exist_ok=True)
         Path(scratch, "git/info/attributes").write_text("* -text -filter -ident !diff\n")
         for path in changes:
             if folder is not None:
                 _copy(folder, path, files)
-        trees = [_tree(files, where)]
+        trees = [_write_tree(files, variables)]
         for path in sorted(changes):
             apply_change(files, path, changes[path])
-        trees.append(_tree(files, where))
+        trees.append(_write_tree(files, variables))
         options = ("-r", "-p", "--binary", "--no-renames", "--no-ext-diff", "--no-textconv")
-        return git("diff-tree", *options, *trees, cwd=files, environment=where).decode(errors="surrogateescape")
+        diff = run_git("diff-tree", *options, *trees, cwd=files, environment=variables)
+        return diff.decode(errors="surrogateescape")
 
 
 def apply_change(folder: Path, path: str, change: Change) -> None:
-    """Makes one change in a folder of the host. Raises UserError for a path that leads out of it."""
-    target = _inside(folder, path)
+    """Writes one change to a folder of the host. Raises UserError for a path that leads out of it."""
+    target = _clear_way(folder, path)
     if change.kind == "folder" and target.is_dir() and not target.is_symlink():
         return
     if target.is_symlink() or target.is_file():
@@ -84,37 +81,18 @@ def apply_change(folder: Path, path: str, change: Change) -> None:
         target.chmod(change.mode & 0o777 | 0o600)
 
 
-def _tree(files: Path, where: Mapping[str, str]) -> str:
-    git("add", "--all", "--force", ".", cwd=files, environment=where)
-    return git("write-tree", cwd=files, environment=where).decode().strip()
-
-
-def _touched(patch: bytes) -> Iterator[str]:
-    """Every path that the headers name, and perhaps more: lines of a hunk can look like headers."""
-    for match in _PATHS.finditer(patch):
-        name = _unquoted(match[1])
-        yield from {name, name.partition("/")[2]} - {"", "dev/null"}
-    for match in _BOTH.finditer(patch):  # changes of a mode have no other header
-        both = match[1]
-        half = _unquoted(both[: len(both) // 2])  # "a/x b/x": the same path twice
-        if name := half.partition("/")[2]:
-            yield name
-
-
-def _unquoted(name: bytes) -> str:
-    """A file name as git writes it: in quotes, with escapes, where it is unusual."""
-    if name.startswith(b'"') and name.endswith(b'"'):
-        name = _ESCAPE.sub(lambda m: bytes([int(m[1], 8) % 256 if len(m[1]) == 3 else _ESCAPES[m[1][0]]]), name[1:-1])
-    return os.fsdecode(name)
+def _write_tree(files: Path, variables: Mapping[str, str]) -> str:
+    run_git("add", "--all", "--force", ".", cwd=files, environment=variables)
+    return run_git("write-tree", cwd=files, environment=variables).decode().strip()
 
 
 def _copy(folder: Path, path: str, into: Path) -> None:
-    """Copies what is at a path of a folder, if there is something."""
+    """Copies what is at a path of a folder, if anything is."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
         return
     source, target = folder / pure, into / pure
-    if any(above.is_symlink() for above in (folder / parent for parent in pure.parents)) or os.path.lexists(target):
+    if any(parent.is_symlink() for parent in (folder / parent for parent in pure.parents)) or os.path.lexists(target):
         return
     if source.is_symlink() or source.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -123,28 +101,25 @@ def _copy(folder: Path, path: str, into: Path) -> None:
         shutil.copytree(source, target, symlinks=True)
 
 
-def _inside(folder: Path, path: str) -> Path:
+def _clear_way(folder: Path, path: str) -> Path:
+    """The host path of `path`, after removing files that stand where its parent folders must be."""
     pure = PurePosixPath(path)
-    above = [folder / parent for parent in pure.parents][:-1]
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts or any(parent.is_symlink() for parent in above):
+    parents = [folder / parent for parent in pure.parents][:-1]
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or any(parent.is_symlink() for parent in parents):
         raise UserError(f"the path {path!r} leads out of the workspace; use a relative path without ..")
-    for parent in above:
+    for parent in parents:
         if parent.is_file():
             parent.unlink()
     return folder / pure
 
 
-def _ended(patch: bytes) -> bytes:
-    return patch if patch.endswith(b"\n") else patch + b"\n"
-
-
-def _differences(before: Path, after: Path) -> dict[str, Change]:
-    old, new = (dict(_contents(folder)) for folder in (before, after))
+def _compare(before: Path, after: Path) -> dict[str, Change]:
+    old, new = (dict(_read_folder(folder)) for folder in (before, after))
     changes = {path: change for path, change in new.items() if old.get(path) != change}
     return changes | {path: GONE for path in old.keys() - new.keys()}
 
 
-def _contents(folder: Path) -> Iterator[tuple[str, Change]]:
+def _read_folder(folder: Path) -> Iterator[tuple[str, Change]]:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():

@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.entities import entities
-from composer_jax.tasks.repository.mutations import MUTATIONS, is_sound, mutate
+from composer_jax.tasks.repository.mutate import MUTATIONS, is_sound, mutate
 from composer_jax.tasks.repository.source import Edit, Source
 
 

@@ -11,18 +11,18 @@ from composer_jax.tasks.repository import mutate_control as control
 from composer_jax.tasks.repository import mutate_operators as operators
 from composer_jax.tasks.repository import mutate_values as values
 from composer_jax.tasks.repository.candidate import Candidate, candidate
-from composer_jax.tasks.repository.change import Changes
 from composer_jax.tasks.repository.entities import Definition, Entity
+from composer_jax.tasks.repository.mutation import Mutations
 from composer_jax.tasks.repository.source import Edit, Source, apply_edits, parse
 
-Mutation = Callable[[Source, Entity, random.Random], Changes]
+MutationOperator = Callable[[Source, Entity, random.Random], Mutations]
 
-OF_CLASSES: Mapping[str, Mutation] = {
+OF_CLASSES: Mapping[str, MutationOperator] = {
     "class_remove_bases": classes.remove_bases,
     "class_remove_funcs": classes.remove_funcs,
     "class_shuffle_methods": classes.shuffle_methods,
 }
-OF_FUNCTIONS: Mapping[str, Mutation] = {
+OF_FUNCTIONS: Mapping[str, MutationOperator] = {
     "if_else_invert": control.if_else_invert,
     "shuffle_lines": control.shuffle_lines,
     "remove_assign": control.remove_assign,
@@ -43,8 +43,8 @@ OF_FUNCTIONS: Mapping[str, Mutation] = {
     "swap_arguments": values.swap_arguments,
     "drop_await": values.drop_await,
 }
-OF_BOTH: Mapping[str, Mutation] = {"wrong_default": values.wrong_default}
-MUTATIONS: Mapping[str, Mutation] = {**OF_CLASSES, **OF_FUNCTIONS, **OF_BOTH}
+OF_BOTH: Mapping[str, MutationOperator] = {"wrong_default": values.wrong_default}
+MUTATIONS: Mapping[str, MutationOperator] = {**OF_CLASSES, **OF_FUNCTIONS, **OF_BOTH}
 
 _NOWHERE = object()
 

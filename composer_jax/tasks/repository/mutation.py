@@ -10,7 +10,7 @@ from composer_jax.tasks.repository.source import Edit, Source
 
 
 @dataclass(frozen=True)
-class Change:
+class Mutation:
     """what: a few words for people. line: where it happens, from 1. member: for a change of a class that is
     about one of its methods, the method's name."""
 
@@ -20,12 +20,13 @@ class Change:
     member: str = ""
 
 
-Changes = Iterator[Change]
+Mutations = Iterator[Mutation]
 
 
-def replaced(source: Source, node: ast.AST, text: str) -> Change:
-    """The whole of `node` becomes `text`."""
-    return Change((Edit(*source.span(node), text),), f"{brief(source.segment(node))} became {brief(text)}", node.lineno)
+def replace_node(source: Source, node: ast.expr | ast.stmt, text: str) -> Mutation:
+    """The mutation that replaces the whole of `node` by `text`."""
+    what = f"{brief(source.segment(node))} became {brief(text)}"
+    return Mutation((Edit(*source.span(node), text),), what, node.lineno)
 
 
 def brief(text: str) -> str:
