@@ -34,7 +34,7 @@ FLOORS = (
     "scale",
     "demo",
 )
-EVERYWHERE = ("errors", "event_loop", "extensions", "seeds")
+EVERYWHERE = ("atomic_write", "errors", "event_loop", "extensions", "seeds")
 
 # What still has to leave the floors below demo/.
 IMPORTS_DEMO = ("stages", "models.model_def", "data.pipeline", "tasks.source")

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
-from composer_jax.observe.atomic import write_atomically
 
 _CONFIG = "config.json"
 _LOCK = ".lock"

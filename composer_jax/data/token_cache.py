@@ -7,13 +7,13 @@ so a changed corpus or tokenizer can never be served stale tokens.
 from __future__ import annotations
 
 import hashlib
-import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from composer_jax.atomic_write import open_atomically
 from composer_jax.data.corpus import Progress, SourceFile
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
@@ -101,12 +101,6 @@ def _read(path: Path) -> list[np.ndarray] | None:
 
 
 def _write(path: Path, documents: Sequence[np.ndarray]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            tokens = np.concatenate(documents) if documents else np.zeros(0, np.uint16)
-            np.savez(file, tokens=tokens, ends=np.cumsum([len(d) for d in documents], dtype=np.int64))
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    tokens = np.concatenate(documents) if documents else np.zeros(0, np.uint16)
+    with open_atomically(path) as file:
+        np.savez(file, tokens=tokens, ends=np.cumsum([len(d) for d in documents], dtype=np.int64))

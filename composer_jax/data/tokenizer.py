@@ -11,13 +11,13 @@ may carry a space), and white space. A backslash keeps the character that it esc
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
 
 SPECIAL = (
@@ -104,15 +104,8 @@ class Tokenizer:
         return cls(backend)
 
     def save(self, path: Path | str) -> None:
-        """Writes one JSON file. A reader sees the old file or the whole new one, never a part."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(self._backend.to_str(), encoding="utf-8")
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        """Writes one JSON file, atomically."""
+        write_atomically(path, self._backend.to_str().encode())
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, never a control token, even where the text spells one out.

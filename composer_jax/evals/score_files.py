@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.address import Address, find_weights, load_weights, network_at, tokenizer_folder
 from composer_jax.checkpoint.dtypes import require_float
 from composer_jax.errors import UserError
 from composer_jax.evals.score import Scores, check_tokens, score, windows
-from composer_jax.observe.atomic import write_atomically
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import is_first_process

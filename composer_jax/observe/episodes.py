@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
-from composer_jax.observe.atomic import write_atomically
 
 STAGES = ("before", "after", "rl")
 KINDS = ("prompt", "assistant", "tool", "summary_request", "summary", "carry")

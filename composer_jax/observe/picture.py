@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from composer_jax.observe.atomic import write_atomically
+from composer_jax.atomic_write import write_atomically
 
 Rows = Sequence[Mapping[str, Any]]
 

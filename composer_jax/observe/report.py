@@ -12,9 +12,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
 from composer_jax.observe import findings, plots
-from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.episodes import STAGES, EpisodeRecord, read_episodes
 from composer_jax.observe.metrics import read_metrics
 

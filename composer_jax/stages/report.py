@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from composer_jax.observe.atomic import write_atomically
+from composer_jax.atomic_write import write_atomically
 from composer_jax.observe.report import write_report
 from composer_jax.stages.evaluate import HELDOUT
 from composer_jax.stages.run import Run

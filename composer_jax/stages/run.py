@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from composer_jax.agent.episode import Limits
+from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.own import model_notes, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.workdir import Workdir
@@ -30,7 +31,6 @@ from composer_jax.demo.generate import FAMILIES, generate
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.models.model_def import ModelDef
-from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.context import zigzag_order

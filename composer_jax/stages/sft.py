@@ -8,6 +8,7 @@ import numpy as np
 
 from composer_jax.agent.episode import Limits
 from composer_jax.agent.summary import Compaction
+from composer_jax.atomic_write import write_atomically
 from composer_jax.data.pipeline import Trace, trace_batches
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo import bugfix, recall
@@ -16,7 +17,6 @@ from composer_jax.demo.expert import BugfixRates, Rates, RecallRates, make_trace
 from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
-from composer_jax.observe.atomic import write_atomically
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
-from composer_jax.observe.atomic import write_atomically
 
 EVERY_S = 5.0
 """How often it is written down: what a killed attempt can lose."""
