@@ -36,7 +36,7 @@ from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.rollout import Environment, Job, roll_out
 from composer_jax.sampler.policy import Sample, SamplingParams
-from composer_jax.sandbox import SandboxPool
+from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
@@ -105,7 +105,7 @@ class ScriptedSampler:
         return session
 
 
-def workers_of(pool: SandboxPool) -> list[int]:
+def workers_of(pool: LocalSandboxPool) -> list[int]:
     """The processes, on the host, that are sandboxes of the pool."""
     pid, words = pool._spawner._process.pid, b""
     while b"inside/start.py" not in words or b"--clearenv" in words:  # launcher, bubblewrap, bubblewrap, zygote
@@ -118,7 +118,7 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def crash(pool: SandboxPool, rng: random.Random) -> int:
+def crash(pool: LocalSandboxPool, rng: random.Random) -> int:
     """Kills one of the sandboxes, whatever it is doing; how many died."""
     try:
         os.kill(rng.choice(workers_of(pool)), signal.SIGKILL)
@@ -156,7 +156,7 @@ async def measure(episodes: int, share: float, folder: Path) -> dict[str, object
     rng, crashes, owed, events = random.Random(0), 0, 0.0, Counter()
     results: list[Episode] = []
     started = time.monotonic()
-    async with SandboxPool(size=AT_ONCE) as pool:
+    async with LocalSandboxPool(size=AT_ONCE) as pool:
         with Progress(episodes, "episodes", "play") as progress:
 
             def done(episode: Episode) -> None:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from composer_jax.sandbox import RunResult, Sandbox, SandboxPool, Tree
+from composer_jax.sandbox import LocalSandbox, LocalSandboxPool, RunResult, Tree
 from composer_jax.sandbox.mount_plan import MountPlan
 
 ROUNDS = 5  # rates are the median of this many rounds
@@ -37,15 +37,15 @@ FILES = {
 }
 
 
-Command = Callable[[Sandbox], Awaitable[RunResult]]
+Command = Callable[[LocalSandbox], Awaitable[RunResult]]
 
 
-def in_shell(sandbox: Sandbox) -> Awaitable[RunResult]:
+def in_shell(sandbox: LocalSandbox) -> Awaitable[RunResult]:
     """A small program, started by the shell."""
     return sandbox.shell("ls")
 
 
-def forked(sandbox: Sandbox) -> Awaitable[RunResult]:
+def forked(sandbox: LocalSandbox) -> Awaitable[RunResult]:
     """A small Python program, which needs no interpreter start."""
     return sandbox.run(["python", "test_stack.py"])
 
@@ -65,7 +65,7 @@ def say(text: str, end: str = "\n") -> None:
     print(text, file=sys.stderr, flush=True, end=end)
 
 
-async def ready_ms(pool: SandboxPool, count: int = 60) -> float:
+async def ready_ms(pool: LocalSandboxPool, count: int = 60) -> float:
     """Median milliseconds from ordering a sandbox to its first word, one at a time."""
     times = []
     for _ in range(count):
@@ -78,7 +78,7 @@ async def ready_ms(pool: SandboxPool, count: int = 60) -> float:
     return 1000 * statistics.median(times)
 
 
-async def command_ms(pool: SandboxPool, command: Command, count: int = 200) -> float:
+async def command_ms(pool: LocalSandboxPool, command: Command, count: int = 200) -> float:
     """Median milliseconds of one command."""
     times = []
     async with await pool.acquire(FILES) as sandbox:
@@ -90,10 +90,10 @@ async def command_ms(pool: SandboxPool, command: Command, count: int = 200) -> f
     return 1000 * statistics.median(times)
 
 
-async def per_second(pool: SandboxPool, command: Command, at_once: int) -> float:
+async def per_second(pool: LocalSandboxPool, command: Command, at_once: int) -> float:
     """Commands per second in `at_once` sandboxes: median over rounds."""
 
-    async def work(sandbox: Sandbox, end: float) -> int:
+    async def work(sandbox: LocalSandbox, end: float) -> int:
         done = 0
         while time.perf_counter() < end:
             result = await command(sandbox)
@@ -112,7 +112,7 @@ async def per_second(pool: SandboxPool, command: Command, at_once: int) -> float
     return statistics.median(rates)
 
 
-def tree_of_many_files(pool: SandboxPool, count: int = 1400) -> Tree:
+def tree_of_many_files(pool: LocalSandboxPool, count: int = 1400) -> Tree:
     """A tree like that of a repository."""
     with tempfile.TemporaryDirectory() as folder:
         for number in range(count):
@@ -122,7 +122,7 @@ def tree_of_many_files(pool: SandboxPool, count: int = 1400) -> Tree:
         return pool.tree(Path(folder))
 
 
-async def overlay_ms(pool: SandboxPool, tree: Tree, count: int = 60) -> float:
+async def overlay_ms(pool: LocalSandboxPool, tree: Tree, count: int = 60) -> float:
     """Median milliseconds of a workspace on a tree, and its first change."""
     times = []
     for _ in range(count):
@@ -135,7 +135,7 @@ async def overlay_ms(pool: SandboxPool, tree: Tree, count: int = 60) -> float:
     return 1000 * statistics.median(times)
 
 
-async def fork_depth20_ms(pool: SandboxPool, tree: Tree, count: int = 40) -> float:
+async def fork_depth20_ms(pool: LocalSandboxPool, tree: Tree, count: int = 40) -> float:
     """Median milliseconds of a fork where the tree is twenty snapshots deep."""
     times = []
     async with await pool.acquire({}, tree) as sandbox:
@@ -155,7 +155,7 @@ async def fork_depth20_ms(pool: SandboxPool, tree: Tree, count: int = 40) -> flo
 
 async def mb_at_256(count: int = 256) -> float:
     """MiB that the whole machine has less of while so many sandboxes are there."""
-    async with SandboxPool(size=count) as pool:
+    async with LocalSandboxPool(size=count) as pool:
         before = _available_mb()
         sandboxes = await asyncio.gather(*(pool.acquire({"own.txt": "x" * 10_000}) for _ in range(count)))
         for sandbox in sandboxes:
@@ -171,7 +171,7 @@ def _available_mb() -> float:
 async def measure() -> dict[str, float]:
     """All numbers of the contract."""
     cores = len(os.sched_getaffinity(0))
-    async with SandboxPool(size=cores) as pool:
+    async with LocalSandboxPool(size=cores) as pool:
         say(f"backend {pool.backend}, {cores} cores")
         results = {"ready_ms": await ready_ms(pool)}
         say(f"ready in {results['ready_ms']:.2f} ms")

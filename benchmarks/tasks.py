@@ -25,7 +25,7 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
-from composer_jax.sandbox import SandboxPool
+from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.harbor import read_task
 from composer_jax.tasks.repository.build import Request, build, install
 from composer_jax.tasks.suites.run import SUITE_LIMITS
@@ -52,7 +52,7 @@ def fetch(requirement: str, folder: Path) -> Path:
 async def measure(repository: Path, packages: Path, out: Path, count: int, runs: int) -> dict[str, object]:
     """The numbers of one package."""
     jobs = len(os.sched_getaffinity(0))
-    async with SandboxPool(SUITE_LIMITS, size=jobs) as pool:
+    async with LocalSandboxPool(SUITE_LIMITS, size=jobs) as pool:
         started = time.monotonic()
         built = await build(Request(repository, out, count, packages=packages, jobs=jobs), pool)
         generated = time.monotonic()

@@ -114,7 +114,7 @@ def generate(values):
 
 def validate(values, path):
     from composer_jax.observe.progress import Progress
-    from composer_jax.sandbox import SandboxPool
+    from composer_jax.sandbox import LocalSandboxPool
     from composer_jax.tasks import validate as library
     from composer_jax.tasks.suites.run import SUITE_LIMITS
 
@@ -122,7 +122,7 @@ def validate(values, path):
 
     async def run():
         with Progress(len(tasks), "tasks", "validate") as progress:
-            async with SandboxPool(SUITE_LIMITS, size=values.jobs) as pool:
+            async with LocalSandboxPool(SUITE_LIMITS, size=values.jobs) as pool:
                 return await library.validate(
                     tasks, pool, values.runs, values.jobs, after_task=lambda found: progress.update(last=found.verdict)
                 )

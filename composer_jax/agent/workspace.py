@@ -18,7 +18,7 @@ from composer_jax.agent.search import Embedder, Hit, SearchIndex, search
 from composer_jax.agent.todos import Todo
 from composer_jax.sandbox import (
     GONE,
-    WORKSPACES,
+    WORKSPACE_PATHS,
     Change,
     RunResult,
     Sandbox,
@@ -26,8 +26,6 @@ from composer_jax.sandbox import (
     SandboxFileError,
     SandboxPool,
 )
-from composer_jax.sandbox.container import Container
-from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
 from composer_jax.tasks.task import Task
 
@@ -48,7 +46,7 @@ class Workspace:
     def __init__(
         self,
         task: Task,
-        pool: SandboxPool | ContainerPool | None,
+        pool: SandboxPool | None,
         cache: ResultCache | None = None,
         embedder: Embedder | None = None,
         base: Path | None = None,
@@ -64,14 +62,13 @@ class Workspace:
         self._embedder = embedder
         self._base = open_base_folder(base or task.repository)
         self._room = min(MAX_CHANGED, pool.limits.workspace_mb << 19) if pool else MAX_CHANGED
-        in_container = isinstance(pool, ContainerPool)
-        self.roots: tuple[str, ...] = (pool.workspace,) if in_container else WORKSPACES
+        self.roots: tuple[str, ...] = pool.workspace_paths if pool else WORKSPACE_PATHS
         """Where commands see the workspace, by each of its names."""
-        if in_container:  # what a command changed outside of the workspace is no part of a key
+        if pool and pool.capabilities.has_writable_system:  # a key holds the changes of the workspace only
             self._cache = None
         self._turn = asyncio.Lock()  # of the sandbox
-        self._sandbox: Sandbox | Container | None = None
-        self._shell_in: Sandbox | Container | None = None  # the sandbox in which the shell has been used
+        self._sandbox: Sandbox | None = None
+        self._shell_in: Sandbox | None = None  # the sandbox in which the shell has been used
         self._shell_was_lost = False  # since the last command in it
         self._unsent: set[str] = set()  # changed here, not yet in the sandbox
         self._folders: set[str] | None = None  # folders that hold changes; None: to be found out

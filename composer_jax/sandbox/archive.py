@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from composer_jax.sandbox.change import Change
+from composer_jax.sandbox.errors import SandboxFileError
 from composer_jax.sandbox.inside import files
-from composer_jax.sandbox.sandbox import SandboxFileError
 
 
 def pack(changes: Mapping[str, Change]) -> bytes:

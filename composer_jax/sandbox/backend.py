@@ -21,7 +21,7 @@ BACKENDS = ("auto", "bubblewrap", "landlock", "subprocess")
 OLDEST = (0, 11)  # bubblewrap: first release with everything the project uses
 INSIDE = Path(__file__).parent / "inside"
 UID = 1000  # as seen from inside
-WORKSPACES = (layers.WORKSPACE, "/app", "/testbed")
+WORKSPACE_PATHS = (layers.WORKSPACE, "/app", "/testbed")
 """By these names commands find the workspace; the last two, links to the first, are those of published tasks."""
 FIRST_FREE_UID = 61_000  # what root becomes outside: not handed out by adduser, systemd or container runtimes
 
@@ -176,7 +176,9 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
         *("--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox", "--clearenv", *settings),
         *("--proc", "/proc", "--dev", "/dev", *system),
         *(word for folder in _MOUNT_POINTS for word in ("--dir", folder)),
-        *(word for alias in WORKSPACES[1:] for word in ("--symlink", "workspace", alias)),  # as published tasks say
+        *(
+            word for alias in WORKSPACE_PATHS[1:] for word in ("--symlink", "workspace", alias)
+        ),  # as published tasks say
     ]
     home = bwrap.parents[2] if bwrap.parent.name == "_bin" else bwrap.parent  # the wheel has its library beside it
     plan = {

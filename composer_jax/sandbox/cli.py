@@ -9,10 +9,11 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox.change import Change
+from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
 from composer_jax.sandbox.inside import files
 from composer_jax.sandbox.limits import MIB, SandboxLimits
-from composer_jax.sandbox.pool import SandboxPool
-from composer_jax.sandbox.sandbox import RunResult, SandboxDied, SandboxFileError
+from composer_jax.sandbox.local_pool import LocalSandboxPool
+from composer_jax.sandbox.run_result import RunResult
 
 FAILED = 125
 """Exit code for what the sandbox itself could not do, as env(1) and container engines have it."""
@@ -40,7 +41,7 @@ async def run_command(
       SandboxFileError: what the command changed cannot be written back.
     """
     folder = folder.resolve()
-    async with SandboxPool(limits, backend, size=1, network=network) as pool:
+    async with LocalSandboxPool(limits, backend, size=1, network=network) as pool:
         shown = pool.tree(packages) if packages else None
         async with await pool.acquire({}, pool.tree(folder), packages=shown, network=network) as sandbox:
             result = await sandbox.run(command, stdin=stdin)

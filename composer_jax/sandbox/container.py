@@ -15,14 +15,16 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
+from composer_jax.errors import UserError
 from composer_jax.sandbox.archive import is_same, names, pack, unpack, unpack_into
 from composer_jax.sandbox.change import GONE, Change
 from composer_jax.sandbox.container_shell import ENDED, IDLE_PROCESSES, START, Shell
 from composer_jax.sandbox.engine import OWNER, last_line, owner
-from composer_jax.sandbox.limits import MIB
-from composer_jax.sandbox.sandbox import GRACE_S, REPLY_S, RunResult, SandboxDied, SandboxFileError, unfit
+from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
+from composer_jax.sandbox.limits import GRACE_S, MIB, REPLY_S
+from composer_jax.sandbox.run_result import RunResult, reject_argv, reject_shell_command
 from composer_jax.sandbox.truncated_output import TruncatedOutput
 
 if TYPE_CHECKING:
@@ -72,8 +74,8 @@ class Container:
         Whatever it leaves running is killed, unless the shell has been used: its jobs would be killed, too.
         output_kb: what is kept of each stream; None: SandboxLimits.output_kb.
         """
-        if not argv or any("\0" in word for word in argv):
-            return RunResult("nonzero", 126, "", "no command, or one with a zero byte in it\n", 0.0, 0)
+        if rejected := reject_argv(argv):
+            return rejected
         seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
         room = (output_kb or self.limits.output_kb) * 1024
         async with self._lock:
@@ -97,8 +99,8 @@ class Container:
         A command that takes too long is killed with the shell and all its jobs. That a shell has ended, by this or by
         `exit`, is said on stderr, and the next command starts in a new one. stdin is empty.
         """
-        if refused := unfit(command):
-            return refused
+        if rejected := reject_shell_command(command):
+            return rejected
         seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
         async with self._lock:
             shell = await self._current_shell()
@@ -215,6 +217,18 @@ class Container:
                 changes[path] = change
         return dict(sorted(changes.items()))
 
+    async def snapshot(self) -> NoReturn:
+        """Raises UserError: engines freeze whole containers, not workspaces."""
+        raise UserError("a container cannot be snapshotted; take its changes() and apply() them to a new one.")
+
+    async def restore(self, tree: Path) -> NoReturn:
+        """Raises UserError, as snapshot does."""
+        raise UserError(f"a container cannot be restored to {tree}; acquire a new one with that tree.")
+
+    async def fork(self) -> NoReturn:
+        """Raises UserError, as snapshot does."""
+        raise UserError("a container cannot be forked; take its changes() and apply() them to a new one.")
+
     async def close(self) -> None:
         """Kill the container and everything in it; calling it again waits for the same."""
         if self._removal is None:
@@ -299,7 +313,7 @@ class Container:
         words = ["run", "--detach", "--pull", "never", "--name", self.name, "--label", f"{OWNER}={owner()}"]
         words += [] if network else ["--network", "none"]
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--hostname", "sandbox"]
-        words += [word for name in pool.capabilities for word in ("--cap-add", name)]
+        words += [word for name in pool.linux_capabilities for word in ("--cap-add", name)]
         words += ["--stop-signal", "KILL"]  # the shell that is process 1 would not mind another
         words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m", "--cpus", f"{pool.cpus}"]
         words += ["--pids-limit", f"{limits.processes}", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]

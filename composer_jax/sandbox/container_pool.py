@@ -20,6 +20,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox.container import Container
 from composer_jax.sandbox.engine import Engine, find_engine
 from composer_jax.sandbox.limits import SandboxLimits
+from composer_jax.sandbox.protocol import Capabilities
 from composer_jax.sandbox.tree_cache import TreeCache
 
 DEFAULT_FOLDER = "/workspace"
@@ -28,8 +29,8 @@ DEFAULT_FOLDER = "/workspace"
 class ContainerPool:
     """Sandboxes of one image; called as a SandboxPool is, but for what is said at `acquire`.
 
-    cpus: of each container. capabilities: those of its root that it keeps (KILL, CHOWN, ...). environment: variables of
-      every command. workspace: the folder of the image that counts as the workspace; None: the one in which its
+    cpus: of each container. linux_capabilities: those that its root keeps (KILL, CHOWN, ...). environment: variables
+      of every command. workspace: the folder of the image that counts as the workspace; None: the one in which its
       commands start, or /workspace.
     turns: counts the containers in use instead of size, for several pools together.
     hide_history: take away the workspace's .git, in which later commits may be seen; then it is no part of changes.
@@ -47,7 +48,7 @@ class ContainerPool:
         *,
         engine: Engine | None = None,
         cpus: float = 1.0,
-        capabilities: Sequence[str] = (),
+        linux_capabilities: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         workspace: str | None = None,
         hide_history: bool = False,
@@ -57,7 +58,7 @@ class ContainerPool:
         self.image = image
         self.limits = limits or SandboxLimits(memory_mb=2048, processes=512)
         self.cpus = cpus
-        self.capabilities = tuple(capabilities)
+        self.linux_capabilities = tuple(linux_capabilities)
         self.hide_history = hide_history
         self.environment = dict(environment or {})
         start = self.engine.working_folder(image)
@@ -74,6 +75,24 @@ class ContainerPool:
         self.trees = TreeCache(self.tree)
         self._turn = turns or asyncio.Semaphore(size)
         self._used: set[Container] = set()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What containers can do."""
+        return Capabilities(
+            can_snapshot=False,
+            can_fork=False,
+            can_mount_packages=False,
+            can_mount_tests=True,
+            can_use_network=True,
+            can_set_output_limit=True,
+            has_writable_system=True,
+        )
+
+    @property
+    def workspace_paths(self) -> tuple[str, ...]:
+        """The folder of the image that is the workspace."""
+        return (self.workspace,)
 
     def tree(self, folder: Path | None = None) -> Path | None:
         """A folder that containers can be given. It is not copied here, so it must not change."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 MIB = 1 << 20
+REPLY_S = 30.0  # longest a file operation may take before the sandbox counts as dead
+GRACE_S = 30.0  # how much longer than its own limit a command may take to report, on a machine that is overloaded
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox.inside import copies
 
 if TYPE_CHECKING:
-    from composer_jax.sandbox.pool import SandboxPool
+    from composer_jax.sandbox.local_pool import LocalSandboxPool
     from composer_jax.sandbox.spawner import Spawner
 
 MAX_DEPTH = 200
@@ -18,15 +18,15 @@ MAX_DEPTH = 200
 
 
 class Tree:
-    """A state of a workspace that never changes. Any number of sandboxes stand on it and share its files.
+    """An immutable state of a workspace. Any number of sandboxes are mounted on it and share its files.
 
-    Made by SandboxPool.tree (of a folder) and Sandbox.snapshot; belongs to that pool and ends with it. What it holds is
-    given back when nothing refers to it any more.
+    Made by LocalSandboxPool.tree (from a folder) and LocalSandbox.snapshot. It belongs to that pool and ends with it.
+    Its memory and disk are released when nothing refers to it any more.
     """
 
     def __init__(
         self,
-        pool: "SandboxPool",
+        pool: "LocalSandboxPool",
         below: "Tree | None" = None,
         *,
         base: str | None = None,

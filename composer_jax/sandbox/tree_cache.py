@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class TreeCache(Generic[T]):
-    """The trees of a pool by folder. make: SandboxPool.tree, or what another pool has for it."""
+    """The trees of a pool by folder. make: LocalSandboxPool.tree, or what another pool has for it."""
 
     def __init__(self, make: Callable[[Path], T]):
         self._make = make

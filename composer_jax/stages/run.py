@@ -39,7 +39,7 @@ from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
 from composer_jax.rl.rollout import Environment
 from composer_jax.sampler.engine import Sampler, SamplerConfig
-from composer_jax.sandbox import SandboxPool
+from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.seeds import seeded_random
 from composer_jax.stages.settings import OptimizerSettings, Settings, settings_from
 from composer_jax.stages.usage import used
@@ -269,7 +269,7 @@ class Run:
         """Sandboxes and the event loop they live in."""
         size = self.settings.agent.concurrency
         with EventLoop() as loop:
-            pool, images = SandboxPool(self.tasks.limits, size=size), ImagePools(size)
+            pool, images = LocalSandboxPool(self.tasks.limits, size=size), ImagePools(size)
             try:
                 yield Environment(self.chat, pool, self.limits, ResultCache(), images=images), loop
             finally:
@@ -283,7 +283,7 @@ class Run:
 
         async def try_one() -> str:
             async with (
-                SandboxPool(limits, size=1) as pool,
+                LocalSandboxPool(limits, size=1) as pool,
                 await pool.acquire({"hello.py": "print('ready')"}) as sandbox,
             ):
                 return (await sandbox.run(["python", "hello.py"])).stdout

@@ -20,7 +20,7 @@ from composer_jax.event_loop import EventLoop
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
-from composer_jax.sandbox import SandboxPool
+from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.run import Run
 from composer_jax.train.loop import FitPlan, fit
@@ -99,7 +99,7 @@ def _make(run: Run, tokenizer: Tokenizer, path: Path) -> None:
     rates = _rates(settings.sft.rates)
 
     async def make(progress: Progress):
-        async with SandboxPool(size=settings.agent.concurrency) as pool:
+        async with LocalSandboxPool(size=settings.agent.concurrency) as pool:
             limits = Limits(settings.agent.max_turns, 10_000, 10_000)
             return await make_traces(
                 tasks,

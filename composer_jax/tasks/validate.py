@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxPool
-from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks.formats import swe_bench
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import changes_from_texts, grade, initial_changes
@@ -98,7 +97,7 @@ async def _in_its_pool(task: Task, pool: SandboxPool, runs: int) -> Validation:
         return await _validate(task, own, runs)
 
 
-async def _validate(task: Task, pool: SandboxPool | ContainerPool, runs: int) -> Validation:
+async def _validate(task: Task, pool: SandboxPool, runs: int) -> Validation:
     nothing, solved, wrong, gold = [], [], "", gold_changes(task)
     cases = [(0.0, initial_changes(task), nothing)]
     if gold is None:

@@ -7,14 +7,14 @@ from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo.generate import generate
 from composer_jax.sampler.policy import Sample
-from composer_jax.sandbox import SandboxLimits, SandboxPool
+from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.task import Task
 
 
 @pytest.fixture(scope="session")
 def pool():
-    pool = SandboxPool(SandboxLimits(timeout_s=10), size=8)
+    pool = LocalSandboxPool(SandboxLimits(timeout_s=10), size=8)
     yield pool
     pool.kill()
 

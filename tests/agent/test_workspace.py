@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from composer_jax.agent import workspace as workspaces
 from composer_jax.agent.workspace import ATTEMPTS, Workspace
 from composer_jax.errors import UserError
-from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxFileError, SandboxPool
+from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxDied, SandboxFileError
 from composer_jax.sandbox.async_lazy import AsyncLazy
 from composer_jax.tasks.result_cache import ResultCache
 from tests.agent.conftest import task_of
@@ -247,7 +247,7 @@ def test_a_folder_is_copied_and_indexed_once_for_all_episodes(folder):
         for workspace in workspaces:
             await workspace.close()
 
-    pool = SandboxPool(size=5)
+    pool = LocalSandboxPool(size=5)
     copies = Path(pool._trees.name)
     before = set(copies.iterdir())
     asyncio.run(episodes(pool, 5))
@@ -259,7 +259,7 @@ def test_a_folder_is_copied_and_indexed_once_for_all_episodes(folder):
 
 
 def test_the_copies_of_folders_are_given_back_with_their_pool(folder):
-    pool = SandboxPool(size=1)
+    pool = LocalSandboxPool(size=1)
     tree = weakref.ref(asyncio.run(pool.trees.get(folder)))
     pool.kill()
     del pool

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.sandbox import Change, SandboxFileError, SandboxLimits, SandboxPool
+from composer_jax.sandbox import Change, LocalSandboxPool, SandboxFileError, SandboxLimits
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module", params=["overlays", "copies"])
 def any_pool(request):
     """Both ways to make a workspace."""
-    pool = SandboxPool(SandboxLimits(workspace_mb=16), size=2, overlays=request.param == "overlays")
+    pool = LocalSandboxPool(SandboxLimits(workspace_mb=16), size=2, overlays=request.param == "overlays")
     yield pool
     pool.kill()
 

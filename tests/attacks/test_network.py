@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from composer_jax.sandbox import SandboxLimits, SandboxPool
+from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 
 CALLS = {
     "tcp_to_the_host": ("socket.create_connection({tcp}, 1)", "ECONNREFUSED"),
@@ -115,7 +115,7 @@ def test_without_network_in_a_pool_that_has_one(host):
     code = REACH.format(tcp=host.tcp.getsockname(), abstract=host.abstract_name)
 
     async def go():
-        async with SandboxPool(SandboxLimits(), size=3, network=True) as pool:
+        async with LocalSandboxPool(SandboxLimits(), size=3, network=True) as pool:
             async with await pool.acquire({}) as warm, await pool.acquire({}, pool.tree()) as other:
                 fork = await other.fork()
                 for sandbox in (warm, other, fork):

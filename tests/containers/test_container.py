@@ -88,7 +88,7 @@ def test_there_is_no_network_and_no_capability(engine):
 def test_capabilities_are_those_that_were_asked_for(engine):
     async def go():
         limits = SandboxLimits(timeout_s=20, memory_mb=64, processes=32)
-        async with ContainerPool(engine.image, limits, engine=engine, capabilities=("KILL", "SETUID")) as pool:
+        async with ContainerPool(engine.image, limits, engine=engine, linux_capabilities=("KILL", "SETUID")) as pool:
             async with await pool.acquire({}) as sandbox:
                 return await sandbox.run(["cat", "/proc/self/status"])
 

@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Change, SandboxLimits, SandboxPool
+from composer_jax.sandbox import Change, LocalSandboxPool, SandboxLimits
 from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks import LogGrader, Task
 from composer_jax.tasks.formats import Options, read_tasks
@@ -81,10 +81,10 @@ def test_a_task_with_an_image_is_not_graded_outside_of_it():
     task = Task("t", "swe_bench", "heldout", "Do it.", {}, ("finish",), grader, image="some/image")
 
     async def go():
-        async with SandboxPool(size=1) as pool:
+        async with LocalSandboxPool(size=1) as pool:
             await grade(task, {}, pool)
 
     with pytest.raises(UserError, match="task t needs the image some/image; grade it in a container_pool"):
         asyncio.run(go())
-    with pytest.raises(UserError, match="needs no image; run it in a SandboxPool"):
+    with pytest.raises(UserError, match="needs no image; run it in a LocalSandboxPool"):
         container_pool(generate("bugfix", "train", 0, 0))

@@ -12,7 +12,7 @@ from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.evals.suite import Suite, run_suite
 from composer_jax.rl.rollout import Environment, Job, roll_out
 from composer_jax.sampler.policy import Policy, TrainablePolicy
-from composer_jax.sandbox import SandboxLimits, SandboxPool
+from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
@@ -34,7 +34,7 @@ TASK = Task(
 @pytest.fixture(scope="module")
 def environment():
     tokenizer = Tokenizer.train(["price() must subtract. a + b a - b edit finish path old new"] * 50, 400)
-    pool = SandboxPool(SandboxLimits(timeout_s=10), size=2)
+    pool = LocalSandboxPool(SandboxLimits(timeout_s=10), size=2)
     yield Environment(CompactFormat(tokenizer), pool, Limits(), ResultCache())
     pool.kill()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.sandbox import RunResult, Sandbox, SandboxLimits, SandboxPool, launcher
+from composer_jax.sandbox import LocalSandbox, LocalSandboxPool, RunResult, SandboxLimits, launcher
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -22,15 +22,15 @@ LIMITS = SandboxLimits(
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[SandboxPool]:
+def pool() -> Iterator[LocalSandboxPool]:
     """Made outside any event loop and used from many: what a pool promises."""
-    pool = SandboxPool(LIMITS, size=4)
+    pool = LocalSandboxPool(LIMITS, size=4)
     yield pool
     pool.kill()
 
 
 @pytest.fixture
-def run_python(pool: SandboxPool) -> Callable[..., RunResult]:
+def run_python(pool: LocalSandboxPool) -> Callable[..., RunResult]:
     """Run one Python program in a fresh sandbox and return how it ended."""
 
     def run(code: str, files: dict[str, str] | None = None, timeout_s: float = 10.0) -> RunResult:
@@ -47,7 +47,7 @@ def run_python(pool: SandboxPool) -> Callable[..., RunResult]:
     return run
 
 
-def zygote_of(pool: SandboxPool) -> int:
+def zygote_of(pool: LocalSandboxPool) -> int:
     """Pid of the zygote: the only process below the launcher whose command holds the start line."""
     pid = pool._spawner._process.pid
     while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
@@ -58,7 +58,7 @@ def zygote_of(pool: SandboxPool) -> int:
     raise AssertionError("no zygote")
 
 
-async def contents(sandbox: Sandbox) -> dict[str, bytes]:
+async def contents(sandbox: LocalSandbox) -> dict[str, bytes]:
     """Every regular file of a workspace, as it is read one by one."""
     return {path: await sandbox.read(path) for path in await sandbox.list()}
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import GONE, Change, SandboxFileError, SandboxLimits, SandboxPool
+from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxFileError, SandboxLimits
 
 
 @pytest.fixture(scope="module", params=["overlays", "copies", "subprocess"])
@@ -18,9 +18,9 @@ def any_pool(request):
     """One pool of each way to make workspaces."""
     if request.param == "subprocess":
         with pytest.warns(RuntimeWarning):
-            pool = SandboxPool(size=3, backend="subprocess")
+            pool = LocalSandboxPool(size=3, backend="subprocess")
     else:
-        pool = SandboxPool(size=3, overlays=request.param == "overlays")
+        pool = LocalSandboxPool(size=3, overlays=request.param == "overlays")
     yield pool
     pool.kill()
 
@@ -222,7 +222,7 @@ def test_little_is_told_again(pool, folder, monkeypatch):
 
 def test_more_changes_than_a_reply_can_hold_are_refused(folder):
     async def go():
-        async with SandboxPool(SandboxLimits(workspace_mb=2, file_mb=8), size=1) as pool:
+        async with LocalSandboxPool(SandboxLimits(workspace_mb=2, file_mb=8), size=1) as pool:
             async with await pool.acquire({}) as sandbox:
                 await sandbox.run(["sh", "-c", "truncate -s 5M sparse"])
                 with pytest.raises(SandboxFileError, match="more than 2097152 bytes"):

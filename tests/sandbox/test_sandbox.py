@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from composer_jax.sandbox import RunResult, SandboxDied, SandboxFileError, SandboxLimits, SandboxPool
+from composer_jax.sandbox import LocalSandboxPool, RunResult, SandboxDied, SandboxFileError, SandboxLimits
 from tests.sandbox.fixtures import LIMITS, contents
 
 
 @pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
 def pool(request):
     """All of this holds behind either kind of walls."""
-    pool = SandboxPool(LIMITS, size=4, backend=request.param)
+    pool = LocalSandboxPool(LIMITS, size=4, backend=request.param)
     yield pool
     pool.kill()
 
@@ -219,7 +219,7 @@ def test_what_was_printed_before_a_timeout_is_kept(pool):
 
 
 def test_cpu_limit_is_a_timeout():
-    pool = SandboxPool(SandboxLimits(cpu_s=1), size=1)
+    pool = LocalSandboxPool(SandboxLimits(cpu_s=1), size=1)
     try:
         for code in ("while True: pass", "import signal\nsignal.signal(24, signal.SIG_IGN)\nwhile True: pass"):
             result = command(pool, ["python", "-c", code], timeout_s=30)

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from composer_jax.sandbox import SandboxLimits, SandboxPool
+from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from tests.sandbox.fixtures import LIMITS
 
 ENDED = "the shell has ended"
@@ -176,7 +176,7 @@ def test_background_jobs_that_eat_memory_are_killed_between_commands(pool):
 
 def test_a_chatty_job_neither_blocks_nor_counts_against_later_commands():
     async def go():
-        async with SandboxPool(SandboxLimits(output_kb=4, output_stop_mb=1), size=1) as pool:
+        async with LocalSandboxPool(SandboxLimits(output_kb=4, output_stop_mb=1), size=1) as pool:
             async with await pool.acquire({}) as sandbox:
                 await sandbox.shell("(head -c 3M /dev/zero | tr '\\0' x; echo done > finished) &")
                 for _ in range(100):
@@ -228,7 +228,7 @@ def test_without_isolation_it_is_the_same_shell(trace):
     async def go():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pool = SandboxPool(size=1, backend="subprocess")
+            pool = LocalSandboxPool(size=1, backend="subprocess")
         async with pool, await pool.acquire({}) as sandbox:
             await sandbox.shell(f"X=1; sleep {trace.text} &")
             assert (await sandbox.shell("sleep 60 | cat", timeout_s=0.3)).outcome == "timeout"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxLimits, SandboxPool
+from composer_jax.sandbox import LocalSandboxPool, SandboxDied, SandboxFileError, SandboxLimits
 from tests.sandbox.fixtures import LIMITS, zygote_of
 
 
@@ -38,7 +38,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def in_pool(pool: SandboxPool, work) -> None:
+def in_pool(pool: LocalSandboxPool, work) -> None:
     asyncio.run(work(pool))
 
 
@@ -119,7 +119,7 @@ def test_a_long_chain_of_forks_keeps_every_change(pool, folder):
     in_pool(pool, work)
 
 
-def layers_of(pool: SandboxPool) -> int:
+def layers_of(pool: LocalSandboxPool) -> int:
     """Most file systems for layers that any process of the pool sees: its zygote, or a sandbox, which keeps what was
     there when it was forked."""
     mine, found = {pool._spawner._process.pid}, 0
@@ -137,7 +137,7 @@ def layers_of(pool: SandboxPool) -> int:
 
 def test_what_snapshots_hold_is_given_back(folder):
     async def work():
-        async with SandboxPool(LIMITS, size=3) as pool:
+        async with LocalSandboxPool(LIMITS, size=3) as pool:
             async with await pool.acquire({}, pool.tree(folder)) as sandbox:
                 resting = layers_of(pool)
                 trees = []
@@ -195,7 +195,7 @@ def test_a_sandbox_sees_neither_layers_nor_trees_of_others(pool, folder):
 
 def test_a_snapshot_of_a_sandbox_that_died_is_its_death(folder):
     async def work():
-        async with SandboxPool(LIMITS, size=2) as pool:
+        async with LocalSandboxPool(LIMITS, size=2) as pool:
             tree = pool.tree(folder)
             sandbox = await pool.acquire({}, tree)
             snapshot = await sandbox.snapshot()
@@ -227,7 +227,7 @@ def test_folders_that_cannot_be_trees_are_named(pool, tmp_path):
 
 def test_trees_of_another_pool_are_refused(pool, folder):
     async def work(pool):
-        async with SandboxPool(LIMITS, size=2) as other:
+        async with LocalSandboxPool(LIMITS, size=2) as other:
             tree = other.tree(folder)
             with pytest.raises(UserError, match="of another sandbox pool"):
                 await pool.acquire({}, tree)
@@ -237,7 +237,7 @@ def test_trees_of_another_pool_are_refused(pool, folder):
 
 def test_a_refused_tree_leaves_its_place_to_the_next_who_waits(folder):
     async def work():
-        async with SandboxPool(LIMITS, size=1) as pool, SandboxPool(LIMITS, size=1) as other:
+        async with LocalSandboxPool(LIMITS, size=1) as pool, LocalSandboxPool(LIMITS, size=1) as other:
             first, foreign = await pool.acquire({}), other.tree(folder)
             refused, served = (asyncio.create_task(pool.acquire({"a": "b"}, tree)) for tree in (foreign, None))
             await asyncio.sleep(0.05)
@@ -252,7 +252,7 @@ def test_a_refused_tree_leaves_its_place_to_the_next_who_waits(folder):
 
 def test_a_pool_of_one_has_no_room_for_a_fork():
     async def work():
-        async with SandboxPool(LIMITS, size=1) as pool, await pool.acquire({}) as sandbox:
+        async with LocalSandboxPool(LIMITS, size=1) as pool, await pool.acquire({}) as sandbox:
             with pytest.raises(UserError, match="size 1 has no room for a fork"):
                 await sandbox.fork()
             await sandbox.write("still", b"alive")
@@ -261,7 +261,7 @@ def test_a_pool_of_one_has_no_room_for_a_fork():
 
 
 def test_a_chain_of_snapshots_has_an_end(pool, monkeypatch):
-    monkeypatch.setattr("composer_jax.sandbox.pool.MAX_DEPTH", 3)
+    monkeypatch.setattr("composer_jax.sandbox.local_pool.MAX_DEPTH", 3)
 
     async def work(pool):
         async with await pool.acquire({"a": "b"}) as sandbox:
@@ -287,7 +287,7 @@ def test_two_hundred_snapshots_fit_into_the_kernels_page(pool):
 
 def test_a_cancelled_snapshot_ends_the_sandbox(folder):
     async def work():
-        async with SandboxPool(LIMITS, size=1) as pool:
+        async with LocalSandboxPool(LIMITS, size=1) as pool:
             sandbox = await pool.acquire({})
             os.kill(zygote_of(pool), signal.SIGSTOP)  # or the snapshot may be taken before it is cancelled
             waiting = asyncio.create_task(sandbox.snapshot())
@@ -309,7 +309,7 @@ def test_without_overlays_trees_are_copied(folder, backend):
     async def work():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of the backend that isolates nothing
-            pool = SandboxPool(SandboxLimits(), backend=backend, size=2, overlays=False)
+            pool = LocalSandboxPool(SandboxLimits(), backend=backend, size=2, overlays=False)
         async with pool:
             tree = pool.tree(folder)
             async with await pool.acquire({"new.txt": "n"}, tree) as one:
@@ -381,7 +381,7 @@ def test_a_copied_workspace_is_whole_whatever_a_command_made_of_it(backend, monk
     async def work():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            pool = SandboxPool(SandboxLimits(), backend=backend, size=4, overlays=False)
+            pool = LocalSandboxPool(SandboxLimits(), backend=backend, size=4, overlays=False)
         async with pool, await pool.acquire({"awkward.py": AWKWARD, "look.py": LOOK}) as one:
             made = await one.run([*words, "python", "awkward.py"])
             assert made.outcome == "ok", made

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.sandbox import Change, SandboxLimits, SandboxPool
+from composer_jax.sandbox import Change, LocalSandboxPool, SandboxLimits
 
 NEEDED = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 
 @pytest.fixture(scope="session")
 def pool():
-    pool = SandboxPool(SandboxLimits(timeout_s=10), size=8)
+    pool = LocalSandboxPool(SandboxLimits(timeout_s=10), size=8)
     yield pool
     pool.kill()
 

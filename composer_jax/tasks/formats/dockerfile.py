@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import WORKSPACES
+from composer_jax.sandbox import WORKSPACE_PATHS
 
 _BASES = re.compile(r"(?:docker\.io/)?(?:library/)?(?:python|debian|ubuntu)(?::[\w.-]+)?(?:@sha256:[0-9a-f]+)?")
 _TB_BASES = re.compile(r"ghcr\.io/laude-institute/t-bench/(?:ubuntu|python|debian)[\w.-]*(?::[\w.-]+)?")
@@ -159,10 +159,10 @@ def _follow(
 def _split(path: PurePosixPath) -> tuple[str, PurePosixPath]:
     """A path below one of the roots, as the root and the rest."""
     if ".." not in path.parts and "$" not in str(path):
-        for root in WORKSPACES:
+        for root in WORKSPACE_PATHS:
             if path.is_relative_to(root):
                 return root, path.relative_to(root)
-    raise NeedsContainer(f"{path} is not below {', '.join(WORKSPACES)}")
+    raise NeedsContainer(f"{path} is not below {', '.join(WORKSPACE_PATHS)}")
 
 
 def _copy(sources: list[str], context: Path, workspace: Path, inner: PurePosixPath, into: bool) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from composer_jax.sandbox import WORKSPACES, Change
+from composer_jax.sandbox import WORKSPACE_PATHS, Change
 from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.suites.protected import RUNS_BY_ITSELF, is_protected
 from composer_jax.tasks.suites.run import file_of_test
@@ -138,7 +138,7 @@ def _is_outside(path: str) -> bool:
         return ups < 0
     if ".." in parts:
         return True
-    return not any(path == top or path.startswith(f"{top}/") for top in (*WORKSPACES, *_ELSEWHERE))
+    return not any(path == top or path.startswith(f"{top}/") for top in (*WORKSPACE_PATHS, *_ELSEWHERE))
 
 
 def _of_change(task: Task, path: str, change: Change) -> Iterator[Flag]:

@@ -15,8 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from composer_jax.sandbox import Change, SandboxFileError
-from composer_jax.sandbox.container_pool import ContainerPool
+from composer_jax.sandbox import Change, SandboxFileError, SandboxPool
 from composer_jax.tasks.grader import LogGrader
 from composer_jax.tasks.grading.log_parsers import FAILED, PASSED, SKIPPED, XFAIL, parse
 from composer_jax.tasks.grading.result import Grade
@@ -32,7 +31,7 @@ _SCRIPT = "/tmp/composer-eval.sh"
 
 
 async def grade(
-    task: Task, changes: Mapping[str, Change], pool: ContainerPool, cache: ResultCache[Grade] | None
+    task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None
 ) -> Grade:
     """Grades one submission (see submission.grade). pool: of the task's image."""
     if cache is None:
@@ -41,7 +40,7 @@ async def grade(
     return await cache.get(key, lambda: _grade(task, changes, pool))
 
 
-async def _grade(task: Task, changes: Mapping[str, Change], pool: ContainerPool) -> tuple[Grade, bool]:
+async def _grade(task: Task, changes: Mapping[str, Change], pool: SandboxPool) -> tuple[Grade, bool]:
     """The grade, and whether it may be kept: not that of a run that hit a limit."""
     grader = task.grader
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, SandboxPool
-from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks.grader import CaseGrader, LogGrader, ScriptGrader, SuiteGrader
 from composer_jax.tasks.grading import cases, log, script, suite
 from composer_jax.tasks.grading.result import Grade
@@ -25,7 +24,7 @@ _HOW = {
 async def grade(
     task: Task,
     changes: Mapping[str, Change],
-    pool: SandboxPool | ContainerPool,
+    pool: SandboxPool,
     cache: ResultCache[Grade] | None = None,
 ) -> Grade:
     """Grades the workspace an episode ended with.
@@ -37,7 +36,7 @@ async def grade(
     Raises SandboxDied when the infrastructure failed three times in a row: that is nobody's reward. Raises UserError
     for a task with an image and a pool of anything but that image.
     """
-    if task.image is not None and not (isinstance(pool, ContainerPool) and pool.image == task.image):
+    if task.image is not None and pool.image != task.image:
         raise UserError(f"task {task.id} needs the image {task.image}; grade it in a container_pool(task)")
     return await _HOW[type(task.grader)](task, changes, pool, cache)
 

@@ -31,7 +31,7 @@ def container_pool(
     image, where no engine works, and where an image that is not built here was not pulled.
     """
     if task.image is None:
-        raise UserError(f"task {task.id} needs no image; run it in a SandboxPool")
+        raise UserError(f"task {task.id} needs no image; run it in a LocalSandboxPool")
     engine = engine or find_engine()
     if "build" in task.metadata and engine.call("image", "inspect", task.image).returncode:
         engine.build(task.metadata["build"], task.image)
@@ -43,7 +43,7 @@ def container_pool(
         size,
         engine=engine,
         cpus=resources.get("cpus", 1.0) or 1.0,
-        capabilities=INSTALL_CAPABILITIES if isinstance(task.grader, ScriptGrader) else (),
+        linux_capabilities=INSTALL_CAPABILITIES if isinstance(task.grader, ScriptGrader) else (),
         environment=task.metadata.get("environment"),
         turns=turns,
         hide_history=not isinstance(task.grader, ScriptGrader),  # to whom a .git may be what the task is about

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxPool
-from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.engine import Engine, find_engine, has_ended, owner
 from composer_jax.tasks.images.containers import container_pool
 from composer_jax.tasks.task import Task
@@ -25,7 +24,7 @@ class TaskWorkspace:
     """Where a task is played. pool: of its sandboxes. base: the folder of the host that holds what its workspace holds
     at first, but for the task's own files; None: nothing."""
 
-    pool: SandboxPool | ContainerPool
+    pool: SandboxPool
     base: Path | None
 
 

@@ -24,7 +24,7 @@ from typing import TextIO
 
 from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
-from composer_jax.sandbox import SandboxPool
+from composer_jax.sandbox import LocalSandboxPool, SandboxPool
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.grading import changes_from_texts
@@ -117,7 +117,7 @@ async def build(request: Request, pool: SandboxPool | None = None) -> Built:
     pool: made with SUITE_LIMITS where none is given. Raises UserError when the suite does not run.
     """
     if pool is None:
-        async with SandboxPool(SUITE_LIMITS, size=request.jobs) as pool:
+        async with LocalSandboxPool(SUITE_LIMITS, size=request.jobs) as pool:
             return await build(request, pool)
     request.out.mkdir(parents=True, exist_ok=True)
     packages = request.packages or install(request.requirements, request.out / "packages")

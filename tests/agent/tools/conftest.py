@@ -9,7 +9,7 @@ import pytest
 from composer_jax.agent.tools import execute_call, execute_calls, select_tools
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import ToolCall
-from composer_jax.sandbox import SandboxLimits, SandboxPool
+from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from tests.agent.conftest import task_of
 
 TOOLS = select_tools(("repository/*",))
@@ -77,7 +77,7 @@ def repository(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def roomy_pool():
-    pool = SandboxPool(SandboxLimits(timeout_s=10), size=8)
+    pool = LocalSandboxPool(SandboxLimits(timeout_s=10), size=8)
     yield pool
     pool.kill()
 

@@ -4,7 +4,7 @@ import asyncio
 import re
 
 from composer_jax.agent.tools.truncate import MAX_CHARACTERS
-from composer_jax.sandbox import SandboxLimits, SandboxPool
+from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from tests.agent.tools.conftest import Asked
 
 
@@ -111,7 +111,7 @@ def test_a_new_shell_is_told_of(talk):
 
 def test_what_cannot_be_kept_is_undone_and_said(repository):
     async def go():
-        pool = SandboxPool(SandboxLimits(timeout_s=10, workspace_mb=4, file_mb=100), size=2)
+        pool = LocalSandboxPool(SandboxLimits(timeout_s=10, workspace_mb=4, file_mb=100), size=2)
         asked = Asked(repository, pool)
         await asked.ask("shell", command="echo kept > kept.txt")
         said = await asked.ask("shell", command="rm kept.txt; truncate -s 50M sparse")

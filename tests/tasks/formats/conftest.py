@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from composer_jax.sandbox import SandboxLimits, SandboxPool
+from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.formats import Options
 
 BUGGY = "def double(x):\n    return x + 2\n\n\ndef half(x):\n    return x / 2\n"
@@ -96,6 +96,6 @@ def bench_row(project):
 
 @pytest.fixture(scope="session")
 def pool():
-    pool = SandboxPool(SandboxLimits(timeout_s=30), size=4)
+    pool = LocalSandboxPool(SandboxLimits(timeout_s=30), size=4)
     yield pool
     pool.kill()

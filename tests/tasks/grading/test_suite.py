@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxLimits, SandboxPool
+from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxDied, SandboxLimits
 from composer_jax.tasks import SuiteGrader, Task
 from composer_jax.tasks.grading import grade, suite
 from composer_jax.tasks.result_cache import ResultCache
@@ -375,7 +375,7 @@ def test_names_and_links_of_any_bytes_are_graded_and_remembered(pool, task, tmp_
 
 @pytest.fixture(scope="module")
 def narrow_pool():
-    pool = SandboxPool(SandboxLimits(timeout_s=10, output_kb=1), size=1)
+    pool = LocalSandboxPool(SandboxLimits(timeout_s=10, output_kb=1), size=1)
     yield pool
     pool.kill()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import SandboxPool
+from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.formats import read_tasks
 from composer_jax.tasks.harbor import read_task
 from composer_jax.tasks.repository.baseline_run import own_packages, run_baseline, suite_command, unreliable_tests
@@ -126,7 +126,7 @@ def repository(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def large_pool():
-    pool = SandboxPool(SUITE_LIMITS, size=4)
+    pool = LocalSandboxPool(SUITE_LIMITS, size=4)
     yield pool
     pool.kill()
 

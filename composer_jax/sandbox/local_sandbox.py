@@ -2,49 +2,26 @@
 
 import asyncio
 import json
-import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox.change import Change
+from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
 from composer_jax.sandbox.inside import frames
-from composer_jax.sandbox.limits import MIB
+from composer_jax.sandbox.limits import GRACE_S, MIB, REPLY_S
 from composer_jax.sandbox.mount_plan import MountPlan
+from composer_jax.sandbox.run_result import RunResult, reject_argv, reject_shell_command
 from composer_jax.sandbox.tree import Tree
 
-Outcome = Literal["ok", "nonzero", "timeout", "out_of_memory", "output_limit"]
-
-REPLY_S = 30.0  # longest a file operation may take before the sandbox counts as dead
-GRACE_S = 30.0  # how much longer than its own limit a command may take to report, on a machine that is overloaded
 LAST_CALL_S = 1.0
 MAX_HEADER = 16 * MIB  # of a reply; the worker is not trusted with the host's memory
 
 
-class SandboxDied(RuntimeError):
-    """The sandbox itself failed: infrastructure, never the fault of what ran in it. Take another one and try again."""
-
-
-class SandboxFileError(Exception):
-    """A file operation that cannot be done (missing, outside, not a file, no space): one sentence for the agent."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a command ended. `stdout` and `stderr` hold head and tail where the middle was too long."""
-
-    outcome: Outcome
-    exit_code: int  # 128 + N for signal N; 124 timeout, 137 out of memory, 153 output limit
-    stdout: str
-    stderr: str
-    seconds: float  # wall clock, measured inside
-    truncated_bytes: int  # bytes of stdout and stderr that were dropped
-
-
-class Sandbox:
-    """One isolated workspace with a worker inside; made by SandboxPool.acquire().
+class LocalSandbox:
+    """One isolated workspace with a worker inside; made by LocalSandboxPool.acquire().
 
     Calls may overlap; they are carried out one after the other. A call that is cancelled ends the sandbox, since
     nobody knows how far it came. Every call raises SandboxDied once the sandbox is gone.
@@ -81,13 +58,18 @@ class Sandbox:
         """Relative paths of all regular files, sorted."""
         return (await self._call({"op": "list"}))[0]["paths"]
 
-    async def run(self, argv: Sequence[str], *, timeout_s: float | None = None, stdin: bytes = b"") -> RunResult:
+    async def run(
+        self, argv: Sequence[str], *, timeout_s: float | None = None, stdin: bytes = b"", output_kb: int | None = None
+    ) -> RunResult:
         """Run a command in /workspace and wait until it ends; `["python", ...]` needs no interpreter start.
 
-        Whatever the command leaves running is killed. `timeout_s` defaults to SandboxLimits.timeout_s.
+        Whatever the command leaves running is killed. `timeout_s` defaults to SandboxLimits.timeout_s. Raises UserError
+        for an `output_kb`: the worker truncates output to SandboxLimits.output_kb.
         """
-        if not argv or any("\0" in word for word in argv):
-            return RunResult("nonzero", 126, "", "no command, or one with a zero byte in it\n", 0.0, 0)
+        if output_kb is not None:
+            raise UserError("a local sandbox has no output limit per command; set SandboxLimits.output_kb of its pool.")
+        if rejected := reject_argv(argv):
+            return rejected
         seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
         request = {"op": "run", "argv": list(argv), "timeout_s": seconds}
         return _result(*await self._call(request, stdin, seconds + GRACE_S))
@@ -99,8 +81,8 @@ class Sandbox:
         says so on stderr, and the next command starts in a new one, as after snapshot() and restore(). stdin is empty.
         `timeout_s` defaults to SandboxLimits.timeout_s.
         """
-        if refused := unfit(command):
-            return refused
+        if rejected := reject_shell_command(command):
+            return rejected
         seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
         request = {"op": "shell", "command": command, "timeout_s": seconds}
         header, body = await self._call(request, timeout_s=seconds + GRACE_S)
@@ -152,8 +134,8 @@ class Sandbox:
             self._stand_on(tree)
             self._order()
 
-    async def fork(self) -> "Sandbox":
-        """Another sandbox of the pool whose workspace holds the same; waits for it as SandboxPool.acquire does."""
+    async def fork(self) -> "LocalSandbox":
+        """Another sandbox of the pool whose workspace holds the same; waits for it as LocalSandboxPool.acquire does."""
         if self._pool.size == 1:
             raise UserError("a sandbox pool of size 1 has no room for a fork; make it larger.")
         tree, plan = await self._freeze(), self.plan
@@ -231,7 +213,7 @@ class Sandbox:
                 self._channel.close()
             self._pool.released(self)
 
-    async def __aenter__(self) -> "Sandbox":
+    async def __aenter__(self) -> "LocalSandbox":
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -305,16 +287,6 @@ class Sandbox:
         if not data:
             raise ConnectionError("the worker has gone")
         return data
-
-
-def unfit(command: str) -> RunResult | None:
-    """What a command gives that no shell can be told; None for any other."""
-    try:
-        if b"\0" not in os.fsencode(command):
-            return None
-    except UnicodeEncodeError:  # half of a surrogate pair that stands for no byte
-        pass
-    return RunResult("nonzero", 126, "", "a command with a zero byte or half of a surrogate pair in it\n", 0.0, 0)
 
 
 def _bytes(data: bytes | str) -> bytes:

@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from composer_jax.errors import UserError
+from composer_jax.sandbox.backend import WORKSPACE_PATHS
+from composer_jax.sandbox.errors import SandboxDied
 from composer_jax.sandbox.inside import layers
 from composer_jax.sandbox.limits import SandboxLimits
+from composer_jax.sandbox.local_sandbox import LocalSandbox
 from composer_jax.sandbox.mount_plan import EMPTY_PLAN, MountPlan
-from composer_jax.sandbox.sandbox import Sandbox, SandboxDied
+from composer_jax.sandbox.protocol import Capabilities
 from composer_jax.sandbox.spawner import Spawner, start
 from composer_jax.sandbox.tree import MAX_DEPTH, Tree, copy_folder
 from composer_jax.sandbox.tree_cache import TreeCache
@@ -26,7 +29,7 @@ END_S = 1.0  # longest between the end of a zygote's line and its own
 ATTEMPTS = 3  # a failed start is tried twice more
 
 
-class SandboxPool:
+class LocalSandboxPool:
     """Hands out fresh sandboxes. Construct it anywhere, use it from one event loop at a time.
 
     Raises UserError, from the constructor, when this machine cannot build the sandboxes asked for; RuntimeWarning
@@ -62,8 +65,8 @@ class SandboxPool:
         self.trees = TreeCache(self.tree)
         """Trees of folders that do not change, one for all who ask."""
         self._numbers = itertools.count()
-        self._warm: deque[Sandbox] = deque()
-        self._used: set[Sandbox] = set()
+        self._warm: deque[LocalSandbox] = deque()
+        self._used: set[LocalSandbox] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
         self._backend, self._spawner = start(backend, self.limits, self._trees.name, overlays, network)
@@ -73,6 +76,29 @@ class SandboxPool:
     def backend(self) -> str:
         """The backend in use: "bubblewrap", "landlock" or "subprocess"."""
         return self._backend.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the backend in use allows."""
+        return Capabilities(
+            can_snapshot=True,
+            can_fork=self.size > 1,
+            can_mount_packages=True,
+            can_mount_tests=self._backend.isolation == "namespaces",
+            can_use_network=self.network,
+            can_set_output_limit=False,
+            has_writable_system=False,
+        )
+
+    @property
+    def image(self) -> str | None:
+        """None: commands see the system of this machine."""
+        return None
+
+    @property
+    def workspace_paths(self) -> tuple[str, ...]:
+        """The absolute paths by which commands find the workspace."""
+        return WORKSPACE_PATHS
 
     def tree(self, folder: Path | None = None) -> Tree:
         """A pristine copy of a folder for any number of sandboxes, copied once; None: an empty one.
@@ -97,13 +123,15 @@ class SandboxPool:
         packages: Tree | None = None,
         tests: Tree | None = None,
         network: bool = False,
-    ) -> Sandbox:
+        grading: bool = False,
+    ) -> LocalSandbox:
         """A fresh sandbox holding `files`, on top of `tree` if there is one; waits while `size` are in use. Give it
         back with its close().
 
         packages: a folder that every Python inside can import from; seen, and not to be changed, at /opt/packages.
         tests: a folder that is seen at /tests, also read-only; /logs/verifier is then an empty folder to write to.
         network: with the network of the host, its local services included. The pool must have been made for it.
+        grading: changes nothing, since these sandboxes hide nothing.
 
         Raises UserError for trees that cannot be used so, SandboxDied when three attempts failed or the snapshots of
         the tree have gone with the process that kept them, SandboxFileError for a file that no workspace can hold.
@@ -148,13 +176,13 @@ class SandboxPool:
         while self._waiting:
             self._wake()
 
-    async def __aenter__(self) -> "SandboxPool":
+    async def __aenter__(self) -> "LocalSandboxPool":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.kill()
 
-    def _take(self, plan: MountPlan) -> Sandbox:
+    def _take(self, plan: MountPlan) -> LocalSandbox:
         """A started sandbox, perhaps not ready yet; its replacement is ordered in the same breath."""
         if not self._spawner.alive():
             self._replace_spawner()
@@ -178,7 +206,7 @@ class SandboxPool:
         while len(self._warm) > wanted:
             self._warm.pop().end("it was not needed")
 
-    def _order(self, plan: MountPlan) -> Sandbox:
+    def _order(self, plan: MountPlan) -> LocalSandbox:
         name = str(next(self._numbers))
         try:
             channel = self._spawner.spawn(name, plan.to_json())
@@ -188,7 +216,7 @@ class SandboxPool:
             self._replace_spawner()
             self.require(plan)
             channel = self._spawner.spawn(name, plan.to_json())
-        return Sandbox(name, channel, plan)
+        return LocalSandbox(name, channel, plan)
 
     def require(self, plan: MountPlan) -> None:
         """Raises what is wrong with making a sandbox of it."""
@@ -199,15 +227,15 @@ class SandboxPool:
         for shown in (plan.packages, plan.tests):
             if shown is not None and (shown.base is None or shown.layers):
                 raise UserError(
-                    "packages and tests are shown from a folder; make their tree with SandboxPool.tree(folder)."
+                    "packages and tests are shown from a folder; make their tree with LocalSandboxPool.tree(folder)."
                 )
-        if plan.tests is not None and self._backend.isolation != "namespaces":
+        if plan.tests is not None and not self.capabilities.can_mount_tests:
             raise UserError(f"the sandbox backend {self.backend!r} cannot show tests at /tests; use bubblewrap.")
-        if plan.network and not self.network:
+        if plan.network and not self.capabilities.can_use_network:
             raise UserError("this sandbox pool has no network; make it with network=True.")
 
-    def frozen(self, sandbox: Sandbox) -> Tree:
-        """What the sandbox's workspace holds; its worker is ended. (Sandbox.snapshot calls this.)"""
+    def frozen(self, sandbox: LocalSandbox) -> Tree:
+        """What the sandbox's workspace holds; its worker is ended. (LocalSandbox.snapshot calls this.)"""
         if sandbox.plan.tree.depth >= MAX_DEPTH:
             raise UserError(
                 f"the workspace stands on {MAX_DEPTH} snapshots, which is the most; take a new tree of its files."
@@ -218,8 +246,8 @@ class SandboxPool:
         weakref.finalize(tree, spawner.drop, layer)
         return tree
 
-    def restarted(self, sandbox: Sandbox) -> tuple[str, socket.socket]:
-        """Name and line of a new worker for the sandbox. (Sandbox.restore calls this.)"""
+    def restarted(self, sandbox: LocalSandbox) -> tuple[str, socket.socket]:
+        """Name and line of a new worker for the sandbox. (LocalSandbox.restore calls this.)"""
         name = str(next(self._numbers))
         channel = self._spawner.spawn(name, sandbox.plan.to_json())
         self._spawner.kill(sandbox.name)
@@ -234,8 +262,8 @@ class SandboxPool:
         while self._warm:
             self._warm.pop().end("it was not needed")
 
-    def released(self, sandbox: Sandbox) -> None:
-        """A sandbox has ended. (Sandbox.end calls this.)"""
+    def released(self, sandbox: LocalSandbox) -> None:
+        """A sandbox has ended. (LocalSandbox.end calls this.)"""
         self._spawner.kill(sandbox.name)
         if sandbox in self._used:
             self._used.remove(sandbox)
