@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.decoder import all_words, head_logits
+from composer_jax.models.decoder import all_gather_vocab, head_logits
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.models.predictions import Predictions
 from composer_jax.observe.progress import Progress
@@ -108,7 +108,7 @@ def _program(definition: ModelDef, mesh: Mesh, logits: bool):
         next_BS, scored_BS = context.shift_left(tokens_BS), context.shift_left(real_BS)
         if logits:
             logits_BSW = head_logits(states_BSD, decoder.head_weight())
-            return jnp.where(scored_BS, Predictions(logits_BSW).logprob(next_BS), 0), all_words(logits_BSW)
+            return jnp.where(scored_BS, Predictions(logits_BSW).logprob(next_BS), 0), all_gather_vocab(logits_BSW)
         position = lambda predictions, token: predictions.logprob(token)  # noqa: E731
         return (jnp.where(scored_BS, predict(decoder, position, CHUNK, (states_BSD,), next_BS), 0),)
 

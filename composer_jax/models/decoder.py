@@ -142,7 +142,7 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Float32 logits [..., vocab] of all words."""
-        return all_words(head_logits(hidden, self.head_weight()))
+        return all_gather_vocab(head_logits(hidden, self.head_weight()))
 
     def _attention_mask(self, segments_BS: jax.Array) -> AttentionMask:
         """What the tokens of this device see of their rows."""
@@ -183,7 +183,7 @@ def head_logits(hidden: jax.Array, weight_DW: jax.Array) -> jax.Array:
     return jnp.einsum("...d,dw->...w", hidden, weight_DW, preferred_element_type=jnp.float32)
 
 
-def all_words(logits: jax.Array) -> jax.Array:
+def all_gather_vocab(logits: jax.Array) -> jax.Array:
     """[...,W] of this device's words -> [..., vocab] of all of them."""
     if axis_size("tensor") == 1:
         return logits
