@@ -8,22 +8,22 @@ read and write, as traffic too; of kernels that it does not know it counts no ar
 
 import json
 
-from composer_jax.scale.topology import without_hardware
+from composer_jax.scale.topology import disable_tpu_hardware
 
 
 def main() -> None:
-    from composer_jax.scale.costs import cost_of
-    from composer_jax.scale.plan import job
+    from composer_jax.scale.costs import estimate_cost
+    from composer_jax.scale.plan import place_stage
     from configs.moonlight import get_config
 
     config = get_config("v6e").to_dict()
     config["model"] |= {"n_layers": 2, "vocab_size": 16_384, "head_chunk": None, "expert_chunk": None}
     config["mesh"] |= {"expert": 2}
     config["batch"] |= {"rows": 8}
-    wanted = job(config, "v6e:2x2", "pretrain")
-    program = wanted.work.programs["gradient"]
+    placed = place_stage(config, "v6e:2x2", "pretrain")
+    program = placed.stage.programs["gradient"]
     traced = program.function.trace(*program.arguments, **program.keywords)
-    ours = cost_of(traced.jaxpr, wanted.rules)
+    ours = estimate_cost(traced.jaxpr, placed.assumed)
     theirs = traced.lower().compile().cost_analysis()
     figures = {
         "hbm_gigabytes": round(ours.hbm_bytes() / 1e9, 1),
@@ -35,5 +35,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    without_hardware()
+    disable_tpu_hardware()
     main()

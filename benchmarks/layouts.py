@@ -9,7 +9,7 @@ import json
 import sys
 from unittest import mock
 
-from composer_jax.scale.topology import without_hardware
+from composer_jax.scale.topology import disable_tpu_hardware
 
 TOPOLOGY = "v5p:8x8x16"
 WHOLE_ROWS = {
@@ -30,7 +30,7 @@ def main() -> None:
     import jax
 
     from composer_jax.ops import splash
-    from composer_jax.scale.plan import prediction
+    from composer_jax.scale.plan import predict_stage
     from configs.kimi_k2_5 import TOKENS, get_config
 
     figures = {}
@@ -41,7 +41,7 @@ def main() -> None:
         parts = splash.MOST_PARTS if figures else 0  # of the dq that the one kernel adds up; 0 takes the two kernels
         jax.clear_caches()  # traces know nothing of this module constant
         with mock.patch.object(splash, "MOST_PARTS", parts):
-            predicted = prediction(config, TOPOLOGY, "pretrain")
+            predicted = predict_stage(config, TOPOLOGY, "pretrain")
         share = TOKENS / (config["batch"]["rows"] * config["batch"]["seq_len"])
         seconds, mfu = predicted["predicted_step_seconds"] * share, predicted["predicted_mfu"]
         profile = {kind: part * share for kind, part in predicted["profile_seconds"].items()}
@@ -51,5 +51,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    without_hardware()
+    disable_tpu_hardware()
     main()

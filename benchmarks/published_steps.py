@@ -16,7 +16,7 @@ import json
 import sys
 from unittest import mock
 
-from composer_jax.scale.topology import without_hardware
+from composer_jax.scale.topology import disable_tpu_hardware
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def compared(run: Published) -> dict:
     import jax
 
     from composer_jax.ops import splash
-    from composer_jax.scale.plan import prediction
+    from composer_jax.scale.plan import predict_stage
     from configs.kimi_k2_5 import get_config
 
     jax.clear_caches()  # traces know nothing of the module constant that is changed below
@@ -62,7 +62,7 @@ def compared(run: Published) -> dict:
     config["mesh"] |= {"data": run.devices, "expert": 1}
     config["batch"] |= {"rows": run.rows, "seq_len": run.seq_len}
     with mock.patch.object(splash, "MOST_PARTS", splash.MOST_PARTS if run.one_backward_kernel else 0):
-        predicted = prediction(config, run.topology, "pretrain")
+        predicted = predict_stage(config, run.topology, "pretrain")
     chips = predicted["chips"]
     return {
         "predicted_seconds": predicted["step_seconds"],
@@ -103,5 +103,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    without_hardware()
+    disable_tpu_hardware()
     main()

@@ -26,14 +26,14 @@ def define(values):
 
 
 def main(values):
-    from composer_jax.scale.plan import plan
-    from composer_jax.scale.table import table
+    from composer_jax.scale.plan import plan_stage
+    from composer_jax.scale.table import format_table
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    result = plan(values.config, values.topology, values.stage, say)
-    say(table(result))
+    result = plan_stage(values.config, values.topology, values.stage, log)
+    log(format_table(result))
     line = json.dumps(result)
     if values.out:
         Path(values.out).write_text(line + "\n", encoding="utf-8")
@@ -41,7 +41,7 @@ def main(values):
 
 
 if __name__ == "__main__":
-    from composer_jax.scale.topology import without_hardware
+    from composer_jax.scale.topology import disable_tpu_hardware
 
-    without_hardware()
+    disable_tpu_hardware()
     flags.run(main, define=define, processes=hosts.NO_DEVICES)

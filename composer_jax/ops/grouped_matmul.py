@@ -46,11 +46,11 @@ def ragged_dot_cost(call: Call) -> KernelCost:
     if out.ndim == 3:  # the gradient of the matrices, [E,D,F] from [T,D] and [T,F]
         return KernelCost(
             "grouped_matmul",
-            call.owned * 2.0 * x.size * y.size / rows,
-            call.owned * array_bytes(x, y) + array_bytes(out),
+            call.occupancy * 2.0 * x.size * y.size / rows,
+            call.occupancy * array_bytes(x, y) + array_bytes(out),
         )
     flops = 2.0 * x.size * out.size / rows
-    return KernelCost("grouped_matmul", call.owned * flops, call.owned * array_bytes(x, out) + array_bytes(y))
+    return KernelCost("grouped_matmul", call.occupancy * flops, call.occupancy * array_bytes(x, out) + array_bytes(y))
 
 
 @jax.custom_vjp

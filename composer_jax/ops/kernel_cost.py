@@ -28,7 +28,7 @@ class Call(NamedTuple):
     inputs: Sequence[jax.core.ShapedArray]
     outputs: Sequence[jax.core.ShapedArray]
     params: Mapping[str, Any]
-    owned: float
+    occupancy: float
     """The share of rows sorted by expert that belong to somebody, on average."""
 
 

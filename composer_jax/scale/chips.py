@@ -29,7 +29,7 @@ class Chip:
     torus_dims: int
     devices: int = 1
 
-    def closed(self, torus: Sequence[int]) -> list[bool]:
+    def ring_dims(self, torus: Sequence[int]) -> list[bool]:
         """Which dimensions of a slice are closed to rings.
 
         On v5e and v6e those of 16, a full pod; v5p and TPU7x slices of whole cubes of 4x4x4 are closed everywhere
@@ -68,5 +68,5 @@ class Efficiency:
     hop_seconds: float = 1e-6
     """Of one link; an assumption ("How to Scale Your Model" takes 0.5 to 1 microsecond)."""
 
-    def of(self, kind: str) -> float:
+    def fraction_of_peak(self, kind: str) -> float:
         return getattr(self, kind)

@@ -86,7 +86,7 @@ class Network:
     def spans(self, axes: tuple[str, ...]) -> list[Span]:
         """Those of the axes; an axis within one chip counts as two chips side by side."""
         if axes not in self._spans:
-            found = spans(self.mesh, axes, self.torus, self.chip.closed(self.torus))
+            found = spans(self.mesh, axes, self.torus, self.chip.ring_dims(self.torus))
             self._spans[axes] = found or [Span(math.prod(self.mesh.shape[a] for a in axes), 1.0)]
         return self._spans[axes]
 
@@ -103,6 +103,6 @@ class Network:
         elif collective.pattern == "all_to_all":
             moving = max(collective.bytes * span.chips / (4 * self.link * span.links) for span in found)
         else:
-            moving = collective.sent(self.mesh.shape) / self.bandwidth(collective.axes)
+            moving = collective.bytes_sent(self.mesh.shape) / self.bandwidth(collective.axes)
         hops = 1.0 if collective.pattern == "permute" else sum(span.hops for span in found)
         return moving / self.efficiency.links + hops * self.efficiency.hop_seconds

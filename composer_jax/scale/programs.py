@@ -39,18 +39,18 @@ class Program:
     arguments: tuple
     """Trees of ShapeDtypeStructs with shardings."""
     keywords: Mapping[str, Any]
-    holds: Mapping[str, Any]
+    resident: Mapping[str, Any]
     """Every array that is in HBM while the program runs, arguments included, by what it is for."""
-    makes: Mapping[str, Any]
+    outputs: Mapping[str, Any]
     """What it returns beside arguments that it overwrites."""
-    times: int = 1
+    calls_per_step: int = 1
     """Calls in a step."""
     elementwise: bool = False
     """It goes over its arguments once; its time is that of reading them and writing what it returns."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class StagePrograms:
     definition: ModelDef
     programs: Mapping[str, Program]
     flops: float
@@ -59,18 +59,18 @@ class Stage:
     """Of a step on all devices."""
 
 
-def pretrain(settings: ScaleSettings, mesh: Mesh) -> Stage:
+def pretrain(settings: ScaleSettings, mesh: Mesh) -> StagePrograms:
     weight = settings.pretrain.mtp_weight
     loss = LanguageLoss(mtp_weight=weight)
-    return _learning(settings, mesh, settings.batch, loss, LANGUAGE_FIELDS, mtp=bool(weight))
+    return _training_programs(settings, mesh, settings.batch, loss, LANGUAGE_FIELDS, mtp=bool(weight))
 
 
-def rl(settings: ScaleSettings, mesh: Mesh) -> Stage:
+def rl(settings: ScaleSettings, mesh: Mesh) -> StagePrograms:
     loss = PolicyLoss(settings.rl.ratio_low, settings.rl.ratio_high)
-    return _learning(settings, mesh, settings.rl.batch, loss, tuple(FIELDS), mtp=False)
+    return _training_programs(settings, mesh, settings.rl.batch, loss, tuple(FIELDS), mtp=False)
 
 
-def decode(settings: ScaleSettings, mesh: Mesh) -> Stage:
+def decode(settings: ScaleSettings, mesh: Mesh) -> StagePrograms:
     config = dataclasses.replace(settings.model, param_dtype=settings.decode.param_dtype, n_mtp_modules=0)
     slots, capacity = settings.decode.slots, settings.decode.capacity
     definition, shards = ModelDef(config), batch_shards(mesh)
@@ -89,36 +89,36 @@ def decode(settings: ScaleSettings, mesh: Mesh) -> Stage:
         decode_program(definition, mesh, capacity, steps=1, end_token=0),
         (*weights, state, budget),
         {},
-        holds={"params": weights[0], "router_bias": weights[1], "cache": state, "batch": budget},
-        makes={},
+        resident={"params": weights[0], "router_bias": weights[1], "cache": state, "batch": budget},
+        outputs={},
     )
     flops = slots * (forward_flops(config, capacity) - forward_flops(config, capacity - 1))
-    return Stage(definition, {"decode": program}, flops, slots)
+    return StagePrograms(definition, {"decode": program}, flops, slots)
 
 
-STAGES: dict[str, Callable[[ScaleSettings, Mesh], Stage]] = {"pretrain": pretrain, "rl": rl, "decode": decode}
-LOOPS = {DECODE_LOOP: 1.0, ROUNDS: 1.0}
+STAGES: dict[str, Callable[[ScaleSettings, Mesh], StagePrograms]] = {"pretrain": pretrain, "rl": rl, "decode": decode}
+LOOP_COUNTS = {DECODE_LOOP: 1.0, ROUNDS: 1.0}
 """How often loops run whose length the program does not say: one token is decoded, and one round of rows holds what
 belongs to a device's experts where load is balanced."""
 
 
-def owned_share(config: ModelConfig, mesh: Mesh) -> float:
+def expert_buffer_occupancy(config: ModelConfig, mesh: Mesh) -> float:
     """The share of the rows in an expert layer's buffers that belong to somebody, load being balanced: dispatch makes
     room for capacity_factor times as many, and never for more than all rows of all devices."""
     devices = math.prod(mesh.shape[axis] for axis in EXPERT_AXES)
     return 1.0 if config.dispatch == "dense" or devices == 1 else 1 / min(config.capacity_factor, devices)
 
 
-def local_bytes(tree) -> float:
+def bytes_per_device(tree) -> float:
     """Bytes of a tree of sharded arrays on one device."""
     return float(
         sum(math.prod(a.sharding.shard_shape(a.shape)) * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
     )
 
 
-def _learning(
+def _training_programs(
     settings: ScaleSettings, mesh: Mesh, batch: BatchSettings, loss: Loss, fields: tuple[str, ...], *, mtp: bool
-) -> Stage:
+) -> StagePrograms:
     config, shards = settings.model, batch_shards(mesh)
     _require_context("batch.seq_len", batch.seq_len, config)
     if batch.rows % shards:
@@ -141,18 +141,18 @@ def _learning(
             gradient,
             arguments,
             {},
-            holds=kept | {"batch": arguments[2:]} | accumulated,
-            makes={"gradient": total},
-            times=batch.accumulate,
+            resident=kept | {"batch": arguments[2:]} | accumulated,
+            outputs={"gradient": total},
+            calls_per_step=batch.accumulate,
         ),
         "update": Program(
-            update, (state, total, rate), keywords, holds=kept | {"gradient": total}, makes={}, elementwise=True
+            update, (state, total, rate), keywords, resident=kept | {"gradient": total}, outputs={}, elementwise=True
         ),
     }
     tokens = batch.rows * batch.accumulate * batch.seq_len
     counted = config if mtp else dataclasses.replace(config, n_mtp_modules=0)
     flops = 3 * batch.rows * batch.accumulate * forward_flops(counted, batch.seq_len)
-    return Stage(definition, programs, flops, tokens)
+    return StagePrograms(definition, programs, flops, tokens)
 
 
 def _weights(definition: ModelDef, mesh: Mesh):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 
-def table(plan: dict) -> str:
+def format_table(plan: dict) -> str:
     """Several small tables, each with a heading."""
     memory, times = plan["bytes_per_chip"], plan["step_seconds"]
     lines = [

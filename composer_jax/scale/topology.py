@@ -17,7 +17,7 @@ from composer_jax.scale.chips import CHIPS, Chip
 _NAME = re.compile(r"(\w+):(\d+(?:x\d+){1,2})$")
 
 
-def without_hardware() -> None:
+def disable_tpu_hardware() -> None:
     """Sets what libtpu and JAX read from the environment; call it before JAX is imported.
 
     Nothing here looks for a TPU, several processes may compile at once, and libtpu keeps its remarks to itself.

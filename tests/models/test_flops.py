@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.models.flops import forward_flops
 from composer_jax.models.model_def import ModelDef
-from composer_jax.scale.costs import Rules, cost_of
+from composer_jax.scale.costs import CostAssumptions, estimate_cost
 from tests.models.small import GROUPED_QUERY, small
 
 TOKENS = 16
@@ -34,7 +34,7 @@ def test_it_is_the_sum_of_the_products(name):
         decoder = ModelDef(config).bind(params, bias)
         return decoder.logits(decoder(row, row, row + 1).last_BSD)
 
-    found = cost_of(jax.make_jaxpr(forward)(*ModelDef(config).shapes()), Rules({})).flops()
+    found = estimate_cost(jax.make_jaxpr(forward)(*ModelDef(config).shapes()), CostAssumptions({})).flops()
     # What runs computes the whole square of scores; the formula counts the half that is seen.
     per_pair = 2 * config.n_layers * config.n_heads * (config.qk_nope_dim + config.qk_rope_dim + config.v_head_dim)
     unseen = TOKENS**2 - TOKENS * (TOKENS + 1) // 2

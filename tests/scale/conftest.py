@@ -2,7 +2,7 @@
 
 import os
 
-from composer_jax.scale.topology import without_hardware
+from composer_jax.scale.topology import disable_tpu_hardware
 
 if os.environ["JAX_PLATFORMS"] == "cpu":
-    without_hardware()
+    disable_tpu_hardware()

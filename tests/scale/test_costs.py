@@ -12,18 +12,18 @@ from jax.sharding import PartitionSpec as P
 from composer_jax.ops.grouped_matmul import grouped_matmul
 from composer_jax.ops.kernel_cost import KernelCost, kernel_cost
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.scale.costs import SMALL, Collective, Rules, cost_of
+from composer_jax.scale.costs import SMALL, Collective, CostAssumptions, estimate_cost
 
-ONE = Rules({})
+ONE = CostAssumptions({})
 
 
 def cost(function, *shapes, rules=ONE, dtype=jnp.float32):
     arguments = [jax.ShapeDtypeStruct(s, dtype) if isinstance(s, tuple) else s for s in shapes]
-    return cost_of(jax.make_jaxpr(function)(*arguments), rules)
+    return estimate_cost(jax.make_jaxpr(function)(*arguments), rules)
 
 
 def operations(region, kind):
-    return [part for _, part in region.everything() if getattr(part, "kind", "") == kind]
+    return [part for _, part in region.walk() if getattr(part, "kind", "") == kind]
 
 
 def test_a_product_counts_its_multiplications_operands_and_result():
@@ -95,10 +95,10 @@ def test_collectives_count_local_shapes_and_axes():
         passed = jax.lax.ppermute(turned * 5, "data", [(0, 1), (1, 0)])
         return jax.lax.psum(passed * 7, ("data", "expert"))
 
-    rules = Rules({"replica": 1, "context": 1, "tensor": 1} | MESH)
+    rules = CostAssumptions({"replica": 1, "context": 1, "tensor": 1} | MESH)
     region = cost(sharded(program, P(("data", "expert")), P()), (64, 16), rules=rules)
     row = 16 * 4
-    found = {(c.pattern, c.axes): c.bytes for _, c in region.everything() if isinstance(c, Collective)}
+    found = {(c.pattern, c.axes): c.bytes for _, c in region.walk() if isinstance(c, Collective)}
     assert found == {
         ("all_gather", ("data",)): 16 * row,
         ("reduce_scatter", ("expert",)): 16 * row,
@@ -106,7 +106,7 @@ def test_collectives_count_local_shapes_and_axes():
         ("permute", ("data",)): 4 * row,
         ("all_reduce", ("data", "expert")): 4 * row,
     }
-    assert region.sent(rules.sizes) == {
+    assert region.bytes_sent(rules.sizes) == {
         "data": 16 * row / 2 + 4 * row,
         "expert": 16 * row * 3 / 4 + 4 * row * 3 / 4,
         "data+expert": 2 * 4 * row * 7 / 8,
@@ -116,7 +116,7 @@ def test_collectives_count_local_shapes_and_axes():
 def test_axes_of_one_device_send_nothing():
     mesh = make_mesh(jax.devices()[:1])
     program = jax.shard_map(lambda x: jax.lax.psum(x, ("data", "expert")), mesh=mesh, in_specs=P(), out_specs=P())
-    assert cost(program, (8, 8), rules=Rules(dict(mesh.shape))).sent(mesh.shape) == {}
+    assert cost(program, (8, 8), rules=CostAssumptions(dict(mesh.shape))).bytes_sent(mesh.shape) == {}
 
 
 def test_gradients_of_gathered_weights_are_scattered():
@@ -124,10 +124,10 @@ def test_gradients_of_gathered_weights_are_scattered():
         loss = lambda w: (x @ jax.lax.all_gather(w, "data", axis=0, tiled=True)).sum()  # noqa: E731
         return jax.grad(loss)(w)
 
-    rules = Rules({"replica": 1, "context": 1, "tensor": 1} | MESH)
+    rules = CostAssumptions({"replica": 1, "context": 1, "tensor": 1} | MESH)
     region = cost(sharded(program, P("data"), P("expert"), P("data")), (16, 8), (4, 16), rules=rules)
     # The gather itself is needed for nothing but the loss, which nobody asked for.
-    found = [(c.pattern, c.axes, c.bytes) for _, c in region.everything() if isinstance(c, Collective)]
+    found = [(c.pattern, c.axes, c.bytes) for _, c in region.walk() if isinstance(c, Collective)]
     assert found == [("reduce_scatter", ("data",), 16 * 8 * 4)]
 
 
@@ -143,7 +143,7 @@ def test_grouped_products_count_the_rows_that_belong_here():
         jax.ShapeDtypeStruct((experts,), jnp.int32),
     ]
     for owned in (1.0, 0.25):
-        region = cost(jax.grad(loss, argnums=(0, 1)), *arguments, rules=Rules({}, owned=owned))
+        region = cost(jax.grad(loss, argnums=(0, 1)), *arguments, rules=CostAssumptions({}, occupancy=owned))
         products = operations(region, "grouped_matmul")
         assert len(products) == 3  # forward, of the rows, of the matrices: the TPU's branch, not the CPU's
         assert all(p.flops == owned * 2 * rows * d * f for p in products)
@@ -157,9 +157,9 @@ def test_loops_of_unknown_length_want_a_name():
         with jax.named_scope("search" if named else "other"):
             return loop(x)
 
-    rules = Rules({}, loops={"search": 3.0})
+    rules = CostAssumptions({}, loop_counts={"search": 3.0})
     assert cost(lambda x: until(x, True), (4, 4), rules=rules).flops() == 3 * 2 * 4**3
-    with pytest.raises(NotImplementedError, match="scope 'other' runs nobody knows how often"):
+    with pytest.raises(NotImplementedError, match="scope 'other' is unknown"):
         cost(lambda x: until(x, False), (4, 4), rules=rules)
 
 

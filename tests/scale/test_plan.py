@@ -10,9 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.scale.chips import Efficiency
-from composer_jax.scale.compiling import Memory, Refusal, refusal
+from composer_jax.scale.compiler import Memory, OutOfMemory, parse_out_of_memory
 from composer_jax.scale.network import Network, Span
-from composer_jax.scale.plan import memory_of, plan
+from composer_jax.scale.plan import memory_breakdown, plan_stage
 from composer_jax.scale.programs import Program
 from composer_jax.scale.topology import Slice, tpu_slice
 from tests.scale.configuration import small_config
@@ -28,13 +28,13 @@ PROGRAM = Program(
     None,
     (array(10), array(3)),
     {},
-    holds={"params": array(10), "batch": array(3), "optimizer": array(20)},
-    makes={"gradient": array(10)},
+    resident={"params": array(10), "batch": array(3), "optimizer": array(20)},
+    outputs={"gradient": array(10)},
 )
 
 
 def test_memory_is_what_is_held_what_is_made_and_what_comes_and_goes():
-    assert memory_of(PROGRAM, Memory(arguments=16.0, outputs=11.0, temporary=100.0), 1000.0) == {
+    assert memory_breakdown(PROGRAM, Memory(arguments=16.0, outputs=11.0, temporary=100.0), 1000.0) == {
         "params": 10,
         "batch": 3,
         "optimizer": 20,
@@ -47,9 +47,9 @@ def test_memory_is_what_is_held_what_is_made_and_what_comes_and_goes():
 
 
 def test_a_refusal_gives_the_compilers_numbers():
-    found = memory_of(PROGRAM, Refusal(2000.0, 1000.0, "too large"), 1000.0)
+    found = memory_breakdown(PROGRAM, OutOfMemory(2000.0, 1000.0, "too large"), 1000.0)
     assert (found["temporary"], found["total"], found["refused"]) == (2000 - 23, 2020, "too large")
-    unsaid = memory_of(PROGRAM, Refusal(None, None, "too large"), 1000.0)
+    unsaid = memory_breakdown(PROGRAM, OutOfMemory(None, None, "too large"), 1000.0)
     assert (unsaid["temporary"], unsaid["total"]) == (0, 43)
 
 
@@ -67,7 +67,7 @@ def test_a_refusal_gives_the_compilers_numbers():
     ],
 )
 def test_refusals_are_read(message, needed, available):
-    found = refusal(message)
+    found = parse_out_of_memory(message)
     assert (found.needed, found.available) == (needed, available) and "\n" not in found.message
 
 
@@ -96,7 +96,7 @@ def test_dimensions_of_other_chips():
 
 def test_unknown_stages():
     with pytest.raises(UserError, match="--stage=sft is unknown; the stages are pretrain, rl, decode"):
-        plan(small_config(), "v5e:2x2", "sft")
+        plan_stage(small_config(), "v5e:2x2", "sft")
 
 
 def test_without_libtpu_the_sentence_says_what_to_install(monkeypatch):

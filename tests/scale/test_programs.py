@@ -9,8 +9,8 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.models.flops import forward_flops
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.scale.costs import Collective, Rules, cost_of
-from composer_jax.scale.programs import LOOPS, STAGES, local_bytes, owned_share
+from composer_jax.scale.costs import Collective, CostAssumptions, estimate_cost
+from composer_jax.scale.programs import LOOP_COUNTS, STAGES, bytes_per_device, expert_buffer_occupancy
 from composer_jax.scale.settings import scale_settings
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
@@ -28,7 +28,7 @@ def stage(name, mesh=MESH, **changes):
 def test_every_program_compiles_and_holds_what_the_compiler_says(name):
     for program in stage(name).programs.values():
         compiled = program.function.trace(*program.arguments, **program.keywords).lower().compile()
-        assert compiled.memory_analysis().argument_size_in_bytes == local_bytes(program.arguments)
+        assert compiled.memory_analysis().argument_size_in_bytes == bytes_per_device(program.arguments)
 
 
 def test_a_real_state_is_what_the_abstract_one_says():
@@ -54,18 +54,18 @@ def test_the_gradient_keeps_the_optimizer_beside_it():
     gradient = work.programs["gradient"]
     params = sum(leaf.size * 2 for leaf in jax.tree.leaves(work.definition.shapes()[0]))
     # Sharded over at most 8 devices, not less than over none.
-    assert params / 8 <= local_bytes(gradient.holds["params"]) < params / 3
-    moments = 2 * local_bytes(gradient.holds["params"])
-    assert moments <= local_bytes(gradient.holds["optimizer"]) <= moments + 8
-    assert local_bytes(gradient.holds["params"]) <= local_bytes(gradient.makes["gradient"])
-    assert "accumulated" not in gradient.holds
+    assert params / 8 <= bytes_per_device(gradient.resident["params"]) < params / 3
+    moments = 2 * bytes_per_device(gradient.resident["params"])
+    assert moments <= bytes_per_device(gradient.resident["optimizer"]) <= moments + 8
+    assert bytes_per_device(gradient.resident["params"]) <= bytes_per_device(gradient.outputs["gradient"])
+    assert "accumulated" not in gradient.resident
 
 
 def test_accumulation_keeps_one_more_gradient_and_runs_more_often():
     work = stage("pretrain", batch__accumulate=3)
     gradient = work.programs["gradient"]
-    assert gradient.times == 3 and work.programs["update"].times == 1
-    assert local_bytes(gradient.holds["accumulated"]) == local_bytes(gradient.makes["gradient"])
+    assert gradient.calls_per_step == 3 and work.programs["update"].calls_per_step == 1
+    assert bytes_per_device(gradient.resident["accumulated"]) == bytes_per_device(gradient.outputs["gradient"])
     once = stage("pretrain")
     assert (work.tokens, work.flops) == (3 * once.tokens, 3 * once.flops)
 
@@ -126,18 +126,20 @@ def test_gradients_are_scattered_before_they_are_added_up(sizes):
     work = stage("pretrain", mesh, model__dispatch="ring")
     gradient = work.programs["gradient"]
     jaxpr = gradient.function.trace(*gradient.arguments).jaxpr
-    region = cost_of(jaxpr, Rules(dict(mesh.shape), owned_share(work.definition.config, mesh), LOOPS))
-    sums = [c.bytes for _, c in region.everything() if isinstance(c, Collective) and c.pattern == "all_reduce"]
-    stored = [local_bytes(leaf) for leaf in jax.tree.leaves(gradient.holds["params"])]
+    region = estimate_cost(
+        jaxpr, CostAssumptions(dict(mesh.shape), expert_buffer_occupancy(work.definition.config, mesh), LOOP_COUNTS)
+    )
+    sums = [c.bytes for _, c in region.walk() if isinstance(c, Collective) and c.pattern == "all_reduce"]
+    stored = [bytes_per_device(leaf) for leaf in jax.tree.leaves(gradient.resident["params"])]
     assert sums and max(sums) <= max(stored)
 
 
 def test_the_share_of_rows_that_belong_to_somebody():
     def share(**changes):
-        return owned_share(scale_settings(small_config(**changes)).model, MESH)
+        return expert_buffer_occupancy(scale_settings(small_config(**changes)).model, MESH)
 
     assert share(model__capacity_factor=1.25) == 1 / 1.25
     assert share(model__capacity_factor=9.0) == 1 / 2  # all rows of both devices, of which each has half
     assert share(model__dispatch="dense") == 1.0
     alone = make_mesh(jax.devices()[:1])
-    assert owned_share(scale_settings(small_config()).model, alone) == 1.0
+    assert expert_buffer_occupancy(scale_settings(small_config()).model, alone) == 1.0

@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.scale.chips import Chip, Efficiency
 from composer_jax.scale.costs import Collective, Operation, Region
-from composer_jax.scale.roofline import is_hidden, largest, operation_seconds, predict
+from composer_jax.scale.roofline import is_weight_collective, largest_costs, operation_seconds, predict_times
 
 CHIP = Chip("made up", peak_flops=100.0, hbm_bandwidth=10.0, hbm_usable=1.0, link_bandwidth=1.0, torus_dims=2)
 PERFECT = Efficiency(matmul=1.0, attention=0.5, grouped_matmul=1.0, hbm=1.0, links=1.0, hop_seconds=0.0)
@@ -43,8 +43,8 @@ def layer(times=1.0):
 
 
 def test_what_hides_behind_what():
-    times = predict(layer(), NETWORK)
-    assert (times.none, times.gathers, times.full) == (15.0, 7.0 + 3.0, 10.0)
+    times = predict_times(layer(), NETWORK)
+    assert (times.no_overlap, times.weight_gathers_overlap, times.full_overlap) == (15.0, 7.0 + 3.0, 10.0)
     assert times.profile == {"matmul": 4.0, "hbm": 1.0, "data": 7.0, "expert": 2.0, "data+expert": 1.0}
 
 
@@ -61,18 +61,22 @@ def test_what_hides_behind_what():
     ],
 )
 def test_weights_hide_and_tokens_are_waited_for(axes, hidden):
-    assert is_hidden(axes) is hidden
+    assert is_weight_collective(axes) is hidden
 
 
 def test_regions_follow_each_other_and_repeat():
     whole = Region("step", 2.0, operations=[Operation("hbm", 0.0, 30.0)], regions=[layer(3.0)])
-    times = predict(whole, NETWORK)
-    assert (times.none, times.gathers, times.full) == (2 * (3 + 45), 2 * (3 + 30), 2 * (3 + 30))
-    assert sum(times.profile.values()) == times.none
+    times = predict_times(whole, NETWORK)
+    assert (times.no_overlap, times.weight_gathers_overlap, times.full_overlap) == (
+        2 * (3 + 45),
+        2 * (3 + 30),
+        2 * (3 + 30),
+    )
+    assert sum(times.profile.values()) == times.no_overlap
 
 
 def test_the_largest_come_first_with_repetitions():
-    found = largest(Region("step", regions=[layer(3.0)]), NETWORK, most=2)
+    found = largest_costs(Region("step", regions=[layer(3.0)]), NETWORK, most=2)
     assert [(f["scope"], f["kind"], f["seconds"]) for f in found] == [
         ("a", "all_gather over data", pytest.approx(21.0)),
         ("a", "matmul", pytest.approx(12.0)),

@@ -68,7 +68,7 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+class Equation:
     primitive: str
     name: str
     """Of the kernel or the function that is called, else that of the primitive."""
@@ -79,7 +79,7 @@ class Step:
     outputs: Sequence[Value]
 
 
-def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[list[Step], list[Value]]:
+def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[list[Equation], list[Value]]:
     """The steps of a program in order, and its outputs.
 
     Args:
@@ -91,7 +91,7 @@ def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[l
       NotImplementedError: a primitive that contains a program, of which is not known what it does with it.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    steps: list[Step] = []
+    steps: list[Equation] = []
     values = dict(zip(jaxpr.invars, inputs, strict=True))
     values |= {v: Value(v.aval) for v in jaxpr.constvars}
 
@@ -109,7 +109,7 @@ def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[l
                 arguments = arguments[1:]
             if primitive == "shard_map":
                 parts = [Value(v.aval) for v in inner.invars]
-                steps += [Step(SHARD, SHARD, here, {}, [a], [p]) for a, p in zip(arguments, parts, strict=True)]
+                steps += [Equation(SHARD, SHARD, here, {}, [a], [p]) for a, p in zip(arguments, parts, strict=True)]
                 arguments = parts
             below, results = flatten(inner, arguments, kernels, here)
             steps += below
@@ -117,12 +117,12 @@ def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[l
             results = [Value(out.aval, a) for a, out in zip(arguments, equation.outvars, strict=True)]
         else:
             results = [Value(v.aval) for v in equation.outvars]
-            steps.append(Step(primitive, name, here, params, arguments, results))
+            steps.append(Equation(primitive, name, here, params, arguments, results))
         values |= dict(zip(equation.outvars, results, strict=True))
     return steps, [value(v) for v in jaxpr.outvars]
 
 
-def needed(steps: Sequence[Step], outputs: Iterable[Value]) -> tuple[list[Step], set[Value]]:
+def eliminate_dead_code(steps: Sequence[Equation], outputs: Iterable[Value]) -> tuple[list[Equation], set[Value]]:
     """The steps without those whose results nobody uses, and every value that somebody uses."""
     used, kept = set(outputs), []
     for step in reversed(steps):

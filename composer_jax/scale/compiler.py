@@ -23,7 +23,7 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Refusal:
+class OutOfMemory:
     """The compiler found no way to run the program in a device's memory."""
 
     needed: float | None
@@ -32,7 +32,7 @@ class Refusal:
     message: str
 
 
-def compile_program(function, arguments: tuple, keywords: dict) -> tuple[object, Memory | Refusal, float]:
+def compile_program(function, arguments: tuple, keywords: dict) -> tuple[object, Memory | OutOfMemory, float]:
     """Traces, lowers and compiles a jitted function at abstract arguments.
 
     Returns its closed jaxpr, what memory it needs, and the seconds that it took.
@@ -44,7 +44,7 @@ def compile_program(function, arguments: tuple, keywords: dict) -> tuple[object,
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return traced.jaxpr, refusal(str(error)), time.perf_counter() - began
+        return traced.jaxpr, parse_out_of_memory(str(error)), time.perf_counter() - began
     stats = compiled.memory_analysis()
     memory = Memory(
         float(stats.argument_size_in_bytes),
@@ -54,10 +54,10 @@ def compile_program(function, arguments: tuple, keywords: dict) -> tuple[object,
     return traced.jaxpr, memory, time.perf_counter() - began
 
 
-def refusal(message: str) -> Refusal:
+def parse_out_of_memory(message: str) -> OutOfMemory:
     """What the compiler says when memory runs out, with its numbers where they are found."""
     match = _NEEDED.search(message) or _USED.search(message)
     if match is None:
-        return Refusal(None, None, message)
+        return OutOfMemory(None, None, message)
     size, unit, available, available_unit = match.groups()
-    return Refusal(float(size) * _UNITS[unit], float(available) * _UNITS[available_unit], message.splitlines()[0])
+    return OutOfMemory(float(size) * _UNITS[unit], float(available) * _UNITS[available_unit], message.splitlines()[0])
