@@ -11,11 +11,11 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from composer_jax.checkpoint.dtypes import require_float
+from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.checkpoint.huggingface import Loaded, hf_config, load_hf, model_config, save_hf
-from composer_jax.checkpoint.huggingface.files import Folder
+from composer_jax.checkpoint.huggingface.folder import Folder
 from composer_jax.checkpoint.huggingface.save import TOKENIZER_FILES, copy_tokenizer
-from composer_jax.checkpoint.own import described_model, model_notes, restore_weights
+from composer_jax.checkpoint.native import model_notes, read_model_config, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
@@ -51,12 +51,12 @@ def find_weights(text: str) -> Address:
     return address
 
 
-def network_at(address: Address) -> ModelConfig:
+def load_model_config(address: Address) -> ModelConfig:
     """The network whose weights are there; none of them is read."""
     if address.huggingface:
         return model_config(Folder(address.path).json("config.json"))
     with CheckpointStore(address.path) as store:
-        return described_model(store)
+        return read_model_config(store)
 
 
 def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True) -> Loaded:
@@ -64,11 +64,11 @@ def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None =
 
     Of a checkpoint of ours, everything is read whatever `mtp` says, and a dtype of None keeps what it has.
     """
-    require_float(dtype)
+    require_float_dtype(dtype)
     if address.huggingface:
         return load_hf(address.path, mesh, dtype, mtp=mtp)
     with CheckpointStore(address.path) as store:
-        config = described_model(store)
+        config = read_model_config(store)
         params, bias = restore_weights(store, ModelDef(config), mesh)
     if dtype is not None:
         config = dataclasses.replace(config, param_dtype=dtype, compute_dtype=dtype)
@@ -76,7 +76,7 @@ def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None =
     return Loaded(ModelDef(config), params, bias)
 
 
-def tokenizer_folder(address: Address) -> Folder | None:
+def find_tokenizer_folder(address: Address) -> Folder | None:
     """The folder whose tokenizer belongs to the weights: theirs, or the data folder of their run."""
     folders = [Folder(address.path)]
     if folders[0].local and not address.huggingface:
@@ -100,9 +100,9 @@ def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = T
     folder = Folder(to.path)
     folder.require_empty()  # now rather than after all weights are read
     if to.huggingface:
-        hf_config(network_at(there))  # refuses before anything is read
+        hf_config(load_model_config(there))  # refuses before anything is read
     definition, params, bias = load_weights(there, dtype=dtype, mtp=mtp)
-    tokenizer = tokenizer_folder(there)
+    tokenizer = find_tokenizer_folder(there)
     if to.huggingface:
         save_hf(to.path, definition, params, bias, tokenizer=tokenizer.name if tokenizer else None)
         return to

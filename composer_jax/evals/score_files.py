@@ -10,8 +10,14 @@ import numpy as np
 import tokenizers
 
 from composer_jax.atomic_write import write_atomically
-from composer_jax.checkpoint.address import Address, find_weights, load_weights, network_at, tokenizer_folder
-from composer_jax.checkpoint.dtypes import require_float
+from composer_jax.checkpoint.address import (
+    Address,
+    find_tokenizer_folder,
+    find_weights,
+    load_model_config,
+    load_weights,
+)
+from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.errors import UserError
 from composer_jax.evals.score import Scores, check_tokens, score, windows
 from composer_jax.parallel.mesh import make_mesh
@@ -44,9 +50,9 @@ def score_files(
     use_compilation_cache()
     if (tokens is None) == (text is None):
         raise UserError("give either --tokens=FILE.npy or --text=FILE.")
-    require_float(dtype)
+    require_float_dtype(dtype)
     address = find_weights(checkpoint)
-    network = network_at(address)
+    network = load_model_config(address)
     if text is None:
         ids, scored_bytes = _load(tokens), None
     else:
@@ -87,7 +93,7 @@ def _load(tokens: str) -> np.ndarray:
 
 def _encode(address: Address, text: str) -> tuple[np.ndarray, int]:
     """Token ids of a file, and the bytes of all of them but the first, which has nothing before it to be scored by."""
-    folder = tokenizer_folder(address)
+    folder = find_tokenizer_folder(address)
     if folder is None or "tokenizer.json" not in folder.files():
         raise UserError(f"{address} has no tokenizer.json; give --tokens instead of --text.")
     try:

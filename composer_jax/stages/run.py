@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from composer_jax.agent.episode import Limits
 from composer_jax.atomic_write import write_atomically
-from composer_jax.checkpoint.own import model_notes, restore_weights
+from composer_jax.checkpoint.native import model_notes, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.data.chat import compact_json

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.huggingface import from_tensors, hf_config, load_hf, save_hf, to_tensors
-from composer_jax.checkpoint.huggingface.files import Folder, shard, write_safetensors
+from composer_jax.checkpoint.huggingface.folder import Folder
+from composer_jax.checkpoint.huggingface.safetensors_files import split_into_files, write_safetensors
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
@@ -204,7 +205,7 @@ def test_a_link_to_an_empty_folder_is_filled(tmp_path):
 
 
 def test_files_are_cut_at_the_limit():
-    assert shard({"a": 3, "b": 3, "c": 5, "d": 9, "e": 1}, 8) == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert split_into_files({"a": 3, "b": 3, "c": 5, "d": 9, "e": 1}, 8) == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
 # ------------------------------------------------------------------------------------------------------- quantised

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from absl import flags as absl_flags
 
-from composer_jax.checkpoint.own import described_model, restore_weights
+from composer_jax.checkpoint.native import read_model_config, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
@@ -189,7 +189,7 @@ def measured(workdir: Path) -> np.ndarray:
 def weights(workdir: Path):
     with CheckpointStore(workdir / "checkpoints" / "pretrain") as store:
         assert store.steps() == [STEPS]
-        return restore_weights(store, ModelDef(described_model(store)), None)
+        return restore_weights(store, ModelDef(read_model_config(store)), None)
 
 
 def assert_same(workdir: Path, other: Path) -> None:

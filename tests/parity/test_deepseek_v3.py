@@ -8,10 +8,10 @@ import pytest
 
 from composer_jax.checkpoint.huggingface import (
     from_tensors,
-    layout,
     load_hf,
     model_config,
     save_hf,
+    tensor_layouts,
     to_tensors,
 )
 from composer_jax.models.model_def import ModelDef
@@ -90,7 +90,7 @@ def test_round_trip_is_exact(case, theirs):
         np.testing.assert_array_equal(array, published[name], err_msg=name)
 
     held = theirs.in_memory(model)
-    fused = layout(config, fused_experts=True)
+    fused = tensor_layouts(config, fused_experts=True)
     for name, tensor in fused.items():
         assert tensor.shape == held[name].shape, name
     again = from_tensors(held, config)

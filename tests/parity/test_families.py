@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.huggingface import from_tensors, layout, load_hf, model_config, save_hf, to_tensors
+from composer_jax.checkpoint.huggingface import from_tensors, load_hf, model_config, save_hf, tensor_layouts, to_tensors
 from composer_jax.models.model_def import ModelDef
 from tests.parity.decoder import TOLERANCE, decode, forward
 
@@ -93,7 +93,7 @@ def test_tensors_there_and_back(case, theirs):
     model, _, _, config = case
     published = theirs.on_disk(model)
     exported = to_tensors(*from_tensors(published, config), config)
-    assert exported.keys() == published.keys() == layout(config).keys()
+    assert exported.keys() == published.keys() == tensor_layouts(config).keys()
     for name, array in exported.items():
         np.testing.assert_array_equal(array, published[name], err_msg=name, strict=True)
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.huggingface import from_tensors, hf_config, layout, model_config, to_tensors
+from composer_jax.checkpoint.huggingface import from_tensors, hf_config, model_config, tensor_layouts, to_tensors
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
@@ -196,7 +196,7 @@ def test_there_and_back_is_exact(variant):
     params, bias = weights(config)
     state = to_tensors(params, bias, config)
     assert {name: array.shape for name, array in state.items()} == {
-        name: tensor.shape for name, tensor in layout(config).items()
+        name: tensor.shape for name, tensor in tensor_layouts(config).items()
     }
     again = from_tensors(state, config)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), again, (params, bias))
@@ -313,7 +313,7 @@ def test_arrays_of_another_network_are_refused():
 def test_full_scale_layout():
     """Kimi K2's published sizes: every weight has a place, and there are 1.03 trillion of them."""
     config = model_config(KIMI_K2)
-    table = layout(config)
+    table = tensor_layouts(config)
     biases = 60 * 384
     total = sum(math.prod(tensor.shape) for tensor in table.values()) - biases
     assert total == ModelDef(config).parameter_count()

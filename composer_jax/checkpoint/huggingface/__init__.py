@@ -9,9 +9,9 @@ load, save    folders <-> Params
 """
 
 from composer_jax.checkpoint.huggingface.config_json import hf_config, model_config
-from composer_jax.checkpoint.huggingface.layout import layout
 from composer_jax.checkpoint.huggingface.load import Loaded, load_hf
 from composer_jax.checkpoint.huggingface.save import save_hf
+from composer_jax.checkpoint.huggingface.tensor_layout import tensor_layouts
 from composer_jax.checkpoint.huggingface.weights import from_tensors, to_tensors
 
-__all__ = ["Loaded", "from_tensors", "hf_config", "layout", "load_hf", "model_config", "save_hf", "to_tensors"]
+__all__ = ["Loaded", "from_tensors", "hf_config", "load_hf", "model_config", "save_hf", "tensor_layouts", "to_tensors"]

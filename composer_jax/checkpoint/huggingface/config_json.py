@@ -9,8 +9,8 @@ from composer_jax.checkpoint.huggingface.families import (
     GLM4_MOE,
     GPT_OSS,
     Family,
-    family_called,
-    family_of,
+    find_family,
+    find_family_by_type,
 )
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
@@ -34,14 +34,14 @@ def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
 def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
     """The ModelConfig of a checkpoint from its config.json. How it is computed (dtypes, dispatch) keeps our defaults.
 
-    Without multi-token-prediction modules (`mtp_layers`), which transformers does not have.
+    Without multi-token-prediction modules (`count_mtp_modules`), which transformers does not have.
 
     Raises:
       UserError: another architecture, a missing key, or a feature that the Decoder does not have yet.
     """
     hf_config = text_config(hf_config)
     kind = hf_config.get("model_type")
-    family = family_called(kind)
+    family = find_family_by_type(kind)
     if family is None:
         known = ", ".join([name for f in FAMILIES for name in (f.model_type, *f.also)] + list(TEXT_TOWERS))
         raise UserError(f"model_type={kind!r} in config.json cannot be read; these can: {known}.")
@@ -160,7 +160,7 @@ def _rotary(hf_config: Mapping[str, Any], *, temperatures: bool) -> tuple[float,
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
     """config.json for the weights of this network, as transformers reads it."""
-    family = family_of(config)
+    family = find_family(config)
     rope: dict[str, Any] = {"rope_type": "default"}
     if config.yarn is not None:
         rope = {
@@ -214,7 +214,7 @@ def _require(condition: bool, field: str, value: Any, family: Family) -> None:
         raise UserError(f"{field}={value} has no place in a {family.model_type} checkpoint.")
 
 
-def mtp_layers(hf_config: Mapping[str, Any]) -> int:
+def count_mtp_modules(hf_config: Mapping[str, Any]) -> int:
     """How many multi-token-prediction modules stand behind the last layer of such a checkpoint."""
     text = text_config(hf_config)
     found = [_checked(key, text.get(key), 1, optional=True) for key in ("num_nextn_predict_layers", "num_mtp_layers")]

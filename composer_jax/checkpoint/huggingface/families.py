@@ -169,12 +169,12 @@ GPT_OSS = Family(
 FAMILIES = (DEEPSEEK_V3, GLM4_MOE, QWEN3_MOE, GPT_OSS)
 
 
-def family_called(model_type: str) -> Family | None:
+def find_family_by_type(model_type: str) -> Family | None:
     """By the model_type of a config.json."""
     return next((f for f in FAMILIES if model_type == f.model_type or model_type in f.also), None)
 
 
-def family_of(config: ModelConfig) -> Family:
+def find_family(config: ModelConfig) -> Family:
     """The family that has a place for this network. Raises a UserError that names a field for which none has one."""
     likely = DEEPSEEK_V3
     if config.kv_lora_rank is None:

@@ -13,18 +13,19 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from composer_jax.checkpoint.dtypes import require_float
-from composer_jax.checkpoint.huggingface.config_json import TEXT_TOWERS, model_config, mtp_layers, text_config
-from composer_jax.checkpoint.huggingface.files import Folder, SafetensorsFolder
-from composer_jax.checkpoint.huggingface.layout import Tensor, copy_into, leaf_shapes, unstored
+from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.checkpoint.huggingface.config_json import TEXT_TOWERS, count_mtp_modules, model_config, text_config
+from composer_jax.checkpoint.huggingface.folder import Folder
 from composer_jax.checkpoint.huggingface.quantized import CheckpointFiles
-from composer_jax.checkpoint.huggingface.weights import as_trees, by_leaf, table_for
+from composer_jax.checkpoint.huggingface.safetensors_files import SafetensorsFolder
+from composer_jax.checkpoint.huggingface.tensor_layout import TensorLayout, absent_leaves, copy_into, leaf_shapes
+from composer_jax.checkpoint.huggingface.weights import group_by_leaf, match_layouts, unflatten_leaves
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.observe.progress import Progress
 
 _THREADS = 8  # each holds a tensor, which quantised ones are several times over while they are expanded
 
-_Tensors = Sequence[tuple[str, Tensor]]
+_Tensors = Sequence[tuple[str, TensorLayout]]
 
 
 class Loaded(NamedTuple):
@@ -59,11 +60,11 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
     described = folder.json("config.json")
     text = text_config(described)
     config = model_config(described)
-    dtype = require_float(dtype or text.get("torch_dtype") or text.get("dtype") or "bfloat16")
+    dtype = require_float_dtype(dtype or text.get("torch_dtype") or text.get("dtype") or "bfloat16")
     quantization = text.get("quantization_config") or described.get("quantization_config")
     prefix = "language_model." if described.get("model_type") in TEXT_TOWERS else ""
     files = SafetensorsFolder(folder)
-    modules = tuple(f"model.layers.{config.n_layers + i}." for i in range(mtp_layers(described)))
+    modules = tuple(f"model.layers.{config.n_layers + i}." for i in range(count_mtp_modules(described)))
     read_modules = mtp and any(name.removeprefix(prefix).startswith(modules) for name in files.tensors)
     source = CheckpointFiles(files, quantization, prefix, left_out=() if read_modules else modules)
     config = dataclasses.replace(
@@ -71,9 +72,9 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
     )
     definition = ModelDef(config)
     shardings = _shardings(definition, mesh)
-    table = table_for(source, config)
+    table = match_layouts(source, config)
 
-    parts = by_leaf(table)
+    parts = group_by_leaf(table)
     shapes = leaf_shapes(config)
     size = sum(source.sizes[name] for tensors in parts.values() for name, _ in tensors)
     with (
@@ -82,9 +83,9 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
     ):
         reader = _Reader(source, threads, progress)
         arrays = {leaf: reader.leaf(leaf, tensors, shapes[leaf], shardings[leaf]) for leaf, tensors in parts.items()}
-        for leaf in unstored(config, table):
+        for leaf in absent_leaves(config, table):
             arrays[leaf] = _zeros(shapes[leaf], shardings[leaf])
-    return Loaded(definition, *as_trees(arrays))
+    return Loaded(definition, *unflatten_leaves(arrays))
 
 
 def _shardings(definition: ModelDef, mesh: Mesh | None) -> dict[str, Sharding]:
@@ -134,7 +135,7 @@ class _Reader:
         }
         buffers = {region: np.empty([stop - start for start, stop in region], dtype) for region in regions.values()}
 
-        def fill(item: tuple[str, Tensor]) -> int:
+        def fill(item: tuple[str, TensorLayout]) -> int:
             name, tensor = item
             index = tensor.index[depth:]
             wanted = [region for region in buffers if all(a <= i < b for i, (a, b) in zip(index, region, strict=False))]

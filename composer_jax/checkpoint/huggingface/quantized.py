@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from composer_jax.checkpoint.huggingface.files import DTYPES, SafetensorsFolder, Stored
+from composer_jax.checkpoint.huggingface.safetensors_files import DTYPES, SafetensorsFolder, TensorSpan
 from composer_jax.errors import UserError
 
 _PER_WORD = 8  # 4-bit values in an int32
@@ -112,7 +112,7 @@ class CheckpointFiles:
             return dequantize_fp8(array, self._files.read(f"{full}_scale_inv"), self._block)
         return array
 
-    def _require_fp8(self, name: str, stored: Mapping[str, Stored]) -> None:
+    def _require_fp8(self, name: str, stored: Mapping[str, TensorSpan]) -> None:
         if self._block is None:
             raise UserError(f"{name} is F8_E4M3, but config.json has no quantization_config with weight_block_size.")
         shape = stored[name].shape
@@ -124,7 +124,7 @@ class CheckpointFiles:
             found = "is missing" if scale is None else f"is {list(scale.shape)}"
             raise UserError(f"{name}_scale_inv {found}; {list(wanted)} belongs to {list(shape)} in fp8.")
 
-    def _require_int4(self, name: str, stored: Mapping[str, Stored]) -> None:
+    def _require_int4(self, name: str, stored: Mapping[str, TensorSpan]) -> None:
         if self._group is None:
             raise UserError(f"{name}_packed is there, but config.json does not say how it is quantised.")
         packed = stored[f"{name}_packed"]
@@ -139,7 +139,7 @@ class CheckpointFiles:
                 f"{name}_scale {found}; {list(wanted)} belongs to groups of {self._group} of {words * _PER_WORD}."
             )
 
-    def _require_mxfp4(self, name: str, stored: Mapping[str, Stored]) -> None:
+    def _require_mxfp4(self, name: str, stored: Mapping[str, TensorSpan]) -> None:
         shape = stored[f"{name}_blocks"].shape
         scale = stored.get(f"{name}_scales")
         kinds = {tensor.dtype for tensor in (stored[f"{name}_blocks"], scale) if tensor is not None}

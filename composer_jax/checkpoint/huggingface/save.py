@@ -8,10 +8,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from composer_jax.checkpoint.dtypes import require_float
+from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.checkpoint.huggingface.config_json import hf_config
-from composer_jax.checkpoint.huggingface.files import INDEX, Folder, shard, write_safetensors
-from composer_jax.checkpoint.huggingface.weights import as_leaves, written
+from composer_jax.checkpoint.huggingface.folder import Folder
+from composer_jax.checkpoint.huggingface.safetensors_files import INDEX, split_into_files, write_safetensors
+from composer_jax.checkpoint.huggingface.weights import flatten_leaves, written
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.observe.progress import Progress
@@ -66,8 +67,8 @@ def save_hf(
         )
     config = definition.config
     table = written(config)
-    leaves = as_leaves(params, router_bias, config, table)
-    require_float(dtype)
+    leaves = flatten_leaves(params, router_bias, config, table)
+    require_float_dtype(dtype)
     dtypes = {
         name: np.dtype(dtype if dtype and "router.bias" not in tensor.leaves[0] else leaves[tensor.leaves[0]].dtype)
         for name, tensor in table.items()
@@ -86,7 +87,7 @@ def save_hf(
         raise UserError(f"{path} is a mount point, which cannot appear as a whole; name a folder in it.")
     draft = Folder(f"{target.root}.{uuid.uuid4().hex[:8]}") if target.local else target
     sizes = {name: int(np.prod(tensor.shape)) * dtypes[name].itemsize for name, tensor in table.items()}
-    files = shard(sizes, file_bytes)
+    files = split_into_files(sizes, file_bytes)
     names = [
         "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
         for i in range(len(files))

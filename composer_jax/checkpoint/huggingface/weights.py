@@ -10,8 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from composer_jax.checkpoint.huggingface.families import family_of
-from composer_jax.checkpoint.huggingface.layout import Tensor, copies, copy_into, layout, leaf_shapes, unstored
+from composer_jax.checkpoint.huggingface.families import find_family
+from composer_jax.checkpoint.huggingface.tensor_layout import (
+    TensorLayout,
+    absent_leaves,
+    copy_into,
+    duplicate_tensors,
+    leaf_shapes,
+    tensor_layouts,
+)
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import Params
@@ -39,7 +46,7 @@ class InMemory:
         self.read = state.__getitem__
 
 
-def table_for(source: Source, config: ModelConfig) -> dict[str, Tensor]:
+def match_layouts(source: Source, config: ModelConfig) -> dict[str, TensorLayout]:
     """The layout of the tensors of `source`, all of which fit; nothing is read but copies, which must equal what they
     are of.
 
@@ -47,12 +54,12 @@ def table_for(source: Source, config: ModelConfig) -> dict[str, Tensor]:
       UserError: names the tensors that are missing, unexpected, of another shape or no copies.
     """
     shapes = {name: shape for name, shape in source.shapes.items() if not _carries_nothing(name, shape)}
-    repeated = copies(config)
+    repeated = duplicate_tensors(config)
     if config.tie_embeddings:
         repeated["lm_head.weight"] = "model.embed_tokens.weight"
     repeated = {name: of for name, of in repeated.items() if shapes.pop(name, None) is not None}
     fused = any(name.endswith("mlp.experts.gate_up_proj") for name in shapes)
-    table = layout(config, fused_experts=fused)
+    table = tensor_layouts(config, fused_experts=fused)
     require_shapes("The checkpoint", shapes, {name: tensor.shape for name, tensor in table.items()})
     for name, of in repeated.items():
         if not np.array_equal(source.read(name), source.read(of)):
@@ -65,9 +72,9 @@ def table_for(source: Source, config: ModelConfig) -> dict[str, Tensor]:
     return table
 
 
-def by_leaf(table: Mapping[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
+def group_by_leaf(table: Mapping[str, TensorLayout]) -> dict[str, list[tuple[str, TensorLayout]]]:
     """Dotted path of each leaf -> the tensors that hold a part of it."""
-    found: dict[str, list[tuple[str, Tensor]]] = {}
+    found: dict[str, list[tuple[str, TensorLayout]]] = {}
     for name, tensor in table.items():
         for leaf in tensor.leaves:
             found.setdefault(leaf, []).append((name, tensor))
@@ -78,7 +85,7 @@ def from_tensors(state: Mapping[str, np.ndarray], config: ModelConfig) -> tuple[
     """(params, router_bias) as NumPy arrays from the tensors of a checkpoint.
 
     Args:
-      state: name -> array of any float type of two bytes or more, per expert or fused (see `layout`). Values are cast
+      state: name -> array of any float type of two bytes or more, per expert or fused (see `tensor_layouts`). Values are cast
         to `config.param_dtype`, the router's bias to float32.
 
     Raises:
@@ -86,13 +93,13 @@ def from_tensors(state: Mapping[str, np.ndarray], config: ModelConfig) -> tuple[
     """
     source = InMemory({name: array for name, array in state.items() if array.size})
     leaves = {path: np.zeros(leaf.shape, leaf.dtype) for path, leaf in leaf_shapes(config).items()}
-    for leaf, tensors in by_leaf(table_for(source, config)).items():
+    for leaf, tensors in group_by_leaf(match_layouts(source, config)).items():
         for name, tensor in tensors:
             copy_into(leaves[leaf][tensor.index], tensor.part(source.read(name), leaf))
-    return as_trees(leaves)
+    return unflatten_leaves(leaves)
 
 
-def as_trees(leaves: Mapping[str, Any]) -> tuple[Params, Params]:
+def unflatten_leaves(leaves: Mapping[str, Any]) -> tuple[Params, Params]:
     """(params, router_bias) from leaves by dotted path."""
     bias = {path for path in leaves if path.endswith("router.bias")}
     return (
@@ -101,21 +108,25 @@ def as_trees(leaves: Mapping[str, Any]) -> tuple[Params, Params]:
     )
 
 
-def as_leaves(params: Params, router_bias: Params, config: ModelConfig, table: Mapping[str, Tensor]) -> dict[str, Any]:
+def flatten_leaves(
+    params: Params, router_bias: Params, config: ModelConfig, table: Mapping[str, TensorLayout]
+) -> dict[str, Any]:
     """Every leaf by dotted path. Raises a UserError if they are not those of `config` or hold what has no tensor."""
     leaves = flatten_dict(params, sep=".") | flatten_dict(router_bias, sep=".")
     found = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
     require_shapes("The network", found, {path: leaf.shape for path, leaf in leaf_shapes(config).items()})
-    for path in unstored(config, table):
+    for path in absent_leaves(config, table):
         if np.asarray(leaves[path]).any():
-            raise UserError(f"{path} is not zero, and a {family_of(config).model_type} checkpoint has no place for it.")
+            raise UserError(
+                f"{path} is not zero, and a {find_family(config).model_type} checkpoint has no place for it."
+            )
     return leaves
 
 
-def written(config: ModelConfig) -> dict[str, Tensor]:
+def written(config: ModelConfig) -> dict[str, TensorLayout]:
     """Every tensor of a checkpoint that we write, copies included."""
-    table = layout(config)
-    return table | {name: table[of] for name, of in copies(config).items()}
+    table = tensor_layouts(config)
+    return table | {name: table[of] for name, of in duplicate_tensors(config).items()}
 
 
 def to_tensors(params: Params, router_bias: Params, config: ModelConfig) -> dict[str, np.ndarray]:
@@ -125,7 +136,7 @@ def to_tensors(params: Params, router_bias: Params, config: ModelConfig) -> dict
       UserError: the arrays are not those of `config`, or the network has a part that a checkpoint has no place for.
     """
     table = written(config)
-    leaves = {path: np.asarray(leaf) for path, leaf in as_leaves(params, router_bias, config, table).items()}
+    leaves = {path: np.asarray(leaf) for path, leaf in flatten_leaves(params, router_bias, config, table).items()}
     return {name: tensor.joined(leaves) for name, tensor in table.items()}
 
 

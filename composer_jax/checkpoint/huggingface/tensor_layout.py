@@ -1,8 +1,8 @@
-"""The tensors of a Hugging Face checkpoint: their names and layouts there, the leaves of our Params here.
+"""The tensors of a Hugging Face checkpoint: their names and layouts, and the leaves of our Params that they hold.
 
-One table, `layout`, says for every tensor which slices of which of our leaves it holds; reading and writing both follow
-it. Names and layouts are those of transformers (families.py lists the architectures). A torch Linear is stored
-[out, in], our matrices are [in, out]; our layers are stacked.
+One table, `tensor_layouts`, says for every tensor which slices of which of our leaves it holds; reading and writing
+both follow it. Names and layouts are those of transformers (families.py lists the architectures). A torch Linear is
+stored [out, in], our matrices are [in, out]; our layers are stacked.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from composer_jax.checkpoint.huggingface.families import family_of
+from composer_jax.checkpoint.huggingface.families import find_family
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 
 
 @dataclasses.dataclass(frozen=True)
-class Tensor:
+class TensorLayout:
     """One tensor of a checkpoint: its layout there, and which slices of our leaves it holds."""
 
     dims: tuple[str, ...]
@@ -72,7 +72,7 @@ def copy_into(target: np.ndarray, source: np.ndarray) -> None:
     target[...] = source
 
 
-def layout(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, Tensor]:
+def tensor_layouts(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, TensorLayout]:
     """Every tensor of a checkpoint of this network, by name.
 
     Published files hold one tensor per expert; `fused_experts` gives the form that transformers (since 5) holds in
@@ -81,7 +81,7 @@ def layout(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, Ten
     Raises:
       UserError: the network has a part that such a checkpoint has no place for.
     """
-    family_of(config)
+    find_family(config)
     c = config
     sizes = {
         "w": c.vocab_size,
@@ -102,14 +102,16 @@ def layout(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, Ten
         "t": 2,  # gate, up
         "s": c.n_shared_experts * c.expert_ff_dim,
     }
-    table: dict[str, Tensor] = {}
+    table: dict[str, TensorLayout] = {}
     ours = leaf_shapes(config)
 
     def add(name: str, spec: str, *leaves: str, index: tuple[int, ...] = ()) -> None:
         dims, order = spec.split(" -> ")
         order = order.replace(" ", "")
         widths = tuple(ours[leaf].shape[-1] for leaf in leaves)
-        table[name] = Tensor(tuple(dims.split()), order, leaves, widths, index, sizes, interleaved=order[-1] == "t")
+        table[name] = TensorLayout(
+            tuple(dims.split()), order, leaves, widths, index, sizes, interleaved=order[-1] == "t"
+        )
 
     def add_block(layer: int, stack: str, row: int) -> None:
         dense = stack == "dense_layers"
@@ -138,7 +140,7 @@ def layout(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, Ten
 _MTP_NORMS = {"enorm": "embedding_norm", "hnorm": "hidden_norm", "shared_head.norm": "final_norm"}
 
 
-def copies(config: ModelConfig) -> dict[str, str]:
+def duplicate_tensors(config: ModelConfig) -> dict[str, str]:
     """Tensors that are stored once more with every MTP module, which shares embedding and head: name -> of what."""
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
     modules = [f"model.layers.{config.n_layers + row}" for row in range(config.n_mtp_modules)]
@@ -146,7 +148,7 @@ def copies(config: ModelConfig) -> dict[str, str]:
     return embeddings | {f"{module}.shared_head.head.weight": head for module in modules}
 
 
-def unstored(config: ModelConfig, table: Mapping[str, Tensor]) -> list[str]:
+def absent_leaves(config: ModelConfig, table: Mapping[str, TensorLayout]) -> list[str]:
     """Leaves that such a checkpoint does not hold and that are zero in it: the load rule's bias, where the family has
     none."""
     stored = {leaf for tensor in table.values() for leaf in tensor.leaves}

@@ -17,7 +17,7 @@ def model_notes(definition: ModelDef) -> dict[str, Any]:
     return {"model": dataclasses.asdict(definition.config)}
 
 
-def described_model(store: CheckpointStore) -> ModelConfig:
+def read_model_config(store: CheckpointStore) -> ModelConfig:
     """The network whose weights the latest step of a store holds."""
     notes = store.read_notes()
     if "model" not in notes:
