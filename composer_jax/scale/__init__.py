@@ -1,2 +1,4 @@
-"""What a configuration will need on a slice of TPUs, found out without one: memory from XLA's own compiler, time from a
-roofline of the traced program."""
+"""Memory and time of a config's programs on a slice of TPUs, computed without the slice.
+
+Memory comes from XLA's own compiler, time from a roofline of the traced program.
+"""

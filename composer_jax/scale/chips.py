@@ -1,8 +1,7 @@
-"""What TPU chips can do, and how much of it programs reach. The only file with such numbers.
+"""Peak figures of TPU chips and the fractions of them that programs reach. No other file holds such numbers.
 
-Peaks are Google's published specifications (docs.cloud.google.com/tpu/docs, pages v5e, v5p, v6e and tpu7x, as read in
-November 2026). A *device* is what JAX calls one: a chip, except on TPU7x, whose chips are two devices that share the
-chip's links.
+Peaks are Google's published specifications (docs.cloud.google.com/tpu/docs, pages v5e, v5p, v6e and tpu7x, read in
+November 2026). A *device* is a jax.Device: one chip, except on TPU7x, where a chip is two devices that share its links.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Figures of one chip; divide by `devices` for those of one device."""
+    """Peak figures of one chip; a device has 1/`devices` of each."""
 
     name: str
     peak_flops: float
@@ -21,7 +20,7 @@ class Chip:
     hbm_bandwidth: float
     """Bytes per second."""
     hbm_usable: float
-    """Bytes that the compiler lets one *device* use: what libtpu 0.0.51 names when it refuses a program that is too
+    """Bytes that the compiler lets one *device* use: the limit in libtpu 0.0.51's error about a program that is too
     large."""
     link_bandwidth: float
     """Bytes per second of one link in one direction: the published "bidirectional bandwidth per chip" counts both
@@ -30,9 +29,9 @@ class Chip:
     devices: int = 1
 
     def ring_dims(self, torus: Sequence[int]) -> list[bool]:
-        """Which dimensions of a slice are closed to rings.
+        """Returns which dimensions of a slice are rings (wrap around).
 
-        On v5e and v6e those of 16, a full pod; v5p and TPU7x slices of whole cubes of 4x4x4 are closed everywhere
+        v5e and v6e: dimensions of 16 chips, a full pod. v5p and TPU7x: every dimension of a slice of whole 4x4x4 cubes
         ("How to Scale Your Model", jax-ml.github.io/scaling-book/tpus, note on bidirectional bandwidth).
         """
         if self.torus_dims == 2:
@@ -52,12 +51,12 @@ CHIPS = {
 class Efficiency:
     """The fraction of a peak that well-shaped work reaches. One set for all chips.
 
-    How they relate to each other is our assumption: at best 0.80 for large products, 0.50 for attention (whose heads do
+    Their ratios are our assumption: at best 0.80 for large products, 0.50 for attention (whose heads do
     not fill the matrix unit, and which computes exponentials), 0.60 for grouped products, 0.85 for HBM (a copy on a
     TPU7x was measured at 3.21 of 3.69 TB/s, github.com/vllm-project/tpu-inference/issues/3520) and 0.80 for links. All
-    five are then multiplied by 0.88, what it takes for DeepSeek-V3 on 512 v5p to come out as measured (MaxText,
-    90.668 s, github.com/AI-Hypercomputer/tpu-recipes, training/v5p/DeepSeek3-671B-MaxText).
-    `python -m benchmarks.published_steps` compares with that run and with others that took no part.
+    five are then multiplied by 0.88, which makes the prediction for DeepSeek-V3 on 512 v5p equal the measurement
+    (MaxText, 90.668 s, github.com/AI-Hypercomputer/tpu-recipes, training/v5p/DeepSeek3-671B-MaxText).
+    `python -m benchmarks.published_steps` compares predictions with that run and with others that were not fitted.
     """
 
     matmul: float = 0.70
@@ -66,7 +65,8 @@ class Efficiency:
     hbm: float = 0.75
     links: float = 0.70
     hop_seconds: float = 1e-6
-    """Of one link; an assumption ("How to Scale Your Model" takes 0.5 to 1 microsecond)."""
+    """Latency of one link; an assumption ("How to Scale Your Model" takes 0.5 to 1 microsecond)."""
 
     def fraction_of_peak(self, kind: str) -> float:
+        """kind: that of a scale.costs.Operation."""
         return getattr(self, kind)

@@ -1,4 +1,4 @@
-"""XLA's compiler for TPUs, asked how much memory a program takes."""
+"""Memory of a program on a TPU, as XLA's compiler for TPUs reports it."""
 
 import dataclasses
 import re
@@ -13,21 +13,21 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of one device while a program runs, as the compiler plans them."""
+    """Bytes of one device while a program runs, as planned by the compiler."""
 
     arguments: float = 0.0
     outputs: float = 0.0
-    """Beside those written over arguments."""
+    """Without outputs that alias arguments."""
     temporary: float = 0.0
-    """Code included."""
+    """Includes the program's code."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OutOfMemory:
-    """The compiler found no way to run the program in a device's memory."""
+    """The compiler's report that a program does not fit into a device's memory."""
 
     needed: float | None
-    """Bytes of arguments, results and temporaries together, where its message names them."""
+    """Bytes of arguments, results and temporaries together; None if the message lacks them."""
     available: float | None
     message: str
 
@@ -35,7 +35,7 @@ class OutOfMemory:
 def compile_program(function, arguments: tuple, keywords: dict) -> tuple[object, Memory | OutOfMemory, float]:
     """Traces, lowers and compiles a jitted function at abstract arguments.
 
-    Returns its closed jaxpr, what memory it needs, and the seconds that it took.
+    Returns (closed jaxpr, memory, seconds of tracing, lowering and compiling).
     """
     began = time.perf_counter()
     traced = function.trace(*arguments, **keywords)
@@ -55,7 +55,7 @@ def compile_program(function, arguments: tuple, keywords: dict) -> tuple[object,
 
 
 def parse_out_of_memory(message: str) -> OutOfMemory:
-    """What the compiler says when memory runs out, with its numbers where they are found."""
+    """Parses the compiler's RESOURCE_EXHAUSTED message; numbers that it lacks are None."""
     match = _NEEDED.search(message) or _USED.search(message)
     if match is None:
         return OutOfMemory(None, None, message)

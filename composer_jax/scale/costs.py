@@ -1,16 +1,16 @@
-"""What a traced program costs one device: arithmetic, HBM traffic, and what it sends over which mesh axis.
+"""The cost of a traced program on one device: arithmetic, HBM traffic, and bytes sent over each mesh axis.
 
-Counted from the jaxpr, in which collectives stand with their axes and local shapes, loops with their lengths, and what
-jax.checkpoint computes again. What the jaxpr does not say is assumed:
+The count follows the jaxpr, which contains collectives with their axes and local shapes, loops with their lengths, and
+the recomputation of jax.checkpoint. Beyond the jaxpr we assume:
 
 - Matrix products, kernels, sorts, gathers and collectives read their operands from HBM and write their results to it.
-- Everything else (elementwise functions, reductions, broadcasts, transposes) is fused into loops around these. A
-  loop's result is stored only if one of those reads it, if it leaves the layer, or if two computations use it (the
-  residual stream, the exponentials of a softmax; a mere conversion is done twice instead, and none is stored for a
-  matrix product). What is stored is written once and read once by all loops together. Results smaller than SMALL stay
-  on the chip.
-- Of two branches the one with more arithmetic runs, or with more traffic where that is equal.
-- Of rows sorted by expert, the share `owned` belongs to somebody; a grouped product computes no others.
+- Everything else (elementwise functions, reductions, broadcasts, transposes) is fused into loops around these. The
+  result of a loop is stored only if a matrix product, kernel, sort, gather or collective reads it, if it leaves the
+  layer, or if two computations use it (the residual stream, the exponentials of a softmax). A conversion is recomputed
+  instead, and is never stored for a matrix product. A stored value is written once and read once by all loops
+  together. Results smaller than SMALL stay on the chip.
+- The branch of a cond with more arithmetic runs; with equal arithmetic, the one with more traffic.
+- The fraction `occupancy` of the rows in an expert buffer holds tokens; a grouped product computes only those.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from composer_jax.ops.kernel_cost import Call, KernelCost, formula_of
 from composer_jax.scale.flat_jaxpr import SHARD, Equation, Value, eliminate_dead_code, flatten
 
 SMALL = 2**20
-"""Bytes below which a fused loop's result is taken to stay in a core's own memory (16 to 128 MiB)."""
+"""Bytes below which the result of a fused loop is assumed to stay in a core's own memory (16 to 128 MiB)."""
 
 GATHERS = {"all_gather", "all_gather_invariant", "all_gather_reduced"}
 SCATTERS = {"reduce_scatter", "unreduced_reduce_scatter"}
@@ -29,24 +29,24 @@ REDUCTIONS = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "pmean"}
 ALL_TO_ALLS = {"all_to_all", "ragged_all_to_all"}
 PERMUTES = {"ppermute", "collective_permute"}
 COLLECTIVES = GATHERS | SCATTERS | REDUCTIONS | ALL_TO_ALLS | PERMUTES
-# Parts of an array: reading them reads their own bytes only.
+# Parts of an array; reading one reads only its own bytes.
 VIEWS = {SHARD, "slice", "dynamic_slice", "split", "unstack"}
-# Cheap enough to be done again by every loop that wants them.
+# Cheap enough for every reading loop to recompute.
 RECOMPUTED = {"broadcast_in_dim", "concatenate", "convert_element_type", "iota", "pad", "rev", "transpose"} | VIEWS
-# What a matrix product can do to an operand while it reads it.
+# A matrix product applies these to an operand while reading it.
 FUSED_INTO_MATMUL = {"convert_element_type", "transpose"}
-# Read whole, write whole.
+# Read all of their operands and write all of their results.
 READ_AND_WRITE = {"cumsum", "cumlogsumexp", "cummax", "cummin", "cumprod", "reduce_window", "top_k", "approx_top_k"}
 PRECISION_PASSES = {"HIGH": 3, "HIGHEST": 6}
-"""bfloat16 passes of a product at higher precision; the default is one, of float32 operands too."""
+"""bfloat16 passes of a product by precision; the default precision has one, also for float32 operands."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """Arithmetic and HBM traffic that happen together: the slower of the two decides."""
+    """Arithmetic and HBM traffic that overlap; the slower of the two determines the time."""
 
     kind: str
-    """matmul, attention, grouped_matmul, or hbm where there is no arithmetic to speak of."""
+    """matmul, attention, grouped_matmul, or hbm for negligible arithmetic."""
     flops: float
     hbm_bytes: float
     scope: str = ""
@@ -59,12 +59,11 @@ class Collective:
     axes: tuple[str, ...]
     """Mesh axes larger than 1."""
     bytes: float
-    """Of the array as one device holds it where it is largest: after a gather, before a reduction or exchange."""
+    """Of one device's array at its largest: after a gather, before a reduction or all_to_all."""
     scope: str = ""
 
     def bytes_sent(self, sizes: Mapping[str, int]) -> float:
-        """Bytes that each device sends, and receives, at least: (n-1)/n of the array, twice that to add up and
-        share."""
+        """Returns the least bytes that a device sends and receives: (n-1)/n of the array, twice that for all_reduce."""
         n = math.prod(sizes[axis] for axis in self.axes)
         whole = self.bytes * (2 if self.pattern == "all_reduce" else 1)
         return self.bytes if self.pattern == "permute" else whole * (n - 1) / n
@@ -72,7 +71,7 @@ class Collective:
 
 @dataclasses.dataclass
 class Region:
-    """A stretch of program that runs `times` times: the whole, or the inside of a loop."""
+    """A part of a program that runs `times` times: the whole program or a loop body."""
 
     name: str
     times: float = 1.0
@@ -81,7 +80,7 @@ class Region:
     regions: list["Region"] = dataclasses.field(default_factory=list)
 
     def walk(self, times: float = 1.0) -> Iterator[tuple[float, Operation | Collective]]:
-        """Every operation and collective of this region and those in it, with how often it runs."""
+        """Yields (number of runs, operation or collective) of this region and all inner ones."""
         times *= self.times
         yield from ((times, part) for part in (*self.operations, *self.collectives))
         for region in self.regions:
@@ -95,7 +94,7 @@ class Region:
         return sum(n * p.hbm_bytes for n, p in self.walk() if isinstance(p, Operation))
 
     def bytes_sent(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Bytes each device sends over every mesh axis; collectives over several axes at once under "data+expert"."""
+        """Returns {mesh axis: bytes each device sends}; a collective over several axes has the key "data+expert"."""
         total: dict[str, float] = {}
         for times, part in self.walk():
             if isinstance(part, Collective):
@@ -106,17 +105,18 @@ class Region:
 
 @dataclasses.dataclass(frozen=True)
 class CostAssumptions:
-    """What the program itself does not say."""
+    """Quantities that the traced program does not contain."""
 
     sizes: Mapping[str, int]
-    """Of the mesh axes."""
+    """Mesh axis -> devices along it."""
     occupancy: float = 1.0
+    """Fraction of the rows in an expert buffer that hold tokens."""
     loop_counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """How often a while loop runs, by the jax.named_scope it stands in."""
+    """Iterations of a while loop, by its jax.named_scope."""
 
 
 def estimate_cost(jaxpr, assumed: CostAssumptions) -> Region:
-    """The cost of a traced program (open or closed jaxpr) on one device.
+    """Returns the cost of a traced program (open or closed jaxpr) on one device.
 
     Raises:
       NotImplementedError: a loop of unknown length that `assumed.loop_counts` does not name, or a primitive whose
@@ -142,7 +142,7 @@ def _region(name: str, jaxpr, assumed: CostAssumptions, times: float, live: Sequ
 def _add_cost(
     equation: Equation, region: Region, assumed: CostAssumptions, used: set[Value], originals: Mapping[Value, Value]
 ) -> bool:
-    """Adds the equation to the region if it is one that reads and writes HBM by itself; False for what is fused."""
+    """Adds an equation that accesses HBM by itself to the region; returns False for an equation that is fused."""
     primitive, reads = equation.primitive, sum(v.bytes for v in equation.inputs)
     writes = sum(v.bytes for v in equation.outputs)
 
@@ -155,12 +155,12 @@ def _add_cost(
     elif primitive == "pallas_call":
         operation(*_declared_cost(equation))
     elif primitive == "dot_general":
-        # What is widened is widened while it is read; a copy in fewer bits is taken to cost nothing.
+        # Operands are widened while being read; a narrowed copy is assumed to be free.
         read = sum(min(v.bytes, originals.get(v, v).bytes) for v in equation.inputs)
         operation("matmul", _matmul_flops(equation), read + writes)
     elif primitive in COLLECTIVES:
         axes = tuple(axis for axis in _axes(equation.params) if assumed.sizes[axis] > 1)
-        # Of a ragged exchange the buffer that receives is larger than what arrives.
+        # The receive buffer of ragged_all_to_all is larger than the data that arrives.
         size = equation.inputs[0].bytes if primitive == "ragged_all_to_all" else max(reads, writes)
         if axes:
             region.collectives.append(Collective(_collective_pattern(primitive), axes, size, equation.scope))
@@ -175,7 +175,7 @@ def _add_cost(
     elif primitive == "gather":
         operation("hbm", 0.0, 2 * writes)
     elif primitive.startswith("scatter"):
-        moves = 2 if primitive == "scatter" else 3  # the rows themselves, and those that they are added to
+        moves = 2 if primitive == "scatter" else 3  # the updates, the result, and for scatter-add the rows added to
         operation("hbm", 0.0, moves * equation.inputs[2].bytes)
     elif primitive == "dynamic_update_slice":
         operation("hbm", 0.0, 2 * equation.inputs[1].bytes)
@@ -185,7 +185,7 @@ def _add_cost(
     elif primitive in READ_AND_WRITE:
         operation("hbm", 0.0, reads + writes)
     elif primitive.startswith(("conv_general", "fft", "ragged_dot")):
-        raise NotImplementedError(f"the cost of {primitive!r} is not described; scale/costs.py or kernel_cost should")
+        raise NotImplementedError(f"the cost of {primitive!r} is unknown; add it to scale/costs.py or use kernel_cost")
     else:
         return False
     return True
@@ -198,7 +198,7 @@ def _fused_traffic(
     outputs: Sequence[Value],
     originals: Mapping[Value, Value],
 ) -> list[Operation]:
-    """HBM traffic of the fused loops, by scope; the module's docstring has the rules."""
+    """Returns the HBM traffic of the fused loops by scope, by the assumptions in the module's docstring."""
     readers: dict[Value, list[Equation]] = {}
     for equation in equations:
         if equation.outputs[0] not in originals:
@@ -256,7 +256,7 @@ def _unfused_operands(equations: Sequence[Equation]) -> dict[Value, Value]:
 
 
 def _scan_region(equation: Equation, assumed: CostAssumptions, used: set[Value]) -> Region:
-    """One region per loop; a stacked result that nobody uses is not computed."""
+    """Returns the loop's region; stacked results that nothing reads are not computed."""
     carry = equation.params["num_carry"]
     live = [i < carry or out in used for i, out in enumerate(equation.outputs)]
     return _region("scan", equation.params["jaxpr"], assumed, float(equation.params["length"]), live, equation.scope)
@@ -275,7 +275,7 @@ def _while_region(equation: Equation, assumed: CostAssumptions) -> Region:
 
 
 def _matmul_flops(equation: Equation) -> float:
-    """Two operations for every multiplication of a dot_general, more passes at higher precision."""
+    """Returns the FLOPs of a dot_general: two for each multiplication, times the passes of its precision."""
     (contracted, _), _ = equation.params["dimension_numbers"]
     left = equation.inputs[0].aval.shape
     precision = equation.params.get("precision")

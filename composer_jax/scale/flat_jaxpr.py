@@ -1,17 +1,16 @@
-"""A traced program as a flat list of what really runs on a TPU.
+"""A traced program as the flat list of equations that runs on a TPU.
 
-Calls are written out, of the branches of `lax.platform_dependent` the TPU's is taken, and what nothing needs is left
-out, as XLA does. Loops and ordinary branches stay: each is one step, whose inside is asked for separately.
+Calls are inlined, `lax.platform_dependent` is replaced by its TPU branch, and dead code is removed, as in XLA. A loop
+or an ordinary cond stays one equation; its body is flattened separately.
 """
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import jaxprs_in_params
 
-# Primitives that are nothing but a call of the one program in their parameters.
+# Primitives that only call the program in their parameters.
 CALLS = {
     "jit",
     "pjit",
@@ -25,11 +24,11 @@ CALLS = {
     "custom_vjp_call_jaxpr",
     "shard_map",
 }
-# Those whose inside is no program of its own to walk into: what they add up with, or a kernel.
+# Primitives whose inner program is not inlined: a reduction's combiner, a kernel, a loop body.
 OPAQUE = ("scatter", "reduce", "pallas_call", "scan", "while", "cond")
-# Our own step: what a device has of an array that lies on the whole mesh.
+# Our own primitive: a device's shard of an array on the whole mesh.
 SHARD = "shard"
-# Other names for the same bytes.
+# The result is the operand's bytes.
 ALIASES = {
     "bitcast_convert_type",
     "copy",
@@ -48,7 +47,7 @@ ALIASES = {
 
 
 class Value:
-    """An array of the flat program; equal are those that are the same bytes, whatever shape they are seen in."""
+    """An array of the flat program; two are equal if they are the same bytes, possibly in different shapes."""
 
     def __init__(self, aval, same_as: "Value | None" = None):
         self.aval = aval
@@ -62,7 +61,7 @@ class Value:
 
     @property
     def bytes(self) -> float:
-        """Of the array; nothing for what is no array, such as a random key."""
+        """Size of the array; 0 for a value that is not an array, such as a random key."""
         size, dtype = getattr(self.aval, "size", 0), getattr(self.aval, "dtype", None)
         return float(size * getattr(dtype, "itemsize", 0))
 
@@ -71,24 +70,24 @@ class Value:
 class Equation:
     primitive: str
     name: str
-    """Of the kernel or the function that is called, else that of the primitive."""
+    """Name of the called kernel or function, otherwise of the primitive."""
     scope: str
-    """The jax.named_scope it stands in, with the transformations around it."""
+    """The enclosing jax.named_scope, with the transformations around it."""
     params: Mapping[str, Any]
     inputs: Sequence[Value]
     outputs: Sequence[Value]
 
 
 def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[list[Equation], list[Value]]:
-    """The steps of a program in order, and its outputs.
+    """Returns the equations of a program in order, and its outputs.
 
     Args:
       jaxpr: open or closed.
-      inputs: what the program is called with.
-      kernels: whether a name belongs to a kernel, which stays one step.
+      inputs: the program's arguments.
+      kernels: returns whether a name is that of a kernel, which stays one equation.
 
     Raises:
-      NotImplementedError: a primitive that contains a program, of which is not known what it does with it.
+      NotImplementedError: an unknown primitive contains a program.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     steps: list[Equation] = []
@@ -123,7 +122,7 @@ def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[l
 
 
 def eliminate_dead_code(steps: Sequence[Equation], outputs: Iterable[Value]) -> tuple[list[Equation], set[Value]]:
-    """The steps without those whose results nobody uses, and every value that somebody uses."""
+    """Returns the equations whose results are used, and the set of all used values."""
     used, kept = set(outputs), []
     for step in reversed(steps):
         if any(out in used for out in step.outputs):
@@ -144,25 +143,20 @@ def _is_alias(primitive: str, arguments: Sequence[Value], results) -> bool:
 
 
 def _called(primitive: str, params: Mapping[str, Any]):
-    """The program that this primitive only calls on a TPU, or None."""
+    """Returns the program that the primitive calls on a TPU; None if it is not a plain call."""
     if primitive == "cond" and params.get("branches_platforms") is not None:
         platforms = params["branches_platforms"]
         index = next((i for i, p in enumerate(platforms) if p is None or "tpu" in p), None)
         if index is None:
-            raise NotImplementedError(f"a platform_dependent has no branch for TPUs, only for {platforms}")
+            raise NotImplementedError(f"lax.platform_dependent has no branch for TPUs, only for {platforms}")
         return params["branches"][index]
     if primitive in CALLS:
         (inner,) = _programs(params)
         return inner
     if any(True for _ in jaxprs_in_params(params)) and not primitive.startswith(OPAQUE):
-        raise NotImplementedError(f"the primitive {primitive!r} contains a program; scale/steps.py does not know it")
+        raise NotImplementedError(f"scale/flat_jaxpr.py does not know {primitive!r}, which contains a program")
     return None
 
 
 def _programs(params: Mapping[str, Any]) -> list:
     return [params[key] for key in ("jaxpr", "call_jaxpr") if key in params]
-
-
-def trace(function, *arguments):
-    """The closed jaxpr of a jitted function, or of any other, at abstract arguments."""
-    return function.trace(*arguments).jaxpr if hasattr(function, "trace") else jax.make_jaxpr(function)(*arguments)

@@ -1,8 +1,8 @@
-"""Seconds of a program from its cost: a roofline per operation, and three ways in which communication can hide.
+"""Predicted seconds of a program: a roofline for each operation, under three assumptions about overlap.
 
-Every operation takes max(flops / peak, bytes / bandwidth), every collective the time of its links, each over the
-fraction of the peak that such work reaches (scale/chips.py). Within a region (the inside of a loop over layers)
-operations follow each other; communication then adds to them, or hides behind them:
+An operation takes max(flops / peak, bytes / bandwidth), a collective the time of its links, each divided by the
+fraction of the peak that such work reaches (scale/chips.py). Operations of a region (the body of a loop over layers)
+run one after another. The time of a region with its communication is:
 
 - no_overlap: the sum of both;
 - weight_gathers_overlap (our prediction): collectives that gather weights and sum gradients (is_weight_collective)
@@ -20,20 +20,19 @@ from composer_jax.scale.network import Network
 
 
 def is_weight_collective(axes: Sequence[str]) -> bool:
-    """Whether a collective over these mesh axes is about weights: those are stored over `data`, and over `context`
-    beside it."""
+    """Whether a collective over these mesh axes moves weights or gradients, which `data` and `context` shard."""
     return bool({"replica", "data"} & set(axes)) and {"replica", "data", "context"}.issuperset(axes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Seconds of a program, under the three assumptions and by what they go into."""
+    """Seconds of a program under the three assumptions about overlap, and without overlap by kind of work."""
 
     no_overlap: float = 0.0
     weight_gathers_overlap: float = 0.0
     full_overlap: float = 0.0
     profile: dict[str, float] = dataclasses.field(default_factory=dict)
-    """By kind of operation and, for collectives, by mesh axes; adds up to `none`."""
+    """By kind of operation and, for collectives, by mesh axes; adds up to `no_overlap`."""
 
     def __add__(self, other: "Times") -> "Times":
         profile = dict(self.profile)
@@ -59,26 +58,26 @@ def operation_seconds(operation: Operation, chip: Chip, efficiency: Efficiency) 
 
 
 def predict_times(region: Region, network: Network) -> Times:
-    """Times of a region and all that it contains."""
+    """Returns the seconds of a region, inner regions included."""
     chip, efficiency = network.chip, network.efficiency
     profile: dict[str, float] = {}
-    computing = hidden = waiting = 0.0
+    compute = weights = tokens = 0.0
     for operation in region.operations:
         seconds = operation_seconds(operation, chip, efficiency)
-        computing += seconds
+        compute += seconds
         profile[operation.kind] = profile.get(operation.kind, 0.0) + seconds
     for collective in region.collectives:
         seconds = network.seconds(collective)
         if is_weight_collective(collective.axes):
-            hidden += seconds
+            weights += seconds
         else:
-            waiting += seconds
+            tokens += seconds
         key = "+".join(collective.axes)
         profile[key] = profile.get(key, 0.0) + seconds
     total = Times(
-        computing + hidden + waiting,
-        max(computing, hidden) + waiting,
-        max(computing, hidden + waiting),
+        compute + weights + tokens,
+        max(compute, weights) + tokens,
+        max(compute, weights + tokens),
         profile,
     )
     for inner in region.regions:
@@ -87,7 +86,7 @@ def predict_times(region: Region, network: Network) -> Times:
 
 
 def largest_costs(region: Region, network: Network, most: int = 10) -> list[dict]:
-    """What takes most of the time, summed up by scope and kind; for those who want to make it faster."""
+    """Returns the scopes and kinds with the most seconds in all, largest first."""
     seconds: dict[tuple[str, str], float] = {}
     for times, part in region.walk():
         if isinstance(part, Collective):

@@ -1,10 +1,10 @@
-"""A plan (scale/plan.py) for people."""
+"""The tables that launch.compile prints about a plan (scale/plan.py)."""
 
 from collections.abc import Iterable
 
 
 def format_table(plan: dict) -> str:
-    """Several small tables, each with a heading."""
+    """Returns tables of memory, seconds, bytes sent and the largest costs, each with a heading."""
     memory, times = plan["bytes_per_chip"], plan["step_seconds"]
     lines = [
         "",

@@ -1,4 +1,4 @@
-"""A slice of TPUs that is not there: its devices, for compiling, and how they are linked."""
+"""The devices of a TPU slice for compiling without the hardware, and their torus."""
 
 import dataclasses
 import math
@@ -18,9 +18,9 @@ _NAME = re.compile(r"(\w+):(\d+(?:x\d+){1,2})$")
 
 
 def disable_tpu_hardware() -> None:
-    """Sets what libtpu and JAX read from the environment; call it before JAX is imported.
+    """Sets environment variables of libtpu and JAX; must be called before JAX is imported.
 
-    Nothing here looks for a TPU, several processes may compile at once, and libtpu keeps its remarks to itself.
+    With them no TPU is looked for, several processes can compile at once, and libtpu logs nothing.
     """
     os.environ |= {
         "JAX_PLATFORMS": "cpu",
@@ -37,12 +37,12 @@ def disable_tpu_hardware() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A topology that XLA can compile for."""
+    """A TPU topology that XLA can compile for."""
 
     name: str
     chip: Chip
     torus: tuple[int, ...]
-    """Chips in every dimension."""
+    """Chips in each dimension."""
     devices: tuple[jax.Device, ...]
 
     @property
@@ -50,7 +50,7 @@ class Slice:
         return math.prod(self.torus)
 
     def mesh(self, sizes: Mapping[str, int]) -> Mesh:
-        """The devices as a mesh of these sizes; -1, for one axis, takes what the others leave.
+        """Returns the devices as a mesh of these sizes; -1, for one axis, takes the devices that the others leave.
 
         Raises:
           UserError: the product of the sizes is not the number of devices, or no layout on the torus was found.
@@ -59,16 +59,16 @@ class Slice:
 
 
 def tpu_slice(name: str) -> Slice:
-    """The slice of a name such as v5p:8x8x16.
+    """Returns the slice of a name such as v5p:8x8x16.
 
     Raises:
-      UserError: the name is no such name, no such slice exists, or libtpu is not installed.
+      UserError: the name is malformed, no such slice exists, or libtpu is not installed.
     """
     match = _NAME.match(name)
     if match is None or match[1] not in CHIPS:
         raise UserError(
-            f"--topology={name} is unknown; it is a chip and the chips in every dimension, such as v5p:8x8x16, and the "
-            f"chips are {', '.join(CHIPS)}."
+            f"--topology={name} is unknown; it is a chip and the chips in each dimension, such as v5p:8x8x16. "
+            f"Chips: {', '.join(CHIPS)}."
         )
     chip, torus = CHIPS[match[1]], tuple(int(n) for n in match[2].split("x"))
     if len(torus) != chip.torus_dims:
@@ -77,7 +77,7 @@ def tpu_slice(name: str) -> Slice:
         import libtpu  # noqa: F401
     except ImportError as error:
         raise UserError(
-            "libtpu, which holds the compiler for TPUs, is not installed; install it without a TPU, too: "
+            "libtpu, which contains the compiler for TPUs, is not installed; it needs no TPU: "
             'pip install "composer_jax[tpu]"'
         ) from error
     try:
@@ -88,5 +88,5 @@ def tpu_slice(name: str) -> Slice:
 
 
 def _reason(error: Exception) -> str:
-    """libtpu's first line without its error code."""
+    """Returns the first line of libtpu's error without its code."""
     return str(error).splitlines()[0].partition(": ")[2] or str(error)
