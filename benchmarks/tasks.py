@@ -27,7 +27,7 @@ from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.harbor import read_task
-from composer_jax.tasks.repository.build import Request, build, install
+from composer_jax.tasks.repository.build import BuildRequest, build, install
 from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.validate import validate
 
@@ -54,7 +54,7 @@ async def measure(repository: Path, packages: Path, out: Path, count: int, runs:
     jobs = len(os.sched_getaffinity(0))
     async with LocalSandboxPool(SUITE_LIMITS, size=jobs) as pool:
         started = time.monotonic()
-        built = await build(Request(repository, out, count, packages=packages, jobs=jobs), pool)
+        built = await build(BuildRequest(repository, out, count, packages=packages, jobs=jobs), pool)
         generated = time.monotonic()
         tasks = [read_task(folder) for folder in built.tasks]
         with Progress(len(tasks), "tasks", "validate") as progress:

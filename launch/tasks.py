@@ -83,13 +83,13 @@ def main(values, words):
 
 
 def generate(values):
-    from composer_jax.tasks.repository.build import Request, build
-    from composer_jax.tasks.repository.prompt import Style
+    from composer_jax.tasks.repository.build import BuildRequest, build
+    from composer_jax.tasks.repository.instruction import InstructionStyle
 
     for name in ("repo", "out"):
         if values[name].value is None:
             raise UserError(f"generate needs --{name}: {values[name].help}")
-    request = Request(
+    request = BuildRequest(
         repository=Path(values.repo),
         out=Path(values.out),
         count=values.count,
@@ -100,7 +100,7 @@ def generate(values):
         jobs=values.jobs,
         runs=values.runs,
         hide_tests=values.hide_tests,
-        style=Style(docstrings=values.docstrings, tests=values.names, message=values.message),
+        style=InstructionStyle(docstrings=values.docstrings, tests=values.names, message=values.message),
         split=values.split,
     )
     built = asyncio.run(build(request))

@@ -12,7 +12,7 @@ from pathlib import Path
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.grader import PYTEST
-from composer_jax.tasks.repository.scrub import scrubbed_copy
+from composer_jax.tasks.repository.scrub import copy_scrubbed
 from composer_jax.tasks.suites.judge import PASSED
 from composer_jax.tasks.suites.protected import is_protected
 from composer_jax.tasks.suites.run import SuiteReport, file_of_test, run_test_suite
@@ -27,8 +27,8 @@ STEP_S = 15.0
 class BaselineRun:
     """root: the scrubbed copy. sources: path -> text of every Python file, tests too. command: what runs the suite.
 
-    tests: ids that passed in every run. unreliable: id -> why it is not among them. tops: import names of the
-    repository's own packages. seconds: of the slowest run. packages: folder of installed packages. left_out: what
+    tests: ids that passed in every run. unreliable: id -> why it is not among them. import_names: import names of the
+    repository's own packages. seconds: of the slowest run. packages: folder of installed packages. excluded: what
     scrubbing left out. log: the end of what the last run printed.
     """
 
@@ -37,10 +37,10 @@ class BaselineRun:
     command: tuple[str, ...]
     tests: tuple[str, ...]
     unreliable: Mapping[str, str]
-    tops: tuple[str, ...]
+    import_names: tuple[str, ...]
     seconds: float
     packages: Path | None = None
-    left_out: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     log: str = field(default="", repr=False)
 
     @property
@@ -64,7 +64,7 @@ async def run_baseline(
     timeout_s: longest that one run may take. after_run: called with the report of each.
     Raises UserError when the suite does not run, or no test passes every time.
     """
-    left_out = scrubbed_copy(repository, root)
+    excluded = copy_scrubbed(repository, root)
     command = suite_command(root)
     reports = []
     for _ in range(runs):
@@ -74,25 +74,25 @@ async def run_baseline(
             raise UserError(f"the suite of {repository} does not run: {report.problem}; it said: {last.strip()[:300]}")
         reports.append(report)
         after_run(report)
-    unreliable = unreliable_tests(reports)
+    unreliable = find_unreliable_tests(reports)
     tests = tuple(test for test in reports[0].tests if test not in unreliable)
     if not tests:
         raise UserError(f"no test of {repository} passed in all of {runs} runs; the first: {min(unreliable.items())}")
     return BaselineRun(
         root,
-        python_files(root),
+        read_python_files(root),
         command,
         tests,
         unreliable,
-        own_packages(root),
+        own_import_names(root),
         max(sum(result.ms for result in report.tests.values()) / 1000 for report in reports) + 1.0,
         packages,
-        tuple(left_out),
+        tuple(excluded),
         reports[-1].log,
     )
 
 
-def unreliable_tests(reports: list[SuiteReport]) -> dict[str, str]:
+def find_unreliable_tests(reports: list[SuiteReport]) -> dict[str, str]:
     """Tests that did not pass in every run, or do not lie in files that belong to the tests: id -> why."""
     unreliable = {}
     for test in dict.fromkeys(test for report in reports for test in report.tests):
@@ -150,7 +150,7 @@ def _settings(path: Path) -> Mapping[str, object] | None:
     return {} if path.name.endswith("pytest.ini") else None
 
 
-def python_files(root: Path) -> dict[str, str]:
+def read_python_files(root: Path) -> dict[str, str]:
     """Relative path -> text of every Python file that is UTF-8, line ends kept."""
     found = {}
     for path in sorted(root.rglob("*.py")):
@@ -163,7 +163,7 @@ def python_files(root: Path) -> dict[str, str]:
     return found
 
 
-def own_packages(root: Path) -> tuple[str, ...]:
+def own_import_names(root: Path) -> tuple[str, ...]:
     """Import names of the packages and modules at the top of the repository or of its src folder."""
     names = set()
     for folder in (root, root / "src"):

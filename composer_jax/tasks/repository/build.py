@@ -32,16 +32,16 @@ from composer_jax.tasks.harbor import read_task, write_task
 from composer_jax.tasks.repository.baseline_run import BaselineRun, run_baseline
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.combine import combinations
+from composer_jax.tasks.repository.coverage import trace_calls
 from composer_jax.tasks.repository.difficulty import Difficulty
-from composer_jax.tasks.repository.entities import entities
-from composer_jax.tasks.repository.gates import Breakage, Gate, break_suite, grade_both
-from composer_jax.tasks.repository.in_order import InOrder
-from composer_jax.tasks.repository.leaks import Readable
-from composer_jax.tasks.repository.prompt import Style, instruction
+from composer_jax.tasks.repository.entities import parse_entities
+from composer_jax.tasks.repository.gates import Breakage, Gate, break_suite, grade_noop_and_gold
+from composer_jax.tasks.repository.instruction import InstructionStyle, write_instruction
+from composer_jax.tasks.repository.leaks import ReadableFiles
+from composer_jax.tasks.repository.ordered_map import OrderedMap
 from composer_jax.tasks.repository.propose import KINDS, propose
 from composer_jax.tasks.repository.revert_commit import revert_commits
 from composer_jax.tasks.repository.source import Source
-from composer_jax.tasks.repository.trace import trace
 from composer_jax.tasks.suites.protected import is_protected, protected_files
 from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.task import Task
@@ -52,10 +52,10 @@ FAMILY = "repository"
 ALL_KINDS = (*KINDS, "combine", "revert_commit")
 TOOLS = ("repository/*",)
 RUNS = 3
-LEAST_KEPT = 3
+MIN_PASSING = 3
 
 
-def _kinds_of(name: str) -> list[str]:
+def _expand_kind(name: str) -> list[str]:
     found = [kind for kind in ALL_KINDS if name in (kind, kind.partition(":")[0])]
     if not found:
         raise UserError(f"{name!r} is no kind of task; use mutate, or some of {', '.join(ALL_KINDS)}")
@@ -63,14 +63,14 @@ def _kinds_of(name: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Request:
+class BuildRequest:
     """What is to be made.
 
     repository: the root of a repository. out: a folder that does not exist or is empty. count: tasks wanted.
     kinds: of ALL_KINDS, or "mutate" for all sorts of mutation; None: all of them, revert_commit where there is a
     history. seed: of every draw.
     packages: folder of installed packages, pytest among them. requirements: what is installed into one otherwise.
-    jobs: sandboxes at once. runs: of the suite before anything is broken. least_kept: tests that must still pass.
+    jobs: sandboxes at once. runs: of the suite before anything is broken. min_passing: tests that must still pass.
     hide_tests: take the test files with failing tests out of the workspace. style: of the instruction.
     split, tools: of the tasks.
     """
@@ -84,15 +84,15 @@ class Request:
     requirements: tuple[str, ...] = ()
     jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
     runs: int = RUNS
-    least_kept: int = LEAST_KEPT
+    min_passing: int = MIN_PASSING
     hide_tests: bool = False
-    style: Style = Style()
+    style: InstructionStyle = InstructionStyle()
     split: str = "train"
     tools: tuple[str, ...] = TOOLS
 
     def __post_init__(self) -> None:
         if self.kinds is not None:
-            object.__setattr__(self, "kinds", tuple(found for kind in self.kinds for found in _kinds_of(kind)))
+            object.__setattr__(self, "kinds", tuple(found for kind in self.kinds for found in _expand_kind(kind)))
         if self.out.is_dir() and any(self.out.iterdir()):
             raise UserError(f"{self.out} is not empty; give a new folder")
         if self.count < 1:
@@ -102,7 +102,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuildResult:
     """tasks: folders written, in order. kinds: how many of each. rejected: gate -> how many candidates it stopped."""
 
     tasks: tuple[Path, ...]
@@ -110,7 +110,7 @@ class Built:
     rejected: Counter[str]
 
 
-async def build(request: Request, pool: SandboxPool | None = None) -> Built:
+async def build(request: BuildRequest, pool: SandboxPool | None = None) -> BuildResult:
     """Makes the tasks: the same ones for the same request, repository and Python, however many jobs there are.
 
     What the tests print is in the instructions, and what the suite took bounds the time limits, in coarse steps.
@@ -131,7 +131,7 @@ async def build(request: Request, pool: SandboxPool | None = None) -> Built:
                 runs=request.runs,
                 after_run=lambda report: progress.update(tests=len(report.tests)),
             )
-            coverage = await trace(found, pool)
+            coverage = await trace_calls(found, pool)
             progress.update()
         _write_baseline(found, request.out / "baseline.json")
         with tempfile.TemporaryDirectory(prefix=".building-", dir=request.out) as building:
@@ -153,7 +153,7 @@ class _Builder:
 
     def __init__(
         self,
-        request: Request,
+        request: BuildRequest,
         found: BaselineRun,
         coverage: dict[str, frozenset[str]],
         pool: SandboxPool,
@@ -163,14 +163,14 @@ class _Builder:
         self.request, self.baseline, self.coverage, self.pool = request, found, coverage, pool
         self.scratch, self.building = scratch, building
         self.name = re.sub(r"[^A-Za-z0-9._-]+", "-", request.repository.resolve().name)
-        self.readable = Readable([found.root, *([found.packages] if found.packages else [])])
+        self.readable = ReadableFiles([found.root, *([found.packages] if found.packages else [])])
         self.tests = scratch / "tests"
         _copy_files(found.root, self.tests, protected_files(found.root))
         self.accepted: list[tuple[Candidate, Path]] = []
         self.rejected: Counter[str] = Counter()
         self.seen: set[str] = set()
 
-    async def run(self) -> Built:
+    async def run(self) -> BuildResult:
         request, streams = self.request, []
         (request.out / "tasks").mkdir()
         with (
@@ -187,9 +187,9 @@ class _Builder:
                 # Who was cancelled has ended; the copying of his folder, which has a thread of its own, may not have.
                 await self.pool.trees.settled()
         kinds = Counter(candidate.kind for candidate, _ in self.accepted)
-        return Built(tuple(task for _, task in self.accepted), kinds, self.rejected)
+        return BuildResult(tuple(task for _, task in self.accepted), kinds, self.rejected)
 
-    async def accept(self, stream: InOrder[Candidate, Judged], most: int, progress: Progress, log: TextIO) -> None:
+    async def accept(self, stream: OrderedMap[Candidate, Judged], most: int, progress: Progress, log: TextIO) -> None:
         """Makes tasks of a stream's candidates until there are `most` more, or no more candidates."""
         wanted = len(self.accepted) + most
         while len(self.accepted) < wanted and (found := await stream.next()) is not None:
@@ -206,7 +206,7 @@ class _Builder:
                 self.accepted.append((candidate, task))
             progress.update(int(folder is not None), tried=len(self.seen), rejected=sum(self.rejected.values()))
 
-    def sources(self) -> Iterator[tuple[InOrder[Candidate, Judged], int]]:
+    def sources(self) -> Iterator[tuple[OrderedMap[Candidate, Judged], int]]:
         """Candidates, and how many tasks to make of them at most.
 
         A tenth is kept for combinations, which need tasks that were accepted, a fifth at most is history.
@@ -248,7 +248,7 @@ class _Builder:
             if all(path in self.baseline.sources or text is not None for path, text in candidate.files.items()):
                 yield candidate
 
-    def judged(self, candidates: Iterable[Candidate]) -> InOrder[Candidate, Judged]:
+    def judged(self, candidates: Iterable[Candidate]) -> OrderedMap[Candidate, Judged]:
         """The candidates with what is thought of them, each once; those that change tests are left out."""
 
         def once() -> Iterator[Candidate]:
@@ -259,11 +259,11 @@ class _Builder:
                 begun.add(candidate.id)
                 yield candidate
 
-        return InOrder(once(), self.judge, self.request.jobs)
+        return OrderedMap(once(), self.judge, self.request.jobs)
 
     async def judge(self, candidate: Candidate) -> Judged:
         """The task's folder, or None, and what the gates said."""
-        breakage = await break_suite(candidate, self.baseline, self.pool, self.readable, self.request.least_kept)
+        breakage = await break_suite(candidate, self.baseline, self.pool, self.readable, self.request.min_passing)
         if not breakage.passed:
             return None, breakage.gates
         task = self.task(candidate, breakage)
@@ -272,7 +272,7 @@ class _Builder:
         shutil.rmtree(task.repository)
         gold = changes_from_texts(task.metadata["gold"], self.baseline.root)
         # What is graded is what was written.
-        gates = (*breakage.gates, *await grade_both(read_task(folder), gold, self.pool))
+        gates = (*breakage.gates, *await grade_noop_and_gold(read_task(folder), gold, self.pool))
         if not gates[-1].passed:
             shutil.rmtree(folder)
             return None, gates
@@ -296,12 +296,12 @@ class _Builder:
         if request.hide_tests:
             for path in {test.partition("::")[0] for test in breakage.failures}:
                 (repository / path).unlink()
-        difficulty = measure(candidate, found, len(breakage.failures))
+        difficulty = measure_difficulty(candidate, found, len(breakage.failures))
         return Task(
             id=self.task_id(candidate),
             family=FAMILY,
             split=request.split,
-            instruction=instruction(
+            instruction=write_instruction(
                 candidate,
                 found.sources,
                 breakage.failures,
@@ -329,13 +329,13 @@ class _Builder:
         )
 
 
-def measure(candidate: Candidate, found: BaselineRun, fail_to_pass: int) -> Difficulty:
+def measure_difficulty(candidate: Candidate, found: BaselineRun, fail_to_pass: int) -> Difficulty:
     """What difficulty.py counts, of a candidate."""
     changed = {
         entity.id: entity.complexity
         for path in candidate.files
         if path in found.sources and path.endswith(".py")
-        for entity in entities(Source(path, found.sources[path]))
+        for entity in parse_entities(Source(path, found.sources[path]))
         if entity.id in candidate.entities
     }
     lines = sum(bool(line.strip()) for block in candidate.removed for line in block.splitlines())
@@ -357,8 +357,8 @@ def _write_baseline(found: BaselineRun, path: Path) -> None:
         "command": found.command,
         "tests": len(found.tests),
         "unreliable": dict(found.unreliable),
-        "own_packages": found.tops,
-        "left_out": found.left_out,
+        "own_packages": found.import_names,
+        "left_out": found.excluded,
         "timeout_s": found.timeout_s,
     }
     path.write_text(json.dumps(described, indent=1))

@@ -1,4 +1,4 @@
-"""One way to break a repository, before any test has run: the files that change and what went away."""
+"""One way to break a repository, before any test has run: the changed files and the removed lines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Candidate:
 
     kind: "mutate:compare_flip", "stub", "delete_feature", "delete_file", "combine", "revert_commit".
     files: relative posix path -> the new text, of every file that changes; None where it is deleted.
-    entities: "path::Qual.name" of what was changed. removed: the old lines that are no longer there, one text
-    per block of consecutive lines, in the order of paths and lines. note: one line for people.
+    entities: "path::Qual.name" of the changed definitions. removed: the old lines that are gone, one text per block of
+    consecutive lines, in the order of paths and lines. note: one line for people.
     """
 
     kind: str
@@ -33,10 +33,10 @@ class Candidate:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def candidate(
+def make_candidate(
     kind: str, sources: Mapping[str, str], files: Mapping[str, str | None], entities: Sequence[str], note: str
 ) -> Candidate:
-    """A candidate of what `files` makes of `sources`; `removed` is read off the difference."""
+    """The candidate that replaces `files` in `sources`; `removed` comes from the difference."""
     removed: list[str] = []
     for path in sorted(files):
         hunks = diff_lines(split_lines(sources.get(path, "")), split_lines(files[path] or ""))

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
-from composer_jax.tasks.repository.candidate import Candidate, candidate
-from composer_jax.tasks.repository.entities import Definition, Entity, referenced
+from composer_jax.tasks.repository.candidate import Candidate, make_candidate
+from composer_jax.tasks.repository.entities import Definition, Entity, referenced_name
 from composer_jax.tasks.repository.imports import Module, Repository, bound_names
 from composer_jax.tasks.repository.remove_symbols import Binding, SymbolRemoval, exported_names
 from composer_jax.tasks.repository.source import parse
 
-LARGEST = 12
+MAX_DEFINITIONS = 12
 """Most functions, methods and classes that a feature has before its helpers are counted."""
-TESTS_SHARE = 0.5
+MAX_TESTS_SHARE = 0.5
 """A set of tests that is a larger part of all of them is no feature but the core."""
-STRANGERS_SHARE = 0.25
+MAX_OTHER_TESTS = 0.25
 """How many tests outside the set may reach a definition, as a part of the set's size."""
 
 
@@ -75,7 +75,7 @@ class Unit:
         return frozenset(chain.from_iterable(entity.references for entity in self.entities))
 
 
-def tests_of(coverage: Mapping[str, Collection[str]]) -> dict[str, frozenset[str]]:
+def tests_by_entity(coverage: Mapping[str, Collection[str]]) -> dict[str, frozenset[str]]:
     """The coverage map the other way round: entity id -> tests. A class is reached through its methods."""
     found: dict[str, set[str]] = defaultdict(set)
     for test, ids in coverage.items():
@@ -88,13 +88,13 @@ def tests_of(coverage: Mapping[str, Collection[str]]) -> dict[str, frozenset[str
     return {entity: frozenset(tests) for entity, tests in found.items()}
 
 
-class Features:
+class FeatureFinder:
     """What can be deleted from a repository, given which test reaches which entity."""
 
     def __init__(self, repository: Repository, coverage: Mapping[str, Collection[str]]):
         self.repository = repository
         self.all_tests = frozenset(coverage)
-        reached = tests_of(coverage)
+        reached = tests_by_entity(coverage)
         self.units: dict[str, Unit] = {}
         for module in repository.code:
             groups: dict[str, list[Entity]] = defaultdict(list)
@@ -108,7 +108,7 @@ class Features:
 
     def candidates(self, rng: random.Random) -> Iterator[Candidate]:
         """One candidate per set of tests that has a feature of its own, in an order drawn from `rng`."""
-        most = len(self.all_tests) * TESTS_SHARE
+        most = len(self.all_tests) * MAX_TESTS_SHARE
         sets = {unit.tests for unit in self.units.values() if 0 < len(unit.tests) <= most}
         order = sorted(sets, key=sorted)
         rng.shuffle(order)
@@ -121,7 +121,7 @@ class Features:
 
     def _feature(self, tests: frozenset[str]) -> list[Unit]:
         """The units that these tests share and few others reach; a method not beside its class."""
-        strangers = len(tests) * STRANGERS_SHARE
+        strangers = len(tests) * MAX_OTHER_TESTS
         chosen = {
             name: unit
             for name, unit in self.units.items()
@@ -145,7 +145,7 @@ class Features:
         return any(unit.name in bound_names(node) for node in body if not isinstance(node, Definition))
 
     def _delete(self, units: list[Unit], tests: frozenset[str]) -> Candidate | None:
-        while 0 < len(units) <= LARGEST:
+        while 0 < len(units) <= MAX_DEFINITIONS:
             removal = SymbolRemoval(self.repository, {unit.binding: unit.binding for unit in units if unit.binding})
             needed = removal.needed(_nodes(units))
             if not needed:
@@ -166,7 +166,7 @@ class Features:
                 return None  # a `nonlocal` or a star import that stood on what went, for one
         names = tuple(unit.id for unit in every)
         note = f"removed, reached by {len(tests)} of {len(self.all_tests)} tests: {', '.join(names)}"
-        return candidate("delete_feature", self.repository.sources, files, names, note)
+        return make_candidate("delete_feature", self.repository.sources, files, names, note)
 
     def _dead_after(self, units: list[Unit]) -> tuple[list[Unit], dict[str, list[ast.stmt]]]:
         """Helpers that nothing else mentions, and every statement that goes, by path: constants too."""
@@ -252,7 +252,7 @@ class Features:
         for module in self.repository.code:
             for node in module.early_nodes:
                 called = [node.func] if isinstance(node, ast.Call) else getattr(node, "decorator_list", ())
-                pending |= {name for part in called if (name := referenced(part))}
+                pending |= {name for part in called if (name := referenced_name(part))}
         seen: set[str] = set()
         found: set[str] = set()
         while pending:
@@ -275,7 +275,7 @@ class Features:
             unit.name
             for unit in self.units.values()
             for decorator in unit.entities[0].node.decorator_list
-            if (referenced(decorator) or "").startswith("abstract")
+            if (referenced_name(decorator) or "").startswith("abstract")
         )
 
     @cached_property
@@ -285,7 +285,7 @@ class Features:
         for module in self.repository.code:
             for node in module.early_nodes:
                 of_name = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-                if name := referenced(node) if of_name or isinstance(node, ast.Name) else None:
+                if name := referenced_name(node) if of_name or isinstance(node, ast.Name) else None:
                     owner = node.value.id if of_name else ""
                     found[name].append(Mention(module.path, *module.source.span(node), owner, node))
         return found
@@ -297,11 +297,11 @@ def _mentioned_by(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         # An annotation in quotes or a name for getattr, not prose.
         return _WORD.findall(node.value) if len(node.value) <= _LONGEST_CODE else []
-    return [name] if (name := referenced(node)) else []
+    return [name] if (name := referenced_name(node)) else []
 
 
 def _mentions_in(statement: ast.stmt) -> set[str]:
-    return {name for node in ast.walk(statement) if (name := referenced(node))}
+    return {name for node in ast.walk(statement) if (name := referenced_name(node))}
 
 
 def _constants(module: Module, names: Collection[str]) -> list[ast.Assign]:

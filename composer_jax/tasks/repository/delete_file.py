@@ -1,11 +1,11 @@
-"""A whole module goes, where the rest can be imported without it."""
+"""Candidates that delete a whole module which the others can be imported without."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import PurePosixPath
 
-from composer_jax.tasks.repository.candidate import Candidate, candidate
+from composer_jax.tasks.repository.candidate import Candidate, make_candidate
 from composer_jax.tasks.repository.imports import Module, Repository
 from composer_jax.tasks.repository.remove_symbols import SymbolRemoval
 
@@ -13,10 +13,10 @@ _STARTED_BY_NAME = ("__init__.py", "__main__.py", "conftest.py", "setup.py", "no
 
 
 def delete_file(repository: Repository, module: Module) -> Candidate | None:
-    """The candidate without `module`; imports of it that only pass its names on go too.
+    """The candidate without `module` and without the imports that only re-export its names.
 
-    None for tests and for files that are started by their name, and where another module uses what it
-    imports from this one, names it in a string, or imports it inside a function or as `import a.b`.
+    None for tests, for files that are started by their name, and where another module uses a name of this one,
+    spells this module in a string, or imports it inside a function or as `import a.b`.
     """
     if module.is_test or PurePosixPath(module.path).name in _STARTED_BY_NAME:
         return None
@@ -29,10 +29,10 @@ def delete_file(repository: Repository, module: Module) -> Candidate | None:
     files = removal.files({})
     for path, text in files.items():
         if text is not None and not text.strip() and PurePosixPath(path).name != "__init__.py":
-            return None  # a module that did nothing but pass the names on
+            return None  # a module that only re-exported the names
     names = tuple(entity.id for entity in module.entities)
     note = f"{module.path} was deleted; other files that passed its names on: {len(files) - 1}"
-    return candidate("delete_file", repository.sources, files, names, note)
+    return make_candidate("delete_file", repository.sources, files, names, note)
 
 
 def _depends(repository: Repository, other: Module, removal: SymbolRemoval, dotted: str) -> bool:

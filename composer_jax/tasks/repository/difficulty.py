@@ -1,4 +1,4 @@
-"""How hard a task may be, from what can be counted: a number to sort and to sample by until a model was tried on it."""
+"""An estimate of a task's difficulty from counts, to sort and to sample by until a model has been tried on it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-# Feature -> (weight, the count at which it contributes two thirds of its weight). The numbers are ours. Their order
-# follows what was published about tasks of such kinds: reimplementing is harder than repairing, and several places
-# are harder than one.
+# Feature -> (weight, the count at which it contributes two thirds of its weight). The numbers are ours; their order
+# follows published results on such tasks: reimplementing is harder than repairing, several places are harder than one.
 WEIGHTS = {
     "lines": (0.35, 20.0),
     "files": (0.15, 2.0),
@@ -20,10 +19,10 @@ WEIGHTS = {
 
 @dataclass(frozen=True)
 class Difficulty:
-    """What was counted.
+    """The counts of a task.
 
-    lines: to be written, as the difference between what is broken and what is whole has them. files, entities: that
-    differ. complexity: cyclomatic, of the entities together. fail_to_pass: tests that fail.
+    lines: removed ones, which the solution has to write. files, entities: changed ones. complexity: cyclomatic, summed
+    over the entities. fail_to_pass: failing tests.
     """
 
     lines: int
@@ -34,10 +33,10 @@ class Difficulty:
 
     @property
     def estimate(self) -> float:
-        """0 (trivial) to 1: the sum over features of weight * (1 - 3 ** (-count / scale)), counts from the second
-        file and the second entity on.
+        """0 (trivial) to 1: the sum over features of weight * (1 - 3 ** (-count / scale)).
 
-        Each feature saturates, so that no single large number makes a task hard; the weights add up to 1.
+        The first file and the first entity do not count. Each feature saturates, so that no single large number makes
+        a task hard; the weights add up to 1.
         """
         counts: Mapping[str, int] = {**asdict(self), "files": self.files - 1, "entities": self.entities - 1}
         return round(

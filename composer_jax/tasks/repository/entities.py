@@ -91,17 +91,17 @@ class Entity:
     @cached_property
     def references(self) -> frozenset[str]:
         """Names that it reads and attributes that it takes, also through what is nested in it."""
-        return frozenset(reference for node in ast.walk(self.node) if (reference := referenced(node)))
+        return frozenset(reference for node in ast.walk(self.node) if (reference := referenced_name(node)))
 
 
-def referenced(node: ast.AST) -> str | None:
+def referenced_name(node: ast.AST) -> str | None:
     """The name that a node reads, or the attribute that it takes."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         return node.id
     return node.attr if isinstance(node, ast.Attribute) else None
 
 
-def entities(source: Source) -> list[Entity]:
+def parse_entities(source: Source) -> list[Entity]:
     """All definitions of a file in the order of their first line; an outer one comes before what it holds."""
     return list(_inside(source, source.tree, "", None, is_protected(source.path)))
 

@@ -20,13 +20,13 @@ from composer_jax.sandbox import Change, SandboxPool
 from composer_jax.tasks.grading import changes_from_texts, grade, initial_changes
 from composer_jax.tasks.repository.baseline_run import BaselineRun
 from composer_jax.tasks.repository.candidate import Candidate
-from composer_jax.tasks.repository.leaks import Readable, installed_copies
+from composer_jax.tasks.repository.leaks import ReadableFiles, find_installed_copies
 from composer_jax.tasks.suites.judge import MISSING, PASSED
 from composer_jax.tasks.suites.run import SuiteReport, file_of_test, run_test_suite
 from composer_jax.tasks.task import Task
 
-TAKES_AWAY = ("delete_feature", "delete_file", "revert_commit", "combine")
-NOT_THE_CODE = ("KeyboardInterrupt", "MemoryError", "SystemExit", "Timeout", "TimeoutError", "TimeoutExpired")
+REMOVING_KINDS = ("delete_feature", "delete_file", "revert_commit", "combine")
+ENVIRONMENT_ERRORS = ("KeyboardInterrupt", "MemoryError", "SystemExit", "Timeout", "TimeoutError", "TimeoutExpired")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 _TYPE = re.compile(r"(?:E\s+)?(?:[\w.]*\.)?(\w+)(?::|$)")
 
@@ -56,11 +56,11 @@ class Breakage:
 
 
 async def break_suite(
-    candidate: Candidate, baseline: BaselineRun, pool: SandboxPool, readable: Readable, least_kept: int
+    candidate: Candidate, baseline: BaselineRun, pool: SandboxPool, readable: ReadableFiles, min_passing: int
 ) -> Breakage:
     """Runs the suite on the broken repository and asks the gates that need no task.
 
-    readable: the files of the baseline's root and packages. least_kept: tests that must still pass.
+    readable: the files of the baseline's root and packages. min_passing: tests that must still pass.
     """
     report = await run_test_suite(
         pool,
@@ -71,14 +71,14 @@ async def break_suite(
         changes=changes_from_texts(candidate.files, baseline.root),
         tests=baseline.tests,
     )
-    failures = {test: why_not(test, report) for test in baseline.tests if test not in report.passed}
+    failures = {test: failure_message(test, report) for test in baseline.tests if test not in report.passed}
     kept = tuple(test for test in baseline.tests if test in report.passed)
     gates = []
     for gate in (
         lambda: _in_time(report),
         lambda: _collects(candidate, report),
         lambda: _fails(report, failures),
-        lambda: Gate("keeps", len(kept) >= least_kept, f"{len(kept)} tests still pass, {least_kept} must"),
+        lambda: Gate("keeps", len(kept) >= min_passing, f"{len(kept)} tests still pass, {min_passing} must"),
         lambda: _leaks(candidate, baseline, readable),
     ):
         gates.append(gate())
@@ -87,31 +87,31 @@ async def break_suite(
     return Breakage(candidate, failures, kept, tuple(gates))
 
 
-async def grade_both(task: Task, gold: Mapping[str, Change], pool: SandboxPool) -> list[Gate]:
+async def grade_noop_and_gold(task: Task, gold: Mapping[str, Change], pool: SandboxPool) -> list[Gate]:
     """Whether the task's grader tells the broken repository from the repaired one."""
     nothing = await grade(task, initial_changes(task), pool)
     same = nothing.parts == {"f2p": 0.0, "p2p": 1.0}
-    gates = [Gate("no-op", nothing.reward == 0.0 and same, without_addresses(nothing.detail))]
+    gates = [Gate("no-op", nothing.reward == 0.0 and same, mask_addresses(nothing.detail))]
     if gates[0].passed:
         repaired = await grade(task, initial_changes(task) | gold, pool)
-        gates.append(Gate("gold", repaired.reward == 1.0, without_addresses(repaired.detail)))
+        gates.append(Gate("gold", repaired.reward == 1.0, mask_addresses(repaired.detail)))
     return gates
 
 
-def why_not(test: str, report: SuiteReport) -> str:
+def failure_message(test: str, report: SuiteReport) -> str:
     """Why a test did not pass: its message, or that of its file."""
     result = report.tests.get(test)
     if result is not None:
-        return without_addresses(result.message)
-    return without_addresses(report.uncollected.get(file_of_test(test), ""))
+        return mask_addresses(result.message)
+    return mask_addresses(report.uncollected.get(file_of_test(test), ""))
 
 
-def without_addresses(message: str) -> str:
+def mask_addresses(message: str) -> str:
     """A message without the addresses of objects, which no two runs have in common."""
     return _ADDRESS.sub("0x...", message)
 
 
-def reason(message: str) -> str | None:
+def exception_type(message: str) -> str | None:
     """The type of the exception that a message of pytest is about."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if not lines:
@@ -132,8 +132,8 @@ def _collects(candidate: Candidate, report: SuiteReport) -> Gate:
     if report.problem:
         return Gate("collects", False, report.problem)
     for file, message in report.uncollected.items():
-        why = reason(message)
-        if candidate.kind not in TAKES_AWAY or why not in ("ImportError", "ModuleNotFoundError", "AttributeError"):
+        why = exception_type(message)
+        if candidate.kind not in REMOVING_KINDS or why not in ("ImportError", "ModuleNotFoundError", "AttributeError"):
             return Gate("collects", False, f"{file} cannot be imported: {why}")
     detail = f"{len(report.tests)} tests; {len(report.uncollected)} files import what is gone"
     return Gate("collects", True, detail)
@@ -147,20 +147,21 @@ def _fails(report: SuiteReport, failures: Mapping[str, str]) -> Gate:
         result = report.tests.get(test)
         if result is not None and result.outcome in (PASSED, MISSING, "skipped"):
             return Gate("fails", False, f"{test} does not fail, it is {result.outcome}")
-        why = reason(message)
-        if why is None or why in NOT_THE_CODE:
+        why = exception_type(message)
+        if why is None or why in ENVIRONMENT_ERRORS:
             return Gate("fails", False, f"{test} fails for {why or 'no reason: it is not collected'}")
         reasons[why] = reasons.get(why, 0) + 1
     listed = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
     return Gate("fails", True, f"{len(failures)} tests fail: {listed}")
 
 
-def _leaks(candidate: Candidate, baseline: BaselineRun, readable: Readable) -> Gate:
+def _leaks(candidate: Candidate, baseline: BaselineRun, readable: ReadableFiles) -> Gate:
     """Looks at what the agent will see: the scrubbed repository with the files that change, and the packages."""
     # A mutation moves lines about: there, the lines that it took from one place may be at another.
     moves = candidate.kind.startswith("mutate:") or candidate.kind == "combine"
     changed = {baseline.root / path: None if moves else text for path, text in candidate.files.items()}
-    found = installed_copies(baseline.packages, baseline.tops) or readable.leaks(candidate.removed, instead=changed)
-    if found:
-        return Gate("leaks", False, f"{found[0].path}: {found[0].what}")
+    leaks = find_installed_copies(baseline.packages, baseline.import_names)
+    leaks = leaks or readable.find_leaks(candidate.removed, replacements=changed)
+    if leaks:
+        return Gate("leaks", False, f"{leaks[0].path}: {leaks[0].what}")
     return Gate("leaks", True, "removed lines are nowhere else")

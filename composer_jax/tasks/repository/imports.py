@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.repository.entities import Entity, Function, entities
+from composer_jax.tasks.repository.entities import Entity, Function, parse_entities
 from composer_jax.tasks.repository.source import Source
 from composer_jax.tasks.suites.protected import is_protected
 
@@ -29,7 +29,7 @@ class Module:
 
     @cached_property
     def entities(self) -> list[Entity]:
-        return entities(self.source)
+        return parse_entities(self.source)
 
     @cached_property
     def blocks(self) -> list[tuple[ast.AST, list[ast.stmt], bool]]:

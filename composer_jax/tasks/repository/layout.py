@@ -1,4 +1,4 @@
-"""Taking statements and list elements out of a file, and moving them, without touching the text around them."""
+"""Edits that remove or move statements and list elements and keep the text around them."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def is_elif(source: Source, node: ast.AST) -> bool:
     return isinstance(node, ast.If) and source.text.startswith("elif", source.span(node)[0])
 
 
-def without_statements(
+def remove_statements(
     source: Source, block: Sequence[ast.stmt], gone: Collection[ast.stmt], may_be_empty: bool = False
 ) -> list[Edit]:
-    """Takes the statements `gone` out of their block.
+    """The edits that remove the statements `gone` from their block.
 
-    Where a statement has its lines to itself, whole lines go: with the comment behind it, the comments right
-    above a definition, and the empty lines that would be too many. A block that would be empty keeps a `pass`,
-    unless it is a module's (may_be_empty).
+    A statement that fills its lines goes with them: with the comment behind it, the comments directly above a
+    definition, and surplus empty lines. A block that would be empty keeps a `pass`, unless it is a module's
+    (may_be_empty).
     """
     goes = [any(statement is other for other in gone) for statement in block]
     edits: list[Edit] = []
-    runs: list[list[int]] = []  # first and last line of what goes together, first and last index in the block
+    runs: list[list[int]] = []  # of neighbours that go: first and last line, first and last index in the block
     for index, statement in enumerate(block):
         if not goes[index]:
             continue
@@ -65,7 +65,7 @@ def without_statements(
             edits.append(Edit(start, end, "pass"))
     for first, last, from_index, to_index in runs:
         above, below = _empty_lines(source, first - 1, -1), _empty_lines(source, last + 1, 1)
-        # Of the empty lines on both sides the larger number stays; at either end of a block none are needed.
+        # The larger number of empty lines on the two sides stays; either end of a block needs none.
         if from_index > 0 and to_index + 1 == len(block):
             first -= above
         elif to_index + 1 < len(block):
@@ -75,35 +75,35 @@ def without_statements(
 
 
 def _lines(source: Source, statement: ast.stmt) -> tuple[int, int]:
-    """The first and the last line of a statement, with the comments right above it where it is a definition."""
+    """The first and the last line of a statement; of a definition with the comments directly above it."""
     start, end = source.span(statement)
     first, last = source.line_of(start), source.line_of(end)
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        above = comment_lines_above(source, first)
-        # At the top of a file they are about the file.
+        above = first_comment_line(source, first)
+        # Comments at the top of a file are about the file.
         first = above if above > 1 else first
     return first, last
 
 
 def _empty_lines(source: Source, line: int, step: int) -> int:
-    """How many lines of nothing but white space there are from a line on, upwards (-1) or downwards (1)."""
+    """The number of consecutive blank lines from a line on, upwards (-1) or downwards (1)."""
     count = 0
     while 0 < line <= source.lines and not source.line(line).strip():
         line, count = line + step, count + 1
     return count
 
 
-def comment_lines_above(source: Source, line: int) -> int:
-    """The first of the lines of nothing but comments that end right above a line, or the line itself."""
+def first_comment_line(source: Source, line: int) -> int:
+    """The first of the comment lines directly above a line, or the line itself."""
     while line > 1 and line - 1 not in source.string_lines and source.line(line - 1).lstrip().startswith("#"):
         line -= 1
     return line
 
 
-def without_elements(source: Source, elements: Sequence[ast.AST], gone: Collection[ast.AST]) -> list[Edit]:
-    """Takes elements and their commas out of a comma-separated list; at least one must go.
+def remove_elements(source: Source, elements: Sequence[ast.AST], gone: Collection[ast.AST]) -> list[Edit]:
+    """The edits that remove the elements `gone`, at least one, and their commas from a comma-separated list.
 
-    A list of which nothing is left also loses a comma after its last element.
+    A list that becomes empty also loses the comma after its last element.
     """
     kept = [index for index, element in enumerate(elements) if not any(element is other for other in gone)]
     spans = [source.span(element) for element in elements]
@@ -119,18 +119,18 @@ def without_elements(source: Source, elements: Sequence[ast.AST], gone: Collecti
 
 
 def block_region(source: Source, block: Sequence[ast.stmt]) -> tuple[int, int]:
-    """The characters of a block: where it has lines of its own, with its indentation, with the comments right
-    above its first statement and the one behind its last; else just the statements."""
+    """The span of a block; where it fills lines, with its indentation, the comments directly above its first
+    statement and the comment behind its last."""
     start, end = source.span(block[0])[0], source.span(block[-1])[1]
     if not starts_line(source, block[0]):
         return start, end
-    line, last = comment_lines_above(source, source.line_of(start)), source.line_of(end)
+    line, last = first_comment_line(source, source.line_of(start)), source.line_of(end)
     rest = source.text[end : source.line_end(last)]
     return source.line_start(line), source.line_end(last) if _REST_OF_LINE.fullmatch(rest) else end
 
 
-def reindented(source: Source, region: tuple[int, int], old: str, new: str) -> str:
-    """The lines of a region with the indentation `old` replaced by `new`; the inside of strings stays."""
+def reindent(source: Source, region: tuple[int, int], old: str, new: str) -> str:
+    """The lines of a region with the indentation `old` replaced by `new`, except inside strings."""
     first, last = source.line_of(region[0]), source.line_of(region[1])
     lines = []
     for number in range(first, last + 1):

@@ -1,7 +1,7 @@
-"""The leak gate: what was taken away must be nowhere that the agent can read.
+"""The leak gate: removed code must not be readable anywhere by the agent.
 
-Three ways are looked at in every file of the workspace and of the packages folder: lines of the removed text one after
-the other; compiled caches (.pyc) that hold a removed function; and packages that hold the repository's own package.
+It searches every file of the workspace and of the packages folder for consecutive removed lines, for compiled caches
+(.pyc) that hold a removed function, and for installed copies of the repository's own package.
 """
 
 from __future__ import annotations
@@ -15,70 +15,70 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-LINES = 5  # so many lines in a row are not there by chance
-SHORT = 4  # shorter lines ("try:" is 4, "]" is 1) are passed over: they are everywhere
-LARGEST = 16 << 20  # bytes; larger files are data
+LINES_IN_A_ROW = 5  # fewer equal lines may be a coincidence
+MAX_SHORT_LINE = 4  # characters; such lines ("try:", "]") occur everywhere and are skipped
+MAX_BYTES = 16 << 20  # bytes; larger files are data
 PYC_HEADER = 16
 
 
 @dataclass(frozen=True)
 class Leak:
-    """path: of the file that gives it away. what: in a few words."""
+    """path: the file that holds removed code. what: a few words for people."""
 
     path: str
     what: str
 
 
-class Readable:
-    """All files of some folders, read once."""
+class ReadableFiles:
+    """The contents of all files of some folders, read once."""
 
     def __init__(self, folders: Sequence[Path]):
         self._lines: dict[Path, list[str]] = {}
-        self._different: dict[Path, frozenset[str]] = {}
+        self._line_sets: dict[Path, frozenset[str]] = {}
         self._compiled: dict[Path, frozenset[tuple]] = {}
         for path in _files(folders):
             data = path.read_bytes()
             if path.suffix in (".pyc", ".pyo"):
-                self._compiled[path] = frozenset(_functions_of_code(_unmarshalled(data)))
+                self._compiled[path] = frozenset(_functions_of_code(_load_code(data)))
             elif (text := _text(data)) is not None:
                 self._lines[path] = _lines(text)
-                self._different[path] = frozenset(self._lines[path])
+                self._line_sets[path] = frozenset(self._lines[path])
 
-    def leaks(
-        self, removed: Sequence[str], lines: int = LINES, instead: Mapping[Path, str | None] | None = None
+    def find_leaks(
+        self, removed: Sequence[str], lines: int = LINES_IN_A_ROW, replacements: Mapping[Path, str | None] | None = None
     ) -> list[Leak]:
-        """Where removed text can still be read.
+        """The files in which removed text can still be read.
 
-        removed: blocks of consecutive lines (Candidate.removed). lines: how many in a row count; a block with fewer
-        lines that mean something cannot leak. Indentation does not matter. instead: texts that files of the folders
-        are going to have, None for those that will be gone.
+        removed: blocks of consecutive lines (Candidate.removed), compared without indentation.
+        lines: how many consecutive equal lines are a leak; shorter blocks cannot leak.
+        replacements: the texts that files of the folders will have; None for files that will be deleted.
         """
         windows = {window for block in removed for window in _windows(_lines(block), lines)}
         functions = {shape for block in removed for shape in _functions_of_text(block)}
         words = {line for window in windows for line in window}
-        found = [
+        leaks = [
             Leak(str(path), "compiled code of a removed function")
             for path, shapes in self._compiled.items()
             if functions & shapes
         ]
-        texts = {path: _lines(text or "") for path, text in (instead or {}).items()}
-        for path, here in {**self._lines, **texts}.items():
-            common = words & self._different[path] if path in self._different and path not in texts else words
-            if common and windows & set(_windows(here, lines)):
-                found.append(Leak(str(path), f"{lines} removed lines in a row"))
-        return found
+        texts = {path: _lines(text or "") for path, text in (replacements or {}).items()}
+        for path, file_lines in {**self._lines, **texts}.items():
+            common = words & self._line_sets[path] if path in self._line_sets and path not in texts else words
+            if common and windows & set(_windows(file_lines, lines)):
+                leaks.append(Leak(str(path), f"{lines} removed lines in a row"))
+        return leaks
 
 
-def installed_copies(packages: Path | None, tops: Collection[str]) -> list[Leak]:
-    """Where a folder of installed packages holds packages of the repository itself. tops: their import names."""
+def find_installed_copies(packages: Path | None, import_names: Collection[str]) -> list[Leak]:
+    """The packages of the repository itself (by their import names) in a folder of installed packages."""
     if packages is None:
         return []
-    found = []
-    for top in sorted(tops):
+    leaks = []
+    for top in sorted(import_names):
         for path in (packages / top, packages / f"{top}.py", *packages.glob(f"{top}.*.so")):
             if path.exists():
-                found.append(Leak(str(path), "an installed copy of the repository's own package"))
-    return found
+                leaks.append(Leak(str(path), "an installed copy of the repository's own package"))
+    return leaks
 
 
 def _files(folders: Sequence[Path]) -> Iterator[Path]:
@@ -86,7 +86,7 @@ def _files(folders: Sequence[Path]) -> Iterator[Path]:
         for where, _, names in os.walk(folder):
             for name in sorted(names):
                 path = Path(where, name)
-                if path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST:
+                if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_BYTES:
                     yield path
 
 
@@ -96,7 +96,7 @@ def _text(data: bytes) -> str | None:
 
 def _lines(text: str) -> list[str]:
     stripped = (line.strip() for line in text.splitlines())
-    return [line for line in stripped if len(line) > SHORT]
+    return [line for line in stripped if len(line) > MAX_SHORT_LINE]
 
 
 def _windows(lines: list[str], count: int) -> Iterator[tuple[str, ...]]:
@@ -105,7 +105,7 @@ def _windows(lines: list[str], count: int) -> Iterator[tuple[str, ...]]:
 
 
 def _functions_of_text(block: str) -> Iterator[tuple]:
-    """The shapes of the functions in a block that can be parsed alone; of other blocks none."""
+    """(name, variables, names) of the functions in a block; none where it cannot be parsed alone."""
     try:
         tree = ast.parse(textwrap.dedent(block))
         code = compile(tree, "removed", "exec", dont_inherit=True)
@@ -115,7 +115,7 @@ def _functions_of_text(block: str) -> Iterator[tuple]:
 
 
 def _functions_of_code(code: CodeType | None) -> Iterator[tuple]:
-    """(name, arguments and variables, names) of every function in a code object that is more than a line."""
+    """(name, arguments and variables, names) of every function in a code object, except the trivial ones."""
     stack = [] if code is None else [code]
     while stack:
         inner = [constant for constant in stack.pop().co_consts if isinstance(constant, CodeType)]
@@ -127,8 +127,8 @@ def _functions_of_code(code: CodeType | None) -> Iterator[tuple]:
         )
 
 
-def _unmarshalled(data: bytes) -> CodeType | None:
-    """The code in a compiled file of this Python, or None of another's."""
+def _load_code(data: bytes) -> CodeType | None:
+    """The code in a compiled file; None where another version of Python wrote it."""
     try:
         code = marshal.loads(data[PYC_HEADER:])
     except (EOFError, TypeError, ValueError):

@@ -10,19 +10,19 @@ from composer_jax.tasks.repository import mutate_classes as classes
 from composer_jax.tasks.repository import mutate_control as control
 from composer_jax.tasks.repository import mutate_operators as operators
 from composer_jax.tasks.repository import mutate_values as values
-from composer_jax.tasks.repository.candidate import Candidate, candidate
+from composer_jax.tasks.repository.candidate import Candidate, make_candidate
 from composer_jax.tasks.repository.entities import Definition, Entity
 from composer_jax.tasks.repository.mutation import Mutations
 from composer_jax.tasks.repository.source import Edit, Source, apply_edits, parse
 
 MutationOperator = Callable[[Source, Entity, random.Random], Mutations]
 
-OF_CLASSES: Mapping[str, MutationOperator] = {
+CLASS_MUTATIONS: Mapping[str, MutationOperator] = {
     "class_remove_bases": classes.remove_bases,
     "class_remove_funcs": classes.remove_funcs,
     "class_shuffle_methods": classes.shuffle_methods,
 }
-OF_FUNCTIONS: Mapping[str, MutationOperator] = {
+FUNCTION_MUTATIONS: Mapping[str, MutationOperator] = {
     "if_else_invert": control.if_else_invert,
     "shuffle_lines": control.shuffle_lines,
     "remove_assign": control.remove_assign,
@@ -43,28 +43,28 @@ OF_FUNCTIONS: Mapping[str, MutationOperator] = {
     "swap_arguments": values.swap_arguments,
     "drop_await": values.drop_await,
 }
-OF_BOTH: Mapping[str, MutationOperator] = {"wrong_default": values.wrong_default}
-MUTATIONS: Mapping[str, MutationOperator] = {**OF_CLASSES, **OF_FUNCTIONS, **OF_BOTH}
+SHARED_MUTATIONS: Mapping[str, MutationOperator] = {"wrong_default": values.wrong_default}
+MUTATIONS: Mapping[str, MutationOperator] = {**CLASS_MUTATIONS, **FUNCTION_MUTATIONS, **SHARED_MUTATIONS}
 
 _NOWHERE = object()
 
 
-def applies(kind: str, entity: Entity) -> bool:
+def applies_to(kind: str, entity: Entity) -> bool:
     """Whether a kind of mutation is about classes, functions or both, as `entity` is."""
-    return kind in OF_BOTH or (kind in OF_CLASSES) == (entity.kind == "class")
+    return kind in SHARED_MUTATIONS or (kind in CLASS_MUTATIONS) == (entity.kind == "class")
 
 
 def mutate(kind: str, entity: Entity, rng: random.Random) -> Iterator[Candidate]:
     """All sound mutations of a kind at all places of an entity, in an order drawn from `rng`."""
     source = entity.source
-    changes = list(MUTATIONS[kind](source, entity, rng)) if applies(kind, entity) else []
+    changes = list(MUTATIONS[kind](source, entity, rng)) if applies_to(kind, entity) else []
     rng.shuffle(changes)
     for change in changes:
         if is_sound(entity, change.edits):
             text = apply_edits(source.text, change.edits)
             name = f"{entity.id}.{change.member}" if change.member else entity.id
             note = f"{source.path}:{change.line}, {entity.name}: {change.what}"
-            yield candidate(f"mutate:{kind}", {source.path: source.text}, {source.path: text}, (name,), note)
+            yield make_candidate(f"mutate:{kind}", {source.path: source.text}, {source.path: text}, (name,), note)
 
 
 def is_sound(entity: Entity, edits: Sequence[Edit]) -> bool:

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 
 from composer_jax.tasks.repository.entities import Definition, Entity, Function
-from composer_jax.tasks.repository.layout import fills_lines, without_elements, without_statements
-from composer_jax.tasks.repository.mutation import Mutation, Mutations, brief
+from composer_jax.tasks.repository.layout import fills_lines, remove_elements, remove_statements
+from composer_jax.tasks.repository.mutation import Mutation, Mutations, quote_code
 from composer_jax.tasks.repository.source import Edit, Source
 
 
@@ -18,15 +18,15 @@ def remove_bases(source: Source, entity: Entity, rng: random.Random) -> Mutation
     inside = sorted([*node.bases, *node.keywords], key=source.span)
     for base in node.bases:
         if len(inside) > 1:
-            edits = tuple(without_elements(source, inside, [base]))
+            edits = tuple(remove_elements(source, inside, [base]))
         else:
             start, end = source.span(base)
             closing = next(token for token in source.tokens(end, len(source.text)) if token.text == ")")
             edits = (Edit(source.text.rindex("(", 0, start), closing.end),)
-        yield Mutation(edits, f"the base {brief(source.segment(base))} was removed", node.lineno)
+        yield Mutation(edits, f"the base {quote_code(source.segment(base))} was removed", node.lineno)
 
 
-def used_by_the_class(body: Sequence[ast.stmt]) -> set[str]:
+def names_read_by_class(body: Sequence[ast.stmt]) -> set[str]:
     """Names that the body of a class reads while the class is made, its methods' decorators and defaults too."""
     found: set[str] = set()
     for statement in body:
@@ -44,14 +44,14 @@ def remove_funcs(source: Source, entity: Entity, rng: random.Random) -> Mutation
     methods = [node for node in entity.node.body if isinstance(node, Function)]
     for name in dict.fromkeys(method.name for method in methods):
         gone = [method for method in methods if method.name == name]
-        if name not in used_by_the_class([node for node in entity.node.body if node not in gone]):
-            edits = tuple(without_statements(source, entity.node.body, gone))
-            yield Mutation(edits, f"the method {brief(name)} was removed", gone[0].lineno, member=name)
+        if name not in names_read_by_class([node for node in entity.node.body if node not in gone]):
+            edits = tuple(remove_statements(source, entity.node.body, gone))
+            yield Mutation(edits, f"the method {quote_code(name)} was removed", gone[0].lineno, member=name)
 
 
 def shuffle_methods(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """Methods without decorators change places, those that the class itself uses while it is made excepted."""
-    used = used_by_the_class(entity.node.body)
+    used = names_read_by_class(entity.node.body)
     names = [node.name for node in entity.node.body if isinstance(node, Definition)]
     methods = [
         node

@@ -11,11 +11,11 @@ from composer_jax.tasks.repository.layout import (
     fills_lines,
     indentation,
     is_elif,
-    reindented,
+    reindent,
+    remove_statements,
     starts_line,
-    without_statements,
 )
-from composer_jax.tasks.repository.mutation import Mutation, Mutations, brief
+from composer_jax.tasks.repository.mutation import Mutation, Mutations, quote_code
 from composer_jax.tasks.repository.source import Edit, Source
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -39,7 +39,7 @@ def if_else_invert(source: Source, entity: Entity, rng: random.Random) -> Mutati
             continue
         texts = [source.text[slice(*span)] for span in spans]
         edits = (Edit(*spans[0], texts[1]), Edit(*spans[1], texts[0]))
-        yield Mutation(edits, f"the branches of {brief(source.segment(node.test))} changed places", node.lineno)
+        yield Mutation(edits, f"the branches of {quote_code(source.segment(node.test))} changed places", node.lineno)
 
 
 def shuffle_lines(source: Source, entity: Entity, rng: random.Random) -> Mutations:
@@ -48,14 +48,14 @@ def shuffle_lines(source: Source, entity: Entity, rng: random.Random) -> Mutatio
         for first, second in zip(block, block[1:], strict=False):
             if not all(fills_lines(source, node) and not isinstance(node, _LEAVES) for node in (first, second)):
                 continue
-            if not (_sets(first) & _uses(second) or _sets(second) & _uses(first)):
+            if not (_assigned_names(first) & _read_names(second) or _assigned_names(second) & _read_names(first)):
                 continue
             texts = source.segment(first), source.segment(second)
             edits = (Edit(*source.span(first), texts[1]), Edit(*source.span(second), texts[0]))
-            yield Mutation(edits, f"{brief(texts[0])} and {brief(texts[1])} changed places", first.lineno)
+            yield Mutation(edits, f"{quote_code(texts[0])} and {quote_code(texts[1])} changed places", first.lineno)
 
 
-def _sets(statement: ast.stmt) -> set[str]:
+def _assigned_names(statement: ast.stmt) -> set[str]:
     """Texts of the names and places that a statement assigns to, and of what it calls a method of."""
     found = set()
     for node in ast.walk(statement):
@@ -66,31 +66,31 @@ def _sets(statement: ast.stmt) -> set[str]:
     return found
 
 
-def _uses(statement: ast.stmt) -> set[str]:
+def _read_names(statement: ast.stmt) -> set[str]:
     return {ast.unparse(node) for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute)}
 
 
 def remove_conditional(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A whole `if` goes, or an `elif` with what comes after it."""
-    return _removals(source, entity, (ast.If,))
+    return _remove_each(source, entity, (ast.If,))
 
 
 def remove_loop(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """A whole loop goes."""
-    return _removals(source, entity, LOOPS)
+    return _remove_each(source, entity, LOOPS)
 
 
 def remove_assign(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """An assignment goes, plain or augmented."""
-    return _removals(source, entity, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+    return _remove_each(source, entity, (ast.Assign, ast.AugAssign, ast.AnnAssign))
 
 
-def _removals(source: Source, entity: Entity, kinds: tuple[type[ast.stmt], ...]) -> Mutations:
+def _remove_each(source: Source, entity: Entity, kinds: tuple[type[ast.stmt], ...]) -> Mutations:
     for _, block in own_blocks(entity):
         for node in block:
             if isinstance(node, kinds) and not (isinstance(node, ast.AnnAssign) and node.value is None):
-                edits = tuple(without_statements(source, block, [node]))
-                yield Mutation(edits, f"{brief(source.segment(node))} was removed", node.lineno)
+                edits = tuple(remove_statements(source, block, [node]))
+                yield Mutation(edits, f"{quote_code(source.segment(node))} was removed", node.lineno)
 
 
 def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Mutations:
@@ -102,7 +102,7 @@ def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Mutati
         if all(starts_line(source, block[0]) for block in blocks):
             old, new = indentation(source, node.body[0]), indentation(source, node)
             regions = [block_region(source, block) for block in blocks]
-            text = source.newline.join(reindented(source, region, old, new) for region in regions)
+            text = source.newline.join(reindent(source, region, old, new) for region in regions)
             start, end = source.span(node)
             line = source.line_of(end)
             # The last line goes to its end only when the last block did, so that what follows it is kept.
@@ -112,7 +112,7 @@ def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Mutati
             edit = Edit(*source.span(node), source.text[slice(*block_region(source, blocks[0]))])
         else:
             continue
-        yield Mutation((edit,), f"what was around {brief(source.segment(node.body[0]))} was removed", node.lineno)
+        yield Mutation((edit,), f"what was around {quote_code(source.segment(node.body[0]))} was removed", node.lineno)
 
 
 def drop_return(source: Source, entity: Entity, rng: random.Random) -> Mutations:
@@ -126,8 +126,8 @@ def drop_return(source: Source, entity: Entity, rng: random.Random) -> Mutations
                 rest = next(source.tokens(start + len("return"), source.span(node)[1])).start
                 edits: tuple[Edit, ...] = (Edit(start, rest),)
             else:
-                edits = tuple(without_statements(source, block, [node]))
-            yield Mutation(edits, f"{brief(source.segment(node))} no longer returns", node.lineno)
+                edits = tuple(remove_statements(source, block, [node]))
+            yield Mutation(edits, f"{quote_code(source.segment(node))} no longer returns", node.lineno)
 
 
 def swallow_except(source: Source, entity: Entity, rng: random.Random) -> Mutations:
@@ -135,5 +135,5 @@ def swallow_except(source: Source, entity: Entity, rng: random.Random) -> Mutati
     for node in own_nodes(entity):
         if isinstance(node, ast.ExceptHandler) and not all(isinstance(part, ast.Pass) for part in node.body):
             edit = Edit(source.span(node.body[0])[0], source.span(node.body[-1])[1], "pass")
-            caught = brief(source.segment(node.type)) if node.type else "any exception"
+            caught = quote_code(source.segment(node.type)) if node.type else "any exception"
             yield Mutation((edit,), f"the handler of {caught} does nothing", node.lineno)

@@ -6,7 +6,7 @@ import ast
 import random
 
 from composer_jax.tasks.repository.entities import Entity, own_nodes
-from composer_jax.tasks.repository.mutation import Mutation, Mutations, brief, operand
+from composer_jax.tasks.repository.mutation import Mutation, Mutations, parenthesize, quote_code
 from composer_jax.tasks.repository.source import STRINGS, Edit, Source, Token
 
 SAME_CLASS = (("+", "-"), ("*", "/", "//", "%"), ("<<", ">>"), ("&", "|", "^"))
@@ -19,26 +19,30 @@ BOUNDARY = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 ORDERED = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift, ast.MatMult)
 
 
-def between(source: Source, left: ast.AST, right: ast.AST) -> Token:
+def operator_between(source: Source, left: ast.AST, right: ast.AST) -> Token:
     """The operator between two operands, without the parentheses of either; of two words ("not in") both."""
     tokens = source.tokens(source.span(left)[1], source.span(right)[0])
     words = [token for token in tokens if token.text not in "()"]
     return Token(" ".join(token.text for token in words), words[0].start, words[-1].end)
 
 
-def halves(source: Source, whole: ast.expr, left: ast.AST, right: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
+Span = tuple[int, int]
+"""First character, and the one after the last."""
+
+
+def operand_spans(source: Source, whole: ast.expr, left: ast.AST, right: ast.AST) -> tuple[Span, Span]:
     """The spans of the two sides of an operator with the parentheses that belong to them."""
-    middle = between(source, left, right)
+    middle = operator_between(source, left, right)
     tokens = list(source.tokens(source.span(left)[1], source.span(right)[0]))
     left_end = max([source.span(left)[1], *(token.end for token in tokens if token.end <= middle.start)])
     right_start = min([source.span(right)[0], *(token.start for token in tokens if token.start >= middle.end)])
     return (source.span(whole)[0], left_end), (right_start, source.span(whole)[1])
 
 
-def is_text(node: ast.AST) -> bool:
+def is_string(node: ast.AST) -> bool:
     """Whether an operand is certainly text or bytes, for which only + and % mean something."""
     if isinstance(node, ast.BinOp):
-        return is_text(node.left) or is_text(node.right)
+        return is_string(node.left) or is_string(node.right)
     return isinstance(node, STRINGS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
 
 
@@ -46,10 +50,10 @@ def _arithmetic(source: Source, entity: Entity) -> list[tuple[ast.AST, Token]]:
     """The binary operators and augmented assignments whose operands may be numbers."""
     found: list[tuple[ast.AST, Token]] = []
     for node in own_nodes(entity):
-        if isinstance(node, ast.BinOp) and not is_text(node):
-            found.append((node, between(source, node.left, node.right)))
-        elif isinstance(node, ast.AugAssign) and not is_text(node.value):
-            found.append((node, between(source, node.target, node.value)))
+        if isinstance(node, ast.BinOp) and not is_string(node):
+            found.append((node, operator_between(source, node.left, node.right)))
+        elif isinstance(node, ast.AugAssign) and not is_string(node.value):
+            found.append((node, operator_between(source, node.target, node.value)))
     return found
 
 
@@ -72,20 +76,21 @@ def flip_operator(source: Source, entity: Entity, rng: random.Random) -> Mutatio
             yield Mutation((Edit(operator.start, operator.end, new),), f"`{operator.text}` became `{new}`", node.lineno)
     for node in own_nodes(entity):
         if isinstance(node, ast.BoolOp):
-            operators = [between(source, *pair) for pair in zip(node.values, node.values[1:], strict=False)]
+            operators = [operator_between(source, *pair) for pair in zip(node.values, node.values[1:], strict=False)]
             old, new = operators[0].text, OPPOSITE[operators[0].text]
             edits = tuple(Edit(operator.start, operator.end, new) for operator in operators)
             yield Mutation(edits, f"`{old}` became `{new}`", node.lineno)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Invert):
             if not isinstance(node.operand, ast.Constant):
                 start = source.span(node)[0]
-                yield Mutation((Edit(start, start + 1),), f"{brief(source.segment(node))} lost its sign", node.lineno)
+                what = f"{quote_code(source.segment(node))} lost its sign"
+                yield Mutation((Edit(start, start + 1),), what, node.lineno)
 
 
 def swap_operands(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """The operands of an operator for which their order matters: `a - b` -> `b - a`, `a in b` -> `b in a`."""
     for node in own_nodes(entity):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ORDERED) and not is_text(node.left):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ORDERED) and not is_string(node.left):
             left, right = node.left, node.right
         elif isinstance(node, ast.Compare) and len(node.ops) == 1 and not isinstance(node.ops[0], ast.Eq | ast.NotEq):
             left, right = node.left, node.comparators[0]
@@ -93,42 +98,42 @@ def swap_operands(source: Source, entity: Entity, rng: random.Random) -> Mutatio
             continue
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
             continue
-        left_span, right_span = halves(source, node, left, right)
-        sign = between(source, left, right).text
+        left_span, right_span = operand_spans(source, node, left, right)
+        sign = operator_between(source, left, right).text
         # With parentheses of its own an operand can stand anywhere.
-        new_left = _moved(source, right, right_span, "", f" {sign} x")
-        new_right = _moved(source, left, left_span, f"x {sign} ", "")
+        new_left = _operand_text(source, right, right_span, "", f" {sign} x")
+        new_right = _operand_text(source, left, left_span, f"x {sign} ", "")
         yield Mutation(
             (Edit(*left_span, new_left), Edit(*right_span, new_right)),
-            f"the operands of {brief(source.segment(node))} were swapped",
+            f"the operands of {quote_code(source.segment(node))} were swapped",
             node.lineno,
         )
 
 
-def _moved(source: Source, node: ast.expr, span: tuple[int, int], before: str, after: str) -> str:
+def _operand_text(source: Source, node: ast.expr, span: tuple[int, int], before: str, after: str) -> str:
     if span != source.span(node):
         return source.text[slice(*span)]
-    return operand(source, node, before, after)
+    return parenthesize(source, node, before, after)
 
 
 def break_chain(source: Source, entity: Entity, rng: random.Random) -> Mutations:
     """One operand less: `a + b + c` -> `a + b`, `a and b` -> `a`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.BinOp) and isinstance(node.left, ast.BinOp):
-            left, right = halves(source, node, node.left, node.right)
+            left, right = operand_spans(source, node, node.left, node.right)
             gone = Edit(left[1], right[1]) if rng.random() < 0.5 else Edit(left[0], right[0])
-            yield Mutation((gone,), f"{brief(source.segment(node))} lost a part", node.lineno)
+            yield Mutation((gone,), f"{quote_code(source.segment(node))} lost a part", node.lineno)
         elif isinstance(node, ast.BoolOp):
             index = rng.randrange(len(node.values))
             pair = node.values[index - 1 : index + 1] if index else node.values[:2]
-            left, right = halves(source, node, *pair)
+            left, right = operand_spans(source, node, *pair)
             if index == 0:
                 gone = Edit(left[0], right[0])
             elif index == len(node.values) - 1:
                 gone = Edit(left[1], right[1])
             else:
-                gone = Edit(left[1], halves(source, node, *node.values[index : index + 2])[0][1])
-            yield Mutation((gone,), f"{brief(source.segment(node))} lost a part", node.lineno)
+                gone = Edit(left[1], operand_spans(source, node, *node.values[index : index + 2])[0][1])
+            yield Mutation((gone,), f"{quote_code(source.segment(node))} lost a part", node.lineno)
 
 
 def _comparisons(source: Source, entity: Entity, table: dict[str, str]) -> Mutations:
@@ -136,7 +141,7 @@ def _comparisons(source: Source, entity: Entity, table: dict[str, str]) -> Mutat
         if isinstance(node, ast.Compare):
             operands = [node.left, *node.comparators]
             for left, right in zip(operands, operands[1:], strict=False):
-                operator = between(source, left, right)
+                operator = operator_between(source, left, right)
                 if operator.text in table:
                     edit = Edit(operator.start, operator.end, table[operator.text])
                     yield Mutation((edit,), f"`{operator.text}` became `{edit.text}`", left.end_lineno)
@@ -160,10 +165,10 @@ def negate_condition(source: Source, entity: Entity, rng: random.Random) -> Muta
             if not any(node is test for test in endless):
                 start = source.span(node)[0]
                 rest = next(source.tokens(start + len("not"), source.span(node)[1])).start
-                yield Mutation((Edit(start, rest),), f"{brief(source.segment(node))} lost its `not`", node.lineno)
+                yield Mutation((Edit(start, rest),), f"{quote_code(source.segment(node))} lost its `not`", node.lineno)
             continue
         tests = [node.test] if isinstance(node, ast.If | ast.IfExp) else getattr(node, "ifs", [])
         for test in tests:
             if not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)):
-                edit = Edit(*source.span(test), f"not {operand(source, test, 'not ', '')}")
-                yield Mutation((edit,), f"{brief(source.segment(test))} was negated", test.lineno)
+                edit = Edit(*source.span(test), f"not {parenthesize(source, test, 'not ', '')}")
+                yield Mutation((edit,), f"{quote_code(source.segment(test))} was negated", test.lineno)

@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterator
 
 from composer_jax.tasks.repository.entities import Entity, own_nodes
-from composer_jax.tasks.repository.mutate_operators import halves
-from composer_jax.tasks.repository.mutation import Mutation, Mutations, brief, operand, replace_node, shape
+from composer_jax.tasks.repository.mutate_operators import operand_spans
+from composer_jax.tasks.repository.mutation import Mutation, Mutations, dump_ast, parenthesize, quote_code, replace_node
 from composer_jax.tasks.repository.source import Edit, Source
 
 
@@ -50,10 +50,10 @@ def off_by_one(source: Source, entity: Entity, rng: random.Random) -> Mutations:
         if _is_integer(bound):
             yield replace_node(source, bound, _neighbour(source, bound, rng))
         elif _is_integer(one) and one.value == 1:
-            left, right = halves(source, bound, bound.left, bound.right)
-            yield Mutation((Edit(left[1], right[1]),), f"{brief(source.segment(bound))} lost its 1", bound.lineno)
+            left, right = operand_spans(source, bound, bound.left, bound.right)
+            yield Mutation((Edit(left[1], right[1]),), f"{quote_code(source.segment(bound))} lost its 1", bound.lineno)
         else:
-            yield replace_node(source, bound, f"{operand(source, bound, '', f' {sign} 1')} {sign} 1")
+            yield replace_node(source, bound, f"{parenthesize(source, bound, '', f' {sign} 1')} {sign} 1")
 
 
 def _defaults(entity: Entity) -> Iterator[ast.expr]:
@@ -81,11 +81,11 @@ def wrong_default(source: Source, entity: Entity, rng: random.Random) -> Mutatio
                 yield replace_node(source, default, repr(value * 2 or 1.0))
             elif isinstance(value, str):
                 yield replace_node(source, default, '""' if value else '" "')
-        elif isinstance(default, ast.Tuple | ast.List | ast.Dict) and shape(default) in _EMPTY:
+        elif isinstance(default, ast.Tuple | ast.List | ast.Dict) and dump_ast(default) in _EMPTY:
             yield replace_node(source, default, "None")
 
 
-_EMPTY = [shape(ast.parse(text, mode="eval").body) for text in ("()", "[]", "{}")]
+_EMPTY = [dump_ast(ast.parse(text, mode="eval").body) for text in ("()", "[]", "{}")]
 
 
 def swap_arguments(source: Source, entity: Entity, rng: random.Random) -> Mutations:
@@ -96,11 +96,12 @@ def swap_arguments(source: Source, entity: Entity, rng: random.Random) -> Mutati
         arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg is not None)]
         for first, second in zip(arguments, arguments[1:], strict=False):
             starred = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)
-            if starred or shape(first) == shape(second) or source.span(first)[1] > source.span(second)[0]:
+            if starred or dump_ast(first) == dump_ast(second) or source.span(first)[1] > source.span(second)[0]:
                 continue
             texts = source.segment(first), source.segment(second)
             edits = (Edit(*source.span(first), texts[1]), Edit(*source.span(second), texts[0]))
-            yield Mutation(edits, f"the arguments {brief(texts[0])} and {brief(texts[1])} changed places", first.lineno)
+            what = f"the arguments {quote_code(texts[0])} and {quote_code(texts[1])} changed places"
+            yield Mutation(edits, what, first.lineno)
 
 
 def drop_await(source: Source, entity: Entity, rng: random.Random) -> Mutations:
@@ -109,4 +110,4 @@ def drop_await(source: Source, entity: Entity, rng: random.Random) -> Mutations:
         if isinstance(node, ast.Await):
             start = source.span(node)[0]
             rest = next(source.tokens(start + len("await"), source.span(node)[1])).start
-            yield Mutation((Edit(start, rest),), f"{brief(source.segment(node))} lost its `await`", node.lineno)
+            yield Mutation((Edit(start, rest),), f"{quote_code(source.segment(node))} lost its `await`", node.lineno)

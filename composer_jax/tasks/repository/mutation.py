@@ -1,4 +1,4 @@
-"""One mutation of one entity: edits of its text and what they do, in words."""
+"""One mutation of one entity: edits of its text and a description."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from composer_jax.tasks.repository.source import Edit, Source
 
 @dataclass(frozen=True)
 class Mutation:
-    """what: a few words for people. line: where it happens, from 1. member: for a change of a class that is
-    about one of its methods, the method's name."""
+    """Edits that break an entity.
+
+    what: a few words for people. line: of the first edit, from 1. member: the name of the method that a mutation of
+    a class is about.
+    """
 
     edits: tuple[Edit, ...]
     what: str
@@ -25,31 +28,31 @@ Mutations = Iterator[Mutation]
 
 def replace_node(source: Source, node: ast.expr | ast.stmt, text: str) -> Mutation:
     """The mutation that replaces the whole of `node` by `text`."""
-    what = f"{brief(source.segment(node))} became {brief(text)}"
+    what = f"{quote_code(source.segment(node))} became {quote_code(text)}"
     return Mutation((Edit(*source.span(node), text),), what, node.lineno)
 
 
-def brief(text: str) -> str:
-    """Text for a note: on one line, in backquotes, cut to 40 characters."""
+def quote_code(text: str) -> str:
+    """Code for a note: on one line, in backquotes, cut to 40 characters."""
     line = " ".join(text.split())
     return f"`{line if len(line) <= 40 else line[:37] + '...'}`"
 
 
-def shape(node: ast.AST) -> str:
-    """What a node means, apart from where it stands and how it is written."""
+def dump_ast(node: ast.AST) -> str:
+    """A text that is equal for nodes of equal meaning, whatever their position and formatting."""
     return ast.dump(node)
 
 
-def operand(source: Source, node: ast.expr, before: str, after: str) -> str:
-    """The text of `node` between an operator and its other operand, in parentheses where it needs them.
+def parenthesize(source: Source, node: ast.expr, before: str, after: str) -> str:
+    """The text of `node` as an operand, in parentheses where it needs them between `before` and `after`.
 
-    For example operand(`a or b`, "", " - 1") is "(a or b)", as `a or b - 1` is something else.
+    For example parenthesize(`a or b`, "", " - 1") is "(a or b)", because `a or b - 1` means something else.
     """
     text = source.segment(node)
     try:
         whole = ast.parse(f"({before}{text}{after})", mode="eval").body
-    except SyntaxError:  # it needs them: `yield x - 1` with something before it, for one
+    except SyntaxError:  # such as `yield x - 1` behind an operator
         return f"({text})"
     parts = [getattr(whole, field, None) for field in ("left", "right", "operand")]
     parts += getattr(whole, "comparators", [])
-    return text if any(part is not None and shape(part) == shape(node) for part in parts) else f"({text})"
+    return text if any(part is not None and dump_ast(part) == dump_ast(node) for part in parts) else f"({text})"

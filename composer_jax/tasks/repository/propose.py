@@ -10,18 +10,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.candidate import Candidate
-from composer_jax.tasks.repository.delete_feature import Features, tests_of
+from composer_jax.tasks.repository.delete_feature import FeatureFinder, tests_by_entity
 from composer_jax.tasks.repository.delete_file import delete_file
 from composer_jax.tasks.repository.entities import Entity
 from composer_jax.tasks.repository.imports import Repository
-from composer_jax.tasks.repository.mutate import MUTATIONS, applies, mutate
+from composer_jax.tasks.repository.mutate import MUTATIONS, applies_to, mutate
 from composer_jax.tasks.repository.stub import stub
 
 KINDS = (*(f"mutate:{kind}" for kind in MUTATIONS), "stub", "delete_feature", "delete_file")
 """What can be proposed from text and coverage alone; combine needs judged candidates, revert_commit a history."""
-PER_KIND = 2
+MAX_PER_KIND = 2
 """Most mutations of one kind of one entity."""
-PER_ENTITY = 8
+MAX_PER_ENTITY = 8
 """Most mutations of one entity, all kinds together."""
 
 
@@ -41,10 +41,10 @@ def propose(
     for kind in kinds or ():
         if kind not in KINDS:
             raise UserError(f"{kind!r} is no kind of candidate; use some of {', '.join(KINDS)}")
-    return _in_turn(Proposer(sources, tests, coverage, seed), KINDS if kinds is None else tuple(kinds))
+    return _round_robin(Proposer(sources, tests, coverage, seed), KINDS if kinds is None else tuple(kinds))
 
 
-def _in_turn(proposer: Proposer, kinds: Sequence[str]) -> Iterator[Candidate]:
+def _round_robin(proposer: Proposer, kinds: Sequence[str]) -> Iterator[Candidate]:
     streams = [(kind, proposer.stream(kind)) for kind in kinds]
     seen: set[str] = set()
     changed: Counter[str] = Counter()
@@ -54,7 +54,7 @@ def _in_turn(proposer: Proposer, kinds: Sequence[str]) -> Iterator[Candidate]:
             for found in stream:
                 text = json.dumps(sorted(found.files.items()))
                 name = found.entities[0] if kind.startswith("mutate:") else ""
-                if text not in seen and (not name or changed[name] < PER_ENTITY):
+                if text not in seen and (not name or changed[name] < MAX_PER_ENTITY):
                     seen.add(text)
                     changed[name] += 1
                     alive.append((kind, stream))
@@ -75,14 +75,14 @@ class Proposer:
     ):
         self.repository = Repository(sources, tests)
         self.coverage = coverage
-        self.covered = frozenset(tests_of(coverage))
+        self.covered = frozenset(tests_by_entity(coverage))
         content = hashlib.sha256(json.dumps(sorted(sources.items())).encode()).hexdigest()
         self.key = ("candidates", seed, content)
 
     def stream(self, kind: str) -> Iterator[Candidate]:
         """The candidates of one kind; no other kind's draws change them."""
         if kind == "delete_feature":
-            return Features(self.repository, self.coverage).candidates(seeded_random(*self.key, kind))
+            return FeatureFinder(self.repository, self.coverage).candidates(seeded_random(*self.key, kind))
         if kind == "delete_file":
             return self._files(kind)
         return self._changes(kind)
@@ -103,9 +103,9 @@ class Proposer:
                 found = stub(entity)
                 if found is not None:
                     yield found
-            elif applies(kind.removeprefix("mutate:"), entity):
+            elif applies_to(kind.removeprefix("mutate:"), entity):
                 rng = seeded_random(*self.key, kind, entity.id, entity.node.lineno)
-                left = PER_KIND
+                left = MAX_PER_KIND
                 for change in mutate(kind.removeprefix("mutate:"), entity, rng):
                     if change.entities[0] in self.covered:
                         left -= 1

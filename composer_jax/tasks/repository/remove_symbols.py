@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from composer_jax.tasks.repository.imports import Import, Module, Repository, bound_names
-from composer_jax.tasks.repository.layout import without_elements, without_statements
+from composer_jax.tasks.repository.layout import remove_elements, remove_statements
 from composer_jax.tasks.repository.source import Edit, apply_edits
 
 Binding = tuple[str, str]
@@ -118,7 +118,7 @@ class SymbolRemoval:
             if len(parts) == len(node.names):
                 gone.append(node)
             elif parts:
-                edits += without_elements(source, node.names, parts)
+                edits += remove_elements(source, node.names, parts)
         for statement in exports(module):
             if _is_single_export(statement, names):
                 gone.append(statement)
@@ -127,7 +127,7 @@ class SymbolRemoval:
         for holder, block, _ in module.blocks:
             dropped = [node for node in block if any(node is other for other in gone)]
             if dropped:
-                edits += without_statements(source, block, dropped, may_be_empty=isinstance(holder, ast.Module))
+                edits += remove_statements(source, block, dropped, may_be_empty=isinstance(holder, ast.Module))
         return _outermost(edits)
 
 
@@ -190,5 +190,5 @@ def _without_exports(module: Module, statement: ast.stmt, names: Collection[str]
             kept = next((module.source.segment(part) for part in node.elts if part not in gone), None)
             edits.append(Edit(*module.source.span(node), f"({kept},)" if kept else "()"))
         else:
-            edits += without_elements(module.source, node.elts, gone)
+            edits += remove_elements(module.source, node.elts, gone)
     return edits

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from composer_jax.tasks.git import GitRepository
 from composer_jax.tasks.patches import merge_versions, split_lines
-from composer_jax.tasks.repository.candidate import Candidate, candidate
-from composer_jax.tasks.repository.entities import entities
+from composer_jax.tasks.repository.candidate import Candidate, make_candidate
+from composer_jax.tasks.repository.entities import parse_entities
 from composer_jax.tasks.repository.source import Source, parse
 from composer_jax.tasks.suites.protected import is_protected
 
-LARGEST = 8
+MAX_FILES = 8
 """Most source files that a commit may change."""
 
 
@@ -20,7 +20,7 @@ def revert_commits(repository: Path, limit: int = 500) -> Iterator[Candidate]:
     """The candidates of the last `limit` commits before HEAD that are no merges, newest first.
 
     A commit counts when it changed both code and tests (Python files, told apart by their names), at most
-    LARGEST of code, and nothing since touched the lines that it changed. Files that are not Python, such as a
+    MAX_FILES of code, and nothing since touched the lines that it changed. Files that are not Python, such as a
     changelog, stay as they are. Raises UserError where `repository` is not the top of a git repository.
     """
     git = GitRepository(repository)
@@ -33,7 +33,7 @@ def revert_commits(repository: Path, limit: int = 500) -> Iterator[Candidate]:
 def _revert(git: GitRepository, commit: str) -> Candidate | None:
     paths = [path for path in git.changed_paths(commit) if path.endswith(".py")]
     code = [path for path in paths if not is_protected(path)]
-    if not 0 < len(code) <= LARGEST or len(code) == len(paths):
+    if not 0 < len(code) <= MAX_FILES or len(code) == len(paths):
         return None
     try:
         head, after, before = (
@@ -59,7 +59,7 @@ def _revert(git: GitRepository, commit: str) -> Candidate | None:
         return None
     subject = git.lines("show", "--no-patch", "--no-show-signature", "--format=%s", commit)
     note = f"commit {commit[:12]} was undone: {' '.join(subject)}"
-    return candidate("revert_commit", sources, files, _changed_entities(sources, files), note)
+    return make_candidate("revert_commit", sources, files, _changed_entities(sources, files), note)
 
 
 def _undo(head: str | None, after: str | None, before: str | None) -> tuple[str | None, bool]:
@@ -83,7 +83,7 @@ def _changed_entities(sources: Mapping[str, str], files: Mapping[str, str | None
 
 def _segments(path: str, text: str | None) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for entity in entities(Source(path, text)) if text is not None else ():
+    for entity in parse_entities(Source(path, text)) if text is not None else ():
         start, end = entity.span
         found.setdefault(entity.id, []).append(entity.source.text[start:end])
     return found

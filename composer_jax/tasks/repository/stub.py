@@ -1,10 +1,10 @@
-"""One function or method loses its body; signature and docstring stay."""
+"""Candidates in which one function or method loses its body and keeps its signature and docstring."""
 
 from __future__ import annotations
 
 import ast
 
-from composer_jax.tasks.repository.candidate import Candidate, candidate
+from composer_jax.tasks.repository.candidate import Candidate, make_candidate
 from composer_jax.tasks.repository.entities import Entity
 from composer_jax.tasks.repository.layout import block_region, indentation, starts_line
 from composer_jax.tasks.repository.mutate import is_sound
@@ -14,9 +14,9 @@ BODY = "raise NotImplementedError"
 
 
 def stub(entity: Entity) -> Candidate | None:
-    """The candidate with `raise NotImplementedError` for the body, comments included.
+    """The candidate with `raise NotImplementedError` in place of the body and its comments.
 
-    None for a class and for a function that does nothing yet: an abstract method, an overload.
+    None for a class and for a function that does nothing: an abstract method, an overload.
     """
     source = entity.source
     if entity.kind == "class" or all(_is_trivial(statement) for statement in entity.statements):
@@ -26,7 +26,7 @@ def stub(entity: Entity) -> Candidate | None:
     if starts_line(source, entity.statements[0]):
         indent = indentation(source, entity.statements[0])
         body = indent + BODY
-        # Comments below the last statement are still the body's.
+        # Comments below the last statement belong to the body.
         line = source.line_of(end) + 1
         while source.line(line).startswith(indent) and source.line(line).lstrip().startswith("#"):
             end = source.line_end(line)
@@ -36,7 +36,7 @@ def stub(entity: Entity) -> Candidate | None:
         return None
     text = apply_edits(source.text, edits)
     note = f"{source.path}:{entity.node.lineno}, {entity.name}: the body was replaced by {BODY}"
-    return candidate("stub", {source.path: source.text}, {source.path: text}, (entity.id,), note)
+    return make_candidate("stub", {source.path: source.text}, {source.path: text}, (entity.id,), note)
 
 
 def _is_trivial(statement: ast.stmt) -> bool:

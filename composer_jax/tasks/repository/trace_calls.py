@@ -1,9 +1,9 @@
-"""Which functions of a workspace each test calls. Runs inside the process that runs the tests (pytest_runner.py).
+"""Records which functions of a workspace each test calls; runs in the process of the tests (pytest_runner.py).
 
 `plugin(say)` is a pytest plugin that sends {"traced": test id, "calls": ["path::Qual.name", ...]} for each test,
-fixtures included. Paths are relative to the working folder. Names are those of the code objects; what has none of its
-own (a lambda, a comprehension) counts for the function around it. Python 3.12 and later tell of each function once
-per test (sys.monitoring); before that every call is looked at (sys.settrace), which is slower.
+fixtures included. Paths are relative to the working folder. Names are those of the code objects; a lambda or a
+comprehension counts for the function around it. Python 3.12 and later report each function once per test
+(sys.monitoring); older versions trace every call (sys.settrace), which is slower.
 """
 
 import os
@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-TOOL = 4  # sys.monitoring has six places; this one has no fixed use
+TOOL = 4  # one of the six tool ids of sys.monitoring, without a fixed use
 
 
 def plugin(say):
@@ -23,7 +23,7 @@ class Tracer:
     def __init__(self, say, root):
         self.say, self.root = say, root
         self.codes = set()
-        self.names = {}  # code -> name, None for code of other places
+        self.names = {}  # code -> name, None for code outside the workspace
         self.start = self.start_monitoring if hasattr(sys, "monitoring") else self.start_tracing
         self.stop = self.stop_monitoring if hasattr(sys, "monitoring") else self.stop_tracing
 
@@ -56,11 +56,11 @@ class Tracer:
         events = sys.monitoring
         if events.get_tool(TOOL) is None:
             events.use_tool_id(TOOL, "composer_jax")
-            events.register_callback(TOOL, events.events.PY_START, self.started)
+            events.register_callback(TOOL, events.events.PY_START, self.on_start)
         events.set_events(TOOL, events.events.PY_START)
         events.restart_events()
 
-    def started(self, code, offset):
+    def on_start(self, code, offset):
         self.codes.add(code)
         return sys.monitoring.DISABLE
 
@@ -68,10 +68,10 @@ class Tracer:
         sys.monitoring.set_events(TOOL, 0)
 
     def start_tracing(self):
-        threading.settrace(self.called)
-        sys.settrace(self.called)
+        threading.settrace(self.on_call)
+        sys.settrace(self.on_call)
 
-    def called(self, frame, event, argument):
+    def on_call(self, frame, event, argument):
         self.codes.add(frame.f_code)
 
     def stop_tracing(self):

@@ -12,13 +12,18 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.formats import read_tasks
 from composer_jax.tasks.harbor import read_task
-from composer_jax.tasks.repository.baseline_run import own_packages, run_baseline, suite_command, unreliable_tests
-from composer_jax.tasks.repository.build import Request, build
-from composer_jax.tasks.repository.candidate import candidate
-from composer_jax.tasks.repository.gates import break_suite, reason
-from composer_jax.tasks.repository.leaks import Readable
+from composer_jax.tasks.repository.baseline_run import (
+    find_unreliable_tests,
+    own_import_names,
+    run_baseline,
+    suite_command,
+)
+from composer_jax.tasks.repository.build import BuildRequest, build
+from composer_jax.tasks.repository.candidate import make_candidate
+from composer_jax.tasks.repository.coverage import trace_calls
+from composer_jax.tasks.repository.gates import break_suite, exception_type
+from composer_jax.tasks.repository.leaks import ReadableFiles
 from composer_jax.tasks.repository.mutate import MUTATIONS
-from composer_jax.tasks.repository.trace import trace
 from composer_jax.tasks.suites.judge import PASSED
 from composer_jax.tasks.suites.run import SUITE_LIMITS, SuiteReport, TestResult
 from composer_jax.tasks.validate import validate
@@ -140,13 +145,13 @@ def baseline(repository, packages, large_pool, tmp_path_factory):
 def test_the_baseline_tells_tests_that_can_be_relied_on(baseline):
     assert baseline.tests == STABLE
     assert set(baseline.unreliable) == {"tests/test_cart.py::test_flaky", "tests/test_cart.py::test_skipped"}
-    assert baseline.tops == ("shop",)
+    assert baseline.import_names == ("shop",)
     assert baseline.command[-2:] == ("-o", "pythonpath=src")
-    assert "src/shop.egg-info" in baseline.left_out
+    assert "src/shop.egg-info" in baseline.excluded
 
 
 def test_the_trace_tells_which_functions_a_test_runs(baseline, large_pool):
-    calls = asyncio.run(trace(baseline, large_pool))
+    calls = asyncio.run(trace_calls(baseline, large_pool))
     assert set(calls) == set(STABLE)
     cart = "src/shop/cart.py::"
     base = {f"{cart}Cart", f"{cart}Cart.__init__", f"{cart}Cart.add"}
@@ -156,12 +161,13 @@ def test_the_trace_tells_which_functions_a_test_runs(baseline, large_pool):
     assert calls[STABLE[4]] == base | {f"{cart}Cart.ship"}
 
 
-def broken(baseline, large_pool, old, new, kind="stub", least_kept=1):
+def broken(baseline, large_pool, old, new, kind="stub", min_passing=1):
     assert CART.count(old) == 1
     sources = {"src/shop/cart.py": CART}
-    made = candidate(kind, sources, {"src/shop/cart.py": CART.replace(old, new)}, ["src/shop/cart.py::x"], "a change")
-    readable = Readable([baseline.root])
-    return asyncio.run(break_suite(made, baseline, large_pool, readable, least_kept))
+    files = {"src/shop/cart.py": CART.replace(old, new)}
+    made = make_candidate(kind, sources, files, ["src/shop/cart.py::x"], "a change")
+    readable = ReadableFiles([baseline.root])
+    return asyncio.run(break_suite(made, baseline, large_pool, readable, min_passing))
 
 
 def last_gate(breakage):
@@ -176,7 +182,7 @@ def test_gates_let_a_good_breakage_pass_and_stop_the_others(baseline, large_pool
 
     assert last_gate(broken(baseline, large_pool, "return x + 1", "return x")) == ("fails", False)
     assert last_gate(broken(baseline, large_pool, "result += price", "raise SystemExit")) == ("fails", False)
-    kept = broken(baseline, large_pool, "result += price", "result -= price", least_kept=5)
+    kept = broken(baseline, large_pool, "result += price", "result -= price", min_passing=5)
     assert last_gate(kept) == ("keeps", False)
     assert last_gate(broken(baseline, large_pool, "def cheapest(", "def dearest(")) == ("collects", False)
     gone = broken(baseline, large_pool, "def cheapest(", "def dearest(", kind="delete_feature")
@@ -184,14 +190,14 @@ def test_gates_let_a_good_breakage_pass_and_stop_the_others(baseline, large_pool
 
 
 def test_reasons_are_read_from_what_pytest_says():
-    assert reason("assert 1 == 2\n +  where 1 = f()") == "AssertionError"
-    assert reason("AssertionError: assert 1 == 2") == "AssertionError"
-    assert reason("shop.errors.Missing: x") == "Missing"
-    assert reason("NotImplementedError") == "NotImplementedError"
-    assert reason("Failed: DID NOT RAISE <class 'ValueError'>") == "Failed"
+    assert exception_type("assert 1 == 2\n +  where 1 = f()") == "AssertionError"
+    assert exception_type("AssertionError: assert 1 == 2") == "AssertionError"
+    assert exception_type("shop.errors.Missing: x") == "Missing"
+    assert exception_type("NotImplementedError") == "NotImplementedError"
+    assert exception_type("Failed: DID NOT RAISE <class 'ValueError'>") == "Failed"
     trace = "ImportError while importing test module\nE   ImportError: cannot import name 'x' from 'y'"
-    assert reason(trace) == "ImportError"
-    assert reason("") is None
+    assert exception_type(trace) == "ImportError"
+    assert exception_type("") is None
 
 
 def test_messages_say_the_same_in_every_run(baseline, large_pool):
@@ -208,7 +214,7 @@ def test_a_timeout_stops_a_candidate(baseline, large_pool):
 @pytest.fixture(scope="module")
 def built(repository, packages, large_pool, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    request = Request(repository, out, count=10, packages=packages, jobs=4, runs=1, least_kept=1)
+    request = BuildRequest(repository, out, count=10, packages=packages, jobs=4, runs=1, min_passing=1)
     return request, asyncio.run(build(request, large_pool))
 
 
@@ -287,18 +293,18 @@ def test_suites_that_do_not_run_are_told_in_a_sentence(large_pool, packages, tmp
 
 
 def test_a_family_of_kinds_stands_for_all_of_them(tmp_path, packages):
-    request = Request(tmp_path, tmp_path / "out", 1, kinds=("stub", "mutate"), packages=packages)
+    request = BuildRequest(tmp_path, tmp_path / "out", 1, kinds=("stub", "mutate"), packages=packages)
     assert request.kinds == ("stub", *(f"mutate:{kind}" for kind in MUTATIONS))
 
 
 def test_bad_requests_are_refused(tmp_path, packages):
     with pytest.raises(UserError, match="'stup' is no kind of task; use mutate, or some of mutate:"):
-        Request(tmp_path, tmp_path / "out", 1, kinds=("stup",), packages=packages)
+        BuildRequest(tmp_path, tmp_path / "out", 1, kinds=("stup",), packages=packages)
     with pytest.raises(UserError, match="the tests need pytest"):
-        Request(tmp_path, tmp_path / "out", 1)
+        BuildRequest(tmp_path, tmp_path / "out", 1)
     lay(tmp_path, {"out/a": ""})
     with pytest.raises(UserError, match="is not empty; give a new folder"):
-        Request(tmp_path, tmp_path / "out", 1, packages=packages)
+        BuildRequest(tmp_path, tmp_path / "out", 1, packages=packages)
 
 
 def test_the_repository_s_own_configuration_is_named(tmp_path):
@@ -306,7 +312,7 @@ def test_the_repository_s_own_configuration_is_named(tmp_path):
     assert suite_command(tmp_path)[-4:] == ("-c", "setup.cfg", "-o", "pythonpath=src")
     lay(tmp_path, {"pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['src']\n"})
     assert suite_command(tmp_path)[-2:] == ("-c", "pyproject.toml")
-    assert own_packages(tmp_path) == ("a", "b")
+    assert own_import_names(tmp_path) == ("a", "b")
     lay(tmp_path, {"pytest.ini": "[broken"})
     with pytest.raises(UserError, match="pytest.ini cannot be read"):
         suite_command(tmp_path)
@@ -315,9 +321,9 @@ def test_the_repository_s_own_configuration_is_named(tmp_path):
 def test_only_tests_in_test_files_are_relied_on():
     results = {"pkg/a.py::pkg.a.f": TestResult(PASSED), "tests/test_a.py::test_a": TestResult(PASSED)}
     report = SuiteReport(results, {}, None, "")
-    assert list(unreliable_tests([report, report])) == ["pkg/a.py::pkg.a.f"]
+    assert list(find_unreliable_tests([report, report])) == ["pkg/a.py::pkg.a.f"]
     other = SuiteReport({}, {}, None, "")
-    assert unreliable_tests([report, other])["tests/test_a.py::test_a"] == "passed, not collected"
+    assert find_unreliable_tests([report, other])["tests/test_a.py::test_a"] == "passed, not collected"
 
 
 def test_commits_are_undone_under_the_tests_that_came_with_them(large_pool, packages, tmp_path):
@@ -338,7 +344,8 @@ def test_commits_are_undone_under_the_tests_that_came_with_them(large_pool, pack
         lay(root, {"src/shop/cart.py": text, "tests/test_cart.py": suite})
         git("add", "-A")
         git("commit", "-qm", "x")
-    request = Request(root, tmp_path / "out", 1, kinds=("revert_commit",), packages=packages, runs=1, least_kept=1)
+    out = tmp_path / "out"
+    request = BuildRequest(root, out, 1, kinds=("revert_commit",), packages=packages, runs=1, min_passing=1)
     made = asyncio.run(build(request, large_pool))
     task = read_task(made.tasks[0])
     assert task.grader.fail_to_pass == ("tests/test_cart.py::test_total",)

@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
-from composer_jax.tasks.repository.candidate import Candidate, candidate
+from composer_jax.tasks.repository.candidate import Candidate, make_candidate
 from composer_jax.tasks.repository.combine import combinations, combine
 
 TEXT = "def f():\n    return 1\n\n\ndef g():\n    return 2\n"
@@ -15,7 +15,7 @@ SOURCES = {"p/a.py": TEXT, "p/b.py": TEXT, "q/c.py": TEXT}
 
 def change(path, old, new):
     text = SOURCES[path].replace(old, new) if new is not None else None
-    return candidate("stub", SOURCES, {path: text}, (f"{path}::{old}",), f"{old} in {path}")
+    return make_candidate("stub", SOURCES, {path: text}, (f"{path}::{old}",), f"{old} in {path}")
 
 
 ONE, TWO, OTHER = change("p/a.py", "1", "3"), change("p/a.py", "2", "4"), change("p/b.py", "1", "3")
@@ -45,8 +45,8 @@ def test_changes_that_touch_are_refused(second):
 
 def test_a_result_that_does_not_compile_is_refused():
     sources = {"a.py": "x = [\n    1,\n\n    2,\n]\n"}
-    first = candidate("stub", sources, {"a.py": "x = (\n    1,\n\n    2,\n]\n"}, ("a.py::x",), "")
-    second = candidate("stub", sources, {"a.py": "x = [\n    1,\n\n    3,\n]\n"}, ("a.py::y",), "")
+    first = make_candidate("stub", sources, {"a.py": "x = (\n    1,\n\n    2,\n]\n"}, ("a.py::x",), "")
+    second = make_candidate("stub", sources, {"a.py": "x = [\n    1,\n\n    3,\n]\n"}, ("a.py::y",), "")
     assert combine(sources, [first, second]) is None
 
 

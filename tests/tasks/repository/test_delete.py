@@ -5,13 +5,13 @@ import ast
 import pytest
 
 from composer_jax.seeds import seeded_random
-from composer_jax.tasks.repository.delete_feature import Features
+from composer_jax.tasks.repository.delete_feature import FeatureFinder
 from composer_jax.tasks.repository.delete_file import delete_file
 from composer_jax.tasks.repository.imports import Repository
 
 
 def features(sources, coverage):
-    return list(Features(Repository(sources, []), coverage).candidates(seeded_random(0)))
+    return list(FeatureFinder(Repository(sources, []), coverage).candidates(seeded_random(0)))
 
 
 def feature(sources, coverage, entity):

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.repository.entities import entities
+from composer_jax.tasks.repository.entities import parse_entities
 from composer_jax.tasks.repository.source import Source
 from composer_jax.tasks.suites.protected import is_protected
 
@@ -41,11 +41,11 @@ if x:
 
 
 def table(text=TEXT, path="a.py"):
-    return {entity.name: entity for entity in entities(Source(path, text))}
+    return {entity.name: entity for entity in parse_entities(Source(path, text))}
 
 
 def test_everything_is_found_in_order():
-    found = entities(Source("p/a.py", TEXT))
+    found = parse_entities(Source("p/a.py", TEXT))
     assert [(entity.name, entity.kind) for entity in found] == [
         ("f", "function"),
         ("f.<locals>.g", "function"),
@@ -118,7 +118,7 @@ def test_names_are_those_that_a_running_program_sees():
         if not code.co_name.startswith("<"):
             found.setdefault(code.co_qualname, code.co_firstlineno)
     lines = {}
-    for entity in entities(source):
+    for entity in parse_entities(source):
         lines.setdefault(entity.name, source.line_of(entity.span[0]))
     assert found == lines
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from composer_jax.tasks.repository.layout import without_elements, without_statements
+from composer_jax.tasks.repository.layout import remove_elements, remove_statements
 from composer_jax.tasks.repository.source import Edit, Source, apply_edits
 
 D = "def {}():\n    return 1\n"
@@ -40,7 +40,7 @@ def test_statements_of_a_module_go_with_the_empty_lines_that_were_between(before
         return node.targets[0].id if isinstance(node, ast.Assign) else node.name
 
     nodes = [node for node in body if name(node) in gone]
-    assert apply_edits(before, without_statements(source, body, nodes, may_be_empty=True)) == after
+    assert apply_edits(before, remove_statements(source, body, nodes, may_be_empty=True)) == after
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_statements_of_a_module_go_with_the_empty_lines_that_were_between(before
 def test_elements_go_with_their_commas(before, gone, after):
     source = Source("a.py", before)
     elements = source.tree.body[0].value.elts
-    edits = without_elements(source, elements, [element for element in elements if element.id in gone])
+    edits = remove_elements(source, elements, [element for element in elements if element.id in gone])
     assert apply_edits(before, edits) == after
 
 

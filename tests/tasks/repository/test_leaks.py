@@ -2,7 +2,7 @@
 
 import py_compile
 
-from composer_jax.tasks.repository.leaks import LINES, Readable, installed_copies
+from composer_jax.tasks.repository.leaks import LINES_IN_A_ROW, ReadableFiles, find_installed_copies
 from tests.tasks.conftest import lay
 
 REMOVED = """    def total(self, prices):
@@ -17,7 +17,7 @@ REMOVED = """    def total(self, prices):
 
 def found(tmp_path, files, removed=REMOVED, **more):
     folder = lay(tmp_path / "folder", files)
-    return [leak.path.removeprefix(f"{folder}/") for leak in Readable([folder]).leaks([removed], **more)]
+    return [leak.path.removeprefix(f"{folder}/") for leak in ReadableFiles([folder]).find_leaks([removed], **more)]
 
 
 def test_lines_in_a_row_are_found_whatever_their_indentation(tmp_path):
@@ -31,10 +31,10 @@ def test_lines_in_a_row_are_found_whatever_their_indentation(tmp_path):
 
 
 def test_fewer_lines_than_asked_for_are_no_leak(tmp_path):
-    some = "\n".join([line for line in REMOVED.splitlines() if line.strip()][: LINES - 1])
+    some = "\n".join([line for line in REMOVED.splitlines() if line.strip()][: LINES_IN_A_ROW - 1])
     files = {"a.txt": some}
     assert found(tmp_path, files) == []
-    assert found(tmp_path, files, lines=LINES - 1) == ["a.txt"]
+    assert found(tmp_path, files, lines=LINES_IN_A_ROW - 1) == ["a.txt"]
     assert found(tmp_path, {"b.txt": REMOVED}, removed="    return 1\n") == []
 
 
@@ -48,13 +48,13 @@ def test_compiled_functions_are_found(tmp_path):
 def test_texts_that_files_are_going_to_have_count_in_place_of_theirs(tmp_path):
     path = tmp_path / "folder" / "cart.py"
     assert found(tmp_path, {"cart.py": REMOVED}) == ["cart.py"]
-    assert found(tmp_path, {"cart.py": REMOVED}, instead={path: "x = 1\n"}) == []
-    assert found(tmp_path, {"cart.py": REMOVED}, instead={path: None}) == []
-    assert found(tmp_path, {"cart.py": "x = 1\n"}, instead={path: f"# kept\n{REMOVED}"}) == ["cart.py"]
+    assert found(tmp_path, {"cart.py": REMOVED}, replacements={path: "x = 1\n"}) == []
+    assert found(tmp_path, {"cart.py": REMOVED}, replacements={path: None}) == []
+    assert found(tmp_path, {"cart.py": "x = 1\n"}, replacements={path: f"# kept\n{REMOVED}"}) == ["cart.py"]
 
 
 def test_installed_copies_of_the_repository_are_found(tmp_path):
     lay(tmp_path, {"cart/__init__.py": "", "shop.py": "", "fast.cpython-311.so": b"", "pytest/__init__.py": ""})
-    names = [leak.path.rpartition("/")[2] for leak in installed_copies(tmp_path, ("cart", "fast", "shop", "till"))]
+    names = [leak.path.rpartition("/")[2] for leak in find_installed_copies(tmp_path, ("cart", "fast", "shop", "till"))]
     assert names == ["cart", "fast.cpython-311.so", "shop.py"]
-    assert installed_copies(None, ("cart",)) == []
+    assert find_installed_copies(None, ("cart",)) == []

@@ -5,14 +5,14 @@ import re
 import pytest
 
 from composer_jax.seeds import seeded_random
-from composer_jax.tasks.repository.entities import entities
+from composer_jax.tasks.repository.entities import parse_entities
 from composer_jax.tasks.repository.mutate import MUTATIONS, is_sound, mutate
 from composer_jax.tasks.repository.source import Edit, Source
 
 
 def mutants(kind, text, name="f"):
     """Every text that a kind can make of the entity, over a dozen draws."""
-    found = [entity for entity in entities(Source("a.py", text)) if entity.name == name]
+    found = [entity for entity in parse_entities(Source("a.py", text)) if entity.name == name]
     return {
         candidate.files["a.py"]
         for entity in found
@@ -219,12 +219,12 @@ def test_every_kind_has_an_example():
 )
 def test_only_a_change_inside_the_entity_that_compiles_is_accepted(text, is_accepted):
     source = Source("a.py", "def f():\n    return 1\n\n\ny = f()\n")
-    (entity,) = entities(source)
+    (entity,) = parse_entities(source)
     assert is_sound(entity, [Edit(source.text.index("return"), source.text.index("\n\n"), text)]) == is_accepted
 
 
 def test_a_mutation_says_what_it_did():
-    (entity,) = entities(Source("p/a.py", "def f(a, b):\n    return a - b\n"))
+    (entity,) = parse_entities(Source("p/a.py", "def f(a, b):\n    return a - b\n"))
     (candidate,) = mutate("swap_operands", entity, seeded_random(0))
     assert candidate.kind == "mutate:swap_operands"
     assert candidate.entities == ("p/a.py::f",)

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
-from composer_jax.tasks.repository.entities import entities
+from composer_jax.tasks.repository.entities import parse_entities
 from composer_jax.tasks.repository.mutate import MUTATIONS, mutate
-from composer_jax.tasks.repository.propose import KINDS, PER_ENTITY, PER_KIND, propose
+from composer_jax.tasks.repository.propose import KINDS, MAX_PER_ENTITY, MAX_PER_KIND, propose
 from composer_jax.tasks.repository.source import Source
 
 ROOT = Path(__file__).parents[3]
 
 
 def every_entity(sources):
-    return [entity for path, text in sources.items() for entity in entities(Source(path, text))]
+    return [entity for path, text in sources.items() for entity in parse_entities(Source(path, text))]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_kinds_take_turns(found):
 
 
 def test_everything_compiles_changes_what_it_says_and_nothing_else(found, library):
-    table = {path: entities(Source(path, text)) for path, text in library.items()}
+    table = {path: parse_entities(Source(path, text)) for path, text in library.items()}
     shapes = {path: ast.dump(ast.parse(text)) for path, text in library.items()}
     dumped = Counter()
     for candidate in found:
@@ -94,8 +94,8 @@ def test_no_candidate_comes_twice_and_no_entity_too_often(found):
     assert len({json.dumps(sorted(candidate.files.items())) for candidate in found}) == len(found)
     mutations = [(candidate.entities[0], candidate.kind) for candidate in found if candidate.kind.startswith("mutate:")]
     names = [name for name, _ in mutations]
-    assert max(map(names.count, set(names))) <= PER_ENTITY
-    assert max(map(mutations.count, set(mutations))) <= PER_KIND
+    assert max(map(names.count, set(names))) <= MAX_PER_ENTITY
+    assert max(map(mutations.count, set(mutations))) <= MAX_PER_KIND
 
 
 def test_only_what_a_test_covers_is_changed(library):
@@ -171,7 +171,7 @@ def small(library):
     """Entities of two modules, each as it is and with Windows line ends."""
     texts = [(path, library[path]) for path in ("textwrap.py", "heapq.py")]
     texts += [(path, text.replace("\n", "\r\n")) for path, text in texts]
-    return [entity for path, text in texts for entity in entities(Source(path, text))]
+    return [entity for path, text in texts for entity in parse_entities(Source(path, text))]
 
 
 @settings(max_examples=100, deadline=None)

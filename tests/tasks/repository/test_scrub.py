@@ -5,7 +5,7 @@ import os
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.repository.scrub import scrubbed_copy
+from composer_jax.tasks.repository.scrub import copy_scrubbed
 from tests.tasks.conftest import lay
 
 KEPT = [
@@ -39,13 +39,13 @@ GONE = [
 def test_caches_builds_and_history_are_left_out(tmp_path):
     source = lay(tmp_path / "source", {path: "x" for path in KEPT + GONE})
     (source / "pkg" / "a.py").chmod(0o755)
-    left_out = scrubbed_copy(source, tmp_path / "copy")
+    excluded = copy_scrubbed(source, tmp_path / "copy")
     copied = {
         path.relative_to(tmp_path / "copy").as_posix() for path in (tmp_path / "copy").rglob("*") if path.is_file()
     }
     assert copied == set(KEPT)
     assert (tmp_path / "copy" / "pkg" / "a.py").stat().st_mode & 0o777 == 0o755
-    assert {".git", "build", "dist", "pkg/__pycache__", "pkg/a.py.orig", ".tox"} <= set(left_out)
+    assert {".git", "build", "dist", "pkg/__pycache__", "pkg/a.py.orig", ".tox"} <= set(excluded)
 
 
 def test_links_stay_inside(tmp_path):
@@ -55,15 +55,15 @@ def test_links_stay_inside(tmp_path):
     (source / "absolute").symlink_to("/etc")
     (source / "up").symlink_to("../secret")
     os.mkfifo(source / "pipe")
-    left_out = scrubbed_copy(source, tmp_path / "copy")
-    assert left_out == ["absolute", "pipe", "up"]
+    excluded = copy_scrubbed(source, tmp_path / "copy")
+    assert excluded == ["absolute", "pipe", "up"]
     assert (tmp_path / "copy" / "inside").readlink().as_posix() == "pkg/a.py"
     assert (tmp_path / "copy" / "folder").is_symlink()
 
 
 def test_bad_places_are_refused(tmp_path):
     with pytest.raises(UserError, match="nowhere is not a folder"):
-        scrubbed_copy(tmp_path / "nowhere", tmp_path / "copy")
+        copy_scrubbed(tmp_path / "nowhere", tmp_path / "copy")
     lay(tmp_path, {"a/b": ""})
     with pytest.raises(UserError, match="already there"):
-        scrubbed_copy(tmp_path / "a", tmp_path / "a")
+        copy_scrubbed(tmp_path / "a", tmp_path / "a")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer_jax.tasks.repository.entities import entities
+from composer_jax.tasks.repository.entities import parse_entities
 from composer_jax.tasks.repository.source import Source
 from composer_jax.tasks.repository.stub import stub
 
@@ -30,7 +30,7 @@ R = "raise NotImplementedError"
     ],
 )
 def test_the_body_is_replaced(before, after):
-    (entity,) = entities(Source("a.py", before))
+    (entity,) = parse_entities(Source("a.py", before))
     found = stub(entity)
     assert found.files == {"a.py": after}
     assert (found.kind, found.entities) == ("stub", ("a.py::f",))
@@ -40,9 +40,9 @@ def test_the_body_is_replaced(before, after):
     "body", ["pass", "...", "'words'", "raise NotImplementedError('later')", "raise NotImplementedError"]
 )
 def test_what_does_nothing_yet_is_no_candidate(body):
-    (entity,) = entities(Source("a.py", f"def f():\n    {body}\n"))
+    (entity,) = parse_entities(Source("a.py", f"def f():\n    {body}\n"))
     assert stub(entity) is None
 
 
 def test_a_class_is_no_candidate():
-    assert stub(entities(Source("a.py", "class C:\n    x = 1\n"))[0]) is None
+    assert stub(parse_entities(Source("a.py", "class C:\n    x = 1\n"))[0]) is None

@@ -1,10 +1,10 @@
-"""What comes out of an InOrder depends on the items alone, whoever is ready first."""
+"""What comes out of an OrderedMap depends on the items alone, whoever is ready first."""
 
 import asyncio
 
 import pytest
 
-from composer_jax.tasks.repository.in_order import InOrder
+from composer_jax.tasks.repository.ordered_map import OrderedMap
 
 
 class Works:
@@ -32,7 +32,7 @@ class Works:
 def test_results_come_in_the_order_of_the_items_and_work_goes_on_ahead():
     async def go():
         work = Works()
-        stream = InOrder(iter([1, 2, 3]), work, ahead=2)
+        stream = OrderedMap(iter([1, 2, 3]), work, ahead=2)
         first = asyncio.ensure_future(stream.next())
         work.let(2)
         while len(work.begun) < 2:
@@ -49,8 +49,8 @@ def test_who_stops_and_asks_again_gets_the_item_behind_the_last(ahead):
     async def go():
         work, taken = Works(), []
         work.let(*range(8))
-        stream = InOrder(iter(range(8)), work, ahead)
-        other = InOrder(iter(range(2)), work, ahead)
+        stream = OrderedMap(iter(range(8)), work, ahead)
+        other = OrderedMap(iter(range(2)), work, ahead)
         for source in (stream, stream, other, stream, other, stream):
             taken.append((await source.next())[0])
         await stream.close()
@@ -64,11 +64,11 @@ def test_errors_count_only_at_their_place_and_closing_waits_for_what_was_begun()
     async def go():
         work = Works()
         work.let(1, -2)
-        stream = InOrder(iter([1, -2, 3]), work, ahead=3)
+        stream = OrderedMap(iter([1, -2, 3]), work, ahead=3)
         assert await stream.next() == (1, 10)
         await stream.close()
         assert work.cancelled == [3]
-        failing = InOrder(iter([-2]), work, ahead=3)
+        failing = OrderedMap(iter([-2]), work, ahead=3)
         with pytest.raises(ValueError):
             await failing.next()
         await failing.close()

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from composer_jax.tasks.grader import PYTEST
 from composer_jax.tasks.repository.candidate import Candidate
-from composer_jax.tasks.repository.entities import Entity, entities
+from composer_jax.tasks.repository.entities import Entity, parse_entities
 from composer_jax.tasks.repository.source import Source
 
-MOST_TESTS = 8
-MOST_ENTITIES = 12
+MAX_TESTS = 8
+MAX_ENTITIES = 12
 MESSAGE_LINES = 6
-SAYS_MORE = 8  # characters: a removed line shorter than this may stand in a message by chance
+MIN_REVEALING = 8  # characters: a removed line shorter than this may stand in a message by chance
 
 REPAIR = "Some tests of this repository fail. Find out why, and repair the code."
 WRITE = (
@@ -25,7 +25,7 @@ RULES = "The tests are right as they are: changes to them and to their configura
 
 
 @dataclass(frozen=True)
-class Style:
+class InstructionStyle:
     """What an instruction holds.
 
     docstrings: of what was removed, below its signature. tests: names of failing tests. message: what the first of
@@ -37,12 +37,12 @@ class Style:
     message: bool = True
 
 
-def instruction(
+def write_instruction(
     candidate: Candidate,
     sources: Mapping[str, str],
     failures: Mapping[str, str],
     command: Sequence[str],
-    style: Style | None = None,
+    style: InstructionStyle | None = None,
 ) -> str:
     """The instruction for a task.
 
@@ -52,23 +52,23 @@ def instruction(
     Of code that was changed in place neither place nor text is told; of code that was taken away the signature and, by
     choice, the docstring, which say what to write and not how. A message that holds a removed line is left out.
     """
-    style = style or Style()
+    style = style or InstructionStyle()
     parts = [REPAIR]
     missing = missing_entities(candidate, sources)
     if missing:
-        shown = [described(entity, style.docstrings) for entity in missing[:MOST_ENTITIES]]
-        if len(missing) > MOST_ENTITIES:
-            shown.append(f"and {len(missing) - MOST_ENTITIES} more")
+        shown = [describe_entity(entity, style.docstrings) for entity in missing[:MAX_ENTITIES]]
+        if len(missing) > MAX_ENTITIES:
+            shown.append(f"and {len(missing) - MAX_ENTITIES} more")
         parts = [WRITE, "\n\n".join(shown)]
     if style.tests:
         names = list(failures)
-        listed = [f"- {name}" for name in names[:MOST_TESTS]]
-        if len(names) > MOST_TESTS:
-            listed.append(f"- and {len(names) - MOST_TESTS} more")
+        listed = [f"- {name}" for name in names[:MAX_TESTS]]
+        if len(names) > MAX_TESTS:
+            listed.append(f"- and {len(names) - MAX_TESTS} more")
         parts.append("\n".join(["Failing tests:", *listed]))
         if command:
-            parts.append(f"They are run by `{shown_command(command)} TEST`.")
-    if style.message and (message := shown_message(failures, candidate)):
+            parts.append(f"They are run by `{format_command(command)} TEST`.")
+    if style.message and (message := choose_message(failures, candidate)):
         parts.append("One of them says:\n\n" + "\n".join(f"    {line}" for line in message))
     return "\n\n".join([*parts, RULES]) + "\n"
 
@@ -81,7 +81,7 @@ def missing_entities(candidate: Candidate, sources: Mapping[str, str]) -> list[E
     for path in candidate.files:
         if path not in sources or not path.endswith(".py"):
             continue
-        for entity in entities(Source(path, sources[path])):
+        for entity in parse_entities(Source(path, sources[path])):
             outer = any(entity.id.startswith(f"{other}.") for other in seen)
             if entity.id in candidate.entities and entity.id not in seen and not outer and not entity.is_nested:
                 found.append(entity)
@@ -89,7 +89,7 @@ def missing_entities(candidate: Candidate, sources: Mapping[str, str]) -> list[E
     return found
 
 
-def described(entity: Entity, docstring: bool) -> str:
+def describe_entity(entity: Entity, docstring: bool) -> str:
     """An entity for somebody who is to write it."""
     lines = [f"`{entity.id}`", "", f"    {entity.signature}:"]
     if docstring and entity.docstring:
@@ -98,17 +98,17 @@ def described(entity: Entity, docstring: bool) -> str:
     return "\n".join(lines)
 
 
-def shown_command(command: Sequence[str]) -> str:
+def format_command(command: Sequence[str]) -> str:
     """The command without what only the report needs."""
     rest = list(command[len(PYTEST) :] if tuple(command[: len(PYTEST)]) == PYTEST else command[3:])
     kept = [f"{word} {value}" for word, value in zip(rest, rest[1:], strict=False) if word in ("-o", "-c")]
     return " ".join(["python -m pytest", *(words for words in kept if words != "-c /dev/null")])
 
 
-def shown_message(failures: Mapping[str, str], candidate: Candidate) -> list[str]:
+def choose_message(failures: Mapping[str, str], candidate: Candidate) -> list[str]:
     """Lines of the first message that gives nothing away."""
     removed = {line.strip() for block in candidate.removed for line in block.splitlines()}
-    removed = {line for line in removed if len(line) >= SAYS_MORE}
+    removed = {line for line in removed if len(line) >= MIN_REVEALING}
     for test, message in failures.items():
         lines = [line.rstrip() for line in message.splitlines() if line.strip()][:MESSAGE_LINES]
         if lines and not any(line in text for text in lines for line in removed):
