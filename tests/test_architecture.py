@@ -50,6 +50,25 @@ CATCH_ALL_NAMES = {"util", "utils", "helper", "helpers", "misc", "common"}
 # Numerics follow from the fields of a config, never from what a model is called.
 NETWORK = ("ops", "parallel", "models", "train", "sampler", "rl")
 MODEL_NAMES = {"model_name", "model_type", "model_id", "architecture", "architectures"}
+# One concept per file and function.
+FILE_LINES, FUNCTION_LINES = 400, 60
+LONGER = {
+    "tests/sandbox/test_landlock.py",  # one list of attacks, the same for every path
+    # To be split:
+    "composer_jax/checkpoint/huggingface/save.py: save_hf",
+    "composer_jax/checkpoint/huggingface/tensor_layout.py: tensor_layouts",
+    "composer_jax/data/pipeline.py: pretraining_batches",
+    "composer_jax/demo/expert.py",
+    "composer_jax/models/config.py: __post_init__",
+    "composer_jax/sandbox/container.py",
+    "composer_jax/train/loop.py: fit",
+    "configs/tiny.py: get_config",
+    "tests/checkpoint/test_huggingface.py",
+    "tests/parity/test_tensor_names.py",
+    "tests/sandbox/test_pool.py",
+    "tests/sandbox/test_trees.py",
+    "tests/tasks/grading/test_suite.py",
+}
 
 
 @dataclass(frozen=True)
@@ -217,7 +236,22 @@ def package_violations(root: Path) -> Iterator[str]:
                 break
 
 
+def length_violations(root: Path) -> Iterator[str]:
+    """Files and functions that are longer than one concept needs."""
+    for folder in (PACKAGE, "launch", "configs", "benchmarks", "examples", "tests"):
+        for file in sorted((root / folder).rglob("*.py")):
+            where, source = str(file.relative_to(root)), file.read_text(encoding="utf-8")
+            if (lines := len(source.splitlines())) > FILE_LINES and where not in LONGER:
+                yield f"{where}: {lines} lines; split what is over {FILE_LINES}"
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                    if lines > FUNCTION_LINES and f"{where}: {node.name}" not in LONGER:
+                        yield f"{where}:{node.lineno}: {node.name} has {lines} lines, over {FUNCTION_LINES}; split it"
+
+
 RULES = {
+    "lengths": length_violations,
     "floors": floor_violations,
     "without jax": jax_violations,
     "lazy imports": lazy_violations,
@@ -258,6 +292,8 @@ BAD_EXAMPLES = [
     ("model names", "models/a.py", "def f(c): return c.model_name.startswith('k2')", "decides by"),
     ("model names", "models/a.py", "def f(config): return 2 if config.name == 'k2' else 1", "decides by"),
     ("model names", "train/a.py", "def f(model_type): return {'k2': 1}[model_type]", "decides by"),
+    ("lengths", "data/a.py", "x = 1\n" * 400 + "y = 2", "data/a.py: 401 lines"),
+    ("lengths", "data/a.py", "def f():\n" + "    x = 1\n" * 60, "data/a.py:1: f has 61 lines"),
     ("packages", "data/deep/a.py", "", "data/deep: has Python files but no __init__.py"),
 ]
 
@@ -282,6 +318,7 @@ def test_the_rules_find_what_they_are_for(tmp_path, rule, file, source, expected
 
 
 GOOD_EXAMPLES = [
+    ("lengths", "data/a.py", "def f():\n" + "    x = 1\n" * 59 + "y = 2\n" * 339),
     (
         "floors",
         "rl/a.py",
