@@ -26,7 +26,7 @@ from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
-from composer_jax.train.optimizer import OptimizerConfig
+from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from launch.huge_pages import restart_with_huge_pages
 
 CONFIG = ModelConfig(
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     configure_cpu(1)
     mesh = make_mesh(jax.devices()[:1])
-    learner = Learner(ModelDef(CONFIG), OptimizerConfig(peak=1e-3, steps=1000), LanguageLoss(), mesh)
+    learner = Learner(ModelDef(CONFIG), make_optimizer(OptimizerConfig(peak=1e-3), steps=1000), LanguageLoss(), mesh)
     state = learner.init_state(*learner.definition.init(0, mesh))
     rng = np.random.default_rng(0)
     shape = (o.batch, o.length)

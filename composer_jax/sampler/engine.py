@@ -13,31 +13,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from composer_jax.errors import UserError
-from composer_jax.models.cache import cache_spec
 from composer_jax.models.model_def import ModelDef, Params
-from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
-from composer_jax.sampler.decode import Decoded, Slots, decode, decode_rows, init_slots, prefill
+from composer_jax.parallel.mesh import batch_shards
+from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sampler.decode import Decoded, init_slots
 from composer_jax.sampler.policy import Sample, SamplingParams
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplerConfig:
-    slots: int
-    """Conversations served at once; must divide over the batch shards of the mesh."""
-    capacity: int
-    """Tokens that one conversation's context can hold."""
-    decode_steps: int = 8
-    """Tokens per decode call: fewer react faster to a finished message, more cost less overhead."""
-    prefill_shapes: tuple[tuple[int, int], ...] = ((16, 32), (4, 128))
-    """(rows per device, tokens per row) of prefill calls, by ascending tokens. A request goes into the first shape that
-    holds its tokens; longer ones take several calls of the last. Similar products keep the padding bounded."""
-    decode_rows: tuple[int, ...] = ()
-    """Slots per device that a decode call serves, beside all of them: the smallest that holds those running is used."""
-    windows: tuple[int, ...] = ()
-    """Cache entries that a call reads, beside the whole capacity: the smallest that holds every context is used."""
+from composer_jax.sampler.programs import decode_program, decode_rows_program, prefill_program, slot_specs
 
 
 @dataclasses.dataclass(eq=False)
@@ -57,6 +41,18 @@ class Sampler:
     """Continuous batching over slots. Use `async with sampler.serving():` around the conversations."""
 
     def __init__(self, definition: ModelDef, mesh: Mesh, config: SamplerConfig, *, end_token: int):
+        """
+        Args:
+          mesh: the run's mesh; with config.mesh the sampler makes its own over the same devices.
+          end_token: id of the token that ends a message.
+
+        Raises:
+          UserError: sizes of `config` that do not fit the mesh or the model.
+        """
+        if config.mesh is not None:
+            mesh = config.mesh.make_mesh(list(mesh.devices.flat))
+        if config.param_dtype:
+            definition = ModelDef(dataclasses.replace(definition.config, param_dtype=config.param_dtype))
         shards = batch_shards(mesh)
         if config.slots % shards:
             raise UserError(
@@ -82,9 +78,9 @@ class Sampler:
     # -- weights -------------------------------------------------------------------------------------------------
 
     def update(self, params: Params, router_bias: Params, version: int) -> None:
-        """Installs a copy of the weights, in the dtype that this sampler's definition keeps them in; tokens sampled
-        from now on carry this version."""
-        self._weights = self._copy((params, router_bias))
+        """Installs a copy of the weights, in this sampler's layout and dtypes; later tokens carry `version`."""
+        copy = self._copy((params, router_bias))
+        self._weights = jax.device_put(copy, self.definition.shardings(self.mesh))
         self.version = version
 
     @property
@@ -271,8 +267,7 @@ class Sampler:
             how = (definition, self.mesh, window, config.decode_steps, self.end_token)
             self._decode_all[window], self._decode_rows[window] = decode_program(*how), decode_rows_program(*how)
         self._copy = jax.jit(
-            lambda t: jax.tree.map(lambda a, kept: jnp.copy(a).astype(kept.dtype), t, definition.shapes()),
-            out_shardings=definition.shardings(self.mesh),
+            lambda t: jax.tree.map(lambda a, kept: jnp.copy(a).astype(kept.dtype), t, definition.shapes())
         )
         self._slots = jax.jit(
             jax.shard_map(
@@ -283,60 +278,6 @@ class Sampler:
                 check_vma=False,
             )
         )()
-
-
-def slot_specs(definition: ModelDef) -> Slots:
-    """How the state of all slots lies on a mesh."""
-    rows = PartitionSpec(BATCH_AXES)
-    specs = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_slots(definition.config, 1, 1)))
-    return specs._replace(cache=cache_spec(definition.config))
-
-
-def prefill_program(definition: ModelDef, mesh: Mesh, window: int) -> Callable[..., Slots]:
-    """Jitted `prefill` on every device: (params, router_bias, slots, index, tokens, count, start, seed) -> slots."""
-
-    def program(params, bias, slots, *inputs):
-        return prefill(definition.bind(params, bias), slots, *inputs, window=window)
-
-    return _on_every_device(program, definition, mesh, 5, slot_specs(definition))
-
-
-def decode_program(
-    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
-) -> Callable[..., tuple[Slots, Decoded]]:
-    """Jitted `decode` on every device: (params, router_bias, slots, budget) -> slots and [steps,B] each of what was
-    decoded."""
-
-    def program(params, bias, slots, budget):
-        decoder = definition.bind(params, bias)
-        return decode(decoder, slots, budget, steps=steps, end_token=end_token, window=window)
-
-    return _on_every_device(program, definition, mesh, 1, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
-
-
-def decode_rows_program(
-    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
-) -> Callable[..., tuple[Slots, Decoded]]:
-    """Jitted `decode_rows` on every device: (params, router_bias, slots, index, budget) -> slots and [steps,N] each of
-    what was decoded."""
-
-    def program(params, bias, slots, index, budget):
-        decoder = definition.bind(params, bias)
-        return decode_rows(decoder, slots, index, budget, steps=steps, end_token=end_token, window=window)
-
-    return _on_every_device(program, definition, mesh, 2, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
-
-
-def _on_every_device(program, definition: ModelDef, mesh: Mesh, inputs: int, out_specs):
-    """The program under shard_map and jit; the slots, its third argument, are donated."""
-    mapped = jax.shard_map(
-        program,
-        mesh=mesh,
-        in_specs=(*definition.specs(mesh), slot_specs(definition), *[PartitionSpec(BATCH_AXES)] * inputs),
-        out_specs=out_specs,
-        check_vma=False,
-    )
-    return jax.jit(mapped, donate_argnums=2)
 
 
 class SlotSession:

@@ -23,11 +23,11 @@ from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
 from composer_jax.parallel.sharding import EXPERT_AXES
 from composer_jax.rl.batch import FIELDS
 from composer_jax.sampler.decode import DECODE_LOOP, init_slots
-from composer_jax.sampler.engine import decode_program, slot_specs
+from composer_jax.sampler.programs import decode_program, slot_specs
 from composer_jax.scale.settings import BatchSettings, ScaleSettings
 from composer_jax.train.learner import Learner
-from composer_jax.train.losses import LanguageLoss, Loss, PolicyLoss
-from composer_jax.train.optimizer import OptimizerConfig
+from composer_jax.train.losses import LanguageLossConfig, Loss, PolicyLossConfig, make_loss
+from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 
 LANGUAGE_FIELDS = ("tokens", "positions", "segments", "weights")
 
@@ -61,12 +61,12 @@ class StagePrograms:
 
 def pretrain(settings: ScaleSettings, mesh: Mesh) -> StagePrograms:
     weight = settings.pretrain.mtp_weight
-    loss = LanguageLoss(mtp_weight=weight)
+    loss = make_loss(LanguageLossConfig(mtp_weight=weight))
     return _training_programs(settings, mesh, settings.batch, loss, LANGUAGE_FIELDS, mtp=bool(weight))
 
 
 def rl(settings: ScaleSettings, mesh: Mesh) -> StagePrograms:
-    loss = PolicyLoss(settings.rl.ratio_low, settings.rl.ratio_high)
+    loss = make_loss(PolicyLossConfig(ratio_low=settings.rl.ratio_low, ratio_high=settings.rl.ratio_high))
     return _training_programs(settings, mesh, settings.rl.batch, loss, tuple(FIELDS), mtp=False)
 
 
@@ -128,7 +128,7 @@ def _training_programs(
         )
     zigzag_order(batch.seq_len, mesh.shape["context"])  # refuses rows that do not divide
     definition = ModelDef(config)
-    optimizer = OptimizerConfig(steps=1, **dataclasses.asdict(settings.optimizer))
+    optimizer = make_optimizer(OptimizerConfig(**dataclasses.asdict(settings.optimizer)), steps=1)
     learner = Learner(definition, optimizer, loss, mesh, bias_rate=settings.pretrain.bias_rate)
     shape = (batch.rows, batch.seq_len)
     functions = learner.programs({name: jax.ShapeDtypeStruct(shape, FIELDS[name]) for name in fields})

@@ -9,7 +9,7 @@ from composer_jax.parallel.processes import is_first_process
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.run import Run
 from composer_jax.train.loop import FitPlan, fit
-from composer_jax.train.losses import LanguageLoss
+from composer_jax.train.losses import LanguageLossConfig, make_loss
 
 
 def pretrain(run: Run) -> None:
@@ -36,7 +36,7 @@ def pretrain(run: Run) -> None:
         )
         learner = run.learner(
             run.optimizer(settings.optimizer, settings.steps),
-            LanguageLoss(settings.mtp_weight, settings.balance_weight),
+            make_loss(LanguageLossConfig(mtp_weight=settings.mtp_weight, balance_weight=settings.balance_weight)),
             settings.bias_rate,
         )
         state = learner.init_state(*run.definition.init(run.settings.seed, run.mesh))

@@ -15,7 +15,7 @@ from composer_jax.rl.rollout import Rollout
 from composer_jax.stages.run import Run
 from composer_jax.train.interrupt import defer_signals
 from composer_jax.train.loop import restore_state, save_state
-from composer_jax.train.losses import PolicyLoss
+from composer_jax.train.losses import PolicyLossConfig, make_loss
 
 TOTALS = ("rollout_s", "sandbox_s", "train_s", "step_s", "sampled_tokens", "sandbox_runs", "sandbox_hits")
 """Columns of metrics/rl.jsonl whose sums are results of the stage."""
@@ -31,7 +31,7 @@ def reinforce(run: Run) -> None:
     with run.stage("rl") as result, run.environment() as (environment, loop):
         learner = run.learner(
             run.optimizer(settings.optimizer, settings.steps),
-            PolicyLoss(settings.ratio_low, settings.ratio_high),
+            make_loss(PolicyLossConfig(ratio_low=settings.ratio_low, ratio_high=settings.ratio_high)),
         )
         sampler = run.sampler_with(params, router_bias, version=0)
         orchestrator = Orchestrator(orchestrator_config(run), run.tasks, learner, sampler, environment)

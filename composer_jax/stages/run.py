@@ -38,7 +38,8 @@ from composer_jax.parallel.mesh import AXES, batch_shards, make_mesh
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
 from composer_jax.rl.rollout import Environment
-from composer_jax.sampler.engine import Sampler, SamplerConfig
+from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sampler.engine import Sampler
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.seeds import seeded_random
 from composer_jax.stages.settings import OptimizerSettings, Settings, settings_from
@@ -49,7 +50,7 @@ from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.source import TaskSource
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
-from composer_jax.train.optimizer import OptimizerConfig
+from composer_jax.train.optimizer import Optimizer, OptimizerConfig, make_optimizer
 
 NEEDED_BYTES = 500_000_000
 """Free disk space a run of the tiny preset asks for before it starts; it writes a tenth of that."""
@@ -192,8 +193,8 @@ class Run:
     def store(self, stage: str, keep: int = 1) -> CheckpointStore:
         return CheckpointStore(self.path / "checkpoints" / stage, keep=keep, notes=model_notes(self.definition))
 
-    def optimizer(self, settings: OptimizerSettings, steps: int) -> OptimizerConfig:
-        return OptimizerConfig(steps=steps, **dataclasses.asdict(settings))
+    def optimizer(self, settings: OptimizerSettings, steps: int) -> Optimizer:
+        return make_optimizer(OptimizerConfig(**dataclasses.asdict(settings)), steps)
 
     def weights_of(self, stage: str):
         """(params, router_bias) that a finished stage left."""
@@ -201,7 +202,7 @@ class Run:
         with self.store(stage) as store:
             return restore_weights(store, self.definition, self.mesh)
 
-    def learner(self, optimizer: OptimizerConfig, loss=None, bias_rate: float = 0.0) -> Learner:
+    def learner(self, optimizer: Optimizer, loss=None, bias_rate: float = 0.0) -> Learner:
         return Learner(
             self.definition,
             optimizer,

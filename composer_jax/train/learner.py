@@ -27,7 +27,7 @@ from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, TOKEN_AXES, batch_shards
 from composer_jax.parallel.processes import device_put_global
 from composer_jax.train.losses import Batch, Loss
-from composer_jax.train.optimizer import OptimizerConfig
+from composer_jax.train.optimizer import Optimizer
 
 
 @jax.tree_util.register_dataclass
@@ -48,7 +48,7 @@ class Learner:
     def __init__(
         self,
         definition: ModelDef,
-        optimizer: OptimizerConfig,
+        optimizer: Optimizer,
         loss: Loss,
         mesh: Mesh,
         *,
@@ -61,7 +61,7 @@ class Learner:
         self.definition, self.optimizer, self.mesh = definition, optimizer, mesh
         self.host_reduction = reduction == "host" and mesh.shape["replica"] > 1
         self.replicated = NamedSharding(mesh, PartitionSpec())
-        self.transformation = optimizer.transformation()
+        self.transformation = optimizer.transformation
         self._gradient = jax.jit(self._sharded_gradient(loss))
         self._accumulate = jax.jit(_accumulate, donate_argnums=0)
         self._update = jax.jit(self._apply, static_argnames="bias_rate", donate_argnums=0)

@@ -8,13 +8,14 @@ accumulation steps gives the loss of the whole batch.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from composer_jax.errors import UserError
+from composer_jax.extensions import resolve
 from composer_jax.models.decoder import Decoder, Hidden, head_logits
 from composer_jax.models.predictions import Predictions
 from composer_jax.models.router_stats import RouterStats
@@ -63,6 +64,67 @@ def predict(
 
 
 @dataclasses.dataclass(frozen=True)
+class LanguageLossConfig:
+    """The loss of continued pretraining and SFT.
+
+    Raises:
+      UserError: an unknown name, or a negative weight; the message names the field.
+    """
+
+    name: str = "language"
+    """One of LOSSES, or the import path of a function LanguageLossConfig -> Loss."""
+    mtp_weight: float = 0.0
+    """Weight of the self-distillation of the multi-token-prediction modules; 0 leaves them out. Not published
+    (DeepSeek-V3 weighs its own MTP loss by 0.3, later 0.1)."""
+    balance_weight: float = 0.0
+    """Weight of the sequence-wise balance loss of the experts (DeepSeek-V3: 1e-4)."""
+
+    def __post_init__(self):
+        _require_known(self.name)
+        for field in ("mtp_weight", "balance_weight"):
+            if not getattr(self, field) >= 0:
+                raise UserError(f"loss.{field}={getattr(self, field)} is negative; use 0 or more.")
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLossConfig:
+    """The loss of reinforcement learning.
+
+    Raises:
+      UserError: an unknown name, or a width out of range; the message names the field.
+    """
+
+    name: str = "masked_importance_sampling"
+    """One of LOSSES, or the import path of a function PolicyLossConfig -> Loss."""
+    ratio_low: float = 0.2
+    """Width of the trust region below 1: a token whose importance ratio is at most 1 - ratio_low is masked (DAPO, arXiv
+    2503.14476: 0.2)."""
+    ratio_high: float = 0.28
+    """Width of the trust region above 1: a token whose importance ratio is at least 1 + ratio_high is masked (DAPO:
+    0.28)."""
+
+    def __post_init__(self):
+        _require_known(self.name)
+        for field in ("ratio_low", "ratio_high"):
+            if not getattr(self, field) > 0:
+                raise UserError(f"loss.{field}={getattr(self, field)} trusts no token; use a number above 0.")
+
+
+def make_loss(config: LanguageLossConfig | PolicyLossConfig) -> Loss:
+    """Builds the loss that `config` names.
+
+    Raises:
+      UserError: an import path that does not resolve.
+    """
+    return resolve(config.name, LOSSES, "loss.name")(config)
+
+
+def _require_known(name: str) -> None:
+    if ":" not in name:
+        resolve(name, LOSSES, "loss.name")
+
+
+@dataclasses.dataclass(frozen=True)
 class LanguageLoss:
     """Weighted cross-entropy plus, optionally, self-distillation of the MTP modules.
 
@@ -76,16 +138,15 @@ class LanguageLoss:
     even (DeepSeek-V3: 1e-4).
     """
 
-    mtp_weight: float = 0.0
-    balance_weight: float = 0.0
+    config: LanguageLossConfig = dataclasses.field(default_factory=LanguageLossConfig)
 
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
         hidden = trunk(decoder, batch)
         states, router_stats = (hidden.last_BSD,), {"moe_layers": hidden.router_stats}
-        if self.mtp_weight:
+        if self.config.mtp_weight:
             if not decoder.config.n_mtp_modules:
                 raise UserError(
-                    f"mtp_weight={self.mtp_weight} trains MTP modules, and n_mtp_modules=0; set one of both."
+                    f"mtp_weight={self.config.mtp_weight} trains MTP modules, and n_mtp_modules=0; set one of both."
                 )
             fields = batch["tokens"], batch["positions"], batch["segments"]
             said_MBSD, router_stats["mtp"] = decoder.mtp_hidden(hidden, *fields)
@@ -108,10 +169,10 @@ class LanguageLoss:
             said = [about_BS == _earlier(segments_BS, k) for k in range(1, 1 + len(divergences))]
             divergence = sum((weights_BS * same * kl).sum() for same, kl in zip(said, divergences, strict=True))
             sums["mtp_kl"] = divergence / len(divergences)
-            loss = loss + self.mtp_weight * sums["mtp_kl"] / normaliser
-        if self.balance_weight:
+            loss = loss + self.config.mtp_weight * sums["mtp_kl"] / normaliser
+        if self.config.balance_weight:
             balance = sum(stats.sequence_balance.sum() for stats in router_stats.values())
-            loss = loss + self.balance_weight * balance / normaliser
+            loss = loss + self.config.balance_weight * balance / normaliser
             sums["sequence_balance"] = balance
         return LossOutput(loss, sums, {})
 
@@ -141,8 +202,7 @@ class PolicyLoss:
     (rl/algorithm.py) made the advantages; this loss does not know it.
     """
 
-    ratio_low: float
-    ratio_high: float
+    config: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
 
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
         hidden = trunk(decoder, batch)
@@ -158,7 +218,7 @@ class PolicyLoss:
         sampled = weights_BS > 0
         log_ratio = jnp.where(sampled, jax.lax.stop_gradient(logprobs_BS) - sampler_logprobs_BS, 0.0)
         ratio = jnp.exp(log_ratio)
-        trusted = (ratio > 1 - self.ratio_low) & (ratio < 1 + self.ratio_high)
+        trusted = (ratio > 1 - self.config.ratio_low) & (ratio < 1 + self.config.ratio_high)
         weight_BS = weights_BS * ratio * trusted * advantages_BS
         sums = {
             "tokens": sampled.sum().astype(jnp.float32),
@@ -169,3 +229,7 @@ class PolicyLoss:
         loss = -(weight_BS * logprobs_BS).sum() / normaliser
         sums |= router_sums({"moe_layers": hidden.router_stats})
         return LossOutput(loss, sums, {"log_ratio": jnp.abs(log_ratio).max()})
+
+
+LOSSES: Mapping[str, Callable[[Any], Loss]] = {"language": LanguageLoss, "masked_importance_sampling": PolicyLoss}
+"""Builders by the name in a loss's config."""

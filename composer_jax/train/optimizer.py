@@ -1,61 +1,113 @@
-"""AdamW with global-norm clipping, and the learning-rate schedules of the stages."""
+"""Optimizers by name, and the learning-rate schedule of a stage."""
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import jax
 import optax
 
 from composer_jax.errors import UserError
+from composer_jax.extensions import resolve
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Defaults: DeepSeek-V3's AdamW (betas 0.9 / 0.95, decay 0.1, clip 1.0). The learning rates are a stage's own."""
+    """The optimizer of a stage. Defaults are those of DeepSeek-V3's AdamW (arXiv 2412.19437, section 4.2), except for
+    the learning rate, which every stage sets.
 
-    peak: float
-    """Largest learning rate."""
-    steps: int
-    """Optimizer steps of the whole stage; the schedule ends there."""
+    Raises:
+      UserError: an unknown name, or a number out of range; the message names the field.
+    """
+
+    name: str = "adamw"
+    """One of OPTIMIZERS, or the import path of a function (OptimizerConfig, steps) -> Optimizer."""
+    peak: float = 1e-3
+    """Largest learning rate. Not published for these models; ours."""
     warmup: int = 0
-    """Steps of linear warm-up from zero."""
+    """Optimizer steps of linear warm-up from zero to the peak."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the schedule between the end of the warm-up and the last step."""
     final: float = 0.0
-    """The last learning rate as a fraction of the peak."""
+    """Learning rate of the last step, as a fraction of the peak."""
     b1: float = 0.9
+    """Decay rate of Adam's first moment (DeepSeek-V3: 0.9)."""
     b2: float = 0.95
+    """Decay rate of Adam's second moment (DeepSeek-V3: 0.95)."""
     eps: float = 1e-8
+    """Added to the root of Adam's second moment. Not published; optax's default."""
     weight_decay: float = 0.1
-    """Applied to matrices (two or more dimensions beside the layer axis), not to norms."""
+    """Decoupled weight decay of all parameters but the scales of norms (DeepSeek-V3: 0.1)."""
     clip: float = 1.0
-    """Largest global gradient norm."""
+    """Largest global norm of the gradient; a longer gradient is scaled down to it (DeepSeek-V3: 1.0)."""
 
     def __post_init__(self):
+        if ":" not in self.name:
+            resolve(self.name, OPTIMIZERS, "optimizer.name")
         if self.decay not in ("cosine", "linear", "constant"):
-            raise UserError(f"decay={self.decay!r} is unknown; use 'cosine', 'linear' or 'constant'.")
-        if self.steps < 1 or self.peak <= 0:
-            raise UserError(f"An optimizer needs steps >= 1 and peak > 0, got steps={self.steps}, peak={self.peak}.")
+            raise UserError(f"optimizer.decay={self.decay!r} is unknown; use 'cosine', 'linear' or 'constant'.")
+        for field in ("peak", "eps", "clip"):
+            if not getattr(self, field) > 0:
+                raise UserError(f"optimizer.{field}={getattr(self, field)} is not positive; use a number above 0.")
+        for field in ("warmup", "weight_decay"):
+            if not getattr(self, field) >= 0:
+                raise UserError(f"optimizer.{field}={getattr(self, field)} is negative; use 0 or more.")
+        for field in ("b1", "b2"):
+            if not 0 <= getattr(self, field) < 1:
+                raise UserError(f"optimizer.{field}={getattr(self, field)} is no decay rate; use 0 <= {field} < 1.")
+        if not 0 <= self.final <= 1:
+            raise UserError(f"optimizer.final={self.final} is no fraction of the peak; use 0 <= final <= 1.")
 
-    def learning_rate(self, step: int) -> float:
-        """The rate of optimizer step `step`, counted from 0."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        done = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
-        shape = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}[self.decay]
-        return self.peak * (self.final + (1 - self.final) * shape)
 
-    def transformation(self) -> optax.GradientTransformation:
-        """Everything but the learning rate, which the step receives as a number so that changing it never
-        recompiles."""
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """What a Learner needs of an optimizer."""
 
-        def is_matrix(path, leaf) -> bool:
-            return path[-1].key != "scale"
+    transformation: optax.GradientTransformation
+    """Everything but the learning rate: gradient -> direction, which the step multiplies by minus the rate."""
+    learning_rate: Callable[[int], float]
+    """The rate of an optimizer step, counted from 0. The jitted step receives it as an argument, so that changing it
+    does not recompile."""
 
-        return optax.chain(
-            optax.clip_by_global_norm(self.clip),
-            optax.scale_by_adam(self.b1, self.b2, self.eps),
-            optax.add_decayed_weights(
-                self.weight_decay, lambda tree: jax.tree_util.tree_map_with_path(is_matrix, tree)
-            ),
-        )
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
+    """Builds the optimizer that `config` names, for a stage of `steps` optimizer steps.
+
+    Raises:
+      UserError: steps < 1, or an import path that does not resolve.
+    """
+    if steps < 1:
+        raise UserError(f"An optimizer needs at least one step, not steps={steps}.")
+    return resolve(config.name, OPTIMIZERS, "optimizer.name")(config, steps)
+
+
+def learning_rate_schedule(config: OptimizerConfig, steps: int) -> Callable[[int], float]:
+    """Linear warm-up to the peak, then the decay of `config`, which ends at step `steps`."""
+
+    def learning_rate(step: int) -> float:
+        if step < config.warmup:
+            return config.peak * (step + 1) / config.warmup
+        progress = min(1.0, (step - config.warmup) / max(1, steps - config.warmup))
+        shape = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress, "constant": 1.0}
+        return config.peak * (config.final + (1 - config.final) * shape[config.decay])
+
+    return learning_rate
+
+
+def adamw(config: OptimizerConfig, steps: int) -> Optimizer:
+    """AdamW (arXiv 1711.05101) after clipping by the global norm."""
+
+    def decays(tree):
+        return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != "scale", tree)
+
+    transformation = optax.chain(
+        optax.clip_by_global_norm(config.clip),
+        optax.scale_by_adam(config.b1, config.b2, config.eps),
+        optax.add_decayed_weights(config.weight_decay, decays),
+    )
+    return Optimizer(transformation, learning_rate_schedule(config, steps))
+
+
+OPTIMIZERS: Mapping[str, Callable[[OptimizerConfig, int], Optimizer]] = {"adamw": adamw}
+"""Builders by OptimizerConfig.name."""

@@ -9,7 +9,7 @@ from flax import nnx
 
 from composer_jax.models.embedding import Embedding
 from composer_jax.models.model_def import ModelDef
-from composer_jax.train.losses import LanguageLoss
+from composer_jax.train.losses import LanguageLoss, LanguageLossConfig
 from tests.models.small import forward, random_weights, relative_error, rows, small
 
 CONFIG = small(embedding_taps=3)
@@ -54,7 +54,9 @@ def loss_and_gradient(weights):
     def run(batch, loss_weights):
         def loss(params):
             decoder = ModelDef(CONFIG).bind(params, weights[1])
-            return LanguageLoss(mtp_weight=0.5)(decoder, batch | {"weights": loss_weights}, jnp.float32(1)).loss
+            return LanguageLoss(LanguageLossConfig(mtp_weight=0.5))(
+                decoder, batch | {"weights": loss_weights}, jnp.float32(1)
+            ).loss
 
         value, gradient = jax.value_and_grad(loss)(weights[0])
         return value, gradient["embedding"]["table"]

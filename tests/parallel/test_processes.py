@@ -17,7 +17,7 @@ from composer_jax.parallel import processes
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.processes import join_processes
 from composer_jax.train.learner import Learner
-from composer_jax.train.losses import LanguageLoss
+from composer_jax.train.losses import LanguageLoss, LanguageLossConfig
 from tests.models.small import random_weights, relative_error
 from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER, make_batch
 
@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[2]
 def step():
     """(loss and metrics, gradient, weights after the step) on data=2 x expert=4 over all devices of all processes."""
     mesh = make_mesh(data=2, expert=4)
-    learner = Learner(ModelDef(CONFIG), OPTIMIZER, LanguageLoss(mtp_weight=0.3), mesh, bias_rate=BIAS_RATE)
+    learner = Learner(
+        ModelDef(CONFIG), OPTIMIZER, LanguageLoss(LanguageLossConfig(mtp_weight=0.3)), mesh, bias_rate=BIAS_RATE
+    )
     batch = make_batch(1)
     normaliser = float(batch["weights"].sum())
     state = learner.init_state(*random_weights(CONFIG))

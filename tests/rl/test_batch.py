@@ -10,8 +10,8 @@ from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import FIELDS, Group, empty_batch, learner_batches, weighted_rows
 from composer_jax.train.learner import Learner
-from composer_jax.train.losses import PolicyLoss
-from composer_jax.train.optimizer import OptimizerConfig
+from composer_jax.train.losses import PolicyLoss, PolicyLossConfig
+from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from tests.models.small import random_weights, small
 from tests.rl.made_up import conversation, episode, sampled_tokens
 
@@ -110,8 +110,13 @@ def gradient_of():
     """Batches -> the gradient of the policy loss over all of them."""
     config = small(n_layers=2, n_mtp_modules=0, vocab_size=128)
     weights = random_weights(config)
-    optimizer = OptimizerConfig(peak=1e-3, steps=1)
-    learner = Learner(ModelDef(config), optimizer, PolicyLoss(1.0, 1e9), make_mesh(jax.devices()[:1]))
+    optimizer = make_optimizer(OptimizerConfig(peak=1e-3), steps=1)
+    learner = Learner(
+        ModelDef(config),
+        optimizer,
+        PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9)),
+        make_mesh(jax.devices()[:1]),
+    )
 
     def gradient(batches):
         parts = [learner._gradient(*weights, learner.put(b), np.float32(10))["gradient"] for b in batches]

@@ -89,7 +89,7 @@ def test_another_seed_and_another_branch_draw_otherwise(sampler):
     assert one != other and one != branch
 
 
-def test_warming_up_compiles_every_shape_and_changes_nothing(new_sampler, conversations):
+def test_warming_up_compiles_every_shape_and_changes_nothing(new_sampler, weights, conversations):
     """After that nothing compiles, whatever the conversations do, and not for new weights either."""
     fresh = new_sampler(prefill_shapes=((8, 4), (2, 8)), decode_rows=(2,), windows=(32,))
     warm, done = fresh.shapes, []
@@ -97,12 +97,12 @@ def test_warming_up_compiles_every_shape_and_changes_nothing(new_sampler, conver
     fresh.warm_up(lambda: done.append(compilations()))
     assert warm == len(done) == 8
     assert all(later > earlier for earlier, later in zip([before, *done], done, strict=False))
-    fresh.update(*fresh._weights, version=3)
+    fresh.update(*weights, version=3)
     before = compilations()
     assert_same(run_all(fresh, SEEDS), conversations)
     run_all(fresh, range(30, 50), turns=4, branches=3, longest=12, max_tokens=3)
     run_all(fresh, range(3), turns=1)
-    fresh.update(*fresh._weights, version=4)
+    fresh.update(*weights, version=4)
     assert compilations() == before
 
 

@@ -2,10 +2,16 @@
 
 import dataclasses
 
+import jax
+import numpy as np
 import pytest
 
+from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.compilations import compilations
-from tests.sampler.conversations import CONFIG, assert_same, flat, learner_logprobs, run_all
+from composer_jax.parallel.mesh import MeshConfig, make_mesh
+from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sampler.engine import Sampler
+from tests.sampler.conversations import CONFIG, END, assert_same, flat, learner_logprobs, run_all
 
 SEEDS = list(range(200, 220))
 MESHES = {
@@ -13,6 +19,8 @@ MESHES = {
     "data2_expert4": ({"data": 2, "expert": 4}, dataclasses.replace(CONFIG, dispatch="ring")),
     "expert2_tensor2": ({"data": 2, "expert": 2, "tensor": 2}, dataclasses.replace(CONFIG, dispatch="ring")),
 }
+RING = ModelDef(dataclasses.replace(CONFIG, dispatch="ring"))
+LEARNER_MESH = make_mesh(jax.devices(), data=4, expert=2)
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +43,45 @@ def test_the_reference_itself_is_the_learner(wanted, weights):
     for branch, logprobs in zip(branches, learner_logprobs(CONFIG, weights, branches, 64), strict=True):
         for mine, theirs in zip(branch.logprobs, logprobs, strict=True):
             assert mine != mine or mine == pytest.approx(theirs, abs=1e-4)
+
+
+def weights_on_learner_mesh(weights):
+    return jax.device_put(weights, RING.shardings(LEARNER_MESH))
+
+
+def sampler_with_its_own_mesh(weights, definition=RING, **changes) -> Sampler:
+    """A sampler on replica=2, expert=2, tensor=2 whose weights come from a learner on data=4, expert=2."""
+    config = SamplerConfig(
+        slots=8,
+        capacity=64,
+        decode_steps=4,
+        prefill_shapes=((8, 8),),
+        mesh=MeshConfig(replica=-1, expert=2, tensor=2),
+        **changes,
+    )
+    sampler = Sampler(definition, LEARNER_MESH, config, end_token=END)
+    sampler.update(*weights_on_learner_mesh(weights), version=3)
+    return sampler
+
+
+def test_a_sampler_with_its_own_mesh_reshards_the_weights(weights, wanted):
+    sampler = sampler_with_its_own_mesh(weights)
+    assert (sampler.mesh.shape["replica"], sampler.mesh.shape["data"]) == (2, 1)
+    assert sampler.mesh.devices.size == 8
+    assert_same(run_all(sampler, SEEDS), wanted)
+    before = compilations()
+    sampler.update(*weights_on_learner_mesh(weights), version=4)
+    assert_same(run_all(sampler, SEEDS[:3]), wanted[:3])
+    assert compilations() == before
+
+
+def test_a_sampler_casts_the_weights_to_the_param_dtype_of_its_config(weights, wanted):
+    """The conversations are those of a model that stores bfloat16, and not those of the float32 weights."""
+    stored = ModelDef(dataclasses.replace(RING.config, param_dtype="bfloat16"))
+    cast = sampler_with_its_own_mesh(weights, param_dtype="bfloat16")
+    assert cast.definition == stored
+    conversations = run_all(cast, SEEDS[:4])
+    assert_same(conversations, run_all(sampler_with_its_own_mesh(weights, stored), SEEDS[:4]))
+    logprobs, exact = (np.array(branch.logprobs) for branch in (flat(conversations)[0], flat(wanted)[0]))
+    n = min(len(logprobs), len(exact))
+    assert np.nanmax(np.abs(logprobs[:n] - exact[:n])) > 1e-4

@@ -14,7 +14,7 @@ from composer_jax.scale.programs import LOOP_COUNTS, STAGES, bytes_per_device, e
 from composer_jax.scale.settings import scale_settings
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
-from composer_jax.train.optimizer import OptimizerConfig
+from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from tests.scale.configuration import small_config
 
 MESH = make_mesh(data=4, expert=2)
@@ -33,7 +33,7 @@ def test_every_program_compiles_and_holds_what_the_compiler_says(name):
 
 def test_a_real_state_is_what_the_abstract_one_says():
     settings = scale_settings(small_config())
-    optimizer = OptimizerConfig(steps=1, **dataclasses.asdict(settings.optimizer))
+    optimizer = make_optimizer(OptimizerConfig(**dataclasses.asdict(settings.optimizer)), steps=1)
     work = stage("pretrain")
     learner = Learner(work.definition, optimizer, LanguageLoss(), MESH)
     state = learner.init_state(*work.definition.init(0, MESH))

@@ -9,7 +9,7 @@ import pytest
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.train.learner import Learner
-from composer_jax.train.losses import LanguageLoss
+from composer_jax.train.losses import LanguageLoss, LanguageLossConfig
 from tests.models.small import random_weights
 from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER
 
@@ -27,7 +27,7 @@ def new_learner():
         sizes = sizes or {}
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
         definition = ModelDef(dataclasses.replace(config, dispatch=dispatch))
-        loss = loss or LanguageLoss(mtp_weight=0.3, balance_weight=0.1)
+        loss = loss or LanguageLoss(LanguageLossConfig(mtp_weight=0.3, balance_weight=0.1))
         return Learner(definition, OPTIMIZER, loss, mesh, reduction=reduction, bias_rate=BIAS_RATE)
 
     return make

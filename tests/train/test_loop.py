@@ -18,7 +18,7 @@ from composer_jax.train.interrupt import AllProcessesInterrupted, defer_signals
 from composer_jax.train.learner import Learner
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.losses import LanguageLoss
-from composer_jax.train.optimizer import OptimizerConfig
+from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from tests.models.small import random_weights, small
 
 CONFIG = small(n_layers=2, n_mtp_modules=0, embedding_taps=0, d_model=16, kv_lora_rank=8)
@@ -29,7 +29,7 @@ DOCUMENTS = [np.random.default_rng(i).integers(9, 64, 20 + i) for i in range(12)
 
 @pytest.fixture(scope="module")
 def learner():
-    optimizer = OptimizerConfig(peak=0.01, steps=STEPS, warmup=2)
+    optimizer = make_optimizer(OptimizerConfig(peak=0.01, warmup=2), STEPS)
     return Learner(ModelDef(CONFIG), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), bias_rate=0.01)
 
 

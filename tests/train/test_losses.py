@@ -9,7 +9,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
-from composer_jax.train.losses import LanguageLoss, PolicyLoss
+from composer_jax.train.losses import LanguageLoss, LanguageLossConfig, PolicyLoss, PolicyLossConfig, make_loss
 from tests.models.small import random_weights, relative_error, rows, small
 from tests.train.table_decoder import TableDecoder, log_softmax
 
@@ -52,13 +52,13 @@ def test_language_loss_has_its_closed_form_gradient():
 
 
 def mtp_divergence(decoder, batch=ROWS):
-    return LanguageLoss(mtp_weight=0.5)(decoder, batch, jnp.float32(1)).sums["mtp_kl"]
+    return LanguageLoss(LanguageLossConfig(mtp_weight=0.5))(decoder, batch, jnp.float32(1)).sums["mtp_kl"]
 
 
 @pytest.mark.parametrize("modules", [1, 3])
 def test_mtp_divergence_is_the_weighted_kl_to_the_main_head_k_later(modules):
     students = [jnp.asarray(RNG.standard_normal((B, S, W)), jnp.float32) for _ in range(modules)]
-    out = LanguageLoss(mtp_weight=0.5)(TableDecoder(STATES, *students), ROWS, jnp.float32(3))
+    out = LanguageLoss(LanguageLossConfig(mtp_weight=0.5))(TableDecoder(STATES, *students), ROWS, jnp.float32(3))
     p, wanted, terms = log_softmax(STATES), 0.0, 0
     for k, q in enumerate(map(log_softmax, students), start=1):
         for b in range(B):
@@ -101,7 +101,11 @@ def test_mtp_gradient_stops_at_the_trunk():
 # -- chunks of positions ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", [LanguageLoss(mtp_weight=0.3), PolicyLoss(ratio_low=0.2, ratio_high=0.28)], ids=type)
+@pytest.mark.parametrize(
+    "loss",
+    [LanguageLoss(LanguageLossConfig(mtp_weight=0.3)), PolicyLoss(PolicyLossConfig(ratio_low=0.2, ratio_high=0.28))],
+    ids=type,
+)
 @pytest.mark.parametrize("chunk", [1, 4, 39], ids=str)
 def test_chunks_of_positions_change_nothing(loss, chunk):
     """40 positions: chunks that divide them and chunks that do not."""
@@ -135,7 +139,7 @@ POLICY_ROWS = ROWS | {
     "advantages": np.where(SAMPLED, ADVANTAGES, 0).astype(np.float32),
     "sampler_logprobs": OFF_POLICY,
 }
-WIDE = PolicyLoss(ratio_low=1.0, ratio_high=1e9)
+WIDE = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9))
 Z = 4.0
 
 
@@ -185,7 +189,7 @@ def test_only_sampled_tokens_pull():
 @pytest.mark.parametrize(("log_ratio", "trusted"), [(-0.24, False), (-0.21, True), (0.24, True), (0.26, False)])
 def test_tokens_outside_the_trust_region_have_no_gradient(log_ratio, trusted):
     """low 0.2 and high 0.28 are log ratios of -0.223 and 0.247."""
-    loss = PolicyLoss(ratio_low=0.2, ratio_high=0.28)
+    loss = PolicyLoss(PolicyLossConfig(ratio_low=0.2, ratio_high=0.28))
     near = np.where(SAMPLED, chosen_logprobs(STATES), 0).astype(np.float32)
     b, t = np.argwhere(SAMPLED)[1]
     near[b, t] -= log_ratio
@@ -211,3 +215,30 @@ def test_what_the_policy_loss_reports():
     assert float(out.sums["k1"]) == pytest.approx(-log_ratio.sum(), rel=1e-4)
     assert float(out.maxima["log_ratio"]) == pytest.approx(np.abs(log_ratio).max(), rel=1e-4)
     assert float(out.sums["entropy"]) == pytest.approx((entropy[:, :-1] * SAMPLED[:, 1:]).sum(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "message"),
+    [
+        (LanguageLossConfig, {"mtp_weight": -0.1}, "loss.mtp_weight=-0.1 is negative"),
+        (LanguageLossConfig, {"balance_weight": -1.0}, "loss.balance_weight=-1.0 is negative"),
+        (LanguageLossConfig, {"name": "speech"}, "config.loss.name='speech' is unknown; use one of language, "),
+        (PolicyLossConfig, {"ratio_low": 0.0}, "loss.ratio_low=0.0 trusts no token"),
+        (PolicyLossConfig, {"name": "ppo"}, "config.loss.name='ppo' is unknown"),
+    ],
+    ids=str,
+)
+def test_a_value_out_of_range_is_refused_by_its_name(config, fields, message):
+    with pytest.raises(UserError, match=message):
+        config(**fields)
+
+
+def test_a_config_names_its_loss():
+    assert make_loss(LanguageLossConfig(mtp_weight=0.2)) == LanguageLoss(LanguageLossConfig(mtp_weight=0.2))
+    assert make_loss(PolicyLossConfig(ratio_high=0.5)) == PolicyLoss(PolicyLossConfig(ratio_high=0.5))
+    config = PolicyLossConfig(name=f"{__name__}:users_loss", ratio_low=0.7)
+    assert make_loss(config) == ("a loss", 0.7)
+
+
+def users_loss(config):
+    return "a loss", config.ratio_low

@@ -1,0 +1,65 @@
+"""The jitted programs of sampling: prefill and decode under shard_map on every device of a mesh."""
+
+from collections.abc import Callable
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from composer_jax.models.cache import cache_spec
+from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.mesh import BATCH_AXES
+from composer_jax.sampler.decode import Decoded, Slots, decode, decode_rows, init_slots, prefill
+
+
+def slot_specs(definition: ModelDef) -> Slots:
+    """How the state of all slots lies on a mesh."""
+    rows = PartitionSpec(BATCH_AXES)
+    specs = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_slots(definition.config, 1, 1)))
+    return specs._replace(cache=cache_spec(definition.config))
+
+
+def prefill_program(definition: ModelDef, mesh: Mesh, window: int) -> Callable[..., Slots]:
+    """Jitted `prefill` on every device: (params, router_bias, slots, index, tokens, count, start, seed) -> slots."""
+
+    def program(params, bias, slots, *inputs):
+        return prefill(definition.bind(params, bias), slots, *inputs, window=window)
+
+    return _on_every_device(program, definition, mesh, 5, slot_specs(definition))
+
+
+def decode_program(
+    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
+) -> Callable[..., tuple[Slots, Decoded]]:
+    """Jitted `decode` on every device: (params, router_bias, slots, budget) -> slots and [steps,B] each of what was
+    decoded."""
+
+    def program(params, bias, slots, budget):
+        decoder = definition.bind(params, bias)
+        return decode(decoder, slots, budget, steps=steps, end_token=end_token, window=window)
+
+    return _on_every_device(program, definition, mesh, 1, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
+
+
+def decode_rows_program(
+    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
+) -> Callable[..., tuple[Slots, Decoded]]:
+    """Jitted `decode_rows` on every device: (params, router_bias, slots, index, budget) -> slots and [steps,N] each of
+    what was decoded."""
+
+    def program(params, bias, slots, index, budget):
+        decoder = definition.bind(params, bias)
+        return decode_rows(decoder, slots, index, budget, steps=steps, end_token=end_token, window=window)
+
+    return _on_every_device(program, definition, mesh, 2, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
+
+
+def _on_every_device(program, definition: ModelDef, mesh: Mesh, inputs: int, out_specs):
+    """The program under shard_map and jit; the slots, its third argument, are donated."""
+    mapped = jax.shard_map(
+        program,
+        mesh=mesh,
+        in_specs=(*definition.specs(mesh), slot_specs(definition), *[PartitionSpec(BATCH_AXES)] * inputs),
+        out_specs=out_specs,
+        check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=2)
