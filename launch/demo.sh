@@ -19,5 +19,5 @@ cd "$root"
 venv=${COMPOSER_VENV:-$root/.venv}
 setup_venv "$venv" "$root/requirements.txt"
 use_compilation_cache "$venv"
-# exec, so that whoever stops this script stops the pipeline, which then saves.
+# exec: a signal to this script reaches the pipeline, which then saves.
 exec "$VENV_PYTHON" -m launch.pipeline --config=configs/tiny.py --workdir="$workdir" "$@"

@@ -18,9 +18,9 @@ find_python() {
     fi
     if [ "$candidate" = "${PYTHON:-}" ]; then break; fi
   done
-  local found
-  found=$("${PYTHON:-python3}" -V 2>&1) || found="none"
-  die "Python 3.11 or newer is needed (found: $found). Install it, or name one: PYTHON=/path/to/python3.12"
+  local version
+  version=$("${PYTHON:-python3}" -V 2>&1) || version="none"
+  die "Python 3.11 or newer is needed (found: $version). Install it, or name one: PYTHON=/path/to/python3.12"
 }
 
 make_venv() {
@@ -30,7 +30,7 @@ make_venv() {
     die "$("$python" -V) has no venv module. On Debian or Ubuntu: sudo apt-get install python3-venv"
   fi
   say "making $dir with $("$python" -V)"
-  # The marker tells an attempt that was interrupted, which is made anew, from an environment of someone else.
+  # The marker distinguishes an interrupted attempt, which is repeated, from an environment of somebody else.
   { mkdir -p "$dir" && touch "$dir/.unfinished" && "$python" -m venv "$dir"; } ||
     die "cannot make the virtual environment $dir; is the disk full, or the folder read-only?"
   rm "$dir/.unfinished"
@@ -60,7 +60,7 @@ setup_venv() {
     if [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
       say "installing the packages of $(basename "$file") into $dir (a minute or two, once)"
       started=$SECONDS
-      # --quiet --quiet: an index that lacks a package is no news while another has it.
+      # --quiet twice hides the warnings about an index that lacks a package which another index has.
       "$VENV_PYTHON" -m pip install --quiet --quiet --disable-pip-version-check --no-input -r "$file" ||
         die "installing $(basename "$file") failed, see above; it needs a network or PIP_INDEX_URL of a mirror"
       printf '%s' "$key" >"$stamp"
@@ -69,7 +69,7 @@ setup_venv() {
   done
 }
 
-# What JAX compiles is kept between runs, apart for every kind of CPU: compiled code is not portable between them.
+# Keeps what JAX compiles between runs, in one folder per kind of CPU: compiled code is not portable between them.
 use_compilation_cache() {
   local home=${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/composer_jax cpu
   mkdir -p "$home" 2>/dev/null && [ -w "$home" ] || home=$1/cache

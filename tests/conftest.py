@@ -1,10 +1,10 @@
-"""Set-up every test shares: JAX on eight pretended CPU devices, thread pools, and markers that skip."""
+"""Set-up of all tests: JAX on eight fake CPU devices, thread pools, and markers that skip."""
 
 import importlib.util
 import os
 import signal
 
-# Started in the background of a shell, a process ignores SIGINT and so do its children; tests of Ctrl-C need it.
+# A process started in the background of a shell ignores SIGINT and so do its children; tests of Ctrl-C need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -15,11 +15,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Two threads per device, or XLA's pool can fill with devices that wait for each other (parallel/platform.py).
 os.environ.setdefault("NPROC", "16")
 if WORKERS > 1:
-    # A BLAS pool over all cores in each worker would only make the workers wait for each other.
+    # BLAS pools over all cores in each worker make the workers wait for each other.
     for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(pool, "1")
-# Eight devices on few cores reach a collective far apart from each other; a slow test is better than an
-# aborted one. Tests compile far longer than they compute, so LLVM optimises nothing.
+# Eight devices on few cores reach a collective at very different times; a slow test is better than an aborted one.
+# Tests compile far longer than they compute, so LLVM does not optimise.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
@@ -33,7 +33,7 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-# JAX itself reads JAX_COMPILATION_CACHE_DIR, which tests/run.sh sets; a plain `pytest` compiles anew.
+# JAX reads JAX_COMPILATION_CACHE_DIR, which tests/run.sh sets; a plain `pytest` has no cache.
 if os.environ["JAX_PLATFORMS"] == "cpu":
     jax.config.update("jax_num_cpu_devices", 8)
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Lint and tests, set-up included:
 #
-#   bash tests/run.sh [ARGUMENTS OF PYTEST ...]      e.g. bash tests/run.sh tests/models -k mla
+#   bash tests/run.sh [--slow] [ARGUMENTS OF PYTEST ...]      e.g. bash tests/run.sh tests/models -k mla
 #
+# --slow                also runs the tests marked `slow`, which take over ten seconds each; so does CI=true
 # COMPOSER_VENV=DIR     another virtual environment than .venv-test
 # COMPOSER_PARITY=1     also installs PyTorch and transformers and runs the tests marked `parity`; so does CI=true
 # PYTHON=...            makes the environment with another Python
@@ -11,6 +12,13 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$root/launch/setup_venv.sh"
 cd "$root"
 
+selection=(-m "not slow") # a later -m on the command line replaces it
+if [ "${1:-}" = --slow ]; then
+  selection=()
+  shift
+elif [ "${CI:-}" = true ]; then
+  selection=()
+fi
 venv=${COMPOSER_VENV:-$root/.venv-test}
 if [ "${CI:-}" = true ]; then
   export COMPOSER_PARITY=1
@@ -23,4 +31,4 @@ use_compilation_cache "$venv"
 
 "$VENV_PYTHON" -m ruff check --quiet .
 # loadfile: the tests of one file share what they compiled.
-"$VENV_PYTHON" -m pytest -n 2 --dist loadfile "$@"
+"$VENV_PYTHON" -m pytest -n 2 --dist loadfile ${selection[@]+"${selection[@]}"} "$@"

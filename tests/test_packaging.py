@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def declared():
-    """The arguments of setup(), without setuptools, which newer Pythons do not bring along."""
+    """The arguments of setup(); a stub takes the place of setuptools, which newer Pythons do not include."""
     captured = {}
     stub = types.ModuleType("setuptools")
     stub.find_packages = lambda **kwargs: kwargs
@@ -34,18 +34,18 @@ def declared():
 
 def pins(file: str) -> dict[str, str]:
     """{canonical name: version} of a requirements file and the ones it includes."""
-    found = {}
+    versions = {}
     for line in (ROOT / file).read_text().splitlines():
         if line.startswith("-r "):
-            found |= pins(line.removeprefix("-r ").strip())
+            versions |= pins(line.removeprefix("-r ").strip())
         elif line and not line.startswith("#"):
             requirement = Requirement(line)
             (specifier,) = requirement.specifier
             assert specifier.operator == "==", f"{file}: {line} is not pinned"
             name = canonicalize_name(requirement.name)
-            assert name not in found, f"{file}: {name} is pinned twice"
-            found[name] = specifier.version
-    return found
+            assert name not in versions, f"{file}: {name} is pinned twice"
+            versions[name] = specifier.version
+    return versions
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,14 @@ def pins(file: str) -> dict[str, str]:
         ([], "requirements.txt"),
         (["test", "tasks", "notebook"], "requirements-test.txt"),
         (["parity"], "requirements-parity.txt"),
+        ([], "requirements-jax-next.txt"),
     ],
 )
-def test_pins_lie_in_the_ranges(declared, extras, file):
+def test_pins_are_within_the_ranges(declared, extras, file):
     pinned = pins(file)
-    wanted = [Requirement(line) for line in declared["install_requires"]]
-    wanted += [Requirement(line) for extra in extras for line in declared["extras_require"][extra]]
-    for requirement in wanted:
+    requirements = [Requirement(line) for line in declared["install_requires"]]
+    requirements += [Requirement(line) for extra in extras for line in declared["extras_require"][extra]]
+    for requirement in requirements:
         version = pinned.get(canonicalize_name(requirement.name))
         assert version is not None, f"{file} does not pin {requirement.name}"
         assert requirement.specifier.contains(version), f"{file} pins {requirement.name}=={version}"
@@ -83,7 +84,7 @@ def test_runtime_requirements_bring_no_test_tools():
     )
 
 
-def test_what_runs_here_is_what_is_pinned():
-    """The tests' environment is the pinned one, so that a pass here speaks for a fresh install."""
+def test_installed_versions_are_the_pinned_ones():
+    """A pass in this environment then holds for a fresh install, too."""
     for name in ("jax", "flax", "optax", "orbax-checkpoint", "grain"):
         assert distribution(name).version == pins("requirements.txt")[name]

@@ -257,9 +257,11 @@ def _unfused_operands(equations: Sequence[Equation]) -> dict[Value, Value]:
 
 def _scan_region(equation: Equation, assumed: CostAssumptions, used: set[Value]) -> Region:
     """Returns the loop's region; stacked results that nothing reads are not computed."""
-    carry = equation.params["num_carry"]
-    live = [i < carry or out in used for i, out in enumerate(equation.outputs)]
-    return _region("scan", equation.params["jaxpr"], assumed, float(equation.params["length"]), live, equation.scope)
+    body = equation.params["jaxpr"]
+    # A stacked result has one axis more than what the body returns; a carried value has the same shape.
+    results = zip(equation.outputs, body.out_avals, strict=True)
+    live = [out in used or out.aval.shape == inner.shape for out, inner in results]
+    return _region("scan", body, assumed, float(equation.params["length"]), live, equation.scope)
 
 
 def _while_region(equation: Equation, assumed: CostAssumptions) -> Region:
