@@ -1,4 +1,4 @@
-"""What a repository is before anything is broken: its files, how its suite is run, which tests can be relied on."""
+"""The run of a repository's suite before anything is broken: its files, its command and its reliable tests."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from composer_jax.tasks.suites.run import SuiteReport, file_of_test, run_test_su
 
 RUNS = 3
 TIMEOUT_S = 120.0
-MARGIN = 4.0  # the time limit of a task's suite, as a multiple of what it took here
+MARGIN = 4.0  # the time limit of a task's suite as a multiple of the slowest run
 STEP_S = 15.0
 
 
 @dataclass(frozen=True)
 class BaselineRun:
-    """root: the scrubbed copy. sources: path -> text of every Python file, tests too. command: what runs the suite.
+    """A repository and the outcome of its suite.
 
-    tests: ids that passed in every run. unreliable: id -> why it is not among them. import_names: import names of the
-    repository's own packages. seconds: of the slowest run. packages: folder of installed packages. excluded: what
-    scrubbing left out. log: the end of what the last run printed.
+    root: the scrubbed copy. sources: path -> text of every Python file, tests included. command: runs the suite.
+    tests: ids that passed in every run. unreliable: other ids -> the reason. import_names: of the repository's own
+    packages. seconds: of the slowest run. packages: folder of installed packages. excluded: paths that scrubbing left
+    out. log: the end of the last run's output.
     """
 
     root: Path
@@ -45,7 +46,7 @@ class BaselineRun:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that the suite of a task may take: 30, 60, 120 and so on, for no two runs take the same time."""
+        """Time limit of a task's suite in seconds: 30, 60, 120, ...; coarse, because runs differ in time."""
         return STEP_S * 2 ** max(1, math.ceil(math.log2(MARGIN * self.seconds / STEP_S)))
 
 
@@ -61,8 +62,8 @@ async def run_baseline(
 ) -> BaselineRun:
     """Copies `repository` to `root`, a new folder, and runs its suite `runs` times.
 
-    timeout_s: longest that one run may take. after_run: called with the report of each.
-    Raises UserError when the suite does not run, or no test passes every time.
+    timeout_s: of one run. after_run: is called with the report of each run.
+    Raises UserError when the suite does not run, or no test passes in every run.
     """
     excluded = copy_scrubbed(repository, root)
     command = suite_command(root)
@@ -71,7 +72,9 @@ async def run_baseline(
         report = await run_test_suite(pool, root, packages, command, timeout_s=timeout_s)
         if report.problem:
             last = next((line for line in reversed(report.log.splitlines()) if line.strip()), "it printed nothing")
-            raise UserError(f"the suite of {repository} does not run: {report.problem}; it said: {last.strip()[:300]}")
+            raise UserError(
+                f"the suite of {repository} does not run: {report.problem}; its last line: {last.strip()[:300]}"
+            )
         reports.append(report)
         after_run(report)
     unreliable = find_unreliable_tests(reports)
@@ -93,7 +96,7 @@ async def run_baseline(
 
 
 def find_unreliable_tests(reports: list[SuiteReport]) -> dict[str, str]:
-    """Tests that did not pass in every run, or do not lie in files that belong to the tests: id -> why."""
+    """Tests that did not pass in every run or lie outside the test files: id -> reason."""
     unreliable = {}
     for test in dict.fromkeys(test for report in reports for test in report.tests):
         outcomes = [report.tests[test].outcome if test in report.tests else "not collected" for report in reports]
@@ -105,19 +108,21 @@ def find_unreliable_tests(reports: list[SuiteReport]) -> dict[str, str]:
 
 
 def suite_command(root: Path) -> tuple[str, ...]:
-    """pytest with the repository's own configuration named, so that no other counts; `src` is made importable where
-    the configuration does not say so itself."""
+    """The pytest command with the repository's own configuration and no other.
+
+    It makes `src` importable where the configuration does not.
+    """
     config, settings = pytest_configuration(root)
     words = [*PYTEST, "--rootdir", "."]
     needs_path = (root / "src").is_dir() and "pythonpath" not in settings
-    # The path counts from where the configuration is, so that /dev/null cannot stand for having none.
+    # pythonpath is relative to the configuration file, so /dev/null cannot stand for having none.
     if config is not None or not needs_path:
         words += ["-c", config or "/dev/null"]
     return (*words, "-o", "pythonpath=src") if needs_path else tuple(words)
 
 
 def pytest_configuration(root: Path) -> tuple[str | None, Mapping[str, object]]:
-    """(the file that pytest would take its configuration from, what it says), by pytest's order of precedence.
+    """(the file from which pytest takes its configuration, its settings), by pytest's order of precedence.
 
     Raises UserError for a file that cannot be read.
     """
@@ -151,16 +156,16 @@ def _settings(path: Path) -> Mapping[str, object] | None:
 
 
 def read_python_files(root: Path) -> dict[str, str]:
-    """Relative path -> text of every Python file that is UTF-8, line ends kept."""
-    found = {}
+    """Relative path -> text of every Python file in UTF-8, with its line ends."""
+    texts = {}
     for path in sorted(root.rglob("*.py")):
         if path.is_symlink() or not path.is_file():
             continue
         try:
-            found[path.relative_to(root).as_posix()] = path.read_bytes().decode()
+            texts[path.relative_to(root).as_posix()] = path.read_bytes().decode()
         except UnicodeDecodeError:
-            continue  # in an encoding that no candidate is made for
-    return found
+            continue  # candidates hold UTF-8 texts only
+    return texts
 
 
 def own_import_names(root: Path) -> tuple[str, ...]:

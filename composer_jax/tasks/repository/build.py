@@ -1,10 +1,10 @@
-"""From a repository to a folder of tasks: candidates, gates, Harbor directories.
+"""Makes a folder of tasks from a repository: candidates, gates, Harbor directories.
 
-OUT/tasks/ID/          one Harbor directory per task; solution/gates.json holds what every gate said
-OUT/packages/          installed packages, where they were asked for by name
-OUT/baseline.json      how the suite is run and which of its tests were not relied on
-OUT/rejected.jsonl     one line per candidate that did not become a task, with the gates' words
-OUT/.building-*/       candidates that are being judged; gone when the command ends
+OUT/tasks/ID/          one Harbor directory per task; solution/gates.json holds the verdicts of the gates
+OUT/packages/          installed packages, where requirements were given
+OUT/baseline.json      the command of the suite and its unreliable tests
+OUT/rejected.jsonl     one line per rejected candidate, with the verdicts of the gates
+OUT/.building-*/       candidates in the gates; removed when the command ends
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from composer_jax.tasks.repository.revert_commit import revert_commits
 from composer_jax.tasks.repository.source import Source
 from composer_jax.tasks.suites.protected import is_protected, protected_files
 from composer_jax.tasks.suites.run import SUITE_LIMITS
-from composer_jax.tasks.task import Task
+from composer_jax.tasks.task import Split, Task
 
 Judged = tuple[Path | None, tuple[Gate, ...]]
 
@@ -56,22 +56,22 @@ MIN_PASSING = 3
 
 
 def _expand_kind(name: str) -> list[str]:
-    found = [kind for kind in ALL_KINDS if name in (kind, kind.partition(":")[0])]
-    if not found:
+    kinds = [kind for kind in ALL_KINDS if name in (kind, kind.partition(":")[0])]
+    if not kinds:
         raise UserError(f"{name!r} is no kind of task; use mutate, or some of {', '.join(ALL_KINDS)}")
-    return found
+    return kinds
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What is to be made.
+    """The arguments of `build`.
 
-    repository: the root of a repository. out: a folder that does not exist or is empty. count: tasks wanted.
-    kinds: of ALL_KINDS, or "mutate" for all sorts of mutation; None: all of them, revert_commit where there is a
-    history. seed: of every draw.
-    packages: folder of installed packages, pytest among them. requirements: what is installed into one otherwise.
-    jobs: sandboxes at once. runs: of the suite before anything is broken. min_passing: tests that must still pass.
-    hide_tests: take the test files with failing tests out of the workspace. style: of the instruction.
+    repository: the root of a repository. out: a folder that does not exist or is empty. count: tasks to make.
+    kinds: of ALL_KINDS, or "mutate" for all kinds of mutation; None: all, revert_commit only where there is a history.
+    seed: of every draw.
+    packages: folder of installed packages with pytest. requirements: installed into a new one where `packages` is None.
+    jobs: concurrent sandboxes. runs: of the suite before anything is broken. min_passing: tests that must still pass.
+    hide_tests: removes the test files with failing tests from the workspace. style: of the instruction.
     split, tools: of the tasks.
     """
 
@@ -87,12 +87,12 @@ class BuildRequest:
     min_passing: int = MIN_PASSING
     hide_tests: bool = False
     style: InstructionStyle = InstructionStyle()
-    split: str = "train"
+    split: Split = "train"
     tools: tuple[str, ...] = TOOLS
 
     def __post_init__(self) -> None:
         if self.kinds is not None:
-            object.__setattr__(self, "kinds", tuple(found for kind in self.kinds for found in _expand_kind(kind)))
+            object.__setattr__(self, "kinds", tuple(name for kind in self.kinds for name in _expand_kind(kind)))
         if self.out.is_dir() and any(self.out.iterdir()):
             raise UserError(f"{self.out} is not empty; give a new folder")
         if self.count < 1:
@@ -103,7 +103,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """tasks: folders written, in order. kinds: how many of each. rejected: gate -> how many candidates it stopped."""
+    """tasks: the written folders, in order. kinds: kind -> tasks. rejected: gate -> candidates that it rejected."""
 
     tasks: tuple[Path, ...]
     kinds: Counter[str]
@@ -111,9 +111,9 @@ class BuildResult:
 
 
 async def build(request: BuildRequest, pool: SandboxPool | None = None) -> BuildResult:
-    """Makes the tasks: the same ones for the same request, repository and Python, however many jobs there are.
+    """Makes the tasks: the same ones for the same request, repository and Python, whatever the number of jobs.
 
-    What the tests print is in the instructions, and what the suite took bounds the time limits, in coarse steps.
+    Instructions hold output of the tests, and time limits follow the duration of the suite in coarse steps.
     pool: made with SUITE_LIMITS where none is given. Raises UserError when the suite does not run.
     """
     if pool is None:
@@ -123,7 +123,7 @@ async def build(request: BuildRequest, pool: SandboxPool | None = None) -> Build
     packages = request.packages or install(request.requirements, request.out / "packages")
     with tempfile.TemporaryDirectory() as scratch:
         with Progress(request.runs + 1, "runs", "baseline") as progress:
-            found = await run_baseline(
+            baseline = await run_baseline(
                 request.repository,
                 Path(scratch, "pristine"),
                 pool,
@@ -131,41 +131,44 @@ async def build(request: BuildRequest, pool: SandboxPool | None = None) -> Build
                 runs=request.runs,
                 after_run=lambda report: progress.update(tests=len(report.tests)),
             )
-            coverage = await trace_calls(found, pool)
+            coverage = await trace_calls(baseline, pool)
             progress.update()
-        _write_baseline(found, request.out / "baseline.json")
+        _write_baseline(baseline, request.out / "baseline.json")
         with tempfile.TemporaryDirectory(prefix=".building-", dir=request.out) as building:
-            return await _Builder(request, found, coverage, pool, Path(scratch), Path(building)).run()
+            return await _Builder(request, baseline, coverage, pool, Path(scratch), Path(building)).run()
 
 
 def install(requirements: Sequence[str], folder: Path) -> Path:
-    """A folder with these installed by pip. Raises UserError with pip's last line when that fails."""
+    """Installs requirements into a folder with pip and returns it. Raises UserError with pip's last line."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run([*command, "--target", str(folder), *requirements], capture_output=True, text=True)
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
         raise UserError(f"pip could not install {' '.join(requirements)}: {lines[-1].strip()}")
     return folder
 
 
 class _Builder:
-    """building: an empty folder beside OUT/tasks, so that a task is moved there whole."""
+    """Makes the tasks of one request.
+
+    building: an empty folder beside OUT/tasks, from which a finished task is moved in one step.
+    """
 
     def __init__(
         self,
         request: BuildRequest,
-        found: BaselineRun,
+        baseline: BaselineRun,
         coverage: dict[str, frozenset[str]],
         pool: SandboxPool,
         scratch: Path,
         building: Path,
     ):
-        self.request, self.baseline, self.coverage, self.pool = request, found, coverage, pool
+        self.request, self.baseline, self.coverage, self.pool = request, baseline, coverage, pool
         self.scratch, self.building = scratch, building
         self.name = re.sub(r"[^A-Za-z0-9._-]+", "-", request.repository.resolve().name)
-        self.readable = ReadableFiles([found.root, *([found.packages] if found.packages else [])])
+        self.readable = ReadableFiles([baseline.root, *([baseline.packages] if baseline.packages else [])])
         self.tests = scratch / "tests"
-        _copy_files(found.root, self.tests, protected_files(found.root))
+        _copy_files(baseline.root, self.tests, protected_files(baseline.root))
         self.accepted: list[tuple[Candidate, Path]] = []
         self.rejected: Counter[str] = Counter()
         self.seen: set[str] = set()
@@ -184,16 +187,16 @@ class _Builder:
             finally:
                 for stream in streams:
                     await stream.close()
-                # Who was cancelled has ended; the copying of his folder, which has a thread of its own, may not have.
+                # Cancelled jobs have ended; the threads that copy their folders may still run.
                 await self.pool.trees.settled()
         kinds = Counter(candidate.kind for candidate, _ in self.accepted)
         return BuildResult(tuple(task for _, task in self.accepted), kinds, self.rejected)
 
     async def accept(self, stream: OrderedMap[Candidate, Judged], most: int, progress: Progress, log: TextIO) -> None:
-        """Makes tasks of a stream's candidates until there are `most` more, or no more candidates."""
-        wanted = len(self.accepted) + most
-        while len(self.accepted) < wanted and (found := await stream.next()) is not None:
-            candidate, (folder, gates) = found
+        """Accepts tasks from a stream until there are `most` more, or no more candidates."""
+        target = len(self.accepted) + most
+        while len(self.accepted) < target and (judged := await stream.next()) is not None:
+            candidate, (folder, gates) = judged
             if candidate.id in self.seen:
                 continue
             self.seen.add(candidate.id)
@@ -207,9 +210,9 @@ class _Builder:
             progress.update(int(folder is not None), tried=len(self.seen), rejected=sum(self.rejected.values()))
 
     def sources(self) -> Iterator[tuple[OrderedMap[Candidate, Judged], int]]:
-        """Candidates, and how many tasks to make of them at most.
+        """(stream of candidates, most tasks to accept from it).
 
-        A tenth is kept for combinations, which need tasks that were accepted, a fifth at most is history.
+        At most a fifth comes from the history; a tenth is left for combinations, which need accepted tasks.
         """
         count, kinds = self.request.count, self.request.kinds
         git = (self.request.repository / ".git").exists()
@@ -226,52 +229,52 @@ class _Builder:
         yield proposals, count - len(self.accepted)
 
     def proposals(self, kinds: Sequence[str]) -> Iterator[Candidate]:
-        """Mutations of all sorts, stubs, deleted features and deleted files in turn, as long as there are any."""
-        sorts: dict[str, list[str]] = {}
+        """Mutations, stubs, deleted features and deleted files in turn, until all are exhausted."""
+        groups: dict[str, list[str]] = {}
         for kind in kinds:
-            sorts.setdefault(kind.partition(":")[0], []).append(kind)
+            groups.setdefault(kind.partition(":")[0], []).append(kind)
         tests = [path for path in protected_files(self.baseline.root) if path.endswith(".py")]
         streams = [
-            propose(self.baseline.sources, tests, self.coverage, self.request.seed, sort) for sort in sorts.values()
+            propose(self.baseline.sources, tests, self.coverage, self.request.seed, group) for group in groups.values()
         ]
         while streams:
             for stream in list(streams):
-                found = next(stream, None)
-                if found is None:
+                proposal = next(stream, None)
+                if proposal is None:
                     streams.remove(stream)
                 else:
-                    yield found
+                    yield proposal
 
     def reverted(self) -> Iterator[Candidate]:
         for candidate in revert_commits(self.request.repository):
-            # What is not committed differs from the history that the candidate was made of.
+            # The working tree may differ from HEAD, which the candidate was made from.
             if all(path in self.baseline.sources or text is not None for path, text in candidate.files.items()):
                 yield candidate
 
     def judged(self, candidates: Iterable[Candidate]) -> OrderedMap[Candidate, Judged]:
-        """The candidates with what is thought of them, each once; those that change tests are left out."""
+        """The candidates with their verdicts, without repeats and without those that change tests."""
 
-        def once() -> Iterator[Candidate]:
-            begun = set()
+        def unique() -> Iterator[Candidate]:
+            started = set()
             for candidate in candidates:
-                if candidate.id in begun or candidate.id in self.seen or any(map(is_protected, candidate.files)):
+                if candidate.id in started or candidate.id in self.seen or any(map(is_protected, candidate.files)):
                     continue
-                begun.add(candidate.id)
+                started.add(candidate.id)
                 yield candidate
 
-        return OrderedMap(once(), self.judge, self.request.jobs)
+        return OrderedMap(unique(), self.judge, self.request.jobs)
 
     async def judge(self, candidate: Candidate) -> Judged:
-        """The task's folder, or None, and what the gates said."""
+        """(the task's folder or None, the verdicts of the gates)."""
         breakage = await break_suite(candidate, self.baseline, self.pool, self.readable, self.request.min_passing)
         if not breakage.passed:
             return None, breakage.gates
         task = self.task(candidate, breakage)
         folder = self.building / task.id
         write_task(task, folder)
-        shutil.rmtree(task.repository)
+        shutil.rmtree(self._broken_copy(candidate))
         gold = changes_from_texts(task.metadata["gold"], self.baseline.root)
-        # What is graded is what was written.
+        # The task is graded as read back from its directory.
         gates = (*breakage.gates, *await grade_noop_and_gold(read_task(folder), gold, self.pool))
         if not gates[-1].passed:
             shutil.rmtree(folder)
@@ -279,14 +282,17 @@ class _Builder:
         (folder / "solution" / "gates.json").write_text(json.dumps([asdict(gate) for gate in gates], indent=1))
         return folder, gates
 
+    def _broken_copy(self, candidate: Candidate) -> Path:
+        return self.scratch / candidate.id
+
     def task_id(self, candidate: Candidate) -> str:
         return f"{self.name}-{candidate.kind.replace(':', '-')}-{candidate.id}"
 
     def task(self, candidate: Candidate, breakage: Breakage) -> Task:
         """The task, on a broken copy of the repository in the scratch folder."""
-        found, request = self.baseline, self.request
-        repository = self.scratch / candidate.id
-        shutil.copytree(found.root, repository, symlinks=True)
+        baseline, request = self.baseline, self.request
+        repository = self._broken_copy(candidate)
+        shutil.copytree(baseline.root, repository, symlinks=True)
         for path, text in candidate.files.items():
             if text is None:
                 (repository / path).unlink()
@@ -296,22 +302,22 @@ class _Builder:
         if request.hide_tests:
             for path in {test.partition("::")[0] for test in breakage.failures}:
                 (repository / path).unlink()
-        difficulty = measure_difficulty(candidate, found, len(breakage.failures))
+        difficulty = measure_difficulty(candidate, baseline, len(breakage.failures))
         return Task(
             id=self.task_id(candidate),
             family=FAMILY,
             split=request.split,
             instruction=write_instruction(
                 candidate,
-                found.sources,
+                baseline.sources,
                 breakage.failures,
-                () if request.hide_tests else found.command,
+                () if request.hide_tests else baseline.command,
                 request.style,
             ),
             files={},
             tools=request.tools,
             grader=SuiteGrader(
-                tuple(breakage.failures), breakage.pass_to_pass, self.tests, found.command, found.timeout_s
+                tuple(breakage.failures), breakage.pass_to_pass, self.tests, baseline.command, baseline.timeout_s
             ),
             metadata={
                 "kind": candidate.kind,
@@ -321,21 +327,21 @@ class _Builder:
                 "removed": list(candidate.removed),
                 "seed": request.seed,
                 "difficulty": {**asdict(difficulty), "estimate": difficulty.estimate},
-                "gold": {path: _text(found.root / path) for path in candidate.files},
+                "gold": {path: _text(baseline.root / path) for path in candidate.files},
                 "requirements": list(request.requirements),
             },
             repository=repository,
-            packages=found.packages,
+            packages=baseline.packages,
         )
 
 
-def measure_difficulty(candidate: Candidate, found: BaselineRun, fail_to_pass: int) -> Difficulty:
-    """What difficulty.py counts, of a candidate."""
+def measure_difficulty(candidate: Candidate, baseline: BaselineRun, fail_to_pass: int) -> Difficulty:
+    """The counts of a candidate that difficulty.py estimates from."""
     changed = {
         entity.id: entity.complexity
         for path in candidate.files
-        if path in found.sources and path.endswith(".py")
-        for entity in parse_entities(Source(path, found.sources[path]))
+        if path in baseline.sources and path.endswith(".py")
+        for entity in parse_entities(Source(path, baseline.sources[path]))
         if entity.id in candidate.entities
     }
     lines = sum(bool(line.strip()) for block in candidate.removed for line in block.splitlines())
@@ -352,16 +358,16 @@ def _line(candidate: Candidate, gates: Sequence[Gate]) -> dict[str, object]:
     }
 
 
-def _write_baseline(found: BaselineRun, path: Path) -> None:
-    described = {
-        "command": found.command,
-        "tests": len(found.tests),
-        "unreliable": dict(found.unreliable),
-        "own_packages": found.import_names,
-        "left_out": found.excluded,
-        "timeout_s": found.timeout_s,
+def _write_baseline(baseline: BaselineRun, path: Path) -> None:
+    record = {
+        "command": baseline.command,
+        "tests": len(baseline.tests),
+        "unreliable": dict(baseline.unreliable),
+        "import_names": baseline.import_names,
+        "excluded": baseline.excluded,
+        "timeout_s": baseline.timeout_s,
     }
-    path.write_text(json.dumps(described, indent=1))
+    path.write_text(json.dumps(record, indent=1))
 
 
 def _text(path: Path) -> str | None:

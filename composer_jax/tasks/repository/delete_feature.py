@@ -1,6 +1,6 @@
-"""A feature goes: definitions that a set of tests shares and few others reach, with what only they needed.
+"""Candidates that delete a feature: definitions that a set of tests shares and few others reach, with their helpers.
 
-The idea is Composer 2.5's feature deletion: the code stays usable, a testable part of it is gone.
+The idea is Composer 2.5's feature deletion: the code stays usable and a testable part of it is gone.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from composer_jax.tasks.repository.remove_symbols import Binding, SymbolRemoval,
 from composer_jax.tasks.repository.source import parse
 
 MAX_DEFINITIONS = 12
-"""Most functions, methods and classes that a feature has before its helpers are counted."""
+"""Most functions, methods and classes of a feature, helpers not counted."""
 MAX_TESTS_SHARE = 0.5
-"""A set of tests that is a larger part of all of them is no feature but the core."""
+"""Largest share of all tests that a feature's tests may be; code that more tests reach is the core."""
 MAX_OTHER_TESTS = 0.25
-"""How many tests outside the set may reach a definition, as a part of the set's size."""
-
+"""Most tests outside the set that may reach a definition, as a fraction of the set's size."""
 
 _MAKERS = ("__init__", "__new__", "__post_init__")
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -35,7 +34,7 @@ _LONGEST_CODE = 60
 
 @dataclass(frozen=True, eq=False)
 class Mention:
-    """Where an identifier occurs; owner: the name that it is taken of as an attribute, where that was asked."""
+    """An occurrence of an identifier. owner: the name before the dot of an attribute, where recorded."""
 
     path: str
     start: int
@@ -50,7 +49,7 @@ class Mention:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """All definitions of one name (a property with its setter) and the tests that reach it."""
+    """All definitions of one name (a property with its setter) and the tests that reach them."""
 
     module: Module
     entities: tuple[Entity, ...]
@@ -62,12 +61,12 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Without the class around it."""
+        """The name without the class around it."""
         return self.entities[0].node.name
 
     @property
     def binding(self) -> Binding | None:
-        """What other modules can import; None for a method."""
+        """The path and name that other modules can import; None for a method."""
         return (self.module.path, self.name) if self.name == self.entities[0].name else None
 
     @cached_property
@@ -76,20 +75,20 @@ class Unit:
 
 
 def tests_by_entity(coverage: Mapping[str, Collection[str]]) -> dict[str, frozenset[str]]:
-    """The coverage map the other way round: entity id -> tests. A class is reached through its methods."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """The coverage map inverted: entity id -> tests. A class is reached through its methods."""
+    tests_of: dict[str, set[str]] = defaultdict(set)
     for test, ids in coverage.items():
         for entity in ids:
-            found[entity].add(test)
+            tests_of[entity].add(test)
             path, _, name = entity.partition("::")
             parts = name.split(".")
             for end in range(1, len(parts)):
-                found[f"{path}::{'.'.join(parts[:end])}"].add(test)
-    return {entity: frozenset(tests) for entity, tests in found.items()}
+                tests_of[f"{path}::{'.'.join(parts[:end])}"].add(test)
+    return {entity: frozenset(tests) for entity, tests in tests_of.items()}
 
 
 class FeatureFinder:
-    """What can be deleted from a repository, given which test reaches which entity."""
+    """Finds the features that can be deleted from a repository, given which test reaches which entity."""
 
     def __init__(self, repository: Repository, coverage: Mapping[str, Collection[str]]):
         self.repository = repository
@@ -101,10 +100,10 @@ class FeatureFinder:
             for entity in module.entities:
                 if not entity.is_nested and not entity.is_test:
                     groups[entity.id].append(entity)
-            for name, found in groups.items():
-                self.units[name] = Unit(module, tuple(found), reached.get(name, frozenset()))
-        self._import_time = self._run_by_import()
-        self._fixed = frozenset(unit.id for unit in self.units.values() if self._is_needed_early(unit))
+            for name, entities in groups.items():
+                self.units[name] = Unit(module, tuple(entities), reached.get(name, frozenset()))
+        self._import_time = self._ids_run_by_import()
+        self._needed_early = frozenset(unit.id for unit in self.units.values() if self._is_needed_early(unit))
 
     def candidates(self, rng: random.Random) -> Iterator[Candidate]:
         """One candidate per set of tests that has a feature of its own, in an order drawn from `rng`."""
@@ -114,23 +113,23 @@ class FeatureFinder:
         rng.shuffle(order)
         seen: set[tuple[str, ...]] = set()
         for tests in order:
-            found = self._delete(self._feature(tests), tests)
-            if found is not None and found.entities not in seen:
-                seen.add(found.entities)
-                yield found
+            deletion = self._delete(self._feature(tests), tests)
+            if deletion is not None and deletion.entities not in seen:
+                seen.add(deletion.entities)
+                yield deletion
 
     def _feature(self, tests: frozenset[str]) -> list[Unit]:
-        """The units that these tests share and few others reach; a method not beside its class."""
-        strangers = len(tests) * MAX_OTHER_TESTS
+        """The units that these tests share and few others reach; methods of a chosen class are left to it."""
+        most_others = len(tests) * MAX_OTHER_TESTS
         chosen = {
             name: unit
             for name, unit in self.units.items()
-            if unit.tests & tests and len(unit.tests - tests) <= strangers and name not in self._fixed
+            if unit.tests & tests and len(unit.tests - tests) <= most_others and name not in self._needed_early
         }
         return [unit for name, unit in chosen.items() if not _has_outer(name, chosen)]
 
     def _is_needed_early(self, unit: Unit) -> bool:
-        """Whether importing the package calls it, or another statement of its module binds its name as well."""
+        """Whether importing the package runs the unit, or another statement of its module binds the same name."""
         if unit.id in self._import_time:
             return True
         if unit.binding is None:
@@ -161,15 +160,15 @@ class FeatureFinder:
         files = removal.files(removed)
         for path, text in files.items():
             try:
-                parse(path, text)
+                parse(path, text or "")
             except (SyntaxError, ValueError):
-                return None  # a `nonlocal` or a star import that stood on what went, for one
+                return None  # such as a `nonlocal` or a star import of a removed name
         names = tuple(unit.id for unit in every)
         note = f"removed, reached by {len(tests)} of {len(self.all_tests)} tests: {', '.join(names)}"
         return make_candidate("delete_feature", self.repository.sources, files, names, note)
 
     def _dead_after(self, units: list[Unit]) -> tuple[list[Unit], dict[str, list[ast.stmt]]]:
-        """Helpers that nothing else mentions, and every statement that goes, by path: constants too."""
+        """(helpers that only the removed code mentions, path -> all statements to remove, constants included)."""
         helpers: list[Unit] = []
         removed = _nodes(units)
         pending = True
@@ -185,11 +184,11 @@ class FeatureFinder:
                         helpers.append(unit)
                         pending = True
             for module in self.repository.code:
-                for statement in _constants(module, mentioned):
+                for name, statement in _constants(module, mentioned):
                     if statement in removed.get(module.path, []):
                         continue
                     own = [(module.path, *module.source.span(statement))]
-                    if not self._is_mentioned(statement.targets[0].id, [*spans, *own]):
+                    if not self._is_mentioned(name, [*spans, *own]):
                         removed.setdefault(module.path, []).append(statement)
                         pending = True
             for path, nodes in _nodes(helpers).items():
@@ -198,15 +197,15 @@ class FeatureFinder:
         return helpers, removed
 
     def _is_helper(self, unit: Unit) -> bool:
-        """Whether only this repository can be a user of it: a private method, or a name that is not exported."""
+        """Whether only this repository can use the unit: a private method, or a name that is not exported."""
         if unit.binding is None:
             return unit.name.startswith("_") and not unit.name.startswith("__")
         exported = unit.name in exported_names(unit.module)
-        return not exported and unit.id not in self._fixed
+        return not exported and unit.id not in self._needed_early
 
     def _unused_imports(self, removed: Mapping[str, list[ast.stmt]]) -> dict[str, list[ast.alias]]:
-        """What the removed statements imported and nothing else of their modules reads or passes on."""
-        found: dict[str, list[ast.alias]] = {}
+        """The imports that only the removed statements use and no other module imports again."""
+        unused: dict[str, list[ast.alias]] = {}
         for path, nodes in removed.items():
             module = self.repository.modules[path]
             if path.endswith("__init__.py"):
@@ -226,25 +225,25 @@ class FeatureFinder:
                         and not _covers(spans, [other.place])
                     ]
                     if name in used and not left:
-                        found.setdefault(path, []).append(alias)
-        return found
+                        unused.setdefault(path, []).append(alias)
+        return unused
 
     @cached_property
     def _mentions(self) -> dict[str, list[Mention]]:
-        """identifier -> where it is read, taken as an attribute, imported or spelled in a string, tests included."""
-        found: dict[str, list[Mention]] = defaultdict(list)
+        """identifier -> its occurrences: read, attribute, imported or spelled in a string; tests included."""
+        mentions: dict[str, list[Mention]] = defaultdict(list)
         for module in self.repository.modules.values():
             for node in ast.walk(module.source.tree):
                 for name in _mentioned_by(node):
-                    found[name].append(Mention(module.path, *module.source.span(node), "", node))
-        return found
+                    mentions[name].append(Mention(module.path, *module.source.span(node), "", node))
+        return mentions
 
     def _is_mentioned(self, name: str, spans: list[tuple[str, int, int]]) -> bool:
-        """Whether a name is mentioned anywhere but in the spans."""
+        """Whether a name is mentioned outside the spans."""
         return any(not _covers(spans, [mention.place]) for mention in self._mentions.get(name, ()))
 
-    def _run_by_import(self) -> frozenset[str]:
-        """Ids that importing the code may run: followed by name from what is called then, so rather too many."""
+    def _ids_run_by_import(self) -> frozenset[str]:
+        """Ids that importing the code may run. Calls are followed by name alone, so there are rather too many."""
         by_name: dict[str, list[Unit]] = defaultdict(list)
         for unit in self.units.values():
             by_name[unit.name].append(unit)
@@ -254,20 +253,20 @@ class FeatureFinder:
                 called = [node.func] if isinstance(node, ast.Call) else getattr(node, "decorator_list", ())
                 pending |= {name for part in called if (name := referenced_name(part))}
         seen: set[str] = set()
-        found: set[str] = set()
+        run: set[str] = set()
         while pending:
             name = pending.pop()
             seen.add(name)
             for unit in by_name[name]:
-                found.add(unit.id)
-                # A class without one of its abstract methods cannot be called.
-                found |= {f"{unit.id}.{abstract}" for abstract in self._abstract}
+                run.add(unit.id)
+                # A class that lacks one of its abstract methods cannot be instantiated.
+                run |= {f"{unit.id}.{abstract}" for abstract in self._abstract}
                 is_class = unit.entities[0].kind == "class"
                 runs = [self.units.get(f"{unit.id}.{init}") for init in _MAKERS] if is_class else [unit]
                 for started in filter(None, runs):
-                    found.add(started.id)
+                    run.add(started.id)
                     pending |= started.references - seen
-        return frozenset(found)
+        return frozenset(run)
 
     @cached_property
     def _abstract(self) -> frozenset[str]:
@@ -280,22 +279,25 @@ class FeatureFinder:
 
     @cached_property
     def _early_names(self) -> dict[str, list[Mention]]:
-        """identifier -> where it is read, or taken of a class, while the code is imported."""
-        found: dict[str, list[Mention]] = defaultdict(list)
+        """identifier -> its occurrences as a name, or as an attribute of a name, while the code is imported."""
+        mentions: dict[str, list[Mention]] = defaultdict(list)
         for module in self.repository.code:
             for node in module.early_nodes:
-                of_name = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-                if name := referenced_name(node) if of_name or isinstance(node, ast.Name) else None:
-                    owner = node.value.id if of_name else ""
-                    found[name].append(Mention(module.path, *module.source.span(node), owner, node))
-        return found
+                owner = ""
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                    owner = node.value.id
+                elif not isinstance(node, ast.Name):
+                    continue
+                if name := referenced_name(node):
+                    mentions[name].append(Mention(module.path, *module.source.span(node), owner, node))
+        return mentions
 
 
 def _mentioned_by(node: ast.AST) -> list[str]:
     if isinstance(node, ast.alias):
         return [node.name.split(".")[0]]
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        # An annotation in quotes or a name for getattr, not prose.
+        # Annotations in quotes and names for getattr are short; longer strings are prose.
         return _WORD.findall(node.value) if len(node.value) <= _LONGEST_CODE else []
     return [name] if (name := referenced_name(node)) else []
 
@@ -304,11 +306,11 @@ def _mentions_in(statement: ast.stmt) -> set[str]:
     return {name for node in ast.walk(statement) if (name := referenced_name(node))}
 
 
-def _constants(module: Module, names: Collection[str]) -> list[ast.Assign]:
-    """Assignments of one of these names alone at the top of a module that does not export it."""
+def _constants(module: Module, names: Collection[str]) -> list[tuple[str, ast.Assign]]:
+    """(name, assignment) for assignments of one of these names alone at the top of a module that does not export it."""
     exported = exported_names(module)
     return [
-        node
+        (node.targets[0].id, node)
         for node in module.source.tree.body
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
         if node.targets[0].id in names and node.targets[0].id not in exported
@@ -317,10 +319,10 @@ def _constants(module: Module, names: Collection[str]) -> list[ast.Assign]:
 
 
 def _nodes(units: Collection[Unit]) -> dict[str, list[ast.stmt]]:
-    found: dict[str, list[ast.stmt]] = {}
+    nodes: dict[str, list[ast.stmt]] = {}
     for unit in units:
-        found.setdefault(unit.module.path, []).extend(entity.node for entity in unit.entities)
-    return found
+        nodes.setdefault(unit.module.path, []).extend(entity.node for entity in unit.entities)
+    return nodes
 
 
 def _spans(repository: Repository, removed: Mapping[str, Collection[ast.stmt]]) -> list[tuple[str, int, int]]:

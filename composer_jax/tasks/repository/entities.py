@@ -1,4 +1,4 @@
-"""What a Python file defines: functions, methods, properties and classes, nested ones included, with their spans."""
+"""The definitions of a Python file: functions, methods, properties and classes, nested ones included."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHand
 class Entity:
     """A definition of a file.
 
-    name: as in Python's __qualname__ ("Class.method", "outer.<locals>.inner"). Definitions that share a name
-    (a property and its setter, overloads) are entities of their own with the same id. is_test: the file
-    belongs to the tests, or the entity is a test or inside one.
+    name: as in Python's __qualname__ ("Class.method", "outer.<locals>.inner"). Definitions that share a name (a
+    property and its setter, overloads) are separate entities with the same id.
+    is_test: whether the file belongs to the tests, or the entity is a test or inside one.
     """
 
     source: Source
@@ -43,7 +43,7 @@ class Entity:
 
     @property
     def is_nested(self) -> bool:
-        """Whether it only exists while a function runs."""
+        """Whether the definition is inside a function."""
         return "<locals>" in self.name
 
     @property
@@ -53,12 +53,12 @@ class Entity:
 
     @property
     def docstring(self) -> str | None:
-        """As written, not cleaned."""
+        """The docstring as written, with its indentation."""
         return ast.get_docstring(self.node, clean=False)
 
     @property
     def statements(self) -> list[ast.stmt]:
-        """The body without the docstring; empty where there is nothing else."""
+        """The body without the docstring; may be empty."""
         return self.node.body[self.docstring is not None :]
 
     @property
@@ -80,7 +80,7 @@ class Entity:
 
     @cached_property
     def complexity(self) -> int:
-        """Cyclomatic: 1 + branches, loops, handlers, match cases, and each `and`/`or` and comprehension filter."""
+        """Cyclomatic complexity: 1 + branches, loops, handlers, match cases, `and`/`or` and comprehension filters."""
         total = 1
         for node in ast.walk(self.node):
             total += isinstance(node, _BRANCHES)
@@ -90,19 +90,19 @@ class Entity:
 
     @cached_property
     def references(self) -> frozenset[str]:
-        """Names that it reads and attributes that it takes, also through what is nested in it."""
+        """The names and attributes that the definition reads, nested definitions included."""
         return frozenset(reference for node in ast.walk(self.node) if (reference := referenced_name(node)))
 
 
 def referenced_name(node: ast.AST) -> str | None:
-    """The name that a node reads, or the attribute that it takes."""
+    """The name or attribute that a node reads; None for other nodes."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         return node.id
     return node.attr if isinstance(node, ast.Attribute) else None
 
 
 def parse_entities(source: Source) -> list[Entity]:
-    """All definitions of a file in the order of their first line; an outer one comes before what it holds."""
+    """All definitions of a file in the order of their first line; an outer one comes before its inner ones."""
     return list(_inside(source, source.tree, "", None, is_protected(source.path)))
 
 
@@ -135,12 +135,11 @@ def _kind(node: Definition, owner: Definition | None) -> Kind:
 
 
 def own_nodes(entity: Entity) -> Iterator[ast.AST]:
-    """The nodes of the body that belong to no nested definition, in the order of the text.
+    """The nodes of the body outside nested definitions, docstrings and annotations, in the order of the text.
 
-    Neither docstrings nor annotations. An f-string is one node: what is inside it has no
-    sure position.
+    An f-string is one node, because the positions inside it are unreliable.
     """
-    stack: list[ast.AST] = entity.statements[::-1]
+    stack: list[ast.AST] = [*entity.statements[::-1]]
     while stack:
         node = stack.pop()
         if isinstance(node, Definition):
@@ -153,9 +152,9 @@ def own_nodes(entity: Entity) -> Iterator[ast.AST]:
 
 
 def own_blocks(entity: Entity) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
-    """Every list of statements of the body with the node that holds it, without those of nested definitions.
+    """(node, block) for every list of statements of the body outside nested definitions.
 
-    The first one is the body itself, with the docstring.
+    The first is the body itself, with the docstring.
     """
     for node in (entity.node, *own_nodes(entity)):
         for field in ("body", "orelse", "finalbody"):

@@ -1,12 +1,12 @@
-"""What a candidate must pass to become a task. Every gate says what it saw, and says the same the next time.
+"""The gates that a candidate must pass to become a task. A gate gives the same verdict and detail in every run.
 
-collects        pytest finds the tests as before; a test module may fail to import only where the candidate took
-                away what it imports
+collects        pytest collects the tests as before; a test module may fail to import only where the candidate removed
+                a name that it imports
 in time         no limit was reached
-fails           at least one test fails, and each for a reason of the code
+fails           at least one test fails, and all failures come from the code
 keeps           enough tests still pass
-leaks           what was removed can be read nowhere (leaks.py)
-no-op           the task's own grader gives the broken repository 0, and sees the same tests pass as the run before
+leaks           the removed code can be read nowhere (leaks.py)
+no-op           the task's own grader gives the broken repository 0, and the same tests pass as in the run before
 gold            the grader gives the original code 1
 """
 
@@ -26,6 +26,7 @@ from composer_jax.tasks.suites.run import SuiteReport, file_of_test, run_test_su
 from composer_jax.tasks.task import Task
 
 REMOVING_KINDS = ("delete_feature", "delete_file", "revert_commit", "combine")
+IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", "AttributeError")
 ENVIRONMENT_ERRORS = ("KeyboardInterrupt", "MemoryError", "SystemExit", "Timeout", "TimeoutError", "TimeoutExpired")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 _TYPE = re.compile(r"(?:E\s+)?(?:[\w.]*\.)?(\w+)(?::|$)")
@@ -33,7 +34,7 @@ _TYPE = re.compile(r"(?:E\s+)?(?:[\w.]*\.)?(\w+)(?::|$)")
 
 @dataclass(frozen=True)
 class Gate:
-    """What one gate said."""
+    """The verdict of one gate."""
 
     name: str
     passed: bool
@@ -42,8 +43,10 @@ class Gate:
 
 @dataclass(frozen=True)
 class Breakage:
-    """A candidate and what it does to the suite. failures: failing test -> message. gates: in the order of asking;
-    nothing is asked after one that was not passed."""
+    """A candidate and its effect on the suite.
+
+    failures: failing test -> message. gates: in order; the first failed gate is the last.
+    """
 
     candidate: Candidate
     failures: Mapping[str, str]
@@ -58,7 +61,7 @@ class Breakage:
 async def break_suite(
     candidate: Candidate, baseline: BaselineRun, pool: SandboxPool, readable: ReadableFiles, min_passing: int
 ) -> Breakage:
-    """Runs the suite on the broken repository and asks the gates that need no task.
+    """Runs the suite on the broken repository and checks the gates that need no task.
 
     readable: the files of the baseline's root and packages. min_passing: tests that must still pass.
     """
@@ -72,34 +75,34 @@ async def break_suite(
         tests=baseline.tests,
     )
     failures = {test: failure_message(test, report) for test in baseline.tests if test not in report.passed}
-    kept = tuple(test for test in baseline.tests if test in report.passed)
+    passing = tuple(test for test in baseline.tests if test in report.passed)
     gates = []
     for gate in (
         lambda: _in_time(report),
         lambda: _collects(candidate, report),
         lambda: _fails(report, failures),
-        lambda: Gate("keeps", len(kept) >= min_passing, f"{len(kept)} tests still pass, {min_passing} must"),
+        lambda: Gate("keeps", len(passing) >= min_passing, f"{len(passing)} tests still pass, {min_passing} must"),
         lambda: _leaks(candidate, baseline, readable),
     ):
         gates.append(gate())
         if not gates[-1].passed:
             break
-    return Breakage(candidate, failures, kept, tuple(gates))
+    return Breakage(candidate, failures, passing, tuple(gates))
 
 
 async def grade_noop_and_gold(task: Task, gold: Mapping[str, Change], pool: SandboxPool) -> list[Gate]:
-    """Whether the task's grader tells the broken repository from the repaired one."""
-    nothing = await grade(task, initial_changes(task), pool)
-    same = nothing.parts == {"f2p": 0.0, "p2p": 1.0}
-    gates = [Gate("no-op", nothing.reward == 0.0 and same, mask_addresses(nothing.detail))]
+    """The gates "no-op" and "gold": the task's grader on the broken and on the original repository."""
+    unchanged = await grade(task, initial_changes(task), pool)
+    same = unchanged.parts == {"f2p": 0.0, "p2p": 1.0}
+    gates = [Gate("no-op", unchanged.reward == 0.0 and same, mask_addresses(unchanged.detail))]
     if gates[0].passed:
-        repaired = await grade(task, initial_changes(task) | gold, pool)
+        repaired = await grade(task, {**initial_changes(task), **gold}, pool)
         gates.append(Gate("gold", repaired.reward == 1.0, mask_addresses(repaired.detail)))
     return gates
 
 
 def failure_message(test: str, report: SuiteReport) -> str:
-    """Why a test did not pass: its message, or that of its file."""
+    """The message of a test that did not pass, or that of its file."""
     result = report.tests.get(test)
     if result is not None:
         return mask_addresses(result.message)
@@ -107,34 +110,38 @@ def failure_message(test: str, report: SuiteReport) -> str:
 
 
 def mask_addresses(message: str) -> str:
-    """A message without the addresses of objects, which no two runs have in common."""
+    """The message with the addresses of objects masked, because they differ between runs."""
     return _ADDRESS.sub("0x...", message)
 
 
 def exception_type(message: str) -> str | None:
-    """The type of the exception that a message of pytest is about."""
+    """The type of the exception in a message of pytest; None for an empty message."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if not lines:
         return None
     if lines[0].startswith("assert"):
         return "AssertionError"
-    # A file that cannot be imported: the last line of the traceback tells.
+    # Of a file that cannot be imported, the last line of the traceback names the type.
     candidates = [line for line in reversed(lines) if line.startswith("E ")] or lines[:1]
-    found = _TYPE.match(candidates[0])
-    return found[1] if found else "Failed"
+    match = _TYPE.match(candidates[0])
+    return match[1] if match else "Failed"
 
 
 def _in_time(report: SuiteReport) -> Gate:
-    return Gate("in time", not report.timed_out, report.problem if report.timed_out else "no limit was reached")
+    return Gate("in time", not report.timed_out, (report.problem or "") if report.timed_out else "no limit was reached")
 
 
 def _collects(candidate: Candidate, report: SuiteReport) -> Gate:
     if report.problem:
         return Gate("collects", False, report.problem)
     for file, message in report.uncollected.items():
-        why = exception_type(message)
-        if candidate.kind not in REMOVING_KINDS or why not in ("ImportError", "ModuleNotFoundError", "AttributeError"):
-            return Gate("collects", False, f"{file} cannot be imported: {why}")
+        error = exception_type(message)
+        if candidate.kind not in REMOVING_KINDS or error not in (
+            "ImportError",
+            "ModuleNotFoundError",
+            "AttributeError",
+        ):
+            return Gate("collects", False, f"{file} cannot be imported: {error}")
     detail = f"{len(report.tests)} tests; {len(report.uncollected)} files import what is gone"
     return Gate("collects", True, detail)
 
@@ -147,17 +154,17 @@ def _fails(report: SuiteReport, failures: Mapping[str, str]) -> Gate:
         result = report.tests.get(test)
         if result is not None and result.outcome in (PASSED, MISSING, "skipped"):
             return Gate("fails", False, f"{test} does not fail, it is {result.outcome}")
-        why = exception_type(message)
-        if why is None or why in ENVIRONMENT_ERRORS:
-            return Gate("fails", False, f"{test} fails for {why or 'no reason: it is not collected'}")
-        reasons[why] = reasons.get(why, 0) + 1
-    listed = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+        error = exception_type(message)
+        if error is None or error in ENVIRONMENT_ERRORS:
+            return Gate("fails", False, f"{test} fails for {error or 'no reason: it is not collected'}")
+        reasons[error] = reasons.get(error, 0) + 1
+    listed = ", ".join(f"{count} {error}" for error, count in sorted(reasons.items()))
     return Gate("fails", True, f"{len(failures)} tests fail: {listed}")
 
 
 def _leaks(candidate: Candidate, baseline: BaselineRun, readable: ReadableFiles) -> Gate:
-    """Looks at what the agent will see: the scrubbed repository with the files that change, and the packages."""
-    # A mutation moves lines about: there, the lines that it took from one place may be at another.
+    """Searches the files that the agent will see: the scrubbed repository with the changes, and the packages."""
+    # A mutation moves lines, so that lines removed in one place may stand in another of the same file.
     moves = candidate.kind.startswith("mutate:") or candidate.kind == "combine"
     changed = {baseline.root / path: None if moves else text for path, text in candidate.files.items()}
     leaks = find_installed_copies(baseline.packages, baseline.import_names)

@@ -1,4 +1,4 @@
-"""The modules of a repository, and what they import from each other and do while they are imported."""
+"""The modules of a repository, their imports of each other, and the code that runs while they are imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Import = ast.Import | ast.ImportFrom
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """One file of the repository. is_test: test code, which no candidate touches."""
+    """One file of the repository. is_test: whether it is test code, which no candidate changes."""
 
     source: Source
     is_test: bool
@@ -33,8 +33,8 @@ class Module:
 
     @cached_property
     def blocks(self) -> list[tuple[ast.AST, list[ast.stmt], bool]]:
-        """Every list of statements with the node that holds it and whether it runs while the file is imported."""
-        found: list[tuple[ast.AST, list[ast.stmt], bool]] = []
+        """(node, block, early) for every list of statements; early: whether it runs while the file is imported."""
+        blocks: list[tuple[ast.AST, list[ast.stmt], bool]] = []
         stack: list[tuple[ast.AST, bool]] = [(self.source.tree, True)]
         while stack:
             node, early = stack.pop()
@@ -42,17 +42,17 @@ class Module:
             for field in ("body", "orelse", "finalbody"):
                 block = getattr(node, field, None)
                 if isinstance(block, list) and block:
-                    found.append((node, block, early))
+                    blocks.append((node, block, early))
             stack += [
                 (child, early)
                 for child in ast.iter_child_nodes(node)
                 if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)
             ]
-        return sorted(found, key=lambda item: self.source.span(item[1][0]))
+        return sorted(blocks, key=lambda item: self.source.span(item[1][0]))
 
     @cached_property
     def imports(self) -> list[tuple[Import, list[ast.stmt], bool]]:
-        """Every import with its block and whether it runs while the file is imported."""
+        """(import, its block, early) for every import; early: whether it runs while the file is imported."""
         return [(node, block, early) for _, block, early in self.blocks for node in block if isinstance(node, Import)]
 
     @cached_property
@@ -101,7 +101,7 @@ def _is_never_imported(test: ast.expr) -> bool:
 class Repository:
     """The Python files of a repository that this Python compiles, in the order of their paths.
 
-    Files that do not compile (templates, other versions of Python) are left out: nothing imports them.
+    Files that do not compile (templates, other versions of Python) are left out, because nothing imports them.
     """
 
     def __init__(self, sources: Mapping[str, str], tests: Collection[str]):
@@ -126,7 +126,7 @@ class Repository:
         return [module for module in self.modules.values() if not module.is_test]
 
     def dotted(self, path: str) -> str:
-        """The name a file is imported by: from the outermost folder around it that has an __init__.py."""
+        """The name that a file is imported by, from the outermost package around it."""
         return self._names(path)[0]
 
     def _names(self, path: str) -> list[str]:
@@ -135,11 +135,11 @@ class Repository:
         depth = len(place.parts) - 1
         while depth and "/".join([*place.parts[:depth], "__init__.py"]) in self.sources:
             depth -= 1
-        # The second is for packages without __init__.py, imported from the root or from src/.
+        # The second name is that of packages without __init__.py, imported from the root or from src/.
         return [".".join(parts[depth:]), ".".join(parts[parts[:1] == ["src"] :])]
 
     def target(self, module: Module, node: ast.ImportFrom) -> str:
-        """The dotted name of the module that `from ... import` reads, relative ones resolved."""
+        """The absolute dotted name of the module in a `from ... import`."""
         if not node.level:
             return node.module or ""
         package = self.dotted(module.path).split(".")
@@ -149,22 +149,22 @@ class Repository:
         return ".".join([*package, *([node.module] if node.module else [])])
 
     def path_of(self, dotted: str) -> str | None:
-        """The file of a module's name, or None for a module from elsewhere."""
+        """The file of a dotted module name; None for a module outside the repository."""
         return self._paths.get(dotted)
 
 
 def bound_names(statement: ast.stmt) -> set[str]:
     """The names that a statement of a module binds, definitions and imports included."""
-    found: set[str] = set()
+    names: set[str] = set()
     stack: list[ast.AST] = [statement]
     while stack:
         node = stack.pop()
         if isinstance(node, Function | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
             continue
         if isinstance(node, Import):
-            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
-            found.add(node.id)
+            names.add(node.id)
         stack += ast.iter_child_nodes(node)
-    return found
+    return names

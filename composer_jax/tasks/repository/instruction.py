@@ -1,4 +1,4 @@
-"""What the agent is told, made without a language model: from docstrings, signatures, tests and a message."""
+"""The instruction of a task, written without a language model from docstrings, signatures, tests and a message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from composer_jax.tasks.repository.source import Source
 MAX_TESTS = 8
 MAX_ENTITIES = 12
 MESSAGE_LINES = 6
-MIN_REVEALING = 8  # characters: a removed line shorter than this may stand in a message by chance
+MIN_REVEALING = 8  # characters; shorter removed lines may stand in a message by coincidence
 
 REPAIR = "Some tests of this repository fail. Find out why, and repair the code."
 WRITE = (
@@ -26,10 +26,10 @@ RULES = "The tests are right as they are: changes to them and to their configura
 
 @dataclass(frozen=True)
 class InstructionStyle:
-    """What an instruction holds.
+    """The parts of an instruction.
 
-    docstrings: of what was removed, below its signature. tests: names of failing tests. message: what the first of
-    them says.
+    docstrings: of removed definitions, below their signatures. tests: the names of failing tests. message: that of
+    the first failing test.
     """
 
     docstrings: bool = True
@@ -47,19 +47,20 @@ def write_instruction(
     """The instruction for a task.
 
     sources: the whole repository's Python files. failures: failing test -> its message, in the order of the suite.
-    command: what runs the suite; empty where the agent cannot run these tests.
+    command: runs the suite; empty where the agent cannot run these tests.
 
-    Of code that was changed in place neither place nor text is told; of code that was taken away the signature and, by
-    choice, the docstring, which say what to write and not how. A message that holds a removed line is left out.
+    The instruction names neither place nor text of code that was changed in place. Of removed code it gives the
+    signature and, by choice, the docstring, which state the behaviour and not the implementation. A message that holds
+    a removed line is left out.
     """
     style = style or InstructionStyle()
     parts = [REPAIR]
     missing = missing_entities(candidate, sources)
     if missing:
-        shown = [describe_entity(entity, style.docstrings) for entity in missing[:MAX_ENTITIES]]
+        described = [describe_entity(entity, style.docstrings) for entity in missing[:MAX_ENTITIES]]
         if len(missing) > MAX_ENTITIES:
-            shown.append(f"and {len(missing) - MAX_ENTITIES} more")
-        parts = [WRITE, "\n\n".join(shown)]
+            described.append(f"and {len(missing) - MAX_ENTITIES} more")
+        parts = [WRITE, "\n\n".join(described)]
     if style.tests:
         names = list(failures)
         listed = [f"- {name}" for name in names[:MAX_TESTS]]
@@ -74,23 +75,23 @@ def write_instruction(
 
 
 def missing_entities(candidate: Candidate, sources: Mapping[str, str]) -> list[Entity]:
-    """The entities of a candidate whose bodies were taken away; outer ones stand for what is in them."""
+    """The entities of a candidate whose bodies were removed; an outer one stands for its inner ones."""
     if candidate.kind not in ("stub", "delete_feature", "delete_file"):
         return []
-    found, seen = [], set()
+    missing, seen = [], set()
     for path in candidate.files:
         if path not in sources or not path.endswith(".py"):
             continue
         for entity in parse_entities(Source(path, sources[path])):
             outer = any(entity.id.startswith(f"{other}.") for other in seen)
             if entity.id in candidate.entities and entity.id not in seen and not outer and not entity.is_nested:
-                found.append(entity)
+                missing.append(entity)
                 seen.add(entity.id)
-    return found
+    return missing
 
 
 def describe_entity(entity: Entity, docstring: bool) -> str:
-    """An entity for somebody who is to write it."""
+    """The id, the signature and, if wanted, the docstring of an entity."""
     lines = [f"`{entity.id}`", "", f"    {entity.signature}:"]
     if docstring and entity.docstring:
         text = f'"""{inspect.cleandoc(entity.docstring)}"""'
@@ -99,14 +100,14 @@ def describe_entity(entity: Entity, docstring: bool) -> str:
 
 
 def format_command(command: Sequence[str]) -> str:
-    """The command without what only the report needs."""
+    """The command without the options that only the report needs."""
     rest = list(command[len(PYTEST) :] if tuple(command[: len(PYTEST)]) == PYTEST else command[3:])
     kept = [f"{word} {value}" for word, value in zip(rest, rest[1:], strict=False) if word in ("-o", "-c")]
     return " ".join(["python -m pytest", *(words for words in kept if words != "-c /dev/null")])
 
 
 def choose_message(failures: Mapping[str, str], candidate: Candidate) -> list[str]:
-    """Lines of the first message that gives nothing away."""
+    """The test and the lines of the first message that holds no removed line; [] where all do."""
     removed = {line.strip() for block in candidate.removed for line in block.splitlines()}
     removed = {line for line in removed if len(line) >= MIN_REVEALING}
     for test, message in failures.items():

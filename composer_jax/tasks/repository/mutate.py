@@ -1,4 +1,4 @@
-"""Every kind of mutation by name, and what makes a mutated file acceptable."""
+"""The table of mutations by kind, their application to an entity, and the check of a mutated file."""
 
 from __future__ import annotations
 
@@ -50,31 +50,33 @@ _NOWHERE = object()
 
 
 def applies_to(kind: str, entity: Entity) -> bool:
-    """Whether a kind of mutation is about classes, functions or both, as `entity` is."""
+    """Whether a kind of mutation applies to the kind of `entity`, class or function."""
     return kind in SHARED_MUTATIONS or (kind in CLASS_MUTATIONS) == (entity.kind == "class")
 
 
 def mutate(kind: str, entity: Entity, rng: random.Random) -> Iterator[Candidate]:
-    """All sound mutations of a kind at all places of an entity, in an order drawn from `rng`."""
+    """The candidates of all sound mutations of a kind in an entity, in an order drawn from `rng`."""
     source = entity.source
-    changes = list(MUTATIONS[kind](source, entity, rng)) if applies_to(kind, entity) else []
-    rng.shuffle(changes)
-    for change in changes:
-        if is_sound(entity, change.edits):
-            text = apply_edits(source.text, change.edits)
-            name = f"{entity.id}.{change.member}" if change.member else entity.id
-            note = f"{source.path}:{change.line}, {entity.name}: {change.what}"
+    mutations = list(MUTATIONS[kind](source, entity, rng)) if applies_to(kind, entity) else []
+    rng.shuffle(mutations)
+    for mutation in mutations:
+        if is_sound(entity, mutation.edits):
+            text = apply_edits(source.text, mutation.edits)
+            name = f"{entity.id}.{mutation.member}" if mutation.member else entity.id
+            note = f"{source.path}:{mutation.line}, {entity.name}: {mutation.what}"
             yield make_candidate(f"mutate:{kind}", {source.path: source.text}, {source.path: text}, (name,), note)
 
 
 def is_sound(entity: Entity, edits: Sequence[Edit]) -> bool:
-    """Whether the edited file still compiles, means something else, and does so only inside the entity.
+    """Whether the edited file compiles and differs in meaning inside the entity and nowhere else.
 
     The edits must stay within the lines of the entity.
     """
     source = entity.source
-    statement = next(node for node in source.tree.body if node.lineno <= entity.node.lineno <= node.end_lineno)
-    # Statements of a module parse alone as they parse together: the rest of a long file need not be read again.
+    statement = next(
+        node for node in source.tree.body if node.lineno <= entity.node.lineno <= (node.end_lineno or node.lineno)
+    )
+    # A statement of a module parses alone as it does within the module, so only the entity's statement is parsed.
     start, end = source.span(statement)
     start, end = source.line_start(source.line_of(start)), source.line_start(source.line_of(end) + 1)
     moved = [Edit(edit.start - start, edit.end - start, edit.text) for edit in edits]
@@ -82,9 +84,9 @@ def is_sound(entity: Entity, edits: Sequence[Edit]) -> bool:
         tree = parse(source.path, apply_edits(source.text[start:end], moved))
     except (SyntaxError, ValueError):
         return False  # `return` moved where it may not stand, a default before a parameter without one, ...
-    old, new = _definitions(statement), [found for node in tree.body for found in _definitions(node)]
+    old, new = _definitions(statement), [inner for node in tree.body for inner in _definitions(node)]
     index = next(index for index, node in enumerate(old) if node is entity.node)
-    # What comes before an entity is not touched, so that its number stays.
+    # The edits leave the text before the entity, so its index stays.
     if index >= len(new) or (type(new[index]), new[index].name) != (type(entity.node), entity.node.name):
         return False
     elsewhere = _same([statement], tree.body, entity.node, new[index])
@@ -92,17 +94,17 @@ def is_sound(entity: Entity, edits: Sequence[Edit]) -> bool:
 
 
 def _definitions(node: ast.AST) -> list[Definition]:
-    found, stack = [], [node]
+    definitions, stack = [], [node]
     while stack:
         node = stack.pop()
         if isinstance(node, Definition):
-            found.append(node)
+            definitions.append(node)
         stack += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)][::-1]
-    return found
+    return definitions
 
 
 def _same(old: object, new: object, old_hole: object = _NOWHERE, new_hole: object = _NOWHERE) -> bool:
-    """Whether two trees are equal but for their positions, and for the two holes, which must be at one place."""
+    """Whether two trees are equal, positions and the two holes excepted; the holes must be at the same place."""
     stack = [(old, new)]
     while stack:
         a, b = stack.pop()
@@ -113,7 +115,7 @@ def _same(old: object, new: object, old_hole: object = _NOWHERE, new_hole: objec
             return False
         elif isinstance(a, ast.AST):
             stack += [(getattr(a, field, None), getattr(b, field, None)) for field in a._fields]
-        elif isinstance(a, list):
+        elif isinstance(a, list) and isinstance(b, list):
             if len(a) != len(b):
                 return False
             stack += zip(a, b, strict=True)

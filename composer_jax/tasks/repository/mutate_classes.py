@@ -1,4 +1,4 @@
-"""Mutations of classes: what they inherit, which methods they have, and in which order."""
+"""Mutations of classes: their bases, their methods and the order of these."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from composer_jax.tasks.repository.source import Edit, Source
 
 
 def remove_bases(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """A base class goes, with the parentheses where nothing is left in them."""
+    """Removes a base class, with the parentheses where they would be empty."""
     node = entity.node
-    inside = sorted([*node.bases, *node.keywords], key=source.span)
+    if not isinstance(node, ast.ClassDef):
+        return
+    arguments = sorted([*node.bases, *node.keywords], key=source.span)
     for base in node.bases:
-        if len(inside) > 1:
-            edits = tuple(remove_elements(source, inside, [base]))
+        if len(arguments) > 1:
+            edits = tuple(remove_elements(source, arguments, [base]))
         else:
             start, end = source.span(base)
             closing = next(token for token in source.tokens(end, len(source.text)) if token.text == ")")
@@ -27,20 +29,20 @@ def remove_bases(source: Source, entity: Entity, rng: random.Random) -> Mutation
 
 
 def names_read_by_class(body: Sequence[ast.stmt]) -> set[str]:
-    """Names that the body of a class reads while the class is made, its methods' decorators and defaults too."""
-    found: set[str] = set()
+    """Names that the body of a class reads when it runs, decorators and defaults of its methods included."""
+    names: set[str] = set()
     for statement in body:
         parts: list[ast.AST] = [statement]
         if isinstance(statement, Function):
             arguments = statement.args
             parts = [*statement.decorator_list, *arguments.defaults, *filter(None, arguments.kw_defaults)]
         for part in parts:
-            found |= {name.id for name in ast.walk(part) if isinstance(name, ast.Name)}
-    return found
+            names |= {name.id for name in ast.walk(part) if isinstance(name, ast.Name)}
+    return names
 
 
 def remove_funcs(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """A method goes; of a property its setter goes with it."""
+    """Removes a method; of a property also the setter."""
     methods = [node for node in entity.node.body if isinstance(node, Function)]
     for name in dict.fromkeys(method.name for method in methods):
         gone = [method for method in methods if method.name == name]
@@ -50,7 +52,7 @@ def remove_funcs(source: Source, entity: Entity, rng: random.Random) -> Mutation
 
 
 def shuffle_methods(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """Methods without decorators change places, those that the class itself uses while it is made excepted."""
+    """Shuffles the methods without decorators, except those that the body of the class uses."""
     used = names_read_by_class(entity.node.body)
     names = [node.name for node in entity.node.body if isinstance(node, Definition)]
     methods = [

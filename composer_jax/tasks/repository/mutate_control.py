@@ -1,4 +1,4 @@
-"""Mutations of the flow of control: branches, loops, order, and what is around a block."""
+"""Mutations of control flow: branches, loops, the order of statements, and the statements around a block."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue, ast.Import, ast.Impor
 
 
 def if_else_invert(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """The branches of an `if` with an `else`, or of a conditional expression, change places."""
+    """Swaps the branches of an `if` with an `else` or of a conditional expression."""
     for node in own_nodes(entity):
         if isinstance(node, ast.IfExp):
             spans = source.span(node.body), source.span(node.orelse)
@@ -43,7 +43,7 @@ def if_else_invert(source: Source, entity: Entity, rng: random.Random) -> Mutati
 
 
 def shuffle_lines(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """Two neighbouring statements change places, where one of them uses what the other one sets."""
+    """Swaps two neighbouring statements where one of them reads what the other one assigns."""
     for _, block in own_blocks(entity):
         for first, second in zip(block, block[1:], strict=False):
             if not all(fills_lines(source, node) and not isinstance(node, _LEAVES) for node in (first, second)):
@@ -56,14 +56,14 @@ def shuffle_lines(source: Source, entity: Entity, rng: random.Random) -> Mutatio
 
 
 def _assigned_names(statement: ast.stmt) -> set[str]:
-    """Texts of the names and places that a statement assigns to, and of what it calls a method of."""
-    found = set()
+    """Texts of the targets that a statement assigns to, and of the objects whose methods it calls."""
+    texts = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            found.add(ast.unparse(node.value if isinstance(node, ast.Subscript) else node))
+            texts.add(ast.unparse(node.value if isinstance(node, ast.Subscript) else node))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            found.add(ast.unparse(node.func.value))
-    return found
+            texts.add(ast.unparse(node.func.value))
+    return texts
 
 
 def _read_names(statement: ast.stmt) -> set[str]:
@@ -71,17 +71,17 @@ def _read_names(statement: ast.stmt) -> set[str]:
 
 
 def remove_conditional(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """A whole `if` goes, or an `elif` with what comes after it."""
+    """Removes a whole `if`, or an `elif` with the branches behind it."""
     return _remove_each(source, entity, (ast.If,))
 
 
 def remove_loop(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """A whole loop goes."""
+    """Removes a whole loop."""
     return _remove_each(source, entity, LOOPS)
 
 
 def remove_assign(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """An assignment goes, plain or augmented."""
+    """Removes an assignment, plain or augmented."""
     return _remove_each(source, entity, (ast.Assign, ast.AugAssign, ast.AnnAssign))
 
 
@@ -94,7 +94,7 @@ def _remove_each(source: Source, entity: Entity, kinds: tuple[type[ast.stmt], ..
 
 
 def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """A `with` or a `try` goes and its body stays; of a `try` also what `else` and `finally` hold."""
+    """Removes a `with` or a `try` and keeps its body; of a `try` also the bodies of `else` and `finally`."""
     for node in own_nodes(entity):
         if not isinstance(node, WRAPPERS):
             continue
@@ -105,7 +105,7 @@ def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Mutati
             text = source.newline.join(reindent(source, region, old, new) for region in regions)
             start, end = source.span(node)
             line = source.line_of(end)
-            # The last line goes to its end only when the last block did, so that what follows it is kept.
+            # The edit reaches the end of the last line only if the last block does: text behind it stays.
             last = max(end, regions[-1][1]) if fills_lines(source, node) else end
             edit = Edit(source.line_start(source.line_of(start)), min(last, source.line_end(line)), text)
         elif len(blocks) == 1:
@@ -116,7 +116,7 @@ def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Mutati
 
 
 def drop_return(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """A `return` of a value goes; what the value calls is still called."""
+    """Removes the `return` before a value; calls in the value still run."""
     for _, block in own_blocks(entity):
         for node in block:
             if not isinstance(node, ast.Return) or node.value is None:
@@ -131,7 +131,7 @@ def drop_return(source: Source, entity: Entity, rng: random.Random) -> Mutations
 
 
 def swallow_except(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """An exception is caught and nothing is done about it."""
+    """Replaces the body of an exception handler by `pass`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.ExceptHandler) and not all(isinstance(part, ast.Pass) for part in node.body):
             edit = Edit(source.span(node.body[0])[0], source.span(node.body[-1])[1], "pass")

@@ -10,7 +10,7 @@ from composer_jax.tasks.repository.mutation import Mutation, Mutations, parenthe
 from composer_jax.tasks.repository.source import STRINGS, Edit, Source, Token
 
 SAME_CLASS = (("+", "-"), ("*", "/", "//", "%"), ("<<", ">>"), ("&", "|", "^"))
-"""Operators that bind alike, or nearly so, and take the same operands."""
+"""Operators of about equal precedence that take the same operands."""
 OPPOSITE = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "**": "*", "<<": ">>", ">>": "<<"}
 OPPOSITE |= {"&": "|", "|": "&", "and": "or", "or": "and"}
 NEGATED = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
@@ -20,7 +20,7 @@ ORDERED = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RSh
 
 
 def operator_between(source: Source, left: ast.AST, right: ast.AST) -> Token:
-    """The operator between two operands, without the parentheses of either; of two words ("not in") both."""
+    """The operator between two operands, without their parentheses; both words of "not in" and "is not"."""
     tokens = source.tokens(source.span(left)[1], source.span(right)[0])
     words = [token for token in tokens if token.text not in "()"]
     return Token(" ".join(token.text for token in words), words[0].start, words[-1].end)
@@ -31,7 +31,7 @@ Span = tuple[int, int]
 
 
 def operand_spans(source: Source, whole: ast.expr, left: ast.AST, right: ast.AST) -> tuple[Span, Span]:
-    """The spans of the two sides of an operator with the parentheses that belong to them."""
+    """The spans of the two operands of an operator, with their parentheses."""
     middle = operator_between(source, left, right)
     tokens = list(source.tokens(source.span(left)[1], source.span(right)[0]))
     left_end = max([source.span(left)[1], *(token.end for token in tokens if token.end <= middle.start)])
@@ -40,25 +40,25 @@ def operand_spans(source: Source, whole: ast.expr, left: ast.AST, right: ast.AST
 
 
 def is_string(node: ast.AST) -> bool:
-    """Whether an operand is certainly text or bytes, for which only + and % mean something."""
+    """Whether an operand is certainly text or bytes, which only + and % apply to."""
     if isinstance(node, ast.BinOp):
         return is_string(node.left) or is_string(node.right)
     return isinstance(node, STRINGS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
 
 
-def _arithmetic(source: Source, entity: Entity) -> list[tuple[ast.AST, Token]]:
+def _arithmetic(source: Source, entity: Entity) -> list[tuple[ast.BinOp | ast.AugAssign, Token]]:
     """The binary operators and augmented assignments whose operands may be numbers."""
-    found: list[tuple[ast.AST, Token]] = []
+    operations: list[tuple[ast.BinOp | ast.AugAssign, Token]] = []
     for node in own_nodes(entity):
         if isinstance(node, ast.BinOp) and not is_string(node):
-            found.append((node, operator_between(source, node.left, node.right)))
+            operations.append((node, operator_between(source, node.left, node.right)))
         elif isinstance(node, ast.AugAssign) and not is_string(node.value):
-            found.append((node, operator_between(source, node.target, node.value)))
-    return found
+            operations.append((node, operator_between(source, node.target, node.value)))
+    return operations
 
 
 def change_operator(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """Another operator of the same class: `a * b` -> `a % b`, `n << 1` -> `n >> 1`."""
+    """Replaces an operator by another of its class: `a * b` -> `a % b`, `n << 1` -> `n >> 1`."""
     for node, operator in _arithmetic(source, entity):
         bare = operator.text.removesuffix("=")
         others = [other for group in SAME_CLASS if bare in group for other in group if other != bare]
@@ -68,7 +68,7 @@ def change_operator(source: Source, entity: Entity, rng: random.Random) -> Mutat
 
 
 def flip_operator(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """The opposite operator: `a + b` -> `a - b`, `a and b` -> `a or b`, `-a` -> `a`."""
+    """Replaces an operator by its opposite: `a + b` -> `a - b`, `a and b` -> `a or b`, `-a` -> `a`."""
     for node, operator in _arithmetic(source, entity):
         bare = operator.text.removesuffix("=")
         if bare in OPPOSITE:
@@ -88,7 +88,7 @@ def flip_operator(source: Source, entity: Entity, rng: random.Random) -> Mutatio
 
 
 def swap_operands(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """The operands of an operator for which their order matters: `a - b` -> `b - a`, `a in b` -> `b in a`."""
+    """Swaps the operands of an operator that does not commute: `a - b` -> `b - a`, `a in b` -> `b in a`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ORDERED) and not is_string(node.left):
             left, right = node.left, node.right
@@ -100,7 +100,7 @@ def swap_operands(source: Source, entity: Entity, rng: random.Random) -> Mutatio
             continue
         left_span, right_span = operand_spans(source, node, left, right)
         sign = operator_between(source, left, right).text
-        # With parentheses of its own an operand can stand anywhere.
+        # An operand in parentheses can stand anywhere.
         new_left = _operand_text(source, right, right_span, "", f" {sign} x")
         new_right = _operand_text(source, left, left_span, f"x {sign} ", "")
         yield Mutation(
@@ -117,7 +117,7 @@ def _operand_text(source: Source, node: ast.expr, span: tuple[int, int], before:
 
 
 def break_chain(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """One operand less: `a + b + c` -> `a + b`, `a and b` -> `a`."""
+    """Removes one operand: `a + b + c` -> `a + b`, `a and b` -> `a`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.BinOp) and isinstance(node.left, ast.BinOp):
             left, right = operand_spans(source, node, node.left, node.right)
@@ -144,21 +144,21 @@ def _comparisons(source: Source, entity: Entity, table: dict[str, str]) -> Mutat
                 operator = operator_between(source, left, right)
                 if operator.text in table:
                     edit = Edit(operator.start, operator.end, table[operator.text])
-                    yield Mutation((edit,), f"`{operator.text}` became `{edit.text}`", left.end_lineno)
+                    yield Mutation((edit,), f"`{operator.text}` became `{edit.text}`", left.end_lineno or left.lineno)
 
 
 def compare_flip(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """A comparison says the contrary: `a == b` -> `a != b`, `a < b` -> `a >= b`, `a in b` -> `a not in b`."""
+    """Negates a comparison: `a == b` -> `a != b`, `a < b` -> `a >= b`, `a in b` -> `a not in b`."""
     return _comparisons(source, entity, NEGATED)
 
 
 def compare_boundary(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """A comparison changes its mind about equality: `a < b` -> `a <= b`."""
+    """Includes or excludes equality in a comparison: `a < b` -> `a <= b`."""
     return _comparisons(source, entity, BOUNDARY)
 
 
 def negate_condition(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """A condition is negated, or loses its `not`. Not those of `while`, which would rarely end."""
+    """Negates a condition or removes its `not`; conditions of `while` are left, because such loops rarely end."""
     endless = [node.test for node in own_nodes(entity) if isinstance(node, ast.While)]
     for node in own_nodes(entity):
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):

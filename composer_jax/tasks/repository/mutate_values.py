@@ -12,26 +12,31 @@ from composer_jax.tasks.repository.mutation import Mutation, Mutations, dump_ast
 from composer_jax.tasks.repository.source import Edit, Source
 
 
-def _neighbour(source: Source, node: ast.Constant, rng: random.Random) -> str:
-    """The text of a number one away from an integer, in the integer's base; never below zero."""
-    value = node.value + (1 if node.value == 0 else rng.choice((-1, 1)))
+def _neighbour(source: Source, node: ast.expr, value: int, rng: random.Random) -> str:
+    """The text of a number one away from an integer literal, in the literal's base; never below zero."""
+    near = value + (1 if value == 0 else rng.choice((-1, 1)))
     prefix = source.segment(node)[:2].lower()
-    return {"0x": hex, "0o": oct, "0b": bin}.get(prefix, str)(value)
+    return {"0x": hex, "0o": oct, "0b": bin}.get(prefix, str)(near)
 
 
-def _is_integer(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) is int
+def _integer(node: ast.AST) -> int | None:
+    """The value of an integer literal; None for other nodes."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if type(value) is int else None
 
 
 def change_constant(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """An integer one off, a float doubled, True for False: `n * 8` -> `n * 7`."""
+    """Changes an integer by one, doubles a float, negates a boolean: `n * 8` -> `n * 7`."""
     for node in own_nodes(entity):
-        if _is_integer(node):
-            yield replace_node(source, node, _neighbour(source, node, rng))
-        elif isinstance(node, ast.Constant) and type(node.value) is bool:
-            yield replace_node(source, node, str(not node.value))
-        elif isinstance(node, ast.Constant) and type(node.value) is float:
-            yield replace_node(source, node, repr(node.value * 2 or 1.0))
+        if not isinstance(node, ast.Constant):
+            continue
+        value = node.value
+        if type(value) is int:
+            yield replace_node(source, node, _neighbour(source, node, value, rng))
+        elif type(value) is bool:
+            yield replace_node(source, node, str(not value))
+        elif type(value) is float:
+            yield replace_node(source, node, repr(value * 2 or 1.0))
 
 
 def _bounds(entity: Entity) -> Iterator[ast.expr]:
@@ -43,13 +48,13 @@ def _bounds(entity: Entity) -> Iterator[ast.expr]:
 
 
 def off_by_one(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """A bound of a slice or a range is one off: `x[1:]` -> `x[2:]`, `range(n)` -> `range(n - 1)`."""
+    """Moves a bound of a slice or a range by one: `x[1:]` -> `x[2:]`, `range(n)` -> `range(n - 1)`."""
     for bound in _bounds(entity):
         sign = rng.choice("+-")
-        one = bound.right if isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.Add | ast.Sub) else None
-        if _is_integer(bound):
-            yield replace_node(source, bound, _neighbour(source, bound, rng))
-        elif _is_integer(one) and one.value == 1:
+        value = _integer(bound)
+        if value is not None:
+            yield replace_node(source, bound, _neighbour(source, bound, value, rng))
+        elif isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.Add | ast.Sub) and _integer(bound.right) == 1:
             left, right = operand_spans(source, bound, bound.left, bound.right)
             yield Mutation((Edit(left[1], right[1]),), f"{quote_code(source.segment(bound))} lost its 1", bound.lineno)
         else:
@@ -69,10 +74,11 @@ def _defaults(entity: Entity) -> Iterator[ast.expr]:
 
 
 def wrong_default(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """Another default of a parameter, or value of a class's attribute: `width=70` -> `width=71`."""
+    """Changes the default of a parameter or the value of a class attribute: `width=70` -> `width=71`."""
     for default in _defaults(entity):
-        if _is_integer(default):
-            yield replace_node(source, default, _neighbour(source, default, rng))
+        integer = _integer(default)
+        if integer is not None:
+            yield replace_node(source, default, _neighbour(source, default, integer, rng))
         elif isinstance(default, ast.Constant):
             value = default.value
             if isinstance(value, bool) or value is None:
@@ -89,7 +95,7 @@ _EMPTY = [dump_ast(ast.parse(text, mode="eval").body) for text in ("()", "[]", "
 
 
 def swap_arguments(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """Two neighbouring arguments of a call change places: `f(a, b)` -> `f(b, a)`."""
+    """Swaps two neighbouring arguments of a call: `f(a, b)` -> `f(b, a)`."""
     for node in own_nodes(entity):
         if not isinstance(node, ast.Call):
             continue
@@ -105,7 +111,7 @@ def swap_arguments(source: Source, entity: Entity, rng: random.Random) -> Mutati
 
 
 def drop_await(source: Source, entity: Entity, rng: random.Random) -> Mutations:
-    """A coroutine is not waited for: `await f()` -> `f()`."""
+    """Removes an `await`: `await f()` -> `f()`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.Await):
             start = source.span(node)[0]

@@ -1,4 +1,4 @@
-"""Candidates from a repository's text and coverage: many kinds, many places, the same ones every time."""
+"""Candidates from a repository's text and coverage: many kinds and places, the same ones in every run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from composer_jax.tasks.repository.mutate import MUTATIONS, applies_to, mutate
 from composer_jax.tasks.repository.stub import stub
 
 KINDS = (*(f"mutate:{kind}" for kind in MUTATIONS), "stub", "delete_feature", "delete_file")
-"""What can be proposed from text and coverage alone; combine needs judged candidates, revert_commit a history."""
+"""The kinds that need text and coverage alone; combine needs accepted candidates, revert_commit a history."""
 MAX_PER_KIND = 2
-"""Most mutations of one kind of one entity."""
+"""Most mutations of one kind in one entity."""
 MAX_PER_ENTITY = 8
-"""Most mutations of one entity, all kinds together."""
+"""Most mutations of one entity, summed over the kinds."""
 
 
 def propose(
@@ -32,10 +32,10 @@ def propose(
     seed: int,
     kinds: Sequence[str] | None = None,
 ) -> Iterator[Candidate]:
-    """Candidates of the kinds in turn, each once, until no kind has more; a pure function of its arguments.
+    """Candidates of the kinds in turn, without repeats, until all are exhausted; a pure function of its arguments.
 
-    sources: path -> text of every Python file, tests too. tests: the paths of test files, beside those that
-    their names tell. coverage: test id -> ids ("path::Qual.name") that the test runs; only these are changed.
+    sources: path -> text of every Python file, tests included. tests: paths of test files whose names do not show it.
+    coverage: test id -> ids ("path::Qual.name") that the test runs; only these are changed.
     kinds: of KINDS, all by default. Raises UserError for a kind that is not in KINDS.
     """
     for kind in kinds or ():
@@ -51,20 +51,20 @@ def _round_robin(proposer: Proposer, kinds: Sequence[str]) -> Iterator[Candidate
     while streams:
         alive = []
         for kind, stream in streams:
-            for found in stream:
-                text = json.dumps(sorted(found.files.items()))
-                name = found.entities[0] if kind.startswith("mutate:") else ""
+            for proposal in stream:
+                text = json.dumps(sorted(proposal.files.items()))
+                name = proposal.entities[0] if kind.startswith("mutate:") else ""
                 if text not in seen and (not name or changed[name] < MAX_PER_ENTITY):
                     seen.add(text)
                     changed[name] += 1
                     alive.append((kind, stream))
-                    yield found
+                    yield proposal
                     break
         streams = alive
 
 
 class Proposer:
-    """A repository ready to be broken: one stream of candidates per kind."""
+    """The streams of candidates of a repository, one per kind."""
 
     def __init__(
         self,
@@ -80,43 +80,43 @@ class Proposer:
         self.key = ("candidates", seed, content)
 
     def stream(self, kind: str) -> Iterator[Candidate]:
-        """The candidates of one kind; no other kind's draws change them."""
+        """The candidates of one kind; they do not depend on the draws of other kinds."""
         if kind == "delete_feature":
             return FeatureFinder(self.repository, self.coverage).candidates(seeded_random(*self.key, kind))
         if kind == "delete_file":
-            return self._files(kind)
-        return self._changes(kind)
+            return self._file_deletions(kind)
+        return self._entity_changes(kind)
 
     def _entities(self, kind: str) -> list[Entity]:
-        found = [
+        entities = [
             entity
             for module in self.repository.code
             for entity in module.entities
             if entity.id in self.covered and not entity.is_test
         ]
-        seeded_random(*self.key, kind).shuffle(found)
-        return found
+        seeded_random(*self.key, kind).shuffle(entities)
+        return entities
 
-    def _changes(self, kind: str) -> Iterator[Candidate]:
+    def _entity_changes(self, kind: str) -> Iterator[Candidate]:
         for entity in self._entities(kind):
             if kind == "stub":
-                found = stub(entity)
-                if found is not None:
-                    yield found
+                stubbed = stub(entity)
+                if stubbed is not None:
+                    yield stubbed
             elif applies_to(kind.removeprefix("mutate:"), entity):
                 rng = seeded_random(*self.key, kind, entity.id, entity.node.lineno)
                 left = MAX_PER_KIND
-                for change in mutate(kind.removeprefix("mutate:"), entity, rng):
-                    if change.entities[0] in self.covered:
+                for mutated in mutate(kind.removeprefix("mutate:"), entity, rng):
+                    if mutated.entities[0] in self.covered:
                         left -= 1
-                        yield change
+                        yield mutated
                     if not left:
                         break
 
-    def _files(self, kind: str) -> Iterator[Candidate]:
+    def _file_deletions(self, kind: str) -> Iterator[Candidate]:
         modules = [m for m in self.repository.code if any(entity.id in self.covered for entity in m.entities)]
         seeded_random(*self.key, kind).shuffle(modules)
         for module in modules:
-            found = delete_file(self.repository, module)
-            if found is not None:
-                yield found
+            deletion = delete_file(self.repository, module)
+            if deletion is not None:
+                yield deletion

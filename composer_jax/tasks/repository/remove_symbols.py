@@ -1,4 +1,4 @@
-"""Taking definitions and modules out of a repository: their imports, re-exports and `__all__` entries go too."""
+"""Removal of definitions and modules from a repository, with their imports, re-exports and `__all__` entries."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Binding = tuple[str, str]
 
 @dataclass
 class SymbolRemoval:
-    """What must go with the definitions: `names`, each with the definition (or module) it comes from.
+    """The names that must go with removed definitions and modules.
 
-    aliases: the parts of import statements that go, by path. A star import that reads a name stays.
+    names: name in a module -> the removed definition (or module) it comes from.
+    aliases: path -> the parts of import statements that go. A star import that reads a name stays.
     """
 
     repository: Repository
@@ -27,7 +28,7 @@ class SymbolRemoval:
     aliases: dict[str, list[ast.alias]] = field(default_factory=dict)
 
     def __post_init__(self):
-        """Follows imports of imports until nothing more is reached."""
+        """Follows imports of imports until no more names are reached."""
         before = -1
         while before != (before := len(self.names) + sum(map(len, self.aliases.values()))):
             for module in self.repository.code:
@@ -48,7 +49,7 @@ class SymbolRemoval:
                 self._follow_star(module, node)
 
     def _origin(self, module: Module, node: Import, alias: ast.alias) -> Binding | None:
-        """Why an alias must go, or None where it may stay."""
+        """The removed definition or module behind an alias; None where the alias may stay."""
         if isinstance(node, ast.Import):
             path = self.repository.path_of(alias.name)
             return (path, "") if path in self.modules else None
@@ -62,45 +63,46 @@ class SymbolRemoval:
 
     def _follow_star(self, module: Module, node: ast.ImportFrom) -> None:
         path = self.repository.path_of(self.repository.target(module, node))
-        here = {name for statement in module.source.tree.body for name in bound_names(statement)}
+        own = {name for statement in module.source.tree.body for name in bound_names(statement)}
         if path in self.modules:
             body = self.repository.modules[path].source.tree.body
-            found = {name: (path, "") for statement in body for name in bound_names(statement)}
+            origins = {name: (path, "") for statement in body for name in bound_names(statement)}
         else:
-            found = {name: origin for (place, name), origin in self.names.items() if place == path}
-        for name, origin in found.items():
-            if name not in here:
+            origins = {name: origin for (place, name), origin in self.names.items() if place == path}
+        for name, origin in origins.items():
+            if name not in own:
                 self.names.setdefault((module.path, name), origin)
 
-    def here(self, path: str) -> dict[str, Binding]:
-        """The names that are gone from a module, each with its origin."""
+    def names_in(self, path: str) -> dict[str, Binding]:
+        """The removed names of a module, each with its origin."""
         return {name: origin for (place, name), origin in self.names.items() if place == path}
 
     def needed(self, removed: Mapping[str, Collection[ast.stmt]], strict: bool = False) -> set[Binding]:
-        """The origins that something left behind needs to be imported; strict: needs at all."""
-        found = set()
+        """The origins that the remaining code needs while it is imported; strict: needs at any time."""
+        needed = set()
         anywhere = {name: origin for (_, name), origin in self.names.items()}
         anywhere |= {self.repository.dotted(path).split(".")[-1]: (path, "") for path in self.modules}
         for module in self.repository.code:
             if module.path in self.modules:
                 continue
-            names = self.here(module.path)
+            names = self.names_in(module.path)
             imported = {name for node, _, _ in module.imports for name in bound_names(node)}
             inside = [module.source.span(node) for node in removed.get(module.path, ())]
             for node in ast.walk(module.source.tree) if strict else module.early_nodes:
+                origin = None
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                     origin = names.get(node.id)
-                else:
-                    # `module.name`: by name alone, as it is not followed which module that is.
-                    origin = anywhere.get(node.attr) if _is_of_import(node, imported) else None
+                elif isinstance(node, ast.Attribute) and _is_of_import(node, imported):
+                    # `module.name` counts by its name alone, whichever module it is.
+                    origin = anywhere.get(node.attr)
                 if origin is not None:
                     start = module.source.span(node)[0]
                     if not any(first <= start < last for first, last in inside):
-                        found.add(origin)
-        return found
+                        needed.add(origin)
+        return needed
 
     def files(self, removed: Mapping[str, Collection[ast.stmt]]) -> dict[str, str | None]:
-        """The new texts of the files that change: without the definitions `removed`, aliases and exports."""
+        """The new texts of the changed files: without the definitions `removed`, their aliases and exports."""
         files: dict[str, str | None] = {path: None for path in sorted(self.modules)}
         for module in self.repository.code:
             if module.path not in self.modules:
@@ -110,7 +112,7 @@ class SymbolRemoval:
         return files
 
     def _edits(self, module: Module, removed: Collection[ast.stmt]) -> list[Edit]:
-        source, names, aliases = module.source, self.here(module.path), self.aliases.get(module.path, [])
+        source, names, aliases = module.source, self.names_in(module.path), self.aliases.get(module.path, [])
         gone: list[ast.stmt] = list(removed)
         edits: list[Edit] = []
         for node, _, _ in module.imports:
@@ -131,16 +133,16 @@ class SymbolRemoval:
         return _outermost(edits)
 
 
-def _is_of_import(node: ast.AST, imported: Collection[str]) -> bool:
-    """Whether a node is `name.attribute`, or more attributes of that, of an imported name."""
-    root = node
+def _is_of_import(node: ast.Attribute, imported: Collection[str]) -> bool:
+    """Whether a node is an attribute, direct or nested, of an imported name."""
+    root: ast.expr = node
     while isinstance(root, ast.Attribute):
         root = root.value
-    return root is not node and isinstance(root, ast.Name) and root.id in imported
+    return isinstance(root, ast.Name) and root.id in imported
 
 
 def _outermost(edits: Iterable[Edit]) -> list[Edit]:
-    """The edits that are in no other one: an import inside a function that goes as a whole goes with it."""
+    """The edits outside all others: a removed function includes the imports inside it."""
     kept: list[Edit] = []
     for edit in sorted(edits, key=lambda edit: (edit.start, -edit.end)):
         if not kept or edit.start >= kept[-1].end:
@@ -150,7 +152,7 @@ def _outermost(edits: Iterable[Edit]) -> list[Edit]:
 
 def exports(module: Module) -> list[ast.stmt]:
     """The statements that set or extend `__all__` while the module is imported."""
-    found = []
+    statements = []
     for _, block, early in module.blocks:
         for node in block if early else ():
             targets = getattr(node, "targets", [getattr(node, "target", None)])
@@ -158,12 +160,12 @@ def exports(module: Module) -> list[ast.stmt]:
             if isinstance(call, ast.Attribute):
                 targets = [call.value]
             if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-                found.append(node)
-    return found
+                statements.append(node)
+    return statements
 
 
 def exported_names(module: Module) -> set[str]:
-    """The names that `__all__` spells out."""
+    """The names in `__all__`."""
     parts = [part for statement in exports(module) for part in ast.walk(statement)]
     return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 

@@ -1,4 +1,4 @@
-"""Commits of a repository's own history, undone: the code as it was before, under the tests that came with it."""
+"""Candidates that undo commits of the repository's history: the code before a commit under the tests of the commit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_FILES = 8
 
 
 def revert_commits(repository: Path, limit: int = 500) -> Iterator[Candidate]:
-    """The candidates of the last `limit` commits before HEAD that are no merges, newest first.
+    """The candidates of the last `limit` commits before HEAD, merges excepted, newest first.
 
-    A commit counts when it changed both code and tests (Python files, told apart by their names), at most
-    MAX_FILES of code, and nothing since touched the lines that it changed. Files that are not Python, such as a
-    changelog, stay as they are. Raises UserError where `repository` is not the top of a git repository.
+    A commit counts when it changed Python files of both code and tests (see is_protected), at most MAX_FILES of code,
+    and no later commit touched the same lines. Other files, such as a changelog, stay as they are.
+    Raises UserError where `repository` is not the top of a git repository.
     """
     git = GitRepository(repository)
     for commit in git.lines("rev-list", "--no-merges", "--min-parents=1", f"--max-count={limit}", "HEAD"):
@@ -41,14 +41,14 @@ def _revert(git: GitRepository, commit: str) -> Candidate | None:
             for name in ("HEAD", commit, f"{commit}^")
         )
     except UnicodeDecodeError:
-        return None  # a file in another encoding, which a candidate cannot hold
+        return None  # a candidate holds UTF-8 texts only
     files: dict[str, str | None] = {}
     for path in code:
-        now, applies = _undo(head[path], after[path], before[path])
+        text, applies = _undo(head[path], after[path], before[path])
         if not applies:
             return None
-        if now != head[path]:
-            files[path] = now
+        if text != head[path]:
+            files[path] = text
     sources = {path: text for path, text in head.items() if text is not None}
     try:
         for path, text in files.items():
@@ -63,7 +63,7 @@ def _revert(git: GitRepository, commit: str) -> Candidate | None:
 
 
 def _undo(head: str | None, after: str | None, before: str | None) -> tuple[str | None, bool]:
-    """The text of HEAD without what one commit did to the file, and whether there is one."""
+    """(the text of HEAD without the commit's change of the file, whether the change can be undone)."""
     if head == after:
         return before, True
     if head is None or after is None or before is None:
@@ -73,17 +73,17 @@ def _undo(head: str | None, after: str | None, before: str | None) -> tuple[str 
 
 
 def _changed_entities(sources: Mapping[str, str], files: Mapping[str, str | None]) -> list[str]:
-    """The ids whose text is another one, or that are only there before or after; an outer one counts too."""
-    found: list[str] = []
+    """The ids of entities whose text differs or that exist on one side only, outer entities included."""
+    names: list[str] = []
     for path in sorted(files):
         old, new = (_segments(path, texts.get(path)) for texts in (sources, files))
-        found += [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
-    return found
+        names += [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    return names
 
 
 def _segments(path: str, text: str | None) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    segments: dict[str, list[str]] = {}
     for entity in parse_entities(Source(path, text)) if text is not None else ():
         start, end = entity.span
-        found.setdefault(entity.id, []).append(entity.source.text[start:end])
-    return found
+        segments.setdefault(entity.id, []).append(entity.source.text[start:end])
+    return segments

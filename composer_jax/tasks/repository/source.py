@@ -1,4 +1,4 @@
-"""One Python file as text and as a syntax tree, with the way from a node to its characters."""
+"""One Python file as text and as a syntax tree, with the characters of every node."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, cast
 
 from composer_jax.errors import UserError
 
@@ -18,7 +19,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 STRINGS = tuple(getattr(ast, name) for name in ("JoinedStr", "TemplateStr") if hasattr(ast, name))
-"""The nodes of strings with code in them."""
+"""The nodes of strings that hold code."""
 _BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -54,11 +55,24 @@ def apply_edits(text: str, edits: Sequence[Edit]) -> str:
 def parse(path: str, text: str) -> ast.Module:
     """The syntax tree of a file that also compiles; SyntaxError or ValueError (null bytes) where it does not."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the file is warned about is not ours to report
+        warnings.simplefilter("ignore")  # warnings about the file concern its authors
         tree = ast.parse(text.removeprefix(_BYTE_ORDER_MARK), path)
-        # Parsing alone lets `return` outside a function and `nonlocal` of nothing pass.
+        # Parsing alone accepts `return` outside a function and `nonlocal` without a binding.
         compile(tree, path, "exec", dont_inherit=True)
     return tree
+
+
+class _Positioned(Protocol):
+    """A node of a parsed file with a position: a statement, an expression, an alias, an argument, ..."""
+
+    lineno: int
+    col_offset: int
+    end_lineno: int
+    end_col_offset: int
+
+
+def _position(node: ast.AST) -> _Positioned:
+    return cast(_Positioned, node)
 
 
 class Source:
@@ -75,18 +89,18 @@ class Source:
         self.path = path
         self.text = text
         first = len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
-        # Not str.splitlines: it also ends lines at form feeds and at U+2028, where Python does not.
+        # str.splitlines also ends lines at form feeds and at U+2028, unlike Python.
         self._starts = [first, *(match.end() for match in _NEWLINE.finditer(text))]
 
     @property
     def newline(self) -> str:
-        """How this file ends its lines; the first line decides."""
+        """The line end of the file's first line."""
         match = _NEWLINE.search(self.text)
         return match.group() if match else "\n"
 
     @property
     def lines(self) -> int:
-        """How many lines there are; after a last line end one more, which is empty."""
+        """The number of lines; a final line end starts one more, which is empty."""
         return len(self._starts)
 
     @cached_property
@@ -97,40 +111,42 @@ class Source:
             for node in ast.walk(self.tree)
             if node not in self._holders
             if isinstance(node, STRINGS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
-            for line in range(node.lineno + 1, node.end_lineno + 1)
+            for line in range(_position(node).lineno + 1, _position(node).end_lineno + 1)
         )
 
     @cached_property
     def _holders(self) -> dict[ast.AST, ast.AST]:
-        """What is inside an f-string -> the f-string."""
+        """Node inside an f-string -> the outermost f-string around it."""
         return {
             inner: node
-            for node in reversed(list(ast.walk(self.tree)))  # so that the outermost one is written last
+            for node in reversed(list(ast.walk(self.tree)))  # the outermost is written last
             if isinstance(node, STRINGS)
             for inner in ast.walk(node)
             if inner is not node
         }
 
     def offset(self, line: int, column: int) -> int:
-        """Of a syntax tree's position: lines count from 1, columns are UTF-8 bytes."""
+        """The character of a syntax tree's position: lines count from 1, columns are UTF-8 bytes."""
         start = self._starts[line - 1]
         # A byte is at most a character, so `column` characters hold the first `column` bytes.
         head = self.text[start : start + column]
         return start + (column if head.isascii() else len(head.encode()[:column].decode()))
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """First character and the one after the last; a definition begins at its first decorator.
+        """The first character of a node and the one after its last; a definition begins at its first decorator.
 
-        What is inside an f-string has the f-string's span: its own position is wrong before Python 3.12.
+        A node inside an f-string has the f-string's span, because its own position is wrong before Python 3.12.
         """
         node = self._holders.get(node, node)
         decorators = getattr(node, "decorator_list", [])
-        start = self.offset(node.lineno, node.col_offset)
+        position = _position(node)
+        start = self.offset(position.lineno, position.col_offset)
         if decorators:
             start = self.text.rindex("@", 0, self.offset(decorators[0].lineno, decorators[0].col_offset))
-        return start, self.offset(node.end_lineno, node.end_col_offset)
+        return start, self.offset(position.end_lineno, position.end_col_offset)
 
     def segment(self, node: ast.AST) -> str:
+        """The text of a node."""
         start, end = self.span(node)
         return self.text[start:end]
 
@@ -143,11 +159,11 @@ class Source:
         return low + 1
 
     def line_start(self, line: int) -> int:
-        """Where a line begins; the line after the last one begins at the end of the text."""
+        """The first character of a line; the line after the last one begins at the end of the text."""
         return self._starts[line - 1] if line <= len(self._starts) else len(self.text)
 
     def line_end(self, line: int) -> int:
-        """Where a line's text ends, before its line end."""
+        """The character after a line's text, where its line end begins."""
         return self.line_start(line) + len(self.line(line))
 
     def line(self, line: int) -> str:
@@ -155,7 +171,7 @@ class Source:
         return self.text[self.line_start(line) : self.line_start(line + 1)].rstrip("\r\n")
 
     def tokens(self, start: int, end: int) -> Iterator[Token]:
-        """The tokens of a stretch without strings and numbers: what stands between two neighbouring nodes."""
+        """The tokens between two neighbouring nodes; the stretch must hold neither strings nor numbers."""
         for match in _TOKEN.finditer(self.text, start, end):
             if match["token"]:
                 yield Token(match["token"], match.start(), match.end())

@@ -9,9 +9,11 @@ comprehension counts for the function around it. Python 3.12 and later report ea
 import os
 import sys
 import threading
+from typing import Any
 
 import pytest
 
+MONITORING: Any = getattr(sys, "monitoring", None)  # Python 3.12 and later
 TOOL = 4  # one of the six tool ids of sys.monitoring, without a fixed use
 
 
@@ -24,8 +26,8 @@ class Tracer:
         self.say, self.root = say, root
         self.codes = set()
         self.names = {}  # code -> name, None for code outside the workspace
-        self.start = self.start_monitoring if hasattr(sys, "monitoring") else self.start_tracing
-        self.stop = self.stop_monitoring if hasattr(sys, "monitoring") else self.stop_tracing
+        self.start = self.start_monitoring if MONITORING else self.start_tracing
+        self.stop = self.stop_monitoring if MONITORING else self.stop_tracing
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item):
@@ -53,19 +55,18 @@ class Tracer:
         return f"{path.removeprefix(self.root).replace(os.sep, '/')}::{'.'.join(parts)}"
 
     def start_monitoring(self):
-        events = sys.monitoring
-        if events.get_tool(TOOL) is None:
-            events.use_tool_id(TOOL, "composer_jax")
-            events.register_callback(TOOL, events.events.PY_START, self.on_start)
-        events.set_events(TOOL, events.events.PY_START)
-        events.restart_events()
+        if MONITORING.get_tool(TOOL) is None:
+            MONITORING.use_tool_id(TOOL, "composer_jax")
+            MONITORING.register_callback(TOOL, MONITORING.events.PY_START, self.on_start)
+        MONITORING.set_events(TOOL, MONITORING.events.PY_START)
+        MONITORING.restart_events()
 
     def on_start(self, code, offset):
         self.codes.add(code)
-        return sys.monitoring.DISABLE
+        return MONITORING.DISABLE
 
     def stop_monitoring(self):
-        sys.monitoring.set_events(TOOL, 0)
+        MONITORING.set_events(TOOL, 0)
 
     def start_tracing(self):
         threading.settrace(self.on_call)
