@@ -7,9 +7,14 @@ repeats of earlier ones. Only the repeats carry loss weight; the rest is noise t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import grain
 import numpy as np
 
+from composer_jax.data.sources import SourceInputs
 from composer_jax.data.tokenizer import SPECIAL
+from composer_jax.data.traces import IN_MEMORY
 
 ALPHABET = (8, 256)
 """Least and most distinct token ids in a row, drawn from all ids but the control tokens."""
@@ -20,6 +25,32 @@ follows one of them is told only by what stood before it."""
 
 SEGMENT = (8, 40)
 """Least and most tokens in a segment; the most is cut to half a row, to leave room to repeat."""
+
+
+class CopyCurriculum:
+    """The copy curriculum as a source of pretraining rows (data/sources.py)."""
+
+    def __init__(self, vocab_size: int) -> None:
+        """vocab_size: letters are drawn from all ordinary ids below this."""
+        self._vocab_size = vocab_size
+
+    def rows(self, *, seq_len: int, batch_size: int, seed: int) -> grain.IterDataset:
+        """See TokenSource.rows."""
+
+        def row(index: int) -> dict[str, np.ndarray]:
+            tokens, weights = copy_row(seed, index, seq_len=seq_len, vocab_size=self._vocab_size)
+            return {"tokens": tokens, "segments": np.ones(seq_len, np.int32), "weights": weights}
+
+        return grain.MapDataset.range(2**40).map(row).to_iter_dataset(IN_MEMORY)
+
+    def identity(self) -> Mapping[str, int]:
+        """See TokenSource.identity."""
+        return {"vocab_size": self._vocab_size}
+
+
+def copy_curriculum(inputs: SourceInputs) -> CopyCurriculum:
+    """The copy curriculum over the vocabulary of the run's tokenizer."""
+    return CopyCurriculum(inputs.tokenizer.vocab_size)
 
 
 def copy_row(seed: int, index: int, *, seq_len: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,13 +12,25 @@ import re
 import numpy as np
 
 from composer_jax.data import chat
+from composer_jax.data.sources import SourceInputs
 from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.data.traces import TraceSource
 from composer_jax.demo import bugfix
 from composer_jax.demo.expert import repair
 from composer_jax.demo.generate import generate
+from composer_jax.seeds import hash_seed
 from composer_jax.tasks.task import Task
 
 _STATEMENTS = re.compile(r"(return .*)")
+
+
+def pretraining_exercises(inputs: SourceInputs, *, count: int) -> TraceSource:
+    """`count` exercises as a source of pretraining rows (data/sources.py).
+
+    Their stream of tasks is pretraining's own, so that no later stage repeats one of them.
+    """
+    seed = hash_seed("pretrain", inputs.seed)
+    return TraceSource(repair_exercises(seed, count, inputs.tokenizer, train_module=True))
 
 
 def repair_exercises(

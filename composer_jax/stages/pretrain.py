@@ -3,11 +3,11 @@
 from typing import Any
 
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
-from composer_jax.demo.exercises import repair_exercises
+from composer_jax.data.sources import SourceConfig, SourceInputs, make_sources
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import is_first_process
-from composer_jax.seeds import hash_seed
 from composer_jax.stages.run import Run
+from composer_jax.stages.settings import PretrainSettings
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.losses import LanguageLossConfig, make_loss
 
@@ -20,19 +20,12 @@ def pretrain(run: Run) -> None:
     with run.stage("pretrain") as result:
         tok = run.tokenizer
         train, heldout = run.documents("train"), run.documents("heldout")
+        inputs = SourceInputs(train, tok, run.settings.seed)
         stream = pretraining_batches(
-            train,
+            make_sources(_sources(settings), inputs),
             seq_len=settings.seq_len,
             batch_size=settings.batch_size,
             seed=run.settings.seed,
-            eod=tok.eod,
-            vocab_size=tok.vocab_size,
-            copy_fraction=settings.copy_fraction,
-            # Every stage has a stream of tasks of its own: none repeats what an earlier one trained.
-            exercises=repair_exercises(
-                hash_seed("pretrain", run.settings.seed), settings.exercises, tok, train_module=True
-            ),
-            exercise_fraction=settings.exercise_fraction,
         )
         learner = run.learner(
             run.optimizer(settings.optimizer, settings.steps),
@@ -55,6 +48,19 @@ def pretrain(run: Run) -> None:
             )
         if is_first_process():
             result |= _found(read_metrics(metrics.path))
+
+
+def _sources(settings: PretrainSettings) -> list[SourceConfig]:
+    weights = (
+        1 - settings.copy_fraction - settings.exercise_fraction,
+        settings.copy_fraction,
+        settings.exercise_fraction,
+    )
+    return [
+        SourceConfig("documents", weights[0]),
+        SourceConfig("composer_jax.demo.copying:copy_curriculum", weights[1]),
+        SourceConfig("composer_jax.demo.exercises:pretraining_exercises", weights[2], {"count": settings.exercises}),
+    ]
 
 
 def _found(rows: list[dict[str, Any]]) -> dict[str, float]:

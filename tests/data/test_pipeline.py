@@ -3,10 +3,13 @@
 import json
 from collections import Counter
 
+import grain
 import numpy as np
 import pytest
 
+from composer_jax.data.documents import DocumentSource
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches, trace_batches
+from composer_jax.data.traces import TraceSource
 from composer_jax.errors import UserError
 
 S, B, EOD = 32, 4, 2
@@ -29,15 +32,29 @@ def cut_masks(traces):
     return [(t, m[: len(t)]) for t, m in traces]
 
 
-def pretraining(documents=None, **arguments):
-    defaults = dict(seq_len=S, batch_size=B, seed=0, eod=EOD, vocab_size=100, copy_fraction=0.0)
-    return pretraining_batches(make_documents() if documents is None else documents, **(defaults | arguments))
+class NoiseSource:
+    """A user's source: rows of random tokens below 100."""
+
+    def rows(self, *, seq_len, batch_size, seed):
+        def row(index):
+            tokens = np.random.default_rng((seed, index)).integers(10, 100, seq_len).astype(np.int32)
+            return {"tokens": tokens, "segments": np.ones(seq_len, np.int32), "weights": np.ones(seq_len, np.float32)}
+
+        return grain.MapDataset.range(2**40).map(row).to_iter_dataset()
+
+    def identity(self):
+        return {}
 
 
-def exercising(fraction=0.5, **arguments):
-    """Two curricula and documents; the tokens of exercises are all above those of the documents."""
-    exercises = [(t + 10_000, m) for t, m in cut_masks(make_traces())]
-    return pretraining(exercises=exercises, exercise_fraction=fraction, **arguments)
+def pretraining(documents=None, *, noise=0.0, exercises=0.0, **arguments):
+    """Documents mixed with noise and with traces whose tokens start at 10,000; noise, exercises: their shares."""
+    traces = [(t + 10_000, m) for t, m in cut_masks(make_traces())]
+    sources = {
+        "documents": (DocumentSource(make_documents() if documents is None else documents, EOD), 1 - noise - exercises),
+        "noise": (NoiseSource(), noise),
+        "exercises": (TraceSource(traces), exercises),
+    }
+    return pretraining_batches(sources, **(dict(seq_len=S, batch_size=B, seed=0) | arguments))
 
 
 def traces(**arguments):
@@ -92,8 +109,8 @@ def test_epochs_are_shuffled_differently_and_seeds_matter():
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1 / 3, 1.0])
-def test_copy_curriculum_has_its_share(fraction):
-    stream = pretraining(copy_fraction=fraction)
+def test_a_source_has_its_share_of_the_rows(fraction):
+    stream = pretraining(noise=fraction)
     rows = np.concatenate([next(stream).tokens for _ in range(15)])
     assert np.mean(rows.max(axis=1) < 100) == pytest.approx(fraction, abs=0.02)
 
@@ -102,9 +119,9 @@ def test_copy_curriculum_has_its_share(fraction):
     "make",
     [
         pretraining,
-        lambda: pretraining(copy_fraction=0.3),
-        lambda: pretraining(copy_fraction=1.0),
-        lambda: exercising(copy_fraction=0.25),
+        lambda: pretraining(noise=0.3),
+        lambda: pretraining(noise=1.0),
+        lambda: pretraining(noise=0.25, exercises=0.5),
         traces,
     ],
 )
@@ -126,14 +143,15 @@ def test_resume_is_exact_at_every_place(make):
 
 def test_resume_on_other_data_is_refused():
     state = pretraining().get_state()
-    with pytest.raises(UserError, match="documents was 30 and is 10"):
+    with pytest.raises(UserError, match="documents.count was 30 and is 10"):
         pretraining(make_documents(10)).set_state(state)
     with pytest.raises(UserError, match="seed was 0 and is 3"):
         pretraining(seed=3).set_state(state)
-    # The share of copying may change in mid-run.
-    pretraining(copy_fraction=0.5).set_state(pretraining(copy_fraction=0.2).get_state())
-    with pytest.raises(UserError, match="documents was 30 and is 50"):
-        exercising().set_state(state)
+    # Shares may change in the middle of a run.
+    pretraining(noise=0.5).set_state(pretraining(noise=0.2).get_state())
+    other = pretraining_batches({"noise": (NoiseSource(), 1.0)}, seq_len=S, batch_size=B, seed=0)
+    with pytest.raises(UserError, match="documents.count was 30 and is None"):
+        other.set_state(state)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
@@ -141,7 +159,7 @@ def test_exercises_have_their_share_and_only_the_answers_are_weighted(fraction):
     given = {
         int(token) + 10_000: bool(m) for t, mask in cut_masks(make_traces()) for token, m in zip(t, mask, strict=True)
     }
-    stream = exercising(fraction)
+    stream = pretraining(exercises=fraction)
     batches = [next(stream) for _ in range(15)]
     tokens, weights, positions = (
         np.concatenate([getattr(b, name) for b in batches]) for name in ("tokens", "weights", "positions")
@@ -200,15 +218,22 @@ def test_heldout_is_one_pass_over_everything():
     assert [flat(b) for b in again] == [flat(b) for b in batches]
 
 
-def test_nothing_to_train_on_is_said():
+def test_sources_that_cannot_be_mixed_are_refused():
     with pytest.raises(UserError, match="no documents"):
         pretraining([])
-    with pytest.raises(UserError, match="copy_fraction=2"):
-        pretraining(copy_fraction=2)
-    assert next(pretraining([], copy_fraction=1.0)).tokens.shape == (B, S)
-    with pytest.raises(UserError, match="exercise_fraction=0.5 of the rows, and there are no exercises"):
-        pretraining(exercise_fraction=0.5)
-    with pytest.raises(UserError, match="exercise_fraction=-1"):
-        exercising(-1)
-    with pytest.raises(UserError, match="copy_fraction=0.6 and exercise_fraction=0.5 exceed all rows"):
-        exercising(0.5, copy_fraction=0.6)
+    assert next(pretraining([], noise=1.0)).tokens.shape == (B, S)
+    with pytest.raises(UserError, match="source exercises has weight=-1; use 0 or more"):
+        pretraining(exercises=-1)
+    with pytest.raises(UserError, match=r"none of the sources \['noise'\] has a weight above 0"):
+        pretraining_batches({"noise": (NoiseSource(), 0.0)}, seq_len=S, batch_size=B, seed=0)
+    with pytest.raises(UserError, match="no traces"):
+        pretraining_batches({"traces": (TraceSource([]), 1.0)}, seq_len=S, batch_size=B, seed=0)
+
+
+def test_a_source_without_weight_keeps_the_seeds_of_the_others():
+    sources = {"noise": (NoiseSource(), 0.5), "documents": (DocumentSource(make_documents(), EOD), 0.5)}
+    whole = pretraining_batches(sources, seq_len=S, batch_size=B, seed=0)
+    documents_only = pretraining_batches({**sources, "noise": (NoiseSource(), 0.0)}, seq_len=S, batch_size=B, seed=0)
+    rows = np.concatenate([next(whole).tokens for _ in range(4)])
+    documents = [row.tolist() for row in rows if row.max() >= 100]
+    assert documents == next(documents_only).tokens.tolist() + next(documents_only).tokens.tolist()

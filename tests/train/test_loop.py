@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.data.documents import DocumentSource
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
@@ -39,8 +40,8 @@ def weights():
 
 
 def new_stream(**changes):
-    kwargs = dict(seq_len=16, batch_size=2, seed=0, eod=2, vocab_size=64, copy_fraction=0.3) | changes
-    return pretraining_batches(DOCUMENTS, **kwargs)
+    source = DocumentSource(DOCUMENTS, eod=2)
+    return pretraining_batches({"documents": (source, 1.0)}, **(dict(seq_len=16, batch_size=2, seed=0) | changes))
 
 
 def heldout():

@@ -1,0 +1,66 @@
+"""Documents (files as token ids) as a data source: cut into pieces, shuffled, and joined into full rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import grain
+import numpy as np
+from grain import experimental as grain_experimental
+
+from composer_jax.data.traces import IN_MEMORY
+from composer_jax.errors import UserError
+
+
+class DocumentSource:
+    """Endless full rows of documents.
+
+    Each document gets `eod` at its end and is cut into pieces of at most `seq_len`. The pieces of all documents are
+    shuffled, anew in each epoch; short ones share a row and are cut once more where they fill it. No row has padding.
+    """
+
+    def __init__(self, documents: Sequence[np.ndarray], eod: int) -> None:
+        self._documents, self._eod = documents, eod
+
+    def rows(self, *, seq_len: int, batch_size: int, seed: int) -> grain.IterDataset:
+        """See TokenSource.rows. Raises UserError when there are no documents."""
+        pieces = DocumentPieces(self._documents, seq_len, self._eod)
+        if not len(pieces):
+            raise UserError("there are no documents to train on; name a folder with source files")
+        shuffled = grain.MapDataset.source(pieces).shuffle(seed).repeat().to_iter_dataset(IN_MEMORY)
+        rows = grain_experimental.ConcatThenSplitIterDataset(shuffled, length_struct={"tokens": seq_len})
+
+        def with_weights(row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            segments = row["tokens_segment_ids"]
+            return {"tokens": row["tokens"], "segments": segments, "weights": np.ones(seq_len, np.float32)}
+
+        return rows.map(with_weights)
+
+    def identity(self) -> Mapping[str, int]:
+        """See TokenSource.identity."""
+        return {"count": len(self._documents), "tokens": sum(len(document) for document in self._documents)}
+
+
+class DocumentPieces:
+    """A Grain data source: the documents, each ended by `eod`, cut into pieces of at most `seq_len` tokens.
+
+    A document that fills its last piece goes without `eod`, because a piece of one token has nothing to predict.
+    """
+
+    def __init__(self, documents: Sequence[np.ndarray], seq_len: int, eod: int) -> None:
+        self._documents, self._seq_len, self._eod = documents, seq_len, eod
+        counts = np.asarray([(len(d) + seq_len - 1) // seq_len for d in documents], np.int64)
+        self._ends = np.cumsum(counts)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        document = int(np.searchsorted(self._ends, index, side="right"))
+        tokens = self._documents[document]
+        count = self._ends[document] - (self._ends[document - 1] if document else 0)
+        start = int(index - (self._ends[document] - count)) * self._seq_len
+        piece = tokens[start : start + self._seq_len].astype(np.int32)
+        if len(piece) < self._seq_len:
+            piece = np.append(piece, np.int32(self._eod))
+        return {"tokens": piece}
