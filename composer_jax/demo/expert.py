@@ -32,9 +32,9 @@ from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sandbox import SandboxPool
 from composer_jax.seeds import seeded_random
+from composer_jax.tasks.grading.cases import is_submitted
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
-from composer_jax.tasks.workspace import is_submitted
 
 BOILERPLATE = "This is what was read so far."
 

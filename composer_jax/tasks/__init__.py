@@ -1,4 +1,4 @@
-"""Tasks: what an agent is asked to do, where, and how the result is graded."""
+"""Tasks: the instruction, workspace and grader of what an agent does."""
 
 from composer_jax.tasks.grader import Case, CaseGrader, Grader, LogGrader, ScriptGrader, SuiteGrader
 from composer_jax.tasks.task import Task

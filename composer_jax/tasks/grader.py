@@ -1,4 +1,4 @@
-"""What a Task says about its grading. How grading is done is in grading/."""
+"""Graders: the part of a Task that says how it is graded. The package grading/ does the grading."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Case:
 
     @property
     def call(self) -> list[Any]:
-        """The part that may enter a sandbox: [module, function, args], without the expected value."""
+        """[module, function, args]: the part that may enter a sandbox, without the expected value."""
         return [self.module, self.function, list(self.args)]
 
 
 @dataclass(frozen=True)
 class CaseGrader:
-    """Hidden cases: functions are called, their values compared outside. timeout_s: seconds for all of them."""
+    """Hidden cases: a sandbox calls functions, their values are compared outside it. timeout_s: seconds for all."""
 
     cases: tuple[Case, ...]
     timeout_s: float = 5.0
@@ -57,14 +57,14 @@ PYTEST = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-w
 
 @dataclass(frozen=True)
 class SuiteGrader:
-    """Tests of a repository: all of them must pass, and one that is missing has failed.
+    """Tests of a repository: all of them must pass, and a missing test has failed.
 
     fail_to_pass, pass_to_pass: pytest node ids ("tests/test_a.py::test_b[1]"), disjoint, the first not empty.
-    tests: folder of pristine test files (relative paths as in the workspace) that are laid over the workspace before
-      the run, so that what an agent did to them does not count. None: the workspace's own pristine ones.
-    command: what runs them; test ids and the option for the report are added.
+    tests: folder of pristine test files (relative paths as in the workspace). They replace the workspace's test files
+      before the run, so that an agent's changes to them do not count. None: the pristine tests of the repository.
+    command: the command that runs the tests; test ids and report options are added.
     timeout_s: seconds of the whole run.
-    partial: reward the share of fail_to_pass that passes (if all of pass_to_pass do) in place of all or nothing.
+    partial: reward the fraction of fail_to_pass that passes (if all of pass_to_pass do) instead of all or nothing.
     """
 
     fail_to_pass: tuple[str, ...]
@@ -106,8 +106,8 @@ class SuiteGrader:
 class ScriptGrader:
     """Harbor's contract: `bash /tests/test.sh` writes a number to /logs/verifier/reward.txt or reward.json.
 
-    tests: folder that is shown at /tests, to nobody but the grading sandbox. timeout_s: seconds of the script.
-    environment: its variables.
+    tests: folder that only the grading sandbox sees, at /tests. timeout_s: seconds of the script. environment: its
+    variables.
     """
 
     tests: Path
@@ -124,10 +124,10 @@ class ScriptGrader:
 
 @dataclass(frozen=True)
 class LogGrader:
-    """SWE-bench's contract: a script prints a log, and what the log says of each test counts.
+    """SWE-bench's contract: a script prints a log that states the status of each test.
 
-    script: the text of eval.sh, run in the container after the changes were laid on it.
-    parser: what kind of log it is (log_status.PARSERS).
+    script: the text of eval.sh, which runs in the container after the changes were applied.
+    parser: the name of the log's parser (grading/log_parsers.py).
     fail_to_pass, pass_to_pass: names of tests as the log spells them, disjoint, the first not empty.
     fail_only: the log names only failures, so a test that it does not name has passed.
     timeout_s: seconds of the script.
@@ -176,13 +176,13 @@ KINDS: Mapping[str, type[Grader]] = {
 
 
 def grader_to_json(grader: Grader) -> dict[str, Any]:
-    """A JSON-able dict from which `grader_from_json` makes an equal grader."""
+    """Returns a JSON-able dict from which `grader_from_json` makes an equal grader."""
     kind = next(kind for kind, cls in KINDS.items() if type(grader) is cls)
     return {"kind": kind, **grader.to_json()}
 
 
 def grader_from_json(data: Mapping[str, Any]) -> Grader:
-    """The grader of such a dict. Raises UserError for a kind that there is not."""
+    """Makes the grader of a dict of `grader_to_json`. Raises UserError for an unknown kind."""
     if data["kind"] not in KINDS:
         raise UserError(f"{data['kind']!r} is not a kind of grader; use one of {', '.join(KINDS)}")
     return KINDS[data["kind"]].from_json(data)

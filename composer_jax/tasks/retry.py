@@ -1,4 +1,4 @@
-"""Runs that are repeated when their sandbox dies."""
+"""Sandbox runs that are repeated when the sandbox dies."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from composer_jax.sandbox import SandboxDied
 
 T = TypeVar("T")
 
-ATTEMPTS = 3  # a sandbox may die under us (infrastructure); one that dies three times in a row is an outage
+ATTEMPTS = 3  # one death is an accident of the infrastructure; three in a row are an outage
 
 
 async def retry_if_sandbox_dies(run: Callable[[], Awaitable[T]]) -> T:
-    """What `run` returns, which takes a sandbox of its own; tried again when the sandbox dies.
+    """Awaits `run()`, which acquires its own sandbox, and repeats it when that sandbox dies.
 
-    Raises SandboxDied when that happened ATTEMPTS times in a row.
+    Raises SandboxDied when ATTEMPTS sandboxes died in a row.
     """
     for _ in range(ATTEMPTS - 1):
         try:

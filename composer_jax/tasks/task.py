@@ -1,4 +1,4 @@
-"""A Task: an instruction, a workspace, and how the result is graded. Immutable."""
+"""Task: an instruction, a workspace and a grader. Immutable."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ SPLITS: tuple[Split, ...] = ("train", "heldout", "unseen")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is to be done, where, and how it is graded.
+    """One task for an agent. Two tasks are equal when their ids and contents are equal.
 
-    id: unique name, also the key under which a task is consumed once.
-    files: the workspace, relative path -> text; where there is a repository, what lies on top of it.
-    tools: names of the tools the agent gets, in the order in which they are described.
-    metadata: what a scripted expert may know (the oracle edit, the facts); an agent never sees it.
-    repository: a pristine folder that the workspace stands on. packages: a folder of installed Python packages that
-      commands can import. Both are read-only.
+    id: unique name; each id is consumed once in training.
+    files: the files of the workspace, relative path -> text; with a repository, the files on top of it.
+    tools: names of the tools that the agent gets, in the order of their descriptions.
+    metadata: knowledge for scripted experts and validation (the oracle edit, the facts); hidden from the agent.
+    repository: the pristine folder below the workspace. packages: a folder of installed Python packages that commands
+      can import. Both are read-only.
     network: whether commands may reach the network.
-    image: the container image without which commands cannot run, if any.
-    Two tasks are equal when their ids and contents are.
+    image: the container image that commands need, or None.
     """
 
     id: str
@@ -50,8 +49,10 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of everything that makes the task what it is to an agent: not its id, not its
-        metadata. Folders count by their paths, for they do not change."""
+        """SHA-256 (hex) of all that an agent and its grader can observe: neither ids nor metadata.
+
+        Folders count by path, because they do not change.
+        """
         data = self.to_json()
         content = [value for key, value in data.items() if key not in ("id", "family", "split", "metadata")]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -63,7 +64,7 @@ class Task:
         return hash(self.id)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able dict from which `from_json` makes an equal task."""
+        """Returns a JSON-able dict from which `from_json` makes an equal task."""
         return {
             "id": self.id,
             "family": self.family,

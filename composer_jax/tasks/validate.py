@@ -1,4 +1,4 @@
-"""Whether tasks are what they say: doing nothing scores 0, the known solution scores 1, every time."""
+"""Validates tasks: the untouched workspace must score 0 and the known solution 1, in every run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Validation:
-    """nothing, gold: the rewards of each run; gold is empty where no solution is known. detail: what the first run that
-    went wrong said, or nothing."""
+    """nothing, gold: the rewards of the untouched and of the solved workspace, one per run; gold is empty without a
+    known solution. detail: the first unexpected result, or empty."""
 
     task_id: str
     nothing: tuple[float, ...]
@@ -33,8 +33,8 @@ class Validation:
 
     @property
     def verdict(self) -> str:
-        """One word: valid, solved (doing nothing scores), flaky (runs differ), wrong (the solution fails), or unknown
-        (no solution is known, or the task cannot be graded here)."""
+        """One word: valid, solved (the untouched workspace scores), flaky (runs differ), wrong (the solution fails), or
+        unknown (no solution is known, or the task cannot be graded here)."""
         if self.valid:
             return "valid"
         if len(set(self.nothing)) > 1 or len(set(self.gold)) > 1:
@@ -45,17 +45,17 @@ class Validation:
 
 
 def gold_changes(task: Task) -> dict[str, Change] | None:
-    """The changes of a workspace in which the task is solved as its metadata knows to, or None if it does not.
+    """Returns the changes of a workspace with the solution in the task's metadata, or None without one.
 
-    Metadata of generated tasks and of SWE-bench and SWE-smith rows are understood.
+    Supports the metadata of generated tasks and of SWE-bench and SWE-smith rows.
     """
-    know, changes = task.metadata, initial_changes(task)
-    if "gold" in know:
-        return changes | changes_from_texts(know["gold"], task.repository)
-    if isinstance(task.grader, CaseGrader) and {"path", "old", "new"} <= set(know):
-        text = changes[know["path"]].data.decode()
-        return {**changes, know["path"]: Change("file", text.replace(know["old"], know["new"]).encode())}
-    if task.repository is not None and "gold_patch" in know:
+    metadata, changes = task.metadata, initial_changes(task)
+    if "gold" in metadata:
+        return changes | changes_from_texts(metadata["gold"], task.repository)
+    if isinstance(task.grader, CaseGrader) and {"path", "old", "new"} <= set(metadata):
+        text = changes[metadata["path"]].data.decode()
+        return {**changes, metadata["path"]: Change("file", text.replace(metadata["old"], metadata["new"]).encode())}
+    if task.repository is not None and "gold_patch" in metadata:
         return changes | swe_bench.gold_changes(task)
     return None
 
@@ -67,47 +67,47 @@ async def validate(
     jobs: int = 1,
     after_task: Callable[[Validation], None] = lambda validation: None,
 ) -> list[Validation]:
-    """Grades every task `runs` times untouched and `runs` times solved; in the order of the tasks.
+    """Grades every task `runs` times untouched and `runs` times solved; returns results in the order of the tasks.
 
-    A task with an image is graded in containers of its own. One that cannot be graded here is unknown, with the reason
-    as its detail, and the others go on.
+    A task with an image is graded in its own containers. A task that cannot be graded here gets the verdict unknown,
+    with the reason as its detail, and does not stop the others.
 
-    jobs: tasks at once. after_task: called as each is done.
+    jobs: tasks at once. after_task: called with each result.
     """
     turns = asyncio.Semaphore(jobs)
 
-    async def one(task: Task) -> Validation:
+    async def validate_one(task: Task) -> Validation:
         async with turns:
             try:
-                found = await _in_its_pool(task, pool, runs)
+                validation = await _validate_in_its_pool(task, pool, runs)
             except UserError as error:
-                found = Validation(task.id, (), (), str(error))
-            after_task(found)
-            return found
+                validation = Validation(task.id, (), (), str(error))
+            after_task(validation)
+            return validation
 
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(task)) for task in tasks]
+        running = [group.create_task(validate_one(task)) for task in tasks]
     return [job.result() for job in running]
 
 
-async def _in_its_pool(task: Task, pool: SandboxPool, runs: int) -> Validation:
+async def _validate_in_its_pool(task: Task, pool: SandboxPool, runs: int) -> Validation:
     if task.image is None:
         return await _validate(task, pool, runs)
-    async with await asyncio.to_thread(container_pool, task, 1) as own:  # may build the image
-        return await _validate(task, own, runs)
+    async with await asyncio.to_thread(container_pool, task, 1) as containers:  # may build the image
+        return await _validate(task, containers, runs)
 
 
 async def _validate(task: Task, pool: SandboxPool, runs: int) -> Validation:
-    nothing, solved, wrong, gold = [], [], "", gold_changes(task)
+    nothing, solved, detail, gold = [], [], "", gold_changes(task)
     cases = [(0.0, initial_changes(task), nothing)]
     if gold is None:
-        wrong = "no solution is known"
+        detail = "no solution is known"
     else:
         cases.append((1.0, gold, solved))
-    for wanted, changes, rewards in cases:
+    for expected, changes, rewards in cases:
         for _ in range(runs):
             result = await grade(task, changes, pool)
             rewards.append(result.reward)
-            if result.reward != wanted:
-                wrong = wrong or f"{'no-op' if wanted == 0.0 else 'gold'} scores {result.reward:g}: {result.detail}"
-    return Validation(task.id, tuple(nothing), tuple(solved), wrong)
+            if result.reward != expected:
+                detail = detail or f"{'no-op' if expected == 0.0 else 'gold'} scores {result.reward:g}: {result.detail}"
+    return Validation(task.id, tuple(nothing), tuple(solved), detail)

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from composer_jax.tasks.grader import Case
-from composer_jax.tasks.suites.protected import is_protected
 
 RUN_TESTS = Path(__file__).with_name("run_tests.py").read_text(encoding="utf-8")
 """The runner that the agent's run_tests tool starts. Real files, so that they are linted and tested like any
 other."""
-_OWN = ("run_tests.py", "call_cases.py")
 
 
 def visible_cases(cases: Sequence[Case]) -> str:
     """The text of cases.json: what run_tests.py checks. It is not a Python file, so grep does not find it."""
     return json.dumps([[*case.call, case.want] for case in cases])
-
-
-def is_submitted(path: str) -> bool:
-    """Whether changes to `path` are graded: those to Python files that do not belong to the tests."""
-    return path.endswith(".py") and PurePosixPath(path).name not in _OWN and not is_protected(path)

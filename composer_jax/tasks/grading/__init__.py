@@ -1,4 +1,4 @@
-"""Grading: what the agent left behind, judged by what it never saw, in a sandbox it never touched."""
+"""Grading: a fresh sandbox runs hidden checks on the changes that an agent made."""
 
 from composer_jax.tasks.grading.result import Grade
 from composer_jax.tasks.grading.submission import changes_from_texts, grade, initial_changes

@@ -1,8 +1,8 @@
-"""Runs inside a grading sandbox, beside a submission: calls functions and reports what they return.
+"""Runs inside a grading sandbox beside a submission: calls functions and reports their return values.
 
-Reads [[module, function, args], ...] from stdin; writes one JSON line per call, {"index", "value"} or
-{"index", "error"}, as soon as it returns. It knows no expected value: a submission that takes this process
-over can still do no better than to know the answers.
+Reads [[module, function, args], ...] from stdin; writes one JSON line per call, {"index", "value"} or {"index",
+"error"}, as soon as the call returns. The process holds no expected values: a submission that takes it over must still
+know the answers.
 """
 
 import importlib
@@ -14,7 +14,7 @@ PLAIN = (type(None), bool, int, float, str)
 
 
 def is_plain(value):
-    """Exact JSON types only: a subclass could look like one thing here and like another on the way out."""
+    """Whether a value has exact JSON types: a subclass could compare as one value and serialize as another."""
     if type(value) is list:
         return all(map(is_plain, value))
     if type(value) is dict:
@@ -26,13 +26,13 @@ def outcome(module, function, args):
     try:
         value = getattr(importlib.import_module(module), function)(*args)
         return {"value": value} if is_plain(value) else {"error": f"returned a {type(value).__name__}"}
-    except BaseException as error:  # SystemExit from a submission is that case's failure, not ours
+    except BaseException as error:  # SystemExit raised by a submission fails this case only
         return {"error": type(error).__name__}
 
 
 def main():
     calls = json.load(sys.stdin)
-    # What a submission prints must not mix with the report: it gets /dev/null for its stdout.
+    # The stdout of the submission becomes /dev/null: its prints must not mix with the report.
     report = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for index, call in enumerate(calls):

@@ -1,67 +1,80 @@
-"""Grading by hidden cases: functions are called in a sandbox, and what they return is compared outside.
+"""Grading by hidden cases: a sandbox calls functions, and this process compares the values they return.
 
-The tests of the task and the agent's non-test Python files are laid out anew, and a script inside calls the functions
-and reports their values. The expected values stay on this side and are compared here.
+The fresh workspace holds the task's tests and the agent's other Python files. A script inside it calls the functions
+and reports their values. The expected values never enter the sandbox.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from composer_jax.sandbox import Change, RunResult, SandboxPool
+from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import judge_cases
 from composer_jax.tasks.grading.result import Grade
 from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
 from composer_jax.tasks.retry import retry_if_sandbox_dies
+from composer_jax.tasks.suites.protected import is_protected
 from composer_jax.tasks.task import Task
-from composer_jax.tasks.workspace import is_submitted
 
 SCRIPT = "call_cases.py"
-SCRIPT_TEXT = Path(__file__).with_name(SCRIPT).read_bytes()
+SCRIPT_SOURCE = Path(__file__).with_name(SCRIPT).read_bytes()
+_NOT_SUBMITTED = ("run_tests.py", SCRIPT)
+
+
+def is_submitted(path: str) -> bool:
+    """Whether changes to `path` are graded: those to Python files that do not belong to the tests."""
+    return path.endswith(".py") and PurePosixPath(path).name not in _NOT_SUBMITTED and not is_protected(path)
 
 
 def submitted_changes(task: Task, changes: Mapping[str, Change]) -> dict[str, Change]:
-    """What is graded: the tests of the task, and what other Python files the workspace holds, or lost."""
-    kept = {path: Change("file", text.encode()) for path, text in task.files.items() if not is_submitted(path)}
-    counted = ("file", "gone") if task.repository else ("file",)  # on nothing, what is gone is not there
-    left = {path: change for path, change in changes.items() if change.kind in counted and is_submitted(path)}
-    return {**kept, **left}
+    """Returns the graded changes: the task's own tests, and the Python files that the agent wrote or deleted."""
+    tests = {path: Change("file", text.encode()) for path, text in task.files.items() if not is_submitted(path)}
+    kinds = ("file", "gone") if task.repository else ("file",)  # without a repository there is nothing to delete
+    submitted = {path: change for path, change in changes.items() if change.kind in kinds and is_submitted(path)}
+    return {**tests, **submitted}
 
 
 async def grade(
-    task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None
+    task: Task,
+    grader: CaseGrader,
+    changes: Mapping[str, Change],
+    pool: SandboxPool,
+    cache: ResultCache[Grade] | None,
 ) -> Grade:
     """Grades one submission (see submission.grade).
 
     A case fails when its value is missing, garbled, late, or not of exactly the expected type.
     """
-    kept = submitted_changes(task, changes)
+    submitted = submitted_changes(task, changes)
     if cache is None:
-        return (await _grade(task, kept, pool))[0]
-    key = result_key(
-        fingerprint_bytes(kept), ["grade", task.grader.to_json(), str(task.repository), str(task.packages)]
+        return (await _grade(task, grader, submitted, pool))[0]
+    what = ["grade", grader.to_json(), str(task.repository), str(task.packages)]
+    return await cache.get(
+        result_key(fingerprint_bytes(submitted), what), lambda: _grade(task, grader, submitted, pool)
     )
-    return await cache.get(key, lambda: _grade(task, kept, pool))
 
 
-async def _grade(task: Task, kept: Mapping[str, Change], pool: SandboxPool) -> tuple[Grade, bool]:
-    calls = json.dumps([case.call for case in task.grader.cases]).encode()
+async def _grade(
+    task: Task, grader: CaseGrader, submitted: Mapping[str, Change], pool: SandboxPool
+) -> tuple[Grade, bool]:
+    """Returns the grade and whether it may be cached: not after a limit was hit, which another run may not hit."""
+    calls = json.dumps([case.call for case in grader.cases]).encode()
 
     async def run() -> RunResult:
         tree, packages = await pool.trees.get(task.repository), await pool.trees.get(task.packages)
         async with await pool.acquire({}, tree, packages=packages) as sandbox:
-            await sandbox.apply({**kept, SCRIPT: Change("file", SCRIPT_TEXT)})
-            return await sandbox.run(["python", SCRIPT], stdin=calls, timeout_s=task.grader.timeout_s)
+            await sandbox.apply({**submitted, SCRIPT: Change("file", SCRIPT_SOURCE)})
+            return await sandbox.run(["python", SCRIPT], stdin=calls, timeout_s=grader.timeout_s)
 
     result = await retry_if_sandbox_dies(run)
-    # Only a run that came to its own end says the same again; one that hit a limit may have been unlucky.
-    return _judge(task, result.outcome, result.stdout), result.outcome in ("ok", "nonzero")
+    return _judge(grader, result.outcome, result.stdout), result.outcome in ("ok", "nonzero")
 
 
-def _judge(task: Task, outcome: str, report: str) -> Grade:
-    cases = [{"call": case.call, "want": case.want} for case in task.grader.cases]
+def _judge(grader: CaseGrader, outcome: str, report: str) -> Grade:
+    cases = [{"call": case.call, "want": case.want} for case in grader.cases]
     failures = judge_cases.failures(cases, report, outcome)
     passed = len(cases) - len(failures)
     detail = f"{passed} of {len(cases)} hidden cases pass"

@@ -1,6 +1,6 @@
-"""Compares what call_cases.py reported with what was expected, outside of where the submission ran.
+"""Compares the values that call_cases.py reported with the expected ones, outside the sandbox of the submission.
 
-Standard library only: the same file judges in this process and in the container of an exported task.
+Standard library only: this file runs in this process and in the container of an exported task.
 """
 
 import json
@@ -9,28 +9,28 @@ _MISSING = object()
 
 
 def failures(cases, report, outcome):
-    """One line for each case that does not pass.
+    """Returns one line for each case that does not pass.
 
-    cases: dicts {"call": [module, function, args], "want": value}. report: what call_cases.py wrote. outcome:
-    how its run ended, for the cases it did not get to.
+    cases: dicts {"call": [module, function, args], "want": value}. report: the output of call_cases.py. outcome: how
+    its run ended, for the cases without a value.
     """
     values, errors = read_report(report)
     lines = []
     for index, case in enumerate(cases):
         value = values.get(index, _MISSING)
         if value is _MISSING:
-            what = errors.get(index, f"no value ({outcome})")
+            problem = errors.get(index, f"no value ({outcome})")
         elif not same_value(value, case["want"]):
-            what = f"{repr(value)[:60]} instead of {case['want']!r}"
+            problem = f"{repr(value)[:60]} instead of {case['want']!r}"
         else:
             continue
         module, function, args = case["call"]
-        lines.append(f"{module}.{function}({', '.join(map(repr, args))}): {what}")
+        lines.append(f"{module}.{function}({', '.join(map(repr, args))}): {problem}")
     return lines
 
 
 def read_report(report):
-    """index -> value and index -> error. A line that the script would not write is nobody's value."""
+    """Returns index -> value and index -> error. Lines that the script would not write are ignored."""
     values, errors = {}, {}
     for line in report.split("\n"):
         try:
@@ -41,7 +41,7 @@ def read_report(report):
             continue
         index = entry["index"]
         if index in values or index in errors:
-            # The script reports a call once; a second line for it was written by the submission.
+            # The script reports each call once, so the submission wrote the second line.
             values.pop(index, None)
             errors[index] = "reported twice"
         elif "value" in entry:
@@ -52,7 +52,7 @@ def read_report(report):
 
 
 def same_value(value, want):
-    """Equality that also compares types: True is not 1, and 1.0 is not 1. For JSON values."""
+    """Whether two JSON values are equal in value and type: True is not 1, and 1.0 is not 1."""
     if type(value) is not type(want):
         return False
     if isinstance(want, list):

@@ -1,13 +1,13 @@
-"""Grading by what a script prints, as SWE-bench does it: inside the image of the task, for any language.
+"""Grading by the log that a script prints, as SWE-bench does it: inside the task's image, for any language.
 
-    >>>>> Start Test Output      only what is between these two counts
+    >>>>> Start Test Output      only the lines between these two markers count
     >>>>> End Test Output
-    >>>>> Test Exit Code: 0      must agree with it
+    >>>>> Test Exit Code: 0      must agree with them
 
-A test that failed before has to be PASSED (or XFAIL); one that passed before may also be SKIPPED. Whatever the log
-lacks has failed, unless the row says that it names failures only. A log that cannot be trusted is worth nothing:
-markers that are missing or are there twice, no test in it, a script that says that it could not work, or an exit code
-of a failure although every test that it names has passed.
+A fail-to-pass test must be PASSED or XFAIL; a pass-to-pass test may also be SKIPPED. A test that the log does not name
+has failed, unless the grader is `fail_only`. A log that cannot be trusted gives reward 0: its markers are missing or
+repeated, it names no test, the script reports that it could not run, or the exit code is a failure although every test
+in the log passed.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ from composer_jax.tasks.task import Task
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 _EXIT_CODE = re.compile(r"^>>>>> Test Exit Code:\s*(-?\d+)\s*$", re.MULTILINE)
 _GAVE_UP = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
-LOG_KB = 32 * 1024  # a longer log is not judged: what is cut out could hold a failure
+LOG_KB = 32 * 1024  # a longer log is not judged: the part left out could hold a failure
 _SCRIPT = "/tmp/composer-eval.sh"
 
 
 async def grade(
-    task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None
+    task: Task,
+    grader: LogGrader,
+    changes: Mapping[str, Change],
+    pool: SandboxPool,
+    cache: ResultCache[Grade] | None,
 ) -> Grade:
-    """Grades one submission (see submission.grade). pool: of the task's image."""
+    """Grades one submission (see submission.grade). pool: containers of the task's image."""
     if cache is None:
-        return (await _grade(task, changes, pool))[0]
+        return (await _grade(task, grader, changes, pool))[0]
     key = result_key(fingerprint_bytes(changes), ["grade", task.digest])
-    return await cache.get(key, lambda: _grade(task, changes, pool))
+    return await cache.get(key, lambda: _grade(task, grader, changes, pool))
 
 
-async def _grade(task: Task, changes: Mapping[str, Change], pool: SandboxPool) -> tuple[Grade, bool]:
-    """The grade, and whether it may be kept: not that of a run that hit a limit."""
-    grader = task.grader
+async def _grade(task: Task, grader: LogGrader, changes: Mapping[str, Change], pool: SandboxPool) -> tuple[Grade, bool]:
+    """Returns the grade and whether it may be cached: not after a limit was hit, which another run may not hit."""
 
     async def run() -> tuple[Grade, bool]:
         async with await pool.acquire({}, grading=True, network=task.network) as sandbox:
@@ -50,7 +53,7 @@ async def _grade(task: Task, changes: Mapping[str, Change], pool: SandboxPool) -
                 await sandbox.apply(changes)
             except SandboxFileError as error:
                 return Grade(0.0, {}, f"the changes cannot be made: {error}"), True
-            # One stream: the markers may come on stderr (set -x), what is between them on stdout.
+            # stdout and stderr share one stream: `set -x` prints the markers on stderr, the tests print on stdout.
             store = f"cat > {_SCRIPT} && exec bash {_SCRIPT} 2>&1 < /dev/null"
             result = await sandbox.run(
                 ["sh", "-c", store], timeout_s=grader.timeout_s, stdin=grader.script.encode(), output_kb=LOG_KB
@@ -58,54 +61,60 @@ async def _grade(task: Task, changes: Mapping[str, Change], pool: SandboxPool) -
             if result.outcome not in ("ok", "nonzero"):
                 return Grade(0.0, {}, f"the script did not come to its end: {result.outcome}"), False
             if result.truncated_bytes:
-                lost = f"the log is too long, {result.truncated_bytes} bytes of it were left out"
-                return Grade(0.0, {}, lost), True
+                detail = f"the log is too long, {result.truncated_bytes} bytes of it were left out"
+                return Grade(0.0, {}, detail), True
             return judge_log(grader, result.stdout), True
 
     return await retry_if_sandbox_dies(run)
 
 
 def judge_log(grader: LogGrader, log: str) -> Grade:
-    """The grade that a log stands for. parts: {"f2p", "p2p"}, the fractions that were repaired and kept."""
+    """Returns the grade of a log. parts: {"f2p", "p2p"}, the fractions of those tests that pass."""
     between, problem = _between_markers(log)
     if problem:
         return Grade(0.0, {}, f"the log counts for nothing: {problem}")
-    found = parse(grader.parser, between)
+    statuses = parse(grader.parser, between)
     codes = _EXIT_CODE.findall(log)
     if len(codes) > 1:
         return Grade(0.0, {}, "the log counts for nothing: it has more than one exit code")
     code = int(codes[0]) if codes else None
-    if not found and not (grader.fail_only and code == 0):
+    if not statuses and not (grader.fail_only and code == 0):
         return Grade(0.0, {}, "the log counts for nothing: it names no test, so nothing shows that a suite ran")
-    if code and found and FAILED not in found.values():
+    if code and statuses and FAILED not in statuses.values():
         return Grade(0.0, {}, f"the log counts for nothing: the exit code is {code}, but every test in it has passed")
-    repaired = [_status(found, test, grader.fail_only) in (PASSED, XFAIL) for test in grader.fail_to_pass]
-    kept = [_status(found, test, grader.fail_only) in (PASSED, XFAIL, SKIPPED) for test in grader.pass_to_pass]
+    repaired = [_status(statuses, test, grader.fail_only) in (PASSED, XFAIL) for test in grader.fail_to_pass]
+    kept = [_status(statuses, test, grader.fail_only) in (PASSED, XFAIL, SKIPPED) for test in grader.pass_to_pass]
     parts = {"f2p": sum(repaired) / len(repaired), "p2p": sum(kept) / len(kept) if kept else 1.0}
     detail = f"{sum(repaired)} of {len(repaired)} tests repaired, {sum(kept)} of {len(kept)} kept"
     return Grade(float(all(repaired + kept)), parts, detail)
 
 
-def _status(found: Mapping[str, str], test: str, fail_only: bool) -> str:
-    """What became of a test. A parametrized id that the data set has cut off (its [ is never closed) stands for all ids
-    that begin so, if they agree."""
-    if test in found:
-        return found[test]
+def _status(statuses: Mapping[str, str], test: str, fail_only: bool) -> str:
+    """Returns the status of a test.
+
+    A parametrized id that the data set truncated (its [ is never closed) stands for all ids with that prefix: for their
+    common status, or for FAILED if they differ.
+    """
+    if test in statuses:
+        return statuses[test]
     if "[" in test and not test.endswith("]"):
-        same = {status for name, status in found.items() if name.startswith(test)}
-        if len(same) == 1:
-            return same.pop()
-        if same:
+        matching = {status for name, status in statuses.items() if name.startswith(test)}
+        if len(matching) == 1:
+            return matching.pop()
+        if matching:
             return FAILED
     return PASSED if fail_only else FAILED
 
 
 def _between_markers(log: str) -> tuple[str, str | None]:
-    """The part of a log that counts, or why none does. A marker may be printed, or traced by `set -x`, once."""
-    if gave_up := next((words for words in _GAVE_UP if words in log), None):
+    """Returns the lines between the markers, and the problem if there is one.
+
+    A marker may be printed once and traced by `set -x` once.
+    """
+    if gave_up := next((message for message in _GAVE_UP if message in log), None):
         return "", f"it says {gave_up.removeprefix('>>>>> ')!r}"
     lines = log.split("\n")
-    places = []
+    positions = []
     for marker in (START, END):
         here = [number for number, line in enumerate(lines) if marker in line]
         traced = [number for number in here if lines[number].startswith("+")]
@@ -113,7 +122,7 @@ def _between_markers(log: str) -> tuple[str, str | None]:
             return "", f"it lacks the line {marker!r}"
         if len(traced) > 1 or len(here) - len(traced) > 1:
             return "", f"it has the line {marker!r} more than once"
-        places.append(max(here) if marker == START else min(here))
-    if places[0] > places[1]:
+        positions.append(max(here) if marker == START else min(here))
+    if positions[0] > positions[1]:
         return "", "its end is before its start"
-    return "\n".join(lines[places[0] + 1 : places[1]]), None
+    return "\n".join(lines[positions[0] + 1 : positions[1]]), None

@@ -1,7 +1,7 @@
-"""What the log of a test run says of each test: one small parser for each kind of runner.
+"""Parsers of test logs: one small function for each kind of test runner.
 
-The names are those that rows of SWE-bench 5 carry in `log_parser`, without their prefix "parse_log_". Where a log names
-a test more than once, the worst counts: nobody who prints "PASSED" as well gains by it.
+Their names are those in the field `log_parser` of SWE-bench 5 rows, without the prefix "parse_log_". If a log names a
+test more than once, the worst status counts, so printing an extra "PASSED" gains nothing.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ Statuses = Iterator[tuple[str, str]]
 
 
 def parser_of(name: str) -> Callable[[list[str]], Statuses]:
-    """The parser of that name. Raises UserError where there is none."""
-    kind = PARSERS.get(name.removeprefix("parse_log_"))
-    if kind is None:
-        raise UserError(f"there is no parser of logs called {name!r}; there are {', '.join(sorted(PARSERS))}")
-    return kind
+    """Returns the parser of that name, with or without the prefix. Raises UserError for an unknown name."""
+    parser = PARSERS.get(name.removeprefix("parse_log_"))
+    if parser is None:
+        raise UserError(f"the log parser {name!r} is unknown; use one of {', '.join(sorted(PARSERS))}")
+    return parser
 
 
 def parse(parser: str, log: str) -> dict[str, str]:
-    """name of test -> PASSED, FAILED, SKIPPED or XFAIL. Raises UserError for a parser that there is not."""
-    found: dict[str, str] = {}
+    """Returns test name -> PASSED, FAILED, SKIPPED or XFAIL. Raises UserError for an unknown parser."""
+    statuses: dict[str, str] = {}
     for name, status in parser_of(parser)([_COLOURS.sub("", line).rstrip("\r") for line in log.split("\n")]):
-        found[name] = max(found.get(name, PASSED), status, key=_BADNESS.index)
-    return found
+        statuses[name] = max(statuses.get(name, PASSED), status, key=_BADNESS.index)
+    return statuses
 
 
 def _pytest(lines: list[str]) -> Statuses:
-    """Of `pytest -rA`: only what is below the last summary's heading, above which stands what tests have printed."""
+    """Parses `pytest -rA`: only lines below the last summary heading, because tests print above it."""
     heads = [number for number, line in enumerate(lines) if _PYTEST_SUMMARY.fullmatch(line.strip())]
     for line in lines[heads[-1] + 1 :] if heads else ():
         if match := _PYTEST_LINE.match(line):
@@ -75,7 +75,7 @@ def _unittest(lines: list[str]) -> Statuses:
 
 
 def _by_words(pattern: re.Pattern[str], name: int, word: int, words: Mapping[str, str]) -> Callable[..., Statuses]:
-    """A parser of lines that hold a name and a word for what became of it."""
+    """Returns a parser of lines that match `pattern`; `name` and `word` are group numbers, `words` maps to a status."""
 
     def parse_lines(lines: list[str]) -> Statuses:
         for line in lines:
@@ -86,7 +86,7 @@ def _by_words(pattern: re.Pattern[str], name: int, word: int, words: Mapping[str
 
 
 def _marks(lines: list[str]) -> Statuses:
-    """Of Jest, Vitest, Mocha, PHPUnit's testdox: a mark before each test."""
+    """Parses Jest, Vitest, Mocha and PHPUnit's testdox, which print a mark before each test."""
     for line in lines:
         if match := _MARK_LINE.fullmatch(line):
             mark = match[1]
@@ -94,13 +94,13 @@ def _marks(lines: list[str]) -> Statuses:
 
 
 def _maven(lines: list[str]) -> Statuses:
-    """Maven names no test that passed: each is run on its own, under `set -x`, and its build succeeds or not."""
-    waiting: list[str] = []
+    """Parses Maven, which names no passed test: each runs by itself under `set -x`, and its build succeeds or fails."""
+    pending: list[str] = []
     for line in lines:
         if match := _MAVEN_TEST.search(line):
-            waiting.append(match[1])
-        if (match := _MAVEN_END.search(line)) and waiting:
-            yield waiting.pop(0), PASSED if match[1] == "SUCCESS" else FAILED
+            pending.append(match[1])
+        if (match := _MAVEN_END.search(line)) and pending:
+            yield pending.pop(0), PASSED if match[1] == "SUCCESS" else FAILED
 
 
 def _tap(lines: list[str]) -> Statuses:

@@ -1,11 +1,10 @@
 """Grading by a task's own script, as Harbor and Terminal-Bench do it.
 
-A fresh sandbox on the pristine repository gets all of the agent's changes, the task's own files among them if they are
-still there, and sees the tests at /tests; what the agent's own sandbox left outside of the workspace, reward files
-above all, is not there. `bash /tests/test.sh` runs, and the
-reward is what it then finds in /logs/verifier/reward.json (a number, or {"reward": a number, other numbers}), else in
-reward.txt. A reward outside of 0 to 1 counts as none: clamped, a script that counts to 100 would look as if all was
-solved.
+A fresh sandbox gets the pristine repository, all of the agent's changes (the task's own files included unless the agent
+deleted them), and the tests at /tests. Whatever the agent's sandbox wrote outside the workspace, reward files above
+all, is absent. `bash /tests/test.sh` runs. The reward is then read from /logs/verifier/reward.json (a number, or
+{"reward": a number, other numbers}), else from reward.txt. A reward outside 0 to 1 counts as 0: clamping would turn the
+result of a script that counts to 100 into full marks.
 """
 
 from __future__ import annotations
@@ -16,34 +15,40 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxFileError, SandboxPool
+from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.grading.result import Grade
 from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
 from composer_jax.tasks.retry import retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 
-REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
-READ_S = 10.0
+REWARD_FILES = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
+READ_TIMEOUT_S = 10.0
 
 
 async def grade(
-    task: Task, changes: Mapping[str, Change], pool: SandboxPool, cache: ResultCache[Grade] | None
+    task: Task,
+    grader: ScriptGrader,
+    changes: Mapping[str, Change],
+    pool: SandboxPool,
+    cache: ResultCache[Grade] | None,
 ) -> Grade:
-    """Grades one submission (see submission.grade). A reward that is missing or no number is 0, with a sentence."""
+    """Grades one submission (see submission.grade). A missing or malformed reward is 0, with the cause in `detail`."""
     if cache is None:
-        return (await _grade(task, changes, pool))[0]
+        return (await _grade(task, grader, changes, pool))[0]
     key = result_key(fingerprint_bytes(changes), ["grade", task.digest])
-    return await cache.get(key, lambda: _grade(task, changes, pool))
+    return await cache.get(key, lambda: _grade(task, grader, changes, pool))
 
 
-async def _grade(task: Task, changes: Mapping[str, Change], pool: SandboxPool) -> tuple[Grade, bool]:
-    """The grade, and whether it may be kept: not that of a run that hit a limit."""
-    grader = task.grader
+async def _grade(
+    task: Task, grader: ScriptGrader, changes: Mapping[str, Change], pool: SandboxPool
+) -> tuple[Grade, bool]:
+    """Returns the grade and whether it may be cached: not after a limit was hit, which another run may not hit."""
     trees = {"packages": await pool.trees.get(task.packages), "tests": await pool.trees.get(grader.tests)}
     variables = [f"{name}={value}" for name, value in grader.environment.items()]
 
     async def run() -> tuple[Grade, bool]:
-        ground = await pool.trees.get(task.repository)
-        async with await pool.acquire({}, ground, network=task.network, **trees) as sandbox:
+        repository = await pool.trees.get(task.repository)
+        async with await pool.acquire({}, repository, network=task.network, **trees) as sandbox:
             try:
                 await sandbox.apply(changes)
             except SandboxFileError as error:
@@ -51,43 +56,43 @@ async def _grade(task: Task, changes: Mapping[str, Change], pool: SandboxPool) -
             result = await sandbox.run(["env", *variables, "bash", "/tests/test.sh"], timeout_s=grader.timeout_s)
             if result.outcome not in ("ok", "nonzero"):
                 return Grade(0.0, {}, f"test.sh did not come to its end: {result.outcome}"), False
-            return await _reward(sandbox, result), True
+            return await _read_reward_files(sandbox, result), True
 
     return await retry_if_sandbox_dies(run)
 
 
-async def _reward(sandbox: Sandbox, script: RunResult) -> Grade:
-    """What the files say that test.sh has left."""
-    for path in REWARDS:
-        found = await sandbox.run(["cat", path], timeout_s=READ_S)
-        if found.outcome == "ok":
-            return read_reward(found.stdout, path)
-        if "No such file" not in found.stderr:
-            return Grade(0.0, {}, f"{path} cannot be read: {found.stderr.strip() or found.outcome}")
-    said = (script.stderr.strip() or script.stdout.strip()).splitlines()[-1:] or ["nothing"]
+async def _read_reward_files(sandbox: Sandbox, script: RunResult) -> Grade:
+    """Returns the grade from the first reward file that exists. script: the finished run of test.sh."""
+    for path in REWARD_FILES:
+        content = await sandbox.run(["cat", path], timeout_s=READ_TIMEOUT_S)
+        if content.outcome == "ok":
+            return read_reward(content.stdout, path)
+        if "No such file" not in content.stderr:
+            return Grade(0.0, {}, f"{path} cannot be read: {content.stderr.strip() or content.outcome}")
+    last_line = (script.stderr.strip() or script.stdout.strip()).splitlines()[-1:] or ["nothing"]
     return Grade(
-        0.0, {}, f"test.sh left no reward; its exit code is {script.exit_code}, its last words: {said[0][:200]}"
+        0.0, {}, f"test.sh left no reward; its exit code is {script.exit_code}, its last words: {last_line[0][:200]}"
     )
 
 
 def read_reward(text: str, path: str) -> Grade:
-    """The grade that a reward file (.json or .txt) stands for."""
+    """Returns the grade in the text of a reward file (.json or .txt)."""
     try:
         value: Any = json.loads(text) if path.endswith(".json") else float(text)
     except (ValueError, RecursionError):
         return Grade(0.0, {}, f"{path} holds no reward: {text.strip()[:80]!r}")
     parts = {}
     if isinstance(value, dict):
-        parts = {name: float(part) for name, part in value.items() if name != "reward" and _is_number(part)}
+        parts = {name: float(part) for name, part in value.items() if name != "reward" and _is_finite_number(part)}
         value = value.get("reward")
-    if not _is_number(value):
+    if not _is_finite_number(value):
         return Grade(0.0, parts, f"{path} holds no reward: {text.strip()[:80]!r}")
     if not 0 <= value <= 1:
         return Grade(0.0, parts, f"{path} holds the reward {value}, which is not from 0 to 1 and counts as 0")
     return Grade(float(value), parts, f"test.sh says {float(value)}")
 
 
-def _is_number(value: Any) -> bool:
+def _is_finite_number(value: Any) -> bool:
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer larger than any float

@@ -1,15 +1,15 @@
-"""Tasks on disk: the Harbor directory format, which other harnesses read too.
+"""Writes and reads tasks as Harbor directories, a format that other harnesses read too.
 
-    task.toml              schema, limits, and [metadata.composer]: id, family, split, tools; of a repository task also
-                           kind, tests to repair and to keep, and the packages it needs
-    instruction.md         what the agent is told
-    environment/repo/      the workspace; environment/Dockerfile puts it into a container
-    tests/                 test.sh and what it needs, never shown to the agent: hidden cases with their expected values,
-                           or the pristine tests of a repository
+    task.toml              schema, limits, and [metadata.composer]: id, family, split, tools; for a repository task also
+                           kind, fail-to-pass and pass-to-pass tests, and the packages it needs
+    instruction.md         the instruction for the agent
+    environment/repo/      the workspace; environment/Dockerfile copies it into a container
+    tests/                 test.sh and its files, hidden from the agent: hidden cases with their expected values, or the
+                           pristine tests of a repository
     solution/              solve.sh, and oracle.json: the metadata of the Task
 
-Writing a task and reading it back gives an equal Task; that of a repository task stands on the directory it was read
-from, files included.
+A task that is written and read back is equal. The repository of a repository task is then the directory it was read
+from, and includes the task's own files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from composer_jax.tasks.task import Task
 
 SCHEMA_VERSION = "1.0"
 AGENT_TIMEOUT_S = 600.0
-VERIFIER_OVERHEAD_S = 60.0  # starting a container and an interpreter, beside the time the cases may take
+VERIFIER_OVERHEAD_S = 60.0  # to start a container and an interpreter, in addition to the grader's timeout
 _HERE = Path(__file__).parent
 _GRADING = _HERE.parent / "grading"
 _DOCKERFILE = "FROM python:3.11-slim\nCOPY repo /workspace\nWORKDIR /workspace\n"
@@ -36,28 +36,27 @@ _SOLVE_SH = "#!/bin/sh\nexec python3 /solution/solve.py /solution/oracle.json /w
 
 
 def write_task(task: Task, directory: Path | str) -> Path:
-    """Writes `task` into a new or empty directory, and returns its path.
+    """Writes `task` into a new or empty directory and returns its path.
 
-    Raises UserError when the directory holds something, a path in the workspace leads out of it, or the task has a part
-    that the directory cannot hold.
+    Raises UserError when the directory is not empty, a path leads out of the workspace, or the task has a part that the
+    format cannot hold.
     """
     directory = Path(directory)
     if directory.is_dir() and any(directory.iterdir()):
         raise UserError(f"{directory} is not empty; give write_task a new directory")
     if not isinstance(task.grader, CaseGrader | SuiteGrader):
         raise UserError(f"task {task.id} is graded by a script of its own; copy the directory it came from")
-    _refuse_what_would_be_lost(task)
-    files = {f"environment/repo/{_checked(path)}": text for path, text in task.files.items()}
-    is_suite = isinstance(task.grader, SuiteGrader)
-    if is_suite:
+    _refuse_unsupported_parts(task)
+    files = {f"environment/repo/{_check_path(path)}": text for path, text in task.files.items()}
+    if isinstance(task.grader, SuiteGrader):
         directory.mkdir(parents=True, exist_ok=True)
-        files |= suite.write_suite(task, directory)
+        files |= suite.write_suite(task, task.grader, directory)
     else:
         files |= _write_cases(task)
     files |= {
         "task.toml": _task_toml(task, directory),
         "instruction.md": task.instruction,
-        "environment/Dockerfile": suite.dockerfile(task) if is_suite else _DOCKERFILE,
+        "environment/Dockerfile": suite.dockerfile(task) if isinstance(task.grader, SuiteGrader) else _DOCKERFILE,
         "solution/solve.sh": _SOLVE_SH,
         "solution/solve.py": (_HERE / "solve.py").read_text(encoding="utf-8"),
         "solution/oracle.json": json.dumps(dict(task.metadata), indent=1),
@@ -70,20 +69,20 @@ def write_task(task: Task, directory: Path | str) -> Path:
 
 
 def read_task(directory: Path | str) -> Task:
-    """The Task in a directory that `write_task` wrote. Raises UserError naming what is missing or wrong."""
+    """Reads the Task in a directory that `write_task` wrote. Raises UserError that names what is missing or wrong."""
     directory = Path(directory)
     try:
-        described = tomllib.loads((directory / "task.toml").read_text(encoding="utf-8"))["metadata"]["composer"]
+        manifest = tomllib.loads((directory / "task.toml").read_text(encoding="utf-8"))["metadata"]["composer"]
         instruction = (directory / "instruction.md").read_bytes().decode()
         metadata = json.loads((directory / "solution/oracle.json").read_bytes())
-        is_suite = "fail_to_pass" in described
-        rest = suite.read_suite(described, directory) if is_suite else _read_cases(directory)
+        is_suite = "fail_to_pass" in manifest
+        rest = suite.read_suite(manifest, directory) if is_suite else _read_cases(directory)
         return Task(
-            id=described["id"],
-            family=described["family"],
-            split=described["split"],
+            id=manifest["id"],
+            family=manifest["family"],
+            split=manifest["split"],
             instruction=instruction,
-            tools=tuple(described["tools"]),
+            tools=tuple(manifest["tools"]),
             metadata=metadata,
             **rest,
         )
@@ -92,15 +91,15 @@ def read_task(directory: Path | str) -> Task:
             f"the task in {directory} lacks {error}; only tasks written by write_task can be read"
         ) from error
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"there is no readable task in {directory}: {error}") from error
+        raise UserError(f"the task in {directory} cannot be read: {error}") from error
 
 
-def _refuse_what_would_be_lost(task: Task) -> None:
+def _refuse_unsupported_parts(task: Task) -> None:
     parts = ("image",) if isinstance(task.grader, SuiteGrader) else ("repository", "packages", "network", "image")
-    if lost := [name for name in parts if getattr(task, name)]:
+    if unsupported := [name for name in parts if getattr(task, name)]:
         how = "a suite" if isinstance(task.grader, SuiteGrader) else "hidden cases"
         raise UserError(
-            f"task {task.id} has {' and '.join(lost)}, which a directory of a task graded by {how} cannot hold; "
+            f"task {task.id} has {' and '.join(unsupported)}, which a directory of a task graded by {how} cannot hold; "
             "keep it as JSON (Task.to_json)"
         )
 
@@ -126,7 +125,7 @@ def _read_cases(directory: Path) -> dict[str, Any]:
     return {"files": files, "grader": grader}
 
 
-def _checked(path: str) -> str:
+def _check_path(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
         raise UserError(f"the workspace path {path!r} leads out of the workspace; use a relative path without ..")
@@ -143,7 +142,7 @@ def _task_toml(task: Task, directory: Path) -> str:
             "family": task.family,
             "split": task.split,
             "tools": list(task.tools),
-            **(suite.describe_suite(task, directory) if isinstance(task.grader, SuiteGrader) else {}),
+            **(suite.describe_suite(task, task.grader, directory) if isinstance(task.grader, SuiteGrader) else {}),
         },
         "verifier": {"timeout_sec": task.grader.timeout_s + VERIFIER_OVERHEAD_S},
         "agent": {"timeout_sec": AGENT_TIMEOUT_S},
@@ -164,5 +163,5 @@ def _toml_lines(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _toml_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml_value, value))}]"
-    # JSON and TOML spell booleans, finite numbers and strings alike, except that TOML wants DEL escaped.
+    # JSON and TOML write booleans, finite numbers and strings alike, except that TOML requires DEL to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

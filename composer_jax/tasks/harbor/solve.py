@@ -1,7 +1,6 @@
-"""Applies what solves a task: solve.py ORACLE WORKSPACE.
+"""Applies the solution of a task: solve.py ORACLE WORKSPACE.
 
-The oracle holds either an edit (path, old, new) or the whole files as they should be (gold: path -> text, null for a
-file that should not be there).
+The oracle holds either an edit (path, old, new) or the solved files (gold: path -> text, null for a file to delete).
 """
 
 import json
@@ -9,10 +8,10 @@ import sys
 from pathlib import Path
 
 
-def main(oracle, workspace):
-    know = json.loads(Path(oracle).read_text(encoding="utf-8"))
-    if "gold" in know:
-        for path, text in know["gold"].items():
+def main(oracle_file, workspace):
+    oracle = json.loads(Path(oracle_file).read_text(encoding="utf-8"))
+    if "gold" in oracle:
+        for path, text in oracle["gold"].items():
             file = Path(workspace, path)
             if text is None:
                 file.unlink()
@@ -20,11 +19,11 @@ def main(oracle, workspace):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(text.encode())
         return
-    file = Path(workspace, know["path"])
+    file = Path(workspace, oracle["path"])
     text = file.read_text(encoding="utf-8")
-    if text.count(know["old"]) != 1:
-        sys.exit(f"{know['old']!r} is not exactly once in {file}")
-    file.write_text(text.replace(know["old"], know["new"]), encoding="utf-8")
+    if text.count(oracle["old"]) != 1:
+        sys.exit(f"{oracle['old']!r} does not occur exactly once in {file}")
+    file.write_text(text.replace(oracle["old"], oracle["new"]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What of a repository task goes into its Harbor directory, beside what every task has (directory.py)."""
+"""The parts of a Harbor directory that only repository tasks have (directory.py has the rest)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEST_SH = "#!/bin/sh\nexec python3 /tests/verify_suite.py /tests /workspace /log
 
 
 def dockerfile(task: Task) -> str:
-    """Installs what the task's metadata names as its requirements; pytest where it names none."""
+    """Returns a Dockerfile that installs the requirements in the task's metadata, or pytest without any."""
     requirements = task.metadata.get("requirements") or ["pytest"]
     words = " ".join(f"'{requirement}'" for requirement in requirements)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -36,15 +36,14 @@ def dockerfile(task: Task) -> str:
     return "\n".join([*steps, "WORKDIR /workspace", ""])
 
 
-def write_suite(task: Task, directory: Path) -> dict[str, str]:
-    """Copies repository and hidden tests into the directory; returns the texts of the other files."""
-    grader = task.grader
+def write_suite(task: Task, grader: SuiteGrader, directory: Path) -> dict[str, str]:
+    """Copies repository and hidden tests into the directory; returns path -> text of the other files."""
     repo, tests = directory / "environment" / "repo", directory / "tests" / "repo"
     if task.repository is not None:
         shutil.copytree(task.repository, repo, symlinks=True)
     if grader.tests is not None:
         shutil.copytree(grader.tests, tests, symlinks=True)
-    kept = _write_protected(task, tests)
+    protected = _write_protected(task, grader, tests)
     suite = {
         "fail_to_pass": list(grader.fail_to_pass),
         "pass_to_pass": list(grader.pass_to_pass),
@@ -56,35 +55,38 @@ def write_suite(task: Task, directory: Path) -> dict[str, str]:
     shipped = {f"tests/{name}": (_TASKS / source).read_text(encoding="utf-8") for name, source in _SHIPPED.items()}
     gold = task.metadata.get("gold")
     patch = {} if gold is None else {"solution/gold.patch": gold_patch(task, gold)}
-    return {**shipped, **kept, **patch, "tests/suite.json": json.dumps(suite, indent=1), "tests/test.sh": TEST_SH}
+    return {**shipped, **protected, **patch, "tests/suite.json": json.dumps(suite, indent=1), "tests/test.sh": TEST_SH}
 
 
-def _write_protected(task: Task, tests: Path) -> dict[str, str]:
-    """Copies what is protected in the repository beside the hidden tests, for verify_suite.py removes all that is
-    not there; returns the texts of such files that lie on top of the repository."""
-    on_top = {path: text for path, text in task.files.items() if is_protected(path)}
-    hidden = set() if task.grader.tests is None else set(protected_files(tests))
-    for path in protected_files(task.repository) if task.repository is not None else ():
+def _write_protected(task: Task, grader: SuiteGrader, tests: Path) -> dict[str, str]:
+    """Copies the repository's protected files beside the hidden tests, because verify_suite.py removes all others.
+
+    Returns path -> text of the protected files among the task's own files.
+    """
+    own_files = {path: text for path, text in task.files.items() if is_protected(path)}
+    hidden = set() if grader.tests is None else set(protected_files(tests))
+    root = task.repository
+    originals = {} if root is None else {path: root / path for path in protected_files(root)}
+    for path, original in originals.items():
         behind_link = any(str(above) in hidden for above in PurePosixPath(path).parents)
-        if path not in hidden and path not in on_top and not behind_link:
+        if path not in hidden and path not in own_files and not behind_link:
             (tests / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(task.repository / path, tests / path, follow_symlinks=False)
-    return {f"tests/repo/{path}": text for path, text in on_top.items() if path not in hidden}
+            shutil.copy2(original, tests / path, follow_symlinks=False)
+    return {f"tests/repo/{path}": text for path, text in own_files.items() if path not in hidden}
 
 
 def gold_patch(task: Task, gold: Mapping[str, str | None]) -> str:
-    """What solves the task as a unified diff, for people; solve.sh writes the same texts."""
+    """Returns the solution as a unified diff, for people; solve.sh writes the same texts."""
     pieces = []
     for path, text in sorted(gold.items()):
-        there = task.repository / path if task.repository is not None else None
-        before = there.read_bytes().decode() if there is not None and there.is_file() else task.files.get(path)
+        original = task.repository / path if task.repository is not None else None
+        before = original.read_bytes().decode() if original and original.is_file() else task.files.get(path)
         pieces.append(format_unified(path, before, text))
     return "".join(pieces)
 
 
-def describe_suite(task: Task, directory: Path) -> dict[str, Any]:
-    """For [metadata.composer]: the grader, and what the tests need to be installed."""
-    grader = task.grader
+def describe_suite(task: Task, grader: SuiteGrader, directory: Path) -> dict[str, Any]:
+    """Returns the entries of [metadata.composer] on the grader and on the packages that the tests need."""
     described: dict[str, Any] = {
         "fail_to_pass": list(grader.fail_to_pass),
         "pass_to_pass": list(grader.pass_to_pass),
@@ -103,9 +105,9 @@ def describe_suite(task: Task, directory: Path) -> dict[str, Any]:
 
 
 def read_suite(described: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The fields of the Task that are about repository and grader.
+    """Returns the Task fields on repository and grader from the entries that describe_suite wrote.
 
-    Raises UserError when the packages it names are not there.
+    Raises UserError when the folder of packages does not exist.
     """
     grader = SuiteGrader(
         tuple(described["fail_to_pass"]),
@@ -122,7 +124,7 @@ def read_suite(described: Mapping[str, Any], directory: Path) -> dict[str, Any]:
             needed = " ".join(f"'{name}'" for name in described.get("requirements", ["pytest"]))
             raise UserError(
                 f"the packages of the task in {directory} are not at {packages}; "
-                f"make them by `pip install --target {packages} {needed}`"
+                f"install them with `pip install --target {packages} {needed}`"
             )
     return {
         "grader": grader,

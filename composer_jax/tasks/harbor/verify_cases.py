@@ -1,7 +1,7 @@
 """Grades a workspace inside a Harbor container: verify.py TESTS WORKSPACE LOGS writes LOGS/reward.json.
 
-In Harbor the tests arrive after the agent has left, but submission and expected values then share one
-container; the library's own grading keeps them apart.
+Harbor adds the tests after the agent has finished, but the submission and the expected values then share one container;
+the library's own grading keeps them apart.
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import judge  # noqa: E402  # beside this file in the task's tests/
+import judge  # noqa: E402  # pyright: ignore[reportMissingImports]  # beside this file in the task's tests/
 
 
 def main(tests, workspace, logs):
@@ -20,7 +20,7 @@ def main(tests, workspace, logs):
     command = [sys.executable, str(Path(tests, "call_cases.py"))]
     environment = {**os.environ, "PYTHONPATH": workspace, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             input=calls,
             stdout=subprocess.PIPE,
@@ -30,14 +30,14 @@ def main(tests, workspace, logs):
             env=environment,
             timeout=grader["timeout_s"],
         )
-        report, outcome = done.stdout, "ok" if done.returncode == 0 else "nonzero"
+        report, outcome = process.stdout, "ok" if process.returncode == 0 else "nonzero"
     except subprocess.TimeoutExpired:
         report, outcome = "", "timeout"
-    failed = judge.failures(grader["cases"], report, outcome)
-    print("\n".join(failed) or f"all {len(grader['cases'])} hidden cases pass")
+    failures = judge.failures(grader["cases"], report, outcome)
+    print("\n".join(failures) or f"all {len(grader['cases'])} hidden cases pass")
     total = len(grader["cases"])
     Path(logs).mkdir(parents=True, exist_ok=True)
-    reward = {"reward": 0.0 if failed else 1.0, "hidden": 1 - len(failed) / total}
+    reward = {"reward": 0.0 if failures else 1.0, "hidden": 1 - len(failures) / total}
     Path(logs, "reward.json").write_text(json.dumps(reward), encoding="utf-8")
 
 

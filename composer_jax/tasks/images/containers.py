@@ -1,4 +1,4 @@
-"""The containers of a task that cannot run without its image."""
+"""Container pools for tasks that need an image."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from composer_jax.tasks.task import Task
 CONTAINER_LIMITS = SandboxLimits(
     timeout_s=60.0, memory_mb=4096, processes=1024, open_files=4096, workspace_mb=512, output_kb=64
 )
-"""Of a container, but for what the task says. Ours: what builds and tests of the published tasks need."""
+"""Default limits of a container. Our choice: enough for builds and tests of published tasks."""
 
 INSTALL_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
-"""Capabilities that package managers need. Scripts that grade install what they need with them; the tests of data sets
-do not, so their containers have none. KILL is what ends processes of a user that root has become."""
+"""Capabilities that package managers need. Only containers of tasks graded by a script get them, because such scripts
+install packages. KILL lets root end processes of another user."""
 
 
 def container_pool(
     task: Task, size: int = 8, engine: Engine | None = None, turns: asyncio.Semaphore | None = None
 ) -> ContainerPool:
-    """A pool of containers for one task, with the memory, CPUs and variables that it asks for.
+    """Returns a pool of containers for one task, with the memory, CPUs and variables that the task asks for.
 
-    Builds the image where the task has a Dockerfile and it was not built yet. Raises UserError for a task without an
-    image, where no engine works, and where an image that is not built here was not pulled.
+    Builds the image if the task has a Dockerfile and the image does not exist. Raises UserError for a task without an
+    image, without a working engine, and for a missing image that is not built here.
+
+    size: containers in use at once. turns: bounds the containers in use across several pools.
     """
     if task.image is None:
         raise UserError(f"task {task.id} needs no image; run it in a LocalSandboxPool")
@@ -46,15 +48,15 @@ def container_pool(
         linux_capabilities=INSTALL_CAPABILITIES if isinstance(task.grader, ScriptGrader) else (),
         environment=task.metadata.get("environment"),
         turns=turns,
-        hide_history=not isinstance(task.grader, ScriptGrader),  # to whom a .git may be what the task is about
+        hide_history=not isinstance(task.grader, ScriptGrader),  # a script's task may be about .git itself
     )
 
 
 def require_images(tasks: Iterable[Task]) -> None:
-    """Raises UserError where no engine works, and for a task whose image is neither here nor built here."""
-    tasks = list(tasks)
-    if not tasks:
+    """Raises UserError without a working engine, and for an image that is neither on this machine nor built here."""
+    images = [(task.image, "build" in task.metadata) for task in tasks if task.image is not None]
+    if not images:
         return
     engine = find_engine()
-    for image in sorted({task.image for task in tasks if "build" not in task.metadata}):
+    for image in sorted({image for image, is_built_here in images if not is_built_here}):
         engine.working_folder(image)

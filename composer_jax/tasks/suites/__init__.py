@@ -1,1 +1,1 @@
-"""Test suites of repositories: run in a sandbox, judged outside of it."""
+"""Test suites of repositories: they run in a sandbox and are judged outside it."""

@@ -1,16 +1,16 @@
-"""Reads the report of pytest_runner.py and says of every test whether it passed, outside of where the tests ran.
+"""Judges the report of pytest_runner.py, outside the sandbox of the tests: the outcome of every test.
 
-Standard library only: the same file judges in this process and in the container of an exported task.
+Standard library only: this file runs in this process and in the container of an exported task.
 
-What a report must fulfil, or no test of it has passed: pytest came to its end and its exit status agrees with what the
-tests did; the plugin's account (through the pipe, each line with the secret) and the JUnit XML name the same tests as
-passed, and each test once; the decoys, which cannot pass, have not; neither test files nor functions of pytest and
-unittest were replaced.
+A report counts only if all of this holds: pytest finished and its exit status agrees with the outcomes of the tests;
+the plugin's events (sent through the pipe, each line with the secret) and the JUnit XML name the same passed tests,
+each test once; the decoys, which cannot pass, did not pass; no test file and no function of pytest or unittest was
+replaced.
 
-What cannot be excluded: tests and tested code share one process, so code that is written against this very file can
-find the plugin's secret in memory, leave the decoys alone and report what it likes; code can return objects that equal
-everything, or read the expected value from the frame of the test that calls it. The decoys catch what makes every test
-pass; the rest is for hack_monitor.py and people to find.
+Known limits: tests and tested code share one process. Code written against this file can read the plugin's secret from
+memory, spare the decoys and forge events; code can return objects that equal everything, or read the expected value
+from the frame of the test that calls it. The decoys catch code that makes every test pass; hack_monitor.py and people
+must catch the rest.
 """
 
 import base64
@@ -24,7 +24,7 @@ LIMIT_PROBLEMS = {"timeout": "the time is over", "out_of_memory": "out of memory
 
 
 def unpack_report(stdout):
-    """The report in the last line of the output, or None where there is none."""
+    """Returns the report in the last line of the output, or None without one."""
     try:
         return json.loads(zlib.decompress(base64.b64decode(stdout.strip().rpartition("\n")[2], validate=True)))
     except (ValueError, binascii.Error, zlib.error):
@@ -32,25 +32,25 @@ def unpack_report(stdout):
 
 
 def parse_events(report, secret):
-    """What our plugin sent, and whether anybody else wrote to the pipe."""
-    found, foreign = [], False
+    """Returns the events that our plugin sent, and whether something else wrote to the pipe."""
+    events, foreign = [], False
     for line in report["lines"]:
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):
             event = None
         if isinstance(event, dict) and event.pop("secret", None) == secret:
-            found.append(event)
+            events.append(event)
         else:
             foreign = True
-    return found, foreign
+    return events, foreign
 
 
-def collect_outcomes(found):
-    """Test id -> (outcome, milliseconds, message) of the real tests and of the decoys, in the order of collection."""
-    collected = next((event["collected"] for event in found if "collected" in event), [])
+def collect_outcomes(events):
+    """Returns test id -> (outcome, milliseconds, message) of real tests and decoys, in the order of collection."""
+    collected = next((event["collected"] for event in events if "collected" in event), [])
     phases = {}
-    for event in found:
+    for event in events:
         if "test" in event:
             phases.setdefault(event["test"], []).append(event)
     results = {}
@@ -63,7 +63,7 @@ def collect_outcomes(found):
 
 
 def _outcome(phases):
-    """Of one test, from the reports of its phases."""
+    """Returns the outcome of one test from the events of its phases."""
     parts = [event for event in phases if event["part"]]
     whole = [event for event in phases if not event["part"]]
     ms = sum(event["ms"] for event in whole)
@@ -74,7 +74,7 @@ def _outcome(phases):
         if event["outcome"] == "failed":
             return FAILED if event["when"] == "call" else ERROR, ms, event["message"]
     for event in whole:
-        # A failure that was expected counts as skipped: tested code can raise what makes it one.
+        # An expected failure counts as skipped: tested code can raise the exception that makes it one.
         if event["outcome"] == "skipped":
             return SKIPPED, ms, event["message"]
     if names != ["setup", "call", "teardown"]:
@@ -82,15 +82,15 @@ def _outcome(phases):
     return (XPASSED if any(event["expected"] for event in whole) else PASSED), ms, ""
 
 
-def find_problem(report, found, foreign, results):
-    """Why no result of this report counts, in a clause, or None."""
-    ended = [event for event in found if "ended" in event]
-    decoys = next((event["decoys"] for event in found if "decoys" in event), [])
+def find_problem(report, events, foreign, results):
+    """Returns the reason why no result of this report counts, as a clause, or None."""
+    ended = [event for event in events if "ended" in event]
+    decoys = next((event["decoys"] for event in events if "decoys" in event), [])
     passed = {index for index, result in enumerate(results.values()) if result[0] in (PASSED, XPASSED)}
     broken = any(result[0] not in (PASSED, XPASSED, SKIPPED) for result in results.values())
-    broken = broken or any("uncollected" in event for event in found)
+    broken = broken or any("uncollected" in event for event in events)
     junit = report["junit"]
-    if foreign or len(ended) > 1 or sum("collected" in event for event in found) > 1:
+    if foreign or len(ended) > 1 or sum("collected" in event for event in events) > 1:
         return "something else wrote to the report"
     if not ended:
         return f"pytest did not come to its end (exit status {report['exit']})"
@@ -114,51 +114,51 @@ def find_problem(report, found, foreign, results):
 
 
 def judge_report(stdout, secret, outcome="ok"):
-    """{"tests": id -> [outcome, ms, message], "uncollected": file -> message, "traced": id -> calls, "problem": str or
-    None, "log": str}.
+    """Returns {"tests": id -> [outcome, ms, message], "uncollected": file -> message, "traced": id -> calls, "problem":
+    str or None, "log": str}.
 
     outcome: how the run itself ended (RunResult.outcome).
     """
-    nothing = {"tests": {}, "uncollected": {}, "traced": {}}
+    empty = {"tests": {}, "uncollected": {}, "traced": {}}
     if outcome in LIMIT_PROBLEMS:
-        return {**nothing, "problem": LIMIT_PROBLEMS[outcome], "log": ""}
+        return {**empty, "problem": LIMIT_PROBLEMS[outcome], "log": ""}
     report = unpack_report(stdout)
     if report is None:
-        return {**nothing, "problem": "there is no report", "log": stdout[-2000:]}
-    found, foreign = parse_events(report, secret)
-    results = collect_outcomes(found)
-    decoys = {name for event in found for name in event.get("decoys", ())}
+        return {**empty, "problem": "there is no report", "log": stdout[-2000:]}
+    events, foreign = parse_events(report, secret)
+    results = collect_outcomes(events)
+    decoys = {name for event in events for name in event.get("decoys", ())}
     return {
         "tests": {test: list(result) for test, result in results.items() if test not in decoys},
-        "uncollected": {event["uncollected"]: event["message"] for event in found if "uncollected" in event},
-        "problem": find_problem(report, found, foreign, results),
+        "uncollected": {event["uncollected"]: event["message"] for event in events if "uncollected" in event},
+        "problem": find_problem(report, events, foreign, results),
         "log": report["log"],
-        "traced": {event["traced"]: event["calls"] for event in found if "traced" in event},
+        "traced": {event["traced"]: event["calls"] for event in events if "traced" in event},
     }
 
 
 def summarize(judged, fail_to_pass, pass_to_pass):
-    """(share of fail_to_pass that passed, share of pass_to_pass, one line)."""
+    """Returns (fraction of fail_to_pass that passed, fraction of pass_to_pass, one line for people)."""
     if judged["problem"]:
         return 0.0, 0.0, judged["problem"]
 
-    def share(tests):
-        bad = [test for test in tests if judged["tests"].get(test, [MISSING])[0] != PASSED]
-        return (1 - len(bad) / len(tests) if tests else 1.0), bad
+    def passed_fraction(tests):
+        failed = [test for test in tests if judged["tests"].get(test, [MISSING])[0] != PASSED]
+        return (1 - len(failed) / len(tests) if tests else 1.0), failed
 
-    repaired, still = share(fail_to_pass)
-    kept, lost = share(pass_to_pass)
-    line = f"{len(fail_to_pass) - len(still)} of {len(fail_to_pass)} failing tests repaired, "
-    line += f"{len(pass_to_pass) - len(lost)} of {len(pass_to_pass)} passing tests kept"
-    if still or lost:
-        first = (lost or still)[0]
+    repaired, unrepaired = passed_fraction(fail_to_pass)
+    kept, broken = passed_fraction(pass_to_pass)
+    line = f"{len(fail_to_pass) - len(unrepaired)} of {len(fail_to_pass)} failing tests repaired, "
+    line += f"{len(pass_to_pass) - len(broken)} of {len(pass_to_pass)} passing tests kept"
+    if unrepaired or broken:
+        first = (broken or unrepaired)[0]
         state, _, message = judged["tests"].get(first, (MISSING, 0, "it was not collected"))
         line += f"; first: {first} {state}: {' '.join(message.split())[:160]}"
     return repaired, kept, line
 
 
 def compute_reward(repaired, kept, partial):
-    """1 if every test passed, else 0; partial: the share of repaired tests where all others still pass."""
+    """Returns 1 if every test passed, else 0. partial: the fraction of repaired tests, if all others still pass."""
     if kept < 1.0:
         return 0.0
     return repaired if partial else float(repaired == 1.0)

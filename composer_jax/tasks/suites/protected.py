@@ -1,6 +1,6 @@
-"""Which paths of a workspace belong to its tests and to how they are run: what an agent did to them is not graded.
+"""Protected paths: tests, test configuration, plugins and bytecode. Changes that an agent makes to them are not graded.
 
-Standard library only: the same file also works in the container of an exported task.
+Standard library only: this file also runs in the container of an exported task.
 """
 
 import os
@@ -18,9 +18,9 @@ CONFIGURATION = (
     "tox.ini",
     ".coveragerc",
 )
-# Beside a package: what lies in these folders can name plugins that pytest loads by itself.
+# Metadata folders beside a package can name plugins that pytest loads by itself.
 METADATA = (".dist-info", ".egg-info", ".egg-link")
-# Bytecode can say other than the source beside it.
+# Bytecode can differ from the source beside it.
 COMPILED = (".pyc", ".pyo", ".pth", ".egg", ".so", ".pyd")
 _TEST_FILE = re.compile(r"(test_.*|.*_test|tests?)\.py")
 
@@ -28,8 +28,8 @@ _TEST_FILE = re.compile(r"(test_.*|.*_test|tests?)\.py")
 def is_protected(path):
     """Whether a relative posix path belongs to tests, test configuration, plugins or bytecode.
 
-    A folder is protected as much as what is in it. Configuration files are protected as a whole: a suite is not run
-    from an installation, so nothing else in them has an effect on it.
+    A protected folder protects everything in it. A configuration file is protected as a whole: a suite does not run
+    from an installation, so the file has no other effect on it.
     """
     *folders, name = path.split("/")
     return (
@@ -42,12 +42,12 @@ def is_protected(path):
 
 
 def protected_files(folder):
-    """Relative posix paths of all protected files and links below a folder, sorted."""
-    found = []
-    for where, folders, files in os.walk(folder):
-        links = [name for name in folders if os.path.islink(os.path.join(where, name))]
+    """Returns the sorted relative posix paths of all protected files and links below a folder."""
+    protected = []
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in (*files, *links):
-            path = os.path.relpath(os.path.join(where, name), folder).replace(os.sep, "/")
+            path = os.path.relpath(os.path.join(parent, name), folder).replace(os.sep, "/")
             if is_protected(path):
-                found.append(path)
-    return sorted(found)
+                protected.append(path)
+    return sorted(protected)

@@ -1,23 +1,23 @@
-"""Runs pytest on a workspace and reports what every test did. Runs where the tests do; needs nothing but pytest.
+"""Runs pytest on a workspace inside the sandbox and reports the outcome of every test. Needs nothing but pytest.
 
-Two processes. The referee (this one) never imports anything of the workspace, and no other process can look into it
-or write to its output. It forks the process that becomes pytest, ends whatever that leaves running, and says on its
-own standard output what it saw: the exit status, and two accounts of every test, which the judge compares: one that a
-plugin of ours sent through a pipe while the tests ran, and pytest's JUnit XML.
+Two processes. The referee (this one) imports nothing from the workspace, and no other process can read its memory or
+write to its output. It forks the process that becomes pytest, kills whatever that process leaves running, and reports
+on its standard output: the exit status and two accounts of every test, which judge.py compares. Our plugin sends the
+first account through a pipe while the tests run; the second is pytest's JUnit XML.
 
 Reads one JSON object from standard input:
     arguments   options for pytest
-    files       test files to run; none: whatever pytest finds
-    ids         of the tests to keep of them; null: all
+    files       test files to run; empty: all that pytest collects
+    ids         ids of the tests to keep; null: all
     secret      text that the plugin puts into every line it sends
-    decoys      how many tests that must fail are added, with made-up names, in the middle of the real ones
+    decoys      number of tests that must fail, with made-up names, inserted among the real ones
     tracer      source of a module with `plugin(say)`, another plugin, or null
-Writes one line: base64 of zlib of a JSON object (see `main`). The suite's own output goes to the log in it.
+Writes one line: base64 of zlib of a JSON object (see `main`). The object's "log" holds the suite's own output.
 """
 
 import sys
 
-sys.path.pop(0)  # the workspace, or where this file is: nothing may be imported from there
+sys.path.pop(0)  # the workspace or the folder of this file: nothing may be imported from either
 
 import base64  # noqa: E402
 import ctypes  # noqa: E402
@@ -45,7 +45,7 @@ INDEX = "composer_index"
 def main():
     order = json.load(sys.stdin)
     libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # nothing that is started below can slip away
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the pytest process become our children
     scratch = tempfile.mkdtemp()
     before = fingerprint(order["files"])
     lines, lines_end = os.pipe()
@@ -57,10 +57,10 @@ def main():
     os.close(lines_end)
     os.close(log)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # hides memory and descriptors from processes of the same user
-    said, status = listen(pid, lines)
+    received, status = listen(pid, lines)
     report = {
         "exit": os.waitstatus_to_exitcode(status),
-        "lines": said.decode(errors="replace").splitlines(),
+        "lines": received.decode(errors="replace").splitlines(),
         "junit": read_junit(os.path.join(scratch, "junit.xml")),
         "rewritten": sorted(path for path, digest in fingerprint(order["files"]).items() if digest != before[path]),
         "log": tail(os.path.join(scratch, "log")),
@@ -73,7 +73,7 @@ def main():
 
 
 def fingerprint(files):
-    """Hash of each test file, so that one that the tested code rewrites is found out."""
+    """Returns path -> SHA-256 of each test file, None if unreadable. Tested code that rewrites one changes it."""
     digests = {}
     for path in files:
         try:
@@ -85,32 +85,32 @@ def fingerprint(files):
 
 
 def listen(pid, lines):
-    """(what came through the pipe, wait status), when the process and all that it started have ended."""
-    end = os.pidfd_open(pid)
+    """Returns (bytes received through the pipe, wait status) after the process and all its children have ended."""
+    pid_fd = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(lines, select.POLLIN)
-    poll.register(end, select.POLLIN)
-    said = bytearray()
-    while end is not None:
+    poll.register(pid_fd, select.POLLIN)
+    received = bytearray()
+    while pid_fd is not None:
         ready = [fd for fd, _ in poll.poll()]
         if lines in ready:
             data = os.read(lines, 1 << 16)
-            said += data
+            received += data
             if not data:
                 poll.unregister(lines)
-        if end in ready:
-            end = None
+        if pid_fd in ready:
+            pid_fd = None
     status = os.waitpid(pid, 0)[1]
-    end_children()
+    kill_children()
     while data := os.read(lines, 1 << 16):
-        said += data
-    return bytes(said), status
+        received += data
+    return bytes(received), status
 
 
-def end_children():
-    """Kills what is left, orphans included: they became our children."""
+def kill_children():
+    """Kills all remaining children, which include the orphans of the pytest process."""
     while True:
-        for child in children():
+        for child in child_pids():
             os.kill(child, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
@@ -118,9 +118,9 @@ def end_children():
             return
 
 
-def children():
-    """Processes whose parent this one is. One that has ended stays listed until it is waited for."""
-    found = []
+def child_pids():
+    """Returns the ids of our child processes. One that has ended stays listed until it is waited for."""
+    pids = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
@@ -128,8 +128,8 @@ def children():
         except OSError:
             continue
         if int(parent) == os.getpid():
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 def tail(path):
@@ -139,23 +139,23 @@ def tail(path):
 
 
 def read_junit(path):
-    """{"passed": indices of the tests that passed, once each, "tests": number of tests} or {"error": why not}."""
+    """Returns {"passed": indices of tests that passed, once each, "tests": number of tests} or {"error": reason}."""
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError, ValueError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    seen = {}
+    passes = {}
     for case in root.iter("testcase"):
         bad = any(child.tag in ("failure", "error", "skipped") for child in case)
         indices = [entry.get("value") for entry in case.iter("property") if entry.get("name") == INDEX]
         for index in indices or [None]:
-            seen.setdefault(index, []).append(not bad)
-    passed = [int(index) for index, went in seen.items() if index is not None and went == [True]]
-    return {"passed": sorted(passed), "tests": sum(map(len, seen.values()))}
+            passes.setdefault(index, []).append(not bad)
+    passed = [int(index) for index, outcomes in passes.items() if index is not None and outcomes == [True]]
+    return {"passed": sorted(passed), "tests": sum(map(len, passes.values()))}
 
 
 def become_pytest(order, scratch, lines, log):
-    """In the child: run pytest and leave. Everything of pytest is imported before the workspace can be."""
+    """Runs pytest in the child process and exits. All of pytest is imported before anything of the workspace."""
     code = 70
     try:
         null = os.open(os.devnull, os.O_RDONLY)
@@ -182,7 +182,9 @@ def become_pytest(order, scratch, lines, log):
         options = ["-p", "no:cacheprovider", f"--junitxml={junit}", "--continue-on-collection-errors", "--maxfail=0"]
         code = int(pytest.main([*order["arguments"], *options, *files], plugins=plugins))
         plugins[0].ended(code)
-    except BaseException:  # also what tested code raises to get out; the log tells, the status says that it went wrong
+    except (
+        BaseException
+    ):  # includes exceptions that tested code raises to escape; the log and the exit status show them
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -191,10 +193,10 @@ def become_pytest(order, scratch, lines, log):
 
 
 class Witness:
-    """Sends what happens through the pipe, keeps only the tests that were asked for, and adds the decoys."""
+    """Plugin that sends events through the pipe, deselects tests that were not requested, and adds the decoys."""
 
     def __init__(self, lines, order):
-        # In cells of functions rather than in attributes: a little harder to come by.
+        # Closures instead of attributes: tested code finds them a little harder.
         secret, write, functions = order["secret"], os.write, {}
 
         def say(**event):
@@ -211,7 +213,7 @@ class Witness:
         self.ids = None if order["ids"] is None else set(order["ids"])
 
     def pytest_load_initial_conftests(self):
-        # Installed plugins are loaded and may have replaced some (hypothesis does); the workspace is not.
+        # Installed plugins are loaded here and may have replaced functions (hypothesis does); the workspace is not.
         self.remember()
 
     def pytest_collectreport(self, report):
@@ -222,16 +224,16 @@ class Witness:
         if self.ids is not None:
             config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in self.ids])
             items[:] = [item for item in items if item.nodeid in self.ids]
-        self.add_decoys(items)
+        decoys = self.add_decoys(items)
         for index, item in enumerate(items):
             item.user_properties.append((INDEX, str(index)))
-        self.say(collected=[item.nodeid for item in items], decoys=[item.nodeid for item in items if is_decoy(item)])
+        self.say(collected=[item.nodeid for item in items], decoys=[item.nodeid for item in items if item in decoys])
 
     def add_decoys(self, items):
-        """Each before the first test of a module: in the middle of a class it would end the class's fixtures."""
+        """Inserts each decoy before the first test of a module, where it ends no class's fixtures; returns them."""
         import pytest
 
-        modules, draw = {}, random.SystemRandom()
+        modules, decoys, draw = {}, [], random.SystemRandom()
         for item in items:
             module = item.getparent(pytest.Module)
             if isinstance(item, pytest.Function) and type(module) is pytest.Module:
@@ -239,8 +241,9 @@ class Witness:
         for module in draw.sample(list(modules), min(self.decoys, len(modules))):
             name = f"{draw.choice(modules[module]).name.partition('[')[0]}_{draw.randrange(2, 100)}"
             decoy = pytest.Function.from_parent(module, name=name, callobj=must_fail)
-            decoy.composer_is_decoy = True
+            decoys.append(decoy)
             items.insert(items.index(modules[module][0]), decoy)
+        return decoys
 
     def pytest_runtest_logreport(self, report):
         crash = getattr(report.longrepr, "reprcrash", None)
@@ -259,19 +262,15 @@ class Witness:
         self.say(ended=code, changed=self.changed())
 
 
-def is_decoy(item):
-    return getattr(item, "composer_is_decoy", False)
-
-
 def must_fail():
-    """A decoy's test."""
+    """The test function of a decoy."""
     value = random.SystemRandom().randrange(1, 100)
     assert value == -value
 
 
 def watched_functions():
-    """Name -> code of the functions and methods of pytest and unittest; replacing one is no way to repair code."""
-    found = {}
+    """Returns name -> code of the functions and methods of pytest and unittest. Replacing one is a forgery."""
+    codes = {}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in WATCHED:
             continue
@@ -282,8 +281,8 @@ def watched_functions():
             for key, value in list(vars(owner).items()):
                 function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
                 if isinstance(function, types.FunctionType):
-                    found[f"{name}.{owner.__name__}.{key}"] = function.__code__
-    return found
+                    codes[f"{name}.{owner.__name__}.{key}"] = function.__code__
+    return codes
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A repository's test suite, run in a fresh sandbox: what every test did."""
+"""Runs the test suite of a repository in a fresh sandbox and reports the outcome of every test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxFileError, SandboxLimits, SandboxPool
@@ -15,18 +16,17 @@ from composer_jax.tasks.suites import judge
 
 DECOYS = 3
 SUITE_LIMITS = SandboxLimits(cpu_s=600, memory_mb=2048, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128)
-"""What a suite and its report may need: for all pools in which tasks with a suite are made, validated, played, graded.
-Ours."""
+"""Limits for every pool in which tasks with a suite are made, validated, played or graded. Our choice."""
 _REPORT_BYTES, _TEST_BYTES = 32 << 10, 2 << 10
 RUNNER_SOURCE = Path(__file__).with_name("pytest_runner.py").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class TestResult:
-    """outcome: "passed", or one of the other words of judge. ms: milliseconds. message: why it did not pass,
-    beginning with the exception's type where there is one."""
+    """outcome: "passed" or another outcome of judge.py. ms: milliseconds. message: why the test did not pass, starting
+    with the type of its exception if there is one."""
 
-    __test__ = False  # pytest takes everything called Test* for a test
+    __test__ = False  # keeps pytest from collecting this class
 
     outcome: str
     ms: int = 0
@@ -35,11 +35,12 @@ class TestResult:
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """What a run of a suite gave.
+    """The result of one run of a suite.
 
     tests: id -> result, in the order of collection. uncollected: file -> why it could not be imported. problem: why
-    none of it counts, if so. log: the end of what was printed. calls: id -> code that ran, where that was traced.
-    timed_out: it hit a limit, and another run may not. lost_bytes: of the report, where that is why none of it counts.
+    the whole report counts for nothing, or None. log: the end of the output. calls: id -> functions that the test
+    called, if the run was traced. timed_out: the run hit a limit that another run may not hit. lost_bytes: bytes cut
+    from the report, if that is the problem. judged: the result of judge.judge_report.
     """
 
     tests: Mapping[str, TestResult]
@@ -49,7 +50,7 @@ class SuiteReport:
     calls: Mapping[str, Sequence[str]] = field(default_factory=dict)
     timed_out: bool = False
     lost_bytes: int = 0
-    judged: Mapping[str, object] = field(default_factory=dict, repr=False)
+    judged: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def passed(self) -> frozenset[str]:
@@ -60,22 +61,22 @@ class SuiteReport:
 
 
 def report_bytes(tests: Sequence[str]) -> int:
-    """How long a report on these tests can be, compressed, unless what is tested writes to it. Ours, and generous."""
+    """Returns a generous bound (ours) on the compressed bytes of a report into which only the plugin writes."""
     return _REPORT_BYTES + _TEST_BYTES * len(tests)
 
 
 def pytest_arguments(command: Sequence[str]) -> list[str]:
-    """The options of a command that runs pytest. Raises UserError for one that does not."""
-    for words in (("python", "-m", "pytest"), ("python3", "-m", "pytest"), ("pytest",), ("py.test",)):
-        if tuple(command[: len(words)]) == words:
-            return list(command[len(words) :])
+    """Returns the options of a command that runs pytest. Raises UserError for another command."""
+    for prefix in (("python", "-m", "pytest"), ("python3", "-m", "pytest"), ("pytest",), ("py.test",)):
+        if tuple(command[: len(prefix)]) == prefix:
+            return list(command[len(prefix) :])
     raise UserError(
         f"the suite's command {' '.join(command)!r} does not begin with python -m pytest; grade it by a script instead"
     )
 
 
 def file_of_test(test: str) -> str:
-    """The file of a test id."""
+    """Returns the path of the file in a test id."""
     return test.partition("::")[0]
 
 
@@ -94,7 +95,7 @@ async def run_test_suite(
 ) -> SuiteReport:
     """Runs tests on a repository with `files`, then `changes`, then `overlay` on top of it.
 
-    tests: ids of those to run; None: whatever pytest finds. tracer: source of a plugin (see pytest_runner.py).
+    tests: ids of the tests to run; None: all tests that pytest collects. tracer: source of a plugin (pytest_runner.py).
     Raises SandboxDied when three sandboxes died in a row.
     """
     secret = secrets.token_hex(16)
@@ -119,15 +120,15 @@ async def run_test_suite(
             result = await sandbox.run(
                 ["python", "-c", RUNNER_SOURCE], stdin=json.dumps(order).encode(), timeout_s=timeout_s
             )
-        judged = judge.judge_report(result.stdout, secret, result.outcome)
-        lost = result.truncated_bytes if judged["problem"] else 0
-        if lost:  # not an error here: what is tested can make it long
-            judged["problem"] = f"{lost} bytes of the report are lost; raise SandboxLimits.output_kb"
+        judged: dict[str, Any] = judge.judge_report(result.stdout, secret, result.outcome)
+        lost_bytes = result.truncated_bytes if judged["problem"] else 0
+        if lost_bytes:  # not an exception: tested code can make the report long
+            judged["problem"] = f"{lost_bytes} bytes of the report are lost; raise SandboxLimits.output_kb"
         log = judged["log"] + result.stderr[-2000:]
         results = {test: TestResult(*entry) for test, entry in judged["tests"].items()}
-        stopped = result.outcome in judge.LIMIT_PROBLEMS
+        timed_out = result.outcome in judge.LIMIT_PROBLEMS
         return SuiteReport(
-            results, judged["uncollected"], judged["problem"], log, judged["traced"], stopped, lost, judged
+            results, judged["uncollected"], judged["problem"], log, judged["traced"], timed_out, lost_bytes, judged
         )
 
     return await retry_if_sandbox_dies(run)

@@ -119,7 +119,7 @@ def test_rows_of_other_languages_are_graded_by_their_log(read, bench_row):
     assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
     with pytest.raises(UserError, match="can be graded by nothing here: it has no eval_script"):
         read(bench_row, **names)
-    with pytest.raises(UserError, match="no parser of logs called 'parse_log_fortran'"):
+    with pytest.raises(UserError, match="log parser 'parse_log_fortran' is unknown"):
         read(bench_row, **names, **{**more, "log_parser": "parse_log_fortran"})
 
 

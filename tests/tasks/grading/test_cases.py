@@ -7,12 +7,11 @@ import pytest
 from composer_jax.sandbox import SandboxDied
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.grading import grade
-from composer_jax.tasks.grading.cases import submitted_changes
+from composer_jax.tasks.grading.cases import is_submitted, submitted_changes
 from composer_jax.tasks.grading.judge_cases import read_report, same_value
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.retry import ATTEMPTS
 from composer_jax.tasks.task import Task
-from composer_jax.tasks.workspace import RUN_TESTS, is_submitted
 from tests.tasks.conftest import as_changes
 
 BUGGY = "def scale(x):\n    return x + 3\n\ndef above(x):\n    return x > 2\n"
@@ -30,7 +29,7 @@ def make_task(cases=CASES, timeout_s=3.0, **files):
         family="bugfix",
         split="train",
         instruction="Fix it.",
-        files={"tools.py": BUGGY, "run_tests.py": RUN_TESTS, "cases.json": "[]", **files},
+        files={"tools.py": BUGGY, "run_tests.py": "print('PASS 3')\n", "cases.json": "[]", **files},
         tools=("finish",),
         grader=CaseGrader(tuple(cases), timeout_s),
     )

@@ -64,11 +64,11 @@ def test_each_kind_of_log_is_read(parser):
     assert parse(parser, log) == parse(f"parse_log_{parser}", log.replace("\n", "\r\n")) == want
 
 
-def test_every_parser_takes_any_text_and_an_unknown_one_is_told():
+def test_parsers_accept_any_text_and_an_unknown_parser_is_refused():
     text = "".join(log for log, _ in LOGS.values()) + "\0\n" + "(" * 5000
     for parser in PARSERS:
         parse(parser, text)
-    with pytest.raises(UserError, match="no parser of logs called 'parse_log_fortran'; there are ant, cargo"):
+    with pytest.raises(UserError, match="log parser 'parse_log_fortran' is unknown; use one of ant, cargo"):
         parse("parse_log_fortran", "")
 
 

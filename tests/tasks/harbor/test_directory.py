@@ -96,13 +96,13 @@ def test_bad_directories_are_told_in_a_sentence(tmp_path):
     root = write_task(task, tmp_path / "task")
     with pytest.raises(UserError, match="is not empty"):
         write_task(task, root)
-    with pytest.raises(UserError, match="there is no readable task in .*nowhere"):
+    with pytest.raises(UserError, match="the task in .*nowhere cannot be read"):
         read_task(tmp_path / "nowhere")
     (root / "task.toml").write_text("[metadata.composer]\nid = 'x'\n")
     with pytest.raises(UserError, match="lacks 'family'"):
         read_task(root)
     (root / "task.toml").write_text("not toml")
-    with pytest.raises(UserError, match="no readable task"):
+    with pytest.raises(UserError, match="cannot be read"):
         read_task(root)
 
 
