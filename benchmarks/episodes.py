@@ -72,7 +72,7 @@ class Scripted:
         """The next message."""
         tokens = next(self.messages)
         self.length += len(delta) + len(tokens)
-        return Sample(tokens, [0.0] * len(tokens), [0] * len(tokens), "end")
+        return Sample(tokens, [0.0] * len(tokens), [0] * len(tokens), "stop")
 
     def reset(self) -> None:
         """Nothing is summarised here."""

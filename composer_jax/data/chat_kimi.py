@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
+from composer_jax.data.call_scanner import CallSpan, CallTokens, join_content, scan_calls
 from composer_jax.data.chat import (
     AssistantMessage,
     Malformed,
@@ -25,7 +26,6 @@ from composer_jax.data.chat import (
     is_tool_name,
     read_json,
 )
-from composer_jax.data.chat_calls import Marks, Span, joined, scan
 from composer_jax.data.chat_format import (
     ChatFormat,
     Conversation,
@@ -56,7 +56,7 @@ class KimiFormat(ChatFormat):
         system, user, assistant, self._middle, self.end, *marks = (tok.id_of(name) for name in CONTROL)
         self._section, self._section_end, self._call, self._argument, self._call_end = marks
         self._openers = {"system": system, "user": user, "assistant": assistant}
-        self._marks = Marks(self._call, self._call_end, self.end, frozenset({self._section, self._section_end}))
+        self._marks = CallTokens(self._call, self._call_end, self.end, frozenset({self._section, self._section_end}))
         self.generation_prompt = self._open("assistant", "assistant")
 
     def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
@@ -88,8 +88,8 @@ class KimiFormat(ChatFormat):
         return [*self._tok.encode(content), *section, self.end]
 
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
-        found = scan(ids, self._marks)
-        content = joined(self._tok.decode(found.before), self._tok.decode(found.after))
+        found = scan_calls(ids, self._marks)
+        content = join_content(self._tok.decode(found.before), self._tok.decode(found.after))
         return AssistantMessage(content, tuple(self._read(span) for span in found.calls), found.complete)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
@@ -134,16 +134,18 @@ class KimiFormat(ChatFormat):
 
     def _call_ids(self, sampled: Iterable[int]) -> list[str]:
         """What the model called its calls: in an answer it must find the very id that it wrote."""
-        return [self._halves(span)[0][:_LONGEST_ID].replace("\n", " ") for span in scan(sampled, self._marks).calls]
+        return [
+            self._halves(span)[0][:_LONGEST_ID].replace("\n", " ") for span in scan_calls(sampled, self._marks).calls
+        ]
 
-    def _halves(self, span: Span) -> tuple[str, list[int] | None]:
+    def _halves(self, span: CallSpan) -> tuple[str, list[int] | None]:
         """The id of a call, and the ids of its arguments if they were begun."""
         if self._argument not in span.ids:
             return self._tok.decode(span.ids).strip(), None
         at = span.ids.index(self._argument)
         return self._tok.decode(span.ids[:at]).strip(), span.ids[at + 1 :]
 
-    def _read(self, span: Span) -> ToolCall | Malformed:
+    def _read(self, span: CallSpan) -> ToolCall | Malformed:
         text = self._tok.decode(span.ids)
         call_id, arguments = self._halves(span)
         if arguments is None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
+from composer_jax.data.call_scanner import CallSpan, CallTokens, join_content, scan_calls
 from composer_jax.data.chat import AssistantMessage, Malformed, ToolCall, check_call, is_tool_name, read_json
-from composer_jax.data.chat_calls import Marks, Span, joined, scan
 from composer_jax.data.chat_format import (
     ChatFormat,
     Conversation,
@@ -54,7 +54,7 @@ class TemplateFormat(ChatFormat):
                 f"the chat template of {template.name} ends no message of the model with a control token; "
                 f"use another template"
             )
-        self._marks = Marks(begin, finish, self.end)
+        self._marks = CallTokens(begin, finish, self.end)
         with_call = self._text([_ASK, *_as_dicts([AssistantMessage(_WORD, (ToolCall(_WORD, {}),), True)])])
         self._separator, found, _ = self._added(opened, with_call).partition(_WORD)[2].partition(CALL[0])
         if not found:
@@ -89,12 +89,12 @@ class TemplateFormat(ChatFormat):
         return self._split(self._control.ids(self._added(opened, text), mark))[0]
 
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
-        found = scan(ids, self._marks)
+        found = scan_calls(ids, self._marks)
         before = self._tok.decode(found.before)
         if found.calls:
             before = before.removesuffix(self._separator)
         calls = tuple(self._read(span) for span in found.calls)
-        return AssistantMessage(joined(before, self._tok.decode(found.after)), calls, found.complete)
+        return AssistantMessage(join_content(before, self._tok.decode(found.after)), calls, found.complete)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
         return [*([] if self.end in sampled else [self.end]), *self._tail]
@@ -210,7 +210,7 @@ class TemplateFormat(ChatFormat):
                 f"it; use another template"
             )
 
-    def _read(self, span: Span) -> ToolCall | Malformed:
+    def _read(self, span: CallSpan) -> ToolCall | Malformed:
         text = self._tok.decode(span.ids)
         if not span.closed:
             return Malformed(text, f"the call does not end with {CALL[1]}")

@@ -319,14 +319,14 @@ class ExpertSession:
             ids = chat.render_assistant(self._tok, turn.thought, [turn.call])
             if turn.cut:
                 ids = [*ids[: -1 - self._rng.randint(1, 8)], self._tok.end]
-        stop = "end" if len(ids) <= params.max_tokens else "length"
+        finish_reason = "stop" if len(ids) <= params.max_tokens else "length"
         ids = ids[: params.max_tokens]
         self.length += len(delta) + len(ids)
         return Sample(
             tokens=ids,
             logprobs=[0.0] * len(ids),
             versions=[-1] * len(ids),
-            stop=stop,
+            finish_reason=finish_reason,
             trained=turn is None or not turn.slip,
         )
 

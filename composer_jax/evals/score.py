@@ -17,7 +17,7 @@ from composer_jax.observe.progress import Progress
 from composer_jax.parallel import context
 from composer_jax.parallel.mesh import BATCH_SPEC, batch_shards
 from composer_jax.parallel.processes import device_put_global, gather_to_host
-from composer_jax.train.losses import predict
+from composer_jax.train.losses import predict_positions
 
 CHUNK = 256
 """Positions per device whose logits over the vocabulary exist at once, where only log-probabilities are asked for."""
@@ -110,7 +110,7 @@ def _program(definition: ModelDef, mesh: Mesh, logits: bool):
             logits_BSW = head_logits(states_BSD, decoder.head_weight())
             return jnp.where(scored_BS, Predictions(logits_BSW).logprob(next_BS), 0), all_gather_vocab(logits_BSW)
         position = lambda predictions, token: predictions.logprob(token)  # noqa: E731
-        return (jnp.where(scored_BS, predict(decoder, position, CHUNK, (states_BSD,), next_BS), 0),)
+        return (jnp.where(scored_BS, predict_positions(decoder, position, CHUNK, (states_BSD,), next_BS), 0),)
 
     out = (BATCH_SPEC,) * (1 + logits)
     # Unchecked: JAX does not see that the gathered logits are the same on all devices of `tensor`.

@@ -18,7 +18,7 @@ DECODE_LOOP = "decode_loop"
 """The named scope of the loop over new tokens, in profiles and in traced programs."""
 
 
-class Slots(NamedTuple):
+class SlotState(NamedTuple):
     """State of this device's slots."""
 
     cache: Cache
@@ -30,7 +30,7 @@ class Slots(NamedTuple):
     """Normalised state of the last token: what the next token is sampled from."""
 
 
-class Decoded(NamedTuple):
+class DecodedTokens(NamedTuple):
     """Result of a decode call, [N,B] each; `emitted` marks the entries that are real."""
 
     tokens: jax.Array
@@ -38,8 +38,8 @@ class Decoded(NamedTuple):
     emitted: jax.Array
 
 
-def init_slots(config: ModelConfig, n: int, capacity: int) -> Slots:
-    return Slots(
+def init_slots(config: ModelConfig, n: int, capacity: int) -> SlotState:
+    return SlotState(
         init_cache(config, n, capacity),
         jnp.zeros(n, jnp.int32),
         jnp.zeros(n, jnp.uint32),
@@ -49,7 +49,7 @@ def init_slots(config: ModelConfig, n: int, capacity: int) -> Slots:
 
 def prefill(
     decoder: Decoder,
-    slots: Slots,
+    slots: SlotState,
     index_N: jax.Array,
     tokens_NS: jax.Array,
     count_N: jax.Array,
@@ -57,7 +57,7 @@ def prefill(
     seed_N: jax.Array,
     *,
     window: int,
-) -> Slots:
+) -> SlotState:
     """Appends count_N tokens to each of the slots index_N; rows with count 0 are padding and change nothing.
 
     Args:
@@ -75,30 +75,39 @@ def prefill(
         return whole.at[target].set(part.astype(whole.dtype), mode="drop")
 
     cache = put_rows(slots.cache, target, rows)
-    return Slots(cache, put(slots.length_B, start_N + count_N), put(slots.seed_B, seed_N), put(slots.last_BD, last_ND))
+    return SlotState(
+        cache, put(slots.length_B, start_N + count_N), put(slots.seed_B, seed_N), put(slots.last_BD, last_ND)
+    )
 
 
 def decode_rows(
-    decoder: Decoder, slots: Slots, index_N: jax.Array, budget_N: jax.Array, *, steps: int, end_token: int, window: int
-) -> tuple[Slots, Decoded]:
+    decoder: Decoder,
+    slots: SlotState,
+    index_N: jax.Array,
+    budget_N: jax.Array,
+    *,
+    steps: int,
+    end_token: int,
+    window: int,
+) -> tuple[SlotState, DecodedTokens]:
     """`decode` for the slots index_N only: cheaper than all of them when few conversations are left.
 
     Args:
       index_N: distinct slots; entries with budget 0 are padding and may repeat.
     """
     cache = take_rows(slots.cache, index_N, window)
-    few = Slots(cache, *(jnp.take(a, index_N, axis=0) for a in (slots.length_B, slots.seed_B, slots.last_BD)))
+    few = SlotState(cache, *(jnp.take(a, index_N, axis=0) for a in (slots.length_B, slots.seed_B, slots.last_BD)))
     few, out = decode(decoder, few, budget_N, steps=steps, end_token=end_token, window=window)
     target = jnp.where(budget_N > 0, index_N, slots.length_B.shape[0])  # padding rows are dropped
     cache = put_rows(slots.cache, target, few.cache)
     length = slots.length_B.at[target].set(few.length_B, mode="drop")
     last = slots.last_BD.at[target].set(few.last_BD, mode="drop")
-    return Slots(cache, length, slots.seed_B, last), out
+    return SlotState(cache, length, slots.seed_B, last), out
 
 
 def decode(
-    decoder: Decoder, slots: Slots, budget_B: jax.Array, *, steps: int, end_token: int, window: int
-) -> tuple[Slots, Decoded]:
+    decoder: Decoder, slots: SlotState, budget_B: jax.Array, *, steps: int, end_token: int, window: int
+) -> tuple[SlotState, DecodedTokens]:
     """Samples up to `steps` tokens in every slot whose budget is positive, stopping after end_token.
 
     Args:
@@ -106,24 +115,26 @@ def decode(
       window: no context is longer than this after the call.
     """
     n = budget_B.shape[0]
-    out = Decoded(jnp.zeros((steps, n), jnp.int32), jnp.zeros((steps, n), jnp.float32), jnp.zeros((steps, n), bool))
+    out = DecodedTokens(
+        jnp.zeros((steps, n), jnp.int32), jnp.zeros((steps, n), jnp.float32), jnp.zeros((steps, n), bool)
+    )
 
     def going(carry):
         step, _, budget, _ = carry
-        return (step < steps) & anywhere((budget > 0).any())
+        return (step < steps) & any_device((budget > 0).any())
 
     def body(carry):
         step, slots, budget, out = carry
         active = budget > 0
         token, logprob = sample_token(decoder.logits(slots.last_BD), slots.seed_B, slots.length_B)
         states, cache = decoder.extend(token[:, None], slots.length_B[:, None], active[:, None], slots.cache, window)
-        slots = Slots(
+        slots = SlotState(
             cache,
             slots.length_B + active,
             slots.seed_B,
             jnp.where(active[:, None], states[:, 0], slots.last_BD),
         )
-        out = Decoded(
+        out = DecodedTokens(
             out.tokens.at[step].set(token),
             out.logprobs.at[step].set(logprob),
             out.emitted.at[step].set(active),
@@ -135,7 +146,7 @@ def decode(
     return slots, out
 
 
-def anywhere(flag: jax.Array) -> jax.Array:
+def any_device(flag: jax.Array) -> jax.Array:
     """Devices that share sharded weights must run the same number of steps; independent ones need not."""
     for axis in ("data", "expert"):
         if axis_size(axis) > 1:

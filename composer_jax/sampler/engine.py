@@ -19,7 +19,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.decode import Decoded, init_slots
+from composer_jax.sampler.decode import DecodedTokens, init_slots
 from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sampler.programs import decode_program, decode_rows_program, prefill_program, slot_specs
 
@@ -84,14 +84,14 @@ class Sampler:
         self.version = version
 
     @property
-    def shapes(self) -> int:
+    def num_programs(self) -> int:
         """How many programs there are to compile."""
         return len(self.windows) * (len(self.config.prefill_shapes) + len(self.decode_rows))
 
     def warm_up(self, on_done: Callable[[], None] = lambda: None) -> None:
         """Compiles every shape that can occur, with calls that change nothing, so that nothing compiles later.
 
-        Needs weights; no session may be open. `on_done` is called after each of the `shapes` programs.
+        Needs weights; no session may be open. `on_done` is called after each of the `num_programs` programs.
         """
         for window in self.windows:
             for rows, length in self.config.prefill_shapes:
@@ -200,7 +200,7 @@ class Sampler:
                 request.start += len(piece)
                 self.prefilled_tokens += len(piece)
         flat = lambda a: a.reshape(self.shards * rows, *a.shape[2:])  # noqa: E731
-        window = _fit(self.windows, int((start + count).max()))
+        window = _smallest_fitting(self.windows, int((start + count).max()))
         self._slots = self._prefill[window](
             *self._weights, self._slots, *map(flat, (index, tokens, count, start, seed))
         )
@@ -218,7 +218,7 @@ class Sampler:
         by_shard: list[list[_Request]] = [[] for _ in range(self.shards)]
         for request in self._running.values():
             by_shard[request.slot % self.shards].append(request)
-        rows = _fit(self.decode_rows, max(map(len, by_shard)))
+        rows = _smallest_fitting(self.decode_rows, max(map(len, by_shard)))
         index, budget = np.zeros((2, self.shards, rows), np.int32)
         if rows == self.per_shard:  # every slot is served where it is
             placed = [[(request.slot // self.shards, request) for request in requests] for requests in by_shard]
@@ -229,7 +229,7 @@ class Sampler:
                 index[shard, row], budget[shard, row] = request.slot // self.shards, request.budget
         steps = self.config.decode_steps
         longest = max(r.start + len(r.tokens) + min(steps, r.budget) for r in self._running.values())
-        out = self._decode(_fit(self.windows, longest), rows, index.reshape(-1), budget.reshape(-1))
+        out = self._decode(_smallest_fitting(self.windows, longest), rows, index.reshape(-1), budget.reshape(-1))
         tokens, logprobs, emitted = (np.asarray(a).reshape(-1, self.shards, rows) for a in out)
         for shard, requests in enumerate(placed):
             for row, request in requests:
@@ -240,7 +240,7 @@ class Sampler:
                 request.budget -= n
                 self.decoded_tokens += n
 
-    def _decode(self, window: int, rows: int, index: np.ndarray, budget: np.ndarray) -> Decoded:
+    def _decode(self, window: int, rows: int, index: np.ndarray, budget: np.ndarray) -> DecodedTokens:
         """Decodes the slots of `index`; if those are all, in their order, nothing is taken out of the cache."""
         if rows == self.per_shard:
             self._slots, out = self._decode_all[window](*self._weights, self._slots, budget)
@@ -255,7 +255,7 @@ class Sampler:
                 del self._running[slot]
                 if not request.future.done():
                     request.future.set_result(
-                        Sample(request.tokens, request.logprobs, request.versions, "end" if ended else "length")
+                        Sample(request.tokens, request.logprobs, request.versions, "stop" if ended else "length")
                     )
 
     def _compile(self) -> None:
@@ -326,6 +326,6 @@ class SlotSession:
             self._slot = None
 
 
-def _fit(sizes: tuple[int, ...], wanted: int) -> int:
+def _smallest_fitting(sizes: tuple[int, ...], wanted: int) -> int:
     """The smallest size that holds `wanted`, or the largest there is."""
     return next((s for s in sizes if s >= wanted), sizes[-1])

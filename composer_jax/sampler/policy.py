@@ -24,7 +24,7 @@ class Sample:
     """log p of each token under the policy that sampled it."""
     versions: list[int]
     """Weight version that produced each token."""
-    stop: Literal["end", "length"]
+    finish_reason: Literal["stop", "length"]
     trained: bool = True
     """False for tokens that are context and never a target, such as a scripted expert's deliberate mistake."""
 

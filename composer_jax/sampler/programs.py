@@ -8,17 +8,17 @@ from jax.sharding import Mesh, PartitionSpec
 from composer_jax.models.cache import cache_spec
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import BATCH_AXES
-from composer_jax.sampler.decode import Decoded, Slots, decode, decode_rows, init_slots, prefill
+from composer_jax.sampler.decode import DecodedTokens, SlotState, decode, decode_rows, init_slots, prefill
 
 
-def slot_specs(definition: ModelDef) -> Slots:
+def slot_specs(definition: ModelDef) -> SlotState:
     """How the state of all slots lies on a mesh."""
     rows = PartitionSpec(BATCH_AXES)
     specs = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_slots(definition.config, 1, 1)))
     return specs._replace(cache=cache_spec(definition.config))
 
 
-def prefill_program(definition: ModelDef, mesh: Mesh, window: int) -> Callable[..., Slots]:
+def prefill_program(definition: ModelDef, mesh: Mesh, window: int) -> Callable[..., SlotState]:
     """Jitted `prefill` on every device: (params, router_bias, slots, index, tokens, count, start, seed) -> slots."""
 
     def program(params, bias, slots, *inputs):
@@ -29,7 +29,7 @@ def prefill_program(definition: ModelDef, mesh: Mesh, window: int) -> Callable[.
 
 def decode_program(
     definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
-) -> Callable[..., tuple[Slots, Decoded]]:
+) -> Callable[..., tuple[SlotState, DecodedTokens]]:
     """Jitted `decode` on every device: (params, router_bias, slots, budget) -> slots and [steps,B] each of what was
     decoded."""
 
@@ -42,7 +42,7 @@ def decode_program(
 
 def decode_rows_program(
     definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
-) -> Callable[..., tuple[Slots, Decoded]]:
+) -> Callable[..., tuple[SlotState, DecodedTokens]]:
     """Jitted `decode_rows` on every device: (params, router_bias, slots, index, budget) -> slots and [steps,N] each of
     what was decoded."""
 

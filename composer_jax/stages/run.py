@@ -228,7 +228,7 @@ class Run:
         first = self.sampler.version < 0
         self.sampler.update(params, router_bias, version)
         if first:
-            with Progress(self.sampler.shapes, "program", "compile the sampler") as progress:
+            with Progress(self.sampler.num_programs, "program", "compile the sampler") as progress:
                 self.sampler.warm_up(progress.update)
         return self.sampler
 

@@ -120,10 +120,9 @@ class Learner:
           batches: dicts of numpy arrays [B,S]; B must divide over the batch axes of the mesh.
           normaliser: what the summed loss is divided by, for example the number of loss tokens of all batches.
         """
-        normaliser = np.float32(normaliser)
         total = None
         for batch in batches:
-            part = self._gradient(state.params, state.router_bias, self.put(batch), normaliser)
+            part = self.gradient(state.params, state.router_bias, batch, normaliser)
             total = part if total is None else self._accumulate(total, part)
         if total is None:
             raise ValueError("a step needs at least one batch")
@@ -135,17 +134,32 @@ class Learner:
         metrics = {k: float(v) for k, v in (sums | maxima).items()}
         return state, metrics | {"learning_rate": rate, "load_imbalance": _imbalance(counts["moe_layers"])}
 
+    def gradient(
+        self, params: Params, router_bias: Params, batch: dict[str, np.ndarray], normaliser: float
+    ) -> dict[str, Any]:
+        """The gradient of one batch, before an optimizer sees it.
+
+        Args:
+          batch: numpy arrays [B,S]; B must divide over the batch axes of the mesh.
+          normaliser: what the summed loss is divided by.
+
+        Returns:
+          {"gradient": like params, "sums" and "maxima": those of the LossOutput}. With host reduction, every array has
+          a leading axis over replicas, which are still to be added (or, of maxima, to be maximised).
+        """
+        return self._gradient(params, router_bias, self.shard_batch(batch), np.float32(normaliser))
+
     def evaluate(self, state: TrainState, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
         """The sums of the loss over batches, without a gradient's effect; uses the step's compiled program."""
         sums: dict[str, float] = {}
         for batch in batches:
-            part = self._gradient(state.params, state.router_bias, self.put(batch), np.float32(1))["sums"]
+            part = self.gradient(state.params, state.router_bias, batch, 1)["sums"]
             part.pop("counts")
             for name, value in part.items():
                 sums[name] = sums.get(name, 0.0) + float(np.sum(value))
         return sums
 
-    def put(self, batch: dict[str, np.ndarray]) -> Batch:
+    def shard_batch(self, batch: dict[str, np.ndarray]) -> Batch:
         """Places rows on the mesh; a UserError names counts of rows or positions that do not divide.
 
         Every process has the whole batch and places the part of its own devices.
@@ -181,7 +195,7 @@ class Learner:
 
         def gradient_fn(params, router_bias, batch, normaliser):
             inner = jax.eval_shape(
-                lambda p, b, x: loss_structure(self.definition, loss, p, b, x), params, router_bias, batch
+                lambda p, b, x: loss_shapes(self.definition, loss, p, b, x), params, router_bias, batch
             )
             lead = ("replica",) if self.host_reduction else ()
             out_specs = {
@@ -212,17 +226,19 @@ class Learner:
         gradient, sums, maxima = total["gradient"], total["sums"], total["maxima"]
         direction, optimizer = self.transformation.update(gradient, state.optimizer, state.params)
         params = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), state.params, direction)
-        router_bias = balance(state.router_bias, sums["counts"], bias_rate) if bias_rate else state.router_bias
+        router_bias = (
+            update_router_bias(state.router_bias, sums["counts"], bias_rate) if bias_rate else state.router_bias
+        )
         sums = sums | {"grad_norm": optax.tree.norm(gradient)}
         return TrainState(params, router_bias, optimizer, state.step + 1), sums, maxima
 
 
-def loss_structure(definition: ModelDef, loss: Loss, params, router_bias, batch):
+def loss_shapes(definition: ModelDef, loss: Loss, params, router_bias, batch):
     """Shapes of a loss's output; traced outside the mesh, so weights count as whole."""
     return loss(definition.bind(params, router_bias), batch, jnp.float32(1))
 
 
-def balance(router_bias: Params, counts: dict[str, jax.Array], rate: float) -> Params:
+def update_router_bias(router_bias: Params, counts: dict[str, jax.Array], rate: float) -> Params:
     """Moves the bias of every MoE layer that saw tokens; `counts` are those of the global batch."""
     moved = dict(router_bias)
     for name, count in counts.items():

@@ -41,13 +41,13 @@ def restore_state(store: CheckpointStore, like: TrainState) -> tuple[TrainState,
     return TrainState(**arrays), json
 
 
-def as_arrays(batch: PackedBatch) -> dict[str, np.ndarray]:
+def batch_fields(batch: PackedBatch) -> dict[str, np.ndarray]:
     return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
 
 
-def require_same(batch: PackedBatch) -> None:
+def require_same_batch(batch: PackedBatch) -> None:
     """Raises a UserError in a process whose batch is not that of the first one: rows of two batches would be mixed."""
-    here = zlib.crc32(b"".join(array.tobytes() for array in as_arrays(batch).values()))
+    here = zlib.crc32(b"".join(array.tobytes() for array in batch_fields(batch).values()))
     if broadcast_from_process0(lambda: here) != here:
         raise UserError(
             f"process {process_index()} makes other batches than process 0; all hosts need the same code, libraries "
@@ -100,7 +100,7 @@ def fit(
     place, whole = stream.get_state(), True
 
     def heldout_nll() -> dict[str, float]:
-        sums = learner.evaluate(state, map(as_arrays, heldout()))
+        sums = learner.evaluate(state, map(batch_fields, heldout()))
         return {"heldout_nll": sums["nll"] / sums["tokens"]}
 
     if start == 0 and heldout:
@@ -112,9 +112,9 @@ def fit(
                 began = time.perf_counter()
                 batch = next(stream)
                 if step == start + 1:
-                    require_same(batch)
+                    require_same_batch(batch)
                 whole = False
-                state, row = learner.step(state, [as_arrays(batch)], batch.weights.sum())
+                state, row = learner.step(state, [batch_fields(batch)], batch.weights.sum())
                 place = stream.get_state()
                 real = int((batch.segments > 0).sum())
                 tokens += real

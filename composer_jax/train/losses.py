@@ -36,12 +36,12 @@ class LossOutput(NamedTuple):
 Loss = Callable[[Decoder, Batch, jax.Array], LossOutput]
 
 
-def trunk(decoder: Decoder, batch: Batch) -> Hidden:
+def hidden_states(decoder: Decoder, batch: Batch) -> Hidden:
     with jax.named_scope("trunk"):
         return decoder(batch["tokens"], batch["positions"], batch["segments"])
 
 
-def predict(
+def predict_positions(
     decoder: Decoder, function: Callable, chunk: int | None, states: tuple[jax.Array, ...], *arrays_BS: jax.Array
 ) -> Any:
     """function(predictions of each of the states, *arrays) for every position.
@@ -141,7 +141,7 @@ class LanguageLoss:
     config: LanguageLossConfig = dataclasses.field(default_factory=LanguageLossConfig)
 
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
-        hidden = trunk(decoder, batch)
+        hidden = hidden_states(decoder, batch)
         states, router_stats = (hidden.last_BSD,), {"moe_layers": hidden.router_stats}
         if self.config.mtp_weight:
             if not decoder.config.n_mtp_modules:
@@ -151,14 +151,14 @@ class LanguageLoss:
             fields = batch["tokens"], batch["positions"], batch["segments"]
             said_MBSD, router_stats["mtp"] = decoder.mtp_hidden(hidden, *fields)
             # What module k said k positions earlier is about the same token.
-            states += tuple(_earlier(said_BSD, k) for k, said_BSD in enumerate(said_MBSD, start=1))
+            states += tuple(_shift_right_by(said_BSD, k) for k, said_BSD in enumerate(said_MBSD, start=1))
 
         def position(main: Predictions, *rest):
             *ahead, token = rest
             return main.logprob(token), *(main.divergence(student) for student in ahead)
 
         tokens_BS, chunk = context.shift_left(batch["tokens"]), decoder.config.head_chunk
-        logprobs_BS, *divergences = predict(decoder, position, chunk, states, tokens_BS)
+        logprobs_BS, *divergences = predict_positions(decoder, position, chunk, states, tokens_BS)
         weights_BS = context.shift_left(batch["weights"])
         nll = -(weights_BS * logprobs_BS).sum()
         loss = nll / normaliser
@@ -166,7 +166,7 @@ class LanguageLoss:
         if divergences:
             # A module saw the one document k positions earlier and speaks of that of the following token.
             segments_BS, about_BS = batch["segments"], context.shift_left(batch["segments"])
-            said = [about_BS == _earlier(segments_BS, k) for k in range(1, 1 + len(divergences))]
+            said = [about_BS == _shift_right_by(segments_BS, k) for k in range(1, 1 + len(divergences))]
             divergence = sum((weights_BS * same * kl).sum() for same, kl in zip(said, divergences, strict=True))
             sums["mtp_kl"] = divergence / len(divergences)
             loss = loss + self.config.mtp_weight * sums["mtp_kl"] / normaliser
@@ -185,7 +185,7 @@ def router_sums(router_stats: dict[str, RouterStats]) -> dict[str, Any]:
     }
 
 
-def _earlier(array: jax.Array, k: int) -> jax.Array:
+def _shift_right_by(array: jax.Array, k: int) -> jax.Array:
     """The value k positions earlier in the row; zeros before the first."""
     for _ in range(k):
         array = context.shift_right(array)
@@ -205,13 +205,13 @@ class PolicyLoss:
     config: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
 
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
-        hidden = trunk(decoder, batch)
+        hidden = hidden_states(decoder, batch)
 
         def position(main: Predictions, token: jax.Array):
             return main.logprob(token), jax.lax.stop_gradient(main.entropy())
 
         tokens_BS, chunk = context.shift_left(batch["tokens"]), decoder.config.head_chunk
-        logprobs_BS, entropy_BS = predict(decoder, position, chunk, (hidden.last_BSD,), tokens_BS)
+        logprobs_BS, entropy_BS = predict_positions(decoder, position, chunk, (hidden.last_BSD,), tokens_BS)
         weights_BS, advantages_BS, sampler_logprobs_BS = (
             context.shift_left(batch[name]) for name in ("weights", "advantages", "sampler_logprobs")
         )

@@ -101,7 +101,7 @@ class Said:
             tokens,
             [-0.1 * number] * len(tokens),
             [number] * len(tokens),
-            "end" if len(tokens) == len(ids) else "length",
+            "stop" if len(tokens) == len(ids) else "length",
         )
 
     def reset(self):

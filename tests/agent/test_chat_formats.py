@@ -9,8 +9,8 @@ from composer_jax.agent.episode import Limits, run_episode
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import AssistantMessage, ToolCall
-from composer_jax.data.chat_folder import load_chat_format
 from composer_jax.data.chat_format import Message
+from composer_jax.data.load_chat_format import load_chat_format
 from composer_jax.demo.generate import generate
 from tests.data.formats import decode
 from tests.data.model_folders import KIMI, KIMI_TOKENS, QWEN, QWEN_TOKENS, tokenizer_json, write_folder

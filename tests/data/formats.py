@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from composer_jax.data import chat_kimi
 from composer_jax.data.chat import AssistantMessage, ToolCall
 from composer_jax.data.chat_compact import CompactFormat
-from composer_jax.data.chat_folder import load_chat_format
 from composer_jax.data.chat_format import ChatFormat, Message
+from composer_jax.data.load_chat_format import load_chat_format
 from composer_jax.data.tokenizer import SPECIAL, Tokenizer
 from tests.data.model_folders import KIMI, KIMI_TOKENS, QWEN, QWEN_TOKENS, TEXTS, tokenizer_json, write_folder
 

@@ -6,12 +6,12 @@ import pytest
 
 from composer_jax.data.chat import AssistantMessage, Malformed, ToolCall
 from composer_jax.data.chat_compact import CompactFormat
-from composer_jax.data.chat_folder import load_chat_format
 from composer_jax.data.chat_format import Message
 from composer_jax.data.chat_kimi import KimiFormat
 from composer_jax.data.chat_template import TemplateFormat
 from composer_jax.data.control_text import ControlText
 from composer_jax.data.jinja_template import JinjaTemplate
+from composer_jax.data.load_chat_format import load_chat_format
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError

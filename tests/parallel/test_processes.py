@@ -33,9 +33,7 @@ def step():
     batch = make_batch(1)
     normaliser = float(batch["weights"].sum())
     state = learner.init_state(*random_weights(CONFIG))
-    gradient = learner._gradient(state.params, state.router_bias, learner.put(batch), np.float32(normaliser))[
-        "gradient"
-    ]
+    gradient = learner.gradient(state.params, state.router_bias, batch, normaliser)["gradient"]
     state, metrics = learner.step(state, [batch], normaliser)
     return metrics, gradient, state.params, state.router_bias
 

@@ -17,8 +17,8 @@ class ScriptedSession:
         tokens = message[: params.max_tokens]
         self.length += len(delta) + len(tokens)
         self.policy.decoded_tokens += len(tokens)
-        stop = "end" if len(tokens) == len(message) else "length"
-        return Sample(tokens, [-0.5] * len(tokens), [self.policy.version] * len(tokens), stop)
+        finish_reason = "stop" if len(tokens) == len(message) else "length"
+        return Sample(tokens, [-0.5] * len(tokens), [self.policy.version] * len(tokens), finish_reason)
 
     def reset(self):
         self.length = 0

@@ -119,7 +119,7 @@ def gradient_of():
     )
 
     def gradient(batches):
-        parts = [learner._gradient(*weights, learner.put(b), np.float32(10))["gradient"] for b in batches]
+        parts = [learner.gradient(*weights, b, 10)["gradient"] for b in batches]
         return jax.tree.map(lambda *g: sum(map(np.asarray, g)), *parts)
 
     return gradient

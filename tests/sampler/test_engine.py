@@ -119,13 +119,13 @@ def test_a_message_stops_at_the_end_token_or_at_its_budget(sampler):
             return samples
 
     samples = asyncio.run(main())
-    assert {s.stop for s in samples} == {"end", "length"}
+    assert {s.finish_reason for s in samples} == {"stop", "length"}
     for s in samples:
         assert len(s.tokens) == len(s.logprobs) == len(s.versions)
         assert set(s.versions) == {3}
         assert END not in s.tokens[:-1]
-        assert (s.stop == "end") == (s.tokens[-1] == END)
-        assert s.stop == "end" or len(s.tokens) == 9
+        assert (s.finish_reason == "stop") == (s.tokens[-1] == END)
+        assert s.finish_reason == "stop" or len(s.tokens) == 9
 
 
 def test_the_context_goes_on_after_an_end_token(sampler, weights):

@@ -26,6 +26,6 @@ def make_batch(seed: int, n: int = 16, length: int = 16) -> dict[str, np.ndarray
 
 def full_gradient(learner, weights, batch, normaliser):
     """The gradient of one batch over the whole mesh, as NumPy."""
-    part = learner._gradient(*weights, learner.put(batch), np.float32(normaliser))
+    part = learner.gradient(*weights, batch, normaliser)
     gradient = jax.tree.map(np.asarray, part["gradient"])
     return jax.tree.map(lambda g: g.sum(0), gradient) if learner.host_reduction else gradient

@@ -148,6 +148,6 @@ def test_what_cannot_work_is_named(new_learner, weights):
         new_learner(reduction="sum")
     learner = new_learner({"data": 8})
     with pytest.raises(UserError, match="batch of 12 rows does not divide over 8 devices.*multiple of 8"):
-        learner.put(make_batch(0, n=12))
+        learner.shard_batch(make_batch(0, n=12))
     with pytest.raises(ValueError, match="at least one batch"):
         learner.step(new_learner().init_state(*weights), [], 1.0)

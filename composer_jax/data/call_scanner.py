@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Marks:
+class CallTokens:
     """The control tokens of a format: what begins and finishes a call, what ends a message, and what is written
     around all calls of a message and means nothing by itself."""
 
@@ -18,7 +18,7 @@ class Marks:
 
 
 @dataclass
-class Span:
+class CallSpan:
     """The ids of one call, without its marks. closed: whether the mark that finishes it was there."""
 
     ids: list[int] = field(default_factory=list)
@@ -26,26 +26,26 @@ class Span:
 
 
 @dataclass
-class Scan:
+class ScannedMessage:
     """A message in parts. before: ids until the first mark; after: ids outside of calls from then on."""
 
     before: list[int] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
-    calls: list[Span] = field(default_factory=list)
+    calls: list[CallSpan] = field(default_factory=list)
     complete: bool = False
 
 
-def scan(ids: Iterable[int], marks: Marks) -> Scan:
+def scan_calls(ids: Iterable[int], marks: CallTokens) -> ScannedMessage:
     """Takes any ids apart; a call is also finished, but not closed, by the begin of another and by what ends it all."""
-    found = Scan()
+    found = ScannedMessage()
     outside = found.before
-    call: Span | None = None
+    call: CallSpan | None = None
     for i in ids:
         if i == marks.end:
             found.complete = True
             break
         if i == marks.begin:
-            call = Span()
+            call = CallSpan()
             found.calls.append(call)
         elif i == marks.finish:
             if call is not None:
@@ -60,6 +60,6 @@ def scan(ids: Iterable[int], marks: Marks) -> Scan:
     return found
 
 
-def joined(before: str, after: str) -> str:
+def join_content(before: str, after: str) -> str:
     """The content of a message whose text may go on after its calls; white space there says nothing."""
     return "\n".join(part for part in (before, after.strip()) if part)
