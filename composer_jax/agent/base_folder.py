@@ -1,4 +1,4 @@
-"""The pristine folder that workspaces stand on, read on the host. It never changes, and its links are not followed."""
+"""The folder below the changes of a workspace, read on the host. It never changes; links are not followed."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK
 
 @dataclass(frozen=True)
 class Entry:
-    """One path of a folder. size: bytes. mode: permission bits. data: where a link leads, as bytes."""
+    """One path of a folder. size: bytes. mode: permission bits. data: the target of a link, as bytes."""
 
     kind: Kind
     size: int
@@ -28,49 +28,51 @@ class Entry:
 
 
 class BaseFolder:
-    """What is in a folder, by relative path. Special files (pipes, sockets, devices) are not there.
+    """The contents of a folder by relative path, without special files (pipes, sockets, devices).
 
-    Shared by all workspaces on the same folder (see `open_base_folder`), and with it the index of its text.
+    All workspaces on the same folder share it and its search index (see `open_base_folder`).
     """
 
     def __init__(self, folder: Path | None):
         self._folder = folder
-        self.entries: AsyncLazy[dict[str, Entry]] = AsyncLazy(self._listed)
-        """Path -> entry, folders before what they hold."""
+        self.entries: AsyncLazy[dict[str, Entry]] = AsyncLazy(self._list)
+        """Path -> entry, a folder before its contents."""
         self._indexes: dict[Embedder | None, AsyncLazy[SearchIndex]] = {}
 
     def entry(self, path: str) -> Entry | None:
-        """What is at a path; None if nothing is. Reached only through real folders, never through a link."""
+        """The entry at a path, reached through real folders only; None if there is none."""
         return self.entries.get_here().get(path)
 
     def read(self, path: str) -> bytes:
-        """Content of a file of `entries`. Raises UserError if the folder has changed under us."""
+        """The content of a file of `entries`. Raises UserError if the folder has changed since it was listed."""
+        if self._folder is None:
+            raise UserError(f"an empty workspace has no file {path}")
         try:
             fd = os.open(os.path.join(self._folder, path), _READ)
             with open(fd, "rb") as file:
                 return file.read()
         except OSError as error:
             raise UserError(
-                f"{path} in {self._folder} cannot be read any more ({error.strerror}); leave the folders of tasks "
-                "alone while they are in use."
+                f"{path} in {self._folder} cannot be read any more ({error.strerror}); do not change the folders "
+                "of tasks while they are in use."
             ) from error
 
     def index(self, embedder: Embedder | None) -> AsyncLazy[SearchIndex]:
         """The search index of all files."""
         if embedder not in self._indexes:
-            self._indexes[embedder] = AsyncLazy(lambda: self._indexed(embedder))
+            self._indexes[embedder] = AsyncLazy(lambda: self._build_index(embedder))
         return self._indexes[embedder]
 
-    def _indexed(self, embedder: Embedder | None) -> SearchIndex:
+    def _build_index(self, embedder: Embedder | None) -> SearchIndex:
         files = ((path, entry) for path, entry in self.entries.get_here().items() if entry.kind == "file")
         sizes = {path: entry.size for path, entry in files if not is_vcs_path(path)}
         return SearchIndex.of(sizes, self.read, embedder)
 
-    def _listed(self) -> dict[str, Entry]:
+    def _list(self) -> dict[str, Entry]:
         if self._folder is None:
             return {}
         if not self._folder.is_dir():
-            raise UserError(f"{self._folder} is not a folder; a workspace stands on one.")
+            raise UserError(f"{self._folder} is not a folder; a workspace needs one.")
         try:
             return dict(_walk(str(self._folder), ""))
         except OSError as error:
@@ -79,19 +81,19 @@ class BaseFolder:
 
 @functools.lru_cache(maxsize=16)
 def open_base_folder(folder: Path | None) -> BaseFolder:
-    """The same object for the same folder, also for the next group of episodes on it; None: an empty folder."""
+    """The BaseFolder of a folder, the same object for the same folder; None: an empty folder."""
     return BaseFolder(folder)
 
 
 def is_vcs_path(path: str) -> bool:
-    """Whether a path belongs to version control, which nobody means who looks for code."""
+    """Whether a path belongs to version control, which searches and listings skip."""
     return not VCS_FOLDERS.isdisjoint(path.split("/"))
 
 
 def _walk(folder: str, prefix: str) -> Iterator[tuple[str, Entry]]:
     with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for item in found:
+        items = sorted(entries, key=lambda entry: entry.name)
+    for item in items:
         path, status = prefix + item.name, item.stat(follow_symlinks=False)
         mode = stat.S_IMODE(status.st_mode)
         if stat.S_ISREG(status.st_mode):

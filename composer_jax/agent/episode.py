@@ -55,7 +55,7 @@ class Episode:
     @property
     def summary_tokens(self) -> int:
         """Tokens of all summaries, the end of the message included."""
-        return sum(len(node.sampled_tokens) for node in self.transcript.of_kind("summary"))
+        return sum(len(node.sampled_tokens) for node in self.transcript.nodes_of_kind("summary"))
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able dict from which `from_json` makes an equal episode."""
@@ -182,7 +182,7 @@ class _Run:
     async def sample(self, kind: Kind, max_tokens: int) -> Node | None:
         """Samples one message after everything the session has not seen yet; None if nothing fits."""
         given = self.chat.generation_prompt
-        delta = [*self.transcript.tail(self.session.length), *given]
+        delta = [*self.transcript.tokens_from(self.session.length), *given]
         room = min(
             self.session.capacity - self.session.length - len(delta),
             self.limits.max_episode_tokens - self.transcript.total_tokens - len(given),

@@ -1,4 +1,4 @@
-"""An Episode in words: the record that the report shows. Training never goes through it."""
+"""An Episode as text: the record that the report shows. Training does not use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from composer_jax.tasks.task import Task
 def build_episode_record(
     episode: Episode, task: Task, chat: ChatFormat, condition: str, step: int | None = None
 ) -> EpisodeRecord:
-    """What happened, decoded. condition: how the trigger was set; step: of RL, if any (see EpisodeRecord)."""
+    """The decoded record of an episode. condition: of compaction; step: of RL, if any (see EpisodeRecord)."""
     transcript = episode.transcript
     return EpisodeRecord(
         task_id=episode.task_id,
@@ -46,8 +46,8 @@ def _segment(branch: list[Node], chat: ChatFormat) -> tuple[MessageRecord, ...]:
 def _message(node: Node, later: list[Node], chat: ChatFormat) -> MessageRecord:
     calls: tuple[CallRecord, ...] = ()
     if node.kind == "assistant":
-        said = chat.parse(node.sampled_tokens.tolist())
-        text, calls = said.content, _calls(said.calls, later, chat)
+        message = chat.parse(node.sampled_tokens.tolist())
+        text, calls = message.content, _calls(message.calls, later, chat)
     elif node.kind == "tool":
         text = chat.answer_text(node.tokens.tolist())
     else:
@@ -57,7 +57,7 @@ def _message(node: Node, later: list[Node], chat: ChatFormat) -> MessageRecord:
 
 
 def _calls(calls: tuple[ToolCall | Malformed, ...], later: list[Node], chat: ChatFormat) -> tuple[CallRecord, ...]:
-    """The calls of a message; its answers are the tool nodes that follow, in the same order."""
+    """The calls of a message with their answers, which are the tool nodes that follow in the same order."""
     records = []
     for position, call in enumerate(calls):
         answer = ""

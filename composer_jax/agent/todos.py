@@ -1,4 +1,4 @@
-"""The agent's plan: items, and how far each one is."""
+"""The agent's plan: items and their status."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,9 +1,9 @@
-"""The Transcript: what the model saw and said, as token ids, in a tree of nodes. Tokens in, tokens out.
+"""The Transcript: the token ids that the model saw and sampled, in a tree of nodes. Tokens in, tokens out.
 
-A node is a delta: some tokens the harness gave, then some tokens the model sampled (either part may be
-empty). The path from the root to a node is a context the model has seen. A self-summary starts a new branch
-below the prompt. Text is never tokenised a second time: what is trained is exactly what was sampled, with the
-log-probabilities and the weight versions of the moment.
+A node is a delta: tokens of the harness, then tokens that the model sampled; either part may be empty. The path from
+the root to a node is a context of the model. A self-summary starts a new branch below the prompt. Text is never
+tokenised a second time: the trained tokens are exactly the sampled ones, with their log-probabilities and weight
+versions.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ KINDS: tuple[Kind, ...] = ("prompt", "assistant", "tool", "summary_request", "su
 
 
 class TranscriptError(RuntimeError):
-    """The sampler's context is not the branch that the transcript holds, or a node is malformed: a bug, not a
-    fork."""
+    """The sampler's context differs from the transcript's branch, or a node is malformed; always a bug."""
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A delta of n tokens, of which the last k were sampled (k = 0 for what the harness says).
+    """A delta of n tokens, of which the last k were sampled (k = 0 for nodes of the harness alone).
 
     tokens: int32[n]. logprobs: float32[k], under the policy that sampled, at its temperature. versions:
     int32[k], the weight version that produced each token. trained: whether the sampled tokens are targets.
@@ -41,18 +40,17 @@ class Node:
 
     @property
     def sampled(self) -> bool:
-        """Whether the model said it."""
+        """Whether the node holds sampled tokens."""
         return len(self.logprobs) > 0
 
     @property
-    def given_tokens(self) -> np.ndarray:
-        """int32[n - k]: what the harness put before the sampled part (the role id of an assistant
-        message)."""
+    def harness_tokens(self) -> np.ndarray:
+        """int32[n - k]: the harness's tokens before the sampled ones, such as the generation prompt."""
         return self.tokens[: len(self.tokens) - len(self.logprobs)]
 
     @property
     def sampled_tokens(self) -> np.ndarray:
-        """int32[k]."""
+        """int32[k]: the tokens that the model sampled."""
         return self.tokens[len(self.tokens) - len(self.logprobs) :]
 
 
@@ -80,7 +78,7 @@ class Transcript:
     def append(
         self,
         kind: Kind,
-        given: Sequence[int] | np.ndarray = (),
+        harness: Sequence[int] | np.ndarray = (),
         sampled: Sequence[int] | np.ndarray = (),
         logprobs: Sequence[float] | np.ndarray = (),
         versions: Sequence[int] | np.ndarray = (),
@@ -89,10 +87,10 @@ class Transcript:
     ) -> Node:
         """Adds a node below the tip and makes it the tip.
 
-        given, sampled: token ids, in that order. logprobs, versions: one per sampled token.
+        harness, sampled: token ids, in that order. logprobs, versions: one per sampled token.
         trained: False for sampled tokens that no row may train.
-        context: the number of tokens in the sampler's context after this node, where a sampler took part.
-        Raises TranscriptError when it is not the length of the branch: an undeclared break of the prefix.
+        context: the number of tokens in the sampler's context after this node; None without a sampler.
+        Raises TranscriptError when `context` differs from the length of the branch: an undeclared break of the prefix.
         """
         if kind not in KINDS:
             raise TranscriptError(f"{kind!r} is not a kind of node; use one of {', '.join(KINDS)}")
@@ -103,7 +101,7 @@ class Transcript:
             )
         if self.tip is None and self.nodes:
             raise TranscriptError("a transcript has one root; branch from a node before appending")
-        tokens = np.concatenate([np.asarray(given, np.int32), np.asarray(sampled, np.int32)])
+        tokens = np.concatenate([np.asarray(harness, np.int32), np.asarray(sampled, np.int32)])
         length = self.length + len(tokens)
         if context is not None and context != length:
             raise TranscriptError(
@@ -123,44 +121,42 @@ class Transcript:
         return node
 
     def branch(self, node: Node) -> None:
-        """Declares that the next node continues `node`, not the tip: the sampler's context starts anew."""
+        """Makes `node` the tip, so that the next node starts a new branch and the sampler a new context."""
         if not 0 <= node.id < len(self.nodes) or self.nodes[node.id] is not node:
             raise TranscriptError(f"node {node.id} is not in this transcript")
         self.tip = node.id
 
     def path(self, node_id: int | None = None) -> list[Node]:
-        """The nodes from the root to `node_id` (default: the tip), both included; [] for an empty
-        transcript."""
-        at = self.tip if node_id is None else node_id
+        """The nodes from the root to `node_id` (default: the tip), both included; [] for an empty transcript."""
+        current = self.tip if node_id is None else node_id
         nodes = []
-        while at is not None:
-            nodes.append(self.nodes[at])
-            at = self.nodes[at].parent
+        while current is not None:
+            nodes.append(self.nodes[current])
+            current = self.nodes[current].parent
         return nodes[::-1]
 
     @property
     def length(self) -> int:
-        """Tokens from the root to the tip."""
+        """The number of tokens from the root to the tip."""
         return sum(len(node.tokens) for node in self.path())
 
-    def tail(self, start: int) -> list[int]:
-        """The ids from the root to the tip, from position `start` on: what a context of `start` tokens
-        lacks."""
+    def tokens_from(self, start: int) -> list[int]:
+        """The ids of the branch from position `start` to the tip: those that a context of `start` tokens lacks."""
         ids: list[int] = []
         for node in self.path():
             ids.extend(node.tokens.tolist())
         return ids[start:]
 
     def branches(self) -> list[list[Node]]:
-        """Every root-to-leaf path, in the order in which the leaves were made: the segments of an episode."""
+        """Every root-to-leaf path in the order of the leaves: the segments of an episode."""
         parents = {node.parent for node in self.nodes}
         return [self.path(node.id) for node in self.nodes if node.id not in parents]
 
     def rows(self) -> list[Row]:
-        """One row per branch that trains something, up to the last token that it trains.
+        """One row per branch that trains a token, up to its last trained token.
 
-        A sampled node that branches share is trained in the first of them. No row is longer than the context
-        that the sampler held: an observation that nothing was said after is no part of one.
+        A sampled node that several branches share is trained in the first of them. A row is at most as long as the
+        sampler's context, because an observation at the end of a branch is cut.
         """
         rows = []
         done: set[int] = set()
@@ -169,12 +165,12 @@ class Transcript:
             for node in path:
                 mask = np.zeros(len(node.tokens), bool)
                 if node.trained and node.id not in done:
-                    mask[len(node.given_tokens) :] = True
+                    mask[len(node.harness_tokens) :] = True
                     done.add(node.id)
                 masks.append(mask)
             trained = np.concatenate(masks)
             if trained.any():
-                logprobs, versions = _spread(path)
+                logprobs, versions = _expand_to_tokens(path)
                 end = int(np.flatnonzero(trained)[-1]) + 1
                 rows.append(
                     Row(
@@ -186,22 +182,22 @@ class Transcript:
                 )
         return rows
 
-    def of_kind(self, kind: Kind) -> list[Node]:
-        """The nodes of a kind in the order in which they were made."""
+    def nodes_of_kind(self, kind: Kind) -> list[Node]:
+        """The nodes of a kind, oldest first."""
         return [node for node in self.nodes if node.kind == kind]
 
     @property
     def total_tokens(self) -> int:
-        """All tokens of all nodes, each node once."""
+        """The number of tokens of all nodes."""
         return sum(len(node.tokens) for node in self.nodes)
 
     @property
     def total_sampled(self) -> int:
-        """All tokens that the model said."""
+        """The number of sampled tokens of all nodes."""
         return sum(len(node.logprobs) for node in self.nodes)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able dict from which `from_json` makes an equal transcript, bit by bit."""
+        """A JSON-able dict from which `from_json` makes an equal transcript, bit for bit."""
         nodes = [
             {
                 "parent": node.parent,
@@ -226,23 +222,25 @@ class Transcript:
                 raise TranscriptError(f"node {number} has parent {parent}; a parent comes before its children")
             transcript.tip = parent
             k = len(item["logprobs"])
-            given = item["tokens"][: len(item["tokens"]) - k]
-            sampled = item["tokens"][len(given) :]
-            transcript.append(item["kind"], given, sampled, item["logprobs"], item["versions"], trained=item["trained"])
+            harness = item["tokens"][: len(item["tokens"]) - k]
+            sampled = item["tokens"][len(harness) :]
+            transcript.append(
+                item["kind"], harness, sampled, item["logprobs"], item["versions"], trained=item["trained"]
+            )
         transcript.tip = data["tip"]
         return transcript
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Transcript) and self.to_json() == other.to_json()
 
-    __hash__ = None  # type: ignore[assignment]  # it grows
+    __hash__ = None  # type: ignore[assignment]  # a transcript is mutable
 
 
-def _spread(path: Iterable[Node]) -> tuple[np.ndarray, np.ndarray]:
-    """float32[n] logprobs and int32[n] versions of a path, 0 and -1 in place of the given tokens."""
+def _expand_to_tokens(path: Iterable[Node]) -> tuple[np.ndarray, np.ndarray]:
+    """float32[n] logprobs and int32[n] versions of a path, with 0 and -1 for tokens of the harness."""
     logprobs, versions = [], []
     for node in path:
-        given = len(node.given_tokens)
-        logprobs += [np.zeros(given, np.float32), node.logprobs]
-        versions += [np.full(given, -1, np.int32), node.versions]
+        count = len(node.harness_tokens)
+        logprobs += [np.zeros(count, np.float32), node.logprobs]
+        versions += [np.full(count, -1, np.int32), node.versions]
     return np.concatenate(logprobs), np.concatenate(versions)

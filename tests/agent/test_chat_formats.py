@@ -92,7 +92,7 @@ def test_bad_calls_and_messages_that_were_cut_off_are_answered(play, chat):
     del unread[max(at for at, token in enumerate(unread) if '"' in decode(chat, [token]))]
     episode, session = play(long, unread, ("", FIX), ("", FINISH))
     assert (episode.outcome, episode.reward, episode.turns) == ("finished", 1.0, 4)
-    cut, broken, fixed = episode.transcript.of_kind("tool")
+    cut, broken, fixed = episode.transcript.nodes_of_kind("tool")
     assert cut.tokens[0] == chat.end and broken.tokens[0] != chat.end
     assert chat.answer_text(cut.tokens.tolist()).startswith("ERROR the call does not end with")
     assert chat.answer_text(broken.tokens.tolist()).startswith("ERROR the ")

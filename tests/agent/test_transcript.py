@@ -75,16 +75,16 @@ def test_json_is_exact(steps):
 @given(st.lists(STEP, min_size=1, max_size=8), st.integers(0, 60))
 def test_tail_is_what_a_context_lacks(steps, start):
     transcript = grown(steps)
-    whole = transcript.tail(0)
+    whole = transcript.tokens_from(0)
     assert len(whole) == transcript.length
-    assert transcript.tail(start) == whole[start:]
+    assert transcript.tokens_from(start) == whole[start:]
 
 
 def test_given_and_sampled_parts():
     transcript = Transcript()
     node = transcript.append("assistant", [5], [7, 8], [-0.5, -1.0], [3, 4], context=3)
     assert node.sampled
-    assert node.given_tokens.tolist() == [5]
+    assert node.harness_tokens.tolist() == [5]
     assert node.sampled_tokens.tolist() == [7, 8]
     [row] = transcript.rows()
     assert row.trained.tolist() == [False, True, True]

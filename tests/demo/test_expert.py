@@ -50,7 +50,7 @@ def trigger_on_conf(tok):
 
 
 def said(episode, tok, kind="assistant"):
-    return [chat.to_text(tok, node.sampled_tokens.tolist()) for node in episode.transcript.of_kind(kind)]
+    return [chat.to_text(tok, node.sampled_tokens.tolist()) for node in episode.transcript.nodes_of_kind(kind)]
 
 
 @pytest.mark.parametrize("split", ["train", "unseen"])
@@ -97,7 +97,9 @@ def test_the_expert_is_imperfect_by_strategy(pool, tok):
 
 
 def targets(episode, tok):
-    return [chat.to_text(tok, n.sampled_tokens.tolist()) for n in episode.transcript.of_kind("assistant") if n.trained]
+    return [
+        chat.to_text(tok, n.sampled_tokens.tolist()) for n in episode.transcript.nodes_of_kind("assistant") if n.trained
+    ]
 
 
 @pytest.mark.parametrize("family", ["bugfix", "recall"])
@@ -175,7 +177,7 @@ def test_a_repair_that_failed_is_repaired(pool, tok):
     wrong_first = replace(PERFECT, bugfix=replace(PERFECT.bugfix, right_fix=0.5, retry=1, reread=0.5))
     retried = 0
     for _, episode in traces(pool, tok, "bugfix", 24, rates=wrong_first):
-        edits = [n for n in episode.transcript.of_kind("assistant") if "edit" in tok.decode(n.tokens.tolist())]
+        edits = [n for n in episode.transcript.nodes_of_kind("assistant") if "edit" in tok.decode(n.tokens.tolist())]
         retried += len(edits) > 1
         assert [n.trained for n in edits[:-1]] == [False] * (len(edits) - 1)
         # The visible tests do not reveal every wrong repair; what they reveal is repaired until they pass.

@@ -1,8 +1,8 @@
-"""The format with file headers in place of line numbers:
+"""The patch format with file headers in place of line numbers:
 
 *** Begin Patch
 *** Update File: a.py      (then, perhaps, *** Move to: b.py)
-@@ def f():                (a line above the hunk; may be empty, may be repeated, may be left out for the first hunk)
+@@ def f():                (a line above the hunk; optional before the first hunk, may be empty or repeated)
  kept
 -old
 +new
@@ -41,14 +41,14 @@ def parse_envelope(text: str) -> list[FilePatch]:
         path = lines[at].removeprefix(header).strip()
         if not path:
             raise PatchError(f"line {at + 1} of the patch names no file")
-        patches.append(_file(_KINDS[header], path, lines[at + 1 : end]))
+        patches.append(_parse_file(_KINDS[header], path, lines[at + 1 : end]))
         at = end
     if not patches:
         raise PatchError("the patch changes no file")
     return patches
 
 
-def _file(kind: str, path: str, body: list[str]) -> FilePatch:
+def _parse_file(kind: str, path: str, body: list[str]) -> FilePatch:
     if kind == "delete":
         if any(line.strip() for line in body):
             raise PatchError(f"after the header that deletes {path} come lines that belong to no file")
@@ -56,20 +56,20 @@ def _file(kind: str, path: str, body: list[str]) -> FilePatch:
     if kind == "add":
         while body and not body[-1].strip():
             body.pop()
-        wrong = next((line for line in body if not line.startswith("+")), None)
-        if wrong is not None:
-            raise PatchError(f"{path} is added, so its lines start with +, unlike {wrong[:80]!r}")
+        unsigned = next((line for line in body if not line.startswith("+")), None)
+        if unsigned is not None:
+            raise PatchError(f"{path} is added, so its lines start with +, unlike {unsigned[:80]!r}")
         return FilePatch(None, path, (Hunk((), tuple(f"{line[1:]}\n" for line in body)),))
     new = path
     if body and body[0].startswith(_MOVE):
         new = body.pop(0).removeprefix(_MOVE).strip()
-    hunks = tuple(_hunks(path, body))
+    hunks = tuple(_parse_hunks(path, body))
     if not hunks and new == path:
         raise PatchError(f"nothing is said of what to change in {path}")
     return FilePatch(path, new, hunks)
 
 
-def _hunks(path: str, body: list[str]) -> list[Hunk]:
+def _parse_hunks(path: str, body: list[str]) -> list[Hunk]:
     hunks: list[Hunk] = []
     anchors: list[str] = []
     at = 0
@@ -82,7 +82,7 @@ def _hunks(path: str, body: list[str]) -> list[Hunk]:
         end = at
         while end < len(body) and not body[end].startswith(("@@", _END_OF_FILE)):
             end += 1
-        old, new = _sides(path, len(hunks) + 1, body[at:end])
+        old, new = _split_sides(path, len(hunks) + 1, body[at:end])
         at_end = end < len(body) and body[end].startswith(_END_OF_FILE)
         hunks.append(Hunk(old, new, None, tuple(anchors), at_end))
         anchors = []
@@ -90,11 +90,11 @@ def _hunks(path: str, body: list[str]) -> list[Hunk]:
     return hunks
 
 
-def _sides(path: str, number: int, lines: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Old and new lines of a hunk."""
+def _split_sides(path: str, number: int, lines: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(old lines, new lines) of a hunk."""
     old, new = [], []
     for line in lines:
-        sign, rest = line[:1] or " ", f"{line[1:]}\n"  # editors cut the blank off an empty line
+        sign, rest = line[:1] or " ", f"{line[1:]}\n"  # editors strip the blank of an empty line
         if sign not in " +-":
             raise PatchError(
                 f"hunk {number} of {path} has a line that starts with neither blank, + nor -: {line[:80]!r}"

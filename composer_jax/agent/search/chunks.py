@@ -1,4 +1,4 @@
-"""Text in pieces that answer a question alone: functions and classes of Python, windows of lines of anything else."""
+"""Chunks of text for search: functions and classes of Python, windows of lines of other files."""
 
 import ast
 import warnings
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_BYTES = 500_000  # a larger file is data
-WINDOW, STEP = 40, 30  # lines of a window, and from one to the next
+WINDOW, STEP = 40, 30  # lines of a window, and from the start of one to the next
 LONG = 80  # lines; a longer function is cut into windows
-SNIFFED = 8192  # bytes in which a binary file shows a zero
-_PARSED = "composer_chunk"  # what the parser calls the files
-warnings.filterwarnings("ignore", module=_PARSED)  # nobody here mends other people's escape sequences
+SNIFFED = 8192  # bytes; a zero byte in them marks a binary file
+_PARSED = "composer_chunk"  # the file name in warnings of the parser
+warnings.filterwarnings("ignore", module=_PARSED)  # such as those about escape sequences
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Lines start..end (from 1, both included) of a file. name: of the function or class, with those around it."""
+    """Lines start..end (from 1, both included) of a file. name: the qualified name of the function or class."""
 
     path: str
     start: int
@@ -25,28 +25,27 @@ class Chunk:
 
 
 def split_chunks(path: str, data: bytes) -> list[Chunk]:
-    """The pieces of a file, in its order; none for binary, empty and very large files.
+    """The chunks of a file in order; none for binary, empty and very large files.
 
-    A function that is longer than LONG lines, and the lines between functions, come in windows. Python that cannot be
-    parsed comes in windows, too.
+    Functions of more than LONG lines, the lines between functions, and Python that cannot be parsed become windows.
     """
     if len(data) > MAX_BYTES or b"\0" in data[:SNIFFED]:
         return []
     lines = data.decode(errors="replace").split("\n")
     spans = list(_definitions(data, len(lines))) if path.endswith(".py") else []
-    found, done = [], 0
+    pieces, done = [], 0
     for start, end, name in [*spans, (len(lines) + 1, len(lines), "")]:
-        found += _windows(path, lines, done + 1, start - 1, "")
-        found += _windows(path, lines, start, end, name)
+        pieces += _windows(path, lines, done + 1, start - 1, "")
+        pieces += _windows(path, lines, start, end, name)
         done = end
-    return found
+    return pieces
 
 
 def _definitions(data: bytes, count: int) -> Iterator[tuple[int, int, str]]:
-    """(first line, last line, name) of functions, methods and heads of classes; disjoint, in order."""
+    """(first line, last line, name) of functions, methods and class headers; disjoint, in order."""
     try:
         tree = ast.parse(data, _PARSED)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser's ways to give up
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # all that the parser raises
         return
     done = 0
     for start, end, name in _spans(tree.body, ""):
@@ -71,7 +70,7 @@ def _spans(body: list[ast.stmt], prefix: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _windows(path: str, lines: list[str], start: int, end: int, name: str) -> Iterator[Chunk]:
-    """Chunks of lines start..end, without those in which nothing is written."""
+    """The chunks of lines start..end, blank ones excepted."""
     size = LONG if name else WINDOW
     while start <= end:
         last = end if end - start < size else start + WINDOW - 1

@@ -1,8 +1,7 @@
-"""BM25 over chunks of code, and vectors beside it where there is an embedder.
+"""BM25 over chunks of code, fused with vectors where there is an embedder.
 
-An index never changes. The index of a repository is made once; what an episode changed has a small index of its own,
-and a search over both, less the files of the first that are not what they were, scores as one index of everything
-would.
+An index is immutable. A repository has one index, and the changed files of an episode have a small one of their own.
+A search over both, without the files of the first that have changed, scores as one index of all files would.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +16,7 @@ from composer_jax.agent.search.chunks import MAX_BYTES, Chunk, split_chunks
 
 K1, B = 1.2, 0.75  # Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009), section 3.2
 FUSION = 60  # Cormack, Clarke and Buettcher, Reciprocal Rank Fusion (SIGIR 2009)
-FUSED = 100  # how many of each ranking are fused
+FUSED = 100  # entries of each ranking that are fused
 
 
 class Embedder(Protocol):
@@ -28,17 +27,17 @@ class Embedder(Protocol):
 
 @dataclass(frozen=True)
 class Hit:
-    """A chunk that was found, and its score: the higher the better, comparable only within one search."""
+    """A matching chunk and its score; higher is better, comparable within one search only."""
 
     chunk: Chunk
     score: float
 
 
 class SearchIndex:
-    """Chunks, their words, and their vectors. `numbers` are those of a file's chunks."""
+    """Chunks, their words and their vectors. numbers: path -> the numbers of the file's chunks."""
 
-    def __init__(self, found: Iterable[Chunk], embedder: Embedder | None):
-        self.chunks = list(found)
+    def __init__(self, chunks: Iterable[Chunk], embedder: Embedder | None):
+        self.chunks = list(chunks)
         self.numbers: dict[str, list[int]] = defaultdict(list)
         postings: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         lengths = []
@@ -63,12 +62,12 @@ class SearchIndex:
     def of(
         cls, sizes: Mapping[str, int], read: Callable[[str], bytes], embedder: Embedder | None = None
     ) -> "SearchIndex":
-        """The index of files, given their sizes in bytes; large ones are not read."""
+        """The index of files by their sizes in bytes; files over MAX_BYTES are not read."""
         paths = sorted(path for path, size in sizes.items() if size <= MAX_BYTES)
         return cls((chunk for path in paths for chunk in split_chunks(path, read(path))), embedder)
 
     def posting(self, word: str) -> tuple[np.ndarray, np.ndarray]:
-        """(numbers of the chunks with a word, how often it is in each)."""
+        """(numbers of the chunks with a word, its count in each)."""
         return self._postings.get(word, _NOWHERE)
 
 
@@ -87,8 +86,8 @@ def search(
 ) -> list[Hit]:
     """The best chunks of `base`, without the files in `hidden`, and of `changed`.
 
-    under: only of this file, or of files below this folder. Chunks without any word of the query are found by an
-    embedder only.
+    under: restricts the search to this file, or to files below this folder. Only an embedder finds chunks without any
+    word of the query.
     """
     alive = np.ones(len(base.chunks), bool)
     for path in hidden:
@@ -112,17 +111,17 @@ def search(
 
 
 def _bm25(query: list[str], parts: Sequence[SearchIndex], masks: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The score of every chunk of each part; statistics are those of all chunks under the masks together."""
+    """The scores of the chunks of each part, with the statistics of all unmasked chunks together."""
     scores = [np.zeros(len(part.chunks)) for part in parts]
     total = sum(int(mask.sum()) for mask in masks)
     if not total:
         return scores
     mean = sum(float(part.lengths[mask].sum()) for part, mask in zip(parts, masks, strict=True)) / total
     for word, repeats in Counter(query).items():
-        found = [part.posting(word) for part in parts]
-        having = sum(int(mask[numbers].sum()) for mask, (numbers, _) in zip(masks, found, strict=True))
+        postings = [part.posting(word) for part in parts]
+        having = sum(int(mask[numbers].sum()) for mask, (numbers, _) in zip(masks, postings, strict=True))
         rarity = np.log(1 + (total - having + 0.5) / (having + 0.5))
-        for part, score, (numbers, counts) in zip(parts, scores, found, strict=True):
+        for part, score, (numbers, counts) in zip(parts, scores, postings, strict=True):
             norm = K1 * (1 - B + B * part.lengths[numbers] / max(mean, 1.0))
             score[numbers] += repeats * rarity * counts * (K1 + 1) / (counts + norm)
     return scores
@@ -134,7 +133,7 @@ def _cosines(query: str, parts: Sequence[SearchIndex], embedder: Embedder) -> li
 
 
 def _ranked(scores: np.ndarray, pool: Sequence[Chunk]) -> list[int]:
-    """Numbers of the chunks with a score above zero, the best first; equal ones by path and line."""
+    """Numbers of the chunks with a score above zero, best first; ties by path and line."""
     positive = np.flatnonzero(scores > 0)
     return sorted(
         positive.tolist(), key=lambda number: (-round(scores[number], 9), pool[number].path, pool[number].start)

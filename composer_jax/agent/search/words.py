@@ -1,14 +1,14 @@
-"""The words of code: identifiers in their parts and as a whole, lower case, without inflection's commonest endings."""
+"""The words of code: identifiers and their parts, in lower case and without plural endings."""
 
 import functools
 import re
 from collections import Counter
 
 MAX_WORD = 64  # characters; what is longer is data
-# Runs of capitals end before the last one if a small letter follows: HTTPServer is http server.
+# A run of capitals ends before the last one if a small letter follows: HTTPServer is http server.
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
 _NAME = re.compile(r"\w+")
-# Words that tell nothing apart in code or in a question.
+# Words that are too frequent in code and questions to discriminate.
 _COMMON = frozenset(
     "a an and are as at be by class def do does for from how i if import in is it its of on or return self that the "
     "this to was what when where which who why with you".split()
@@ -21,25 +21,25 @@ def split_words(text: str) -> list[str]:
 
 
 def count_words(text: str) -> Counter[str]:
-    """How often each word is in a text."""
-    found: Counter[str] = Counter()
+    """The count of each word of a text."""
+    counts: Counter[str] = Counter()
     for name, count in Counter(_NAME.findall(text)).items():
         for word in _words_of(name):
-            found[word] += count
-    return found
+            counts[word] += count
+    return counts
 
 
-@functools.lru_cache(maxsize=1 << 17)  # names are said again and again
+@functools.lru_cache(maxsize=1 << 17)  # the same names occur again and again
 def _words_of(name: str) -> tuple[str, ...]:
     if len(name) > MAX_WORD:
         return ()
     parts = [part.lower() for part in _PART.findall(name)]
-    found = [_stem(part) for part in parts if part not in _COMMON]
-    return tuple(found) if len(parts) < 2 else (*found, name.lower())
+    stems = [_stem(part) for part in parts if part not in _COMMON]
+    return tuple(stems) if len(parts) < 2 else (*stems, name.lower())
 
 
 def _stem(word: str) -> str:
-    """Without plural s: `files` and `file` are one word, `class`, `status` and `is` stay."""
+    """The word without plural s: `files` becomes `file`; `class`, `status` and `is` stay."""
     if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
         return word[:-1]
     return word

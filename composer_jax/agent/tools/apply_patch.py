@@ -15,31 +15,32 @@ async def apply_patch(workspace: Workspace, patch: str) -> str:
     """Applies a unified diff, or a patch from *** Begin Patch to *** End Patch."""
     draft = _Draft(workspace)
     try:
-        said = [draft.apply(one) for one in parse_patch(patch)]
+        answers = [draft.apply(one) for one in parse_patch(patch)]
     except PatchError as error:
         raise ToolError(f"{error}; nothing was changed" if "\n" not in str(error) else str(error)) from error
     workspace.replace(draft.files)
-    return "\n".join(said)
+    return "\n".join(answers)
 
 
 class _Draft:
-    """What the files would be. files: path -> (content, mode), None if it is deleted."""
+    """The files after the patch. files: path -> (content, mode); None: deleted."""
 
     def __init__(self, workspace: Workspace):
         self.workspace = workspace
         self.files: dict[str, tuple[bytes, int | None] | None] = {}
 
     def apply(self, patch: FilePatch) -> str:
-        """One file; what was done, in words. Raises PatchError and ToolError."""
-        old, new = self._path(patch.old_path), self._path(patch.new_path)
+        """Applies the patch of one file and describes it. Raises PatchError and ToolError."""
+        old = None if patch.old_path is None else self._resolve(patch.old_path)
+        new = self._resolve(patch.path)
         if old is None:
             self._require_free(new)
-            self.files[new] = self._patched(b"", patch), 0o755 if patch.executable else None
+            self.files[new] = self._patch_data(b"", patch), 0o755 if patch.executable else None
             return f"created {new}"
-        data, mode = self._there(old)
-        left = self._patched(data, patch)
-        if new is None:
-            if patch.hunks and left:
+        data, mode = self._read(old)
+        data = self._patch_data(data, patch)
+        if patch.new_path is None:
+            if patch.hunks and data:
                 raise PatchError(f"{old} is to be deleted, but the patch does not remove all of its lines")
             self._remove(old)
             return f"deleted {old}"
@@ -48,19 +49,17 @@ class _Draft:
         if new != old:
             self._require_free(new)
             self._remove(old)
-        self.files[new] = left, mode
+        self.files[new] = data, mode
         return f"edited {new}" if new == old else f"moved {old} to {new}"
 
-    def _path(self, path: str | None) -> str | None:
-        if path is None:
-            return None
-        found = resolve_path(self.workspace, path)
-        if not found:
+    def _resolve(self, path: str) -> str:
+        resolved = resolve_path(self.workspace, path)
+        if not resolved:
             raise PatchError("the patch names the workspace itself where a file should be")
-        refuse_links(self.workspace, found)
-        return found
+        refuse_links(self.workspace, resolved)
+        return resolved
 
-    def _there(self, path: str) -> tuple[bytes, int]:
+    def _read(self, path: str) -> tuple[bytes, int]:
         known = self.files.get(path)
         if known is not None:
             return known[0], 0o644 if known[1] is None else known[1]
@@ -76,10 +75,10 @@ class _Draft:
     def _remove(self, path: str) -> None:
         if self.workspace.kind(path) == "file":
             self.files[path] = None
-        else:  # made by this very patch
+        else:  # this patch created it
             del self.files[path]
 
-    def _patched(self, data: bytes, patch: FilePatch) -> bytes:
+    def _patch_data(self, data: bytes, patch: FilePatch) -> bytes:
         if not patch.hunks:
             return data
         try:

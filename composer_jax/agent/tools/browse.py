@@ -1,4 +1,4 @@
-"""Tools that look: a file with line numbers, a folder, paths by pattern. They ask no sandbox."""
+"""Tools that read without a sandbox: a file with line numbers, a folder, paths by pattern."""
 
 from composer_jax.agent.base_folder import is_vcs_path
 from composer_jax.agent.tools import glob_pattern
@@ -6,15 +6,15 @@ from composer_jax.agent.tools.paths import refuse_links, resolve_file, resolve_p
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.workspace import Workspace
 
-MAX_BYTES = 10 << 20  # of a file that is shown or edited
+MAX_BYTES = 10 << 20  # of a file to show or edit
 MAX_LINES = 1000  # of one read_file
 MAX_LINE = 500  # characters of a shown line
 MAX_LISTED = 300  # paths of one list_dir or glob
-BINARY = 8192  # bytes in which a binary file shows a zero
+BINARY = 8192  # bytes; a zero byte in them marks a binary file
 
 
 async def read_file(workspace: Workspace, path: str, start: int = 1, end: int | None = None) -> str:
-    """Lines start..end, numbered."""
+    """The numbered lines start..end of a file."""
     path = resolve_file(workspace, path)
     if end is not None and end < start:
         raise ToolError(f"end {end} is before start {start}")
@@ -28,40 +28,40 @@ async def read_file(workspace: Workspace, path: str, start: int = 1, end: int | 
     if start > len(lines):
         raise ToolError(f"{path} has {len(lines)} lines, so there is no line {start}")
     last = min(len(lines) if end is None else end, len(lines), start + MAX_LINES - 1)
-    said = [f"{number:6}\t{_cut(lines[number - 1])}" for number in range(start, last + 1)]
+    numbered = [f"{number:6}\t{_cut(lines[number - 1])}" for number in range(start, last + 1)]
     part = "" if (start, last) == (1, len(lines)) else f", shown are {start} to {last}"
-    return "\n".join([*said, f"[{path} has {len(lines)} lines{part}]"])
+    return "\n".join([*numbered, f"[{path} has {len(lines)} lines{part}]"])
 
 
 async def list_dir(workspace: Workspace, path: str = "", depth: int = 1) -> str:
-    """What is in a folder; folders end with a slash, links show where they lead."""
+    """The entries of a folder; folders end with a slash, links show their targets."""
     folder = resolve_path(workspace, path)
     if folder and workspace.kind(folder) != "folder":
         refuse_links(workspace, folder)
         raise ToolError(f"there is no folder {folder}")
     prefix = f"{folder}/" if folder else ""
-    found = [
-        f"{other[len(prefix) :]}{_ending(workspace, other)}"
+    entries = [
+        f"{other[len(prefix) :]}{_suffix(workspace, other)}"
         for other in workspace.paths("file", "link", "folder")
         if other.startswith(prefix)
         and other.count("/") - prefix.count("/") < depth
         and not is_vcs_path(other[len(prefix) :].rpartition("/")[0])
     ]
-    return _capped(found) or f"{folder or '.'} is empty"
+    return _limit_paths(entries) or f"{folder or '.'} is empty"
 
 
 async def glob(workspace: Workspace, pattern: str) -> str:
-    """Paths of files and links that match, in alphabetical order."""
+    """The paths of files and links that match, in alphabetical order."""
     try:
         matches = glob_pattern.compile_glob(resolve_path(workspace, pattern) if "/" in pattern else pattern)
     except ValueError as error:
         raise ToolError(str(error)) from error
-    found = [path for path in workspace.paths("file", "link") if matches(path)]
-    return _capped([path for path in found if ".git" in pattern or not is_vcs_path(path)]) or "no match"
+    paths = [path for path in workspace.paths("file", "link") if matches(path)]
+    return _limit_paths([path for path in paths if ".git" in pattern or not is_vcs_path(path)]) or "no match"
 
 
 def read_bytes(workspace: Workspace, path: str) -> bytes:
-    """The bytes of a file. Raises ToolError if they are too many."""
+    """The bytes of a file. Raises ToolError for more than MAX_BYTES."""
     size = workspace.size(path)
     if size > MAX_BYTES:
         raise ToolError(f"{path} has {size} bytes, more than {MAX_BYTES}; look at parts of it with shell")
@@ -73,11 +73,13 @@ def _cut(line: str) -> str:
     return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} [{len(line) - MAX_LINE} characters more]"
 
 
-def _ending(workspace: Workspace, path: str) -> str:
+def _suffix(workspace: Workspace, path: str) -> str:
     kind = workspace.kind(path)
-    return {"file": "", "folder": "/", "link": f" -> {workspace.target(path)}" if kind == "link" else ""}[kind]
+    if kind == "link":
+        return f" -> {workspace.target(path)}"
+    return "/" if kind == "folder" else ""
 
 
-def _capped(paths: list[str]) -> str:
+def _limit_paths(paths: list[str]) -> str:
     more = [f"[{len(paths) - MAX_LISTED} more]"] if len(paths) > MAX_LISTED else []
     return "\n".join(paths[:MAX_LISTED] + more)

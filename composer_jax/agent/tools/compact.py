@@ -59,7 +59,7 @@ async def _run_tests(workspace: Workspace) -> str:
     result = await workspace.run(TEST_COMMAND, TEST_TIMEOUT_S)
     if result.outcome not in ("ok", "nonzero"):
         return f"FAIL {result.outcome}"
-    # The runner prints one line; a traceback means that the runner itself is broken: its last line says how.
+    # The runner prints one line; a traceback means that the runner itself is broken, and its last line says why.
     return result.stdout.strip() or result.stderr.strip().split("\n")[-1] or f"no output, exit {result.exit_code}"
 
 

@@ -1,4 +1,4 @@
-"""The tool that edits one file: replaces a text that is there once, creates, deletes."""
+"""The tool that edits one file: replaces a text that occurs once, creates, deletes."""
 
 from composer_jax.agent import similar_lines
 from composer_jax.agent.tools.browse import read_bytes
@@ -32,7 +32,7 @@ async def edit_file(workspace: Workspace, path: str, old: str = "", new: str = "
 
 
 def read_text(workspace: Workspace, path: str) -> str:
-    """The text of a file. Raises ToolError if it is none."""
+    """The text of a file. Raises ToolError if the file is not UTF-8."""
     try:
         return read_bytes(workspace, path).decode()
     except UnicodeDecodeError as error:
@@ -40,8 +40,10 @@ def read_text(workspace: Workspace, path: str) -> str:
 
 
 def has_crlf(text: str, edit: str) -> bool:
-    """Whether all lines of a file end with CR LF while an edit knows nothing of it: then the edit means those ends, for
-    read_file does not show them."""
+    """Whether all lines of a file end with CR LF and the edit has no CR.
+
+    The edit then means CR LF as well, because read_file does not show CR.
+    """
     ends = text.count("\n")
     return ends > 0 and text.count("\r\n") == ends and "\r" not in edit
 
@@ -61,7 +63,7 @@ def _delete(workspace: Workspace, path: str, texts: str) -> str:
     if texts:
         raise ToolError("delete removes the whole file and takes neither old nor new")
     path = resolve_path(workspace, path)
-    if workspace.kind(path) != "link":  # of a link, the link itself goes
+    if workspace.kind(path) != "link":  # a link is deleted itself, not its target
         path = resolve_file(workspace, path or "/workspace")
     workspace.delete(path)
     return f"deleted {path}"

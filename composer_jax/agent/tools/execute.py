@@ -32,9 +32,9 @@ async def execute_call(call: Call, tools: Mapping[str, Tool], workspace: Workspa
         tool = tools[call.name]
         checked = tool.check(call.arguments)
         await workspace.prepare()
-        return _replace_surrogates(tool.truncate(await tool.call(workspace, **checked)))
+        return replace_surrogates(tool.truncate(await tool.call(workspace, **checked)))
     except (ToolError, SandboxFileError) as error:
-        return _replace_surrogates(truncate_end(f"ERROR {error}"))
+        return replace_surrogates(truncate_end(f"ERROR {error}"))
 
 
 async def execute_calls(calls: Sequence[Call], tools: Mapping[str, Tool], workspace: Workspace) -> list[str]:
@@ -61,6 +61,6 @@ def _is_read_only(call: Call, tools: Mapping[str, Tool]) -> bool:
     return isinstance(call, Malformed) or call.name not in tools or tools[call.name].read_only
 
 
-def _replace_surrogates(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text with "?" for halves of surrogate pairs, which file names may hold and observations may not."""
     return text.encode(errors="replace").decode()

@@ -1,21 +1,21 @@
-"""Patterns of paths. Plain code without imports of ours, for it also runs inside sandboxes (see grep.py)."""
+"""Glob patterns of paths. It imports the standard library only, because it also runs in sandboxes (see grep.py)."""
 
 import fnmatch
 
 
 def compile_glob(pattern):
-    """A function from a relative path to whether it matches.
+    """A function that tells whether a relative path matches the pattern.
 
-    `*`, `?` and `[...]` stand for characters of one name, `**` for any number of folders, `{a,b}` for either. A pattern
-    without a slash is matched with the name alone, in every folder. Takes time proportional to pattern times path.
-    Raises ValueError for a pattern with too many alternatives.
+    `*`, `?` and `[...]` match characters of one name, `**` any number of folders, `{a,b}` either. A pattern without a
+    slash is matched with the name alone, in every folder. The time is proportional to pattern times path.
+    Raises ValueError for a pattern with more than 64 alternatives.
     """
     patterns = [["**", one] if "/" not in one else one.strip("/").split("/") for one in _alternatives(pattern)]
     return lambda path: any(_matches(path.split("/"), parts) for parts in patterns)
 
 
 def _matches(names, parts):
-    """Whether the names of a path match the parts of a pattern: places[i] says whether the first i names do so far."""
+    """Whether the names of a path match the parts of a pattern. places[i]: whether the first i names match so far."""
     places = [True] + [False] * len(names)
     for part in parts:
         if part == "**":
@@ -27,7 +27,7 @@ def _matches(names, parts):
 
 
 def _alternatives(pattern):
-    """The patterns that `{a,b}` stand for; one level of braces at a time."""
+    """The patterns that `{a,b}` expands to, innermost braces first."""
     done, rest = [], [pattern]
     while rest:
         one = rest.pop()

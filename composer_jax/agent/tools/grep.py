@@ -1,4 +1,4 @@
-"""The tool that finds lines by a regular expression. It runs inside the sandbox, where a pattern can do no harm."""
+"""The tool that finds lines by a regular expression; it runs in the sandbox, where a costly pattern does no harm."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ COMMAND = ("python", "-I", "-S", "-W", "ignore", "-c", PROGRAM)
 async def grep(
     workspace: Workspace, pattern: str, path: str = "", glob: str = "", ignore_case: bool = False, context: int = 0
 ) -> str:
-    """Lines that match, with their paths and numbers."""
+    """The matching lines with their paths and numbers."""
     folder = resolve_path(workspace, path)
     if folder and workspace.kind(folder) not in ("file", "folder"):
         refuse_links(workspace, folder)

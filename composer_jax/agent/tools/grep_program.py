@@ -1,8 +1,8 @@
 """The search that the grep tool runs inside a sandbox: `python -I -S -c <glob_pattern.py and this file> <request>`.
 
-Isolated mode: no module of the workspace or of the packages can take the place of one that is imported here. It is
-killed when its time is over, so a pattern may take its time. The request is JSON: pattern, path, glob ("" for
-all), ignore_case, context. Exit code 0: found; 1: not found; 2: one sentence about the pattern on stderr.
+In isolated mode no module of the workspace or of the packages can replace one that is imported here. The time limit of
+the command bounds a costly pattern. The request is JSON: pattern, path, glob ("" for all), ignore_case, context. Exit
+code 0: some lines match; 1: none; 2: the pattern is invalid, with one sentence on stderr.
 """
 
 import json
@@ -16,8 +16,8 @@ import sys
 MAX_MATCHES = 100  # lines with a match that are shown
 MAX_LINE = 300  # characters of a shown line
 MAX_BYTES = 5 << 20  # a larger file is data
-BINARY = 8192  # bytes in which a binary file shows a zero
-BATCH = 500  # files of one ripgrep
+BINARY = 8192  # bytes; a zero byte in them marks a binary file
+BATCH = 500  # files per ripgrep process
 SKIPPED = (".git", ".hg", ".svn")
 
 
@@ -28,15 +28,17 @@ def main():
         problem = ""
     except (re.error, OverflowError, RecursionError) as error:
         pattern, problem = None, str(error)
-    paths = list(_files(request["path"], compile_glob(request["glob"]) if request["glob"] else None))  # noqa: F821
-    found = _with_ripgrep(paths, request["pattern"], request["ignore_case"])
-    if found is None:
+    # glob_pattern.py, which defines compile_glob, stands before this file in the program.
+    matches = compile_glob(request["glob"]) if request["glob"] else None  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+    paths = list(_files(request["path"], matches))
+    results = _with_ripgrep(paths, request["pattern"], request["ignore_case"])
+    if results is None:
         if pattern is None:
             print(f"the pattern is no regular expression: {problem}", file=sys.stderr)
             return 2
-        found = _with_python(paths, pattern)
-    sys.stdout.reconfigure(errors="surrogateescape")
-    return _show(found, request["context"])
+        results = _with_python(paths, pattern)
+    sys.stdout.reconfigure(errors="surrogateescape")  # pyright: ignore[reportAttributeAccessIssue]  # a TextIOWrapper
+    return _print_matches(results, request["context"])
 
 
 def _files(path, matches):
@@ -63,7 +65,7 @@ def _is_text(path):
             if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
                 return False
             return b"\0" not in file.read(BINARY)
-    except OSError:  # a link, or closed to us
+    except OSError:  # a link, or not readable
         return False
 
 
@@ -75,17 +77,17 @@ def _lines(path):
 
 
 def _with_python(paths, pattern):
-    """[(path, numbers of the lines that match)...]"""
-    found = []
+    """[(path, numbers of the matching lines), ...]"""
+    results = []
     for path in paths:
         numbers = [number for number, line in enumerate(_lines(path), 1) if pattern.search(line)]
         if numbers:
-            found.append((path, numbers))
-    return found
+            results.append((path, numbers))
+    return results
 
 
 def _with_ripgrep(paths, pattern, ignore_case):
-    """The same; None if there is no ripgrep, or if the pattern is none of its own."""
+    """As _with_python; None if there is no ripgrep, or if it does not support the pattern."""
     program = shutil.which("rg")
     if program is None:
         return None
@@ -95,20 +97,20 @@ def _with_ripgrep(paths, pattern, ignore_case):
     numbers = {}
     for start in range(0, len(paths), BATCH):
         command = [program, *options, "--regexp", pattern, "--", *paths[start : start + BATCH]]
-        said = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        if said.returncode not in (0, 1):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if done.returncode not in (0, 1):
             return None
-        for line in said.stdout.split(b"\n"):
+        for line in done.stdout.split(b"\n"):
             path, zero, rest = line.partition(b"\0")
             if zero:
                 numbers.setdefault(os.fsdecode(path), []).append(int(rest.partition(b":")[0]))
     return [(path, numbers[path]) for path in paths if path in numbers]
 
 
-def _show(found, context):
-    """Prints path:number:line for a match, path-number-line around it, -- where lines are left out."""
-    total, left = sum(len(numbers) for _, numbers in found), MAX_MATCHES
-    for path, numbers in found:
+def _print_matches(results, context):
+    """Prints path:number:line for a match, path-number-line around it, -- between separate groups."""
+    total, left = sum(len(numbers) for _, numbers in results), MAX_MATCHES
+    for path, numbers in results:
         if not left:
             break
         shown, lines = set(numbers[:left]), _lines(path)
@@ -125,7 +127,7 @@ def _show(found, context):
         print("no match")
         return 1
     more = f"; shown are the first {MAX_MATCHES}" if total > MAX_MATCHES else ""
-    print(f"[{total} lines match in {len(found)} files{more}]")
+    print(f"[{total} lines match in {len(results)} files{more}]")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The repository set of tools, for capable models on real repositories."""
+"""The table of the repository set of tools, for capable models on real repositories."""
 
 from collections.abc import Mapping
 

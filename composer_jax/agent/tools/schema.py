@@ -1,7 +1,8 @@
-"""Checks the arguments of a call against the JSON schema of a tool, in sentences for the model.
+"""Checks of tool arguments against a JSON schema, with errors for the model.
 
-The part of JSON schema that tools use: type, properties, required, additionalProperties false, items, enum, minimum,
-maximum, minLength, maxLength, maxItems. Arguments are JSON values; a number with a fraction is never an integer.
+It supports the part of JSON schema that tools use: type, properties, required, additionalProperties false, items,
+enum, minimum, maximum, minLength, maxLength, maxItems. Arguments are JSON values; a number with a fraction is never an
+integer.
 """
 
 from collections.abc import Mapping
@@ -17,11 +18,11 @@ _TYPES: Mapping[str, tuple[str, type]] = {
 
 
 class ToolError(Exception):
-    """A call that cannot be carried out; its text becomes the observation."""
+    """A tool call that failed; its text becomes the observation."""
 
 
 def check(what: str, schema: Mapping[str, Any], value: Any) -> None:
-    """Raises ToolError for the first thing in which a value is not as the schema wants it."""
+    """Raises ToolError for the first violation of the schema. what: the name of the value in the error."""
     words, kind = _TYPES[schema["type"]]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ToolError(f"{what} must be {words}")
@@ -46,17 +47,17 @@ def check(what: str, schema: Mapping[str, Any], value: Any) -> None:
 
 
 def check_object(what: str, schema: Mapping[str, Any], value: Any) -> None:
-    """As check, for an object; what it needs and does not take is said first."""
+    """As check, for an object; missing properties are reported first."""
     if not isinstance(value, dict):
         raise ToolError(f"{what} takes an object")
-    wanted = schema["properties"]
+    properties = schema["properties"]
     for name in schema["required"]:
         if name not in value:
             raise ToolError(f"{what} needs {name}")
     for name, item in value.items():
-        if name not in wanted:
-            raise ToolError(f"{what} takes no {_shown(name)}")
-        check(name, wanted[name], item)
+        if name not in properties:
+            raise ToolError(f"{what} takes no {_abbreviate(name)}")
+        check(name, properties[name], item)
 
 
 def _check_size(what: str, unit: str, low: int, high: int | None, size: int) -> None:
@@ -66,5 +67,5 @@ def _check_size(what: str, unit: str, low: int, high: int | None, size: int) -> 
         raise ToolError(f"{what} has {size} {unit}; at most {high} are taken")
 
 
-def _shown(name: str) -> str:
+def _abbreviate(name: str) -> str:
     return name if len(name) <= 40 else f"{name[:40]}..."

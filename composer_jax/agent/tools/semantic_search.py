@@ -1,4 +1,4 @@
-"""The tool that finds code by what it is about."""
+"""The tool that finds code by its meaning."""
 
 from composer_jax.agent.tools.paths import refuse_links, resolve_path
 from composer_jax.agent.tools.schema import ToolError
@@ -10,18 +10,18 @@ MAX_LINE = 160  # characters
 
 
 async def semantic_search(workspace: Workspace, query: str, path: str = "") -> str:
-    """The best chunks for a query: where each is, and how it begins."""
+    """The best chunks for a query: path, lines and name of each, and its first lines."""
     under = resolve_path(workspace, path)
     if under and workspace.kind(under) not in ("file", "folder"):
         refuse_links(workspace, under)
         raise ToolError(f"there is no file or folder {under}")
     hits = await workspace.search(query, under, HITS)
-    said = []
+    lines = []
     for hit in hits:
         chunk = hit.chunk
-        said.append(f"{chunk.path}:{chunk.start}-{chunk.end}" + (f" {chunk.name}" if chunk.name else ""))
-        lines = chunk.text.split("\n")
-        said += [f"    {line.rstrip()[:MAX_LINE]}" for line in lines[:MAX_LINES]]
-        if len(lines) > MAX_LINES:
-            said.append(f"    [{len(lines) - MAX_LINES} lines more]")
-    return "\n".join(said) or "no match"
+        lines.append(f"{chunk.path}:{chunk.start}-{chunk.end}" + (f" {chunk.name}" if chunk.name else ""))
+        text = chunk.text.split("\n")
+        lines += [f"    {line.rstrip()[:MAX_LINE]}" for line in text[:MAX_LINES]]
+        if len(text) > MAX_LINES:
+            lines.append(f"    [{len(text) - MAX_LINES} lines more]")
+    return "\n".join(lines) or "no match"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from composer_jax.agent import tools
 from composer_jax.agent.tools import TOOLS as ALL_TOOLS
 from composer_jax.agent.tools import execute_call, execute_calls, select_tools
-from composer_jax.agent.tools.execute import _replace_surrogates
+from composer_jax.agent.tools.execute import replace_surrogates
 from composer_jax.agent.tools.schema import ToolError, check
 from composer_jax.agent.tools.truncate import MAX_CHARACTERS
 from composer_jax.agent.workspace import Workspace
@@ -215,7 +215,7 @@ def test_names_of_any_bytes_are_shown_as_text(tmp_path, pool):
         await workspace.close()
 
     asyncio.run(go())
-    assert _replace_surrogates("a\udce9b") == "a?b"
+    assert replace_surrogates("a\udce9b") == "a?b"
 
 
 PATHS = st.sampled_from(
