@@ -24,6 +24,7 @@ class Options:
     store: for both. Where checkouts and workspaces are kept; they are made once.
     split: for both. None: "train" for SWE-smith, "heldout" for benchmarks.
     tools: for both. What the agent gets.
+    formats: import paths ("package.module:function") of a user's own formats (read.Format), tried before ours.
 
     None of them counts for a directory that write_task wrote: it says all of this itself.
     """
@@ -33,3 +34,4 @@ class Options:
     store: Path = field(default_factory=default_store)
     split: Split | None = None
     tools: tuple[str, ...] = TOOLS
+    formats: tuple[str, ...] = ()

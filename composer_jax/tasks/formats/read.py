@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from composer_jax.errors import UserError
+from composer_jax.extensions import resolve
 from composer_jax.tasks import harbor
 from composer_jax.tasks.formats import harbor_dir, swe_bench, swe_smith
 from composer_jax.tasks.formats.fields import Fields
@@ -20,7 +22,7 @@ def read_tasks(path: Path | str, options: Options | None = None, skipped: list[s
 
     path: a Harbor or Terminal-Bench directory or a folder of them, ours (write_task) or of others; what `launch.tasks
       generate` wrote; a .jsonl or .parquet file of SWE-bench or SWE-smith rows, or rows of both; a repository of tasks
-      of SWE-bench 5.
+      of SWE-bench 5; a path of a user's own format (Options.formats).
     skipped: where given, a task that cannot be used is left out and the sentence that says why goes here; else the
       first one ends the reading.
     Raises UserError for a path that is none of these, that holds no task, or that holds an id twice.
@@ -44,20 +46,74 @@ def read_tasks(path: Path | str, options: Options | None = None, skipped: list[s
     return tasks
 
 
-def _makers(path: Path, options: Options) -> Iterable[Callable[[], Task]]:
-    if path.is_file() and path.suffix in ROW_FILES:
-        makers = [partial(_from_row, row, options) for row in read_rows(path)]
-    elif path.is_dir() and swe_bench.is_task_repository(path):
-        makers = [partial(_from_row, row, options) for row in swe_bench.rows_of_repository(path)]
-    elif path.is_dir():
-        makers = [partial(_from_directory, directory, options) for directory in _harbor_dirs(path)]
-    elif path.exists():
+def _makers(path: Path, options: Options) -> Sequence[Callable[[], Task]]:
+    """The functions that make the tasks of a path, from the first format that reads it."""
+    for name in (*options.formats, *FORMATS):
+        makers = resolve(name, FORMATS, "tasks.formats")(path, options)
+        if makers:
+            return makers
+        if makers is not None:
+            raise UserError(f"there are no tasks in {path}; a task is a folder with a task.toml, or a row of a file")
+    if path.exists():
         raise UserError(f"{path} holds no tasks that can be read; files of rows end in {' or '.join(ROW_FILES)}")
-    else:
-        raise UserError(f"there is no {path}; give a folder of tasks or a file of rows")
-    if not makers:
-        raise UserError(f"there are no tasks in {path}; a task is a folder with a task.toml, or a row of a file")
-    return makers
+    raise UserError(f"there is no {path}; give a folder of tasks or a file of rows")
+
+
+def _read_row_file(path: Path, options: Options) -> Sequence[Callable[[], Task]] | None:
+    if not (path.is_file() and path.suffix in ROW_FILES):
+        return None
+    return [partial(_read_row, row, options) for row in read_rows(path)]
+
+
+def _read_task_repository(path: Path, options: Options) -> Sequence[Callable[[], Task]] | None:
+    if not (path.is_dir() and swe_bench.is_task_repository(path)):
+        return None
+    return [partial(_read_row, row, options) for row in swe_bench.rows_of_repository(path)]
+
+
+def _read_directories(path: Path, options: Options) -> Sequence[Callable[[], Task]] | None:
+    if not path.is_dir():
+        return None
+    return [partial(_read_directory, directory, options) for directory in _harbor_dirs(path)]
+
+
+Format = Callable[[Path, Options], Sequence[Callable[[], Task]] | None]
+"""Returns one function per task of a path, or None for a path of another format; the functions raise UserError."""
+FORMATS: Mapping[str, Format] = {
+    "rows": _read_row_file,
+    "swe_bench_repository": _read_task_repository,
+    "harbor": _read_directories,
+}
+"""Our formats of paths by name, in the order in which they are tried."""
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """A format of rows. matches: whether a row is of this format. read: makes its task; may raise UserError."""
+
+    matches: Callable[[Fields], bool]
+    read: Callable[[Fields, Options], Task]
+
+
+ROW_FORMATS: Mapping[str, RowFormat] = {
+    "swe_bench": RowFormat(swe_bench.is_row, swe_bench.read_row),
+    "swe_smith": RowFormat(swe_smith.is_row, swe_smith.read_row),
+}
+"""Formats of rows by name, in the order in which they are tried."""
+
+
+def _read_row(row: Fields, options: Options) -> Task:
+    for row_format in ROW_FORMATS.values():
+        if row_format.matches(row):
+            return row_format.read(row, options)
+    fields = ", ".join(sorted(map(repr, row.values))) or "no fields"
+    raise UserError(f"{row.where} is a row neither of SWE-bench nor of SWE-smith; it has {fields[:200]}")
+
+
+def _read_directory(directory: Path, options: Options) -> Task:
+    if harbor_dir.is_composer_task(directory):
+        return harbor.read_task(directory)
+    return harbor_dir.read_harbor_dir(directory, options)
 
 
 def _harbor_dirs(path: Path) -> Iterator[Path]:
@@ -71,20 +127,3 @@ def _harbor_dirs(path: Path) -> Iterator[Path]:
     for child in inner:
         if harbor_dir.is_harbor_dir(child):
             yield child
-
-
-def _from_directory(directory: Path, options: Options) -> Task:
-    return (
-        harbor.read_task(directory)
-        if harbor_dir.is_composer_task(directory)
-        else harbor_dir.read_harbor_dir(directory, options)
-    )
-
-
-def _from_row(row: Fields, options: Options) -> Task:
-    if swe_bench.is_row(row):
-        return swe_bench.read_row(row, options)
-    if swe_smith.is_row(row):
-        return swe_smith.read_row(row, options)
-    fields = ", ".join(sorted(map(repr, row.values))) or "no fields"
-    raise UserError(f"{row.where} is a row neither of SWE-bench nor of SWE-smith; it has {fields[:200]}")

@@ -102,3 +102,34 @@ def test_paths_that_hold_no_tasks_are_told(tmp_path):
     }.items():
         with pytest.raises(UserError, match=sentence):
             read_tasks(tmp_path / name)
+
+
+OWN_FORMAT = """
+from composer_jax.tasks.grader import Case, CaseGrader
+from composer_jax.tasks.task import Task
+
+
+def read_notes(path, options):
+    if path.suffix != ".note":
+        return None
+    grader = CaseGrader((Case("add", "add", (1, 2), 3),))
+    return [
+        lambda line=line: Task(line, "notes", options.split or "train", line, {}, options.tools, grader)
+        for line in path.read_text().splitlines()
+    ]
+"""
+
+
+def test_a_format_of_the_user_is_named_by_import_path(tmp_path, monkeypatch):
+    (tmp_path / "my_formats.py").write_text(OWN_FORMAT)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a.note").write_text("one\ntwo\n")
+    (tmp_path / "b.note").write_text("")
+    options = Options(formats=("my_formats:read_notes",))
+    assert [task.instruction for task in read_tasks(tmp_path / "a.note", options)] == ["one", "two"]
+    with pytest.raises(UserError, match="there are no tasks in .*b.note"):
+        read_tasks(tmp_path / "b.note", options)
+    with pytest.raises(UserError, match="files of rows end in"):
+        read_tasks(tmp_path / "a.note")
+    with pytest.raises(UserError, match="tasks.formats='my_formats:nothing' cannot be imported"):
+        read_tasks(tmp_path / "a.note", Options(formats=("my_formats:nothing",)))
