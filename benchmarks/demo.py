@@ -1,10 +1,9 @@
-"""What the demo learns, over seeds: `python -m benchmarks.demo [--seeds=0,1,2] [--workdir=runs/seeds]`.
+"""Results of the demo over several seeds: `python -m benchmarks.demo [--seeds=0,1,2] [--workdir=runs/seeds]`.
 
-Runs `launch.pipeline` once per seed, one after the other, each in a folder of its own (a run that was stopped or is
-done is continued or read), with progress on stderr. The last line of stdout is one JSON object:
-    seeds       results.json of each
-    mean        {field: mean over the seeds} of what the demo promises; minutes are those of the stages, memory is that
-                of the training process
+Runs `launch.pipeline` once per seed, one after the other, each in its own folder, with progress on stderr. A stopped
+run is continued, and a finished one is read. The last line of stdout is one JSON object:
+    seeds       results.json of each seed
+    mean        {field: mean over the seeds}; minutes are those of the stages, memory is that of the training process
     promises    {promise: whether the means keep it}
 """
 
@@ -51,7 +50,7 @@ FIELDS = {
 
 
 def promises(mean: Mapping[str, float]) -> dict[str, bool]:
-    """What a run on two cores is to show."""
+    """{promise: whether the means keep it}, for a run on two cores."""
     error, tokens = mean["summary.compaction_error_after"], mean["summary.tokens_after"]
     return {
         "30 minutes": mean["minutes"] <= 30,
@@ -66,10 +65,10 @@ def promises(mean: Mapping[str, float]) -> dict[str, bool]:
     }
 
 
-def summarised(found: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """The line that is printed, from {seed: results.json}."""
-    mean = {name: round(statistics.fmean(field(r) for r in found.values()), 4) for name, field in FIELDS.items()}
-    return {"seeds": dict(found), "mean": mean, "promises": promises(mean)}
+def summarize(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The printed object, from {seed: results.json}."""
+    mean = {name: round(statistics.fmean(field(r) for r in results.values()), 4) for name, field in FIELDS.items()}
+    return {"seeds": dict(results), "mean": mean, "promises": promises(mean)}
 
 
 def integers(text: str) -> list[int]:
@@ -83,10 +82,10 @@ def run(seed: int, workdir: Path) -> dict[str, Any]:
     try:
         code = process.wait()
     except KeyboardInterrupt:
-        process.wait()  # it hears Ctrl-C as well, and saves
+        process.wait()  # Ctrl-C reaches the child as well; it saves and exits
         raise SystemExit(130) from None
     if code:
-        raise SystemExit(code)  # it has said why
+        raise SystemExit(code)  # the child has printed the reason
     return json.loads((workdir / "results.json").read_text())
 
 
@@ -95,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers")
     parser.add_argument("--workdir", type=Path, default=Path("runs/seeds"), help="parent of the runs' folders")
     options = parser.parse_args(argv)
-    found = {seed: run(seed, options.workdir.absolute() / f"seed{seed}") for seed in options.seeds}
-    print(json.dumps(summarised(found)))
+    results = {seed: run(seed, options.workdir.absolute() / f"seed{seed}") for seed in options.seeds}
+    print(json.dumps(summarize(results)))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Many episodes while sandboxes crash: `python -m benchmarks.episodes [--episodes=2000] [--crashes=0.05]`.
 
 A scripted agent repairs a small repository with the repository tools: it searches, tests in the shell, edits, tests
-again and finishes. Meanwhile processes that are sandboxes are killed from outside, at moments that have nothing to do
-with what the agent does. Every episode must end in exactly one event, none may be scored for what a crash did, and
-nothing may be left: no process, no mount, no folder. Prints progress on stderr and, as the last line of stdout, one
-JSON object:
-    episodes, events    asked for, and reported as done; each once, or it says which
+again and finishes. At random moments the benchmark kills worker processes of sandboxes. Every episode must end in
+exactly one event, no crash may affect a score, and no process, mount or folder may be left. Prints progress on stderr
+and, as the last line of stdout, one JSON object:
+    episodes, events    number requested, and number of events
+    not_once            {task id: events} of tasks with another number of events than one
     crashes             sandboxes killed
-    infrastructure      episodes given up because their sandboxes died again and again (not scored)
+    infrastructure      episodes given up because their sandboxes died in every attempt (not scored)
     solved              episodes with reward 1
     stray               processes, mounts and folders that are left
     episodes_per_s
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from composer_jax.agent.episode import Episode, Limits
@@ -59,32 +59,30 @@ SCRIPT = (
 )
 
 
-class Scripted:
-    """A session that says the same messages in every episode."""
+class ScriptedSession:
+    """A session that samples the messages of SCRIPT, whatever its context is."""
 
     capacity = 100_000
 
-    def __init__(self, chat: ChatFormat):
+    def __init__(self, chat: ChatFormat, free_slot: Callable[[], None]):
         self.messages = iter([chat.render_assistant("", [call]) for call in SCRIPT])
         self.length = 0
+        self.free_slot = free_slot
 
     async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
-        """The next message."""
         tokens = next(self.messages)
         self.length += len(delta) + len(tokens)
         return Sample(tokens, [0.0] * len(tokens), [0] * len(tokens), "stop")
 
     def reset(self) -> None:
-        """Nothing is summarised here."""
-        raise AssertionError("an episode was compacted")
+        raise AssertionError("an episode was compacted, although its limits leave room for every message")
 
     def close(self) -> None:
-        """Whoever asks after the end gets nothing."""
-        self.messages = iter(())
+        self.free_slot()
 
 
-class ScriptedSampler:
-    """Sessions for as many episodes at once as a sampler would have slots."""
+class ScriptedPolicy:
+    """A policy with a limited number of open sessions."""
 
     busy_seconds = 0.0
     decoded_tokens = 0
@@ -94,52 +92,53 @@ class ScriptedSampler:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """It is always ready."""
         yield
 
-    async def open(self, seed: int) -> Scripted:
-        """A session, when a slot is free."""
+    async def open(self, seed: int) -> ScriptedSession:
         await self.slots.acquire()
-        session = Scripted(self.chat)
-        session.close = self.slots.release
-        return session
+        return ScriptedSession(self.chat, self.slots.release)
 
 
-def workers_of(pool: LocalSandboxPool) -> list[int]:
-    """The processes, on the host, that are sandboxes of the pool."""
-    pid, words = pool._spawner._process.pid, b""
-    while b"inside/start.py" not in words or b"--clearenv" in words:  # launcher, bubblewrap, bubblewrap, zygote
-        pid = _children(pid)[0]
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return _children(pid)
+def sandbox_workers(pid: int | None = None) -> list[int]:
+    """Process ids, on the host, of all sandboxes of a process (None: this one)."""
+    workers: list[int] = []
+    for child in _children(os.getpid() if pid is None else pid):
+        with contextlib.suppress(OSError):  # the process has ended
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+            is_zygote = b"inside/start.py" in command and b"--clearenv" not in command  # not bubblewrap around it
+            workers += _children(child) if is_zygote else sandbox_workers(child)
+    return workers
 
 
 def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
 
 
-def crash(pool: LocalSandboxPool, rng: random.Random) -> int:
-    """Kills one of the sandboxes, whatever it is doing; how many died."""
+def kill_worker(rng: random.Random) -> bool:
+    """Kills the worker of a random sandbox; False if there was none, or it had ended."""
     try:
-        os.kill(rng.choice(workers_of(pool)), signal.SIGKILL)
-    except (IndexError, OSError):  # just now there is none, or it has ended
-        return 0
-    return 1
+        os.kill(rng.choice(sandbox_workers()), signal.SIGKILL)
+    except (IndexError, OSError):
+        return False
+    return True
 
 
 def left_behind(folder: Path, before: list[str]) -> list[str]:
-    """What this process's sandboxes left: processes that came from here, mounts, folders."""
+    """Processes and mounts that the sandboxes of `folder` left, and what is in it besides the repository.
+
+    before: the lines of /proc/self/mounts before the run.
+    """
     mounts = Path("/proc/self/mounts").read_text().splitlines()
-    strays = [f"mount {line}" for line in mounts if line not in before and "composer" in line]
+    leftovers = [f"mount {line}" for line in mounts if line not in before and "composer" in line]
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             if entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes():
-                strays.append(f"process {entry.name}")
-    return strays + [f"folder {path}" for path in folder.iterdir() if path.name != "repository"]
+                leftovers.append(f"process {entry.name}")
+    return leftovers + [f"folder {path}" for path in folder.iterdir() if path.name != "repository"]
 
 
-async def measure(episodes: int, share: float, folder: Path) -> dict[str, object]:
-    """Plays all episodes. folder: an empty one, for everything that sandboxes need."""
+async def measure(episodes: int, crashes_per_episode: float, folder: Path) -> dict[str, object]:
+    """Plays all episodes and returns the printed object. folder: an empty one, for the repository and the sandboxes."""
     repository = folder / "repository"
     for path, text in FILES.items():
         (repository / path).parent.mkdir(parents=True, exist_ok=True)
@@ -162,31 +161,31 @@ async def measure(episodes: int, share: float, folder: Path) -> dict[str, object
             def done(episode: Episode) -> None:
                 nonlocal owed
                 events[episode.task_id] += 1
-                owed += share
+                owed += crashes_per_episode
                 results.append(episode)
                 progress.update()
 
-            async def break_things() -> None:
+            async def crash_sandboxes() -> None:
                 nonlocal crashes, owed
                 while True:
                     await asyncio.sleep(rng.uniform(0.001, 0.02))
                     if owed >= 1:
-                        killed = crash(pool, rng)
+                        killed = kill_worker(rng)
                         crashes, owed = crashes + killed, owed - killed
 
-            breaking = asyncio.create_task(break_things())
+            crashing = asyncio.create_task(crash_sandboxes())
             limits = Limits(max_turns=len(SCRIPT) + 1, max_turn_tokens=2000, max_episode_tokens=100_000)
             environment = Environment(chat, pool, limits, ResultCache())
             try:
-                await roll_out(jobs, ScriptedSampler(chat, AT_ONCE), environment, done)
+                await roll_out(jobs, ScriptedPolicy(chat, AT_ONCE), environment, done)
             finally:
-                breaking.cancel()
+                crashing.cancel()
     seconds = time.monotonic() - started
-    wrong = {task.id: events[task.id] for task in tasks if events[task.id] != 1}
+    not_once = {task.id: events[task.id] for task in tasks if events[task.id] != 1}
     return {
         "episodes": episodes,
         "events": sum(events.values()),
-        "not_once": wrong,
+        "not_once": not_once,
         "crashes": crashes,
         "infrastructure": sum(episode.reward is None for episode in results),
         "solved": sum(episode.reward == 1.0 for episode in results),
@@ -201,7 +200,7 @@ def main() -> None:
     parser.add_argument("--crashes", type=float, default=0.05, help="sandboxes killed per episode")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="composer-episodes-") as folder:
-        tempfile.tempdir = folder  # everything that pools make
+        tempfile.tempdir = folder  # pools make their folders there
         result = asyncio.run(measure(arguments.episodes, arguments.crashes, Path(folder)))
     print(json.dumps(result))
     sys.exit(bool(result["not_once"] or result["stray"]))

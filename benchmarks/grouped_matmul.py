@@ -1,8 +1,8 @@
-"""How fast the grouped matrix product is: `python -m benchmarks.grouped_matmul [--rows=4096] [--groups=16] ...`.
+"""Speed of the grouped matrix product: `python -m benchmarks.grouped_matmul [--rows=4096] [--groups=16] ...`.
 
-Times ours, `jax.lax.ragged_dot` and one batched product of the same arithmetic (equal groups, nothing to sort out) in
-turns, in one process, so that a noisy machine disturbs all alike. Prints progress on stderr and, as the last line of
-stdout, one JSON object:
+Times ours, `jax.lax.ragged_dot` and one batched product of the same arithmetic (equal groups) in turns and in one
+process, so that a noisy machine slows all three. Prints progress on stderr and, as the last line of stdout, one JSON
+object:
     vs_ragged_dot_forward, vs_ragged_dot_backward    times faster than ragged_dot (backward: both gradients)
     vs_batched                                       times the seconds of the batched product, forward plus backward
 """
@@ -24,7 +24,7 @@ from launch.huge_pages import restart_with_huge_pages
 
 
 def seconds(functions: dict[str, Callable], rounds: int) -> dict[str, float]:
-    """Median seconds of each function, called in turns; the first call, which compiles, does not count."""
+    """Median seconds of each function, called in turns; the first call, which compiles, is not counted."""
     times = {name: [] for name in functions}
     for index in range(rounds + 1):
         for name, function in functions.items():
@@ -32,7 +32,7 @@ def seconds(functions: dict[str, Callable], rounds: int) -> dict[str, float]:
             jax.block_until_ready(function())
             if index:
                 times[name].append(time.perf_counter() - started)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return {name: statistics.median(samples) for name, samples in times.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -64,16 +64,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     products = {"ours": grouped_matmul, "ragged_dot": jax.lax.ragged_dot, "batched": batched}
     forward = {name: partial(jax.jit(product), x, w, sizes) for name, product in products.items()}
     backward = {name: partial(backward(product), x, w, sizes, dy) for name, product in products.items()}
-    taken = []
+    medians = []
     for name, functions in (("forward", forward), ("backward", backward)):
-        taken.append(seconds(functions, o.rounds))
-        shown = ", ".join(f"{key} {1000 * value:.2f} ms" for key, value in taken[-1].items())
-        print(f"{name}: {shown}", file=sys.stderr, flush=True)
-    ahead, back = taken
+        medians.append(seconds(functions, o.rounds))
+        line = ", ".join(f"{key} {1000 * value:.2f} ms" for key, value in medians[-1].items())
+        print(f"{name}: {line}", file=sys.stderr, flush=True)
+    forward_s, backward_s = medians
     figures = {
-        "vs_ragged_dot_forward": ahead["ragged_dot"] / ahead["ours"],
-        "vs_ragged_dot_backward": back["ragged_dot"] / back["ours"],
-        "vs_batched": (ahead["ours"] + back["ours"]) / (ahead["batched"] + back["batched"]),
+        "vs_ragged_dot_forward": forward_s["ragged_dot"] / forward_s["ours"],
+        "vs_ragged_dot_backward": backward_s["ragged_dot"] / backward_s["ours"],
+        "vs_batched": (forward_s["ours"] + backward_s["ours"]) / (forward_s["batched"] + backward_s["batched"]),
     }
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
 

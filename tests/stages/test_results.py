@@ -96,11 +96,11 @@ def test_the_demo_benchmark_reads_these_results(run):
     found = results(run(*DONE))
     better = json.loads(json.dumps(found))
     better["rl"]["pass_at_1_after"], better["summary"]["compaction_error_after"] = 1.0, 0.1
-    line = demo.summarised({0: found, 1: better})
+    line = demo.summarize({0: found, 1: better})
     assert line["mean"]["rl.pass_at_1_after"] == 0.75 and line["mean"]["minutes"] == 0.6
     assert not line["promises"]["the RL policy fixes 0.8"] and line["promises"]["30 minutes"]
     assert not line["promises"]["half the compaction error"]
-    assert demo.summarised({0: better})["promises"]["half the compaction error"]
+    assert demo.summarize({0: better})["promises"]["half the compaction error"]
 
 
 @pytest.mark.parametrize("n", range(len(DONE)))
