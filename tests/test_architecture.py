@@ -1,4 +1,4 @@
-"""The floors of the house: what may import what, read from the source without running it."""
+"""The layers of the package and what each may import, read from the source without running it."""
 
 from __future__ import annotations
 
@@ -87,35 +87,35 @@ def imports_of(file: Path, root: Path) -> list[Import]:
     """Every import of a file; `from a import b` counts as a.b where that is a module, else as a."""
     here = module_name(file, root).split(".")
     package = here if file.name == "__init__.py" else here[:-1]
-    found = []
+    imports = []
 
     def visit(node: ast.AST, at_import: bool) -> None:
         if isinstance(node, ast.Import):
-            found.extend(Import(alias.name, node.lineno, at_import) for alias in node.names)
+            imports.extend(Import(alias.name, node.lineno, at_import) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*base, *(node.module or "").split(".")]).strip(".")
             for alias in node.names:
                 inner = root.joinpath(*base.split("."), alias.name)
                 is_module = inner.with_suffix(".py").exists() or inner.is_dir()
-                found.append(Import(f"{base}.{alias.name}" if is_module else base, node.lineno, at_import))
+                imports.append(Import(f"{base}.{alias.name}" if is_module else base, node.lineno, at_import))
         for child in ast.iter_child_nodes(node):
             in_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             for_types = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
             visit(child, at_import and not in_function and not (for_types and child in node.body))
 
     visit(ast.parse(file.read_text(encoding="utf-8")), True)
-    return found
+    return imports
 
 
-def inside(module: str) -> str | None:
-    """'models.decoder' for 'composer_jax.models.decoder'; None for a module of someone else."""
+def path_in_package(module: str) -> str | None:
+    """'models.decoder' for 'composer_jax.models.decoder'; None for a module of another package."""
     if module == PACKAGE:
         return ""
     return module.removeprefix(f"{PACKAGE}.") if module.startswith(f"{PACKAGE}.") else None
 
 
-def belongs(module: str, names: tuple[str, ...]) -> bool:
+def is_or_is_in(module: str, names: tuple[str, ...]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in names)
 
 
@@ -125,7 +125,7 @@ def files_of(root: Path) -> list[Path]:
 
 def floor_violations(root: Path) -> Iterator[str]:
     for file in files_of(root):
-        name = inside(module_name(file, root))
+        name = path_in_package(module_name(file, root))
         floor = name.split(".")[0]
         where = file.relative_to(root)
         if name == "":
@@ -136,45 +136,58 @@ def floor_violations(root: Path) -> Iterator[str]:
             allowed = ()
         else:
             allowed = FLOORS[: FLOORS.index(floor) + 1]
-        for found in imports_of(file, root):
-            if belongs(found.module, ("launch", "configs", "benchmarks", "tests")):
-                yield f"{where}:{found.line}: the library imports {found.module}, which is built on it"
-            target = inside(found.module)
+        for imported in imports_of(file, root):
+            if is_or_is_in(imported.module, ("launch", "configs", "benchmarks", "examples", "tests")):
+                yield f"{where}:{imported.line}: the library imports {imported.module}, which imports the library"
+            target = path_in_package(imported.module)
             if target is None or target in EVERYWHERE:
                 continue
             target_floor = target.split(".")[0]
             if target == "":
-                yield f"{where}:{found.line}: imports the front door of the package; import the module itself"
-            elif target_floor == "demo" and belongs(name, IMPORTS_DEMO):
+                yield f"{where}:{imported.line}: imports the front door of the package; import the module itself"
+            elif target_floor == "demo" and is_or_is_in(name, IMPORTS_DEMO):
                 continue
             elif target_floor not in allowed:
-                yield f"{where}:{found.line}: {floor or name} may not import {target_floor}, a floor above"
+                yield f"{where}:{imported.line}: {floor or name} may not import {target_floor}, a floor above"
             only = ONLY_MODULE.get((floor, target_floor))
             if only and target != only:
-                yield f"{where}:{found.line}: {floor} may import {only} only, not {target}"
+                yield f"{where}:{imported.line}: {floor} may import {only} only, not {target}"
+
+
+def demo_violations(root: Path) -> Iterator[str]:
+    """Import paths of the demo in the library: a user can delete demo/, so only a config names what is in it."""
+    for file in files_of(root):
+        if is_or_is_in(path_in_package(module_name(file, root)) or "", ("demo", *IMPORTS_DEMO)):
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                if f"{PACKAGE}.demo" in node.value:
+                    yield f"{file.relative_to(root)}:{node.lineno}: names {node.value!r}; a config does that"
 
 
 def jax_violations(root: Path) -> Iterator[str]:
     """Modules of WITHOUT_JAX that import JAX, themselves or through what they import."""
     files = {module_name(file, root): file for file in files_of(root)}
     for name, file in files.items():
-        if not belongs(inside(name), WITHOUT_JAX):
+        if not is_or_is_in(path_in_package(name), WITHOUT_JAX):
             continue
-        for found in imports_of(file, root):
-            if found.module.split(".")[0] in JAX_WORLD:
-                yield f"{file.relative_to(root)}:{found.line}: imports {found.module}; there is no JAX here"
+        for imported in imports_of(file, root):
+            if imported.module.split(".")[0] in JAX_WORLD:
+                yield f"{file.relative_to(root)}:{imported.line}: imports {imported.module}; there is no JAX here"
         seen, queue = {name}, [(name, name)]
         while queue:
             module, path = queue.pop()
             if module not in files:
                 continue
-            for found in imports_of(files[module], root):
-                if not found.at_import:
+            for imported in imports_of(files[module], root):
+                if not imported.at_import:
                     continue
-                if module != name and found.module.split(".")[0] in JAX_WORLD:
-                    yield f"{file.relative_to(root)}: reaches {found.module} through {path}"
+                if module != name and imported.module.split(".")[0] in JAX_WORLD:
+                    yield f"{file.relative_to(root)}: reaches {imported.module} through {path}"
                 # Importing a.b.c runs a, a.b and a.b.c.
-                parts = found.module.split(".")
+                parts = imported.module.split(".")
                 for end in range(1, len(parts) + 1):
                     reached = ".".join(parts[:end])
                     if reached in files and reached not in seen:
@@ -184,14 +197,14 @@ def jax_violations(root: Path) -> Iterator[str]:
 
 def lazy_violations(root: Path) -> Iterator[str]:
     for file in files_of(root):
-        for found in imports_of(file, root):
-            if found.at_import and found.module.split(".")[0] in LAZY:
-                where = f"{file.relative_to(root)}:{found.line}"
-                yield f"{where}: imports {found.module} with the module; import it where it is used"
+        for imported in imports_of(file, root):
+            if imported.at_import and imported.module.split(".")[0] in LAZY:
+                where = f"{file.relative_to(root)}:{imported.line}"
+                yield f"{where}: imports {imported.module} with the module; import it where it is used"
 
 
 def name_violations(root: Path) -> Iterator[str]:
-    for folder in (PACKAGE, "launch", "configs", "benchmarks", "tests"):
+    for folder in (PACKAGE, "launch", "configs", "benchmarks", "examples", "tests"):
         for path in sorted((root / folder).rglob("*")):
             if path.stem in CATCH_ALL_NAMES and "__pycache__" not in path.parts:
                 yield f"{path.relative_to(root)}: name a file after the one thing it is about"
@@ -207,7 +220,7 @@ def model_name_violations(root: Path) -> Iterator[str]:
         return isinstance(node, ast.Name) and node.id in MODEL_NAMES
 
     for file in files_of(root):
-        if not belongs(inside(module_name(file, root)), NETWORK):
+        if not is_or_is_in(path_in_package(module_name(file, root)), NETWORK):
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             suspects: list[ast.AST] = []
@@ -253,6 +266,7 @@ def length_violations(root: Path) -> Iterator[str]:
 RULES = {
     "lengths": length_violations,
     "floors": floor_violations,
+    "demo by name": demo_violations,
     "without jax": jax_violations,
     "lazy imports": lazy_violations,
     "file names": name_violations,
@@ -262,7 +276,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_house_stands(rule):
+def test_a_rule_holds(rule):
     assert files_of(ROOT)
     assert list(RULES[rule](ROOT)) == []
 
@@ -280,10 +294,12 @@ BAD_EXAMPLES = [
         "a.py:3: train may not import rl",
     ),
     ("floors", "rl/a.py", "from composer_jax import Decoder", "front door"),
-    ("floors", "rl/a.py", "from launch import flags", "launch, which is built on it"),
+    ("floors", "rl/a.py", "from launch import flags", "launch, which imports the library"),
     ("floors", "agent/a.py", "from composer_jax.sampler.engine import E", "sampler.policy only"),
     ("floors", "errors.py", "import composer_jax.ops", "errors may not import ops"),
     ("floors", "tools.py", "", "tools is not a floor"),
+    ("floors", "rl/a.py", "import composer_jax.demo.bugfix", "a floor above"),
+    ("demo by name", "rl/a.py", "x = 'composer_jax.demo.bugfix:Bugfix'", "a config does that"),
     ("without jax", "tasks/a.py", "import jax.numpy as jnp", "tasks/a.py:1: imports jax.numpy"),
     ("without jax", "data/a.py", "def f():\n    import optax", "imports optax"),
     ("without jax", "agent/a.py", "from composer_jax.sampler.policy import S", "reaches jax through"),
@@ -299,7 +315,7 @@ BAD_EXAMPLES = [
 
 
 @pytest.mark.parametrize(("rule", "file", "source", "expected"), BAD_EXAMPLES)
-def test_the_rules_find_what_they_are_for(tmp_path, rule, file, source, expected):
+def test_a_violation_is_reported(tmp_path, rule, file, source, expected):
     package = tmp_path / PACKAGE
     for floor in FLOORS:
         (package / floor).mkdir(parents=True)
@@ -326,6 +342,8 @@ GOOD_EXAMPLES = [
     ),
     ("floors", "evals/a.py", "from . import suites\nfrom composer_jax.evals.suites import x\nimport jax"),
     ("floors", "__init__.py", "from composer_jax.rl import algorithm"),
+    ("demo by name", "stages/a.py", '"""Such as composer_jax.demo.bugfix:Bugfix."""'),
+    ("demo by name", "demo/a.py", "x = 'composer_jax.demo.bugfix:Bugfix'"),
     ("lazy imports", "checkpoint/a.py", "def f():\n    import torch"),
     ("model names", "models/a.py", "def f(config): return config.n_experts == 8, log.info(config.name)"),
     ("model names", "checkpoint/a.py", "def f(h): return h.model_type == 'deepseek_v3'"),
@@ -333,7 +351,7 @@ GOOD_EXAMPLES = [
 
 
 @pytest.mark.parametrize(("rule", "file", "source"), GOOD_EXAMPLES)
-def test_the_rules_leave_the_rest_alone(tmp_path, rule, file, source):
+def test_what_is_allowed_is_not_reported(tmp_path, rule, file, source):
     path = tmp_path / PACKAGE / file
     path.parent.mkdir(parents=True)
     path.write_text(source + "\n")
@@ -347,7 +365,7 @@ def test_importing_the_package_is_quick_and_light():
     )
     heavy = ["jax", "flax", "grain", "matplotlib", "tokenizers", *LAZY]
     best = 1e9
-    for _ in range(3):  # the quickest of three, as the machine may be busy
+    for _ in range(3):  # the fastest of three, because the machine may be busy
         command = [sys.executable, "-c", code, *heavy]
         seconds, *loaded = subprocess.check_output(command, cwd=ROOT, text=True).split()
         assert loaded == []
