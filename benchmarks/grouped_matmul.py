@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import jax
@@ -23,9 +23,9 @@ from composer_jax.ops.grouped_matmul import grouped_matmul
 from launch.huge_pages import restart_with_huge_pages
 
 
-def seconds(functions: dict[str, Callable], rounds: int) -> dict[str, float]:
+def seconds(functions: Mapping[str, Callable], rounds: int) -> dict[str, float]:
     """Median seconds of each function, called in turns; the first call, which compiles, is not counted."""
-    times = {name: [] for name in functions}
+    times: dict[str, list[float]] = {name: [] for name in functions}
     for index in range(rounds + 1):
         for name, function in functions.items():
             started = time.perf_counter()
@@ -58,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     def batched(x, w, sizes):
         return jnp.einsum("etd,edf->etf", x.reshape(o.groups, -1, o.depth), w).reshape(o.rows, o.width)
 
-    def backward(product):
+    def gradients(product):
         return jax.jit(lambda x, w, sizes, dy: jax.vjp(lambda x, w: product(x, w, sizes), x, w)[1](dy))
 
     products = {"ours": grouped_matmul, "ragged_dot": jax.lax.ragged_dot, "batched": batched}
     forward = {name: partial(jax.jit(product), x, w, sizes) for name, product in products.items()}
-    backward = {name: partial(backward(product), x, w, sizes, dy) for name, product in products.items()}
-    medians = []
+    backward = {name: partial(gradients(product), x, w, sizes, dy) for name, product in products.items()}
+    medians: list[dict[str, float]] = []
     for name, functions in (("forward", forward), ("backward", backward)):
         medians.append(seconds(functions, o.rounds))
         line = ", ".join(f"{key} {1000 * value:.2f} ms" for key, value in medians[-1].items())
