@@ -70,8 +70,8 @@ async def ready_ms(pool: LocalSandboxPool, count: int = 60) -> float:
     times = []
     for _ in range(count):
         started = time.perf_counter()
-        sandbox = pool._order(MountPlan(Tree(pool)))  # past the ones that wait ready
-        await sandbox.ready(20.0)
+        sandbox = pool._start_sandbox(MountPlan(Tree(pool)))  # past the ones that wait ready
+        await sandbox.wait_ready(20.0)
         times.append(time.perf_counter() - started)
         await sandbox.close()
         await asyncio.sleep(0.005)  # its end is not a part of the next one's beginning

@@ -70,7 +70,7 @@ def unpack_into(archive: IO[bytes], folder: Path, most: int) -> None:
                         raise SandboxFileError(f"the workspace holds more than {most >> 20} MiB")
                 mode = entry.mode & 0o777 | (0o700 if entry.isdir() else 0o600)
                 target.apply([(path, kind, mode, len(data))], data)
-    except files.Refused as error:
+    except files.FileRefused as error:
         raise SandboxFileError(f"the workspace cannot be fetched: {error}") from None
     except (tarfile.TarError, OSError, ValueError, KeyError) as error:
         raise SandboxFileError(f"the container sent no archive that can be unpacked: {error}") from error

@@ -8,10 +8,10 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_MAKERS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="async-lazy")
+_THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="async-lazy")
 
 
-def _heard(future: asyncio.Future) -> None:
+def _ignore_error(future: asyncio.Future) -> None:
     if not future.cancelled():
         future.exception()
 
@@ -27,15 +27,15 @@ class AsyncLazy(Generic[T]):
 
     async def get(self) -> T:
         """The value."""
-        waiting = asyncio.wrap_future(self._ordered())
-        waiting.add_done_callback(_heard)  # who was cancelled hears of no error, and nobody else has this future
+        waiting = asyncio.wrap_future(self._submit())
+        waiting.add_done_callback(_ignore_error)  # who was cancelled hears of no error, and nobody else has this future
         return await asyncio.shield(waiting)
 
     def get_here(self) -> T:
         """The value, for callers that may block. Made here if no thread is at it yet, so that what is made can itself
         ask for other values: it never waits for a thread to become free."""
-        future = self._ordered()
-        self._fulfil(future)
+        future = self._submit()
+        self._compute(future)
         return future.result()
 
     async def settled(self) -> None:
@@ -44,24 +44,24 @@ class AsyncLazy(Generic[T]):
             future = self._future
         if future is not None:
             waiting = asyncio.wrap_future(future)
-            waiting.add_done_callback(_heard)
+            waiting.add_done_callback(_ignore_error)
             await asyncio.wait([waiting])
 
     @property
-    def being_made(self) -> bool:
+    def is_computing(self) -> bool:
         """Whether a thread is at it, or is about to be."""
         with self._lock:
             return self._future is not None and not self._future.done()
 
-    def _ordered(self) -> "Future[T]":
+    def _submit(self) -> "Future[T]":
         with self._lock:
             failed = self._future is not None and self._future.done() and self._future.exception() is not None
             if self._future is None or failed:
                 self._future = Future()
-                _MAKERS.submit(self._fulfil, self._future)
+                _THREADS.submit(self._compute, self._future)
             return self._future
 
-    def _fulfil(self, future: "Future[T]") -> None:
+    def _compute(self, future: "Future[T]") -> None:
         """Makes the value unless another thread has begun to."""
         with self._lock:
             if future.running() or future.done() or not future.set_running_or_notify_cancel():

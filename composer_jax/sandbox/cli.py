@@ -61,7 +61,7 @@ def apply_changes(folder: Path, changes: Mapping[str, Change], limits: SandboxLi
     target = files.Workspace(str(folder), "/workspace", limits.workspace_mb * MIB)
     try:
         target.apply(index, b"".join(change.data for _, change in ordered))
-    except files.Refused as error:
+    except files.FileRefused as error:
         raise SandboxFileError(f"writing back stopped: {error}") from None
     finally:
         os.close(target.root)

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, NoReturn
 from composer_jax.errors import UserError
 from composer_jax.sandbox.archive import is_same, names, pack, unpack, unpack_into
 from composer_jax.sandbox.change import GONE, Change
-from composer_jax.sandbox.container_shell import ENDED, IDLE_PROCESSES, START, Shell
+from composer_jax.sandbox.container_shell import IDLE_PROCESSES, SHELL_ENDED, START, Shell
 from composer_jax.sandbox.engine import OWNER, last_line, owner
 from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
 from composer_jax.sandbox.limits import GRACE_S, MIB, REPLY_S
@@ -83,7 +83,7 @@ class Container:
             words = ["sh", "-c", _RUN_BESIDE_SHELL if shell else _RUN, f"{seconds:.3f}", *argv]
             code, out, err = await self._exec(words, stdin, seconds + GRACE_S, room)
             took = time.monotonic() - start
-            killed = await self._is_killed_for_memory(_KILLED if shell else _SWEEP)
+            killed = await self._check_memory_kills(_KILLED if shell else _SWEEP)
             if shell:  # what the command left running is a job now
                 self.jobs = max(0, self._processes - IDLE_PROCESSES)
         outcome = "ok" if code == 0 else "nonzero"
@@ -119,9 +119,9 @@ class Container:
                 code, self.jobs = ended.code, ended.jobs
                 outcome = "ok" if code == 0 else "nonzero"
             if ended is None or not ended.alive:
-                await self._end_shell()
-                err.add(ENDED.encode())
-            if await self._is_killed_for_memory(_KILLED) and outcome == "nonzero":
+                await self._kill_shell()
+                err.add(SHELL_ENDED.encode())
+            if await self._check_memory_kills(_KILLED) and outcome == "nonzero":
                 outcome, code = "out_of_memory", 137
         return RunResult(outcome, code, out.text(), err.text(), took, out.dropped + err.dropped)
 
@@ -146,7 +146,7 @@ class Container:
                 except BaseException as error:
                     reading.cancel()
                     await asyncio.wait([reading])
-                    await _end(process)
+                    await _kill_process(process)
                     await self.close()
                     if isinstance(error, TimeoutError):
                         raise SandboxDied(f"container {self.name}: its files took too long to be fetched") from None
@@ -188,8 +188,8 @@ class Container:
         for kind, paths in (("folders", folders), ("others", changes.keys() - set(folders))):
             if paths:
                 listed = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
-                await self.do(["xargs", "-0", "sh", "-c", _CLEAR, kind], listed)
-        await self.do(["tar", "-xof", "-"], pack(changes))
+                await self.run_checked(["xargs", "-0", "sh", "-c", _CLEAR, kind], listed)
+        await self.run_checked(["tar", "-xof", "-"], pack(changes))
 
     async def changes(self) -> dict[str, Change]:
         """In what the workspace differs from the image's, or from the tree that was laid on it: path -> Change.
@@ -198,16 +198,16 @@ class Container:
         meanwhile.
         Raises SandboxFileError when they, or all names of the workspace, are more than SandboxLimits.workspace_mb.
         """
-        async with self._lock, self._standing_still():
-            code, out, err = await self._engine_says(["diff", self.name])
+        async with self._lock, self._paused_jobs():
+            code, out, err = await self._run_engine(["diff", self.name])
             if code:
                 raise SandboxDied(f"container {self.name}: its changes cannot be seen ({last_line(err.text())})")
-            listed, _ = await self._do_locked(["find", ".", "-print0"])
+            listed, _ = await self._run_checked_locked(["find", ".", "-print0"])
             if out.dropped or listed.dropped:  # what is missing in a list would count as gone, or as unchanged
                 raise SandboxFileError("the workspace has too many files: their names do not fit into one listing")
             there = {name.removeprefix("./") for name in os.fsdecode(listed.bytes()).split("\0")} - {"", "."}
-            marks = self._marks(os.fsdecode(out.bytes()))
-            found = await self._contents(sorted(marks.keys() & there))
+            marks = self._parse_diff(os.fsdecode(out.bytes()))
+            found = await self._read_changes(sorted(marks.keys() & there))
         pristine = set() if self._tree is None else names(self._tree)
         gone = {path for path in pristine | {path for path, mark in marks.items() if mark == "D"} if path not in there}
         changes = {path: GONE for path in gone if not any(str(above) in gone for above in PurePosixPath(path).parents)}
@@ -244,12 +244,12 @@ class Container:
                 async with asyncio.timeout(REPLY_S):
                     _, said = await ended.communicate()
             except TimeoutError:
-                await _end(ended)
+                await _kill_process(ended)
                 said = b"no answer"
             if ended.returncode:
                 log.warning("container %s is still there: %s", self.name, last_line(said.decode(errors="replace")))
         finally:
-            self._pool.released(self)
+            self._pool.on_sandbox_end(self)
 
     async def __aenter__(self) -> Container:
         return self
@@ -272,14 +272,14 @@ class Container:
                 raise SandboxDied(f"container {self.name}: its ~/.bashrc lets no shell start ({last_line(said)})")
         return self._shell
 
-    async def _end_shell(self) -> None:
+    async def _kill_shell(self) -> None:
         """With all that it has started."""
         await self._exec(["sh", "-c", _SWEEP], b"", REPLY_S, MIB)
         shell, self._shell, self.jobs = self._shell, None, 0
         await shell.close()
 
     @contextlib.asynccontextmanager
-    async def _standing_still(self) -> AsyncIterator[None]:
+    async def _paused_jobs(self) -> AsyncIterator[None]:
         """Context: no job of the shell changes anything. (The lock is held.)"""
         if not self.jobs:
             yield
@@ -295,14 +295,14 @@ class Container:
         if self._removal is not None:
             raise SandboxDied(f"container {self.name} is gone: it was closed")
 
-    async def _is_killed_for_memory(self, ask: str) -> bool:
+    async def _check_memory_kills(self, ask: str) -> bool:
         """Whether the kernel has killed something for memory since the last time. Counts processes by the way."""
         _, said, _ = await self._exec(["sh", "-c", ask], b"", REPLY_S, MIB)
-        before, self._killed_for_memory = self._killed_for_memory, _sum_of(said.text(), "oom_kill")
-        self._processes = _sum_of(said.text(), "processes")
+        before, self._killed_for_memory = self._killed_for_memory, _sum_events(said.text(), "oom_kill")
+        self._processes = _sum_events(said.text(), "processes")
         return self._killed_for_memory > before
 
-    async def resolved(self) -> str:
+    async def resolve_workspace(self) -> str:
         """The path of the workspace without links, as far as the container knows it."""
         _, out, _ = await self._exec(["sh", "-c", "pwd -P"], b"", REPLY_S, MIB)
         path = out.text().removesuffix("\n")
@@ -323,23 +323,23 @@ class Container:
         for name, value in pool.environment.items():
             words += ["--env", f"{name}={value}"]
         words += ["--workdir", pool.workspace, "--entrypoint", "/bin/sh", pool.image, "-c", _IDLE]
-        code, _, err = await self._engine_says(words)
+        code, _, err = await self._run_engine(words)
         if code:
             raise SandboxDied(f"no container of {pool.image} could be started: {last_line(err.text())}")
 
-    async def lay_folder(self, folder: Path, target: str) -> None:
+    async def copy_in(self, folder: Path, target: str) -> None:
         with tempfile.TemporaryFile() as packed:
             with tarfile.open(fileobj=packed, mode="w") as tar:
                 for child in sorted(folder.iterdir()):
                     tar.add(child, child.name)
             packed.seek(0)
-            await self.do(["tar", "-xof", "-", "-C", target], packed)
+            await self.run_checked(["tar", "-xof", "-", "-C", target], packed)
 
-    async def do(self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"") -> None:
+    async def run_checked(self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"") -> None:
         async with self._lock:
-            await self._do_locked(argv, stdin)
+            await self._run_checked_locked(argv, stdin)
 
-    async def _do_locked(
+    async def _run_checked_locked(
         self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"", room: int = 0
     ) -> tuple[TruncatedOutput, TruncatedOutput]:
         """Runs a command of the harness in the workspace, under the lock; its stdout and stderr.
@@ -355,14 +355,14 @@ class Container:
     ) -> tuple[int, TruncatedOutput, TruncatedOutput]:
         """Exit code and output of a command in the container. Raises SandboxDied when that is gone, or hangs."""
         words = ["exec", "--interactive", "--workdir", self._pool.workspace, self.name, *argv]
-        code, out, err = await self._engine_says(words, stdin, timeout_s, room)
+        code, out, err = await self._run_engine(words, stdin, timeout_s, room)
         if code:
-            _, state, _ = await self._engine_says(["inspect", "--format", "{{.State.Running}}", self.name])
+            _, state, _ = await self._run_engine(["inspect", "--format", "{{.State.Running}}", self.name])
             if state.text().strip() != "true":
                 raise SandboxDied(f"container {self.name} died: {last_line(err.text())}")
         return code, out, err
 
-    async def _engine_says(
+    async def _run_engine(
         self, words: Sequence[str], stdin: bytes | IO[bytes] = b"", timeout_s: float = REPLY_S, room: int = 64 * MIB
     ) -> tuple[int, TruncatedOutput, TruncatedOutput]:
         self._require_open()
@@ -378,18 +378,20 @@ class Container:
                 await asyncio.gather(out.read(process.stdout), err.read(process.stderr))
                 return await process.wait(), out, err
         except BaseException as error:
-            await _end(process)
+            await _kill_process(process)
             await self.close()
             if isinstance(error, TimeoutError):
                 raise SandboxDied(f"container {self.name} died: no answer within {timeout_s:.0f} s") from None
             raise
 
-    async def _contents(self, paths: Sequence[str]) -> dict[str, Change]:
+    async def _read_changes(self, paths: Sequence[str]) -> dict[str, Change]:
         """What is at paths of the workspace. (`changes` holds the lock.)"""
         found, left = {}, self.limits.workspace_mb * MIB
         encoded = [f"./{path}".encode(errors="surrogateescape") + b"\0" for path in paths]
         for chunk in _chunks(list(zip(paths, encoded, strict=True))):
-            said, _ = await self._do_locked(["xargs", "-0", "stat", "-c", "%f %s"], b"".join(name for _, name in chunk))
+            said, _ = await self._run_checked_locked(
+                ["xargs", "-0", "stat", "-c", "%f %s"], b"".join(name for _, name in chunk)
+            )
             statuses = [line.split() for line in said.text().splitlines()]
             packed = []
             if len(statuses) != len(chunk) or not all(_STATUS.fullmatch(" ".join(words)) for words in statuses):
@@ -405,13 +407,13 @@ class Container:
                 raise SandboxFileError(f"the changes are more than {self.limits.workspace_mb} MiB")
             if packed:
                 room = self.limits.workspace_mb * MIB + len(packed) * HEADERS + HEADERS
-                archive, _ = await self._do_locked(["xargs", "-0", "tar", "-cf", "-"], b"".join(packed), room)
+                archive, _ = await self._run_checked_locked(["xargs", "-0", "tar", "-cf", "-"], b"".join(packed), room)
                 if archive.dropped:
                     raise SandboxFileError("files of the workspace grew while they were read")
                 found |= unpack(archive.bytes())
         return found
 
-    def _marks(self, diff: str) -> dict[str, str]:
+    def _parse_diff(self, diff: str) -> dict[str, str]:
         """Path in the workspace -> A(dded), C(hanged) or D(eleted), of what the engine lists."""
         inside = f"{self._pool.workspace.rstrip('/')}/"
         pairs = [(line[2:].removeprefix(inside), line[0]) for line in diff.splitlines() if line[2:].startswith(inside)]
@@ -420,7 +422,7 @@ class Container:
         return dict(pairs)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _kill_process(process: asyncio.subprocess.Process) -> None:
     """Kills a process of ours and waits for it, for which Python waits until all has been read that it said."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()
@@ -443,6 +445,6 @@ def _chunks(named: list[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]
         yield part
 
 
-def _sum_of(events: str, name: str) -> int:
+def _sum_events(events: str, name: str) -> int:
     counts = [line.split() for line in events.splitlines()]
     return sum(int(words[1]) for words in counts if len(words) == 2 and words[0] == name and words[1].isdecimal())

@@ -126,13 +126,13 @@ class ContainerPool:
         try:
             await sandbox.start(network, tests is not None)
             if not self._is_resolved:
-                self.workspace, self._is_resolved = await sandbox.resolved(), True
+                self.workspace, self._is_resolved = await sandbox.resolve_workspace(), True
             if self.hide_history and not grading:
-                await sandbox.do(["rm", "-rf", f"{self.workspace}/.git"])
+                await sandbox.run_checked(["rm", "-rf", f"{self.workspace}/.git"])
             if tree is not None:
-                await sandbox.lay_folder(tree, self.workspace)
+                await sandbox.copy_in(tree, self.workspace)
             if tests is not None:
-                await sandbox.lay_folder(tests, "/tests")
+                await sandbox.copy_in(tests, "/tests")
             if files:
                 await sandbox.write_files(files)
         except BaseException:
@@ -151,7 +151,7 @@ class ContainerPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def released(self, sandbox: Container) -> None:
+    def on_sandbox_end(self, sandbox: Container) -> None:
         """A sandbox has ended. (Container.close calls this.)"""
         self._used.remove(sandbox)
         self._turn.release()

@@ -37,7 +37,7 @@ eval {command} < /dev/null 8>&- 9>&-
 COMPOSER_STATUS=$?
 {{ composer_end {word}; }} 2> /dev/null
 """
-ENDED = "[the shell has ended: the next command starts in a new one, in the workspace]\n"
+SHELL_ENDED = "[the shell has ended: the next command starts in a new one, in the workspace]\n"
 IDLE_PROCESSES = 4  # process 1, what it waits for, the shell, and its copy that counts
 LONGEST_END = 64  # bytes of what follows the word
 END_S = 10.0  # longest the engine may take to notice that the shell has ended
@@ -45,7 +45,7 @@ _END = re.compile(rb" (\d{1,3}) (\d{1,7})")
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandEnd:
     """code: the exit status. jobs: processes that run beside the shell. alive: whether the shell goes on."""
 
     code: int
@@ -61,18 +61,18 @@ class Shell:
 
     def __init__(self, process: asyncio.subprocess.Process, room: int):
         self.process = process
-        self._tapes = _Tape(process.stdout, room), _Tape(process.stderr, room)
+        self._readers = _StreamReader(process.stdout, room), _StreamReader(process.stderr, room)
         self._said = PROLOGUE
 
     @property
     def alive(self) -> bool:
         return self.process.returncode is None
 
-    async def run(self, command: str) -> Ended:
+    async def run(self, command: str) -> CommandEnd:
         """Runs a command. Its output is then in `output`, also that of a command for which nobody waits longer."""
         word = secrets.token_hex(16)
         said, self._said = self._said + COMMAND.format(command=shlex.quote(command), word=word), ""
-        ends = [tape.expect(word.encode()) for tape in self._tapes]
+        ends = [reader.expect(word.encode()) for reader in self._readers]
         with contextlib.suppress(ConnectionError):  # it has ended, which its streams tell as well
             self.process.stdin.write(os.fsencode(said))
             await self.process.stdin.drain()
@@ -82,12 +82,12 @@ class Shell:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_S):
                     await self.process.wait()
-            return Ended(self.process.returncode if self.process.returncode is not None else 1, 0, alive=False)
-        return Ended(int(match[1]), max(0, int(match[2]) - IDLE_PROCESSES), alive=True)
+            return CommandEnd(self.process.returncode if self.process.returncode is not None else 1, 0, alive=False)
+        return CommandEnd(int(match[1]), max(0, int(match[2]) - IDLE_PROCESSES), alive=True)
 
     def output(self) -> tuple[TruncatedOutput, TruncatedOutput]:
         """What stdout and stderr held up to the end of the last command, or up to now."""
-        out, err = (tape.taken() for tape in self._tapes)
+        out, err = (reader.take() for reader in self._readers)
         return out, err
 
     async def close(self) -> None:
@@ -97,11 +97,11 @@ class Shell:
                 self.process.kill()
         # Python waits for a process until its pipes are at their end, which they reach because they are read.
         await self.process.wait()
-        for tape in self._tapes:
-            tape.reading.cancel()
+        for reader in self._readers:
+            reader.reading.cancel()
 
 
-class _Tape:
+class _StreamReader:
     """One stream, read to its end as it comes."""
 
     def __init__(self, stream: asyncio.StreamReader, room: int):
@@ -119,7 +119,7 @@ class _Tape:
             self._end.set_result(None)
         return self._end
 
-    def taken(self) -> TruncatedOutput:
+    def take(self) -> TruncatedOutput:
         """What came before the word; or all so far, if that has not come."""
         if self._told is None:
             self._word = b""

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 import launcher
 from inside import disk, landlock, layers, namespaces, processes
 
-GRACE_S = 1.0  # for keepers to end what they keep, which they do better than a list of processes can
+GRACE_S = 1.0  # for supervisors to kill their sandboxes, which is more reliable than a list of processes
 
 
 def main() -> int:
@@ -26,9 +26,9 @@ def main() -> int:
     plan, owner = json.loads(sys.argv[1]), os.pidfd_open(os.getppid())
     trees = plan["folders"]["trees"]
     beside = os.open(os.path.dirname(trees), os.O_PATH)
-    namespaces.adopt_orphans()
+    namespaces.become_subreaper()
     try:
-        landlock.required()
+        landlock.require_abi_version()
     except OSError as error:
         print(error, file=sys.stderr)
         return 1
@@ -48,7 +48,7 @@ def main() -> int:
             launcher.remove_if_left(os.path.basename(trees), beside, owner)
     finally:
         _end_all()
-        disk.clear(places["scratch"])
+        disk.remove_contents(places["scratch"])
         os.rmdir(os.path.basename(scratch), dir_fd=above)
     return code
 
@@ -80,7 +80,7 @@ def start(plan: dict, places: dict[str, str]) -> int:
 
 
 def _end_all() -> None:
-    """Waits for the keepers, which hear of the zygote's end, and kills whatever is left then."""
+    """Waits for the supervisors, which get a signal when the zygote ends, then kills every process that is left."""
     deadline = time.monotonic() + GRACE_S
     try:
         while time.monotonic() < deadline:
@@ -88,7 +88,7 @@ def _end_all() -> None:
                 time.sleep(0.002)
     except ChildProcessError:
         return
-    processes.end_all(at_once=False)
+    processes.kill_all_descendants(at_once=False)
 
 
 if __name__ == "__main__":

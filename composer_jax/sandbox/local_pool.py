@@ -70,7 +70,7 @@ class LocalSandboxPool:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
         self._backend, self._spawner = start(backend, self.limits, self._trees.name, overlays, network)
-        self._fill()
+        self._fill_warm()
 
     @property
     def backend(self) -> str:
@@ -143,12 +143,12 @@ class LocalSandboxPool:
             if self._closed:
                 raise RuntimeError("the sandbox pool is closed; make another one")
             try:
-                sandbox = self._take(plan)
+                sandbox = self._take_sandbox(plan)
             except BaseException:
-                self._wake()  # the place is another's
+                self._wake_next()  # the place is another's
                 raise
             try:
-                await sandbox.ready(READY_S)
+                await sandbox.wait_ready(READY_S)
                 if files:
                     await sandbox.write_files(files)
                 return sandbox
@@ -174,7 +174,7 @@ class LocalSandboxPool:
         self._spawner.close()
         self._trees.cleanup()
         while self._waiting:
-            self._wake()
+            self._wake_next()
 
     async def __aenter__(self) -> "LocalSandboxPool":
         return self
@@ -182,47 +182,47 @@ class LocalSandboxPool:
     async def __aexit__(self, *_: object) -> None:
         self.kill()
 
-    def _take(self, plan: MountPlan) -> LocalSandbox:
+    def _take_sandbox(self, plan: MountPlan) -> LocalSandbox:
         """A started sandbox, perhaps not ready yet; its replacement is ordered in the same breath."""
-        if not self._spawner.alive():
+        if not self._spawner.is_alive():
             self._replace_spawner()
-        self.require(plan)
+        self.check_plan(plan)
         if plan.to_json() != EMPTY_PLAN or not self._warm:
-            sandbox = self._order(plan)
+            sandbox = self._start_sandbox(plan)
         else:
             sandbox = self._warm.popleft()
         self._used.add(sandbox)
         try:
-            self._fill()
+            self._fill_warm()
         except BaseException:
             sandbox.end("no others could be started")
             raise
         return sandbox
 
-    def _fill(self) -> None:
+    def _fill_warm(self) -> None:
         wanted = min(WARM, self.size - len(self._used))
         while len(self._warm) < wanted:
-            self._warm.append(self._order(MountPlan(Tree(self))))
+            self._warm.append(self._start_sandbox(MountPlan(Tree(self))))
         while len(self._warm) > wanted:
             self._warm.pop().end("it was not needed")
 
-    def _order(self, plan: MountPlan) -> LocalSandbox:
+    def _start_sandbox(self, plan: MountPlan) -> LocalSandbox:
         name = str(next(self._numbers))
         try:
             channel = self._spawner.spawn(name, plan.to_json())
         except OSError:
-            if self._spawner.alive(END_S):  # this machine has no descriptors left, or the like
+            if self._spawner.is_alive(END_S):  # this machine has no descriptors left, or the like
                 raise
             self._replace_spawner()
-            self.require(plan)
+            self.check_plan(plan)
             channel = self._spawner.spawn(name, plan.to_json())
         return LocalSandbox(name, channel, plan)
 
-    def require(self, plan: MountPlan) -> None:
+    def check_plan(self, plan: MountPlan) -> None:
         """Raises what is wrong with making a sandbox of it."""
         if any(tree.pool is not self for tree in plan.trees):
             raise UserError("this tree is of another sandbox pool; a workspace stands on trees of its own pool.")
-        if not plan.tree.is_with(self._spawner):
+        if not plan.tree.is_alive_in(self._spawner):
             raise SandboxDied("the snapshots of this tree have gone with the process that kept them")
         for shown in (plan.packages, plan.tests):
             if shown is not None and (shown.base is None or shown.layers):
@@ -234,19 +234,19 @@ class LocalSandboxPool:
         if plan.network and not self.capabilities.can_use_network:
             raise UserError("this sandbox pool has no network; make it with network=True.")
 
-    def frozen(self, sandbox: LocalSandbox) -> Tree:
+    def freeze(self, sandbox: LocalSandbox) -> Tree:
         """What the sandbox's workspace holds; its worker is ended. (LocalSandbox.snapshot calls this.)"""
         if sandbox.plan.tree.depth >= MAX_DEPTH:
             raise UserError(
                 f"the workspace stands on {MAX_DEPTH} snapshots, which is the most; take a new tree of its files."
             )
         spawner, layer = self._spawner, sandbox.name
-        spawner.freeze(layer)
+        spawner.freeze_layer(layer)
         tree = Tree(self, sandbox.plan.tree, layer=(spawner, layer))
-        weakref.finalize(tree, spawner.drop, layer)
+        weakref.finalize(tree, spawner.drop_layer, layer)
         return tree
 
-    def restarted(self, sandbox: LocalSandbox) -> tuple[str, socket.socket]:
+    def restart_worker(self, sandbox: LocalSandbox) -> tuple[str, socket.socket]:
         """Name and line of a new worker for the sandbox. (LocalSandbox.restore calls this.)"""
         name = str(next(self._numbers))
         channel = self._spawner.spawn(name, sandbox.plan.to_json())
@@ -262,12 +262,12 @@ class LocalSandboxPool:
         while self._warm:
             self._warm.pop().end("it was not needed")
 
-    def released(self, sandbox: LocalSandbox) -> None:
+    def on_sandbox_end(self, sandbox: LocalSandbox) -> None:
         """A sandbox has ended. (LocalSandbox.end calls this.)"""
         self._spawner.kill(sandbox.name)
         if sandbox in self._used:
             self._used.remove(sandbox)
-            self._wake()
+            self._wake_next()
 
     async def _wait(self) -> None:
         turn = asyncio.get_running_loop().create_future()
@@ -276,10 +276,10 @@ class LocalSandboxPool:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled():
-                self._wake()  # the turn was ours: pass it on
+                self._wake_next()  # the turn was ours: pass it on
             raise
 
-    def _wake(self) -> None:
+    def _wake_next(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done() and not turn.get_loop().is_closed():

@@ -36,7 +36,7 @@ class LocalSandbox:
         self._changes: dict[str, Change] = {}  # as far as the worker has told
         self.jobs = 0
         """Processes that the shell had running when its last command ended."""
-        self._worker: Literal["met", "ordered", "missing"] = "met"  # ordered: its first word is still to come
+        self._worker: Literal["ready", "starting", "none"] = "ready"  # ordered: its first word is still to come
         self._turn = asyncio.Lock()
         self._busy = False  # an answer is awaited, until the alarm rings
         self._alarm: asyncio.TimerHandle
@@ -48,7 +48,7 @@ class LocalSandbox:
 
     async def write(self, path: str, data: bytes | str) -> None:
         """Create or replace a file and the folders above it."""
-        await self._call({"op": "write", "path": path}, _bytes(data))
+        await self._call({"op": "write", "path": path}, _encode(data))
 
     async def delete(self, path: str) -> None:
         """Remove one file."""
@@ -72,7 +72,7 @@ class LocalSandbox:
             return rejected
         seconds = self.limits.timeout_s if timeout_s is None else float(timeout_s)
         request = {"op": "run", "argv": list(argv), "timeout_s": seconds}
-        return _result(*await self._call(request, stdin, seconds + GRACE_S))
+        return _parse_result(*await self._call(request, stdin, seconds + GRACE_S))
 
     async def shell(self, command: str, *, timeout_s: float | None = None) -> RunResult:
         """Run a command in the sandbox's own bash, which keeps working folder, variables and background jobs.
@@ -87,11 +87,11 @@ class LocalSandbox:
         request = {"op": "shell", "command": command, "timeout_s": seconds}
         header, body = await self._call(request, timeout_s=seconds + GRACE_S)
         self.jobs = header["jobs"]
-        return _result(header, body)
+        return _parse_result(header, body)
 
     async def write_files(self, files: Mapping[str, bytes | str]) -> None:
         """Create or replace several files at once."""
-        contents = {path: _bytes(data) for path, data in files.items()}
+        contents = {path: _encode(data) for path, data in files.items()}
         index = [(path, len(data)) for path, data in contents.items()]
         await self._call({"op": "write_files", "files": index}, b"".join(contents.values()))
 
@@ -124,15 +124,15 @@ class LocalSandbox:
         as many snapshots as it can.
         """
         tree = await self._freeze()
-        self._order()
+        self._start_worker()
         return tree
 
     async def restore(self, tree: Tree) -> None:
         """Makes the workspace what it was when `tree` was taken, with a new worker."""
         async with self._turn:
             self._require_alive()
-            self._stand_on(tree)
-            self._order()
+            self._set_tree(tree)
+            self._start_worker()
 
     async def fork(self) -> "LocalSandbox":
         """Another sandbox of the pool whose workspace holds the same; waits for it as LocalSandboxPool.acquire does."""
@@ -142,18 +142,18 @@ class LocalSandbox:
         try:
             return await self._pool.acquire({}, tree, packages=plan.packages, tests=plan.tests, network=plan.network)
         finally:
-            self._order()  # after the other's, for which somebody waits
+            self._start_worker()  # after the other's, for which somebody waits
 
     async def _freeze(self) -> Tree:
         """The state of the workspace as a tree, on which it stands then, without a worker."""
         async with self._turn:
-            await self._meet()
-            tree = self._pool.frozen(self)
-            await self._gone()
-            self._stand_on(tree)
+            await self._ensure_worker()
+            tree = self._pool.freeze(self)
+            await self._wait_for_worker_exit()
+            self._set_tree(tree)
         return tree
 
-    async def _gone(self) -> None:
+    async def _wait_for_worker_exit(self) -> None:
         """Waits until the worker has: before, neither is its last write final nor does the zygote know what to keep."""
         self._busy = True
         try:
@@ -172,32 +172,32 @@ class LocalSandbox:
                 self._channel.close()
         self._require_alive()
 
-    def _stand_on(self, tree: Tree) -> None:
+    def _set_tree(self, tree: Tree) -> None:
         """The workspace is a tree from now on; the worker it had is of no use any more."""
         plan = replace(self.plan, tree=tree)
-        self._pool.require(plan)
-        self.plan, self._worker, self._changes, self.jobs = plan, "missing", {}, 0
+        self._pool.check_plan(plan)
+        self.plan, self._worker, self._changes, self.jobs = plan, "none", {}, 0
 
-    def _order(self) -> None:
+    def _start_worker(self) -> None:
         """A new worker, if there is none; whoever calls next waits for it."""
-        if self._worker != "missing" or self._end is not None:
+        if self._worker != "none" or self._end is not None:
             return
         old = self._channel
         try:
-            self.name, self._channel = self._pool.restarted(self)
+            self.name, self._channel = self._pool.restart_worker(self)
         except OSError as error:
             self.end(f"no new worker could be started ({error})")
             return
         old.close()
-        self._worker = "ordered"
+        self._worker = "starting"
 
-    async def _meet(self) -> None:
+    async def _ensure_worker(self) -> None:
         """Waits for a new worker's first word."""
-        self._order()
+        self._start_worker()
         self._require_alive()
-        if self._worker == "ordered":
-            self._worker = "met"
-            await self.ready(REPLY_S)
+        if self._worker == "starting":
+            self._worker = "ready"
+            await self.wait_ready(REPLY_S)
 
     async def close(self) -> None:
         """Kill the sandbox and everything in it; calling it again does nothing."""
@@ -211,7 +211,7 @@ class LocalSandbox:
                 self._channel.shutdown(socket.SHUT_RDWR)  # wakes the call that waits; it closes
             else:
                 self._channel.close()
-            self._pool.released(self)
+            self._pool.on_sandbox_end(self)
 
     async def __aenter__(self) -> "LocalSandbox":
         return self
@@ -219,13 +219,13 @@ class LocalSandbox:
     async def __aexit__(self, *_: object) -> None:
         self.end("it was closed")
 
-    async def ready(self, timeout_s: float) -> None:
+    async def wait_ready(self, timeout_s: float) -> None:
         """Wait for the worker's first word. Raises SandboxDied with the worker's reason when it could not start."""
         await self._answer(None, timeout_s)
 
     async def _call(self, header: dict[str, Any], body: bytes = b"", timeout_s: float = REPLY_S) -> tuple[dict, bytes]:
         async with self._turn:
-            await self._meet()
+            await self._ensure_worker()
             reply, data = await self._answer(frames.pack(header, body), timeout_s)
         if "refused" in reply:
             raise SandboxFileError(reply["refused"])
@@ -236,7 +236,7 @@ class LocalSandbox:
         self._require_alive()
         self._busy = True
         loop = asyncio.get_running_loop()
-        self._alarm = loop.call_later(timeout_s, self._overdue, f"no answer within {timeout_s:.0f} s")
+        self._alarm = loop.call_later(timeout_s, self._on_timeout, f"no answer within {timeout_s:.0f} s")
         try:
             if request is not None:
                 await loop.sock_sendall(self._channel, request)
@@ -260,16 +260,16 @@ class LocalSandbox:
         if self._end is not None:
             raise SandboxDied(f"sandbox {self.name} is gone: {self._end}")
 
-    def _overdue(self, why: str) -> None:
+    def _on_timeout(self, why: str) -> None:
         """The time is over. If this machine slept, and not the worker, the answer is among the next events."""
         self._alarm = asyncio.get_running_loop().call_later(LAST_CALL_S, self.end, why)
 
     async def _receive(self, loop: asyncio.AbstractEventLoop) -> tuple[dict[str, Any], bytes]:
-        size = frames.LENGTHS.size
-        data = await self._more(loop, 65536)
+        size = frames.PREFIX.size
+        data = await self._receive_some(loop, 65536)
         while len(data) < size:
-            data += await self._more(loop, 65536)
-        header_length, body_length = frames.LENGTHS.unpack_from(data)
+            data += await self._receive_some(loop, 65536)
+        header_length, body_length = frames.PREFIX.unpack_from(data)
         limit = self.limits.workspace_mb * MIB + 4 * self.limits.output_kb * 1024
         if header_length > MAX_HEADER or body_length > limit:
             raise ValueError(f"a reply of {header_length} + {body_length} bytes is more than a worker may send")
@@ -277,26 +277,26 @@ class LocalSandbox:
         if len(data) < whole:
             pieces, got = [data], len(data)
             while got < whole:
-                pieces.append(await self._more(loop, min(whole - got, MIB)))
+                pieces.append(await self._receive_some(loop, min(whole - got, MIB)))
                 got += len(pieces[-1])
             data = b"".join(pieces)
         return json.loads(data[size : size + header_length]), data[size + header_length : whole]
 
-    async def _more(self, loop: asyncio.AbstractEventLoop, count: int) -> bytes:
+    async def _receive_some(self, loop: asyncio.AbstractEventLoop, count: int) -> bytes:
         data = await loop.sock_recv(self._channel, count)
         if not data:
             raise ConnectionError("the worker has gone")
         return data
 
 
-def _bytes(data: bytes | str) -> bytes:
+def _encode(data: bytes | str) -> bytes:
     try:
         return data.encode() if isinstance(data, str) else bytes(data)
     except UnicodeEncodeError:
         raise SandboxFileError("the text holds half of a surrogate pair, which no file can hold") from None
 
 
-def _result(header: dict[str, Any], body: bytes) -> RunResult:
+def _parse_result(header: dict[str, Any], body: bytes) -> RunResult:
     pieces, start = [], 0
     for length in header["pieces"]:
         pieces.append(body[start : start + length])
@@ -305,13 +305,13 @@ def _result(header: dict[str, Any], body: bytes) -> RunResult:
     return RunResult(
         outcome=header["outcome"],
         exit_code=header["exit_code"],
-        stdout=_joined(pieces[0], lost[0], pieces[1]),
-        stderr=_joined(pieces[2], lost[1], pieces[3]),
+        stdout=_join(pieces[0], lost[0], pieces[1]),
+        stderr=_join(pieces[2], lost[1], pieces[3]),
         seconds=header["seconds"],
         truncated_bytes=sum(lost),
     )
 
 
-def _joined(head: bytes, lost: int, tail: bytes) -> str:
+def _join(head: bytes, lost: int, tail: bytes) -> str:
     middle = f"\n[... {lost} bytes left out ...]\n".encode() if lost else b""
     return (head + middle + tail).decode("utf-8", errors="replace")

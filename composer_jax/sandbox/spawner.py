@@ -26,7 +26,7 @@ def start(
     machine has none or refuses it. Raises UserError when it refuses both, or the first where the network is wanted."""
     try:
         return _start("bubblewrap" if name == "auto" else name, limits, trees, overlays, network)
-    except backends.Refused as error:
+    except backends.BackendRefused as error:
         if name != "auto":
             raise
         first = error
@@ -35,7 +35,7 @@ def start(
         raise UserError(f"{first.why}. Landlock cannot give sandboxes the network instead. {ways}.")
     try:
         started = _start("landlock", limits, trees, overlays, network)
-    except backends.Refused as second:
+    except backends.BackendRefused as second:
         ways = f"{first.fix}; or: {second.fix}; or choose the backend 'subprocess' to go without isolation"
         raise UserError(f"{first.why}. {second.why}. {ways}.") from None
     sentence = "%s, so sandboxes use Landlock, which is weaker: %s; for the stronger isolation: %s."
@@ -58,9 +58,9 @@ class Spawner:
         needs_scratch = backend.isolation == "none"
         self._scratch = tempfile.TemporaryDirectory(prefix="composer-sandboxes-") if needs_scratch else None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._said = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            backend.command, env=backend.environment, cwd="/", stdin=theirs, stdout=self._said, stderr=self._said
+            backend.command, env=backend.environment, cwd="/", stdin=theirs, stdout=self._output, stderr=self._output
         )
         theirs.close()
         weakref.finalize(self, _end, self._control, self._process)
@@ -85,7 +85,7 @@ class Spawner:
             self._control.settimeout(None)
         except OSError:
             ready = False
-        return None if ready else self.said()
+        return None if ready else self.output()
 
     def _probe(self) -> str | None:
         """Build one sandbox and throw it away, so that a machine that refuses is found out now; its reason if so."""
@@ -98,7 +98,7 @@ class Spawner:
             return str(error)
         return answer[0].get("broken") if answer else "its worker ended at once"
 
-    def alive(self, patience_s: float = 0.0) -> bool:
+    def is_alive(self, patience_s: float = 0.0) -> bool:
         """Whether the zygote still runs, and goes on to for so long."""
         try:
             self._process.wait(patience_s)
@@ -106,10 +106,10 @@ class Spawner:
             return True
         return False
 
-    def said(self) -> str:
+    def output(self) -> str:
         """What bubblewrap and the zygote printed."""
-        self._said.seek(0)
-        return self._said.read(4096).decode(errors="replace")
+        self._output.seek(0)
+        return self._output.read(4096).decode(errors="replace")
 
     def spawn(self, name: str, plan: dict[str, Any]) -> socket.socket:
         """Ask for a sandbox with this plan (MountPlan.to_json).
@@ -127,11 +127,11 @@ class Spawner:
         """End the sandbox of that name and everything in it."""
         self._order("-", name)
 
-    def freeze(self, name: str) -> None:
+    def freeze_layer(self, name: str) -> None:
         """End the sandbox of that name and keep what it changed as a layer."""
         self._order("=", name)
 
-    def drop(self, name: str) -> None:
+    def drop_layer(self, name: str) -> None:
         """Give up a layer."""
         self._order("~", name)
 
@@ -145,7 +145,7 @@ class Spawner:
         """End the zygote and all its sandboxes; returns when they are gone."""
         _end(self._control, self._process)
         if self._scratch and os.path.isdir(self._scratch.name):
-            disk.clear(self._scratch.name)  # folders nested deeper than cleanup() reaches
+            disk.remove_contents(self._scratch.name)  # folders nested deeper than cleanup() reaches
             self._scratch.cleanup()
 
 

@@ -52,7 +52,7 @@ class Tree:
         """How many snapshots it is made of."""
         return len(self.layers)
 
-    def is_with(self, spawner: "Spawner") -> bool:
+    def is_alive_in(self, spawner: "Spawner") -> bool:
         """Whether all that it is made of is with this spawner, and not with one that has gone."""
         return all(tree._layer is None or tree._layer[0] is spawner for tree in self._chain())
 

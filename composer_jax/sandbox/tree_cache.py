@@ -29,7 +29,7 @@ class TreeCache(Generic[T]):
         folder = folder.resolve()
         if folder not in self._trees:
             if len(self._trees) >= MAX_TREES:
-                oldest = next((old for old, tree in self._trees.items() if not tree.being_made), None)
+                oldest = next((old for old, tree in self._trees.items() if not tree.is_computing), None)
                 self._trees.pop(oldest, None)
             self._trees[folder] = AsyncLazy(lambda: self._make(folder))
         self._trees.move_to_end(folder)

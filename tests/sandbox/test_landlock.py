@@ -31,9 +31,9 @@ def pool():
 
 
 def others(pool: LocalSandboxPool) -> list[int]:
-    """Pids that no command may reach: this process, the launcher, zygote, keepers and workers."""
+    """Pids that no command may reach: this process, the launcher, zygote, supervisors and workers."""
     launcher = pool._spawner._process.pid
-    return [os.getpid(), launcher, *processes.below(launcher)]
+    return [os.getpid(), launcher, *processes.descendants(launcher)]
 
 
 ATTEMPT = """
@@ -188,7 +188,9 @@ def test_a_unix_socket_of_the_host_by_its_path(host, attack):
             server.accept()
 
 
-@pytest.mark.skipif(landlock.abi() < landlock.SIGNALS, reason="this kernel's Landlock does not confine signals")
+@pytest.mark.skipif(
+    landlock.abi_version() < landlock.SIGNAL_SCOPE_ABI, reason="this kernel's Landlock does not confine signals"
+)
 def test_signals_to_the_host_and_to_the_worker(host, pool, run_python):
     reached = [host.process.pid, *others(pool)]
     code = f"""
@@ -380,7 +382,7 @@ def test_nothing_is_left_when_a_sandbox_is_closed_or_its_worker_is_killed(host, 
         trace.wait_until_gone()
 
 
-@pytest.mark.parametrize("who", ["zygote", "keeper", "launcher", "owner"])
+@pytest.mark.parametrize("who", ["zygote", "supervisor", "launcher", "owner"])
 def test_nothing_is_left_when_what_watches_a_sandbox_is_killed(trace, who, tmp_path):
     code = f"""
     import asyncio, os, signal, sys
@@ -396,12 +398,13 @@ def test_nothing_is_left_when_what_watches_a_sandbox_is_killed(trace, who, tmp_p
         def is_one(pid):
             try: return read(pid, "cmdline").split(b"\\0")[:2] == [b"sleep", b"{trace.text}"]
             except OSError: return False  # it has ended
-        while len(sleeping := [pid for pid in processes.below(launcher) if is_one(pid)]) < 2: await asyncio.sleep(0.01)
+        while len(sleeping := [pid for pid in processes.descendants(launcher) if is_one(pid)]) < 2:
+            await asyncio.sleep(0.01)
         above = [sleeping[0]]
         while above[-1] != launcher: above.append(int(read(above[-1], "stat").rpartition(b")")[2].split()[1]))
-        *_, keeper, zygote, _ = above
+        *_, supervisor, zygote, _ = above
         print("started", flush=True)
-        os.kill({{"zygote": zygote, "keeper": keeper, "launcher": launcher, "owner": os.getpid()}}[{who!r}], 9)
+        os.kill({{"zygote": zygote, "supervisor": supervisor, "launcher": launcher, "owner": os.getpid()}}[{who!r}], 9)
         try: await task
         except Exception as error: print(type(error).__name__)
         await pool.close()
@@ -421,7 +424,7 @@ def test_nothing_is_left_when_what_watches_a_sandbox_is_killed(trace, who, tmp_p
 
 
 def test_modes_and_times_of_its_own_files_can_be_changed_in_every_way(pool):
-    """The keeper does it; nobody may be able to tell."""
+    """The supervisor does it; nobody may be able to tell."""
     code = """
     import ctypes, os, pathlib, platform, shutil, stat, struct, time
     libc = ctypes.CDLL(None, use_errno=True)
@@ -575,9 +578,9 @@ def test_folders_that_resist_are_removed(tmp_path):
     closed.mkdir()
     (closed / "file").write_bytes(bytes(4096))
     closed.chmod(0)
-    held = disk.held(str(folder))
+    held = disk.disk_usage(str(folder))
     assert held.too_deep and held.entries < 1000 and held.size >= 4096
-    disk.clear(str(folder))
+    disk.remove_contents(str(folder))
     assert list(folder.iterdir()) == []
 
 
@@ -603,14 +606,14 @@ sys.addaudithook(watch)
 for event in ("open", "os.chmod", "os.scandir"):
     close()
     left = 2
-    held = disk.held(root)
+    held = disk.disk_usage(root)
     print(left, held.entries, held.size >= 8192, held.closed)
 event, left = "open", 1_000_000
-print(disk.held(root).closed, judged.look())
+print(disk.disk_usage(root).closed, judged.check())
 left = 0
-print(judged.look() == "", judged.now.entries)
+print(judged.check() == "", judged.now.entries)
 os.chmod(f"{root}/a/b", 0), os.chmod(root, 0)
-disk.clear(root)
+disk.remove_contents(root)
 os.rmdir(root)
 """
 
@@ -655,9 +658,9 @@ def background(shell: subprocess.Popen, command: str) -> None:
 def passes(judged: quota.Quota) -> bool:
     """Whether it says so once it looks: the disk is looked at for a small share of the time only."""
     end = time.monotonic() + 10
-    while not judged.is_passed() and time.monotonic() < end:
+    while not judged.is_exceeded() and time.monotonic() < end:
         time.sleep(0.001)
-    return judged.is_passed()
+    return judged.is_exceeded()
 
 
 IN_A_PROCESS_OF_ITS_OWN = """
@@ -676,28 +679,28 @@ def judge_jobs(root: str) -> None:
     judged = quota.Quota(workspace, tmp, {"workspace_bytes": 1 << 20, "tmp_bytes": 1 << 20, "processes": 4})
     environment = {"PATH": os.environ["PATH"]}
     shell = subprocess.Popen(["bash"], cwd=workspace, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert not judged.is_passed() and judged.at_the_end() == ""
+    assert not judged.is_exceeded() and judged.finish_command() == ""
     background(shell, "head -c 2M /dev/zero > big")
-    assert passes(judged) and judged.is_passed()
+    assert passes(judged) and judged.is_exceeded()
     for _ in range(2):  # each command that ends meanwhile says so, and none forgives it
-        assert judged.at_the_end() == "the workspace holds more than the 1 MiB that may be added to it"
-        assert judged.is_passed()
+        assert judged.finish_command() == "the workspace holds more than the 1 MiB that may be added to it"
+        assert judged.is_exceeded()
     os.truncate(f"{workspace}/big", 0)  # the job takes it back
-    assert judged.at_the_end() != "" and not judged.is_passed() and judged.at_the_end() == ""
+    assert judged.finish_command() != "" and not judged.is_exceeded() and judged.finish_command() == ""
     background(shell, "head -c 2M /dev/zero > big")
     assert passes(judged)
-    for job in set(processes.below(os.getpid())) - {shell.pid}:
+    for job in set(processes.descendants(os.getpid())) - {shell.pid}:
         os.kill(job, signal.SIGKILL)
-    while processes.running_below(os.getpid()) != [shell.pid]:
+    while processes.running_descendants(os.getpid()) != [shell.pid]:
         time.sleep(0.001)
-    assert judged.at_the_end() != ""
-    assert not judged.is_passed() and judged.folders[0].look() == ""  # whoever cleans up now is not blamed
+    assert judged.finish_command() != ""
+    assert not judged.is_exceeded() and judged.folders[0].check() == ""  # whoever cleans up now is not blamed
     for _ in range(4):
         background(shell, "true")
-    assert judged.is_passed() and judged.at_the_end() == "there were more than 4 processes and threads at once"
-    processes.end_below(os.getpid())
+    assert judged.is_exceeded() and judged.finish_command() == "there were more than 4 processes and threads at once"
+    processes.kill_descendants(os.getpid())
     shell.wait()
-    assert not judged.is_passed() and judged.at_the_end() == ""
+    assert not judged.is_exceeded() and judged.finish_command() == ""
 
 
 def test_what_background_jobs_hold_is_looked_at_between_commands_and_not_forgiven(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import LocalSandboxPool, SandboxDied, SandboxFileError, SandboxLimits, backend
-from composer_jax.sandbox.inside import landlock, seccomp, second_filter
+from composer_jax.sandbox.inside import landlock, landlock_filter, seccomp
 from tests.sandbox.fixtures import REPOSITORY, as_another_user, zygote_of
 
 
@@ -369,8 +369,8 @@ def without_landlock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started_by.write_text(
         f"import sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n"
         "from composer_jax.sandbox.inside import namespaces\n"
-        "namespaces.no_new_privileges()\n"
-        f"namespaces.install(bytes.fromhex({b''.join(program).hex()!r}))\n"
+        "namespaces.set_no_new_privileges()\n"
+        f"namespaces.install_filter(bytes.fromhex({b''.join(program).hex()!r}))\n"
         "import os\nos.execv(sys.executable, [sys.executable, *sys.argv[1:]])\n"
     )
     made = backend._launched_by
@@ -380,7 +380,7 @@ def without_landlock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return (command[0], str(started_by), *command[1:]), environment
 
     monkeypatch.setattr(backend, "_launched_by", launched_by)
-    monkeypatch.setattr(landlock, "abi", lambda: 0)
+    monkeypatch.setattr(landlock, "abi_version", lambda: 0)
 
 
 def test_a_machine_that_refuses_both_backends_is_told_both_reasons(tmp_path, monkeypatch):
@@ -422,7 +422,7 @@ def test_diagnosis(monkeypatch, settings, seccomp_mode, says):
     ("abi", "says"), [(0, "boot option lsm="), (2, "Linux 6.2 or newer"), (7, "though its kernel has Landlock")]
 )
 def test_diagnosis_of_landlock(monkeypatch, abi, says):
-    monkeypatch.setattr(landlock, "abi", lambda: abi)
+    monkeypatch.setattr(landlock, "abi_version", lambda: abi)
     assert says in str(backend.diagnose("landlock", "PermissionError: no"))
 
 
@@ -431,16 +431,16 @@ def test_filter_tables():
     for machine, (column, _) in seccomp.ARCHITECTURES.items():
         for program in (
             seccomp.assemble(machine),
-            second_filter.assemble(machine, True),
-            second_filter.assemble(machine, False),
-            second_filter.asking(machine),
+            landlock_filter.assemble(machine, True),
+            landlock_filter.assemble(machine, False),
+            landlock_filter.assemble_notifying(machine),
         ):
             assert len(program) % 8 == 0 and len(program) // 8 < 4096
-        tables = (seccomp.DENIED, second_filter.DENIED, second_filter.ATTRIBUTES, second_filter.MODES)
+        tables = (seccomp.DENIED, landlock_filter.DENIED, landlock_filter.ATTRIBUTES, landlock_filter.MODE_CALLS)
         numbers = [pair[column] for table in tables for pair in table.values() if pair[column] is not None]
         judged = [seccomp.CLONE, seccomp.CLONE3, seccomp.SOCKET, seccomp.SOCKETPAIR, seccomp.IOCTL]
         judged += [seccomp.PRLIMIT64, seccomp.SETPRIORITY, *seccomp.SCHEDULING]
-        judged += [second_filter.OPENAT, second_filter.OPENAT2, second_filter.KILL]
+        judged += [landlock_filter.OPENAT, landlock_filter.OPENAT2, landlock_filter.KILL]
         numbers += [pair[column] for pair in judged]
         assert len(set(numbers)) == len(numbers)
     with pytest.raises(KeyError):

@@ -12,10 +12,10 @@ python    `python ...` served by fork instead of by starting an interpreter
 Where the machine gives no namespaces, these stand in for them:
 
 landlock       what a sandbox can open, and whom it can signal
-second_filter  what else namespaces would hide, refused by number
+landlock_filter  what else namespaces would hide, refused by number
 modes          changes of modes and times, for files of the sandbox only
-keeper         the process around a sandbox, which ends all of it
-fence          all of this around a worker and around its commands
+supervisor         the process around a sandbox, which ends all of it
+confinement    all of this around a worker and around its commands
 quota          limits held by looking
 disk           what a folder holds, and how to remove it
 processes      which processes are below one, and how to end them

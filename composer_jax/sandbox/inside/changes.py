@@ -11,7 +11,9 @@ from typing import Any
 
 from . import files
 
-FRESH_NS = 50_000_000  # a second change within the clock's tick would look like the first: such files are told again
+CLOCK_TICK_NS = (
+    50_000_000  # a second change within the clock's tick would look like the first: such files are told again
+)
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -41,8 +43,8 @@ class Changes:
         self.root, self.base, self.layers, self.max_bytes = root, base, layers, max_bytes
         self.born_ns = time.time_ns()
         self.frozen: Names | None = None  # of all layers but the newest: they do not change any more
-        self.told: dict[str, tuple] = {}  # path -> what it looked like
-        self.equal: dict[str, tuple] = {}  # looked at and found to be as in the folder
+        self.reported: dict[str, tuple] = {}  # path -> what it looked like
+        self.unchanged: dict[str, tuple] = {}  # looked at and found to be as in the folder
 
     def report(self) -> tuple[dict[str, Any], bytes]:
         """What is new since the last report: {"changes": [path, kind, mode, length]..., "same": [path]...} and the
@@ -51,15 +53,15 @@ class Changes:
         self.entries: list[tuple[str, str, int, int]] = []
         self.bodies: list[bytes] = []
         self.size = self.characters = 0
-        self.now: dict[str, tuple] = {}
+        self.current: dict[str, tuple] = {}
         os.fchmod(self.root, 0o755)
         try:
             self._compare(self.root, self.base, self._names(), "", 0)
         except OSError as error:  # the shell's background jobs go on meanwhile
-            raise files.Refused(f"the workspace was changed while it was compared ({error.strerror})") from None
-        same = [path for path in self.told if path not in self.now]
+            raise files.FileRefused(f"the workspace was changed while it was compared ({error.strerror})") from None
+        same = [path for path in self.reported if path not in self.current]
         self._count(sum(map(len, same)))
-        self.told = self.now
+        self.reported = self.current
         return {"changes": self.entries, "same": same}, b"".join(self.bodies)
 
     def _names(self) -> Names:
@@ -76,7 +78,7 @@ class Changes:
     def _compare(self, here: int, there: int | None, names: Names, prefix: str, depth: int) -> None:
         """One folder of the workspace with the same folder of the base (None: not there)."""
         if depth > files.MAX_DEPTH:
-            raise files.Refused(f"the workspace has folders nested more than {files.MAX_DEPTH} deep")
+            raise files.FileRefused(f"the workspace has folders nested more than {files.MAX_DEPTH} deep")
         found = set(names.below)
         if names.whole:
             found.update(os.listdir(here))
@@ -85,29 +87,29 @@ class Changes:
         for name in sorted(found):
             path = prefix + name
             self._count(len(path))
-            now, before = _look(here, name), None if there is None else _look(there, name)
+            now, before = _lstat(here, name), None if there is None else _lstat(there, name)
             if now is None or not _is_plain(now):
                 if before is not None:
-                    self._tell(path, "gone", 0, (), b"")
+                    self._add_entry(path, "gone", 0, (), b"")
             elif stat.S_ISDIR(now.st_mode):
                 was_folder = before is not None and stat.S_ISDIR(before.st_mode)
                 if not was_folder or stat.S_IMODE(before.st_mode) != stat.S_IMODE(now.st_mode):
-                    self._tell(path, "folder", now.st_mode, (now.st_mode,), b"")
+                    self._add_entry(path, "folder", now.st_mode, (now.st_mode,), b"")
                 below = names.below.get(name) or Names()
                 below.whole |= names.whole or not was_folder
                 self._descend(here, there if was_folder else None, name, below, path, depth)
             else:
-                self._look_at(here, there, name, path, now, before)
+                self._compare_file(here, there, name, path, now, before)
 
     def _count(self, characters: int) -> None:
         self.characters += characters
         if self.characters > files.MAX_NAMES:
-            raise files.Refused(f"the names of all changes are longer than {files.MAX_NAMES} characters together")
+            raise files.FileRefused(f"the names of all changes are longer than {files.MAX_NAMES} characters together")
 
     def _descend(self, here: int, there: int | None, name: str, names: Names, path: str, depth: int) -> None:
         child = files.open_at(name, _FOLDER, here, path)
         try:
-            files.unlock(child)
+            files.restore_owner_mode(child)
             base = None if there is None else os.open(name, _FOLDER, dir_fd=there)
             try:
                 self._compare(child, base, names, f"{path}/", depth + 1)
@@ -117,42 +119,42 @@ class Changes:
         finally:
             os.close(child)
 
-    def _look_at(
+    def _compare_file(
         self, here: int, there: int | None, name: str, path: str, now: os.stat_result, before: os.stat_result | None
     ) -> None:
         """A file or a link of the workspace."""
         look = (now.st_ino, now.st_size, now.st_ctime_ns, now.st_mode)
-        if self.told.get(path) == look:
-            self.now[path] = look
+        if self.reported.get(path) == look:
+            self.current[path] = look
             return
-        if self.equal.get(path) == look:
+        if self.unchanged.get(path) == look:
             return
-        if self.layers is None and now.st_ctime_ns <= self.born_ns and before is not None and _alike(now, before):
+        if self.layers is None and now.st_ctime_ns <= self.born_ns and before is not None and _same_stat(now, before):
             return  # as it was copied
         link = stat.S_ISLNK(now.st_mode)
         data = os.fsencode(os.readlink(name, dir_fd=here)) if link else self._read(here, name, path, now)
-        certain = look if time.time_ns() - now.st_ctime_ns > FRESH_NS else ()
+        certain = look if time.time_ns() - now.st_ctime_ns > CLOCK_TICK_NS else ()
         if before is not None and stat.S_IFMT(before.st_mode) == stat.S_IFMT(now.st_mode):
             modes_agree = link or stat.S_IMODE(before.st_mode) == stat.S_IMODE(now.st_mode)
             if modes_agree and now.st_size == before.st_size and data == _content(there, name, link):
                 if certain:
-                    self.equal[path] = certain
+                    self.unchanged[path] = certain
                 return
-        self._tell(path, "link" if link else "file", now.st_mode, certain, data)
+        self._add_entry(path, "link" if link else "file", now.st_mode, certain, data)
 
     def _read(self, here: int, name: str, path: str, status: os.stat_result) -> bytes:
         if self.size + status.st_size > self.max_bytes:
-            raise files.Refused(f"what was changed in the workspace is more than {self.max_bytes} bytes")
+            raise files.FileRefused(f"what was changed in the workspace is more than {self.max_bytes} bytes")
         fd = files.open_at(name, _READ, here, path)
         try:
-            return files.read_whole(fd, path, status.st_size, self.max_bytes - self.size)
+            return files.read_file(fd, path, status.st_size, self.max_bytes - self.size)
         finally:
             os.close(fd)
 
-    def _tell(self, path: str, kind: str, mode: int, look: tuple, data: bytes) -> None:
-        known = self.told.get(path)
-        self.now[path] = (kind, *look) if kind in ("gone", "folder") else look
-        if kind in ("gone", "folder") and known == self.now[path]:
+    def _add_entry(self, path: str, kind: str, mode: int, look: tuple, data: bytes) -> None:
+        known = self.reported.get(path)
+        self.current[path] = (kind, *look) if kind in ("gone", "folder") else look
+        if kind in ("gone", "folder") and known == self.current[path]:
             return
         self.size += len(data)
         self.entries.append((path, kind, stat.S_IMODE(mode), len(data)))
@@ -175,7 +177,7 @@ def _collect(layer: int, names: Names, depth: int) -> None:
             continue
         child = files.open_at(name, _FOLDER, layer, name)
         try:
-            files.unlock(child)
+            files.restore_owner_mode(child)
             _collect(child, below, depth + 1)
         finally:
             os.close(child)
@@ -194,7 +196,7 @@ def _copy(names: Names) -> Names:
     return twin
 
 
-def _look(folder: int, name: str) -> os.stat_result | None:
+def _lstat(folder: int, name: str) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -205,7 +207,7 @@ def _is_plain(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)
 
 
-def _alike(now: os.stat_result, before: os.stat_result) -> bool:
+def _same_stat(now: os.stat_result, before: os.stat_result) -> bool:
     return (now.st_mode, now.st_size, now.st_mtime_ns) == (before.st_mode, before.st_size, before.st_mtime_ns)
 
 

@@ -22,7 +22,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from . import fence, namespaces, processes, python
+from . import namespaces, processes, python
+from .confinement import Confinement
 
 WATCH_S = 0.05  # how often memory is added up; commands shorter than this never pay for it
 ASLEEP_S = 1.0  # waking up later than this is not charged to the command
@@ -63,7 +64,7 @@ class Stream:
                 del self.tail[: -self.half]
         return True
 
-    def say(self, sentence: str) -> None:
+    def add_line(self, sentence: str) -> None:
         """Add a line of the worker's own."""
         line = sentence.encode() + b"\n"
         self.total += len(line)
@@ -79,14 +80,19 @@ class Commands:
     """Runs one command at a time in `root`."""
 
     def __init__(
-        self, root: str, limits: dict[str, int], isolation: str, report: mmap.mmap, around: fence.Fence | None = None
+        self,
+        root: str,
+        limits: dict[str, int],
+        isolation: str,
+        report: mmap.mmap,
+        confinement: Confinement | None = None,
     ):
         self.root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.limits, self.isolation, self.report, self.around = limits, isolation, report, around
-        self.all_at_once = isolation == "namespaces" or (around is not None and around.confines_signals)
-        self.lost: Callable[[int, int], None] = lambda pid, status: None  # who wants to know of children that ended
-        self.spared: Callable[[], Collection[int]] = tuple  # processes that are no command's
-        self.nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self.limits, self.isolation, self.report, self.confinement = limits, isolation, report, confinement
+        self.can_signal_all = isolation == "namespaces" or (confinement is not None and confinement.confines_signals)
+        self.on_exit: Callable[[int, int], None] = lambda pid, status: None  # who wants to know of children that ended
+        self.spared_pids: Callable[[], Collection[int]] = tuple  # processes that are no command's
+        self.dev_null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.rlimits = [
             (resource.RLIMIT_CORE, 0, 0),
             (resource.RLIMIT_CPU, limits["cpu_s"], limits["cpu_s"] + 1),  # a second between SIGXCPU and SIGKILL
@@ -95,17 +101,17 @@ class Commands:
             (resource.RLIMIT_AS, limits["memory_bytes"], limits["memory_bytes"]),
         ]
         if isolation != "none":  # without a user namespace it counts all processes of the user
-            most = around.most_threads if around else limits["processes"]
+            most = confinement.most_threads if confinement else limits["processes"]
             self.rlimits.append((resource.RLIMIT_NPROC, most, most))
 
     def run(self, argv: list[str], stdin: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Run `argv`; returns header and body of the reply, the body being head and tail of stdout and of stderr."""
         self.report[0] = 0
         started = time.monotonic()
-        spared = set(self.spared())
+        spared = set(self.spared_pids())
         out, out_end = os.pipe()
         err, err_end = os.pipe()
-        source, feed = os.pipe() if stdin else (self.nothing, -1)
+        source, feed = os.pipe() if stdin else (self.dev_null, -1)
         pid = self.start(argv, source, out_end, err_end)
         os.close(out_end)
         os.close(err_end)
@@ -116,7 +122,7 @@ class Commands:
         end = os.pidfd_open(pid)
         stopped = self.watch([end], streams, feed, stdin, started + timeout_s)
         os.close(end)
-        status, usage = self._stop(pid, spared)
+        status, usage = self._kill_rest(pid, spared)
         code = os.waitstatus_to_exitcode(status)
         for stream in streams:
             stream.drain(self.limits["output_stop_bytes"])
@@ -129,8 +135,8 @@ class Commands:
         self, outcome: str, code: int, started: float, streams: tuple[Stream, Stream]
     ) -> tuple[dict[str, Any], bytes]:
         """Header and body that tell how a command ended."""
-        if self.around and (passed := self.around.quota.at_the_end()):
-            streams[1].say(f"the sandbox's limit is passed: {passed}")
+        if self.confinement and (passed := self.confinement.quota.finish_command()):
+            streams[1].add_line(f"the sandbox's limit is passed: {passed}")
             if outcome in ("ok", "nonzero"):
                 outcome, code = "nonzero", code or 1
         pieces = [piece for stream in streams for piece in stream.pieces()]
@@ -149,30 +155,30 @@ class Commands:
         if pid == 0:
             code = 126
             try:
-                code = self._become(argv, (source, out, err, *others))
+                code = self._exec(argv, (source, out, err, *others))
             finally:
                 os._exit(code)
         return pid
 
-    def _become(self, argv: list[str], descriptors: tuple[int, ...]) -> int:
+    def _exec(self, argv: list[str], descriptors: tuple[int, ...]) -> int:
         """In the child: turn into the command. Returns an exit code if it ever returns."""
         os.setsid()
         os.fchmod(self.root, 0o755)
         os.fchdir(self.root)
-        if self.around:
-            self.around.enter()  # with descriptors that may have the wanted numbers
+        if self.confinement:
+            self.confinement.confine_command()  # with descriptors that may have the wanted numbers
         # Above the wanted numbers first: any of them may itself be one of those.
         count = len(descriptors)
         ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, count) for fd in descriptors]
         for target, fd in enumerate(ends):
             os.dup2(fd, target)
         os.closerange(count, os.sysconf("SC_OPEN_MAX"))  # among them the worker's line to the host
-        namespaces.show()
+        namespaces.make_dumpable()
         for kind, soft, hard in self.rlimits:
             resource.setrlimit(kind, (soft, hard))
-        if python.servable(argv):
+        if python.can_fork(argv):
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            return python.become(argv, lambda: self.report.__setitem__(0, 1))
+            return python.run_program(argv, lambda: self.report.__setitem__(0, 1))
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; other programs expect the default
             signal.signal(ignored, signal.SIG_DFL)
         try:
@@ -201,9 +207,9 @@ class Commands:
                 if now >= deadline:
                     return "timeout"
                 if now >= next_look:
-                    if self.around and self.around.quota.is_passed():
+                    if self.confinement and self.confinement.quota.is_exceeded():
                         return "nonzero"
-                    if self.too_much_memory():
+                    if self.exceeds_memory():
                         return "out_of_memory"
                     next_look = now + WATCH_S
                 wait = max(0.0, min(deadline, next_look) - now) + 0.0001
@@ -231,22 +237,22 @@ class Commands:
             if feed >= 0:
                 os.close(feed)
 
-    def _stop(self, pid: int, spared: set[int]) -> tuple[int, resource.struct_rusage]:
+    def _kill_rest(self, pid: int, spared: set[int]) -> tuple[int, resource.struct_rusage]:
         """Kill whatever is left of the command; status and usage of its first process."""
         if not spared:
-            return processes.end_all(self.all_at_once)[pid]
+            return processes.kill_all_descendants(self.can_signal_all)[pid]
         os.kill(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)
-        self.end_all_but(spared, self.lost, spared)
+        self.kill_all_but(spared, self.on_exit, spared)
         return status, usage
 
-    def others(self) -> list[int]:
+    def other_pids(self) -> list[int]:
         """Every process of the sandbox but the worker."""
         if self.isolation == "namespaces":
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-        return processes.below(os.getpid())
+        return processes.descendants(os.getpid())
 
-    def end_all_but(
+    def kill_all_but(
         self, spared: Collection[int], reaped: Callable[[int, int], None], families: Collection[int] = ()
     ) -> None:
         """Kill every process that is neither spared nor below one of the families, and those that it starts meanwhile.
@@ -256,24 +262,24 @@ class Commands:
         """
         while True:
             self.reap(reaped)
-            if not self._left(spared, families):
+            if not self._pids_to_kill(spared, families):
                 return
             stopped = [pid for pid, state in self._states().items() if state[0] == b"T"]
-            if self.all_at_once:
+            if self.can_signal_all:
                 _signal(-1, signal.SIGSTOP)
-            for pid in self._left(spared, families):
+            for pid in self._pids_to_kill(spared, families):
                 _signal(pid, signal.SIGKILL)
-            if self.all_at_once:
-                for pid in self.others():
+            if self.can_signal_all:
+                for pid in self.other_pids():
                     if pid not in stopped:
                         _signal(pid, signal.SIGCONT)
             time.sleep(0.0005)
 
-    def _left(self, spared: Collection[int], families: Collection[int]) -> list[int]:
+    def _pids_to_kill(self, spared: Collection[int], families: Collection[int]) -> list[int]:
         """Who is to be killed. The dead whom their parent has not buried are not; the worker buries its own."""
         states, me = self._states(), os.getpid()
 
-        def kept(pid: int) -> bool:
+        def is_in_family(pid: int) -> bool:
             while pid in states:
                 if pid in families:
                     return True
@@ -281,12 +287,12 @@ class Commands:
             return False
 
         found = [pid for pid, (state, parent) in states.items() if state not in b"ZX" or parent == me]
-        return [pid for pid in found if pid not in spared and not kept(pid)]
+        return [pid for pid in found if pid not in spared and not is_in_family(pid)]
 
     def _states(self) -> dict[int, tuple[bytes, int]]:
         """State and parent of every process but the worker."""
         found = {}
-        for pid in self.others():
+        for pid in self.other_pids():
             try:
                 with open(f"/proc/{pid}/stat", "rb") as file:
                     state, parent = file.read().rpartition(b")")[2].split()[:2]
@@ -315,13 +321,13 @@ class Commands:
             return "timeout"
         if self.report[0]:
             return "out_of_memory"
-        if speaks_of_memory(err):
+        if reports_allocation_failure(err):
             return "out_of_memory"
         if code == -signal.SIGKILL and usage.ru_maxrss * 1024 > self.limits["memory_bytes"] // 2:
             return "out_of_memory"
         return "nonzero"
 
-    def too_much_memory(self) -> bool:
+    def exceeds_memory(self) -> bool:
         """Whether all processes but the worker hold more than the limit, each page counted once.
 
         First a cheap upper bound; only when that is too much, the exact and slow sum. A process that hides the
@@ -329,11 +335,11 @@ class Commands:
         """
         if self.isolation == "none":
             return False
-        pids, limit = self.others(), self.limits["memory_bytes"]
+        pids, limit = self.other_pids(), self.limits["memory_bytes"]
         return sum(_resident(pid) for pid in pids) > limit and sum(_own_share(pid) for pid in pids) > limit
 
 
-def speaks_of_memory(err: Stream) -> bool:
+def reports_allocation_failure(err: Stream) -> bool:
     """Whether the last words are those of a program that got no memory."""
     last_line = bytes(err.tail or err.head)[-400:].strip().rpartition(b"\n")[2]
     return any(words in last_line for words in ALLOCATION_FAILURES)

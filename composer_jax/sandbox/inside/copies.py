@@ -12,7 +12,7 @@ import stat
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-AT_ONCE = 1 << 30  # bytes that one call may copy
+MAX_SENDFILE = 1 << 30  # bytes that one call may copy
 
 
 def copy_layer(layer: str, target: str) -> None:
@@ -135,7 +135,7 @@ def _copy_bytes(old: int, new: int, size: int) -> None:
         end = os.lseek(old, at, os.SEEK_HOLE)
         os.lseek(new, at, os.SEEK_SET)
         while at < end:
-            sent = os.sendfile(new, old, at, min(end - at, AT_ONCE))
+            sent = os.sendfile(new, old, at, min(end - at, MAX_SENDFILE))
             if not sent:
                 return
             at += sent

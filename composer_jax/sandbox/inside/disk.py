@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-LONGEST = 1000  # characters of a path below the folder; what is deeper is neither counted nor kept where it is
+MAX_PATH_CHARACTERS = (
+    1000  # characters of a path below the folder; what is deeper is neither counted nor kept where it is
+)
 BLOCK = 512  # the unit of st_blocks
-TRIES = 4  # at a folder that a command closes while it is looked at
+MAX_ATTEMPTS = 4  # at a folder that a command closes while it is looked at
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Held(NamedTuple):
+class DiskUsage(NamedTuple):
     """What is in a folder: bytes on disk, how many files and folders, and whether some cannot be counted: too deep, or
     closed again by whoever works there as often as they are opened."""
 
@@ -28,41 +30,41 @@ class Held(NamedTuple):
     closed: bool = False
 
 
-def held(root: str) -> Held:
+def disk_usage(root: str) -> DiskUsage:
     """What is below `root`. What comes or goes meanwhile may or may not be counted; nothing is counted after a folder
     that stays closed."""
     size, entries, too_deep, waiting = 0, 0, False, ["."]
-    with _opened(root) as top:
+    with _open_root(root) as top:
         while waiting:
             path = waiting.pop()
             try:
-                found = _found(top, path)
+                found = _list_folder(top, path)
             except (FileNotFoundError, NotADirectoryError):  # a command that still runs took it away
                 continue
             except PermissionError:
-                return Held(size, entries, too_deep, closed=True)
+                return DiskUsage(size, entries, too_deep, closed=True)
             for name, status in found:
                 size, entries = size + status.st_blocks * BLOCK, entries + 1
                 if stat.S_ISDIR(status.st_mode):
                     waiting.append(f"{path}/{name}")
-            if len(path) > LONGEST:
+            if len(path) > MAX_PATH_CHARACTERS:
                 too_deep = True
                 waiting = [other for other in waiting if not other.startswith(f"{path}/")]
-    return Held(size, entries, too_deep)
+    return DiskUsage(size, entries, too_deep)
 
 
-def clear(root: str) -> None:
+def remove_contents(root: str) -> None:
     """Delete all that is in a folder in which nobody works any more. OSError when something cannot be deleted."""
     folders, waiting = [], ["."]
-    with _opened(root) as top:
+    with _open_root(root) as top:
         while waiting:
             path = waiting.pop()
-            with _unfolded(top, path, 0o700) as folder:
-                if len(path) > LONGEST:
+            with _open_folder(top, path, 0o700) as folder:
+                if len(path) > MAX_PATH_CHARACTERS:
                     nearer = secrets.token_hex(16)
                     os.rename(path, nearer, src_dir_fd=top, dst_dir_fd=top)
                     path = nearer
-                for name, status in list(_statuses(folder)):
+                for name, status in list(_scan(folder)):
                     if stat.S_ISDIR(status.st_mode):
                         waiting.append(f"{path}/{name}")
                     else:
@@ -73,24 +75,24 @@ def clear(root: str) -> None:
             os.rmdir(path, dir_fd=top)
 
 
-def _found(top: int, path: str, tries: int = TRIES) -> list[tuple[str, os.stat_result]]:
+def _list_folder(top: int, path: str, tries: int = MAX_ATTEMPTS) -> list[tuple[str, os.stat_result]]:
     """What is in the folder at `path` below `top`. PermissionError when it is closed again and again."""
     try:
-        with _unfolded(top, path, 0o500) as folder:
-            return list(_statuses(folder))
+        with _open_folder(top, path, 0o500) as folder:
+            return list(_scan(folder))
     except PermissionError:
         if tries == 1:
             raise
-    _unfold_all(top, path)
-    return _found(top, path, tries - 1)
+    _open_up_path(top, path)
+    return _list_folder(top, path, tries - 1)
 
 
-def _unfold_all(top: int, path: str) -> None:
+def _open_up_path(top: int, path: str) -> None:
     """Opens up `top` and the folders below it on the way to `path`, as far as whoever closes them allows."""
     folder = os.dup(top)
     try:
         for name in path.split("/"):
-            _open_up(folder, 0o500)
+            _grant_owner(folder, 0o500)
             below = os.open(name, _FOLDER, dir_fd=folder)
             os.close(folder)
             folder = below
@@ -101,17 +103,17 @@ def _unfold_all(top: int, path: str) -> None:
 
 
 @contextmanager
-def _opened(root: str) -> Iterator[int]:
+def _open_root(root: str) -> Iterator[int]:
     folder = os.open(os.path.realpath(root), _FOLDER)
     try:
-        _open_up(folder, 0o700)
+        _grant_owner(folder, 0o700)
         yield folder
     finally:
         os.close(folder)
 
 
 @contextmanager
-def _unfolded(top: int, path: str, rights: int) -> Iterator[int]:
+def _open_folder(top: int, path: str, rights: int) -> Iterator[int]:
     """Context: the folder at `path` below `top`, open, with at least these rights for its owner."""
     try:
         place = os.open(path, _FOLDER, dir_fd=top)
@@ -123,7 +125,7 @@ def _unfolded(top: int, path: str, rights: int) -> Iterator[int]:
         # A command that still runs may have put a link above it in the meantime: only what is where it should be.
         if not f"{os.readlink(f'/proc/self/fd/{place}')}/".startswith(os.readlink(f"/proc/self/fd/{top}") + "/"):
             raise FileNotFoundError(errno.ENOENT, f"{path} is elsewhere now")
-        folder = os.open(_open_up(place, rights), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(_grant_owner(place, rights), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     finally:
         os.close(place)
     try:
@@ -132,7 +134,7 @@ def _unfolded(top: int, path: str, rights: int) -> Iterator[int]:
         os.close(folder)
 
 
-def _open_up(place: int, rights: int) -> str:
+def _grant_owner(place: int, rights: int) -> str:
     """At least these rights for the owner of an open folder; its path by the descriptor."""
     here, mode = f"/proc/self/fd/{place}", os.fstat(place).st_mode
     if mode & rights != rights:
@@ -140,7 +142,7 @@ def _open_up(place: int, rights: int) -> str:
     return here
 
 
-def _statuses(folder: int) -> Iterator[tuple[str, os.stat_result]]:
+def _scan(folder: int) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries]
     for name in names:

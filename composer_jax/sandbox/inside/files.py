@@ -1,7 +1,7 @@
 """File operations of the worker: inside the workspace or not at all.
 
 Every component of a path is opened relative to the one before it and without following links, so that no link,
-however it came to be, leads out. Whatever an operation cannot do is a `Refused` with one sentence for the agent.
+however it came to be, leads out. Whatever an operation cannot do is a `FileRefused` with one sentence for the agent.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Refused(Exception):
+class FileRefused(Exception):
     """The request cannot be carried out; the text is one sentence for the caller."""
 
 
@@ -41,7 +41,7 @@ class Workspace:
             fd = open_at(name, _WRITE, parent, path)
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise Refused(f"{path} is not a regular file")
+                    raise FileRefused(f"{path} is not a regular file")
                 os.ftruncate(fd, 0)
                 view = memoryview(data)
                 while view:
@@ -56,7 +56,7 @@ class Workspace:
         with _Parent(self, path) as (parent, name):
             try:
                 if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-                    raise Refused(f"{path} is a folder, not a file")
+                    raise FileRefused(f"{path} is a folder, not a file")
                 os.unlink(name, dir_fd=parent)
             except OSError as error:
                 raise _explain(error, path) from None
@@ -80,7 +80,7 @@ class Workspace:
             data, offset = view[offset : offset + length], offset + length
             with _Parent(self, path, create=True) as (parent, name):
                 try:
-                    self._make(parent, name, path, kind, mode & 0o777, data)
+                    self._make_path(parent, name, path, kind, mode & 0o777, data)
                 except OSError as error:
                     raise _explain(error, path) from None
             if kind == "folder":
@@ -92,7 +92,7 @@ class Workspace:
                 except OSError as error:  # somebody has put something else there
                     raise _explain(error, path) from None
 
-    def _make(self, parent: int, name: str, path: str, kind: str, mode: int, data: memoryview) -> None:
+    def _make_path(self, parent: int, name: str, path: str, kind: str, mode: int, data: memoryview) -> None:
         try:
             is_folder = stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
         except FileNotFoundError:
@@ -114,17 +114,17 @@ class Workspace:
             inside = path[len(self.alias) + 1 :]
         parts = [part for part in inside.split("/") if part not in ("", ".")]
         if inside.startswith("/") or ".." in parts:
-            raise Refused(f"{path!r} is outside the workspace")
+            raise FileRefused(f"{path!r} is outside the workspace")
         try:
             encoded = os.fsencode(inside)
         except UnicodeEncodeError:
             encoded = b"\0"
         if b"\0" in encoded:
-            raise Refused(f"{path!r} is not a file name")
+            raise FileRefused(f"{path!r} is not a file name")
         if not parts:
-            raise Refused(f"{path!r} is a folder, not a file")
+            raise FileRefused(f"{path!r} is a folder, not a file")
         if len(parts) > MAX_DEPTH:
-            raise Refused(f"{path[:60]!r}... has more than {MAX_DEPTH} folders")
+            raise FileRefused(f"{path[:60]!r}... has more than {MAX_DEPTH} folders")
         return parts
 
     def _read_at(self, parent: int, name: str, path: str, most: int) -> bytes:
@@ -132,10 +132,10 @@ class Workspace:
         try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
-                raise Refused(f"{path} is a folder, not a file")
+                raise FileRefused(f"{path} is a folder, not a file")
             if not stat.S_ISREG(status.st_mode):
-                raise Refused(f"{path} is not a regular file")
-            return read_whole(fd, path, status.st_size, most)
+                raise FileRefused(f"{path} is not a regular file")
+            return read_file(fd, path, status.st_size, most)
         except OSError as error:
             raise _explain(error, path) from None
         finally:
@@ -147,12 +147,12 @@ class Workspace:
         for path in self._walk_folder(self.root, "", 0):
             characters += len(path)
             if characters > MAX_NAMES:
-                raise Refused(f"the names of all files are longer than {MAX_NAMES} characters together")
+                raise FileRefused(f"the names of all files are longer than {MAX_NAMES} characters together")
             yield path
 
     def _walk_folder(self, folder: int, prefix: str, depth: int) -> Iterator[str]:
         if depth > MAX_DEPTH:
-            raise Refused(f"the workspace has folders nested more than {MAX_DEPTH} deep")
+            raise FileRefused(f"the workspace has folders nested more than {MAX_DEPTH} deep")
         try:
             with os.scandir(folder) as entries:
                 found = [(entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in entries]
@@ -164,7 +164,7 @@ class Workspace:
             elif stat.S_ISDIR(mode):
                 child = open_at(name, _FOLDER, folder, prefix + name)
                 try:
-                    unlock(child)
+                    restore_owner_mode(child)
                     yield from self._walk_folder(child, f"{prefix}{name}/", depth + 1)
                 finally:
                     os.close(child)
@@ -206,13 +206,13 @@ def _keep_owner(parent: int, name: str, fresh: str) -> None:
 def _remove(parent: int, name: str, path: str, depth: int = 0) -> None:
     """A file, a link, or a folder with all that is in it."""
     if depth > MAX_DEPTH:
-        raise Refused(f"{path[:60]}... cannot be removed: its folders are nested more than {MAX_DEPTH} deep")
+        raise FileRefused(f"{path[:60]}... cannot be removed: its folders are nested more than {MAX_DEPTH} deep")
     if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=parent)
         return
     folder = open_at(name, _FOLDER, parent, path)
     try:
-        unlock(folder)
+        restore_owner_mode(folder)
         for below in os.listdir(folder):
             _remove(folder, below, f"{path}/{below}", depth + 1)
     finally:
@@ -228,7 +228,7 @@ class _Parent:
 
     def __enter__(self) -> tuple[int, str]:
         *folders, name = self.workspace.parts(self.path)
-        unlock(self.workspace.root)
+        restore_owner_mode(self.workspace.root)
         self.fd = os.dup(self.workspace.root)
         try:
             for folder in folders:
@@ -251,16 +251,16 @@ class _Parent:
         os.close(self.fd)
 
 
-def read_whole(fd: int, path: str, size: int, most: int) -> bytes:
+def read_file(fd: int, path: str, size: int, most: int) -> bytes:
     """An open file of about `size` bytes. Refuses more than `most`, also if it grows meanwhile."""
     if size > most:
-        raise Refused(f"{path} has {size} bytes; at most {most} can be read")
+        raise FileRefused(f"{path} has {size} bytes; at most {most} can be read")
     chunks, left = [], most
     while chunk := os.read(fd, max(65536, size + 1)):
         chunks.append(chunk)
         left -= len(chunk)
         if left < 0:
-            raise Refused(f"{path} grows while it is read; at most {most} bytes can be read")
+            raise FileRefused(f"{path} grows while it is read; at most {most} bytes can be read")
     return b"".join(chunks)
 
 
@@ -279,19 +279,19 @@ def open_at(name: str, flags: int, parent: int, path: str) -> int:
         raise _explain(error, path, name, parent) from None
 
 
-def unlock(folder: int) -> None:
+def restore_owner_mode(folder: int) -> None:
     """Takes back permissions of an open folder that a command took away."""
     mode = os.fstat(folder).st_mode
     if mode & 0o700 != 0o700:
         os.fchmod(folder, stat.S_IMODE(mode) | 0o755)
 
 
-def _explain(error: OSError, path: str, name: str = "", parent: int = -1) -> Refused:
+def _explain(error: OSError, path: str, name: str = "", parent: int = -1) -> FileRefused:
     """One sentence for what the kernel said about `path`."""
     if error.errno in (errno.ELOOP, errno.ENOTDIR) and name:
         try:
             if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-                return Refused(f"{path} goes through the symbolic link {name!r}, which is not followed")
+                return FileRefused(f"{path} goes through the symbolic link {name!r}, which is not followed")
         except OSError:
             pass
     sentences = {
@@ -303,4 +303,4 @@ def _explain(error: OSError, path: str, name: str = "", parent: int = -1) -> Ref
         errno.ENOSPC: f"no space left in the workspace for {path}",
         errno.EDQUOT: f"no space left in the workspace for {path}",
     }
-    return Refused(sentences.get(error.errno or 0, f"{path}: {error.strerror}"))
+    return FileRefused(sentences.get(error.errno or 0, f"{path}: {error.strerror}"))

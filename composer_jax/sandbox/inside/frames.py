@@ -5,21 +5,21 @@ import socket
 import struct
 from typing import Any
 
-LENGTHS = struct.Struct("<II")
+PREFIX = struct.Struct("<II")
 
 
 def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
     """One frame: u32 header length, u32 body length, the header as JSON (ASCII), the body."""
     text = json.dumps(header, separators=(",", ":")).encode()
-    return b"".join((LENGTHS.pack(len(text), len(body)), text, body))
+    return b"".join((PREFIX.pack(len(text), len(body)), text, body))
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], bytes] | None:
     """Blocking read of one frame; None when the other side has closed."""
-    lengths = _exactly(sock, LENGTHS.size)
+    lengths = _exactly(sock, PREFIX.size)
     if lengths is None:
         return None
-    header_length, body_length = LENGTHS.unpack(lengths)
+    header_length, body_length = PREFIX.unpack(lengths)
     text = _exactly(sock, header_length)
     body = _exactly(sock, body_length)
     if text is None or body is None:

@@ -1,13 +1,13 @@
 """The walls of one sandbox where the kernel gives no namespaces: Landlock domains, within one another.
 
-    keeper     may signal what is in its domain, and nobody else (keeper.py)
-    worker     reads the system and /proc, writes its own workspace and /tmp
+    supervisor may signal what is in its domain, and nobody else (supervisor.py)
+    worker     reads the system_rules and /proc, writes its own workspace and /tmp
     command    the same without /proc; cannot signal or trace the worker, whose domain is further out
 
 A process can only go further in. Landlock (Linux 5.13; documented in Documentation/userspace-api/landlock.rst) judges
 what is opened, made, linked, renamed, cut or removed, by the folder it lies in. It does not judge looking: that a file
 of the host exists, its size and its times are seen by whoever knows its path. Nor does it judge changes of modes, times
-and owners; for those there are system-call filters (second_filter.py, modes.py).
+and owners; for those there are system_rules-call filters (landlock_filter.py, modes.py).
 
 Before ABI 6 (Linux 6.12) signals are not confined: a command may end its worker, which counts as a failed machine, and
 any process of the same user.
@@ -21,9 +21,13 @@ from collections.abc import Iterable
 
 from . import namespaces
 
-OLDEST = 3  # ABI; before it (Linux 6.2) nothing keeps a command from cutting any file of its user to nothing
-SIGNALS = 6  # ABI from which signals are confined
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # system calls; the numbers are those of every architecture
+MIN_ABI = 3  # ABI; before it (Linux 6.2) nothing keeps a command from cutting any file of its user to nothing
+SIGNAL_SCOPE_ABI = 6  # ABI from which signals are confined
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = (
+    444,
+    445,
+    446,
+)  # system_rules calls; the numbers are those of every architecture
 ASK_VERSION, PATH_BENEATH = 1, 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
@@ -33,33 +37,35 @@ MAKE_FIFO, MAKE_BLOCK, MAKE_SYM = 1 << 10, 1 << 11, 1 << 12
 REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV  # the only rights that a rule for a file may give
 
-RUN = EXECUTE | READ_FILE | READ_DIR
-LOOK = READ_FILE | READ_DIR
-CHANGE = RUN | WRITE_FILE | TRUNCATE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_FIFO | MAKE_SYM | REFER
+READ_EXECUTE = EXECUTE | READ_FILE | READ_DIR
+READ = READ_FILE | READ_DIR
+READ_WRITE = (
+    READ_EXECUTE | WRITE_FILE | TRUNCATE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_FIFO | MAKE_SYM | REFER
+)
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 # Numbers of the whole machine that C libraries and interpreters ask for; nothing in them is about a process.
 MACHINE = (
     "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/uptime", "/proc/loadavg", "/proc/version",
-    "/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu",
+    "/proc/sys/vm/overcommit_memory", "/sys/devices/system_rules/cpu",
 )  # fmt: skip
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def abi() -> int:
+def abi_version() -> int:
     """The version of the kernel's Landlock; 0 where there is none."""
     return max(0, _libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ASK_VERSION))
 
 
-def required() -> int:
-    """abi(), or OSError with what to do when it is not enough."""
-    version = abi()
+def require_abi_version() -> int:
+    """abi_version(), or OSError with what to do when it is not enough."""
+    version = abi_version()
     if version == 0:
         raise OSError("this kernel has no Landlock (Linux 6.2 or newer with `landlock` in the boot option lsm= has)")
-    if version < OLDEST:
-        raise OSError(f"this kernel's Landlock is version {version}, and {OLDEST} is needed (Linux 6.2 or newer)")
+    if version < MIN_ABI:
+        raise OSError(f"this kernel's Landlock is version {version}, and {MIN_ABI} is needed (Linux 6.2 or newer)")
     return version
 
 
@@ -69,8 +75,8 @@ class Domain:
     def __init__(self, rules: Iterable[tuple[str, int]] | None):
         """rules: (path, rights) of what can be opened; paths that do not exist are passed over. None: no rules about
         files and sockets, only about signals."""
-        version = required()
-        self.confines_signals = version >= SIGNALS
+        version = require_abi_version()
+        self.confines_signals = version >= SIGNAL_SCOPE_ABI
         known = (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
         connections = 0b11 if version >= 4 else 0  # TCP bind and connect
         scopes = 0b11 if self.confines_signals else 0  # abstract unix sockets, signals
@@ -96,7 +102,7 @@ class Domain:
 
     def enter(self) -> None:
         """Put it on, for good; whatever this process starts from now on is in it, too."""
-        namespaces.no_new_privileges()
+        namespaces.set_no_new_privileges()
         if self._fd >= 0:
             _check(_libc.syscall(RESTRICT_SELF, self._fd, 0), "enter the Landlock domain")
 
@@ -109,19 +115,19 @@ class Domain:
         raise OSError(f"signals reach process {outside}, which is outside of the Landlock domain")
 
 
-def system(python: str | None, more: Iterable[str]) -> list[tuple[str, int]]:
-    """Rules for what every sandbox can read and run: the system's programs, the interpreter, and `more`."""
+def system_rules(python: str | None, more: Iterable[str]) -> list[tuple[str, int]]:
+    """Rules for what every sandbox can read and run: the system_rules's programs, the interpreter, and `more`."""
     folders = [*SYSTEM, *([python] if python else []), *more]
     return [
-        *((path, RUN) for path in folders),
+        *((path, READ_EXECUTE) for path in folders),
         *((path, READ_FILE | WRITE_FILE) for path in DEVICES),
-        *((path, LOOK) for path in MACHINE),
+        *((path, READ) for path in MACHINE),
     ]
 
 
 def die_with_parent(parent: int, by: signal.Signals) -> None:
     """Have the kernel send `by` to this process when its parent ends; ends at once if it has already."""
-    namespaces.signal_at_parents_end(by)
+    namespaces.set_parent_death_signal(by)
     if os.getppid() != parent:
         os._exit(0)
 

@@ -24,7 +24,7 @@ PROBE = "probe"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TMP = "tmp"  # in a sandbox's folder, where it has no /tmp of its own
 PROGRAMS = "bin"  # in the scratch folder, where there is no /opt/bin
-FOLDERS = 1 << 26  # room for the folders of sixteen thousand layers
+LAYER_ROOT_BYTES = 1 << 26  # room for the folders of sixteen thousand layers
 
 
 class Layers:
@@ -36,8 +36,8 @@ class Layers:
         self.root = LAYERS if self.isolation == "namespaces" else config["scratch"]
         self.frozen: set[str] = set()
         if self.isolation == "namespaces":
-            namespaces.keep_mounts()
-            namespaces.mount_sized(self.root, FOLDERS)
+            namespaces.enter_mount_namespace()
+            namespaces.mount_tmpfs(self.root, LAYER_ROOT_BYTES)
             os.mkdir(f"{self.root}/{EMPTY_BASE}")
         self.overlays = self.isolation == "namespaces" and config["overlays"] and self._overlays_work()
 
@@ -47,7 +47,7 @@ class Layers:
         os.mkdir(folder)
         try:
             if self.isolation == "namespaces":
-                namespaces.mount_sized(folder, self.size)
+                namespaces.mount_tmpfs(folder, self.size)
             os.mkdir(f"{folder}/work")
             os.mkdir(f"{folder}/changes")
         except OSError:
@@ -69,7 +69,7 @@ class Layers:
         folder = f"{self.root}/{name}"
         if self.isolation != "namespaces":
             try:
-                disk.clear(folder)
+                disk.remove_contents(folder)
                 os.rmdir(folder)
             except OSError:
                 return  # in use by what survived its worker: it goes with the whole scratch folder
@@ -136,20 +136,20 @@ def mount_workspace(config: dict[str, Any], name: str, plan: dict[str, Any], ove
         elif base:
             copies.copy_tree(base, changes)
         if own_mounts:
-            namespaces.show_at(changes, WORKSPACE)
+            namespaces.bind_mount(changes, WORKSPACE)
     if plan["packages"]:
         packages = f"{trees}/{plan['packages']}"
         if own_mounts:
-            namespaces.show_at(packages, PACKAGES)
+            namespaces.bind_mount(packages, PACKAGES)
             packages = PACKAGES
     if plan["tests"]:
-        namespaces.show_at(f"{trees}/{plan['tests']}", TESTS)
+        namespaces.bind_mount(f"{trees}/{plan['tests']}", TESTS)
     if not own_mounts:
         return MountedWorkspace(changes, opened, layers, packages)
-    namespaces.cover(HIDDEN)
+    namespaces.hide_folder(HIDDEN)
     return MountedWorkspace(WORKSPACE, opened, layers, packages)
 
 
-def own_folders(config: dict[str, Any], name: str) -> tuple[str, str]:
+def sandbox_folders(config: dict[str, Any], name: str) -> tuple[str, str]:
     """Workspace and folder for temporary files of a sandbox that sees the host's file system."""
     return f"{config['scratch']}/{name}/changes", f"{config['scratch']}/{name}/{TMP}"

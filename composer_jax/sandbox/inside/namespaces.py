@@ -46,7 +46,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str) -> None
     _check(_libc.mount(*arguments), f"mount {target}")
 
 
-def mount_sized(target: str, size: int) -> None:
+def mount_tmpfs(target: str, size: int) -> None:
     """A file system in memory, limited in bytes and in files."""
     # One inode costs about 1 KiB of kernel memory that `size` does not count.
     options = f"size={size},nr_inodes={max(256, size // 4096)},mode=0755"
@@ -61,13 +61,13 @@ def mount_overlay(target: str, lower: list[str], layer: str) -> None:
     mount("overlay", target, "overlay", _MS_NOSUID | _MS_NODEV, options)
 
 
-def show_at(folder: str, target: str) -> None:
+def bind_mount(folder: str, target: str) -> None:
     """The same folder in another place."""
     mount(folder, target, "none", _MS_BIND, "")
 
 
-def cover(target: str) -> None:
-    """Hide what is in a folder, for good once `lock` was called."""
+def hide_folder(target: str) -> None:
+    """Hide what is in a folder, for good once `drop_privileges` was called."""
     mount("tmpfs", target, "tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=4k,nr_inodes=2,mode=0555")
 
 
@@ -76,29 +76,29 @@ def unmount(target: str) -> None:
     _check(_libc.umount2(target.encode(), _MNT_DETACH), f"unmount {target}")
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Make this process the parent of descendants whose own parent is gone."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, "become subreaper")
 
 
-def no_new_privileges() -> None:
+def set_no_new_privileges() -> None:
     """From now on no program that is started gains any."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "no new privileges")
 
 
-def signal_at_parents_end(number: int) -> None:
+def set_parent_death_signal(number: int) -> None:
     """Have the kernel send a signal when the parent of this process ends."""
     _prctl(_PR_SET_PDEATHSIG, number, "hear of the parent's end")
 
 
-def hide_from_commands() -> None:
+def make_undumpable() -> None:
     """Take /proc/<pid>/{mem,fd,...} of this process away from others of its uid."""
     _prctl(_PR_SET_DUMPABLE, 0, "hide worker")
 
 
-def show() -> None:
+def make_dumpable() -> None:
     """The opposite, for a command: without it a process may not even look at its own /proc files."""
-    _prctl(_PR_SET_DUMPABLE, 1, "show command")
+    _prctl(_PR_SET_DUMPABLE, 1, "make_dumpable command")
 
 
 def _unshare(namespaces: int) -> None:
@@ -110,13 +110,13 @@ def _unshare(namespaces: int) -> None:
             file.write(text)
 
 
-def keep_mounts() -> None:
+def enter_mount_namespace() -> None:
     """A place for mounts that every later child inherits."""
     _unshare(0)
     mount("none", "/", "none", _MS_REC | _MS_PRIVATE, "")
 
 
-def separate(network: bool) -> None:
+def enter_sandbox_namespaces(network: bool) -> None:
     """New namespaces for this process; its next child is process 1 of the new process namespace.
 
     network: keep the network that this process has.
@@ -132,36 +132,36 @@ def separate(network: bool) -> None:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
-def furnish(tmp_bytes: int) -> None:
+def mount_private_file_systems(tmp_bytes: int) -> None:
     """Private, size-limited /tmp and /dev/shm; own /proc (processes only) and own terminals."""
     mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "subset=pid")
     for target in ("/tmp", "/dev/shm"):
-        mount_sized(target, tmp_bytes)
+        mount_tmpfs(target, tmp_bytes)
     mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
 
 
-def lock(program: bytes) -> None:
-    """Give up all capabilities for good and install the system-call filter `program`."""
-    no_new_privileges()
+def drop_privileges(program: bytes) -> None:
+    """Give up all capabilities for good and install_filter the system-call filter `program`."""
+    set_no_new_privileges()
     for capability in range(_LAST_CAPABILITY + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break  # past the kernel's last capability
     header, nothing = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
     _check(_libc.capset(header, nothing), "drop capabilities")
-    hide_from_commands()
-    install(program)
+    make_undumpable()
+    install_filter(program)
 
 
-def install(program: bytes) -> None:
+def install_filter(program: bytes) -> None:
     """One more system-call filter."""
     filtered = _Program(len(program) // 8, program)
-    _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(filtered), 0, 0), "install the system-call filter")
+    _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(filtered), 0, 0), "install_filter the system-call filter")
 
 
-def install_asking(program: bytes) -> int:
+def install_notifying_filter(program: bytes) -> int:
     """One more filter, which hands calls to the holder of the returned descriptor (seccomp_unotify(2))."""
     filtered = _Program(len(program) // 8, program)
     number = _SECCOMP[os.uname().machine]
     listener = _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _SECCOMP_ASKING, ctypes.byref(filtered))
-    _check(min(0, listener), "install the filter that asks")
+    _check(min(0, listener), "install_filter the filter that asks")
     return listener

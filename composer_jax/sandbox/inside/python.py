@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from . import STARTUP_MODULES
 
-MINE = __name__.partition(".")[0]
+PACKAGE = __name__.partition(".")[0]
 
 _packages: list[str] = []
 
@@ -31,7 +31,7 @@ def add_packages(folder: str) -> None:
     os.environ["PYTHONPATH"] = folder
 
 
-def servable(argv: list[str]) -> bool:
+def can_fork(argv: list[str]) -> bool:
     """Whether this command line is one that a fork can serve."""
     if argv[0] not in ("python", "python3") or len(argv) < 2:
         return False
@@ -41,7 +41,7 @@ def servable(argv: list[str]) -> bool:
     return not first.startswith("-") and not os.path.isdir(first) and not first.endswith((".zip", ".pyz"))
 
 
-def become(argv: list[str], on_memory_error: Callable[[], None]) -> int:
+def run_program(argv: list[str], on_memory_error: Callable[[], None]) -> int:
     """Run the program in this process and return its exit code.
 
     Called after the fork, with descriptors 0 to 2, the working folder and the limits in place.
@@ -121,7 +121,7 @@ def _guard(program: Callable[[], None], on_memory_error: Callable[[], None]) -> 
         if isinstance(error, MemoryError):
             on_memory_error()
         trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(f"{MINE}."):
+        while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(f"{PACKAGE}."):
             trace = trace.tb_next
         error.__traceback__ = trace
         _print(error, trace)

@@ -9,8 +9,8 @@ import time
 
 from . import disk, files, processes
 
-PAUSE = 20  # times as long as a look at the disk took, until the next
-LEAST_ENTRIES, BYTES_PER_ENTRY = 256, 4096  # as many files as a file system in memory of that size would hold
+PAUSE_FACTOR = 20  # times as long as a look at the disk took, until the next
+MIN_ENTRIES, BYTES_PER_ENTRY = 256, 4096  # as many files as a file system in memory of that size would hold
 MIB = 1 << 20
 
 
@@ -20,18 +20,18 @@ class Folder:
 
     def __init__(self, root: str, name: str, size: int):
         self.root, self.name, self.size = root, name, size
-        self.before = self.now = disk.held(root)
-        self.most = disk.Held(self.now.size + size, self.now.entries + max(LEAST_ENTRIES, size // BYTES_PER_ENTRY))
+        self.before = self.now = disk.disk_usage(root)
+        self.most = disk.DiskUsage(self.now.size + size, self.now.entries + max(MIN_ENTRIES, size // BYTES_PER_ENTRY))
 
-    def look(self) -> str:
+    def check(self) -> str:
         """One sentence when it is over, else nothing."""
-        self.now = disk.held(self.root)
+        self.now = disk.disk_usage(self.root)
         if self.now.size > max(self.most.size, self.before.size):
             return f"{self.name} holds more than the {self.size // MIB} MiB that may be added to it"
         if self.now.entries > max(self.most.entries, self.before.entries):
             return f"{self.name} holds more files than may be added to it"
         if self.now.too_deep:
-            return f"{self.name} holds folders deeper than {disk.LONGEST} characters of their paths"
+            return f"{self.name} holds folders deeper than {disk.MAX_PATH_CHARACTERS} characters of their paths"
         if self.now.closed:
             return f"{self.name} holds folders that are closed whenever they are opened to be counted"
         return ""
@@ -46,39 +46,39 @@ class Quota:
             Folder(tmp, "the folder for temporary files", limits["tmp_bytes"]),
         )
         self.processes = limits["processes"]
-        self._passed = ""  # which limit what runs has passed
-        self._next_look = 0.0
+        self._exceeded = ""  # which limit what runs has passed
+        self._next_check = 0.0
 
-    def is_passed(self) -> bool:
+    def is_exceeded(self) -> bool:
         """Whether what runs must be stopped: the command, or between two commands the shell's background jobs.
 
         May be called as often as one likes, also when nothing runs: processes are counted each time, and the disk is
-        looked at for a small share of the time only. Whoever kills what runs then calls at_the_end.
+        looked at for a small share of the time only. Whoever kills what runs then calls finish_command.
         """
-        if processes.threads_below(os.getpid(), self.processes) > self.processes:
-            self._passed = f"there were more than {self.processes} processes and threads at once"
+        if processes.count_descendant_threads(os.getpid(), self.processes) > self.processes:
+            self._exceeded = f"there were more than {self.processes} processes and threads at once"
         started = time.monotonic()
-        if not self._passed and started >= self._next_look:
-            self._passed = self._look()
+        if not self._exceeded and started >= self._next_check:
+            self._exceeded = self._check_folders()
             ended = time.monotonic()
-            self._next_look = ended + PAUSE * (ended - started)
-        return self._passed != ""
+            self._next_check = ended + PAUSE_FACTOR * (ended - started)
+        return self._exceeded != ""
 
-    def at_the_end(self) -> str:
+    def finish_command(self) -> str:
         """When nothing of the command is left: what it passed, or nothing. The next one is judged from here, unless
-        jobs still run beside the shell: what they hold is not forgiven, and is_passed goes on to say so."""
-        found = self._look()
-        words, self._passed = self._passed or found, ""
+        jobs still run beside the shell: what they hold is not forgiven, and is_exceeded goes on to say so."""
+        found = self._check_folders()
+        words, self._exceeded = self._exceeded or found, ""
         if found:
-            self._next_look = 0.0
+            self._next_check = 0.0
         # One process is the shell itself; without a shell nothing outlives a command.
-        if len(processes.running_below(os.getpid())) <= 1:
+        if len(processes.running_descendants(os.getpid())) <= 1:
             for folder in self.folders:
                 folder.before = folder.now
         return words
 
-    def _look(self) -> str:
-        return next(filter(None, [folder.look() for folder in self.folders]), "")
+    def _check_folders(self) -> str:
+        return next(filter(None, [folder.check() for folder in self.folders]), "")
 
 
 class LimitedWorkspace(files.Workspace):
@@ -93,11 +93,11 @@ class LimitedWorkspace(files.Workspace):
         super().write(path, data)
         # Counted by what is added, and only when that is too much by what is there: many small files are cheap.
         before = self.folder.before
-        self.folder.before = disk.Held(before.size + len(data) + BYTES_PER_ENTRY, before.entries + 1)
+        self.folder.before = disk.DiskUsage(before.size + len(data) + BYTES_PER_ENTRY, before.entries + 1)
         if self.folder.before.size > self.folder.most.size or self.folder.before.entries > self.folder.most.entries:
             self.folder.before = before
-            words = self.folder.look()
+            words = self.folder.check()
             if words:
                 self.delete(path)
-                raise files.Refused(f"no space left in the workspace for {path}")
+                raise files.FileRefused(f"no space left in the workspace for {path}")
             self.folder.before = self.folder.now

@@ -61,19 +61,19 @@ class Shell:
             spared = (
                 known if stopped in ("timeout", "output_limit") else set()
             )  # else a limit of all together is passed
-            self.commands.end_all_but({self.pid, *spared}, self.reaped, spared)
+            self.commands.kill_all_but({self.pid, *spared}, self.on_exit, spared)
             code = self._exit_code(LAST_WORD_S) if self.pid else None
             for stream in self.streams:
                 stream.empty()
             if known and not spared:
-                self.streams[1].say("[background jobs were killed, too: with them the command passed a limit]")
+                self.streams[1].add_line("[background jobs were killed, too: with them the command passed a limit]")
         elif (code := self._exit_code(0.0)) is None:  # it is ending, or was replaced by another program
             stopped = self.commands.watch([self.end], self.streams, -1, b"", deadline)
         if code is None:
-            code = self._ended(gone=not stopped)
+            code = self._shell_exit_code(gone=not stopped)
         streams = self.streams
         if not self.pid:
-            streams[1].say(ENDED)
+            streams[1].add_line(ENDED)
         outcome = stopped or self._judge(code, streams[1])
         header, body = self.commands.reply(outcome, code, started, streams)
         if self.pid:
@@ -100,7 +100,7 @@ class Shell:
             for fd in found:
                 if fd in by_fd and not by_fd[fd].empty():
                     poll.unregister(fd)
-            self.commands.reap(self.reaped)
+            self.commands.reap(self.on_exit)
             self._look_at_limits()
             if channel in found:
                 return
@@ -111,36 +111,36 @@ class Shell:
         if not self.pid or time.monotonic() < self.next_look:
             return
         self.next_look = time.monotonic() + LOOK_S
-        around = self.commands.around
+        confinement = self.commands.confinement
         why = "together they held more memory than the limit"
-        over = self.commands.too_much_memory()
-        passed = not over and around is not None and around.quota.is_passed()
+        over = self.commands.exceeds_memory()
+        passed = not over and confinement is not None and confinement.quota.is_exceeded()
         if not over and not passed:
             return
         # Without jobs it is the shell itself, which only said that it was done.
-        self.commands.end_all_but({self.pid} if self.jobs() else set(), self.reaped)
+        self.commands.kill_all_but({self.pid} if self.jobs() else set(), self.on_exit)
         if passed:
-            why = around.quota.at_the_end()
-        self.streams[1].say(f"[background jobs were killed: {why}]")
+            why = confinement.quota.finish_command()
+        self.streams[1].add_line(f"[background jobs were killed: {why}]")
 
     def _end_jobs(self) -> None:
         """Of a shell that has gone."""
         if self.streams is None:
             return
-        self.commands.end_all_but(set(), self.reaped)
+        self.commands.kill_all_but(set(), self.on_exit)
         for stream in self.streams:
             stream.empty()
 
     def jobs(self) -> list[int]:
         """The processes that run beside the shell."""
-        self.commands.reap(self.reaped)
-        return [pid for pid in self.commands.others() if pid != self.pid]
+        self.commands.reap(self.on_exit)
+        return [pid for pid in self.commands.other_pids() if pid != self.pid]
 
-    def family(self) -> list[int]:
+    def pids(self) -> list[int]:
         """The shell and its jobs."""
-        return self.commands.others() if self.pid else []
+        return self.commands.other_pids() if self.pid else []
 
-    def reaped(self, pid: int, status: int) -> None:
+    def on_exit(self, pid: int, status: int) -> None:
         """A child of the worker has ended; if it was the shell, there is none any more."""
         if pid == self.pid:
             self.code = os.waitstatus_to_exitcode(status)
@@ -154,7 +154,7 @@ class Shell:
         self.status, status_end = os.pipe()
         out, out_end = os.pipe()
         err, err_end = os.pipe()
-        self.pid = self.commands.start(ARGV, self.commands.nothing, out_end, err_end, (theirs, status_end))
+        self.pid = self.commands.start(ARGV, self.commands.dev_null, out_end, err_end, (theirs, status_end))
         for fd in (theirs, status_end, out_end, err_end):
             os.close(fd)
         self.end = os.pidfd_open(self.pid)
@@ -164,7 +164,7 @@ class Shell:
             for stream, last in zip(self.streams, before, strict=True):
                 os.close(last.fd)
                 stream.head, stream.tail, stream.total = last.head, last.tail, last.total
-            self.streams[1].say(ENDED)
+            self.streams[1].add_line(ENDED)
 
     def _exit_code(self, patience_s: float) -> int | None:
         """The exit code of the command that was sent last, or None when the shell will not tell it."""
@@ -185,11 +185,11 @@ class Shell:
             if wait <= 0 or not select.select([self.status], [], [], wait)[0]:
                 return None
 
-    def _ended(self, gone: bool) -> int:
+    def _shell_exit_code(self, gone: bool) -> int:
         """Its own exit code, once no process of it is left. gone: the shell has ended by itself."""
         if gone:
-            self.reaped(*os.waitpid(self.pid, 0))
-        self.commands.end_all_but(set(), self.reaped)
+            self.on_exit(*os.waitpid(self.pid, 0))
+        self.commands.kill_all_but(set(), self.on_exit)
         return self.code
 
     def _judge(self, code: int, err: Stream) -> str:
@@ -197,4 +197,4 @@ class Shell:
             return "ok"
         if code in (128 + signal.SIGXCPU, -signal.SIGXCPU):
             return "timeout"
-        return "out_of_memory" if command.speaks_of_memory(err) else "nonzero"
+        return "out_of_memory" if command.reports_allocation_failure(err) else "nonzero"

@@ -2,8 +2,8 @@
 
 Being process 1 it cannot be signalled from inside, and when it ends the kernel kills everything in the sandbox. Its
 memory and descriptors are closed to commands of the same uid. Between two requests no other process is alive in the
-sandbox but the shell, if one was asked for, and its background jobs. Without a process namespace a fence and a keeper
-see to the same (fence.py, keeper.py).
+sandbox but the shell, if one was asked for, and its background jobs. Without a process namespace, confinement.py and
+supervisor.py give the same guarantees.
 """
 
 import mmap
@@ -12,19 +12,20 @@ import signal
 import socket
 from typing import Any
 
-from . import changes, command, fence, files, frames, layers, namespaces, processes, python, shell
+from . import changes, command, files, frames, layers, namespaces, processes, python, shell
+from .confinement import Confinement
 
 
-def live(
+def serve(
     channel: socket.socket, config: dict[str, Any], name: str, plan: dict[str, Any], overlays: bool, line: int
 ) -> None:
     """Sets the sandbox up, reports that it is ready, and answers requests; never returns.
 
-    name, plan, overlays: as layers.mount_workspace takes them. line: descriptor to the keeper; -1: there is none.
+    name, plan, overlays: as layers.mount_workspace takes them. line: descriptor to the supervisor; -1: there is none.
     """
     try:
         worker = Worker(config)
-        worker.settle(name, plan, overlays, line)
+        worker.set_up(name, plan, overlays, line)
         channel.sendall(frames.pack({"ready": True}))
         while (request := worker.request(channel)) is not None:
             channel.sendall(worker.answer(*request))
@@ -35,8 +36,8 @@ def live(
             pass
     finally:
         try:
-            if config["isolation"] == "none":  # elsewhere the kernel or the keeper does it
-                processes.end_all(at_once=False)
+            if config["isolation"] == "none":  # elsewhere the kernel or the supervisor does it
+                processes.kill_all_descendants(at_once=False)
         finally:
             os._exit(0)
 
@@ -50,35 +51,35 @@ class Worker:
         self.limits: dict[str, int] = config["limits"]
         self.filter = bytes.fromhex(config["filter"])
 
-    def settle(self, name: str, plan: dict[str, Any], overlays: bool, line: int) -> None:
+    def set_up(self, name: str, plan: dict[str, Any], overlays: bool, line: int) -> None:
         """Own mounts, no privileges, an open workspace."""
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if the machine runs out of memory, a sandbox goes before the trainer
         mounted = layers.mount_workspace(self.config, name, plan, overlays)
-        root, max_bytes, around = mounted.root, self.limits["workspace_bytes"], None
+        root, max_bytes, confinement = mounted.root, self.limits["workspace_bytes"], None
         if self.isolation == "namespaces":
-            namespaces.furnish(self.limits["tmp_bytes"])
+            namespaces.mount_private_file_systems(self.limits["tmp_bytes"])
             if plan["tests"]:
-                namespaces.mount_sized(layers.LOGS, self.limits["tmp_bytes"])
+                namespaces.mount_tmpfs(layers.LOGS, self.limits["tmp_bytes"])
                 os.mkdir(f"{layers.LOGS}/verifier")
-            namespaces.lock(self.filter)
+            namespaces.drop_privileges(self.filter)
         else:
-            namespaces.adopt_orphans()
+            namespaces.become_subreaper()
         os.umask(0o022)
         os.chdir(root)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if mounted.packages:
             python.add_packages(mounted.packages)
         if self.isolation == "landlock":
-            around = fence.Fence(self.config, name, line, mounted)
-            around.raise_up(self.filter)
-            self.workspace: files.Workspace = around.workspace
+            confinement = Confinement(self.config, name, line, mounted)
+            confinement.confine_worker(self.filter)
+            self.workspace: files.Workspace = confinement.workspace
         else:
             self.workspace = files.Workspace(root, layers.WORKSPACE, max_bytes)
         self.changes = changes.Changes(self.workspace.root, mounted.base, mounted.layers, max_bytes)
-        self.commands = command.Commands(root, self.limits, self.isolation, mmap.mmap(-1, mmap.PAGESIZE), around)
+        self.commands = command.Commands(root, self.limits, self.isolation, mmap.mmap(-1, mmap.PAGESIZE), confinement)
         self.shell = shell.Shell(self.commands)
-        self.commands.lost, self.commands.spared = self.shell.reaped, self.shell.family
+        self.commands.on_exit, self.commands.spared_pids = self.shell.on_exit, self.shell.pids
 
     def request(self, channel: socket.socket) -> tuple[dict[str, Any], bytes] | None:
         """The next one; None when the host has closed."""
@@ -111,5 +112,5 @@ class Worker:
             else:
                 return frames.pack({"broken": f"unknown operation {operation}"})
             return frames.pack({})
-        except files.Refused as error:
+        except files.FileRefused as error:
             return frames.pack({"refused": str(error)})

@@ -27,7 +27,7 @@ import socket
 import sys
 from typing import Any
 
-from . import frames, keeper, layers, namespaces, processes, worker
+from . import frames, layers, namespaces, processes, supervisor, worker
 
 MAX_MESSAGE = 8192
 DISMISSED = 9  # as the launcher has it
@@ -50,7 +50,7 @@ def main() -> None:
         builtin()
     for name in PRELOADED:
         importlib.import_module(name)
-    namespaces.adopt_orphans()
+    namespaces.become_subreaper()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
@@ -72,22 +72,22 @@ class Zygote:
         self.sandboxes: dict[str, int] = {}  # id -> pidfd
         self.names: dict[int, str] = {}  # pidfd -> id
         self.pids: dict[int, int] = {}  # pidfd -> pid
-        self.births: dict[int, str] = {}  # read end of the pipe that will carry the pid -> id
-        self.doomed: set[str] = set()  # killed before they were born
+        self.starting: dict[int, str] = {}  # read end of the pipe that will carry the pid -> id
+        self.killed_early: set[str] = set()  # killed before they were born
 
     def serve(self) -> None:
         """Until end of file on the control socket."""
         while True:
             for fd, _ in self.poll.poll():
                 if fd == self.control.fileno():
-                    if not self.obey():
+                    if not self.handle_message():
                         return
-                elif fd in self.births:
-                    self.born(fd)
+                elif fd in self.starting:
+                    self.on_worker_started(fd)
                 else:
-                    self.forget(fd)
+                    self.on_worker_exited(fd)
 
-    def obey(self) -> bool:
+    def handle_message(self) -> bool:
         """One message from the host; False when it has gone."""
         message, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 1)
         if not message:
@@ -101,12 +101,12 @@ class Zygote:
         elif order == b"~":
             self.layers.drop(name)
         else:
-            if order == b"=" and (name in self.sandboxes or name in self.births.values()):
+            if order == b"=" and (name in self.sandboxes or name in self.starting.values()):
                 self.layers.frozen.add(name)
             if name in self.sandboxes:
                 self.kill(self.sandboxes[name])
-            elif name in self.births.values():
-                self.doomed.add(name)
+            elif name in self.starting.values():
+                self.killed_early.add(name)
         return True
 
     def spawn(self, name: str, plan: dict[str, Any], sock: int) -> None:
@@ -116,25 +116,25 @@ class Zygote:
             self.layers.make(name)
             if os.fork() == 0:
                 try:
-                    self.build(name, plan, sock, report)
+                    self.build_sandbox(name, plan, sock, report)
                 finally:
                     os._exit(1)
         except OSError as error:  # no process to be had: this sandbox fails, the pool lives
-            say_broken(sock, error)
+            report_failure(sock, error)
         os.close(report)
-        self.births[receive] = name
+        self.starting[receive] = name
         self.poll.register(receive, select.POLLIN)
 
-    def build(self, name: str, plan: dict[str, Any], sock: int, report: int) -> None:
+    def build_sandbox(self, name: str, plan: dict[str, Any], sock: int, report: int) -> None:
         """Child: raise the walls, fork process 1 of the sandbox, say who that is, go (or stay and keep it)."""
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             line = -1
             if self.config["isolation"] == "landlock":
-                line = keeper.keep(report, layers.own_folders(self.config, name))
+                line = supervisor.fork_supervised(report, layers.sandbox_folders(self.config, name))
             else:
                 if self.config["isolation"] == "namespaces":
-                    namespaces.separate(plan["network"])
+                    namespaces.enter_sandbox_namespaces(plan["network"])
                 pid = os.fork()
                 if pid:
                     os.write(report, str(pid).encode())
@@ -148,40 +148,40 @@ class Zygote:
             os.closerange(max(line, 3) + 1, os.sysconf("SC_OPEN_MAX"))
             channel = socket.socket(fileno=connection)
         except BaseException as error:
-            say_broken(sock, error)
+            report_failure(sock, error)
             os._exit(1)
-        worker.live(channel, self.config, name, plan, self.layers.overlays, line)
+        worker.serve(channel, self.config, name, plan, self.layers.overlays, line)
 
-    def born(self, fd: int) -> None:
+    def on_worker_started(self, fd: int) -> None:
         """The pid of a new worker has arrived (or its making failed: then the host reads why on its socket)."""
         text = os.read(fd, 32)
-        name = self.births.pop(fd)
+        name = self.starting.pop(fd)
         self.poll.unregister(fd)
         os.close(fd)
         try:
             pidfd = os.pidfd_open(int(text))
         except (ValueError, ProcessLookupError):
-            self.doomed.discard(name)
+            self.killed_early.discard(name)
             self.layers.ended(name)
             return
         self.sandboxes[name], self.names[pidfd], self.pids[pidfd] = pidfd, name, int(text)
         self.poll.register(pidfd, select.POLLIN)
-        if name in self.doomed:
-            self.doomed.discard(name)
+        if name in self.killed_early:
+            self.killed_early.discard(name)
             self.kill(pidfd)
 
     def kill(self, pidfd: int) -> None:
-        """Process 1 dies, and with it everything in its namespace; a keeper kills what it keeps before it ends."""
+        """Process 1 dies, and with it everything in its namespace; a supervisor kills what it keeps before it ends."""
         try:
             if self.config["isolation"] == "none":
                 signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
-                processes.end_below(self.pids[pidfd])
+                processes.kill_descendants(self.pids[pidfd])
             kept = self.config["isolation"] == "landlock"
             signal.pidfd_send_signal(pidfd, signal.SIGTERM if kept else signal.SIGKILL)
         except ProcessLookupError:
             pass
 
-    def forget(self, pidfd: int) -> None:
+    def on_worker_exited(self, pidfd: int) -> None:
         """A worker has ended."""
         self.poll.unregister(pidfd)
         os.close(pidfd)
@@ -191,7 +191,7 @@ class Zygote:
         self.layers.ended(name)
 
 
-def say_broken(sock: int, error: BaseException) -> None:
+def report_failure(sock: int, error: BaseException) -> None:
     """Tell the host why there will be no worker."""
     with socket.socket(fileno=os.dup(sock)) as channel:
         channel.sendall(frames.pack({"broken": f"{type(error).__name__}: {error}"}))

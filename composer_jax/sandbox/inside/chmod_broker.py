@@ -1,9 +1,9 @@
-"""chmod and utime of a command, carried out by the keeper where the file is the sandbox's own, and refused elsewhere.
+"""Broker for chmod and utime of commands: the supervisor changes files of the sandbox and refuses all others.
 
-Landlock does not judge them, and without a namespace a command has the uid of its user, whose files they would reach.
-So a system-call filter hands them over (seccomp_unotify(2)): the keeper reads the path from the caller's memory, opens
-what it names, looks where that is, and changes what it has opened. What the caller does to path or memory meanwhile
-cannot matter.
+Landlock does not restrict these calls, and without a user namespace a command has the uid of the user, whose files it
+could change. A seccomp filter therefore hands the calls over (seccomp_unotify(2)). The supervisor reads the path from the
+memory of the caller, opens the file, checks where it is, and changes the open file, so the caller gains nothing by
+changing the path or its memory meanwhile.
 """
 
 import errno
@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
-from . import seccomp, second_filter
+from . import landlock_filter, seccomp
 
 RECEIVE, SEND, IS_VALID = 0xC0502100, 0xC0182101, 0x40082102  # SECCOMP_IOCTL_NOTIF_*
 REQUEST = struct.Struct("=QIIiIQ6Q")  # struct seccomp_notif: id, pid, flags, nr, arch, instruction pointer, arguments
@@ -24,13 +24,13 @@ UTIME_NOW, UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
 SECOND = 1_000_000_000
 
 
-class Modes:
+class ChmodBroker:
     """Answers for one sandbox; `roots` are its own folders, without links in their paths."""
 
     def __init__(self, roots: Sequence[str]):
         self.roots = tuple(roots)
         column, _ = seccomp.ARCHITECTURES[os.uname().machine]
-        self.names = {numbers[column]: name for name, numbers in second_filter.MODES.items()}
+        self.names = {numbers[column]: name for name, numbers in landlock_filter.MODE_CALLS.items()}
 
     def answer(self, listener: int) -> None:
         """One request that is waiting at the listener of a filter."""
@@ -102,7 +102,7 @@ class _Caller:
         """What a path in its memory means to it, as an O_PATH descriptor."""
         how = os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if flags & AT_SYMLINK_NOFOLLOW else 0)
         text = self._text(path) if path else b""
-        # Its own /proc/self is not the keeper's; C libraries change modes by this path.
+        # Its own /proc/self is not the supervisor's; C libraries change modes by this path.
         for own in (b"/proc/self/", b"/proc/thread-self/"):
             if text.startswith(own):
                 text = b"/proc/%d/" % self.pid + text.removeprefix(own)

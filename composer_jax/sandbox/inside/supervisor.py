@@ -1,6 +1,6 @@
 """The process around one sandbox that has no process namespace: when the worker ends, it ends all that is left.
 
-It is to such a sandbox what the kernel is to a process namespace. The zygote ends a sandbox by asking its keeper
+It is to such a sandbox what the kernel is to a process namespace. The zygote ends a sandbox by asking its supervisor
 (SIGTERM), which dies with the zygote, too. Where Landlock confines signals one call then reaches all processes of the
 sandbox; elsewhere they are searched and killed until none is left. Meanwhile it changes modes for commands (modes.py).
 """
@@ -12,16 +12,16 @@ import signal
 import socket
 from collections.abc import Sequence
 
-from . import landlock, modes, namespaces, processes
+from . import chmod_broker, landlock, namespaces, processes
 
-FREE = 10  # first descriptor that means nothing to whoever sets up a worker
+FIRST_FREE_FD = 10  # first descriptor that means nothing to whoever sets up a worker
 
 
-def keep(report: int, roots: Sequence[str]) -> int:
-    """Fork: this process stays as the keeper and never returns; in its child, returns its line to the keeper, a
+def fork_supervised(report: int, roots: Sequence[str]) -> int:
+    """Fork: this process stays as the supervisor and never returns; in its child, returns its line to the supervisor, a
     descriptor above all that have a meaning.
 
-    report: where the keeper's pid is written; roots: the sandbox's own folders.
+    report: where the supervisor's pid is written; roots: the sandbox's own folders.
     """
     zygote = os.getppid()
     landlock.die_with_parent(zygote, signal.SIGTERM)
@@ -29,25 +29,25 @@ def keep(report: int, roots: Sequence[str]) -> int:
     domain.enter()
     if domain.confines_signals:
         domain.require_confined(zygote)
-    namespaces.adopt_orphans()
+    namespaces.become_subreaper()
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    keeper = os.getpid()
+    supervisor = os.getpid()
     worker = os.fork()
     if worker == 0:
-        landlock.die_with_parent(keeper, signal.SIGKILL)
-        return fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, FREE)
+        landlock.die_with_parent(supervisor, signal.SIGKILL)
+        return fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_FD)
     try:
-        namespaces.hide_from_commands()
+        namespaces.make_undumpable()
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.set_wakeup_fd(waker)
-        os.write(report, str(keeper).encode())
+        os.write(report, str(supervisor).encode())
         _close_all_but(wake, waker, line.fileno())
-        Keeper(worker, line, wake, modes.Modes(roots)).serve()
+        Supervisor(worker, line, wake, chmod_broker.ChmodBroker(roots)).serve()
     finally:
         try:
-            processes.end_all(domain.confines_signals)
+            processes.kill_all_descendants(domain.confines_signals)
         finally:
             os._exit(0)
 
@@ -60,10 +60,10 @@ def _close_all_but(*kept: int) -> None:
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
-class Keeper:
+class Supervisor:
     """The loop: until the worker has ended or the zygote asks."""
 
-    def __init__(self, worker: int, line: socket.socket, wake: int, answers: modes.Modes):
+    def __init__(self, worker: int, line: socket.socket, wake: int, answers: chmod_broker.ChmodBroker):
         self.line, self.answers = line, answers
         self.ends = (os.pidfd_open(worker), wake)
         self.poll = select.poll()

@@ -49,8 +49,8 @@ ATTRIBUTES: dict[str, tuple[int, int]] = {
 }
 # Calls judged by their arguments.
 OPEN, OPENAT, OPENAT2, KILL = (2, None), (257, 56), (437, 437), (62, 129)
-# Changes of modes and times: asked of the keeper (modes.py).
-MODES: dict[str, tuple[int | None, int | None]] = {
+# Changes of modes and times: handed to the supervisor (chmod_broker.py).
+MODE_CALLS: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -63,7 +63,7 @@ MODES: dict[str, tuple[int | None, int | None]] = {
 
 FILE_FLAGS = (0x40086602, 0x401C5820, 0x40087602)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR, FS_IOC_SETVERSION
 AF_UNIX, SOCK_STREAM, SOCK_SEQPACKET, SOCK_KIND = 1, 1, 5, 15
-ASK = 0x7FC00000  # SECCOMP_RET_USER_NOTIF
+USER_NOTIF = 0x7FC00000  # SECCOMP_RET_USER_NOTIF
 
 
 def assemble(machine: str, confines_signals: bool) -> bytes:
@@ -103,11 +103,11 @@ def assemble(machine: str, confines_signals: bool) -> bytes:
     return b"".join([*program, allow])
 
 
-def asking(machine: str) -> bytes:
+def assemble_notifying(machine: str) -> bytes:
     """A filter that leaves changes of modes and times to whoever holds its listener."""
     column, _ = seccomp.ARCHITECTURES[machine]
     program = [step(LOAD, NR)]
-    for numbers in MODES.values():
+    for numbers in MODE_CALLS.values():
         if numbers[column] is not None:
-            program += [step(EQUAL, numbers[column], 0, 1), step(seccomp.RETURN, ASK)]
+            program += [step(EQUAL, numbers[column], 0, 1), step(seccomp.RETURN, USER_NOTIF)]
     return b"".join([*program, step(seccomp.RETURN, seccomp.ALLOW)])
