@@ -23,9 +23,9 @@ from composer_jax.sandbox.change import GONE, Change
 from composer_jax.sandbox.container_shell import IDLE_PROCESSES, SHELL_ENDED, START, Shell
 from composer_jax.sandbox.engine import OWNER, last_line, owner
 from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
+from composer_jax.sandbox.inside.truncated_output import TruncatedOutput
 from composer_jax.sandbox.limits import GRACE_S, MIB, REPLY_S
 from composer_jax.sandbox.run_result import RunResult, reject_argv, reject_shell_command
-from composer_jax.sandbox.truncated_output import TruncatedOutput
 
 if TYPE_CHECKING:
     from composer_jax.sandbox.container_pool import ContainerPool
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MANY = 32768  # processes of one user: engines set a million, which not every owner may; --pids-limit is what limits
+READ_SIZE = 65536
 CHUNK = 16 * 1024  # bytes of names in one call
 HEADERS = 16 * 1024  # bytes that a tar archive may need for one file beside its content, and for its end
 END_OF_ARCHIVE = bytes(1024)
@@ -134,7 +135,7 @@ class Container:
                 words = ["exec", "--workdir", self._pool.workspace, self.name, "tar", "-cf", "-", "."]
                 process = await self._engine.start(*words)
                 said = TruncatedOutput(MIB)
-                reading = asyncio.ensure_future(said.read(process.stderr))
+                reading = asyncio.ensure_future(_read_all(process.stderr, said))
                 try:
                     async with asyncio.timeout(REPLY_S * 10):
                         while data := await process.stdout.read(MIB):
@@ -375,7 +376,7 @@ class Container:
         out, err = TruncatedOutput(room), TruncatedOutput(room)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(out.read(process.stdout), err.read(process.stderr))
+                await asyncio.gather(_read_all(process.stdout, out), _read_all(process.stderr, err))
                 return await process.wait(), out, err
         except BaseException as error:
             await _kill_process(process)
@@ -420,6 +421,11 @@ class Container:
         if self._pool.hide_history:
             pairs = [(path, mark) for path, mark in pairs if path.partition("/")[0] != ".git"]
         return dict(pairs)
+
+
+async def _read_all(stream: asyncio.StreamReader, output: TruncatedOutput) -> None:
+    while data := await stream.read(READ_SIZE):
+        output.add(data)
 
 
 async def _kill_process(process: asyncio.subprocess.Process) -> None:

@@ -15,7 +15,7 @@ import secrets
 import shlex
 from dataclasses import dataclass
 
-from composer_jax.sandbox.truncated_output import TruncatedOutput
+from composer_jax.sandbox.inside.truncated_output import TruncatedOutput
 
 START = ["sh", "-c", "command -v bash > /dev/null && exec bash --noprofile --norc; exec sh"]
 # Not a login shell: /etc/profile of most images takes away the PATH that the image itself sets. What images prepare for

@@ -11,6 +11,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox.change import Change
 from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
 from composer_jax.sandbox.inside import frames
+from composer_jax.sandbox.inside.truncated_output import join_truncated
 from composer_jax.sandbox.limits import GRACE_S, MIB, REPLY_S
 from composer_jax.sandbox.mount_plan import MountPlan
 from composer_jax.sandbox.run_result import RunResult, reject_argv, reject_shell_command
@@ -305,13 +306,8 @@ def _parse_result(header: dict[str, Any], body: bytes) -> RunResult:
     return RunResult(
         outcome=header["outcome"],
         exit_code=header["exit_code"],
-        stdout=_join(pieces[0], lost[0], pieces[1]),
-        stderr=_join(pieces[2], lost[1], pieces[3]),
+        stdout=join_truncated(pieces[0], lost[0], pieces[1]).decode("utf-8", errors="replace"),
+        stderr=join_truncated(pieces[2], lost[1], pieces[3]).decode("utf-8", errors="replace"),
         seconds=header["seconds"],
         truncated_bytes=sum(lost),
     )
-
-
-def _join(head: bytes, lost: int, tail: bytes) -> str:
-    middle = f"\n[... {lost} bytes left out ...]\n".encode() if lost else b""
-    return (head + middle + tail).decode("utf-8", errors="replace")

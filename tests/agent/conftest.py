@@ -26,7 +26,6 @@ class DyingPool:
         self.pool = pool
         self.deaths = deaths
         self.acquired = 0
-        self.trees = pool.trees
 
     async def acquire(self, *arguments, **options):
         sandbox = await self.pool.acquire(*arguments, **options)
@@ -35,12 +34,8 @@ class DyingPool:
         self.acquired += 1
         return sandbox
 
-    @property
-    def limits(self):
-        return self.pool.limits
-
-    def tree(self, folder):
-        return self.pool.tree(folder)
+    def __getattr__(self, name):
+        return getattr(self.pool, name)
 
 
 @pytest.fixture

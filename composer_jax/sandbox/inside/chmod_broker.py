@@ -1,8 +1,8 @@
 """Broker for chmod and utime of commands: the supervisor changes files of the sandbox and refuses all others.
 
 Landlock does not restrict these calls, and without a user namespace a command has the uid of the user, whose files it
-could change. A seccomp filter therefore hands the calls over (seccomp_unotify(2)). The supervisor reads the path from the
-memory of the caller, opens the file, checks where it is, and changes the open file, so the caller gains nothing by
+could change. A seccomp filter therefore hands the calls over (seccomp_unotify(2)). The supervisor reads the path from
+the memory of the caller, opens the file, checks where it is, and changes the open file, so the caller gains nothing by
 changing the path or its memory meanwhile.
 """
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from . import namespaces, processes, python
 from .confinement import Confinement
+from .truncated_output import TruncatedOutput
 
 WATCH_S = 0.05  # how often memory is added up; commands shorter than this never pay for it
 ASLEEP_S = 1.0  # waking up later than this is not charged to the command
@@ -33,47 +34,38 @@ ALLOCATION_FAILURES = (b"MemoryError", b"bad_alloc", b"Cannot allocate memory", 
 
 
 class Stream:
-    """One output of a command: the first and the last `keep // 2` bytes, and how many there were."""
+    """The read end of a pipe to which a command prints, and its truncated output."""
 
     def __init__(self, fd: int, keep: int):
-        self.fd, self.keep, self.half, self.total = fd, keep, keep // 2, 0
-        self.before = 0  # bytes that are not the running command's
-        self.head, self.tail = bytearray(), bytearray()
+        self.fd, self.keep = fd, keep
+        self.output = TruncatedOutput(keep)
+        self.before = 0  # bytes that earlier commands and their jobs printed
         os.set_blocking(fd, False)
 
+    @property
+    def size(self) -> int:
+        """Bytes that belong to the running command."""
+        return self.output.total - self.before
+
     def empty(self) -> bool:
-        """Read what the pipe holds; no more, for who writes may never stop. False at end of file."""
-        return self.drain(self.total - self.before + PIPE)
+        """Reads what the pipe holds, and no more: the writer may never stop. Returns False at end of file."""
+        return self.drain(self.size + PIPE)
 
     def drain(self, limit: int) -> bool:
-        """Read what is there, up to `limit` bytes of the command; False at end of file."""
-        while self.total - self.before <= limit:
+        """Reads what is there, up to `limit` bytes of the command. Returns False at end of file."""
+        while self.size <= limit:
             try:
                 data = os.read(self.fd, 65536)
             except BlockingIOError:
                 return True
             if not data:
                 return False
-            self.total += len(data)
-            room = self.half - len(self.head)
-            if room > 0:
-                self.head += data[:room]
-                data = data[room:]
-            self.tail += data
-            if len(self.tail) > 2 * self.half:
-                del self.tail[: -self.half]
+            self.output.add(data)
         return True
 
     def add_line(self, sentence: str) -> None:
-        """Add a line of the worker's own."""
-        line = sentence.encode() + b"\n"
-        self.total += len(line)
-        self.tail += line
-
-    def pieces(self) -> tuple[bytearray, bytearray]:
-        """Head and tail, cut to size."""
-        del self.tail[: -self.half or None]
-        return self.head, self.tail
+        """Appends a line of the worker itself to the tail."""
+        self.output.add_to_tail(sentence.encode() + b"\n")
 
 
 class Commands:
@@ -139,13 +131,14 @@ class Commands:
             streams[1].add_line(f"the sandbox's limit is passed: {passed}")
             if outcome in ("ok", "nonzero"):
                 outcome, code = "nonzero", code or 1
-        pieces = [piece for stream in streams for piece in stream.pieces()]
+        outputs = [stream.output for stream in streams]
+        pieces = [piece for output in outputs for piece in (output.head, output.tail)]
         header = {
             "outcome": outcome,
             "exit_code": EXIT_CODES.get(outcome, code if code >= 0 else 128 - code),
             "seconds": round(time.monotonic() - started, 6),
             "pieces": [len(piece) for piece in pieces],
-            "dropped": [s.total - len(s.head) - len(s.tail) for s in streams],
+            "dropped": [output.dropped for output in outputs],
         }
         return header, b"".join(pieces)
 
@@ -227,7 +220,7 @@ class Commands:
                             poll.unregister(feed)
                             os.close(feed)
                             feed = -1
-                if sum(stream.total - stream.before for stream in streams) > stop_at:
+                if sum(stream.size for stream in streams) > stop_at:
                     return "output_limit"
                 if any(fd in ends for fd, _ in events):
                     for stream in streams:  # written before the end was
@@ -341,7 +334,7 @@ class Commands:
 
 def reports_allocation_failure(err: Stream) -> bool:
     """Whether the last words are those of a program that got no memory."""
-    last_line = bytes(err.tail or err.head)[-400:].strip().rpartition(b"\n")[2]
+    last_line = bytes(err.output.tail or err.output.head)[-400:].strip().rpartition(b"\n")[2]
     return any(words in last_line for words in ALLOCATION_FAILURES)
 
 

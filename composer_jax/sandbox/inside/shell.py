@@ -54,7 +54,7 @@ class Shell:
         self.number += 1
         message = b"%d\0%b\0" % (self.number, os.fsencode(text))
         for stream in self.streams:
-            stream.before = stream.total
+            stream.before = stream.output.total
         deadline, code = started + timeout_s, None
         stopped = self.commands.watch([self.status, self.end], self.streams, os.dup(self.feed), message, deadline)
         if stopped:
@@ -163,7 +163,7 @@ class Shell:
         if before is not None:  # of a shell that was killed: its last words come with this one's first
             for stream, last in zip(self.streams, before, strict=True):
                 os.close(last.fd)
-                stream.head, stream.tail, stream.total = last.head, last.tail, last.total
+                stream.output = last.output
             self.streams[1].add_line(ENDED)
 
     def _exit_code(self, patience_s: float) -> int | None:
