@@ -1,4 +1,4 @@
-"""One container as a sandbox: commands, a shell that stays, files, and what they changed."""
+"""One container as a sandbox: commands, a persistent shell, files, and their changes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
-import stat
 import subprocess
 import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox.archive import is_same, names, pack, unpack, unpack_into
-from composer_jax.sandbox.change import GONE, Change
+from composer_jax.sandbox.archive import pack, unpack_into
+from composer_jax.sandbox.change import Change
+from composer_jax.sandbox.container_changes import compare, parse_diff, read_contents
 from composer_jax.sandbox.container_shell import IDLE_PROCESSES, SHELL_ENDED, START, Shell
-from composer_jax.sandbox.engine import OWNER, last_line, owner
+from composer_jax.sandbox.engine import OWNER, kill_process, last_line, owner, read_all
 from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
 from composer_jax.sandbox.inside.truncated_output import TruncatedOutput
 from composer_jax.sandbox.limits import GRACE_S, MIB, REPLY_S
@@ -32,19 +31,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MANY = 32768  # processes of one user: engines set a million, which not every owner may; --pids-limit is what limits
-READ_SIZE = 65536
-CHUNK = 16 * 1024  # bytes of names in one call
-HEADERS = 16 * 1024  # bytes that a tar archive may need for one file beside its content, and for its end
+MAX_USER_PROCESSES = 32768  # engines default to a million, which not every user may set; --pids-limit is the limit
 END_OF_ARCHIVE = bytes(1024)
-_IDLE = "while :; do sleep 3600; done"  # as process 1, a shell also buries what others leave behind
+_IDLE = "while :; do sleep 3600; done"  # as process 1, a shell also reaps orphans
 _RUN = 'timeout -s KILL "$0" "$@"; code=$?; kill -9 -1; exit $code'
 _RUN_BESIDE_SHELL = 'exec timeout -s KILL "$0" "$@"'
 _EVENTS = "/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
-_KILLED = f"set -- /proc/[0-9]*; echo processes $#; cat {_EVENTS} 2>/dev/null; true"
-# Whoever survives _RUN by killing its shell does not survive this. Counts what the kernel has killed for memory.
-_SWEEP = f"kill -9 -1; {_KILLED}"
-_STATUS = re.compile(r"[0-9a-f]{1,8} \d{1,18}")
+_COUNTS = f"set -- /proc/[0-9]*; echo processes $#; cat {_EVENTS} 2>/dev/null; true"
+# Kills also a process that survived _RUN by killing its shell. Prints how many processes the kernel killed for memory.
+_KILL_ALL = f"kill -9 -1; {_COUNTS}"
 _CLEAR = 'for path; do [ -d "$path" ] && [ ! -L "$path" ] && [ "$0" = folders ] || rm -rf "./$path"; done'
 
 
@@ -60,7 +55,7 @@ class Container:
         self._killed_for_memory = self._processes = 0
         self._shell: Shell | None = None
         self.jobs = 0
-        """Processes that the shell had running when its last command ended."""
+        """Processes that were running beside the shell when its last command ended."""
 
     async def run(
         self,
@@ -70,10 +65,10 @@ class Container:
         stdin: bytes = b"",
         output_kb: int | None = None,
     ) -> RunResult:
-        """Runs a command in the workspace and waits until it ends, or until it is ended from inside the container.
+        """Runs a command in the workspace and waits until it ends.
 
-        Whatever it leaves running is killed, unless the shell has been used: its jobs would be killed, too.
-        output_kb: what is kept of each stream; None: SandboxLimits.output_kb.
+        Processes that the command leaves running are killed, unless the shell is in use: its jobs would be killed, too.
+        output_kb: KiB kept of each stream; None: SandboxLimits.output_kb.
         """
         if rejected := reject_argv(argv):
             return rejected
@@ -84,8 +79,8 @@ class Container:
             words = ["sh", "-c", _RUN_BESIDE_SHELL if shell else _RUN, f"{seconds:.3f}", *argv]
             code, out, err = await self._exec(words, stdin, seconds + GRACE_S, room)
             took = time.monotonic() - start
-            killed = await self._check_memory_kills(_KILLED if shell else _SWEEP)
-            if shell:  # what the command left running is a job now
+            killed = await self._check_memory_kills(_COUNTS if shell else _KILL_ALL)
+            if shell:  # processes that the command left running count as jobs
                 self.jobs = max(0, self._processes - IDLE_PROCESSES)
         outcome = "ok" if code == 0 else "nonzero"
         if code != 0 and killed:
@@ -97,8 +92,8 @@ class Container:
     async def shell(self, command: str, *, timeout_s: float | None = None) -> RunResult:
         """Runs a command in a shell of the container that keeps working folder, variables and background jobs.
 
-        A command that takes too long is killed with the shell and all its jobs. That a shell has ended, by this or by
-        `exit`, is said on stderr, and the next command starts in a new one. stdin is empty.
+        A command that exceeds its time limit is killed with the shell and all its jobs. When a shell has ended, by this
+        or by `exit`, stderr says so and the next command starts in a new shell. stdin is empty.
         """
         if rejected := reject_shell_command(command):
             return rejected
@@ -112,7 +107,7 @@ class Container:
             except TimeoutError:
                 outcome, code = "timeout", 124
             except BaseException:
-                await self.close()  # nobody knows how far it came
+                await self.close()  # the command may have done anything by now
                 raise
             took = time.monotonic() - start
             out, err = shell.output()
@@ -122,20 +117,22 @@ class Container:
             if ended is None or not ended.alive:
                 await self._kill_shell()
                 err.add(SHELL_ENDED.encode())
-            if await self._check_memory_kills(_KILLED) and outcome == "nonzero":
+            if await self._check_memory_kills(_COUNTS) and outcome == "nonzero":
                 outcome, code = "out_of_memory", 137
         return RunResult(outcome, code, out.text(), err.text(), took, out.dropped + err.dropped)
 
     async def export(self, folder: Path) -> None:
-        """Writes files, folders and links of the workspace into an empty folder of the host; what commands may not read
-        is left out. Raises SandboxFileError when they are more than SandboxLimits.workspace_mb."""
+        """Writes files, folders and links of the workspace into an empty folder of the host.
+
+        Files that commands may not read are left out. Raises SandboxFileError for more than SandboxLimits.workspace_mb.
+        """
         room = self.limits.workspace_mb * MIB
         with tempfile.TemporaryFile() as packed:
             async with self._lock:
                 words = ["exec", "--workdir", self._pool.workspace, self.name, "tar", "-cf", "-", "."]
                 process = await self._engine.start(*words)
-                said = TruncatedOutput(MIB)
-                reading = asyncio.ensure_future(_read_all(process.stderr, said))
+                errors = TruncatedOutput(MIB)
+                reading = asyncio.ensure_future(read_all(process.stderr, errors))
                 try:
                     async with asyncio.timeout(REPLY_S * 10):
                         while data := await process.stdout.read(MIB):
@@ -147,40 +144,40 @@ class Container:
                 except BaseException as error:
                     reading.cancel()
                     await asyncio.wait([reading])
-                    await _kill_process(process)
+                    await kill_process(process)
                     await self.close()
                     if isinstance(error, TimeoutError):
                         raise SandboxDied(f"container {self.name}: its files took too long to be fetched") from None
                     raise
             packed.seek(max(0, packed.seek(0, os.SEEK_END) - len(END_OF_ARCHIVE)))
-            if packed.read() != END_OF_ARCHIVE:  # tar goes on after a file that it may not read, and says so at the end
-                raise SandboxDied(f"container {self.name}: its files cannot be fetched ({last_line(said.text())})")
+            if packed.read() != END_OF_ARCHIVE:  # tar passes over unreadable files and finishes the archive
+                raise SandboxDied(f"container {self.name}: its files cannot be fetched ({last_line(errors.text())})")
             packed.seek(0)
             unpacking = asyncio.ensure_future(asyncio.to_thread(unpack_into, packed, folder, room))
             try:
                 await asyncio.shield(unpacking)
-            except asyncio.CancelledError:  # a thread cannot be; whoever removes the folder comes after it
+            except asyncio.CancelledError:  # a thread cannot be cancelled, and the caller removes the folder
                 await asyncio.wait([unpacking])
                 raise
 
     async def read(self, path: str) -> bytes:
-        """Content of a file; relative to the workspace, or absolute anywhere in the container."""
+        """Returns the content of a file; the path is relative to the workspace, or absolute in the container."""
         code, out, err = await self._exec(["cat", "--", path], b"", REPLY_S, self.limits.workspace_mb * MIB)
         if code or out.dropped:
             raise SandboxFileError(f"{path} cannot be read: {last_line(err.text()) if code else 'it is too large'}")
         return out.bytes()
 
     async def write(self, path: str, data: bytes | str) -> None:
-        """Create or replace a file of the workspace and the folders above it."""
+        """Creates or replaces a file of the workspace, and creates the folders above it."""
         await self.write_files({path: data})
 
     async def write_files(self, files: Mapping[str, bytes | str]) -> None:
-        """Create or replace several files at once."""
+        """Creates or replaces several files at once."""
         contents = {path: data.encode() if isinstance(data, str) else bytes(data) for path, data in files.items()}
         await self.apply({path: Change("file", data) for path, data in contents.items()})
 
     async def apply(self, changes: Mapping[str, Change]) -> None:
-        """Makes the workspace differ by these, too; what is in the way is removed."""
+        """Makes these changes in the workspace; what is in the way is removed."""
         for path in changes:
             parts = PurePosixPath(path).parts
             if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
@@ -193,30 +190,24 @@ class Container:
         await self.run_checked(["tar", "-xof", "-"], pack(changes))
 
     async def changes(self) -> dict[str, Change]:
-        """In what the workspace differs from the image's, or from the tree that was laid on it: path -> Change.
+        """Returns how the workspace differs from its image, or from the tree that was copied over it: path -> Change.
 
-        Pipes, sockets, and names with a line break, which engines do not tell apart, are left out. Jobs stand still
-        meanwhile.
-        Raises SandboxFileError when they, or all names of the workspace, are more than SandboxLimits.workspace_mb.
+        Pipes, sockets, and names with a line break (ambiguous in what engines print) are left out. Jobs are paused
+        meanwhile. Raises SandboxFileError when the changes, or all names of the workspace, are more than
+        SandboxLimits.workspace_mb.
         """
         async with self._lock, self._paused_jobs():
             code, out, err = await self._run_engine(["diff", self.name])
             if code:
                 raise SandboxDied(f"container {self.name}: its changes cannot be seen ({last_line(err.text())})")
-            listed, _ = await self._run_checked_locked(["find", ".", "-print0"])
-            if out.dropped or listed.dropped:  # what is missing in a list would count as gone, or as unchanged
+            listed = await self._run_checked_locked(["find", ".", "-print0"])
+            if out.dropped or listed.dropped:  # a path missing in a list would count as gone, or as unchanged
                 raise SandboxFileError("the workspace has too many files: their names do not fit into one listing")
-            there = {name.removeprefix("./") for name in os.fsdecode(listed.bytes()).split("\0")} - {"", "."}
-            marks = self._parse_diff(os.fsdecode(out.bytes()))
-            found = await self._read_changes(sorted(marks.keys() & there))
-        pristine = set() if self._tree is None else names(self._tree)
-        gone = {path for path in pristine | {path for path, mark in marks.items() if mark == "D"} if path not in there}
-        changes = {path: GONE for path in gone if not any(str(above) in gone for above in PurePosixPath(path).parents)}
-        for path, change in found.items():
-            was_there = change.kind == "folder" and marks[path] == "C"
-            if not was_there and not (self._tree is not None and is_same(self._tree / path, change)):
-                changes[path] = change
-        return dict(sorted(changes.items()))
+            present = {name.removeprefix("./") for name in os.fsdecode(listed.bytes()).split("\0")} - {"", "."}
+            marks = parse_diff(os.fsdecode(out.bytes()), self._pool.workspace, self._pool.hide_history)
+            paths = sorted(marks.keys() & present)
+            contents = await read_contents(paths, self._run_checked_locked, self.limits.workspace_mb)
+        return compare(marks, present, contents, self._tree)
 
     async def snapshot(self) -> NoReturn:
         """Raises UserError: engines freeze whole containers, not workspaces."""
@@ -231,24 +222,24 @@ class Container:
         raise UserError("a container cannot be forked; take its changes() and apply() them to a new one.")
 
     async def close(self) -> None:
-        """Kill the container and everything in it; calling it again waits for the same."""
+        """Kills the container and every process in it. A second call waits for the first."""
         if self._removal is None:
             self._removal = asyncio.create_task(self._remove())
         await asyncio.shield(self._removal)
 
     async def _remove(self) -> None:
         try:
-            if self._shell is not None:  # engines wait for who reads what the shell says
+            if self._shell is not None:  # engines wait until the output of the shell is read
                 await self._shell.close()
-            ended = await self._engine.start("rm", "--force", "--volumes", self.name)
+            removal = await self._engine.start("rm", "--force", "--volumes", self.name)
             try:
                 async with asyncio.timeout(REPLY_S):
-                    _, said = await ended.communicate()
+                    _, message = await removal.communicate()
             except TimeoutError:
-                await _kill_process(ended)
-                said = b"no answer"
-            if ended.returncode:
-                log.warning("container %s is still there: %s", self.name, last_line(said.decode(errors="replace")))
+                await kill_process(removal)
+                message = b"no answer"
+            if removal.returncode:
+                log.warning("container %s is still there: %s", self.name, last_line(message.decode(errors="replace")))
         finally:
             self._pool.on_sandbox_end(self)
 
@@ -267,21 +258,21 @@ class Container:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPLY_S):
                     ended = await self._shell.run(":")
-            said = self._shell.output()[1].text()  # of ~/.bashrc, no part of any command's output
+            printed = self._shell.output()[1].text()  # printed by ~/.bashrc, so not part of the output of a command
             if ended is None or not ended.alive:
                 await self.close()
-                raise SandboxDied(f"container {self.name}: its ~/.bashrc lets no shell start ({last_line(said)})")
+                raise SandboxDied(f"container {self.name}: its ~/.bashrc lets no shell start ({last_line(printed)})")
         return self._shell
 
     async def _kill_shell(self) -> None:
-        """With all that it has started."""
-        await self._exec(["sh", "-c", _SWEEP], b"", REPLY_S, MIB)
+        """Kills the shell and every process that it started."""
+        await self._exec(["sh", "-c", _KILL_ALL], b"", REPLY_S, MIB)
         shell, self._shell, self.jobs = self._shell, None, 0
         await shell.close()
 
     @contextlib.asynccontextmanager
     async def _paused_jobs(self) -> AsyncIterator[None]:
-        """Context: no job of the shell changes anything. (The lock is held.)"""
+        """Context in which the jobs of the shell are stopped. The caller holds the lock."""
         if not self.jobs:
             yield
             return
@@ -296,29 +287,30 @@ class Container:
         if self._removal is not None:
             raise SandboxDied(f"container {self.name} is gone: it was closed")
 
-    async def _check_memory_kills(self, ask: str) -> bool:
-        """Whether the kernel has killed something for memory since the last time. Counts processes by the way."""
-        _, said, _ = await self._exec(["sh", "-c", ask], b"", REPLY_S, MIB)
-        before, self._killed_for_memory = self._killed_for_memory, _sum_events(said.text(), "oom_kill")
-        self._processes = _sum_events(said.text(), "processes")
+    async def _check_memory_kills(self, command: str) -> bool:
+        """Whether the kernel killed a process for memory since the last call. Also updates the number of processes."""
+        _, counts, _ = await self._exec(["sh", "-c", command], b"", REPLY_S, MIB)
+        before, self._killed_for_memory = self._killed_for_memory, _sum_events(counts.text(), "oom_kill")
+        self._processes = _sum_events(counts.text(), "processes")
         return self._killed_for_memory > before
 
     async def resolve_workspace(self) -> str:
-        """The path of the workspace without links, as far as the container knows it."""
+        """Returns the path of the workspace without links; the pool's path where the container cannot print it."""
         _, out, _ = await self._exec(["sh", "-c", "pwd -P"], b"", REPLY_S, MIB)
         path = out.text().removesuffix("\n")
         return path if path.startswith("/") else self._pool.workspace
 
     async def start(self, network: bool, grades: bool) -> None:
+        """Starts the container. Raises SandboxDied when the engine cannot."""
         pool, limits = self._pool, self.limits
         words = ["run", "--detach", "--pull", "never", "--name", self.name, "--label", f"{OWNER}={owner()}"]
         words += [] if network else ["--network", "none"]
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--hostname", "sandbox"]
         words += [word for name in pool.linux_capabilities for word in ("--cap-add", name)]
-        words += ["--stop-signal", "KILL"]  # the shell that is process 1 would not mind another
+        words += ["--stop-signal", "KILL"]  # the shell, as process 1, ignores the default SIGTERM
         words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m", "--cpus", f"{pool.cpus}"]
         words += ["--pids-limit", f"{limits.processes}", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
-        words += ["--ulimit", f"nproc={MANY}:{MANY}"]
+        words += ["--ulimit", f"nproc={MAX_USER_PROCESSES}:{MAX_USER_PROCESSES}"]
         for folder in ("/tests", "/logs/verifier") if grades else ():
             words += ["--tmpfs", f"{folder}:rw,exec,mode=755"]  # without capabilities, root may not make folders in /
         for name, value in pool.environment.items():
@@ -329,6 +321,7 @@ class Container:
             raise SandboxDied(f"no container of {pool.image} could be started: {last_line(err.text())}")
 
     async def copy_in(self, folder: Path, target: str) -> None:
+        """Copies what is in a folder of the host into a folder of the container."""
         with tempfile.TemporaryFile() as packed:
             with tarfile.open(fileobj=packed, mode="w") as tar:
                 for child in sorted(folder.iterdir()):
@@ -337,24 +330,26 @@ class Container:
             await self.run_checked(["tar", "-xof", "-", "-C", target], packed)
 
     async def run_checked(self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"") -> None:
+        """Runs a command of the harness in the workspace. Raises SandboxFileError when it fails."""
         async with self._lock:
             await self._run_checked_locked(argv, stdin)
 
     async def _run_checked_locked(
         self, argv: Sequence[str], stdin: bytes | IO[bytes] = b"", room: int = 0
-    ) -> tuple[TruncatedOutput, TruncatedOutput]:
-        """Runs a command of the harness in the workspace, under the lock; its stdout and stderr.
+    ) -> TruncatedOutput:
+        """Runs a command of the harness in the workspace; returns its stdout. The caller holds the lock.
 
-        room: bytes kept of each; 0: SandboxLimits.workspace_mb. Raises SandboxFileError when the command fails."""
+        room: bytes kept of each stream; 0: SandboxLimits.workspace_mb. Raises SandboxFileError when the command fails.
+        """
         code, out, err = await self._exec(argv, stdin, REPLY_S * 10, room or self.limits.workspace_mb * MIB)
         if code:
             raise SandboxFileError(f"{argv[0]} failed in the container: {last_line(err.text())}")
-        return out, err
+        return out
 
     async def _exec(
         self, argv: Sequence[str], stdin: bytes | IO[bytes], timeout_s: float, room: int
     ) -> tuple[int, TruncatedOutput, TruncatedOutput]:
-        """Exit code and output of a command in the container. Raises SandboxDied when that is gone, or hangs."""
+        """Runs a command in the container; exit code, stdout, stderr. Raises SandboxDied when the container is gone."""
         words = ["exec", "--interactive", "--workdir", self._pool.workspace, self.name, *argv]
         code, out, err = await self._run_engine(words, stdin, timeout_s, room)
         if code:
@@ -367,88 +362,23 @@ class Container:
         self, words: Sequence[str], stdin: bytes | IO[bytes] = b"", timeout_s: float = REPLY_S, room: int = 64 * MIB
     ) -> tuple[int, TruncatedOutput, TruncatedOutput]:
         self._require_open()
-        with tempfile.TemporaryFile() as given:
+        with tempfile.TemporaryFile() as input_file:
             if isinstance(stdin, bytes):
-                given.write(stdin)
-                given.seek(0)
-                stdin = given
+                input_file.write(stdin)
+                input_file.seek(0)
+                stdin = input_file
             process = await self._engine.start(*words, stdin=stdin)
         out, err = TruncatedOutput(room), TruncatedOutput(room)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(_read_all(process.stdout, out), _read_all(process.stderr, err))
+                await asyncio.gather(read_all(process.stdout, out), read_all(process.stderr, err))
                 return await process.wait(), out, err
         except BaseException as error:
-            await _kill_process(process)
+            await kill_process(process)
             await self.close()
             if isinstance(error, TimeoutError):
                 raise SandboxDied(f"container {self.name} died: no answer within {timeout_s:.0f} s") from None
             raise
-
-    async def _read_changes(self, paths: Sequence[str]) -> dict[str, Change]:
-        """What is at paths of the workspace. (`changes` holds the lock.)"""
-        found, left = {}, self.limits.workspace_mb * MIB
-        encoded = [f"./{path}".encode(errors="surrogateescape") + b"\0" for path in paths]
-        for chunk in _chunks(list(zip(paths, encoded, strict=True))):
-            said, _ = await self._run_checked_locked(
-                ["xargs", "-0", "stat", "-c", "%f %s"], b"".join(name for _, name in chunk)
-            )
-            statuses = [line.split() for line in said.text().splitlines()]
-            packed = []
-            if len(statuses) != len(chunk) or not all(_STATUS.fullmatch(" ".join(words)) for words in statuses):
-                raise SandboxFileError("the container's own stat and xargs do not work, so its changes cannot be seen")
-            for (path, name), (digits, size) in zip(chunk, statuses, strict=True):
-                mode = int(digits, 16)
-                if stat.S_ISDIR(mode):
-                    found[path] = Change("folder", mode=mode & 0o777)
-                elif stat.S_ISREG(mode) or stat.S_ISLNK(mode):
-                    packed.append(name)
-                    left -= int(size)
-            if left < 0:
-                raise SandboxFileError(f"the changes are more than {self.limits.workspace_mb} MiB")
-            if packed:
-                room = self.limits.workspace_mb * MIB + len(packed) * HEADERS + HEADERS
-                archive, _ = await self._run_checked_locked(["xargs", "-0", "tar", "-cf", "-"], b"".join(packed), room)
-                if archive.dropped:
-                    raise SandboxFileError("files of the workspace grew while they were read")
-                found |= unpack(archive.bytes())
-        return found
-
-    def _parse_diff(self, diff: str) -> dict[str, str]:
-        """Path in the workspace -> A(dded), C(hanged) or D(eleted), of what the engine lists."""
-        inside = f"{self._pool.workspace.rstrip('/')}/"
-        pairs = [(line[2:].removeprefix(inside), line[0]) for line in diff.splitlines() if line[2:].startswith(inside)]
-        if self._pool.hide_history:
-            pairs = [(path, mark) for path, mark in pairs if path.partition("/")[0] != ".git"]
-        return dict(pairs)
-
-
-async def _read_all(stream: asyncio.StreamReader, output: TruncatedOutput) -> None:
-    while data := await stream.read(READ_SIZE):
-        output.add(data)
-
-
-async def _kill_process(process: asyncio.subprocess.Process) -> None:
-    """Kills a process of ours and waits for it, for which Python waits until all has been read that it said."""
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    for stream in (process.stdout, process.stderr):
-        while await stream.read(MIB):
-            pass
-    await process.wait()
-
-
-def _chunks(named: list[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Parts that are short enough for one command line of any xargs."""
-    part, size = [], 0
-    for entry in named:
-        if part and size + len(entry[1]) > CHUNK:
-            yield part
-            part, size = [], 0
-        part.append(entry)
-        size += len(entry[1])
-    if part:
-        yield part
 
 
 def _sum_events(events: str, name: str) -> int:

@@ -1,12 +1,12 @@
-"""Sandboxes in containers, for tasks that cannot run without their image. Slower to start than the others by far.
+"""Sandboxes in containers, for tasks that cannot run without their image. They start far slower than local ones.
 
 pool = ContainerPool("swebench/sweb.eval.x86_64.astropy_1776_astropy-12907")   # pulled before
 sandbox = await pool.acquire({})
 result = await sandbox.run(["python", "-m", "pytest", "-q"])
 changes = await sandbox.changes()
 
-The walls are those of Docker or Podman with less: no network, no capability that was not asked for, no new privileges,
-no folder of the host, limits on memory, CPUs and processes. Snapshots and forks of other sandboxes are not there.
+Isolation is that of Docker or Podman with fewer rights: no network, no Linux capability that was not asked for, no new
+privileges, no folder of the host, limits on memory, CPUs and processes. Containers have no snapshots and no forks.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ DEFAULT_FOLDER = "/workspace"
 
 
 class ContainerPool:
-    """Sandboxes of one image; called as a SandboxPool is, but for what is said at `acquire`.
+    """A SandboxPool of one image.
 
     cpus: of each container. linux_capabilities: those that its root keeps (KILL, CHOWN, ...). environment: variables
-      of every command. workspace: the folder of the image that counts as the workspace; None: the one in which its
-      commands start, or /workspace.
-    turns: counts the containers in use instead of size, for several pools together.
-    hide_history: take away the workspace's .git, in which later commits may be seen; then it is no part of changes.
+      of every command. workspace: the folder of the image that is the workspace; None: its working folder, or
+      /workspace.
+    turns: limits the containers in use instead of `size`, for several pools together.
+    hide_history: remove the .git of the workspace, which may hold later commits; changes then leave it out.
     limits: timeout_s, memory_mb (of the whole container, without swap), processes, open_files (of one process) and
-      output_kb hold here, and workspace_mb for what read, changes and their listings may hold. cpu_s, file_mb, tmp_mb
-      and output_stop_mb do not count, and what commands write to the container's disk is not limited.
-    Raises UserError where there is no working engine or no such image here. Removes what crashed owners left behind.
+      output_kb apply, and workspace_mb to what read, changes and their listings return. cpu_s, file_mb, tmp_mb and
+      output_stop_mb do not apply, and what commands write to the disk of the container is not limited.
+    Raises UserError without a working engine or the image. Removes containers that crashed owners left behind.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class ContainerPool:
         self.environment = dict(environment or {})
         start = self.engine.working_folder(image)
         self.workspace = posixpath.normpath(workspace or (start if start not in ("", "/") else DEFAULT_FOLDER))
-        self._is_resolved = False  # whether the workspace is known by its path without links, by which engines go
+        self._is_resolved = False  # whether `workspace` is a path without links, as engines print it
         for volume in self.engine.volumes(image):
-            apart, inside = f"{posixpath.normpath(volume).rstrip('/')}/", f"{self.workspace.rstrip('/')}/"
-            if apart.startswith(inside) or inside.startswith(apart):
+            volume_path, workspace_path = f"{posixpath.normpath(volume).rstrip('/')}/", f"{self.workspace.rstrip('/')}/"
+            if volume_path.startswith(workspace_path) or workspace_path.startswith(volume_path):
                 raise UserError(
                     f"the image {image} keeps {volume} in a volume, where changes of the workspace {self.workspace} "
                     "cannot be seen; use an image without it"
@@ -95,9 +95,9 @@ class ContainerPool:
         return (self.workspace,)
 
     def tree(self, folder: Path | None = None) -> Path | None:
-        """A folder that containers can be given. It is not copied here, so it must not change."""
+        """A folder that is copied into containers. It is not copied here, so it must not change."""
         if folder is not None and not folder.is_dir():
-            raise UserError(f"{folder} is not a folder; a workspace stands on one.")
+            raise UserError(f"{folder} is not a folder; a workspace needs one.")
         return folder
 
     async def acquire(
@@ -110,11 +110,11 @@ class ContainerPool:
         network: bool = False,
         grading: bool = False,
     ) -> Container:
-        """A fresh container, with `tree` and then `files` laid over the workspace of the image.
+        """Returns a fresh container, with `tree` and then `files` copied over the workspace of the image.
 
         tests: copied to /tests, beside an empty /logs/verifier. network: the engine's default network.
-        grading: leave the .git there even where the pool hides it, for scripts that use it.
-        Raises UserError for packages, which an image brings itself; SandboxDied when it does not start.
+        grading: keep the .git even where the pool hides it, for scripts that use it.
+        Raises UserError for packages, which belong into the image; SandboxDied when the container does not start.
         """
         if packages is not None:
             raise UserError(
@@ -152,6 +152,6 @@ class ContainerPool:
         await self.close()
 
     def on_sandbox_end(self, sandbox: Container) -> None:
-        """A sandbox has ended. (Container.close calls this.)"""
+        """Gives the place of an ended sandbox to the next caller. Container.close calls this."""
         self._used.remove(sandbox)
         self._turn.release()

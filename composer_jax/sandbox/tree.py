@@ -1,4 +1,4 @@
-"""What a workspace can stand on: a pristine folder, and what frozen sandboxes changed in it."""
+"""States of workspaces: a pristine folder, and on top of it the layers of frozen sandboxes."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from composer_jax.sandbox.spawner import Spawner
 
 MAX_DEPTH = 200
-"""Snapshots below one workspace: the kernel wants their names in one page."""
+"""Snapshots below one workspace. Their names must fit into one page of mount options."""
 
 
 class Tree:
@@ -39,21 +39,21 @@ class Tree:
 
     @property
     def base(self) -> str | None:
-        """The pool's name for the folder below all snapshots, if there is one."""
+        """Name of the copied folder below all snapshots; None: there is none."""
         return self._base
 
     @property
     def layers(self) -> list[str]:
-        """The names of its snapshots, the oldest first."""
+        """Names of the layers, the oldest first."""
         return [tree._layer[1] for tree in self._chain() if tree._layer is not None]
 
     @property
     def depth(self) -> int:
-        """How many snapshots it is made of."""
+        """Number of snapshots it consists of."""
         return len(self.layers)
 
     def is_alive_in(self, spawner: "Spawner") -> bool:
-        """Whether all that it is made of is with this spawner, and not with one that has gone."""
+        """Whether this spawner holds all its layers; one that has ended holds none."""
         return all(tree._layer is None or tree._layer[0] is spawner for tree in self._chain())
 
     def _chain(self) -> Iterator["Tree"]:
@@ -63,20 +63,20 @@ class Tree:
 
 
 def copy_folder(folder: Path, target: Path) -> None:
-    """A copy of a folder for sandboxes: links stay links, pipes and sockets are left out.
+    """Copies a folder for sandboxes: links stay links, pipes and sockets are left out.
 
     Raises:
-      UserError: it is no folder, or cannot be read.
+      UserError: `folder` is no folder, or cannot be read.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; a workspace stands on one.")
+        raise UserError(f"{folder} is not a folder; a workspace needs one.")
     try:
         target.mkdir()
         copies.copy_tree(str(folder), str(target))
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise UserError(f"{folder} cannot be copied for sandboxes: {error}") from error
-    if os.geteuid() == 0:  # what reads it is not root
+    if os.geteuid() == 0:  # the sandbox that reads it is not root
         for path in (target, *target.rglob("*")):
             if not path.is_symlink():
                 path.chmod(path.stat().st_mode & 0o777 | (0o755 if path.is_dir() else 0o644))

@@ -305,7 +305,7 @@ def test_results_belong_to_repository_packages_and_changes(pool, folder, tmp_pat
 
 def test_a_repository_that_is_none_is_said(pool, tmp_path):
     workspace = Workspace(task_of({}, repository=tmp_path / "nowhere"), pool)
-    with pytest.raises(UserError, match="nowhere is not a folder; a workspace stands on one"):
+    with pytest.raises(UserError, match="nowhere is not a folder; a workspace needs one"):
         asyncio.run(workspace.prepare())
 
 
