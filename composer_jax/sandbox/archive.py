@@ -1,4 +1,4 @@
-"""Changes as tar archives: how they get into a container and out of it."""
+"""Changes as tar archives, which carry them into a container and out of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from composer_jax.sandbox.inside import files
 
 
 def pack(changes: Mapping[str, Change]) -> bytes:
-    """A tar archive of what changes put there; what they remove is no part of it."""
+    """Returns a tar archive of the files, links and folders of changes, without what they remove."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path, change in sorted(changes.items()):
@@ -35,25 +35,27 @@ def pack(changes: Mapping[str, Change]) -> bytes:
 
 
 def unpack(archive: bytes) -> dict[str, Change]:
-    """The files and links of an archive that a container has sent. Raises SandboxFileError for a broken one."""
-    found = {}
+    """Returns the files and links of an archive from a container. Raises SandboxFileError for a broken archive."""
+    changes = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             for entry in tar:
                 path = entry.name.removeprefix("./")
                 if entry.issym():
-                    found[path] = Change("link", entry.linkname.encode(errors="surrogateescape"), 0o777)
+                    changes[path] = Change("link", entry.linkname.encode(errors="surrogateescape"), 0o777)
                 elif (content := tar.extractfile(entry)) is not None:
-                    found[path] = Change("file", content.read(), entry.mode & 0o777)
+                    changes[path] = Change("file", content.read(), entry.mode & 0o777)
     except (tarfile.TarError, KeyError) as error:
         raise SandboxFileError(f"the container sent no readable archive: {error}") from error
-    return found
+    return changes
 
 
 def unpack_into(archive: IO[bytes], folder: Path, most: int) -> None:
-    """The files, folders and links of an archive that a container has sent, in a folder of this process's user. No link
-    is followed on the way, whatever the archive says. Raises SandboxFileError for one that is broken, that leads out of
-    the folder, or whose files hold more than `most` bytes."""
+    """Unpacks files, folders and links of an archive from a container into a folder; follows no link on the way.
+
+    Raises SandboxFileError for an archive that is broken, that leads out of the folder, or whose files hold more than
+    `most` bytes.
+    """
     target, left = files.Workspace(str(folder), "/", most), most
     try:
         with tarfile.open(fileobj=archive, mode="r:") as tar:
@@ -63,8 +65,11 @@ def unpack_into(archive: IO[bytes], folder: Path, most: int) -> None:
                 if path in ("", ".") or not (entry.isdir() or entry.issym() or entry.isreg() or entry.islnk()):
                     continue
                 data = entry.linkname.encode(errors="surrogateescape") if entry.issym() else b""
-                if kind == "file":  # of another name of a file: the content
-                    data = tar.extractfile(entry).read(left + 1)
+                if kind == "file":  # for a hard link, the content of the other name
+                    content = tar.extractfile(entry)
+                    if content is None:
+                        raise SandboxFileError(f"{path} is a hard link to something that is not a file")
+                    data = content.read(left + 1)
                     left -= len(data)
                     if left < 0:
                         raise SandboxFileError(f"the workspace holds more than {most >> 20} MiB")
@@ -79,12 +84,12 @@ def unpack_into(archive: IO[bytes], folder: Path, most: int) -> None:
 
 
 def names(folder: Path) -> set[str]:
-    """Relative paths of all that is in a folder."""
+    """Returns the relative paths of everything in a folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
 def is_same(path: Path, change: Change) -> bool:
-    """Whether a path of the host holds what a change would put there."""
+    """Whether a path of the host holds what the change would write there."""
     if path.is_symlink():
         return change.kind == "link" and str(path.readlink()).encode(errors="surrogateescape") == change.data
     if path.is_dir():

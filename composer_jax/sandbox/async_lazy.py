@@ -1,4 +1,4 @@
-"""A value that is costly to make, made at most once and away from the event loop, whoever asks first."""
+"""A value that is computed at most once, on first use, in a thread."""
 
 import asyncio
 import threading
@@ -17,8 +17,11 @@ def _ignore_error(future: asyncio.Future) -> None:
 
 
 class AsyncLazy(Generic[T]):
-    """make() in a thread, once; who asks meanwhile waits for the same. What it raises goes to all who wait, and the
-    next to ask makes it try again. Works from any event loop; who is cancelled cancels only his own waiting."""
+    """The result of make(), which runs in a thread on first use; concurrent callers wait for the same run.
+
+    An exception is raised in every waiting caller, and the next call tries again. Works from any event loop.
+    Cancelling one caller does not cancel the others.
+    """
 
     def __init__(self, make: Callable[[], T]):
         self._make = make
@@ -26,20 +29,24 @@ class AsyncLazy(Generic[T]):
         self._future: Future[T] | None = None
 
     async def get(self) -> T:
-        """The value."""
+        """Returns the value."""
         waiting = asyncio.wrap_future(self._submit())
-        waiting.add_done_callback(_ignore_error)  # who was cancelled hears of no error, and nobody else has this future
+        waiting.add_done_callback(
+            _ignore_error
+        )  # a cancelled caller never reads the error, and no other has this future
         return await asyncio.shield(waiting)
 
     def get_here(self) -> T:
-        """The value, for callers that may block. Made here if no thread is at it yet, so that what is made can itself
-        ask for other values: it never waits for a thread to become free."""
+        """Returns the value; blocks. Runs make() in this thread if no other thread has begun.
+
+        So make() itself may call get_here() of other values without waiting for a free thread.
+        """
         future = self._submit()
         self._compute(future)
         return future.result()
 
     async def settled(self) -> None:
-        """Waits until it is not being made, if it is; whether it could be made does not matter here."""
+        """Waits until make() does not run; its errors are not raised here."""
         with self._lock:
             future = self._future
         if future is not None:
@@ -49,7 +56,7 @@ class AsyncLazy(Generic[T]):
 
     @property
     def is_computing(self) -> bool:
-        """Whether a thread is at it, or is about to be."""
+        """Whether make() runs or is queued."""
         with self._lock:
             return self._future is not None and not self._future.done()
 
@@ -62,7 +69,7 @@ class AsyncLazy(Generic[T]):
             return self._future
 
     def _compute(self, future: "Future[T]") -> None:
-        """Makes the value unless another thread has begun to."""
+        """Runs make() unless another thread has begun."""
         with self._lock:
             if future.running() or future.done() or not future.set_running_or_notify_cancel():
                 return

@@ -1,4 +1,4 @@
-"""What a workspace holds that its tree does not."""
+"""One difference between a workspace and its tree."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,10 +6,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Change:
-    """One path of a workspace that differs from the folder that the workspace was made of.
+    """One path at which a workspace differs from the folder it was made from.
 
-    kind: "file", "link", "folder" (one that was not there), or "gone" (it and all that was below it).
-    data: the content of a file, the target of a link as bytes, else nothing.
+    kind: "file", "link", "folder" (a new one), or "gone" (the path and everything below it).
+    data: the content of a file, the target of a link as bytes, else empty.
     mode: permission bits.
     """
 

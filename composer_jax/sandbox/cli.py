@@ -1,4 +1,4 @@
-"""One command of a person in a sandbox of its own, on a copy of a folder."""
+"""`python -m launch.sandbox`: one command in a sandbox of its own, on a copy of a folder."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from composer_jax.sandbox.local_pool import LocalSandboxPool
 from composer_jax.sandbox.run_result import RunResult
 
 FAILED = 125
-"""Exit code for what the sandbox itself could not do, as env(1) and container engines have it."""
+"""Exit code for a failure of the sandbox itself, as with env(1) and container engines."""
 
 
 async def run_command(
@@ -31,9 +31,9 @@ async def run_command(
     write_back: bool = False,
     on_result: Callable[[RunResult], None] = lambda result: None,
 ) -> RunResult:
-    """Runs a command where `folder` is the workspace. Only with `write_back` the folder itself changes, afterwards.
+    """Runs a command with `folder` as the workspace. The folder itself changes only with `write_back`, afterwards.
 
-    packages: a folder that Python inside can import from. on_result: is given the result before anything is written.
+    packages: a folder that Python inside can import from. on_result: called with the result before anything is written.
 
     Raises:
       UserError: the folder cannot be read, or the machine cannot build a sandbox.
@@ -42,8 +42,8 @@ async def run_command(
     """
     folder = folder.resolve()
     async with LocalSandboxPool(limits, backend, size=1, network=network) as pool:
-        shown = pool.tree(packages) if packages else None
-        async with await pool.acquire({}, pool.tree(folder), packages=shown, network=network) as sandbox:
+        packages_tree = pool.tree(packages) if packages else None
+        async with await pool.acquire({}, pool.tree(folder), packages=packages_tree, network=network) as sandbox:
             result = await sandbox.run(command, stdin=stdin)
             on_result(result)
             if write_back:
@@ -52,7 +52,7 @@ async def run_command(
 
 
 def apply_changes(folder: Path, changes: Mapping[str, Change], limits: SandboxLimits) -> None:
-    """Makes a folder of the host differ by `changes`. Each file is replaced in one step, and no link is followed.
+    """Makes changes in a folder of the host. Each file is replaced atomically, and no link is followed.
 
     Raises SandboxFileError with the path that cannot be written.
     """
@@ -68,8 +68,7 @@ def apply_changes(folder: Path, changes: Mapping[str, Change], limits: SandboxLi
 
 
 def _mode(path: Path, change: Change) -> int:
-    """The change's mode, without the rights that a copy for sandboxes has more than the original: root's files are
-    made readable for who is not root."""
+    """Returns the mode of a change without the read rights that tree.copy_folder added to files of root."""
     try:
         before = stat.S_IMODE(path.lstat().st_mode)
     except (OSError, ValueError):  # not there, or a name that nothing can have, which apply() refuses

@@ -59,7 +59,7 @@ class Engine:
         return sorted(json.loads(shown.stdout or "null") or {}) if shown.returncode == 0 else []
 
     def build(self, folder: Path | str, image: str) -> None:
-        """Builds an image from a folder with a Dockerfile. Raises UserError with the last line of the engine's output."""
+        """Builds an image from a folder with a Dockerfile. Raises UserError with the last line of the output."""
         built = self.call("build", "--tag", image, str(folder), timeout_s=BUILD_S)
         if built.returncode:
             raise UserError(f"the image of {folder} cannot be built: {last_line(built.stderr or built.stdout)}")

@@ -1,4 +1,4 @@
-"""What one sandbox may use."""
+"""The resources that one sandbox may use."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,13 @@ class SandboxLimits:
     machine.
     """
 
-    timeout_s: float = 10.0  # wall-clock seconds of one command, when run() is not told otherwise
+    timeout_s: float = 10.0  # wall-clock seconds of one command, unless run() gives another limit
     cpu_s: int = 30  # CPU seconds of one process
     memory_mb: int = 512  # MiB: address space of one process, and private memory of all processes together
     processes: int = 64  # processes and threads at once
     file_mb: int = 32  # MiB: largest file a command can write
     open_files: int = 256  # file descriptors of one process
-    workspace_mb: int = 64  # MiB: what changes under /workspace between two snapshots; what one reply may hold
+    workspace_mb: int = 64  # MiB: changes under /workspace between two snapshots, and one reply of the worker
     tmp_mb: int = 32  # MiB: all files under /tmp, and again under /dev/shm
     output_kb: int = 64  # KiB kept of stdout, and again of stderr: the first and the last half of it
     output_stop_mb: int = 8  # MiB of stdout and stderr together after which the command is stopped
@@ -32,7 +32,7 @@ class SandboxLimits:
                 raise ValueError(f"SandboxLimits.{name} is {value}; it must be above zero")
 
     def as_bytes(self) -> dict[str, int]:
-        """The same as the worker wants them: bytes, seconds and counts."""
+        """The limits in the units of the worker: bytes, seconds and counts."""
         return {
             "cpu_s": int(self.cpu_s),
             "memory_bytes": self.memory_mb * MIB,

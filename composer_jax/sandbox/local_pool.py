@@ -1,4 +1,4 @@
-"""Sandboxes by the dozen: at most `size` in use, a few always ready."""
+"""A pool of local sandboxes: at most `size` in use, and a few kept ready."""
 
 import asyncio
 import itertools
@@ -23,23 +23,23 @@ from composer_jax.sandbox.spawner import Spawner, start
 from composer_jax.sandbox.tree import MAX_DEPTH, Tree, copy_folder
 from composer_jax.sandbox.tree_cache import TreeCache
 
-WARM = 8  # most empty sandboxes kept ready: some 3 MB and no CPU time each
-READY_S = 20.0  # longest a sandbox may take to start; it needs some milliseconds
-END_S = 1.0  # longest between the end of a zygote's line and its own
+WARM = 8  # empty sandboxes kept ready: about 3 MB and no CPU time each
+READY_S = 20.0  # longest a sandbox may take to start; usually milliseconds
+END_S = 1.0  # longest between the end of the zygote's socket and of its process
 ATTEMPTS = 3  # a failed start is tried twice more
 
 
 class LocalSandboxPool:
     """Hands out fresh sandboxes. Construct it anywhere, use it from one event loop at a time.
 
-    Raises UserError, from the constructor, when this machine cannot build the sandboxes asked for; RuntimeWarning
-    for the backend that isolates nothing.
+    The constructor raises UserError when this machine cannot build such sandboxes, and warns (RuntimeWarning) for the
+    backend that isolates nothing.
 
     backend: "auto" is "bubblewrap" where the machine allows it, else "landlock", with a logged warning that says why
     and what is weaker. "subprocess" isolates nothing.
 
-    overlays: False makes workspaces on trees by copying, as is done where the kernel has no overlays for it.
-    network: True lets acquire() give sandboxes the network of the host.
+    overlays: False copies trees into workspaces, as without an overlay file system in the kernel.
+    network: True allows acquire(network=True).
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class LocalSandboxPool:
         self.size = size
         self.network = network
         self._trees = tempfile.TemporaryDirectory(prefix="composer-trees-")
-        if os.geteuid() == 0:  # what reads it is not root
+        if os.geteuid() == 0:  # the sandboxes that read it are not root
             os.chmod(self._trees.name, 0o755)
-        with tempfile.TemporaryDirectory() as folder:  # what the zygote tries overlays on
+        with tempfile.TemporaryDirectory() as folder:  # for the zygote, which tests overlays on it
             Path(folder, "file").touch()
             copy_folder(Path(folder), Path(self._trees.name, layers.PROBE))
         self._overlays = overlays
         self.trees = TreeCache(self.tree)
-        """Trees of folders that do not change, one for all who ask."""
+        """The trees of folders that do not change, one for all callers."""
         self._numbers = itertools.count()
         self._warm: deque[LocalSandbox] = deque()
         self._used: set[LocalSandbox] = set()
@@ -101,10 +101,9 @@ class LocalSandboxPool:
         return WORKSPACE_PATHS
 
     def tree(self, folder: Path | None = None) -> Tree:
-        """A pristine copy of a folder for any number of sandboxes, copied once; None: an empty one.
+        """Returns a pristine copy of a folder for any number of sandboxes; None: an empty one.
 
-        Raises:
-          UserError: it is no folder, or cannot be read.
+        Raises UserError when `folder` is no folder, or cannot be read.
         """
         if folder is None:
             return Tree(self)
@@ -125,16 +124,15 @@ class LocalSandboxPool:
         network: bool = False,
         grading: bool = False,
     ) -> LocalSandbox:
-        """A fresh sandbox holding `files`, on top of `tree` if there is one; waits while `size` are in use. Give it
-        back with its close().
+        """Returns a fresh sandbox with `files` on top of `tree`; waits while `size` are in use. The caller closes it.
 
-        packages: a folder that every Python inside can import from; seen, and not to be changed, at /opt/packages.
-        tests: a folder that is seen at /tests, also read-only; /logs/verifier is then an empty folder to write to.
-        network: with the network of the host, its local services included. The pool must have been made for it.
+        packages: a folder that every Python inside can import from, mounted read-only at /opt/packages.
+        tests: a folder that is mounted read-only at /tests, beside an empty, writable /logs/verifier.
+        network: with the network of the host, its local services included. The pool must have been made with it.
         grading: changes nothing, since these sandboxes hide nothing.
 
-        Raises UserError for trees that cannot be used so, SandboxDied when three attempts failed or the snapshots of
-        the tree have gone with the process that kept them, SandboxFileError for a file that no workspace can hold.
+        Raises UserError for trees that cannot be mounted so, SandboxDied when three attempts failed or the snapshots of
+        the tree were lost with the zygote that held them, SandboxFileError for a file that cannot be written.
         """
         plan = MountPlan(Tree(self) if tree is None else tree, packages, tests, network)
         while len(self._used) >= self.size and not self._closed:
@@ -145,7 +143,7 @@ class LocalSandboxPool:
             try:
                 sandbox = self._take_sandbox(plan)
             except BaseException:
-                self._wake_next()  # the place is another's
+                self._wake_next()  # another caller gets the place
                 raise
             try:
                 await sandbox.wait_ready(READY_S)
@@ -153,7 +151,7 @@ class LocalSandboxPool:
                     await sandbox.write_files(files)
                 return sandbox
             except SandboxDied:
-                self._drop_warm()  # whatever killed this one may have killed them all
+                self._drop_warm()  # the cause may have killed them all
                 if attempt + 1 == ATTEMPTS:
                     raise
             except BaseException:
@@ -162,7 +160,7 @@ class LocalSandboxPool:
         raise AssertionError("unreachable")
 
     async def close(self) -> None:
-        """End every sandbox of this pool, used or not."""
+        """Ends every sandbox of this pool, used or not."""
         self.kill()
 
     def kill(self) -> None:
@@ -183,7 +181,7 @@ class LocalSandboxPool:
         self.kill()
 
     def _take_sandbox(self, plan: MountPlan) -> LocalSandbox:
-        """A started sandbox, perhaps not ready yet; its replacement is ordered in the same breath."""
+        """Returns a started sandbox, perhaps not ready yet, and starts its replacement."""
         if not self._spawner.is_alive():
             self._replace_spawner()
         self.check_plan(plan)
@@ -200,10 +198,10 @@ class LocalSandboxPool:
         return sandbox
 
     def _fill_warm(self) -> None:
-        wanted = min(WARM, self.size - len(self._used))
-        while len(self._warm) < wanted:
+        target = min(WARM, self.size - len(self._used))
+        while len(self._warm) < target:
             self._warm.append(self._start_sandbox(MountPlan(Tree(self))))
-        while len(self._warm) > wanted:
+        while len(self._warm) > target:
             self._warm.pop().end("it was not needed")
 
     def _start_sandbox(self, plan: MountPlan) -> LocalSandbox:
@@ -219,26 +217,27 @@ class LocalSandboxPool:
         return LocalSandbox(name, channel, plan)
 
     def check_plan(self, plan: MountPlan) -> None:
-        """Raises what is wrong with making a sandbox of it."""
+        """Raises UserError or SandboxDied for a plan that cannot be mounted."""
         if any(tree.pool is not self for tree in plan.trees):
-            raise UserError("this tree is of another sandbox pool; a workspace stands on trees of its own pool.")
+            raise UserError("this tree is of another sandbox pool; use a tree of the pool that makes the sandbox.")
         if not plan.tree.is_alive_in(self._spawner):
-            raise SandboxDied("the snapshots of this tree have gone with the process that kept them")
-        for shown in (plan.packages, plan.tests):
-            if shown is not None and (shown.base is None or shown.layers):
+            raise SandboxDied("the snapshots of this tree were lost with the process that held them")
+        for tree in (plan.packages, plan.tests):
+            if tree is not None and (tree.base is None or tree.layers):
                 raise UserError(
-                    "packages and tests are shown from a folder; make their tree with LocalSandboxPool.tree(folder)."
+                    "packages and tests are mounted from a folder; make their tree with LocalSandboxPool.tree(folder)."
                 )
         if plan.tests is not None and not self.capabilities.can_mount_tests:
-            raise UserError(f"the sandbox backend {self.backend!r} cannot show tests at /tests; use bubblewrap.")
+            raise UserError(f"the sandbox backend {self.backend!r} cannot mount tests at /tests; use bubblewrap.")
         if plan.network and not self.capabilities.can_use_network:
             raise UserError("this sandbox pool has no network; make it with network=True.")
 
     def freeze(self, sandbox: LocalSandbox) -> Tree:
-        """What the sandbox's workspace holds; its worker is ended. (LocalSandbox.snapshot calls this.)"""
+        """Ends the worker of a sandbox and returns its workspace as a tree. LocalSandbox.snapshot calls this."""
         if sandbox.plan.tree.depth >= MAX_DEPTH:
             raise UserError(
-                f"the workspace stands on {MAX_DEPTH} snapshots, which is the most; take a new tree of its files."
+                f"the workspace has {MAX_DEPTH} snapshots on top of each other, which is the most; make a new tree of "
+                "its files."
             )
         spawner, layer = self._spawner, sandbox.name
         spawner.freeze_layer(layer)
@@ -247,7 +246,7 @@ class LocalSandboxPool:
         return tree
 
     def restart_worker(self, sandbox: LocalSandbox) -> tuple[str, socket.socket]:
-        """Name and line of a new worker for the sandbox. (LocalSandbox.restore calls this.)"""
+        """Starts a new worker for a sandbox; returns its name and socket. LocalSandbox.restore calls this."""
         name = str(next(self._numbers))
         channel = self._spawner.spawn(name, sandbox.plan.to_json())
         self._spawner.kill(sandbox.name)
@@ -263,7 +262,7 @@ class LocalSandboxPool:
             self._warm.pop().end("it was not needed")
 
     def on_sandbox_end(self, sandbox: LocalSandbox) -> None:
-        """A sandbox has ended. (LocalSandbox.end calls this.)"""
+        """Gives the place of an ended sandbox to the next caller. LocalSandbox.end calls this."""
         self._spawner.kill(sandbox.name)
         if sandbox in self._used:
             self._used.remove(sandbox)
@@ -276,7 +275,7 @@ class LocalSandboxPool:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled():
-                self._wake_next()  # the turn was ours: pass it on
+                self._wake_next()  # this caller had got the place: pass it on
             raise
 
     def _wake_next(self) -> None:

@@ -1,4 +1,4 @@
-"""The host's end of one sandbox."""
+"""The host's side of one local sandbox."""
 
 import asyncio
 import json
@@ -22,10 +22,10 @@ MAX_HEADER = 16 * MIB  # of a reply; the worker is not trusted with the host's m
 
 
 class LocalSandbox:
-    """One isolated workspace with a worker inside; made by LocalSandboxPool.acquire().
+    """One isolated workspace with a worker process inside; made by LocalSandboxPool.acquire().
 
-    Calls may overlap; they are carried out one after the other. A call that is cancelled ends the sandbox, since
-    nobody knows how far it came. Every call raises SandboxDied once the sandbox is gone.
+    Calls may overlap; they run one after the other. Cancelling a call ends the sandbox, whose state would be unknown.
+    Every call raises SandboxDied once the sandbox has ended.
     """
 
     def __init__(self, name: str, channel: socket.socket, plan: MountPlan):
@@ -34,38 +34,38 @@ class LocalSandbox:
         self.limits = plan.tree.pool.limits
         self._channel = channel
         self._pool = plan.tree.pool
-        self._changes: dict[str, Change] = {}  # as far as the worker has told
+        self._changes: dict[str, Change] = {}  # that the worker has reported so far
         self.jobs = 0
-        """Processes that the shell had running when its last command ended."""
-        self._worker: Literal["ready", "starting", "none"] = "ready"  # ordered: its first word is still to come
+        """Processes that were running beside the shell when its last command ended."""
+        self._worker: Literal["ready", "starting", "none"] = "ready"  # starting: not ready yet
         self._turn = asyncio.Lock()
-        self._busy = False  # an answer is awaited, until the alarm rings
+        self._busy = False  # a call waits for an answer, at most until the alarm
         self._alarm: asyncio.TimerHandle
-        self._end: str | None = None  # why it is gone
+        self._end: str | None = None  # why the sandbox has ended
 
     async def read(self, path: str) -> bytes:
-        """Content of a file; paths are relative to the workspace, or absolute below /workspace."""
+        """Returns the content of a file. Paths are relative to the workspace, or absolute below /workspace."""
         return (await self._call({"op": "read", "path": path}))[1]
 
     async def write(self, path: str, data: bytes | str) -> None:
-        """Create or replace a file and the folders above it."""
+        """Creates or replaces a file, and creates the folders above it."""
         await self._call({"op": "write", "path": path}, _encode(data))
 
     async def delete(self, path: str) -> None:
-        """Remove one file."""
+        """Removes one file."""
         await self._call({"op": "delete", "path": path})
 
     async def list(self) -> list[str]:
-        """Relative paths of all regular files, sorted."""
+        """Returns the relative paths of all regular files, sorted."""
         return (await self._call({"op": "list"}))[0]["paths"]
 
     async def run(
         self, argv: Sequence[str], *, timeout_s: float | None = None, stdin: bytes = b"", output_kb: int | None = None
     ) -> RunResult:
-        """Run a command in /workspace and wait until it ends; `["python", ...]` needs no interpreter start.
+        """Runs a command in /workspace and waits until it ends; `["python", ...]` needs no interpreter start.
 
-        Whatever the command leaves running is killed. `timeout_s` defaults to SandboxLimits.timeout_s. Raises UserError
-        for an `output_kb`: the worker truncates output to SandboxLimits.output_kb.
+        Processes that the command leaves running are killed. `timeout_s` defaults to SandboxLimits.timeout_s. Raises
+        UserError for an `output_kb`: the worker truncates output to SandboxLimits.output_kb.
         """
         if output_kb is not None:
             raise UserError("a local sandbox has no output limit per command; set SandboxLimits.output_kb of its pool.")
@@ -76,10 +76,11 @@ class LocalSandbox:
         return _parse_result(*await self._call(request, stdin, seconds + GRACE_S))
 
     async def shell(self, command: str, *, timeout_s: float | None = None) -> RunResult:
-        """Run a command in the sandbox's own bash, which keeps working folder, variables and background jobs.
+        """Runs a command in the persistent bash of the sandbox, which keeps working folder, variables and jobs.
 
-        A command that must be stopped is killed with all that it started; the shell goes on. A shell that ends (`exit`)
-        says so on stderr, and the next command starts in a new one, as after snapshot() and restore(). stdin is empty.
+        A command that exceeds a limit is killed with everything it started; the shell goes on. When the shell ends
+        (`exit`), stderr says so and the next command starts in a new one, as after snapshot() and restore(). stdin is
+        empty.
         `timeout_s` defaults to SandboxLimits.timeout_s.
         """
         if rejected := reject_shell_command(command):
@@ -91,18 +92,18 @@ class LocalSandbox:
         return _parse_result(header, body)
 
     async def write_files(self, files: Mapping[str, bytes | str]) -> None:
-        """Create or replace several files at once."""
+        """Creates or replaces several files at once."""
         contents = {path: _encode(data) for path, data in files.items()}
         index = [(path, len(data)) for path, data in contents.items()]
         await self._call({"op": "write_files", "files": index}, b"".join(contents.values()))
 
     async def changes(self) -> dict[str, Change]:
-        """In what the workspace differs from the folder it was made of (an empty one, if of none): path -> Change.
+        """Returns how the workspace differs from the folder it was made from, or from an empty one: path -> Change.
 
-        Takes as long as little changed since the last call. Raises SandboxFileError when it is more than one reply may
-        hold (SandboxLimits.workspace_mb).
+        The time grows with what changed since the last call. Raises SandboxFileError for more than
+        SandboxLimits.workspace_mb.
         """
-        patience_s = REPLY_S + self.limits.workspace_mb / 10  # a tenth of a second for each MiB there may be
+        patience_s = REPLY_S + self.limits.workspace_mb / 10  # a tenth of a second for each MiB
         header, body = await self._call({"op": "changes"}, timeout_s=patience_s)
         start = 0
         for path in header["same"]:
@@ -113,40 +114,40 @@ class LocalSandbox:
         return dict(sorted(self._changes.items()))
 
     async def apply(self, changes: Mapping[str, Change]) -> None:
-        """Makes the workspace differ by these, too; what is in the way is removed."""
+        """Makes these changes in the workspace; what is in the way is removed."""
         ordered = sorted(changes.items())
         index = [(path, change.kind, change.mode, len(change.data)) for path, change in ordered]
         await self._call({"op": "apply", "changes": index}, b"".join(change.data for _, change in ordered))
 
     async def snapshot(self) -> Tree:
-        """The state of the workspace, which any number of sandboxes can stand on. Takes as long whatever it holds.
+        """Returns the state of the workspace as a tree for any number of sandboxes, in a time independent of its size.
 
-        The sandbox goes on from there with a new worker: /tmp is empty afterwards. Raises UserError when it stands on
-        as many snapshots as it can.
+        The sandbox continues with a new worker, so /tmp is empty afterwards. Raises UserError for more snapshots on top
+        of each other than the kernel can mount (tree.MAX_DEPTH).
         """
         tree = await self._freeze()
         self._start_worker()
         return tree
 
     async def restore(self, tree: Tree) -> None:
-        """Makes the workspace what it was when `tree` was taken, with a new worker."""
+        """Returns the workspace to the state `tree`, with a new worker."""
         async with self._turn:
             self._require_alive()
             self._set_tree(tree)
             self._start_worker()
 
     async def fork(self) -> "LocalSandbox":
-        """Another sandbox of the pool whose workspace holds the same; waits for it as LocalSandboxPool.acquire does."""
+        """Returns another sandbox with the same workspace; waits for a place in the pool as acquire() does."""
         if self._pool.size == 1:
             raise UserError("a sandbox pool of size 1 has no room for a fork; make it larger.")
         tree, plan = await self._freeze(), self.plan
         try:
             return await self._pool.acquire({}, tree, packages=plan.packages, tests=plan.tests, network=plan.network)
         finally:
-            self._start_worker()  # after the other's, for which somebody waits
+            self._start_worker()  # after the worker of the fork, for which the caller waits
 
     async def _freeze(self) -> Tree:
-        """The state of the workspace as a tree, on which it stands then, without a worker."""
+        """Returns the state of the workspace as a tree and mounts the workspace on it; no worker runs afterwards."""
         async with self._turn:
             await self._ensure_worker()
             tree = self._pool.freeze(self)
@@ -155,13 +156,13 @@ class LocalSandbox:
         return tree
 
     async def _wait_for_worker_exit(self) -> None:
-        """Waits until the worker has: before, neither is its last write final nor does the zygote know what to keep."""
+        """Waits until the worker process has ended: only then is its layer complete and known to the zygote."""
         self._busy = True
         try:
             async with asyncio.timeout(REPLY_S):
                 while await asyncio.get_running_loop().sock_recv(self._channel, 65536):
                     pass
-        except OSError as error:  # a connection that was reset is an end as well, a time that is over is not
+        except OSError as error:  # a reset connection is an end as well, a timeout is not
             if isinstance(error, TimeoutError):
                 self.end(f"it did not end within {REPLY_S:.0f} s")
         except BaseException:
@@ -174,13 +175,13 @@ class LocalSandbox:
         self._require_alive()
 
     def _set_tree(self, tree: Tree) -> None:
-        """The workspace is a tree from now on; the worker it had is of no use any more."""
+        """Makes `tree` the state of the workspace; the present worker does not know it and is replaced."""
         plan = replace(self.plan, tree=tree)
         self._pool.check_plan(plan)
         self.plan, self._worker, self._changes, self.jobs = plan, "none", {}, 0
 
     def _start_worker(self) -> None:
-        """A new worker, if there is none; whoever calls next waits for it."""
+        """Starts a new worker if there is none; the next call waits for it."""
         if self._worker != "none" or self._end is not None:
             return
         old = self._channel
@@ -193,7 +194,7 @@ class LocalSandbox:
         self._worker = "starting"
 
     async def _ensure_worker(self) -> None:
-        """Waits for a new worker's first word."""
+        """Starts a worker if there is none, and waits until it is ready."""
         self._start_worker()
         self._require_alive()
         if self._worker == "starting":
@@ -201,15 +202,15 @@ class LocalSandbox:
             await self.wait_ready(REPLY_S)
 
     async def close(self) -> None:
-        """Kill the sandbox and everything in it; calling it again does nothing."""
+        """Kills the sandbox and every process in it. A second call does nothing."""
         self.end("it was closed")
 
     def end(self, why: str) -> None:
-        """close() for callers outside a coroutine; `why` is what later calls will be told."""
+        """close() for callers outside a coroutine. `why` is part of the SandboxDied that later calls raise."""
         if self._end is None:
             self._end = why
             if self._busy:
-                self._channel.shutdown(socket.SHUT_RDWR)  # wakes the call that waits; it closes
+                self._channel.shutdown(socket.SHUT_RDWR)  # wakes the waiting call, which then closes it
             else:
                 self._channel.close()
             self._pool.on_sandbox_end(self)
@@ -221,7 +222,7 @@ class LocalSandbox:
         self.end("it was closed")
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Wait for the worker's first word. Raises SandboxDied with the worker's reason when it could not start."""
+        """Waits until the worker is ready. Raises SandboxDied with its reason when it cannot start."""
         await self._answer(None, timeout_s)
 
     async def _call(self, header: dict[str, Any], body: bytes = b"", timeout_s: float = REPLY_S) -> tuple[dict, bytes]:
@@ -233,7 +234,7 @@ class LocalSandbox:
         return reply, data
 
     async def _answer(self, request: bytes | None, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """Send one frame, receive one. On anything unexpected the sandbox ends here."""
+        """Sends one frame and receives one. Anything unexpected ends the sandbox."""
         self._require_alive()
         self._busy = True
         loop = asyncio.get_running_loop()
@@ -262,7 +263,7 @@ class LocalSandbox:
             raise SandboxDied(f"sandbox {self.name} is gone: {self._end}")
 
     def _on_timeout(self, why: str) -> None:
-        """The time is over. If this machine slept, and not the worker, the answer is among the next events."""
+        """Ends the sandbox after a last second: if this machine was suspended, the answer is among the next events."""
         self._alarm = asyncio.get_running_loop().call_later(LAST_CALL_S, self.end, why)
 
     async def _receive(self, loop: asyncio.AbstractEventLoop) -> tuple[dict[str, Any], bytes]:
@@ -286,7 +287,7 @@ class LocalSandbox:
     async def _receive_some(self, loop: asyncio.AbstractEventLoop, count: int) -> bytes:
         data = await loop.sock_recv(self._channel, count)
         if not data:
-            raise ConnectionError("the worker has gone")
+            raise ConnectionError("the worker has ended")
         return data
 
 

@@ -1,4 +1,4 @@
-"""The host's line to the zygote of a pool: start it, ask for sandboxes, end them."""
+"""The host's connection to the zygote of a pool: starts it, asks for sandboxes, ends them."""
 
 import json
 import logging
@@ -15,15 +15,18 @@ from composer_jax.sandbox.inside import disk, frames, seccomp
 from composer_jax.sandbox.limits import SandboxLimits
 from composer_jax.sandbox.mount_plan import EMPTY_PLAN
 
-END_S = 30.0  # longest its launcher may take to end what is left and to remove it from the disk; seldom 0.1 s
+END_S = 30.0  # longest the launcher may take to kill what is left and to remove its files; usually below 0.1 s
 START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
 
 
 def start(
     name: str, limits: SandboxLimits, trees: str, overlays: bool, network: bool
 ) -> tuple[backends.Backend, "Spawner"]:
-    """The backend called `name` and its first zygote; "auto" is bubblewrap, and Landlock, with a warning, where the
-    machine has none or refuses it. Raises UserError when it refuses both, or the first where the network is wanted."""
+    """Returns the backend called `name` and its first zygote.
+
+    "auto" is bubblewrap, or Landlock with a warning where bubblewrap is missing or refused. Raises UserError when this
+    machine refuses both, or bubblewrap for a pool with network, which Landlock cannot give.
+    """
     try:
         return _start("bubblewrap" if name == "auto" else name, limits, trees, overlays, network)
     except backends.BackendRefused as error:
@@ -51,10 +54,10 @@ def _start(
 
 
 class Spawner:
-    """One zygote. Every method returns at once, needs no event loop and may be called from any thread in turn."""
+    """One zygote. Methods do not block and need no event loop; threads may call them one at a time."""
 
     def __init__(self, backend: backends.Backend, limits: SandboxLimits, trees: str, overlays: bool):
-        """Start the zygote and wait until it is ready. Raises UserError when this machine does not allow it."""
+        """Starts the zygote and waits until it is ready. Raises UserError when this machine does not allow it."""
         needs_scratch = backend.isolation == "none"
         self._scratch = tempfile.TemporaryDirectory(prefix="composer-sandboxes-") if needs_scratch else None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -77,7 +80,7 @@ class Spawner:
             raise backends.diagnose(backend.name, refusal)
 
     def _greet(self, config: dict) -> str | None:
-        """Send the configuration and wait for the zygote; what bubblewrap says if there will be none."""
+        """Sends the configuration and waits for the zygote; returns the output of the launcher if it fails."""
         try:
             self._control.settimeout(START_S)
             self._control.send(json.dumps(config).encode())
@@ -88,7 +91,7 @@ class Spawner:
         return None if ready else self.output()
 
     def _probe(self) -> str | None:
-        """Build one sandbox and throw it away, so that a machine that refuses is found out now; its reason if so."""
+        """Builds one sandbox and ends it, so that a refusal of this machine shows at once; returns the reason."""
         try:
             with self.spawn("first", EMPTY_PLAN) as channel:
                 channel.settimeout(START_S)
@@ -99,7 +102,7 @@ class Spawner:
         return answer[0].get("broken") if answer else "its worker ended at once"
 
     def is_alive(self, patience_s: float = 0.0) -> bool:
-        """Whether the zygote still runs, and goes on to for so long."""
+        """Whether the zygote runs and does not end within `patience_s` seconds."""
         try:
             self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -107,14 +110,14 @@ class Spawner:
         return False
 
     def output(self) -> str:
-        """What bubblewrap and the zygote printed."""
+        """The first 4096 bytes that bubblewrap and the zygote printed."""
         self._output.seek(0)
         return self._output.read(4096).decode(errors="replace")
 
     def spawn(self, name: str, plan: dict[str, Any]) -> socket.socket:
-        """Ask for a sandbox with this plan (MountPlan.to_json).
+        """Asks for a sandbox with this plan (MountPlan.to_json); returns the non-blocking socket of its worker.
 
-        Its worker will speak on the returned, non-blocking socket. Raises OSError when there is no zygote left.
+        Raises OSError when the zygote has ended.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -124,28 +127,28 @@ class Spawner:
         return ours
 
     def kill(self, name: str) -> None:
-        """End the sandbox of that name and everything in it."""
+        """Ends the sandbox of that name and every process in it."""
         self._order("-", name)
 
     def freeze_layer(self, name: str) -> None:
-        """End the sandbox of that name and keep what it changed as a layer."""
+        """Ends the sandbox of that name and keeps its changes as a layer."""
         self._order("=", name)
 
     def drop_layer(self, name: str) -> None:
-        """Give up a layer."""
+        """Deletes a layer."""
         self._order("~", name)
 
     def _order(self, kind: str, name: str) -> None:
         try:
             self._control.send(f"{kind}{name}".encode())
         except OSError:
-            pass  # the zygote has gone, and every sandbox and layer with it
+            return  # the zygote has ended, and every sandbox and layer with it
 
     def close(self) -> None:
-        """End the zygote and all its sandboxes; returns when they are gone."""
+        """Ends the zygote and all its sandboxes; returns when they have ended."""
         _end(self._control, self._process)
         if self._scratch and os.path.isdir(self._scratch.name):
-            disk.remove_contents(self._scratch.name)  # folders nested deeper than cleanup() reaches
+            disk.remove_contents(self._scratch.name)  # also folders nested deeper than cleanup() reaches
             self._scratch.cleanup()
 
 

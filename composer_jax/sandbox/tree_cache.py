@@ -1,4 +1,4 @@
-"""One pristine copy of a folder per pool, however many workspaces and gradings stand on it."""
+"""One pristine copy of a folder per pool, shared by all its workspaces and gradings."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 
 class TreeCache(Generic[T]):
-    """The trees of a pool by folder. make: LocalSandboxPool.tree, or what another pool has for it."""
+    """The trees of a pool by folder. make: SandboxPool.tree."""
 
     def __init__(self, make: Callable[[Path], T]):
         self._make = make
         self._trees: OrderedDict[Path, AsyncLazy[T]] = OrderedDict()
 
     async def get(self, folder: Path | None) -> T | None:
-        """The tree of a folder that does not change, copied away from the event loop when first asked for.
+        """Returns the tree of a folder that does not change; a thread copies it on first use. None for None.
 
-        None of none. Raises UserError when the folder is none, or cannot be read.
+        Raises UserError when `folder` is no folder, or cannot be read.
         """
         if folder is None:
             return None
@@ -30,13 +30,13 @@ class TreeCache(Generic[T]):
         if folder not in self._trees:
             if len(self._trees) >= MAX_TREES:
                 oldest = next((old for old, tree in self._trees.items() if not tree.is_computing), None)
-                self._trees.pop(oldest, None)
+                if oldest is not None:
+                    del self._trees[oldest]
             self._trees[folder] = AsyncLazy(lambda: self._make(folder))
         self._trees.move_to_end(folder)
         return await self._trees[folder].get()
 
     async def settled(self) -> None:
-        """Waits until no folder is being copied, so that whoever owns one may remove it. Who asked for the copies
-        hears of their errors; here they are not told."""
+        """Waits until no folder is being copied, so that its owner may remove it. Raises no errors of copies."""
         for tree in list(self._trees.values()):
             await tree.settled()
