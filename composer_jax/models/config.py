@@ -96,9 +96,10 @@ class ModelConfig:
     """Standard deviation of every weight matrix (DeepSeek-V3: 0.006); None means 1/sqrt(fan in)."""
 
     # -- How it is computed
-    dispatch: Literal["dense", "ring", "all_to_all", "ragged_all_to_all"] = "ring"
-    """Expert dispatch (parallel/dispatch/): dense computes every expert for every token; ring never drops a token; the
-    other two move less where experts are spread over more devices than a token has experts, and may drop."""
+    dispatch: str = "ring"
+    """Expert dispatch (parallel/dispatch/): "dense" computes every expert for every token; "ring" never drops a token;
+    "all_to_all" and "ragged_all_to_all" send less if experts are divided over more devices than a token has experts,
+    and may drop tokens. Or the import path of a user's own, "package.module:function"."""
     capacity_factor: float = 2.0
     """Rows that a device has room for at once, as a multiple of what it would get if all experts were chosen equally
     often. What does not fit is dropped by all_to_all and ragged_all_to_all, and takes another round with ring. Not
@@ -190,8 +191,9 @@ class ModelConfig:
             f"remat_saves={self.remat_saves} has names other than {', '.join(SAVES)}.",
         )
         require(
-            self.dispatch in DISPATCH,
-            f"dispatch={self.dispatch!r} is unknown; use one of {', '.join(DISPATCH)}.",
+            self.dispatch in DISPATCH or ":" in self.dispatch,
+            f"dispatch={self.dispatch!r} is unknown; use one of {', '.join(DISPATCH)}, or an import path like "
+            "'package.module:function'.",
         )
         require(
             0 < self.capacity_factor < float("inf"),

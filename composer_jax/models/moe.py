@@ -11,7 +11,7 @@ from composer_jax.models.router import Router
 from composer_jax.models.router_stats import RouterStats, measure_routing
 from composer_jax.ops.activation import Activation, clamped_swiglu, swiglu
 from composer_jax.ops.chunks import map_chunks
-from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
+from composer_jax.parallel.dispatch import Biases, Experts, find_dispatch
 
 
 class MixtureOfExperts(nnx.Module):
@@ -38,7 +38,7 @@ class MixtureOfExperts(nnx.Module):
         experts, activation, config = self._experts(x_TD.dtype), self._activation, self.config
 
         def dispatch(*tokens):
-            y_TD, dropped = DISPATCH[config.dispatch](
+            y_TD, dropped = find_dispatch(config.dispatch)(
                 *tokens, experts, activation, capacity_factor=config.capacity_factor
             )
             return y_TD, dropped[None]

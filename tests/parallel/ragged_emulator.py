@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 
-def emulated(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):
+def emulate_ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):
     """As the collective's documentation says. Rows that a receiver expects and nobody sends are poison."""
     gathered = (jax.lax.all_gather(a, axis_name) for a in (operand, input_offsets, send_sizes, output_offsets))
     operands, starts, sizes, targets = gathered

@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.ops.activation import clamped_swiglu, swiglu
-from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
-from composer_jax.parallel.dispatch.all_to_all import capacity_of
-from composer_jax.parallel.dispatch.ragged import ragged_through, room_of
+from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts, find_dispatch
+from composer_jax.parallel.dispatch.all_to_all import send_capacity
+from composer_jax.parallel.dispatch.ragged import dispatch_through, receive_capacity
 from composer_jax.parallel.mesh import BATCH_AXES, make_mesh
 from composer_jax.parallel.sharding import EXPERT_AXES, all_gather_fsdp, storage_spec
 from tests.models.small import relative_error
-from tests.parallel.ragged_emulator import emulated
+from tests.parallel.ragged_emulator import emulate_ragged_all_to_all
 
 T, D, F, E, K = 32, 8, 3, 8, 3
 RNG = np.random.default_rng(0)
@@ -43,7 +43,7 @@ TARGET = RNG.standard_normal((T, D)).astype(np.float32)
 MESHES = {"8x1": (8, 1, 1), "1x8": (1, 8, 1), "2x4": (2, 4, 1), "4x2": (4, 2, 1), "1x1": (1, 1, 1)}
 TENSOR_MESHES = {"2x2x2": (2, 2, 2), "1x4x2": (1, 4, 2), "2x1x4": (2, 1, 4)}
 # The ragged collective itself does not exist on CPUs: tests/parallel/test_ragged.py has what can be said of it.
-FORMS = DISPATCH | {"ragged_all_to_all": functools.partial(ragged_through, emulated)}
+FORMS = DISPATCH | {"ragged_all_to_all": functools.partial(dispatch_through, emulate_ragged_all_to_all)}
 ENOUGH = 8.0  # a capacity factor at which nothing here is dropped
 
 
@@ -271,9 +271,9 @@ def kept_pairs(name: str, sizes, factor: float) -> np.ndarray:
             for t, j in np.ndindex(tokens, K):
                 receiver = parts[group, sender, t, j] // experts
                 if name == "all_to_all":
-                    fits = sent[receiver] < capacity_of(tokens, K, devices, experts, factor)
+                    fits = sent[receiver] < send_capacity(tokens, K, devices, experts, factor)
                 else:
-                    fits = arrived[receiver] < room_of(tokens, K, devices, experts, factor)
+                    fits = arrived[receiver] < receive_capacity(tokens, K, devices, experts, factor)
                 if fits:
                     sent[receiver] += 1
                     arrived[receiver] += 1
@@ -306,7 +306,25 @@ def test_what_does_not_fit_is_counted_and_counts_as_gate_zero(name, sizes):
     ids=str,
 )
 def test_capacities(arguments, rows):
-    assert capacity_of(*arguments) == rows
+    assert send_capacity(*arguments) == rows
+
+
+# -- Names and operands.
+
+
+def test_a_dispatch_is_found_by_name_or_by_import_path():
+    assert find_dispatch("all_to_all") is DISPATCH["all_to_all"]
+    assert find_dispatch("composer_jax.parallel.dispatch.ragged:dispatch_through") is dispatch_through
+    with pytest.raises(UserError, match="config.model.dispatch='rign' is unknown; use one of dense, ring, all_to_all"):
+        find_dispatch("rign")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_operands_of_wrong_shapes_are_named(name):
+    with pytest.raises(AssertionError, match=r"gates_Tk is float32\[32, 2\], not \[T,k\] with T=32, k=3"):
+        FORMS[name](X, IDS, GATES[:, :2], Experts(*MATRICES))
+    with pytest.raises(AssertionError, match="ids_Tk is float32"):
+        FORMS[name](X, GATES, GATES, Experts(*MATRICES))
 
 
 # -- What the programs are made of.

@@ -11,12 +11,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
-from composer_jax.parallel.dispatch.ragged import Parcels, exchange_plan
+from composer_jax.parallel.dispatch.ragged import Offsets, plan_exchange
 from composer_jax.parallel.mesh import AXES, BATCH_AXES
 from composer_jax.parallel.sharding import EXPERT_AXES
 
 
-def everybody_exchanges(operands: list[list], parcels: list[Parcels], room: int) -> list[list]:
+def everybody_exchanges(operands: list[list], parcels: list[Offsets], room: int) -> list[list]:
     """jax.lax.ragged_all_to_all, step by step as its documentation says; 0 where nothing arrives."""
     outputs = [[0] * room for _ in operands]
     for sender, (operand, sent) in enumerate(zip(operands, parcels, strict=True)):
@@ -43,8 +43,8 @@ def loads(draw) -> tuple[np.ndarray, int]:
 def test_rows_arrive_in_the_order_of_senders_and_find_home_again(load):
     sizes, room = load
     n = len(sizes)
-    plans = [exchange_plan(sizes, me, room, np) for me in range(n)]
-    sent = np.stack([plan.there.send_sizes for plan in plans])
+    plans = [plan_exchange(sizes, me, room, np) for me in range(n)]
+    sent = np.stack([plan.dispatch.send_sizes for plan in plans])
 
     # As many as there is room for, those of the first senders first.
     assert (sent <= sizes).all()
@@ -55,12 +55,12 @@ def test_rows_arrive_in_the_order_of_senders_and_find_home_again(load):
     assert [plan.dropped for plan in plans] == list((sizes - sent).sum(1))
 
     homes = [[(s, r, i) for r in range(n) for i in range(sent[s, r])] for s in range(n)]
-    arrived = everybody_exchanges(homes, [plan.there for plan in plans], room)
+    arrived = everybody_exchanges(homes, [plan.dispatch for plan in plans], room)
     for receiver in range(n):
         expected = [(s, receiver, i) for s in range(n) for i in range(sent[s, receiver])]
         assert arrived[receiver] == expected + [0] * (room - len(expected))
     rows = int(sizes.sum(1).max())  # every device has a buffer of one length, which its own rows need not fill
-    returned = everybody_exchanges(arrived, [plan.back for plan in plans], rows)
+    returned = everybody_exchanges(arrived, [plan.combine for plan in plans], rows)
     assert returned == [home + [0] * (rows - len(home)) for home in homes]
 
 
@@ -69,8 +69,8 @@ def test_rows_arrive_in_the_order_of_senders_and_find_home_again(load):
 def test_the_plan_is_the_same_in_jax(load):
     sizes, room = load
     me = len(sizes) - 1
-    found = exchange_plan(jnp.asarray(sizes), jnp.int32(me), room)
-    jax.tree.map(np.testing.assert_array_equal, found, exchange_plan(sizes, me, room, np))
+    found = plan_exchange(jnp.asarray(sizes), jnp.int32(me), room)
+    jax.tree.map(np.testing.assert_array_equal, found, plan_exchange(sizes, me, room, np))
 
 
 @pytest.fixture(scope="module")

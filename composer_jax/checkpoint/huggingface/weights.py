@@ -85,8 +85,8 @@ def from_tensors(state: Mapping[str, np.ndarray], config: ModelConfig) -> tuple[
     """(params, router_bias) as NumPy arrays from the tensors of a checkpoint.
 
     Args:
-      state: name -> array of any float type of two bytes or more, per expert or fused (see `tensor_layouts`). Values are cast
-        to `config.param_dtype`, the router's bias to float32.
+      state: name -> array of any float type of two bytes or more, per expert or fused (see `tensor_layouts`). Values
+        are cast to `config.param_dtype`, the router's bias to float32.
 
     Raises:
       UserError: names the tensors that are missing, unexpected, of another shape or quantised.

@@ -1,29 +1,46 @@
-"""Expert dispatch: tokens to experts and back. One contract, four ways to move what has to be moved:
+"""Expert dispatch: tokens to their experts and back. One contract, four implementations:
 
     dispatch(x[T,D], ids[T,k], gates[T,k], experts, activation) -> y[T,D] = sum_j gates[t,j] * expert_{ids[t,j]}(x[t])
 
-and how many (token, choice) pairs were dropped (contract.py has the types). Where experts are spread over a group of
-n devices that have T tokens each, a device sends so many rows of width D to where they are computed. As many come
-back, and both again in the backward pass; and there is a buffer of sorted rows:
+and the number of dropped (token, choice) pairs (contract.py has the types). With experts divided over a group of n
+devices that have T tokens each, a device sends the following number of rows of width D to where they are computed. As
+many come back, and both directions repeat in the backward pass. The buffer holds the sorted rows:
 
                          rows sent                        rows in the buffer
-    ring                 (n - 1) T                        capacity_factor k T    more take another round (rounds.py)
-    all_to_all           (1 - 1/n) capacity_factor k T    capacity_factor k T    buffers travel, full or not
+    ring                 (n - 1) T                        capacity_factor k T    further rows in more rounds (rounds.py)
+    all_to_all           (1 - 1/n) capacity_factor k T    capacity_factor k T    buffers are sent whole
     ragged_all_to_all    at most (1 - 1/n) k T            capacity_factor k T    TPUs and GPUs only
-    dense                none: the experts of the others come here
+    dense                none: experts are all-gathered
 
-So all_to_all moves less than the ring from n = capacity_factor k devices on, ragged_all_to_all from n = k on. A token
-with two experts on one device travels twice with these two, and once with the ring. Along a mesh axis that splits
-experts but not tokens (`tensor`), the ring adds up whole outputs; the other two divide the tokens among the devices
-first, so that T is then the share of one.
+all_to_all sends less than the ring from n = capacity_factor k devices on, ragged_all_to_all from n = k on. A token
+with two experts on one device is sent twice by these two and once by the ring. Along a mesh axis that divides experts
+but not tokens (`tensor`), the ring sums whole outputs; the other two first divide the tokens among the devices, so T is
+then the number per device.
 """
 
+from composer_jax.extensions import resolve
 from composer_jax.parallel.dispatch.all_to_all import all_to_all
-from composer_jax.parallel.dispatch.contract import Biases, Dispatched, Experts, Split
+from composer_jax.parallel.dispatch.contract import Biases, Dispatch, DispatchAxes, DispatchOutput, Experts
 from composer_jax.parallel.dispatch.dense import dense
 from composer_jax.parallel.dispatch.ragged import ragged_all_to_all
 from composer_jax.parallel.dispatch.ring import ring
 
-DISPATCH = {"dense": dense, "ring": ring, "all_to_all": all_to_all, "ragged_all_to_all": ragged_all_to_all}
+DISPATCH: dict[str, Dispatch] = {
+    "dense": dense,
+    "ring": ring,
+    "all_to_all": all_to_all,
+    "ragged_all_to_all": ragged_all_to_all,
+}
+"""Our implementations by name. A config may also name a user's, by import path."""
 
-__all__ = ["DISPATCH", "Biases", "Dispatched", "Experts", "Split"]
+
+def find_dispatch(name: str) -> Dispatch:
+    """Returns the implementation that `model.dispatch` names: a key of DISPATCH or "package.module:function".
+
+    Raises:
+      UserError: `name` is neither, or cannot be imported.
+    """
+    return resolve(name, DISPATCH, "model.dispatch")
+
+
+__all__ = ["DISPATCH", "Biases", "Dispatch", "DispatchAxes", "DispatchOutput", "Experts", "find_dispatch"]

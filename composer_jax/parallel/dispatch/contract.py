@@ -1,20 +1,21 @@
-"""What every dispatch takes and returns, and which devices it works among.
+"""The contract of expert dispatch: operands, result, and the mesh axes that devices exchange tokens over.
 
-    dispatch(x_TD, ids_Tk, gates_Tk, experts, activation, *, capacity_factor, split) -> Dispatched
+    dispatch(x_TD, ids_Tk, gates_Tk, experts, activation, *, capacity_factor, axes) -> DispatchOutput
 
-`experts` holds the experts of this device, E' of them; ids_Tk count over the experts of all devices of the group, and
-the choices of one token differ. Expert e is on device e // E' of the group, which is numbered along the mesh axes
-`split.experts`, the first of them slowest. Expert -1 is nobody: a pair that asks for it adds nothing, goes nowhere and
-does not count as dropped. `capacity_factor` sizes the buffers of
-all but `dense`.
+`experts` holds the E' experts of this device. `ids_Tk` count over the experts of all devices of the group, and the
+choices of one token differ. Expert e is on device e // E' of the group, whose devices are numbered along the mesh axes
+`axes.experts`, the first of them slowest. A pair with expert id -1 has no expert: it adds nothing, is sent nowhere and
+does not count as dropped. `capacity_factor` sizes the buffers of all implementations but `dense`.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from composer_jax.ops.activation import Activation, swiglu
+from composer_jax.ops.shapes import check_shapes
 from composer_jax.ops.vma import pcast_varying, varying_axes
 from composer_jax.parallel.sharding import EXPERT_AXES, axis_size
 
@@ -26,7 +27,7 @@ class Biases(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """expert(x) = activation(x gate + b_gate, x up + b_up) down + b_down; no biases are biases of zero."""
+    """expert(x) = activation(x gate + b_gate, x up + b_up) down + b_down; without biases they are zero."""
 
     gate_EDF: jax.Array
     up_EDF: jax.Array
@@ -34,54 +35,92 @@ class Experts(NamedTuple):
     biases: Biases | None = None
 
 
-class Dispatched(NamedTuple):
-    """y_TD, and float32 []: how many (token, choice) pairs of this device's T tokens were dropped.
-
-    Both are the same along mesh axes along which the tokens are.
-    """
+class DispatchOutput(NamedTuple):
+    """The result of a dispatch. Both arrays are replicated over the mesh axes over which the tokens are."""
 
     y_TD: jax.Array
+    """Weighted sums of the chosen experts, in the dtype of the tokens."""
     dropped: jax.Array
+    """float32 []: dropped (token, choice) pairs among the T tokens of this device."""
 
 
-class Split(NamedTuple):
-    """The mesh axes over which tokens and experts are divided. Along axes of `experts` that are not in `tokens`, all
-    devices have the same tokens; those of `tokens` come first in `experts`."""
+class DispatchAxes(NamedTuple):
+    """The mesh axes over which tokens and experts are divided.
+
+    Tokens are replicated over the axes of `experts` that are not in `tokens`. Axes in both come first in `experts`.
+    """
 
     tokens: tuple[str, ...] = ("expert",)
     experts: tuple[str, ...] = EXPERT_AXES
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Axes of more than one device over which experts are divided; none: all experts are here."""
+        """Axes of more than one device over which experts are divided; empty if every device has all experts."""
         return tuple(axis for axis in self.experts if axis_size(axis) > 1)
 
     @property
-    def apart(self) -> tuple[str, ...]:
-        """Those of the group over which tokens are divided as well."""
+    def sharded_axes(self) -> tuple[str, ...]:
+        """Axes of the group over which tokens are sharded as well."""
         return tuple(axis for axis in self.group if axis in self.tokens)
 
     @property
-    def alike(self) -> tuple[str, ...]:
-        """Those of the group along which tokens are the same."""
+    def replicated_axes(self) -> tuple[str, ...]:
+        """Axes of the group over which tokens are replicated."""
         return tuple(axis for axis in self.group if axis not in self.tokens)
 
 
-SPLIT = Split()
-"""How the package stores experts (parallel/sharding.py)."""
+DISPATCH_AXES = DispatchAxes()
+"""The axes of the package's own layout of experts (parallel/sharding.py)."""
 
 
-def devices_along(axes: tuple[str, ...]) -> int:
+class Dispatch(Protocol):
+    """An implementation of expert dispatch; see the module docstring for the meaning of the arguments."""
+
+    def __call__(
+        self,
+        x_TD: jax.Array,
+        ids_Tk: jax.Array,
+        gates_Tk: jax.Array,
+        experts: Experts,
+        activation: Activation = swiglu,
+        *,
+        capacity_factor: float = 2.0,
+        axes: DispatchAxes = DISPATCH_AXES,
+    ) -> DispatchOutput: ...
+
+
+def check_operands(x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array, experts: Experts) -> None:
+    """Raises an AssertionError that names the array if the shapes or dtypes of a dispatch's operands do not fit."""
+    gate_EF, up_EF, down_ED = experts.biases or (None, None, None)
+    check_shapes(
+        x_TD=(x_TD, jnp.floating),
+        ids_Tk=(ids_Tk, jnp.integer),
+        gates_Tk=(gates_Tk, jnp.floating),
+        gate_EDF=(experts.gate_EDF, jnp.floating),
+        up_EDF=(experts.up_EDF, jnp.floating),
+        down_EFD=(experts.down_EFD, jnp.floating),
+        gate_EF=(gate_EF, jnp.floating),
+        up_EF=(up_EF, jnp.floating),
+        down_ED=(down_ED, jnp.floating),
+    )
+
+
+def group_size(axes: tuple[str, ...]) -> int:
+    """Returns the number of devices along several mesh axes."""
     return math.prod(map(axis_size, axes))
 
 
-def dispatched(y_TD: jax.Array, like_TD: jax.Array, dropped: jax.Array | None = None) -> Dispatched:
-    """Both results, varying along the mesh axes that the tokens vary along.
+def dispatch_output(y_TD: jax.Array, x_TD: jax.Array, dropped: jax.Array | None = None) -> DispatchOutput:
+    """Returns the output, typed as varying over the same mesh axes as the tokens x_TD.
 
-    Experts that are stored along an axis of a single device make y formally different along it, though there is
-    nobody to differ from: a sum over that axis says so to shard_map.
+    Experts stored along an axis of size 1 make y typed as varying over it (shard_map's VMA), which a psum over that
+    axis removes.
     """
-    nobody = lambda a: tuple(sorted(axis for axis in varying_axes(a) - varying_axes(like_TD) if axis_size(axis) == 1))  # noqa: E731
-    settled = lambda a: jax.lax.psum(a, nobody(a)) if nobody(a) else a  # noqa: E731
+
+    def drop_size_1_axes(a: jax.Array) -> jax.Array:
+        extra = tuple(sorted(axis for axis in varying_axes(a) - varying_axes(x_TD) if axis_size(axis) == 1))
+        return jax.lax.psum(a, extra) if extra else a
+
     dropped = jnp.zeros((), jnp.float32) if dropped is None else dropped
-    return Dispatched(settled(y_TD), pcast_varying(settled(dropped), varying_axes(like_TD)))
+    y_TD = drop_size_1_axes(y_TD)
+    return DispatchOutput(y_TD, pcast_varying(drop_size_1_axes(dropped), varying_axes(x_TD)))

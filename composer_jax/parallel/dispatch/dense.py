@@ -1,10 +1,17 @@
-"""The oracle: each device gathers all experts and computes its own tokens."""
+"""Dense dispatch, the oracle: each device all-gathers the experts and computes all of them for its own tokens."""
 
 import jax
 
 from composer_jax.ops.activation import Activation, swiglu
-from composer_jax.parallel.dispatch.compute import compute_all
-from composer_jax.parallel.dispatch.contract import SPLIT, Dispatched, Experts, Split, dispatched
+from composer_jax.parallel.dispatch.compute import compute_all_experts
+from composer_jax.parallel.dispatch.contract import (
+    DISPATCH_AXES,
+    DispatchAxes,
+    DispatchOutput,
+    Experts,
+    check_operands,
+    dispatch_output,
+)
 
 
 def dense(
@@ -15,17 +22,21 @@ def dense(
     activation: Activation = swiglu,
     *,
     capacity_factor: float = 2.0,
-    split: Split = SPLIT,
-) -> Dispatched:
-    """Every expert for every token, gates zero where it was not chosen. Drops nothing, at any capacity."""
-    for axis in reversed(split.group):
-        # Along an axis where the tokens are the same, so are the gathered experts and the output.
-        to = "varying" if axis in split.tokens else "invarying"
+    axes: DispatchAxes = DISPATCH_AXES,
+) -> DispatchOutput:
+    """Computes every expert for every token, with gate zero where it was not chosen. Never drops a pair.
+
+    `capacity_factor` has no effect.
+    """
+    check_operands(x_TD, ids_Tk, gates_Tk, experts)
+    for axis in reversed(axes.group):
+        # Over an axis where tokens are replicated, the gathered experts and the output are replicated too.
+        to = "varying" if axis in axes.tokens else "invarying"
         experts = jax.tree.map(lambda w: jax.lax.all_gather(w, axis, axis=0, tiled=True, to=to), experts)  # noqa: B023
-    gates_TE = gates_by_expert(ids_Tk, gates_Tk, experts.gate_EDF.shape[0])
-    return dispatched(compute_all(x_TD, gates_TE, experts, activation), x_TD)
+    gates_TE = expand_gates(ids_Tk, gates_Tk, experts.gate_EDF.shape[0])
+    return dispatch_output(compute_all_experts(x_TD, gates_TE, experts, activation), x_TD)
 
 
-def gates_by_expert(ids_Tk: jax.Array, gates_Tk: jax.Array, n: int) -> jax.Array:
-    """Gate of every token for every expert, [T,n]; zero where the expert was not chosen."""
+def expand_gates(ids_Tk: jax.Array, gates_Tk: jax.Array, n: int) -> jax.Array:
+    """Returns the gate of every token for each of n experts, [T,n]; zero where the expert was not chosen."""
     return (jax.nn.one_hot(ids_Tk, n, dtype=gates_Tk.dtype) * gates_Tk[..., None]).sum(-2)

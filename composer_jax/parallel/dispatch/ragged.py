@@ -1,7 +1,7 @@
-"""Every chosen (token, expert) pair goes to the device of its expert and back, and nothing else does.
+"""ragged_all_to_all dispatch: sends exactly the chosen (token, expert) pairs to the devices of their experts.
 
-`jax.lax.ragged_all_to_all` sends each device as many rows as there are for it. Only the buffer in which they arrive
-is of a fixed size; what does not fit there is not sent, and counted. XLA has it for TPUs and GPUs, not for CPUs.
+`jax.lax.ragged_all_to_all` sends each device as many rows as there are for it. Only the receive buffer has a fixed
+size; rows that do not fit are not sent, and are counted. XLA has this collective for TPUs and GPUs, not for CPUs.
 """
 
 import math
@@ -16,10 +16,18 @@ from composer_jax.errors import UserError
 from composer_jax.ops.activation import Activation, swiglu
 from composer_jax.ops.permutation import permute_tokens, unpermute_tokens
 from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes
-from composer_jax.parallel.dispatch.compute import compute_chosen, compute_rows
-from composer_jax.parallel.dispatch.contract import SPLIT, Dispatched, Experts, Split, devices_along, dispatched
-from composer_jax.parallel.dispatch.queue import queue_for
-from composer_jax.parallel.dispatch.share import in_parts
+from composer_jax.parallel.dispatch.compute import compute_chosen_experts, compute_rows
+from composer_jax.parallel.dispatch.contract import (
+    DISPATCH_AXES,
+    DispatchAxes,
+    DispatchOutput,
+    Experts,
+    check_operands,
+    dispatch_output,
+    group_size,
+)
+from composer_jax.parallel.dispatch.queue import queue_by_device
+from composer_jax.parallel.dispatch.replicated_tokens import split_replicated_tokens
 
 Collective = Callable[..., jax.Array]
 
@@ -32,24 +40,24 @@ def ragged_all_to_all(
     activation: Activation = swiglu,
     *,
     capacity_factor: float = 2.0,
-    split: Split = SPLIT,
-) -> Dispatched:
-    """Exchanges exactly the rows there are; a device can receive capacity_factor times the mean.
+    axes: DispatchAxes = DISPATCH_AXES,
+) -> DispatchOutput:
+    """Exchanges exactly the chosen rows; a device can receive capacity_factor times the mean.
 
-    A pair that does not fit adds nothing to y, and its gate gets no gradient. Where more would arrive than fits, the
-    senders get room in their order in the group, and of each sender the later tokens are dropped. Among devices with
-    the same tokens, each sends its own part of them.
+    A pair that does not fit adds nothing to y, and its gate gets no gradient. If more rows than fit are addressed to a
+    device, the senders get room in their order in the group, and each drops its later tokens. Devices with replicated
+    tokens each send their own part of them.
 
     Raises:
-      UserError: the experts are spread over several CPU devices.
+      UserError: the experts are divided over several CPU devices.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    if split.group and device is not None and device.platform == "cpu":
+    if axes.group and device is not None and device.platform == "cpu":
         raise UserError(
             "dispatch='ragged_all_to_all' works between TPUs or GPUs, and these are CPU devices; "
             "use 'ring' or 'all_to_all'."
         )
-    return ragged_through(
+    return dispatch_through(
         jax.lax.ragged_all_to_all,
         x_TD,
         ids_Tk,
@@ -57,11 +65,11 @@ def ragged_all_to_all(
         experts,
         activation,
         capacity_factor=capacity_factor,
-        split=split,
+        axes=axes,
     )
 
 
-def ragged_through(
+def dispatch_through(
     collective: Collective,
     x_TD: jax.Array,
     ids_Tk: jax.Array,
@@ -70,25 +78,29 @@ def ragged_through(
     activation: Activation = swiglu,
     *,
     capacity_factor: float = 2.0,
-    split: Split = SPLIT,
-) -> Dispatched:
-    """ragged_all_to_all by means of a collective that is called like jax.lax.ragged_all_to_all."""
-    if not split.group:
-        return dispatched(compute_chosen(x_TD, ids_Tk, gates_Tk, experts, activation), x_TD)
+    axes: DispatchAxes = DISPATCH_AXES,
+) -> DispatchOutput:
+    """Dispatches through a collective with the signature of jax.lax.ragged_all_to_all."""
+    check_operands(x_TD, ids_Tk, gates_Tk, experts)
+    if not axes.group:
+        return dispatch_output(compute_chosen_experts(x_TD, ids_Tk, gates_Tk, experts, activation), x_TD)
     compute = partial(
         _exchange,
         collective,
         experts=experts,
         activation=activation,
-        axes=split.group,
+        axes=axes.group,
         capacity_factor=capacity_factor,
     )
-    y_TD, dropped = in_parts(compute, x_TD, ids_Tk, gates_Tk, split.alike)
-    return dispatched(y_TD, x_TD, dropped)
+    y_TD, dropped = split_replicated_tokens(compute, x_TD, ids_Tk, gates_Tk, axes.replicated_axes)
+    return dispatch_output(y_TD, x_TD, dropped)
 
 
-class Parcels(NamedTuple):
-    """What one device sends to and receives from each other: four arguments of the collective, int32 [n] each."""
+class Offsets(NamedTuple):
+    """Offsets and sizes, in rows, of what one device sends to and receives from each other: int32 [n] each.
+
+    They are the arguments of the same names of jax.lax.ragged_all_to_all.
+    """
 
     input_offsets: jax.Array
     send_sizes: jax.Array
@@ -96,65 +108,75 @@ class Parcels(NamedTuple):
     recv_sizes: jax.Array
 
 
-class Plan(NamedTuple):
-    there: Parcels
-    back: Parcels
+class ExchangePlan(NamedTuple):
+    """Both exchanges of a dispatch."""
+
+    dispatch: Offsets  # tokens to the devices of their experts
+    combine: Offsets  # results back to the devices of their tokens
     dropped: jax.Array  # rows of this device that are not sent
 
 
-def exchange_plan(sizes_nn, me, room: int, xp: Any = jnp) -> Plan:
-    """The exchange in which device s has sizes[s,r] rows for device r and there is room for `room`; and its reverse.
+def plan_exchange(sizes_nn, me, capacity: int, xp: Any = jnp) -> ExchangePlan:
+    """Plans the exchange in which device s has sizes[s,r] rows for device r, and its reverse.
 
-    The first in the order of senders get the room: with a(s,r) the sum of sizes[s',r] over s' < s, the rows of s arrive
-    at min(a, room) .. min(a + sizes[s,r], room). Those that a device sends lie in the order of receivers, none between.
+    Earlier senders get the room: with a(s,r) the sum of sizes[s',r] over s' < s, the rows of s arrive at
+    min(a, capacity) .. min(a + sizes[s,r], capacity). The rows that a device sends are contiguous, in the order of
+    receivers.
 
     Args:
       sizes_nn: integers, the same on all devices.
       me: index of this device.
-      room: rows of the buffer in which each device receives.
+      capacity: rows of the receive buffer of every device.
       xp: numpy or jax.numpy.
     """
     ends_nn = xp.cumsum(sizes_nn, axis=0)
-    away_nn = xp.minimum(ends_nn - sizes_nn, room)
-    sent_nn = xp.minimum(ends_nn, room) - away_nn
-    home_nn = xp.cumsum(sent_nn, axis=1) - sent_nn
-    there = Parcels(home_nn[me], sent_nn[me], away_nn[me], sent_nn[:, me])
-    back = Parcels(away_nn[:, me], sent_nn[:, me], home_nn[:, me], sent_nn[me])
-    return Plan(there, back, (sizes_nn[me] - sent_nn[me]).sum())
+    output_offsets_nn = xp.minimum(ends_nn - sizes_nn, capacity)
+    sent_nn = xp.minimum(ends_nn, capacity) - output_offsets_nn
+    input_offsets_nn = xp.cumsum(sent_nn, axis=1) - sent_nn
+    dispatch = Offsets(input_offsets_nn[me], sent_nn[me], output_offsets_nn[me], sent_nn[:, me])
+    combine = Offsets(output_offsets_nn[:, me], sent_nn[:, me], input_offsets_nn[:, me], sent_nn[me])
+    return ExchangePlan(dispatch, combine, (sizes_nn[me] - sent_nn[me]).sum())
 
 
-def room_of(tokens: int, choices: int, devices: int, experts: int, factor: float) -> int:
-    """Rows that a device can receive: `factor` times the mean, in eights, and never more than there can be.
+def receive_capacity(tokens: int, choices: int, devices: int, experts: int, factor: float) -> int:
+    """Returns the rows that a device can receive: `factor` times the mean, a multiple of 8, at most all pairs.
 
-    Args: as capacity_of in all_to_all.py.
+    Args: as send_capacity in all_to_all.py.
     """
     rows = math.ceil(factor * tokens * choices)
     return min(-(-rows // 8) * 8, devices * tokens * min(choices, experts))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def exchange(
+def _exchange_rows(
     collective: Collective,
     axes: tuple[str, ...],
-    rooms: tuple[int, int],
+    sizes: tuple[int, int],
     x_ND: jax.Array,
-    there: Parcels,
-    back: Parcels,
+    forward: Offsets,
+    reverse: Offsets,
 ) -> jax.Array:
-    """What arrives, [rooms[0],D], zero where nothing does; x_ND has rooms[1] rows. Its gradient is the way back.
+    """Returns the received rows [sizes[0],D], zero where nothing arrives; x_ND has sizes[1] rows.
 
-    JAX can transpose the collective too, by two more exchanges for the offsets, which are known here.
+    The gradient is the reverse exchange. JAX can transpose the collective too, with two more exchanges for the offsets,
+    which are known here.
     """
-    empty = pcast_varying(jnp.zeros((rooms[0], *x_ND.shape[1:]), x_ND.dtype), varying_axes(x_ND))
-    return collective(x_ND, empty, *there, axis_name=axes)
+    empty = pcast_varying(jnp.zeros((sizes[0], *x_ND.shape[1:]), x_ND.dtype), varying_axes(x_ND))
+    return collective(x_ND, empty, *forward, axis_name=axes)
 
 
-def _backward(collective, axes, rooms, saved, dy_MD):
-    there, back = saved
-    return exchange(collective, axes, rooms[::-1], dy_MD, back, there), None, None
+exchange_rows = jax.custom_vjp(_exchange_rows, nondiff_argnums=(0, 1, 2))
 
 
-exchange.defvjp(lambda c, axes, rooms, x_ND, *parcels: (exchange(c, axes, rooms, x_ND, *parcels), parcels), _backward)
+def _exchange_forward(collective, axes, sizes, x_ND, *offsets):
+    return exchange_rows(collective, axes, sizes, x_ND, *offsets), offsets
+
+
+def _exchange_backward(collective, axes, sizes, offsets, dy_MD):
+    forward, reverse = offsets
+    return exchange_rows(collective, axes, sizes[::-1], dy_MD, reverse, forward), None, None
+
+
+exchange_rows.defvjp(_exchange_forward, _exchange_backward)
 
 
 def _exchange(
@@ -169,31 +191,35 @@ def _exchange(
     capacity_factor: float,
 ) -> tuple[jax.Array, jax.Array]:
     x_TD, ids_Tk, gates_Tk, *_ = match_vma(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
-    n, e = devices_along(axes), experts.gate_EDF.shape[0]
+    (tokens, choices), n, e = ids_Tk.shape, group_size(axes), experts.gate_EDF.shape[0]
     ids_N = ids_Tk.reshape(-1)
-    queue = queue_for(ids_N, n, e)
-    rooms = room_of(*ids_Tk.shape, n, e, capacity_factor), ids_N.size
+    queue = queue_by_device(ids_N, n, e)
+    capacity = receive_capacity(tokens, choices, n, e, capacity_factor)
     sizes_nn = jax.lax.all_gather(queue.sizes_n, axes)
-    there, back, dropped = exchange_plan(sizes_nn, jax.lax.axis_index(axes), rooms[0])
+    dispatch, combine, dropped = plan_exchange(sizes_nn, jax.lax.axis_index(axes), capacity)
 
-    # What is sent is sorted by expert, so that receivers know what is what from numbers of rows.
-    sent_N = queue.place_N < jnp.append(there.send_sizes, 0)[queue.line_N]
+    # Sent rows are sorted by expert, so that the counts tell a receiver the expert of every row.
+    sent_N = queue.rank_N < jnp.append(dispatch.send_sizes, 0)[queue.device_N]
     sent_ids_N = jnp.where(sent_N, ids_N, n * e)
     order_N = jnp.argsort(sent_ids_N)
-    places_Tk = jnp.argsort(order_N).reshape(ids_Tk.shape)
+    inverse_Tk = jnp.argsort(order_N).reshape(ids_Tk.shape)
     counts_E = jnp.bincount(sent_ids_N, length=n * e)
-    arriving_E = jax.lax.all_to_all(counts_E, axes, split_axis=0, concat_axis=0, tiled=True)
-    ids_M = _ids_of_rows(arriving_E, e, rooms[0])
+    received_E = jax.lax.all_to_all(counts_E, axes, split_axis=0, concat_axis=0, tiled=True)
+    ids_M = _received_ids(received_E, e, capacity)
 
-    x_MD = exchange(collective, axes, rooms, permute_tokens(x_TD, order_N, places_Tk), there, back)
+    sizes = capacity, ids_N.size
+    x_MD = exchange_rows(collective, axes, sizes, permute_tokens(x_TD, order_N, inverse_Tk), dispatch, combine)
     y_MD = compute_rows(x_MD, ids_M, experts, activation)
-    y_ND = exchange(collective, axes, rooms[::-1], y_MD, back, there)
-    # Gates stay at home: they need not travel, nor do their gradients.
-    gates_N1 = permute_tokens(gates_Tk.reshape(-1, 1), order_N, places_Tk.reshape(-1, 1))
-    return unpermute_tokens(y_ND * gates_N1, order_N, places_Tk), dropped.astype(jnp.float32)
+    y_ND = exchange_rows(collective, axes, sizes[::-1], y_MD, combine, dispatch)
+    # Gates are applied on the sending device, so neither they nor their gradients are sent.
+    gates_N1 = permute_tokens(gates_Tk.reshape(-1, 1), order_N, inverse_Tk.reshape(-1, 1))
+    return unpermute_tokens(y_ND * gates_N1, order_N, inverse_Tk), dropped.astype(jnp.float32)
 
 
-def _ids_of_rows(counts_E: jax.Array, experts: int, room: int) -> jax.Array:
-    """The expert of every row of the buffer: counts_E of each expert from each sender; then E', whom nobody has."""
+def _received_ids(counts_E: jax.Array, experts: int, capacity: int) -> jax.Array:
+    """Returns the expert of every row of the receive buffer, E' (no expert) in empty rows.
+
+    counts_E: rows for each of this device's experts from each sender, senders first.
+    """
     ids = jnp.append(jnp.arange(counts_E.size) % experts, experts)
-    return jnp.repeat(ids, jnp.append(counts_E, room - counts_E.sum()), total_repeat_length=room)
+    return jnp.repeat(ids, jnp.append(counts_E, capacity - counts_E.sum()), total_repeat_length=capacity)

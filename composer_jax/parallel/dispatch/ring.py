@@ -1,4 +1,4 @@
-"""Every token goes to every device of the group, which computes its own experts; the sums come back."""
+"""Ring dispatch: all-gathers the tokens of the group, computes the local experts, reduce-scatters the sums."""
 
 import math
 
@@ -6,8 +6,16 @@ import jax
 
 from composer_jax.ops.activation import Activation, swiglu
 from composer_jax.ops.vma import match_vma
-from composer_jax.parallel.dispatch.compute import compute_chosen
-from composer_jax.parallel.dispatch.contract import SPLIT, Dispatched, Experts, Split, devices_along, dispatched
+from composer_jax.parallel.dispatch.compute import compute_chosen_experts
+from composer_jax.parallel.dispatch.contract import (
+    DISPATCH_AXES,
+    DispatchAxes,
+    DispatchOutput,
+    Experts,
+    check_operands,
+    dispatch_output,
+    group_size,
+)
 from composer_jax.parallel.dispatch.rounds import compute_in_rounds
 
 
@@ -19,29 +27,30 @@ def ring(
     activation: Activation = swiglu,
     *,
     capacity_factor: float = 2.0,
-    split: Split = SPLIT,
-) -> Dispatched:
-    """All-gathers the tokens of the group, computes the own experts, reduce-scatters. Drops nothing: where more than
-    capacity_factor times the mean choose experts of one device, it computes them in several rounds (rounds.py).
+    axes: DispatchAxes = DISPATCH_AXES,
+) -> DispatchOutput:
+    """Computes the local experts for the tokens of the whole group. Never drops a pair.
 
-    A device receives (n - 1) T rows and sends as many sums, n the devices over which tokens are divided; along axes
-    where they are the same, the sums of T rows are added up.
+    If the local experts are chosen more than capacity_factor times as often as the mean, they are computed in several
+    rounds (rounds.py). With tokens sharded over n devices, a device receives (n - 1) T rows and sends as many partial
+    sums. Over axes where tokens are replicated, the T partial sums are summed by a psum.
     """
-    if not split.group:
-        return dispatched(compute_chosen(x_TD, ids_Tk, gates_Tk, experts, activation), x_TD)
-    # Marked alike before they are gathered, gradients are scattered first and then added up along `alike`.
+    check_operands(x_TD, ids_Tk, gates_Tk, experts)
+    if not axes.group:
+        return dispatch_output(compute_chosen_experts(x_TD, ids_Tk, gates_Tk, experts, activation), x_TD)
+    # Matched before the all-gather, so that gradients are scattered first and then summed over `replicated_axes`.
     all_TD, ids_Tk, gates_Tk, *_ = match_vma(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
-    if split.apart:
-        gathered = (jax.lax.all_gather(a, split.apart, axis=0, tiled=True) for a in (all_TD, ids_Tk, gates_Tk))
+    if axes.sharded_axes:
+        gathered = (jax.lax.all_gather(a, axes.sharded_axes, axis=0, tiled=True) for a in (all_TD, ids_Tk, gates_Tk))
         all_TD, ids_Tk, gates_Tk = gathered
-    first = jax.lax.axis_index(split.group) * experts.gate_EDF.shape[0]
-    rows = -(-math.ceil(capacity_factor * ids_Tk.size / devices_along(split.group)) // 8) * 8
+    first = jax.lax.axis_index(axes.group) * experts.gate_EDF.shape[0]
+    rows = -(-math.ceil(capacity_factor * ids_Tk.size / group_size(axes.group)) // 8) * 8
     if rows < ids_Tk.size:
         y_TD = compute_in_rounds(all_TD, ids_Tk - first, gates_Tk, experts, activation, rows)
     else:
-        y_TD = compute_chosen(all_TD, ids_Tk - first, gates_Tk, experts, activation)
-    if split.apart:
-        y_TD = jax.lax.psum_scatter(y_TD, split.apart, scatter_dimension=0, tiled=True)
-    if split.alike:
-        y_TD = jax.lax.psum(y_TD, split.alike)
-    return dispatched(y_TD, x_TD)
+        y_TD = compute_chosen_experts(all_TD, ids_Tk - first, gates_Tk, experts, activation)
+    if axes.sharded_axes:
+        y_TD = jax.lax.psum_scatter(y_TD, axes.sharded_axes, scatter_dimension=0, tiled=True)
+    if axes.replicated_axes:
+        y_TD = jax.lax.psum(y_TD, axes.replicated_axes)
+    return dispatch_output(y_TD, x_TD)
