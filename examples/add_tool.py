@@ -77,7 +77,7 @@ async def play() -> Episode:
     limits = Limits(max_turns=4, max_turn_tokens=500, max_episode_tokens=10_000)
     async with LocalSandboxPool(size=1) as pool:
         episode = await run_episode(TASK, session, pool, chat, compaction=Compaction(), limits=limits)
-    for node in episode.transcript.of_kind("tool"):
+    for node in episode.transcript.nodes_of_kind("tool"):
         print(chat.text(node.tokens.tolist()).strip())
     print(f"{episode.outcome}, reward {episode.reward}")
     return episode

@@ -1,4 +1,4 @@
-"""What the tests of the agent share: real sandboxes, a tokenizer, sessions that say what they are told."""
+"""Fixtures of the agent's tests: real sandboxes, a tokenizer, scripted sessions."""
 
 import pytest
 
@@ -20,18 +20,18 @@ def pool():
 
 
 class DyingPool:
-    """Hands out real sandboxes, of which those in `deaths` (counted from 0) are dead on arrival."""
+    """A pool that records its sandboxes; those in `deaths` (counted from 0) are dead when they are acquired."""
 
     def __init__(self, pool, deaths):
         self.pool = pool
         self.deaths = deaths
-        self.acquired = 0
+        self.sandboxes = []
 
     async def acquire(self, *arguments, **options):
         sandbox = await self.pool.acquire(*arguments, **options)
-        if self.acquired in self.deaths:
+        if len(self.sandboxes) in self.deaths:
             sandbox.end("a test ended it")
-        self.acquired += 1
+        self.sandboxes.append(sandbox)
         return sandbox
 
     def __getattr__(self, name):
@@ -68,15 +68,15 @@ def chat_format(tok):
     return CompactFormat(tok)
 
 
-class Said:
-    """A session that says given messages (lists of ids), and keeps what it was shown."""
+class ScriptedSession:
+    """A session that samples scripted messages (lists of ids) and records its contexts."""
 
     def __init__(self, messages, capacity=4096):
         self.messages = list(messages)
         self.capacity = capacity
         self.context = []
         self.contexts = []  # the context before each message
-        self.asked = []  # max_tokens of each message
+        self.max_tokens = []  # of each message
 
     @property
     def length(self):
@@ -87,7 +87,7 @@ class Said:
         self.context += list(delta)
         assert len(self.context) + max_tokens <= self.capacity
         self.contexts.append(list(self.context))
-        self.asked.append(max_tokens)
+        self.max_tokens.append(max_tokens)
         ids = self.messages.pop(0)
         tokens = list(ids)[:max_tokens]
         self.context += tokens
@@ -107,5 +107,5 @@ class Said:
 
 
 @pytest.fixture
-def said():
-    return Said
+def scripted_session():
+    return ScriptedSession

@@ -38,7 +38,7 @@ def chat(style, tmp_path_factory):
 
 
 @pytest.fixture
-def play(chat, pool, said):
+def play(chat, pool, scripted_session):
     """Runs an episode in which the model says these messages: (content, calls), or token ids."""
 
     def run(*messages, compaction=None):
@@ -49,7 +49,7 @@ def play(chat, pool, said):
                 message = chat.render_assistant(content, calls, calls_before=count)
                 count += len(calls)
             ids.append(message)
-        session = said(ids, 10_000)
+        session = scripted_session(ids, 10_000)
         episode = asyncio.run(
             run_episode(TASK, session, pool, chat, compaction=compaction or Compaction(), limits=LIMITS)
         )

@@ -25,12 +25,12 @@ NEVER = Compaction()
 
 
 @pytest.fixture
-def play(tok, chat_format, pool, said):
+def play(tok, chat_format, pool, scripted_session):
     """Runs an episode in which the model says these messages: calls, (content, calls), or token ids."""
 
     def run(*messages, compaction=NEVER, limits=None, capacity=4096, pool=pool, task=TASK, cache=None):
         ids = [message if isinstance(message, list) else render(message) for message in messages]
-        session = said(ids, capacity)
+        session = scripted_session(ids, capacity)
         episode = asyncio.run(
             run_episode(
                 task,
@@ -106,19 +106,19 @@ def test_a_full_context_ends_the_episode(play):
     episode, session = play(FIX, RUN, capacity=70)
     assert (episode.outcome, episode.reward) == ("out_of_context", 0.0)
     assert all(len(row.tokens) <= 70 for row in episode.transcript.rows())
-    assert all(len(context) + asked <= 70 for context, asked in zip(session.contexts, session.asked, strict=True))
+    assert all(len(context) + count <= 70 for context, count in zip(session.contexts, session.max_tokens, strict=True))
 
 
 def test_all_limits_bound_what_is_asked_for(play):
     _, session = play(RUN, FINISH, limits=Limits(max_turn_tokens=17))
-    assert session.asked == [17, 17]
+    assert session.max_tokens == [17, 17]
     whole, _ = play(RUN, FIX, FINISH)
     enough = whole.transcript.total_tokens
     again, session = play(RUN, FIX, FINISH, limits=Limits(max_episode_tokens=enough))
     assert (again.outcome, again.transcript) == ("finished", whole.transcript)
-    assert session.asked[-1] == len(whole.transcript.nodes[-1].sampled_tokens)
+    assert session.max_tokens[-1] == len(whole.transcript.nodes[-1].sampled_tokens)
     # Just no room for a first token of the last message.
-    limits = Limits(max_episode_tokens=enough - session.asked[-1])
+    limits = Limits(max_episode_tokens=enough - session.max_tokens[-1])
     short, _ = play(RUN, FIX, limits=limits)
     assert (short.outcome, short.reward, short.parts) == ("out_of_context", 0.0, {"hidden": 1.0})
 
@@ -185,7 +185,7 @@ def test_infrastructure_is_never_a_reward(play, dying_pool, messages):
 def test_single_deaths_go_unnoticed(play, dying_pool):
     pool = dying_pool({0, 2})  # the one for the tool, and the one for grading
     episode, _ = play(RUN, FIX, FINISH, pool=pool)
-    assert (episode.outcome, episode.reward, pool.acquired) == ("finished", 1.0, 4)
+    assert (episode.outcome, episode.reward, len(pool.sandboxes)) == ("finished", 1.0, 4)
 
 
 def test_a_group_shares_its_results(play):
@@ -220,7 +220,7 @@ def test_a_summary_starts_a_new_branch(play, tok):
     episode, session = play(READ, summary, FIX, FINISH, compaction=compaction)
     assert (episode.outcome, episode.reward) == ("finished", 1.0)
     assert (episode.turns, episode.summaries, episode.summary_tokens) == (3, 1, len(summary))
-    assert session.asked[1] == 9
+    assert session.max_tokens[1] == 9
     prompt = f"<|bos|><|user|>{TASK.instruction}<|end|>\n"
     shown = [chat.to_text(tok, context) for context in session.contexts]
     assert shown[1].endswith("<|end|>\n<|user|>Summarize.<|end|>\n<|assistant|>")
@@ -270,7 +270,7 @@ def test_segments_are_limited(play, tok):
 def test_a_summary_that_does_not_fit_ends_the_episode(play, tok):
     episode, _ = play(READ, compaction=Compaction(trigger=20), capacity=read_until_full(tok) + 3)
     assert (episode.outcome, episode.summaries) == ("out_of_context", 0)
-    assert episode.transcript.rows(), "what was said before is still trained"
+    assert episode.transcript.rows(), "the tokens sampled before are still trained"
 
 
 def test_a_summary_that_is_too_long_is_cut(play, tok):

@@ -18,7 +18,7 @@ KNOW = TASK.metadata
 
 
 @pytest.fixture
-def record(tok, chat_format, pool, said):
+def record(tok, chat_format, pool, scripted_session):
     read = chat.render_assistant(tok, "look", [ToolCall("read", {"path": KNOW["path"]})])
     bad = [
         *chat.render_assistant(tok, "", [ToolCall("read", {"path": "x.py"})])[:-1],
@@ -27,13 +27,13 @@ def record(tok, chat_format, pool, said):
         tok.end,
     ]
     finish = chat.render_assistant(tok, "", [ToolCall("finish", {})])
-    session = said([bad, read, [*tok.encode("all read"), tok.end], finish])
+    session = scripted_session([bad, read, [*tok.encode("all read"), tok.end], finish])
     compaction = Compaction(trigger=150, max_segments=3)
     episode = asyncio.run(run_episode(TASK, session, pool, chat_format, compaction=compaction, limits=Limits(), seed=5))
     return build_episode_record(episode, TASK, chat_format, condition="short", step=7), episode
 
 
-def test_numbers(record):
+def test_the_numbers_of_a_record(record):
     record, episode = record
     assert (record.task_id, record.reward, record.outcome, record.seed) == (TASK.id, 0.0, "finished", 5)
     assert (record.condition, record.step, record.turns, record.summaries) == ("short", 7, 3, 1)
@@ -44,7 +44,7 @@ def test_numbers(record):
     assert EpisodeRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-def test_messages(record):
+def test_the_messages_of_a_record(record):
     first, second = record[0].segments
     kinds = ["prompt", "assistant", "tool", "tool", "assistant", "tool", "summary_request", "summary"]
     assert [m.kind for m in first] == kinds
@@ -56,7 +56,7 @@ def test_messages(record):
     assert second[1].text == "Summary 1:\nall read"
 
 
-def test_calls_and_why_they_failed(record):
+def test_calls_and_their_errors(record):
     first, second = record[0].segments
     missing, broken = first[1].calls
     assert (missing.name, missing.arguments, missing.error) == ("read", {"path": "x.py"}, "no such file x.py")

@@ -16,13 +16,13 @@ STEP = st.tuples(st.sampled_from(KINDS), st.lists(IDS, max_size=5), SAMPLED, st.
 
 
 def grown(steps):
-    """A transcript made of (kind, given, sampled, node to branch from before it)."""
+    """A transcript made of (kind, harness tokens, sampled tokens, node to branch from before it)."""
     transcript = Transcript()
-    for kind, given_ids, sampled, branch in steps:
+    for kind, harness_ids, sampled, branch in steps:
         if branch is not None and transcript.nodes:
             transcript.branch(transcript.nodes[branch % len(transcript.nodes)])
         tokens, logprobs, versions = zip(*sampled, strict=True) if sampled else ((), (), ())
-        transcript.append(kind, given_ids, tokens, logprobs, versions)
+        transcript.append(kind, harness_ids, tokens, logprobs, versions)
     return transcript
 
 
@@ -73,14 +73,14 @@ def test_json_is_exact(steps):
 
 
 @given(st.lists(STEP, min_size=1, max_size=8), st.integers(0, 60))
-def test_tail_is_what_a_context_lacks(steps, start):
+def test_tokens_from_a_position_are_those_a_context_lacks(steps, start):
     transcript = grown(steps)
     whole = transcript.tokens_from(0)
     assert len(whole) == transcript.length
     assert transcript.tokens_from(start) == whole[start:]
 
 
-def test_given_and_sampled_parts():
+def test_harness_and_sampled_tokens_of_a_node():
     transcript = Transcript()
     node = transcript.append("assistant", [5], [7, 8], [-0.5, -1.0], [3, 4], context=3)
     assert node.sampled
@@ -119,7 +119,7 @@ def test_a_shared_sampled_node_is_trained_in_its_first_row():
     assert second.logprobs.tolist() == [0, 0, 0, -4]
 
 
-def test_what_nothing_was_said_after_is_not_trained():
+def test_an_observation_at_the_end_of_a_branch_is_in_no_row():
     transcript = Transcript()
     transcript.append("prompt", [1, 2])
     assert transcript.rows() == []
@@ -130,7 +130,7 @@ def test_what_nothing_was_said_after_is_not_trained():
     assert Transcript().rows() == [] and Transcript().branches() == []
 
 
-def test_a_slip_is_context_and_never_trained():
+def test_an_untrained_node_is_context_and_never_trained():
     transcript = Transcript()
     prompt = transcript.append("prompt", [1])
     transcript.append("assistant", [2], [3, 4], [-1, -2], [0, 0], trained=False)

@@ -1,4 +1,4 @@
-"""The workspace: the sandbox holds what we think it holds, comes late, and may die."""
+"""The workspace and its sandbox hold the same files; the sandbox is acquired late and may die."""
 
 import asyncio
 import dataclasses
@@ -17,7 +17,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxDied, SandboxFileError
 from composer_jax.sandbox.async_lazy import AsyncLazy
 from composer_jax.tasks.result_cache import ResultCache
-from tests.agent.conftest import task_of
+from tests.agent.conftest import DyingPool, task_of
 from tests.sandbox.fixtures import contents
 
 SHOW = "import pathlib; print(*sorted(f'{p}={p.read_text()}' for p in pathlib.Path('.').glob('*.txt')), sep=',')"
@@ -31,7 +31,7 @@ def test_no_sandbox_is_taken_before_something_runs(dying_pool):
         workspace = Workspace(task_of(FILES), pool)
         workspace.write("b.txt", b"2")
         await workspace.close()
-        assert pool.acquired == 0
+        assert len(pool.sandboxes) == 0
 
     asyncio.run(check())
 
@@ -46,12 +46,12 @@ def test_edits_reach_the_sandbox_before_and_after_it_is_taken(dying_pool):
         assert (await workspace.run(SHOW_THEM, 5)).stdout == "a.txt=3,b.txt=2\n"
         await workspace.close()
         await workspace.close()
-        assert pool.acquired == 1
+        assert len(pool.sandboxes) == 1
 
     asyncio.run(check())
 
 
-def test_what_a_command_writes_is_seen(pool):
+def test_files_written_by_a_command_are_visible(pool):
     async def check():
         workspace = Workspace(task_of({"make.py": "open('made.txt', 'w').write('x')"}), pool)
         await workspace.run(["python", "make.py"], 5)
@@ -62,48 +62,48 @@ def test_what_a_command_writes_is_seen(pool):
 
 
 @pytest.mark.parametrize("deaths", [{0}, {0, 1}])
-def test_a_dead_sandbox_is_set_up_again_as_it_was(dying_pool, deaths):
+def test_a_dead_sandbox_is_replaced_with_the_same_files(dying_pool, deaths):
     async def check():
         pool = dying_pool(deaths)
         workspace = Workspace(task_of(FILES), pool)
         workspace.write("a.txt", b"9")
         assert (await workspace.run(SHOW_THEM, 5)).stdout == "a.txt=9\n"
         workspace.write("b.txt", b"2")
-        workspace._sandbox.end("a test ended it")
+        pool.sandboxes[-1].end("a test ended it")
         assert (await workspace.run(SHOW_THEM, 5)).stdout == "a.txt=9,b.txt=2\n"
         await workspace.close()
 
     asyncio.run(check())
 
 
-def test_an_outage_is_raised(dying_pool):
+def test_an_outage_of_all_sandboxes_is_raised(dying_pool):
     async def check():
         pool = dying_pool(range(99))
         workspace = Workspace(task_of(FILES), pool)
         with pytest.raises(SandboxDied):
             await workspace.run(SHOW_THEM, 5)
-        assert pool.acquired == ATTEMPTS
+        assert len(pool.sandboxes) == ATTEMPTS
         await workspace.close()
 
     asyncio.run(check())
 
 
-def test_the_same_files_and_command_run_once(dying_pool):
+def test_a_command_on_the_same_files_runs_once(dying_pool):
     async def check():
         pool, cache = dying_pool(set()), ResultCache()
-        said = []
+        outputs = []
         for text in (b"1", b"1", b"2"):
             workspace = Workspace(task_of(FILES), pool, cache)
             workspace.write("a.txt", text)
-            said.append((await workspace.run(SHOW_THEM, 5)).stdout)
+            outputs.append((await workspace.run(SHOW_THEM, 5)).stdout)
             await workspace.close()
-        assert said == ["a.txt=1\n", "a.txt=1\n", "a.txt=2\n"]
-        assert (cache.hits, cache.runs, pool.acquired) == (1, 2, 2)
+        assert outputs == ["a.txt=1\n", "a.txt=1\n", "a.txt=2\n"]
+        assert (cache.hits, cache.runs, len(pool.sandboxes)) == (1, 2, 2)
 
     asyncio.run(check())
 
 
-def test_a_command_that_leaves_traces_is_run_each_time(pool):
+def test_a_command_that_changes_something_is_not_cached(pool):
     async def check():
         cache = ResultCache()
         for _ in range(2):
@@ -127,7 +127,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_repository_is_what_it_holds_and_what_has_changed(pool, folder):
+def test_a_workspace_is_its_base_folder_plus_changes(pool, folder):
     async def check():
         workspace = Workspace(task_of({"top.txt": "t", "a.txt": "over"}, repository=folder), pool)
         assert dict(workspace.files) == {
@@ -147,7 +147,7 @@ def test_a_repository_is_what_it_holds_and_what_has_changed(pool, folder):
     asyncio.run(check())
 
 
-def test_several_files_change_together_or_not_at_all(folder):
+def test_replace_changes_all_files_or_none(folder):
     workspace = Workspace(task_of({}, repository=folder), None)
     with pytest.raises(SandboxFileError, match="a.txt is a file, not a folder"):
         workspace.replace({"new.txt": (b"x", None), "d/b.txt": None, "a.txt/x": (b"x", None)})
@@ -158,7 +158,7 @@ def test_several_files_change_together_or_not_at_all(folder):
     }  # fmt: skip
 
 
-def test_more_than_a_sandbox_holds_is_refused(folder, monkeypatch):
+def test_changes_larger_than_a_sandbox_are_refused(folder, monkeypatch):
     monkeypatch.setattr(workspaces, "MAX_CHANGED", 100)
     workspace = Workspace(task_of({}, repository=folder), None)
     workspace.write("a.txt", b"x" * 60)
@@ -188,7 +188,8 @@ OPERATIONS = [
 
 
 def check_operations(pool, folder, chosen):
-    """What we think that the sandbox holds is what it holds, and a new one holds the same."""
+    """The workspace and its sandbox hold the same files, and so does a new sandbox."""
+    pool = DyingPool(pool, set())
 
     async def go():
         workspace = Workspace(task_of({}, repository=folder), pool)
@@ -200,19 +201,19 @@ def check_operations(pool, folder, chosen):
                     workspace.delete(detail)
                 elif what == "run":
                     await workspace.run(["sh", "-c", detail], 5)
-                elif workspace._sandbox is not None:
-                    workspace._sandbox.end("a test ended it")
+                elif pool.sandboxes:
+                    pool.sandboxes[-1].end("a test ended it")
             except SandboxFileError as error:
                 assert what != "run", error
         await workspace.run(["true"], 5)
-        held = await contents(workspace._sandbox)
+        held = await contents(pool.sandboxes[-1])
         assert dict(workspace.files) == held
-        told = workspace.changes
+        changes = workspace.changes
         await workspace.close()
         await workspace.run(["true"], 5)
-        assert await contents(workspace._sandbox) == held
+        assert await contents(pool.sandboxes[-1]) == held
         assert {path: change.kind for path, change in workspace.changes.items()} == {
-            path: change.kind for path, change in told.items()
+            path: change.kind for path, change in changes.items()
         }
         await workspace.close()
 
@@ -226,14 +227,14 @@ SOME = st.lists(st.sampled_from(OPERATIONS), max_size=8)
 @given(chosen=SOME)
 @example(chosen=[("run", "rm -rf d"), ("write", "d/b.txt"), ("die", ""), ("run", "true")])
 @example(chosen=[("delete", "a.txt"), ("write", "a.txt/in.txt"), ("run", "true"), ("delete", "a.txt/in.txt")])
-def test_whatever_happens_both_sides_agree(pool, folder, chosen):
+def test_workspace_and_sandbox_agree_after_any_operations(pool, folder, chosen):
     check_operations(pool, folder, chosen)
 
 
 @pytest.mark.slow
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(chosen=SOME)
-def test_whatever_happens_very_often_both_sides_agree(pool, folder, chosen):
+def test_workspace_and_sandbox_agree_after_very_many_operations(pool, folder, chosen):
     check_operations(pool, folder, chosen)
 
 
@@ -242,8 +243,6 @@ def test_a_folder_is_copied_and_indexed_once_for_all_episodes(folder):
         workspaces = [Workspace(task_of({}, repository=folder), pool) for _ in range(count)]
         await asyncio.gather(*(workspace.run(["true"], 5) for workspace in workspaces))
         await asyncio.gather(*(workspace.search("echo", "", 3) for workspace in workspaces))
-        indexes = [await workspace._base.index(None).get() for workspace in workspaces]
-        assert all(index is indexes[0] for index in indexes)
         for workspace in workspaces:
             await workspace.close()
 
@@ -258,7 +257,7 @@ def test_a_folder_is_copied_and_indexed_once_for_all_episodes(folder):
     pool.kill()
 
 
-def test_the_copies_of_folders_are_given_back_with_their_pool(folder):
+def test_the_copies_of_folders_are_deleted_with_their_pool(folder):
     pool = LocalSandboxPool(size=1)
     tree = weakref.ref(asyncio.run(pool.trees.get(folder)))
     pool.kill()
@@ -303,39 +302,39 @@ def test_results_belong_to_repository_packages_and_changes(pool, folder, tmp_pat
     asyncio.run(check())
 
 
-def test_a_repository_that_is_none_is_said(pool, tmp_path):
+def test_a_repository_that_is_not_a_folder_is_refused(pool, tmp_path):
     workspace = Workspace(task_of({}, repository=tmp_path / "nowhere"), pool)
     with pytest.raises(UserError, match="nowhere is not a folder; a workspace needs one"):
         asyncio.run(workspace.prepare())
 
 
-def test_the_event_loop_goes_on_while_something_is_made_once():
-    begun, go_on, made = threading.Event(), threading.Event(), []
+def test_the_event_loop_runs_while_a_lazy_value_is_computed_once():
+    started, go_on, calls = threading.Event(), threading.Event(), []
 
     def make():
-        begun.set()
+        started.set()
         assert go_on.wait(20)
-        made.append(1)
-        if len(made) == 1:
+        calls.append(1)
+        if len(calls) == 1:
             raise UserError("the first time it fails")
         return "value"
 
     async def check():
         value = AsyncLazy(make)
         waiting = [asyncio.ensure_future(value.get()) for _ in range(3)]
-        while not begun.is_set():
+        while not started.is_set():
             await asyncio.sleep(0)
         waiting[0].cancel()
         go_on.set()
-        said = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(error) for error in said] == [asyncio.CancelledError, UserError, UserError]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in results] == [asyncio.CancelledError, UserError, UserError]
         assert await asyncio.gather(value.get(), value.get()) == ["value", "value"] and value.get_here() == "value"
-        assert len(made) == 2
+        assert len(calls) == 2
 
     asyncio.run(check())
 
 
-def test_a_file_that_became_a_folder_does_not_cost_the_shell(pool, folder):
+def test_the_shell_survives_a_file_that_became_a_folder(pool, folder):
     async def check():
         workspace = Workspace(task_of({}, repository=folder), pool)
         await workspace.shell("X=1; cd d", 5)
@@ -348,7 +347,7 @@ def test_a_file_that_became_a_folder_does_not_cost_the_shell(pool, folder):
     asyncio.run(check())
 
 
-def test_what_ran_in_one_image_is_not_the_result_of_another(pool):
+def test_results_are_not_shared_between_images(pool):
     async def check():
         cache = ResultCache()
         for image in (None, "a:1", "a:2", "a:1"):

@@ -23,7 +23,7 @@ from composer_jax.sandbox.engine import owner
 from composer_jax.tasks import LogGrader, Task
 from composer_jax.tasks.images.pools import FOLDER_PREFIX, KEPT_WORKSPACES, ImagePools
 from composer_jax.tasks.result_cache import ResultCache
-from tests.agent.conftest import Said
+from tests.agent.conftest import ScriptedSession
 
 EVAL = """
 set -x
@@ -49,11 +49,11 @@ def play(task, engine, *messages):
     """The episode in which the model makes these calls, and what each was answered."""
 
     async def go():
-        said = Said([render_assistant(TOKENIZER, "", [call]) for call in messages])
+        session = ScriptedSession([render_assistant(TOKENIZER, "", [call]) for call in messages])
         limits, never = Limits(max_turns=20, max_turn_tokens=1000, max_episode_tokens=20_000), Compaction(None)
         async with ImagePools(size=2, engine=engine) as images:
             return await run_episode(
-                task, said, None, CompactFormat(TOKENIZER), compaction=never, limits=limits, images=images
+                task, session, None, CompactFormat(TOKENIZER), compaction=never, limits=limits, images=images
             )
 
     episode = asyncio.run(go())

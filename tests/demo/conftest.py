@@ -1,5 +1,5 @@
 """What the tests of the demo share with those of the agent: real sandboxes, a tokenizer, scripted sessions."""
 
-from tests.agent.conftest import chat_format, pool, said, tok
+from tests.agent.conftest import chat_format, pool, scripted_session, tok
 
-__all__ = ["chat_format", "pool", "said", "tok"]
+__all__ = ["chat_format", "pool", "scripted_session", "tok"]

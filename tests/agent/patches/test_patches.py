@@ -1,4 +1,4 @@
-"""Patches: what a diff says happens, exactly; what does not fit is said; no text breaks the parser."""
+"""Patches are applied exactly; those that do not fit raise one sentence; no text breaks the parser."""
 
 import difflib
 import subprocess
@@ -25,8 +25,8 @@ def with_ends(text):
 
 def unified(before, after, context=3, name="f"):
     """What `diff -u` would write."""
-    said = difflib.unified_diff(with_ends(before), with_ends(after), f"a/{name}", f"b/{name}", n=context)
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in said)
+    lines = difflib.unified_diff(with_ends(before), with_ends(after), f"a/{name}", f"b/{name}", n=context)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def envelope(before, after):
@@ -48,7 +48,7 @@ def check_round_trip(before, after, context):
 @example("a\nb\n", "a\nb", 3)
 @example("", "x", 0)
 @example("-- x\n++ y\n", "++ y\n-- x\n", 0)
-def test_a_diff_of_two_texts_makes_one_of_the_other(before, after, context):
+def test_a_unified_diff_turns_one_text_into_the_other(before, after, context):
     check_round_trip(before, after, context)
 
 
@@ -60,7 +60,7 @@ def test_diffs_of_very_many_texts(before, after, context):
 
 
 @given(TEXTS, TEXTS)
-def test_an_envelope_of_two_texts_makes_one_of_the_other(before, after):
+def test_an_envelope_turns_one_text_into_the_other(before, after):
     before, after = f"{before}\n", f"{after}\n"
     [patch] = parse_patch(envelope(before, after))
     assert apply_hunks(before, patch.hunks) == after
@@ -112,7 +112,7 @@ def test_very_many_texts_do_not_break_the_parser(text):
     check_no_text_breaks_it(text)
 
 
-def test_what_git_writes_is_understood(tmp_path):
+def test_git_diff_and_format_patch_are_parsed(tmp_path):
     def git(*words):
         base = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(tmp_path)]
         return subprocess.run([*base, *words], check=True, capture_output=True, text=True).stdout
@@ -148,7 +148,7 @@ def test_what_git_writes_is_understood(tmp_path):
     } == patches
 
 
-def test_an_envelope_in_full():
+def test_an_envelope_with_every_header():
     text = """\
 *** Begin Patch
 *** Update File: a.py
@@ -178,7 +178,7 @@ def test_an_envelope_in_full():
     assert apply_hunks(before, (first, last)) == before[:47] + before[47:].replace("1", "2") + "end\n"
 
 
-def test_wrong_numbers_do_not_matter_where_there_is_one_place():
+def test_wrong_line_numbers_are_ignored_where_the_place_is_unique():
     text = "--- a/f\n+++ b/f\n@@ -90,7 +2,1 @@ def f():\n b\n-c\n+C\n"
     [patch] = parse_patch(text)
     assert apply_hunks("a\nb\nc\nd\n", patch.hunks) == "a\nb\nC\nd\n"
@@ -189,7 +189,7 @@ def test_wrong_numbers_do_not_matter_where_there_is_one_place():
         apply_hunks("a\nxb\nc\n", patch.hunks)
 
 
-def test_hunks_come_in_order_and_do_not_overlap():
+def test_hunks_out_of_order_or_overlapping_are_refused():
     hunks = (Hunk(("b\n",), ("B\n",), 2), Hunk(("a\n",), ("A\n",), 1))
     with pytest.raises(PatchError, match="hunk 2 does not fit: its old lines are not in the file behind line 2"):
         apply_hunks("a\nb\n", hunks)
@@ -198,7 +198,7 @@ def test_hunks_come_in_order_and_do_not_overlap():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", "this is no patch"),
         ("hello\nworld", "this is no patch"),
@@ -219,13 +219,13 @@ def test_hunks_come_in_order_and_do_not_overlap():
         ("*** Begin Patch\n*** Update File: f\n*** End Patch", "nothing is said of what to change in f"),
     ],
 )
-def test_what_is_no_patch(text, said):
+def test_invalid_patches_are_refused_in_one_sentence(text, expected):
     with pytest.raises(PatchError) as error:
         parse_patch(text)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert expected in str(error.value) and "\n" not in str(error.value)
 
 
-def test_where_a_hunk_without_old_lines_goes():
+def test_the_place_of_a_hunk_without_old_lines():
     after = Hunk((), ("n\n",), 1)
     assert apply_hunks("a\nb\n", (after,)) == "a\nn\nb\n"
     assert apply_hunks("a\nb\n", (Hunk((), ("n\n",), None, ("a",)),)) == "a\nn\nb\n"

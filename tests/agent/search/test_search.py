@@ -21,7 +21,7 @@ def index_of(files, embedder=None):
     return SearchIndex.of(sizes, lambda path: files[path].encode(), embedder)
 
 
-def found(query, files, embedder=None, **options):
+def paths_of(query, files, embedder=None, **options):
     index = index_of(files, embedder)
     return [hit.chunk.path for hit in search(query, index, (), EMPTY, embedder, **options)]
 
@@ -34,7 +34,7 @@ def test_words_are_identifiers_and_their_parts():
     assert split_words("größe ΔX " + "x" * 100) == ["gr", "öß", "e", "größe", "δ", "x", "δx"]
 
 
-def test_python_is_cut_at_functions_and_classes():
+def test_python_is_chunked_at_functions_and_classes():
     text = (
         '"""Doc."""\n\nimport os\n\n\nclass A:\n    x = 1\n\n    @property\n    def f(self):\n        return 1\n\n'
         "    async def g(self):\n        return 2\n\n\n@cache\ndef h():\n    def inner():\n        pass\n\n\nprint(1)\n"
@@ -43,7 +43,7 @@ def test_python_is_cut_at_functions_and_classes():
     assert spans == [(1, 5, ""), (6, 8, "A"), (9, 11, "A.f"), (13, 14, "A.g"), (17, 20, "h"), (21, 24, "")]
 
 
-def test_other_text_comes_in_windows_that_overlap():
+def test_other_text_is_chunked_in_overlapping_windows():
     lines = [f"line {number}" for number in range(1, 101)]
     spans = [(chunk.start, chunk.end) for chunk in split_chunks("a.txt", "\n".join(lines).encode())]
     assert spans[0] == (1, WINDOW) and spans[1] == (1 + STEP, WINDOW + STEP) and spans[-1][1] == 100
@@ -55,13 +55,13 @@ def test_other_text_comes_in_windows_that_overlap():
 @pytest.mark.parametrize(
     "data", [b"", b"\0binary", b"x" * (MAX_BYTES + 1), b"\n\n  \n"], ids=["empty", "binary", "large", "blank"]
 )
-def test_what_has_no_chunks(data):
+def test_binary_empty_and_large_files_have_no_chunks(data):
     assert split_chunks("a.py", data) == []
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape")
 @pytest.mark.parametrize("text", ["def f(:\n", "x = '\\d'\n", "(" * 300, "-" * 100_000, "a\r" * 50 + "def f(): pass\r"])
-def test_python_that_cannot_be_parsed_is_searched_all_the_same(text):
+def test_python_that_cannot_be_parsed_is_chunked_in_windows(text):
     assert "".join(c.text for c in split_chunks("a.py", text.encode())).startswith(text[:5].rstrip("\n"))
 
 
@@ -103,13 +103,13 @@ FILES = {
 
 
 def test_the_right_function_comes_first():
-    assert found("where is an amount of money converted to a currency, convertAmount", FILES)[0] == "money.py"
-    assert found("parse http headers", FILES)[0] == "web/http.py"
-    assert found("port", FILES) == ["web/server.py"]
-    assert found("zebra", FILES) == found("", FILES) == found("the of a", FILES) == []
-    assert found("parse port", FILES, under="web/server.py") == ["web/server.py"]
-    assert set(found("parse port amount", FILES, under="web")) == {"web/http.py", "web/server.py"}
-    assert len(found("parse port amount", FILES, limit=1)) == 1
+    assert paths_of("where is an amount of money converted to a currency, convertAmount", FILES)[0] == "money.py"
+    assert paths_of("parse http headers", FILES)[0] == "web/http.py"
+    assert paths_of("port", FILES) == ["web/server.py"]
+    assert paths_of("zebra", FILES) == paths_of("", FILES) == paths_of("the of a", FILES) == []
+    assert paths_of("parse port", FILES, under="web/server.py") == ["web/server.py"]
+    assert set(paths_of("parse port amount", FILES, under="web")) == {"web/http.py", "web/server.py"}
+    assert len(paths_of("parse port amount", FILES, limit=1)) == 1
 
 
 WORDS = st.lists(st.sampled_from(["rate", "money", "sky", "port", "def f():"]), max_size=8).map("\n".join)
@@ -117,16 +117,16 @@ TREES = st.dictionaries(st.sampled_from(["a.py", "b.txt", "c/d.py", "c/e.txt"]),
 
 
 @given(TREES, TREES, st.sets(st.sampled_from(["a.py", "b.txt", "c/d.py"])))
-def test_changes_score_as_if_everything_had_been_indexed_anew(files, changed, gone):
+def test_a_search_with_changes_scores_as_a_new_index_of_all_files(files, changed, gone):
     hidden = set(changed) | gone
     now = {path: text for path, text in {**files, **changed}.items() if path in changed or path not in gone}
 
-    def told(hits):
+    def scores_of(hits):
         return [(hit.chunk, round(hit.score, 6)) for hit in hits]
 
     for embedder in (None, Shapes()):
         parts = search("rate sky", index_of(files, embedder), hidden, index_of(changed, embedder), embedder)
-        assert told(parts) == told(search("rate sky", index_of(now, embedder), (), EMPTY, embedder))
+        assert scores_of(parts) == scores_of(search("rate sky", index_of(now, embedder), (), EMPTY, embedder))
 
 
 class Shapes:
@@ -152,15 +152,15 @@ def hash_of(text):
     return value
 
 
-def test_an_embedder_finds_what_shares_no_word():
+def test_an_embedder_finds_chunks_that_share_no_word_with_the_query():
     embedder = Shapes()
-    assert found("convertion of amonts", FILES) == []
-    assert found("convertion of amonts", FILES, embedder)[0] in ("money.py", "README.md")
-    both = found("port parsing of a headr line", FILES, embedder)
+    assert paths_of("convertion of amonts", FILES) == []
+    assert paths_of("convertion of amonts", FILES, embedder)[0] in ("money.py", "README.md")
+    both = paths_of("port parsing of a headr line", FILES, embedder)
     assert both[0] == "web/http.py" and "web/server.py" in both
 
 
-def test_only_what_changed_is_embedded_again():
+def test_only_changed_files_are_embedded_again():
     embedder = Shapes()
     base = index_of(FILES, embedder)
     before = embedder.embedded

@@ -1,4 +1,4 @@
-"""What the tests of the repository tools share: a real small repository, and a way to call tools on it."""
+"""Fixtures of the repository tools' tests: a small real repository and calls of tools on it."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from composer_jax.agent.tools import execute_call, execute_calls, select_tools
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import ToolCall
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
-from tests.agent.conftest import task_of
+from tests.agent.conftest import DyingPool, task_of
 
 TOOLS = select_tools(("repository/*",))
 
@@ -37,7 +37,7 @@ def parse_header(line):
 
 
 def make_repository(folder):
-    """A git repository with packages, and with every kind of file that makes trouble."""
+    """A git repository with packages and every kind of troublesome file."""
     files = {
         "README.md": "# Rates\n\nHow to convert money.\n",
         "src/rates/__init__.py": "",
@@ -82,11 +82,17 @@ def roomy_pool():
     pool.kill()
 
 
-class Asked:
+class Conversation:
     """A workspace on the repository; each call of `ask` is one message of the model."""
 
     def __init__(self, repository, pool, cache=None, **options):
-        self.workspace = Workspace(task_of({}, repository=repository), pool, cache, **options)
+        self.pool = DyingPool(pool, set())
+        self.workspace = Workspace(task_of({}, repository=repository), self.pool, cache, **options)
+
+    @property
+    def sandbox(self):
+        """The sandbox that was acquired last."""
+        return self.pool.sandboxes[-1]
 
     async def ask(self, tool, **arguments):
         return await execute_call(ToolCall(tool, arguments), TOOLS, self.workspace)
@@ -97,15 +103,15 @@ class Asked:
 
 @pytest.fixture
 def talk(repository, roomy_pool):
-    """Runs a coroutine that is given an Asked, and closes its workspace."""
+    """Runs a coroutine on a Conversation and closes its workspace."""
 
-    def run(conversation, **options):
+    def run(check, **options):
         async def go():
-            asked = Asked(repository, options.pop("pool", roomy_pool), **options)
+            chat = Conversation(repository, options.pop("pool", roomy_pool), **options)
             try:
-                return await conversation(asked)
+                return await check(chat)
             finally:
-                await asked.workspace.close()
+                await chat.workspace.close()
 
         return asyncio.run(go())
 
@@ -115,4 +121,4 @@ def talk(repository, roomy_pool):
 @pytest.fixture
 def ask(talk):
     """The observation of one call on the untouched repository."""
-    return lambda tool, **arguments: talk(lambda asked: asked.ask(tool, **arguments))
+    return lambda tool, **arguments: talk(lambda chat: chat.ask(tool, **arguments))

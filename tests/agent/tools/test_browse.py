@@ -7,19 +7,19 @@ import pytest
 
 from composer_jax.agent.tools import browse, glob_pattern
 from composer_jax.agent.tools.truncate import HEAD, MAX_CHARACTERS, truncate_middle
-from tests.agent.tools.conftest import Asked
+from tests.agent.tools.conftest import Conversation
 
 
 def test_read_file_numbers_its_lines(ask):
-    said = ask("read_file", path="README.md")
-    assert said == "     1\t# Rates\n     2\t\n     3\tHow to convert money.\n[README.md has 3 lines]"
-    assert ask("read_file", path="/workspace/README.md") == ask("read_file", path="./README.md") == said
-    assert ask("read_file", path="/testbed/README.md") == said
+    answer = ask("read_file", path="README.md")
+    assert answer == "     1\t# Rates\n     2\t\n     3\tHow to convert money.\n[README.md has 3 lines]"
+    assert ask("read_file", path="/workspace/README.md") == ask("read_file", path="./README.md") == answer
+    assert ask("read_file", path="/testbed/README.md") == answer
 
 
 def test_read_file_shows_a_part(ask):
-    said = ask("read_file", path="src/rates/table.py", start=6, end=7)
-    assert said.split("\n") == [
+    answer = ask("read_file", path="src/rates/table.py", start=6, end=7)
+    assert answer.split("\n") == [
         "     6\tclass RateTable:",
         '     7\t    """Holds the exchange rates."""',
         "[src/rates/table.py has 19 lines, shown are 6 to 7]",
@@ -42,7 +42,7 @@ def test_files_of_every_kind(ask):
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "expected"),
     [
         ("nowhere.py", "ERROR there is no file nowhere.py"),
         ("table.py", "ERROR there is no file table.py; there is src/rates/table.py"),
@@ -65,31 +65,31 @@ def test_files_of_every_kind(ask):
         ("a/" * 200 + "b", "is longer than a path may be"),
     ],
 )
-def test_paths_that_lead_nowhere_or_out(ask, path, said):
-    observation = ask("read_file", path=path)
-    assert observation.startswith("ERROR ") and said in observation and "root:" not in observation
+def test_missing_paths_and_paths_outside_are_errors(ask, path, expected):
+    answer = ask("read_file", path=path)
+    assert answer.startswith("ERROR ") and expected in answer and "root:" not in answer
 
 
-def test_long_lines_and_files_are_cut(talk):
-    async def conversation(asked):
-        asked.workspace.write("long.txt", b"x" * 2000 + b"\n")
-        asked.workspace.write("many.txt", b"line\n" * 5000)
-        asked.workspace.write("huge.txt", b"x" * (browse.MAX_BYTES + 1))
-        said = await asked.ask("read_file", path="long.txt")
-        assert f"{'x' * browse.MAX_LINE} [1500 characters more]\n" in said
-        said = await asked.ask("read_file", path="many.txt")
-        assert said.endswith("[many.txt has 5000 lines, shown are 1 to 1000]")
-        assert (await asked.ask("read_file", path="huge.txt")).startswith("ERROR huge.txt has 10485761 bytes")
+def test_long_lines_and_files_are_truncated(talk):
+    async def check(chat):
+        chat.workspace.write("long.txt", b"x" * 2000 + b"\n")
+        chat.workspace.write("many.txt", b"line\n" * 5000)
+        chat.workspace.write("huge.txt", b"x" * (browse.MAX_BYTES + 1))
+        answer = await chat.ask("read_file", path="long.txt")
+        assert f"{'x' * browse.MAX_LINE} [1500 characters more]\n" in answer
+        answer = await chat.ask("read_file", path="many.txt")
+        assert answer.endswith("[many.txt has 5000 lines, shown are 1 to 1000]")
+        assert (await chat.ask("read_file", path="huge.txt")).startswith("ERROR huge.txt has 10485761 bytes")
 
-    talk(conversation)
+    talk(check)
 
 
 def test_a_file_that_claims_to_be_endless_is_not_read(tmp_path, pool):
     with open(tmp_path / "sparse", "wb") as file:
         os.truncate(file.fileno(), 1 << 40)
-    asked = Asked(tmp_path, pool)
-    assert "bytes, more than" in asyncio.run(asked.ask("read_file", path="sparse"))
-    assert asyncio.run(asked.ask("semantic_search", query="anything")) == "no match"
+    chat = Conversation(tmp_path, pool)
+    assert "bytes, more than" in asyncio.run(chat.ask("read_file", path="sparse"))
+    assert asyncio.run(chat.ask("semantic_search", query="anything")) == "no match"
 
 
 def test_list_dir_shows_kinds_and_depth(ask):
@@ -106,15 +106,15 @@ def test_list_dir_shows_kinds_and_depth(ask):
     assert ask("list_dir", path="..").startswith("ERROR .. has '..'")
 
 
-def test_lists_see_what_was_changed(talk):
-    async def conversation(asked):
-        await asked.ask("edit_file", path="new/folder/a.py", new="x\n")
-        await asked.ask("edit_file", path="src/web/server.py", delete=True)
-        assert await asked.ask("list_dir", path="new", depth=9) == "folder/\nfolder/a.py"
-        assert await asked.ask("list_dir", path="src/web") == "src/web is empty"
-        assert await asked.ask("glob", pattern="{a,server}.py") == "new/folder/a.py"
+def test_listings_show_changes(talk):
+    async def check(chat):
+        await chat.ask("edit_file", path="new/folder/a.py", new="x\n")
+        await chat.ask("edit_file", path="src/web/server.py", delete=True)
+        assert await chat.ask("list_dir", path="new", depth=9) == "folder/\nfolder/a.py"
+        assert await chat.ask("list_dir", path="src/web") == "src/web is empty"
+        assert await chat.ask("glob", pattern="{a,server}.py") == "new/folder/a.py"
 
-    talk(conversation)
+    talk(check)
 
 
 def test_glob(ask):
@@ -152,14 +152,14 @@ def test_patterns(pattern, path, wanted):
     assert glob_pattern.compile_glob(pattern)(path) is wanted
 
 
-def test_a_pattern_made_to_take_long_does_not():
+def test_a_hostile_glob_takes_little_time():
     matches = glob_pattern.compile_glob("*a" * 100 + "/" + "**/" * 90 + "b")
     assert not matches("a" * 200 + "/" + "a/" * 50 + "c")
 
 
 def test_long_observations_keep_both_ends():
     text = "".join(f"line {number}\n" for number in range(10_000))
-    said = truncate_middle(text)
-    assert said.startswith(text[:HEAD]) and said.endswith(text[-(MAX_CHARACTERS - HEAD) :])
-    assert f"[{len(text) - MAX_CHARACTERS} characters with" in said
+    answer = truncate_middle(text)
+    assert answer.startswith(text[:HEAD]) and answer.endswith(text[-(MAX_CHARACTERS - HEAD) :])
+    assert f"[{len(text) - MAX_CHARACTERS} characters with" in answer
     assert truncate_middle("x" * MAX_CHARACTERS) == "x" * MAX_CHARACTERS

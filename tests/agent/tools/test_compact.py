@@ -39,7 +39,7 @@ def test_schemas_are_json_schemas_of_strings():
         assert tool.description.endswith(".")
 
 
-def test_read_gives_the_file_and_nothing_else():
+def test_read_returns_the_exact_file():
     assert ask("read", path="a.py") == FILES["a.py"]
     assert ask("read", path="empty.py") == ""
 
@@ -53,11 +53,11 @@ def test_grep_shows_path_and_line_of_python_files():
     assert ask("grep", pattern="nothing") == "no match"
 
 
-def test_grep_counts_what_it_leaves_out():
+def test_grep_counts_omitted_lines():
     workspace = Workspace(task_of({"a.py": "line\n" * 25}), None)
-    said = ask("grep", workspace, pattern="line").split("\n")
-    assert len(said) == compact.MAX_MATCHES + 1
-    assert said[-1] == "[15 more]"
+    answer = ask("grep", workspace, pattern="line").split("\n")
+    assert len(answer) == compact.MAX_MATCHES + 1
+    assert answer[-1] == "[15 more]"
 
 
 def test_edit_changes_exactly_one_place():
@@ -71,7 +71,7 @@ def test_edit_changes_exactly_one_place():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "expected"),
     [
         (ToolCall("read", {"path": "x.py"}), "ERROR no such file x.py"),
         (ToolCall("read", {"path": "../a.py"}), "ERROR no such file ../a.py"),
@@ -92,9 +92,9 @@ def test_edit_changes_exactly_one_place():
         (Malformed("read{", "the arguments are not JSON"), "ERROR the arguments are not JSON"),
     ],
 )
-def test_mistakes_are_observations(call, said):
+def test_mistakes_are_observations(call, expected):
     workspace = Workspace(task_of(FILES), None)
-    assert asyncio.run(execute_call(call, TOOLS, workspace)) == said
+    assert asyncio.run(execute_call(call, TOOLS, workspace)) == expected
     assert {path: data.decode() for path, data in workspace.files.items()} == FILES
 
 
@@ -110,19 +110,19 @@ JSON = st.recursive(
     st.dictionaries(st.sampled_from(["path", "pattern", "old", "new", "x"]), JSON),
 )
 def test_any_call_gets_a_short_answer(name, arguments):
-    said = asyncio.run(execute_call(ToolCall(name, arguments), TOOLS, Workspace(task_of(FILES), None)))
-    assert isinstance(said, str) and len(said) <= COMPACT_CHARACTERS + 40
+    answer = asyncio.run(execute_call(ToolCall(name, arguments), TOOLS, Workspace(task_of(FILES), None)))
+    assert isinstance(answer, str) and len(answer) <= COMPACT_CHARACTERS + 40
 
 
-def test_long_observations_are_cut_and_say_by_how_much():
+def test_long_observations_are_truncated_with_a_count():
     workspace = Workspace(task_of({"long.py": "x" * (COMPACT_CHARACTERS + 500)}), None)
-    said = ask("read", workspace, path="long.py")
-    assert said.startswith("x" * COMPACT_CHARACTERS + "\n")
-    assert said.endswith("[500 characters dropped]")
+    answer = ask("read", workspace, path="long.py")
+    assert answer.startswith("x" * COMPACT_CHARACTERS + "\n")
+    assert answer.endswith("[500 characters dropped]")
     assert "[7999 characters dropped]" in ask("read", workspace, path="y" * 9980)[COMPACT_CHARACTERS:]
 
 
-def test_files_that_are_no_text():
+def test_binary_files():
     workspace = Workspace(task_of(FILES), None)
     workspace.write("data.py", b"\xff\xfe x")
     assert ask("read", workspace, path="data.py") == "\ufffd\ufffd x"
@@ -140,34 +140,34 @@ def test_a_task_chooses_its_tools():
     )
 
 
-def test_run_tests_really_runs_them(pool):
+def test_run_tests_runs_the_visible_tests(pool):
     async def check():
         task = generate("bugfix", "train", 0, 0)
         know = task.metadata
         workspace = Workspace(task, pool)
-        said = [await execute_call(ToolCall("run_tests", {}), TOOLS, workspace)]
+        answer = [await execute_call(ToolCall("run_tests", {}), TOOLS, workspace)]
         edit = {"path": know["path"], "old": know["old"], "new": know["new"]}
-        said.append(await execute_call(ToolCall("edit", edit), TOOLS, workspace))
-        said.append(await execute_call(ToolCall("run_tests", {}), TOOLS, workspace))
+        answer.append(await execute_call(ToolCall("edit", edit), TOOLS, workspace))
+        answer.append(await execute_call(ToolCall("run_tests", {}), TOOLS, workspace))
         await workspace.close()
-        assert said[0].startswith(f"FAIL {know['function']}(") and "\n" not in said[0]
-        assert said[1:] == ["ok", "PASS 8"]
+        assert answer[0].startswith(f"FAIL {know['function']}(") and "\n" not in answer[0]
+        assert answer[1:] == ["ok", "PASS 8"]
 
     asyncio.run(check())
 
 
 @pytest.mark.parametrize(
-    ("runner", "said"),
+    ("runner", "expected"),
     [
         ("raise ValueError('broken runner')", "ValueError: broken runner"),
         ("import os; os._exit(3)", "no output, exit 3"),
         ("print('x' * 9000)", f"{'x' * COMPACT_CHARACTERS}\n[{9000 - COMPACT_CHARACTERS} characters dropped]"),
     ],
 )
-def test_a_broken_runner_is_reported(pool, runner, said):
+def test_a_broken_runner_is_reported(pool, runner, expected):
     async def check():
         workspace = Workspace(task_of({"run_tests.py": runner}), pool)
-        assert await execute_call(ToolCall("run_tests", {}), TOOLS, workspace) == said
+        assert await execute_call(ToolCall("run_tests", {}), TOOLS, workspace) == expected
         await workspace.close()
 
     asyncio.run(check())

@@ -1,4 +1,4 @@
-"""Tools that change files: exactly what was asked for, or nothing and a sentence that helps."""
+"""Tools that change files: exactly what was chat for, or nothing and a sentence that helps."""
 
 import pytest
 
@@ -8,21 +8,21 @@ from composer_jax.sandbox import Change
 TABLE = "src/rates/table.py"
 
 
-def test_a_text_that_is_there_once_is_replaced(talk):
-    async def conversation(asked):
-        before = asked.workspace.files[TABLE]
-        said = await asked.ask("edit_file", path=TABLE, old="amount * self.rates[currency]", new="(\n  1\n)")
-        assert said == f"edited {TABLE}: lines 14 to 16 are new"
+def test_a_text_that_occurs_once_is_replaced(talk):
+    async def check(chat):
+        before = chat.workspace.files[TABLE]
+        answer = await chat.ask("edit_file", path=TABLE, old="amount * self.rates[currency]", new="(\n  1\n)")
+        assert answer == f"edited {TABLE}: lines 14 to 16 are new"
         after = before.replace(b"amount * self.rates[currency]", b"(\n  1\n)")
-        assert asked.workspace.changes == {TABLE: Change("file", after)}
-        assert await asked.ask("edit_file", path=TABLE, old="(\n  1\n)", new="amount * self.rates[currency]")
-        assert asked.workspace.changes == {}, "what is as at first is no change"
+        assert chat.workspace.changes == {TABLE: Change("file", after)}
+        assert await chat.ask("edit_file", path=TABLE, old="(\n  1\n)", new="amount * self.rates[currency]")
+        assert chat.workspace.changes == {}, "what is as at first is no change"
 
-    talk(conversation)
+    talk(check)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ({"path": TABLE, "old": "name", "new": "x"}, "old is 2 times in src/rates/table.py, at lines 18, 19; make it"),
         ({"path": TABLE, "old": "x", "new": "x"}, "old and new are the same"),
@@ -46,27 +46,29 @@ def test_a_text_that_is_there_once_is_replaced(talk):
         ({"path": "new\0.txt", "new": "x"}, "is not a file name"),
     ],
 )
-def test_mistakes_change_nothing(talk, arguments, said):
-    async def conversation(asked):
-        observation = await asked.ask("edit_file", **arguments)
-        assert observation.startswith("ERROR ") and said in observation
-        assert asked.workspace.changes == {}
+def test_mistakes_change_nothing(talk, arguments, expected):
+    async def check(chat):
+        answer = await chat.ask("edit_file", **arguments)
+        assert answer.startswith("ERROR ") and expected in answer
+        assert chat.workspace.changes == {}
 
-    talk(conversation)
+    talk(check)
 
 
-def test_a_text_that_is_not_there_is_compared_with_what_is(ask):
-    said = ask("edit_file", path=TABLE, old="def parse_header(line):\n  name, _, value = line.partition(':')", new="x")
-    assert said.startswith(f"ERROR old is not in {TABLE}; the nearest to its first line is in\n")
-    assert "    17\t'def parse_header(line):'" in said
-    said = ask("edit_file", path=TABLE, old='def convertAmount(self, amount, currency):\n  """Money in', new="x")
-    assert "'    def convertAmount(self, amount, currency):'" in said
-    said = ask("edit_file", path=TABLE, old='class RateTable:\n  """Holds the exchange rates."""', new="x")
-    assert "; these lines differ from it in white space only:\n     6\t'class RateTable:'\n     7\t'    " in said
+def test_a_missing_text_is_answered_with_similar_lines(ask):
+    answer = ask(
+        "edit_file", path=TABLE, old="def parse_header(line):\n  name, _, value = line.partition(':')", new="x"
+    )
+    assert answer.startswith(f"ERROR old is not in {TABLE}; the nearest to its first line is in\n")
+    assert "    17\t'def parse_header(line):'" in answer
+    answer = ask("edit_file", path=TABLE, old='def convertAmount(self, amount, currency):\n  """Money in', new="x")
+    assert "'    def convertAmount(self, amount, currency):'" in answer
+    answer = ask("edit_file", path=TABLE, old='class RateTable:\n  """Holds the exchange rates."""', new="x")
+    assert "; these lines differ from it in white space only:\n     6\t'class RateTable:'\n     7\t'    " in answer
     assert ask("edit_file", path=TABLE, old="%%%%", new="x") == f"ERROR old is not in {TABLE}"
 
 
-def test_of_a_very_long_file_only_the_first_lines_are_compared_word_by_word():
+def test_only_the_first_lines_of_a_long_file_are_compared_by_words():
     near = "def parse(line, sep):"
     rest = ["#"] * (MAX_COMPARED - 1)
     assert f"{MAX_COMPARED:6}\t{near!r}" in describe_similar_lines("\n".join([*rest, near]), "def parse(line):")
@@ -78,47 +80,46 @@ def test_of_a_very_long_file_only_the_first_lines_are_compared_word_by_word():
 
 
 def test_files_are_created_and_deleted(talk):
-    async def conversation(asked):
-        workspace = asked.workspace
-        assert await asked.ask("edit_file", path="new/a.py", new="one\ntwo") == "created new/a.py with 2 lines"
+    async def check(chat):
+        workspace = chat.workspace
+        assert await chat.ask("edit_file", path="new/a.py", new="one\ntwo") == "created new/a.py with 2 lines"
         assert (
-            await asked.ask("edit_file", path="/workspace/empty.txt", new="filled\n")
-            == "created empty.txt with 1 lines"
+            await chat.ask("edit_file", path="/workspace/empty.txt", new="filled\n") == "created empty.txt with 1 lines"
         )
-        assert await asked.ask("edit_file", path="README.md", delete=True) == "deleted README.md"
-        assert await asked.ask("edit_file", path="passwd", delete=True) == "deleted passwd"
-        assert await asked.ask("edit_file", path="passwd", new="mine") == "created passwd with 1 lines"
+        assert await chat.ask("edit_file", path="README.md", delete=True) == "deleted README.md"
+        assert await chat.ask("edit_file", path="passwd", delete=True) == "deleted passwd"
+        assert await chat.ask("edit_file", path="passwd", new="mine") == "created passwd with 1 lines"
         assert {path: change.kind for path, change in workspace.changes.items()} == {
             "new/a.py": "file", "empty.txt": "file", "README.md": "gone", "passwd": "file",
         }  # fmt: skip
-        assert await asked.ask("edit_file", path="new/a.py", delete=True) == "deleted new/a.py"
+        assert await chat.ask("edit_file", path="new/a.py", delete=True) == "deleted new/a.py"
         assert "new/a.py" not in workspace.changes and workspace.kind("new") is None
-        said = await asked.ask("shell", command="cat README.md; cat passwd empty.txt; ls new; tail -1 /etc/passwd >&2")
-        assert "cat: README.md: No such file" in said and "minefilled" in said and "cannot access 'new'" in said
+        answer = await chat.ask("shell", command="cat README.md; cat passwd empty.txt; ls new; tail -1 /etc/passwd >&2")
+        assert "cat: README.md: No such file" in answer and "minefilled" in answer and "cannot access 'new'" in answer
 
-    talk(conversation)
+    talk(check)
 
 
-def test_line_ends_that_are_not_shown_are_kept(talk):
-    async def conversation(asked):
-        await asked.ask("edit_file", path="docs/windows.txt", old="one\ntwo", new="1\n2\n2.5")
-        assert asked.workspace.files["docs/windows.txt"] == b"1\r\n2\r\n2.5\r\nthree\r\n"
-        said = await asked.ask(
+def test_crlf_line_ends_are_kept(talk):
+    async def check(chat):
+        await chat.ask("edit_file", path="docs/windows.txt", old="one\ntwo", new="1\n2\n2.5")
+        assert chat.workspace.files["docs/windows.txt"] == b"1\r\n2\r\n2.5\r\nthree\r\n"
+        answer = await chat.ask(
             "apply_patch", patch="--- docs/windows.txt\n+++ docs/windows.txt\n@@ -3,2 +3,2 @@\n 2.5\n-three\n+3\n"
         )
-        assert said == "edited docs/windows.txt"
-        assert asked.workspace.files["docs/windows.txt"] == b"1\r\n2\r\n2.5\r\n3\r\n"
+        assert answer == "edited docs/windows.txt"
+        assert chat.workspace.files["docs/windows.txt"] == b"1\r\n2\r\n2.5\r\n3\r\n"
 
-    talk(conversation)
+    talk(check)
 
 
-def test_an_executable_file_stays_one(talk):
-    async def conversation(asked):
-        await asked.ask("edit_file", path="tool.sh", old="echo tool", new="echo changed")
-        assert asked.workspace.changes["tool.sh"].mode & 0o100
-        assert await asked.ask("shell", command="./tool.sh") == "changed\n[exit 0]"
+def test_executable_files_stay_executable(talk):
+    async def check(chat):
+        await chat.ask("edit_file", path="tool.sh", old="echo tool", new="echo changed")
+        assert chat.workspace.changes["tool.sh"].mode & 0o100
+        assert await chat.ask("shell", command="./tool.sh") == "changed\n[exit 0]"
 
-    talk(conversation)
+    talk(check)
 
 
 PATCH = """\
@@ -139,19 +140,19 @@ PATCH = """\
 
 
 def test_a_patch_over_several_files(talk):
-    async def conversation(asked):
-        said = await asked.ask("apply_patch", patch=PATCH)
-        assert said == "edited README.md\ncreated new/b.py\ndeleted empty.txt\nmoved tool.sh to bin/tool"
-        files = asked.workspace.files
+    async def check(chat):
+        answer = await chat.ask("apply_patch", patch=PATCH)
+        assert answer == "edited README.md\ncreated new/b.py\ndeleted empty.txt\nmoved tool.sh to bin/tool"
+        files = chat.workspace.files
         assert files["README.md"].startswith(b"# Rates and more\n\n") and files["new/b.py"] == b"B = 1\n"
         assert "empty.txt" not in files and "tool.sh" not in files
-        assert await asked.ask("shell", command="bin/tool; ls empty.txt tool.sh 2>/dev/null") == "moved\n[exit 2]"
+        assert await chat.ask("shell", command="bin/tool; ls empty.txt tool.sh 2>/dev/null") == "moved\n[exit 2]"
 
-    talk(conversation)
+    talk(check)
 
 
 @pytest.mark.parametrize(
-    ("patch", "said"),
+    ("patch", "expected"),
     [
         (
             PATCH.replace("-echo tool", "-echo other"),
@@ -172,23 +173,23 @@ def test_a_patch_over_several_files(talk):
         ("nonsense", "this is no patch"),
     ],
 )
-def test_a_patch_that_does_not_fit_changes_nothing(talk, patch, said):
-    async def conversation(asked):
-        observation = await asked.ask("apply_patch", patch=patch)
-        assert observation.startswith("ERROR ") and said in observation
-        assert asked.workspace.changes == {}
+def test_a_patch_that_does_not_fit_changes_nothing(talk, patch, expected):
+    async def check(chat):
+        answer = await chat.ask("apply_patch", patch=patch)
+        assert answer.startswith("ERROR ") and expected in answer
+        assert chat.workspace.changes == {}
 
-    talk(conversation)
+    talk(check)
 
 
-def test_one_file_can_be_patched_again_in_the_same_patch(talk):
-    async def conversation(asked):
+def test_a_patch_may_change_a_file_twice(talk):
+    async def check(chat):
         add = "--- /dev/null\n+++ b/n.txt\n@@ -0,0 +1,2 @@\n+one\n+two\n"
         edit = "--- a/n.txt\n+++ b/n.txt\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
         move = "diff --git a/n.txt b/m.txt\nrename from n.txt\nrename to m.txt\n"
-        assert await asked.ask("apply_patch", patch=add + edit + move) == (
+        assert await chat.ask("apply_patch", patch=add + edit + move) == (
             "created n.txt\nedited n.txt\nmoved n.txt to m.txt"
         )
-        assert {path: change.data for path, change in asked.workspace.changes.items()} == {"m.txt": b"one\n2\n"}
+        assert {path: change.data for path, change in chat.workspace.changes.items()} == {"m.txt": b"one\n2\n"}
 
-    talk(conversation)
+    talk(check)

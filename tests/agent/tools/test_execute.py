@@ -44,7 +44,7 @@ def test_every_schema_is_json_that_is_checked_in_full():
             assert set(schema.get("required", ())) <= set(schema.get("properties", {}))
 
 
-def test_a_set_is_chosen_by_name():
+def test_tools_are_selected_by_name_and_by_set():
     assert list(select_tools(("repository/*",))) == [
         "read_file", "list_dir", "glob", "grep", "semantic_search", "edit_file", "apply_patch", "shell", "todo_write",
         "finish",
@@ -77,7 +77,7 @@ NOT_A_TOOL = 1
 """
 
 
-def test_a_task_names_a_tool_of_its_users_by_import_path(tmp_path, monkeypatch):
+def test_a_task_names_a_user_s_tool_by_import_path(tmp_path, monkeypatch):
     (tmp_path / "my_tools.py").write_text(OWN_TOOLS)
     monkeypatch.syspath_prepend(tmp_path)
     task = dataclasses.replace(task_of({"a.py": "", "b.txt": ""}), tools=("read", "my_tools:COUNT"))
@@ -93,7 +93,7 @@ def test_a_task_names_a_tool_of_its_users_by_import_path(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("schema", "value", "said"),
+    ("schema", "value", "expected"),
     [
         ({"type": "integer"}, True, "x must be an integer"),
         ({"type": "integer"}, 1.0, "x must be an integer"),
@@ -113,47 +113,47 @@ def test_a_task_names_a_tool_of_its_users_by_import_path(tmp_path, monkeypatch):
         ({"type": "object", "properties": {"y": {"type": "string"}}, "required": ["y"]}, {}, "x needs y"),
     ],
 )
-def test_the_first_thing_that_is_wrong_is_said(schema, value, said):
+def test_the_first_schema_violation_is_reported(schema, value, expected):
     with pytest.raises(ToolError) as error:
         check("x", schema, value)
-    assert said in str(error.value)
+    assert expected in str(error.value)
 
 
 def test_the_plan_is_kept_and_shown(talk):
-    async def conversation(asked):
+    async def check(chat):
         items = [{"content": "look", "status": "done"}, {"content": "mend", "status": "in_progress"}]
-        assert await asked.ask("todo_write", items=items) == "[x] look\n[>] mend"
-        assert [todo.content for todo in asked.workspace.todos] == ["look", "mend"]
+        assert await chat.ask("todo_write", items=items) == "[x] look\n[>] mend"
+        assert [todo.content for todo in chat.workspace.todos] == ["look", "mend"]
         items[0]["status"] = "finished"
-        said = await asked.ask("todo_write", items=items)
-        assert said == "ERROR status must be one of pending, in_progress, done"
-        assert (await asked.ask("todo_write", items=[{"content": "x"}])) == "ERROR item 1 of items needs status"
-        assert len(asked.workspace.todos) == 2
-        assert await asked.ask("todo_write", items=[]) == "the plan is empty" and asked.workspace.todos == ()
+        answer = await chat.ask("todo_write", items=items)
+        assert answer == "ERROR status must be one of pending, in_progress, done"
+        assert (await chat.ask("todo_write", items=[{"content": "x"}])) == "ERROR item 1 of items needs status"
+        assert len(chat.workspace.todos) == 2
+        assert await chat.ask("todo_write", items=[]) == "the plan is empty" and chat.workspace.todos == ()
 
-    talk(conversation)
+    talk(check)
 
 
-def test_search_sees_what_was_changed(talk):
-    async def conversation(asked):
-        said = await asked.ask("semantic_search", query="convert an amount of money")
-        assert said.startswith("src/rates/table.py:12-14 RateTable.convertAmount\n        def convertAmount(")
-        await asked.ask("edit_file", path="src/rates/table.py", old="convertAmount", new="zebra_crossing")
-        await asked.ask("edit_file", path="n.md", new="A giraffe.\n")
-        assert (await asked.ask("semantic_search", query="zebra giraffe")).count("\n") >= 3
-        assert "convertAmount" not in await asked.ask("semantic_search", query="convertAmount")
-        await asked.ask("edit_file", path="n.md", delete=True)
-        assert "giraffe" not in await asked.ask("semantic_search", query="giraffe")
-        await asked.ask("shell", command="rm -r src")
-        assert "zebra" not in await asked.ask("semantic_search", query="zebra crossing")
-        assert await asked.ask("semantic_search", query="x", path="src") == "ERROR there is no file or folder src"
+def test_semantic_search_sees_changes(talk):
+    async def check(chat):
+        answer = await chat.ask("semantic_search", query="convert an amount of money")
+        assert answer.startswith("src/rates/table.py:12-14 RateTable.convertAmount\n        def convertAmount(")
+        await chat.ask("edit_file", path="src/rates/table.py", old="convertAmount", new="zebra_crossing")
+        await chat.ask("edit_file", path="n.md", new="A giraffe.\n")
+        assert (await chat.ask("semantic_search", query="zebra giraffe")).count("\n") >= 3
+        assert "convertAmount" not in await chat.ask("semantic_search", query="convertAmount")
+        await chat.ask("edit_file", path="n.md", delete=True)
+        assert "giraffe" not in await chat.ask("semantic_search", query="giraffe")
+        await chat.ask("shell", command="rm -r src")
+        assert "zebra" not in await chat.ask("semantic_search", query="zebra crossing")
+        assert await chat.ask("semantic_search", query="x", path="src") == "ERROR there is no file or folder src"
 
-    talk(conversation)
+    talk(check)
 
 
 def test_calls_take_effect_in_their_order(talk):
-    async def conversation(asked):
-        answers = await asked.ask_all(
+    async def check(chat):
+        answers = await chat.ask_all(
             ("read_file", {"path": "n"}),
             ("edit_file", {"path": "n", "new": "1\n"}),
             ("read_file", {"path": "n"}),
@@ -162,15 +162,15 @@ def test_calls_take_effect_in_their_order(talk):
             ("nothing", {}),
             ("read_file", {"path": "n"}),
         )
-        assert [said.split("\n")[0] for said in answers] == [
+        assert [answer.split("\n")[0] for answer in answers] == [
             "ERROR there is no file n", "created n with 1 lines", "     1\t1", "n:1:1", "[exit 0]",
             "ERROR no tool nothing", "     1\t2",
         ]  # fmt: skip
 
-    talk(conversation)
+    talk(check)
 
 
-def test_reads_in_a_row_run_side_by_side():
+def test_consecutive_read_only_calls_run_at_the_same_time():
     running, most = 0, 0
 
     async def slow(workspace):
@@ -185,11 +185,11 @@ def test_reads_in_a_row_run_side_by_side():
     tool = tools.Tool("slow", "Wait.", tools.tool.object_schema(), slow, str, True)
     deadline = time.monotonic() + 20
     calls = [ToolCall("slow", {}), Malformed("x", "no"), ToolCall("slow", {}), ToolCall("slow", {})]
-    said = asyncio.run(execute_calls(calls, {"slow": tool}, Workspace(task_of({}), None)))
-    assert said == ["ok", "ERROR no", "ok", "ok"] and most == 3
+    answer = asyncio.run(execute_calls(calls, {"slow": tool}, Workspace(task_of({}), None)))
+    assert answer == ["ok", "ERROR no", "ok", "ok"] and most == 3
 
 
-def test_an_outage_among_reads_is_raised_after_all_have_ended(dying_pool, repository):
+def test_an_outage_in_concurrent_calls_is_raised_after_all_have_ended(dying_pool, repository):
     async def go():
         workspace = Workspace(task_of({}, repository=repository), dying_pool(range(99)))
         calls = [ToolCall("grep", {"pattern": "x"}), ToolCall("read_file", {"path": "README.md"})]
@@ -207,8 +207,8 @@ def test_names_of_any_bytes_are_shown_as_text(tmp_path, pool):
     async def go():
         workspace = Workspace(task_of({}, repository=tmp_path), pool)
         for call in (ToolCall("glob", {"pattern": "*"}), ToolCall("grep", {"pattern": "needle"})):
-            said = await execute_call(call, TOOLS, workspace)
-            assert said.startswith("caf") and said.encode()
+            answer = await execute_call(call, TOOLS, workspace)
+            assert answer.startswith("caf") and answer.encode()
         await execute_call(ToolCall("shell", {"command": "mv caf* $(printf 'b\\377.txt')"}), TOOLS, workspace)
         assert len(workspace.changes) == 2
         await workspace.run(["true"], 5)
@@ -278,29 +278,29 @@ async def check_calls(repository, calls, pool=None):
     workspace = Workspace(task_of({}, repository=repository), pool)
     for call in calls:
         before, todos = dict(workspace.changes), workspace.todos
-        said = await execute_call(call, TOOLS, workspace)
-        assert said.encode() and len(said) < MAX_CHARACTERS + 200 and "root:x:0" not in said
-        if said.startswith("ERROR ") or (call.name in TOOLS and TOOLS[call.name].read_only):
+        answer = await execute_call(call, TOOLS, workspace)
+        assert answer.encode() and len(answer) < MAX_CHARACTERS + 200 and "root:x:0" not in answer
+        if answer.startswith("ERROR ") or (call.name in TOOLS and TOOLS[call.name].read_only):
             assert (workspace.changes, workspace.todos) == (before, todos)
     await workspace.close()
 
 
 @settings(max_examples=150)
 @given(calls=st.lists(some_calls(SAFE), max_size=6))
-def test_no_call_breaks_anything(repository, calls):
+def test_any_calls_give_observations(repository, calls):
     asyncio.run(check_calls(repository, calls))
 
 
 @pytest.mark.slow
 @settings(max_examples=5000, suppress_health_check=[HealthCheck.too_slow])
 @given(calls=st.lists(some_calls(SAFE), max_size=6))
-def test_very_many_calls_do_not_break_anything(repository, calls):
+def test_very_many_calls_give_observations(repository, calls):
     asyncio.run(check_calls(repository, calls))
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(calls=st.lists(some_calls(["grep", "edit_file", "list_dir"]), max_size=3))
-def test_no_call_that_runs_something_breaks_anything(repository, roomy_pool, calls):
+def test_any_calls_that_run_commands_give_observations(repository, roomy_pool, calls):
     asyncio.run(check_calls(repository, calls, roomy_pool))
 
 

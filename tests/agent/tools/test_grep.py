@@ -12,7 +12,7 @@ from composer_jax.agent.tools import grep
 from composer_jax.tasks.result_cache import ResultCache
 
 
-def test_lines_with_their_places(ask):
+def test_matches_show_path_line_and_text(ask):
     assert ask("grep", pattern="def .*header") == (
         "src/rates/table.py:17:def parse_header(line):\n[1 lines match in 1 files]"
     )
@@ -27,8 +27,8 @@ def test_lines_with_their_places(ask):
 
 
 def test_context(ask):
-    said = ask("grep", pattern="self.rates", path="src/rates/table.py", context=1)
-    assert said.split("\n") == [
+    answer = ask("grep", pattern="self.rates", path="src/rates/table.py", context=1)
+    assert answer.split("\n") == [
         "--",
         "src/rates/table.py-9-    def __init__(self, rates):",
         "src/rates/table.py:10:        self.rates = rates",
@@ -53,58 +53,58 @@ def test_mistakes(ask):
     assert ask("grep", pattern="root:x") == "no match", "links are not followed"
 
 
-def test_what_was_changed_is_searched_and_results_are_remembered(talk):
+def test_changed_files_are_searched_and_results_are_cached(talk):
     cache = ResultCache()
 
-    async def conversation(asked):
-        assert await asked.ask("grep", pattern="NEEDLE") == "no match"
-        await asked.ask("edit_file", path="n.txt", new="a NEEDLE\n")
-        assert (await asked.ask("grep", pattern="NEEDLE")).startswith("n.txt:1:a NEEDLE\n")
+    async def check(chat):
+        assert await chat.ask("grep", pattern="NEEDLE") == "no match"
+        await chat.ask("edit_file", path="n.txt", new="a NEEDLE\n")
+        assert (await chat.ask("grep", pattern="NEEDLE")).startswith("n.txt:1:a NEEDLE\n")
 
-    talk(conversation, cache=cache)
-    talk(conversation, cache=cache)
+    talk(check, cache=cache)
+    talk(check, cache=cache)
     assert (cache.runs, cache.hits) == (2, 2)
 
 
-def test_many_and_long_lines_are_cut(talk):
-    async def conversation(asked):
-        asked.workspace.write("many.txt", b"needle\n" * 500)
-        asked.workspace.write("wide.txt", b"needle" + b"x" * 5000)
-        said = (await asked.ask("grep", pattern="needle")).split("\n")
-        assert len(said) == 101 and said[-1] == "[501 lines match in 2 files; shown are the first 100]"
-        said = await asked.ask("grep", pattern="needle", path="wide.txt")
-        assert said.startswith("wide.txt:1:needlexxx") and "[4706 characters more]" in said and len(said) < 500
+def test_many_and_long_lines_are_truncated(talk):
+    async def check(chat):
+        chat.workspace.write("many.txt", b"needle\n" * 500)
+        chat.workspace.write("wide.txt", b"needle" + b"x" * 5000)
+        answer = (await chat.ask("grep", pattern="needle")).split("\n")
+        assert len(answer) == 101 and answer[-1] == "[501 lines match in 2 files; shown are the first 100]"
+        answer = await chat.ask("grep", pattern="needle", path="wide.txt")
+        assert answer.startswith("wide.txt:1:needlexxx") and "[4706 characters more]" in answer and len(answer) < 500
 
-    talk(conversation)
+    talk(check)
 
 
-def test_a_pattern_that_takes_for_ever_ends_in_time(talk, monkeypatch):
+def test_a_catastrophic_pattern_is_stopped(talk, monkeypatch):
     monkeypatch.setattr(grep, "TIMEOUT_S", 1.0)
 
-    async def conversation(asked):
-        asked.workspace.write("evil.txt", b"a" * 60 + b"!\n")
+    async def check(chat):
+        chat.workspace.write("evil.txt", b"a" * 60 + b"!\n")
         # ripgrep is never slow, and leaves what looks ahead to Python.
-        said = await asked.ask("grep", pattern="(?=a)(a|a)+$", path="evil.txt")
-        assert said == "ERROR the search was stopped after 1 s; use a simpler pattern, or search in fewer files"
-        assert "evil.txt:1" in await asked.ask("grep", pattern="a!", path="evil.txt")
+        answer = await chat.ask("grep", pattern="(?=a)(a|a)+$", path="evil.txt")
+        assert answer == "ERROR the search was stopped after 1 s; use a simpler pattern, or search in fewer files"
+        assert "evil.txt:1" in await chat.ask("grep", pattern="a!", path="evil.txt")
 
-    talk(conversation)
+    talk(check)
 
 
 SHADOWS = ("json", "re", "os", "stat", "sys", "shutil", "subprocess", "fnmatch", "sitecustomize", "encodings", "codecs")
 
 
-def test_modules_of_the_workspace_do_not_take_part(talk):
-    async def conversation(asked):
+def test_modules_of_the_workspace_are_not_imported(talk):
+    async def check(chat):
         for name in SHADOWS:
-            asked.workspace.write(f"{name}.py", b"raise SystemExit('fooled NEEDLE')\n")
-        asked.workspace.write("rg", b"#!/bin/sh\necho fooled NEEDLE\n", 0o755)
-        said = await asked.ask("grep", pattern="fooled N[E]+DLE", glob="*.py")
-        assert said.endswith(f"[{len(SHADOWS)} lines match in {len(SHADOWS)} files]")
-        assert (await asked.ask("shell", command="export PATH=/workspace:$PATH")).endswith("[exit 0]")
-        assert await asked.ask("grep", pattern="fooled N[E]+DLE", glob="*.py") == said
+            chat.workspace.write(f"{name}.py", b"raise SystemExit('fooled NEEDLE')\n")
+        chat.workspace.write("rg", b"#!/bin/sh\necho fooled NEEDLE\n", 0o755)
+        answer = await chat.ask("grep", pattern="fooled N[E]+DLE", glob="*.py")
+        assert answer.endswith(f"[{len(SHADOWS)} lines match in {len(SHADOWS)} files]")
+        assert (await chat.ask("shell", command="export PATH=/workspace:$PATH")).endswith("[exit 0]")
+        assert await chat.ask("grep", pattern="fooled N[E]+DLE", glob="*.py") == answer
 
-    talk(conversation)
+    talk(check)
 
 
 def searched(folder, programs, **request):

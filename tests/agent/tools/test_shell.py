@@ -5,20 +5,20 @@ import re
 
 from composer_jax.agent.tools.truncate import MAX_CHARACTERS
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
-from tests.agent.tools.conftest import Asked
+from tests.agent.tools.conftest import Conversation
 
 
-def test_output_ending_and_state(talk):
-    async def conversation(asked):
-        assert await asked.ask("shell", command="cd src/rates && export X=1; V=2") == "[exit 0]"
-        assert await asked.ask("shell", command="pwd; echo $X$V; false") == "/workspace/src/rates\n12\n[exit 1]"
-        assert await asked.ask("shell", command="echo out; echo err >&2") == "out\n[stderr]\nerr\n[exit 0]"
-        said = await asked.ask("shell", command="sleep 60", timeout=1)
-        assert said.endswith("\n[stopped: not done after 1 s, or out of CPU time]")
-        said = await asked.ask("shell", command="seq 100000")
-        assert len(said) < MAX_CHARACTERS + 100 and "line breaks dropped]" in said and said.startswith("1\n2\n")
+def test_output_exit_status_and_state(talk):
+    async def check(chat):
+        assert await chat.ask("shell", command="cd src/rates && export X=1; V=2") == "[exit 0]"
+        assert await chat.ask("shell", command="pwd; echo $X$V; false") == "/workspace/src/rates\n12\n[exit 1]"
+        assert await chat.ask("shell", command="echo out; echo err >&2") == "out\n[stderr]\nerr\n[exit 0]"
+        answer = await chat.ask("shell", command="sleep 60", timeout=1)
+        assert answer.endswith("\n[stopped: not done after 1 s, or out of CPU time]")
+        answer = await chat.ask("shell", command="seq 100000")
+        assert len(answer) < MAX_CHARACTERS + 100 and "line breaks dropped]" in answer and answer.startswith("1\n2\n")
 
-    talk(conversation)
+    talk(check)
 
 
 def test_mistakes(ask):
@@ -30,107 +30,106 @@ def test_mistakes(ask):
     assert ask("shell", command=["ls"]) == "ERROR command must be a string"
 
 
-def test_files_go_there_and_back(talk):
-    async def conversation(asked):
-        await asked.ask("edit_file", path="a.txt", new="one\n")
-        await asked.ask(
+def test_files_are_sent_to_the_shell_and_fetched_back(talk):
+    async def check(chat):
+        await chat.ask("edit_file", path="a.txt", new="one\n")
+        await chat.ask(
             "shell", command="cat a.txt > b.txt; rm README.md; rm -r docs; mkdir d; ln -s a.txt l; chmod +x a.txt"
         )
-        kinds = {path: change.kind for path, change in asked.workspace.changes.items()}
+        kinds = {path: change.kind for path, change in chat.workspace.changes.items()}
         assert kinds == {
             "a.txt": "file", "b.txt": "file", "README.md": "gone", "docs": "gone", "d": "folder", "l": "link",
         }  # fmt: skip
-        assert asked.workspace.changes["a.txt"].mode & 0o100
-        assert await asked.ask("read_file", path="b.txt") == "     1\tone\n[b.txt has 1 lines]"
-        assert await asked.ask("list_dir", path="docs") == "ERROR there is no folder docs"
+        assert chat.workspace.changes["a.txt"].mode & 0o100
+        assert await chat.ask("read_file", path="b.txt") == "     1\tone\n[b.txt has 1 lines]"
+        assert await chat.ask("list_dir", path="docs") == "ERROR there is no folder docs"
         assert (
-            await asked.ask("edit_file", path="docs/windows.txt", new="new\n")
-            == "created docs/windows.txt with 1 lines"
+            await chat.ask("edit_file", path="docs/windows.txt", new="new\n") == "created docs/windows.txt with 1 lines"
         )
-        assert await asked.ask("list_dir", path="docs") == "windows.txt"
-        assert await asked.ask("shell", command="ls docs; cat docs/windows.txt") == "windows.txt\nnew\n[exit 0]"
+        assert await chat.ask("list_dir", path="docs") == "windows.txt"
+        assert await chat.ask("shell", command="ls docs; cat docs/windows.txt") == "windows.txt\nnew\n[exit 0]"
 
-    talk(conversation)
-
-
-def test_a_background_job_says_where_its_output_goes(talk):
-    async def conversation(asked):
-        said = await asked.ask("shell", command="echo 'it''s' \"done\"; exit 4", background=True)
-        assert re.fullmatch(r"job 1 started, process \d+; its output goes to /tmp/job-1.log", said)
-        said = await asked.ask("shell", command="for (", background=True)
-        assert said.startswith("job 2 started")
-        assert (await asked.ask("shell", command="wait; cat /tmp/job-2.log")).endswith("[exit 2]\n[exit 0]")
-        assert (await asked.ask("shell", command="cat /tmp/job-1.log")).endswith("[exit 4]\n[exit 0]")
-
-    talk(conversation)
+    talk(check)
 
 
-def test_a_job_that_reads_a_pipe_says_its_end(talk):
-    async def conversation(asked):
-        await asked.ask("shell", command="mkfifo go")
-        await asked.ask("shell", command="read x < go; echo $x 'in' \"job\"; exit 4", background=True)
-        said = await asked.ask("shell", command="echo word > go; wait; cat /tmp/job-1.log")
-        assert said == "word in job\n[exit 4]\n[exit 0]"
+def test_a_background_job_reports_the_path_of_its_output(talk):
+    async def check(chat):
+        answer = await chat.ask("shell", command="echo 'it''s' \"done\"; exit 4", background=True)
+        assert re.fullmatch(r"job 1 started, process \d+; its output goes to /tmp/job-1.log", answer)
+        answer = await chat.ask("shell", command="for (", background=True)
+        assert answer.startswith("job 2 started")
+        assert (await chat.ask("shell", command="wait; cat /tmp/job-2.log")).endswith("[exit 2]\n[exit 0]")
+        assert (await chat.ask("shell", command="cat /tmp/job-1.log")).endswith("[exit 4]\n[exit 0]")
 
-    talk(conversation)
+    talk(check)
 
 
-def test_what_a_job_writes_is_seen_by_the_next_call(talk):
-    async def conversation(asked):
-        await asked.ask(
+def test_the_log_of_a_job_ends_with_its_exit_status(talk):
+    async def check(chat):
+        await chat.ask("shell", command="mkfifo go")
+        await chat.ask("shell", command="read x < go; echo $x 'in' \"job\"; exit 4", background=True)
+        answer = await chat.ask("shell", command="echo word > go; wait; cat /tmp/job-1.log")
+        assert answer == "word in job\n[exit 4]\n[exit 0]"
+
+    talk(check)
+
+
+def test_the_next_call_sees_files_written_by_a_job(talk):
+    async def check(chat):
+        await chat.ask(
             "shell",
             command="mkfifo /tmp/go; (read x < /tmp/go; echo late > late.txt; mkfifo /tmp/on; read y < /tmp/on) &",
         )
-        assert (await asked.ask("read_file", path="late.txt")).startswith("ERROR there is no file")
-        await asked.ask("shell", command="echo > /tmp/go; while ! [ -p /tmp/on ]; do sleep 0.01; done")
-        assert (await asked.ask("read_file", path="late.txt")).startswith("     1\tlate")
-        sandbox = asked.workspace._sandbox
+        assert (await chat.ask("read_file", path="late.txt")).startswith("ERROR there is no file")
+        await chat.ask("shell", command="echo > /tmp/go; while ! [ -p /tmp/on ]; do sleep 0.01; done")
+        assert (await chat.ask("read_file", path="late.txt")).startswith("     1\tlate")
+        sandbox = chat.sandbox
         assert sandbox.jobs
         await sandbox.run(["sh", "-c", "echo later > late.txt"])  # as the job might, with no tool called
-        assert (await asked.ask("read_file", path="late.txt")).startswith("     1\tlater")
+        assert (await chat.ask("read_file", path="late.txt")).startswith("     1\tlater")
 
-    talk(conversation)
+    talk(check)
 
 
-def test_a_new_shell_is_told_of(talk):
-    async def conversation(asked):
-        await asked.ask("shell", command="cd src; echo x > made.txt")
-        asked.workspace._sandbox.end("a test ended it")
-        said = await asked.ask("shell", command="pwd; cat src/made.txt")
-        assert said == (
+def test_a_new_shell_is_announced(talk):
+    async def check(chat):
+        await chat.ask("shell", command="cd src; echo x > made.txt")
+        chat.sandbox.end("a test ended it")
+        answer = await chat.ask("shell", command="pwd; cat src/made.txt")
+        assert answer == (
             "[the shell was lost and a new one started: its folder, variables, jobs and /tmp are as at first]\n"
             "/workspace\nx\n[exit 0]"
         )
-        assert await asked.ask("shell", command="pwd") == "/workspace\n[exit 0]"
-        asked.workspace._sandbox.end("a test ended it")
-        assert (await asked.ask("grep", pattern="^x$")).startswith("src/made.txt:1:x")
-        assert (await asked.ask("shell", command="pwd")).startswith("[the shell was lost")
+        assert await chat.ask("shell", command="pwd") == "/workspace\n[exit 0]"
+        chat.sandbox.end("a test ended it")
+        assert (await chat.ask("grep", pattern="^x$")).startswith("src/made.txt:1:x")
+        assert (await chat.ask("shell", command="pwd")).startswith("[the shell was lost")
 
-    talk(conversation)
+    talk(check)
 
 
-def test_what_cannot_be_kept_is_undone_and_said(repository):
+def test_changes_that_are_too_large_are_undone_with_an_error(repository):
     async def go():
         pool = LocalSandboxPool(SandboxLimits(timeout_s=10, workspace_mb=4, file_mb=100), size=2)
-        asked = Asked(repository, pool)
-        await asked.ask("shell", command="echo kept > kept.txt")
-        said = await asked.ask("shell", command="rm kept.txt; truncate -s 50M sparse")
-        assert said.startswith("ERROR what was changed in the workspace is more than") and said.endswith(
+        chat = Conversation(repository, pool)
+        await chat.ask("shell", command="echo kept > kept.txt")
+        answer = await chat.ask("shell", command="rm kept.txt; truncate -s 50M sparse")
+        assert answer.startswith("ERROR what was changed in the workspace is more than") and answer.endswith(
             "before the command"
         )
-        assert "\nkept\n[stderr]\nls: " in await asked.ask("shell", command="cat kept.txt; ls sparse")
-        assert (await asked.ask("read_file", path="kept.txt")).startswith("     1\tkept")
-        await asked.workspace.close()
+        assert "\nkept\n[stderr]\nls: " in await chat.ask("shell", command="cat kept.txt; ls sparse")
+        assert (await chat.ask("read_file", path="kept.txt")).startswith("     1\tkept")
+        await chat.workspace.close()
         pool.kill()
 
     asyncio.run(go())
 
 
-def test_something_in_the_way_does_not_stop_the_next_command(talk):
-    async def conversation(asked):
-        await asked.ask("shell", command="mkfifo a; mkfifo b; mkdir c; mkfifo c/d")
+def test_a_special_file_in_the_way_does_not_stop_the_next_command(talk):
+    async def check(chat):
+        await chat.ask("shell", command="mkfifo a; mkfifo b; mkdir c; mkfifo c/d")
         for path in ("a", "b/x", "c/d"):
-            assert (await asked.ask("edit_file", path=path, new="text\n")).startswith("created")
-        assert (await asked.ask("shell", command="cat a b/x c/d")).endswith("text\ntext\ntext\n[exit 0]")
+            assert (await chat.ask("edit_file", path=path, new="text\n")).startswith("created")
+        assert (await chat.ask("shell", command="cat a b/x c/d")).endswith("text\ntext\ntext\n[exit 0]")
 
-    talk(conversation)
+    talk(check)

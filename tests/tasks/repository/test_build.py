@@ -142,7 +142,7 @@ def baseline(repository, packages, large_pool, tmp_path_factory):
     return asyncio.run(run_baseline(repository, root, large_pool, packages, runs=2))
 
 
-def test_the_baseline_tells_tests_that_can_be_relied_on(baseline):
+def test_the_baseline_run_finds_the_reliable_tests(baseline):
     assert baseline.tests == STABLE
     assert set(baseline.unreliable) == {"tests/test_cart.py::test_flaky", "tests/test_cart.py::test_skipped"}
     assert baseline.import_names == ("shop",)
@@ -150,7 +150,7 @@ def test_the_baseline_tells_tests_that_can_be_relied_on(baseline):
     assert "src/shop.egg-info" in baseline.excluded
 
 
-def test_the_trace_tells_which_functions_a_test_runs(baseline, large_pool):
+def test_the_trace_maps_tests_to_functions(baseline, large_pool):
     calls = asyncio.run(trace_calls(baseline, large_pool))
     assert set(calls) == set(STABLE)
     cart = "src/shop/cart.py::"
@@ -165,16 +165,16 @@ def broken(baseline, large_pool, old, new, kind="stub", min_passing=1):
     assert CART.count(old) == 1
     sources = {"src/shop/cart.py": CART}
     files = {"src/shop/cart.py": CART.replace(old, new)}
-    made = make_candidate(kind, sources, files, ["src/shop/cart.py::x"], "a change")
+    candidate = make_candidate(kind, sources, files, ["src/shop/cart.py::x"], "a change")
     readable = ReadableFiles([baseline.root])
-    return asyncio.run(break_suite(made, baseline, large_pool, readable, min_passing))
+    return asyncio.run(break_suite(candidate, baseline, large_pool, readable, min_passing))
 
 
 def last_gate(breakage):
     return breakage.gates[-1].name, breakage.passed
 
 
-def test_gates_let_a_good_breakage_pass_and_stop_the_others(baseline, large_pool):
+def test_gates_accept_a_good_breakage_and_reject_the_others(baseline, large_pool):
     good = broken(baseline, large_pool, "result += price", "result -= price")
     assert good.passed and list(good.failures) == ["tests/test_cart.py::test_total"]
     assert [gate.name for gate in good.gates] == ["in time", "collects", "fails", "keeps", "leaks"]
@@ -189,7 +189,7 @@ def test_gates_let_a_good_breakage_pass_and_stop_the_others(baseline, large_pool
     assert gone.gates[-1].detail == "no test was collected"
 
 
-def test_reasons_are_read_from_what_pytest_says():
+def test_exception_types_are_read_from_pytest_messages():
     assert exception_type("assert 1 == 2\n +  where 1 = f()") == "AssertionError"
     assert exception_type("AssertionError: assert 1 == 2") == "AssertionError"
     assert exception_type("shop.errors.Missing: x") == "Missing"
@@ -200,12 +200,12 @@ def test_reasons_are_read_from_what_pytest_says():
     assert exception_type("") is None
 
 
-def test_messages_say_the_same_in_every_run(baseline, large_pool):
-    made = broken(baseline, large_pool, "async def ship(self):", "async def ship(self):\n        return self")
-    assert "<shop.cart.Cart object at 0x...>" in made.failures["tests/test_cart.py::test_ship"]
+def test_messages_are_equal_in_every_run(baseline, large_pool):
+    breakage = broken(baseline, large_pool, "async def ship(self):", "async def ship(self):\n        return self")
+    assert "<shop.cart.Cart object at 0x...>" in breakage.failures["tests/test_cart.py::test_ship"]
 
 
-def test_a_timeout_stops_a_candidate(baseline, large_pool):
+def test_a_timeout_rejects_a_candidate(baseline, large_pool):
     short = type("Short", (), {**vars(baseline), "timeout_s": 1.5, "sources": baseline.sources})()
     loop = broken(short, large_pool, "result += price", "while True: pass")
     assert last_gate(loop) == ("in time", False)
@@ -219,13 +219,13 @@ def built(repository, packages, large_pool, tmp_path_factory):
 
 
 def test_tasks_are_made_and_every_one_is_valid(built, large_pool):
-    request, made = built
-    assert len(made.tasks) == 10 and len(made.kinds) >= 4
-    tasks = [read_task(folder) for folder in made.tasks]
+    request, result = built
+    assert len(result.tasks) == 10 and len(result.kinds) >= 4
+    tasks = [read_task(folder) for folder in result.tasks]
     assert len({task.id for task in tasks}) == 10 and set(read_tasks(request.out)) == set(tasks)
-    found = asyncio.run(validate(tasks, large_pool, runs=1, jobs=4))
-    assert [one.verdict for one in found] == ["valid"] * 10
-    for folder, task in zip(made.tasks, tasks, strict=True):
+    verdicts = asyncio.run(validate(tasks, large_pool, runs=1, jobs=4))
+    assert [one.verdict for one in verdicts] == ["valid"] * 10
+    for folder, task in zip(result.tasks, tasks, strict=True):
         gates = json.loads((folder / "solution" / "gates.json").read_text())
         assert [gate["name"] for gate in gates][-2:] == ["no-op", "gold"] and all(gate["passed"] for gate in gates)
         assert set(task.grader.fail_to_pass) | set(task.grader.pass_to_pass) == set(STABLE)
@@ -236,18 +236,18 @@ def test_tasks_are_made_and_every_one_is_valid(built, large_pool):
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_same_request_makes_the_same_files_whatever_the_jobs(built, large_pool, tmp_path, jobs):
-    request, made = built
+def test_the_files_do_not_depend_on_the_number_of_jobs(built, large_pool, tmp_path, jobs):
+    request, result = built
     again = asyncio.run(build(replace(request, out=tmp_path, jobs=jobs), large_pool))
-    assert [task.name for task in again.tasks] == [task.name for task in made.tasks]
+    assert [task.name for task in again.tasks] == [task.name for task in result.tasks]
     assert again.kinds["combine"] == 1 and {"stub", "delete_feature"} < set(again.kinds)
-    assert again.rejected == made.rejected
+    assert again.rejected == result.rejected
 
     def texts(folder):
         files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
         # The way from the task to the packages is not the same from another folder.
         lines = {name: path.read_text().splitlines() for name, path in files.items()}
-        return {name: [line for line in found if not line.startswith("packages = ")] for name, found in lines.items()}
+        return {name: [line for line in listed if not line.startswith("packages = ")] for name, listed in lines.items()}
 
     there = texts(tmp_path)
     assert there == texts(request.out)
@@ -256,18 +256,18 @@ def test_the_same_request_makes_the_same_files_whatever_the_jobs(built, large_po
     assert sorted(path.name for path in tmp_path.iterdir()) == ["baseline.json", "rejected.jsonl", "tasks"]
 
 
-def test_what_a_suite_may_take_grows_in_steps(baseline):
+def test_time_limits_grow_in_steps(baseline):
     limits = [replace(baseline, seconds=seconds).timeout_s for seconds in (1.0, 1.2, 7.5, 7.6, 14.0, 40.0)]
     assert limits == [30.0, 30.0, 30.0, 60.0, 60.0, 240.0]
 
 
-def test_the_same_request_makes_the_same_tasks_in_whatever_order_they_get_ready(built, large_pool, tmp_path):
-    request, made = built
+def test_the_tasks_do_not_depend_on_the_order_of_finished_jobs(built, large_pool, tmp_path):
+    request, result = built
     again = asyncio.run(build(replace(request, out=tmp_path / "again", jobs=1, count=2, kinds=("stub",)), large_pool))
     others = asyncio.run(build(replace(request, out=tmp_path / "other", jobs=4, count=2, kinds=("stub",)), large_pool))
     assert [task.name for task in again.tasks] == [task.name for task in others.tasks] != []
     assert set(again.kinds) == {"stub"}
-    # More than there are: all of them are tried, and what there is is made.
+    # More than there are: all of them are tried, and all of them are made.
     every = asyncio.run(build(replace(request, out=tmp_path / "all", jobs=2, count=50, kinds=("stub",)), large_pool))
     assert 2 < len(every.tasks) < 50 and every.tasks[0].name == again.tasks[0].name
     texts = [(task / "instruction.md").read_text() for task in again.tasks]
@@ -276,14 +276,14 @@ def test_the_same_request_makes_the_same_tasks_in_whatever_order_they_get_ready(
 
 def test_tests_can_be_hidden_from_the_workspace(built, large_pool, tmp_path):
     request = replace(built[0], out=tmp_path / "hidden", count=1, kinds=("stub",), hide_tests=True)
-    made = asyncio.run(build(request, large_pool))
-    task = read_task(made.tasks[0])
+    result = asyncio.run(build(request, large_pool))
+    task = read_task(result.tasks[0])
     assert not (task.repository / "tests" / "test_cart.py").exists()
     assert "are run by" not in task.instruction and "tests/test_cart.py::" in task.instruction
     assert asyncio.run(validate([task], large_pool, runs=1))[0].valid
 
 
-def test_suites_that_do_not_run_are_told_in_a_sentence(large_pool, packages, tmp_path):
+def test_suites_that_do_not_run_raise_one_sentence(large_pool, packages, tmp_path):
     empty = lay(tmp_path / "empty", {"a.py": "x = 1\n"})
     with pytest.raises(UserError, match="the suite of .*empty does not run: no test was collected"):
         asyncio.run(run_baseline(empty, tmp_path / "one", large_pool, packages, runs=1))
@@ -292,7 +292,7 @@ def test_suites_that_do_not_run_are_told_in_a_sentence(large_pool, packages, tmp
         asyncio.run(run_baseline(failing, tmp_path / "two", large_pool, packages, runs=1))
 
 
-def test_a_family_of_kinds_stands_for_all_of_them(tmp_path, packages):
+def test_mutate_stands_for_all_kinds_of_mutation(tmp_path, packages):
     request = BuildRequest(tmp_path, tmp_path / "out", 1, kinds=("stub", "mutate"), packages=packages)
     assert request.kinds == ("stub", *(f"mutate:{kind}" for kind in MUTATIONS))
 
@@ -318,7 +318,7 @@ def test_the_repository_s_own_configuration_is_named(tmp_path):
         suite_command(tmp_path)
 
 
-def test_only_tests_in_test_files_are_relied_on():
+def test_only_tests_in_test_files_are_reliable():
     results = {"pkg/a.py::pkg.a.f": TestResult(PASSED), "tests/test_a.py::test_a": TestResult(PASSED)}
     report = SuiteReport(results, {}, None, "")
     assert list(find_unreliable_tests([report, report])) == ["pkg/a.py::pkg.a.f"]
@@ -346,8 +346,8 @@ def test_commits_are_undone_under_the_tests_that_came_with_them(large_pool, pack
         git("commit", "-qm", "x")
     out = tmp_path / "out"
     request = BuildRequest(root, out, 1, kinds=("revert_commit",), packages=packages, runs=1, min_passing=1)
-    made = asyncio.run(build(request, large_pool))
-    task = read_task(made.tasks[0])
+    result = asyncio.run(build(request, large_pool))
+    task = read_task(result.tasks[0])
     assert task.grader.fail_to_pass == ("tests/test_cart.py::test_total",)
     assert not (task.repository / ".git").exists()
     assert (task.repository / "src/shop/cart.py").read_text() == first

@@ -50,17 +50,17 @@ def test_a_result_that_does_not_compile_is_refused():
     assert combine(sources, [first, second]) is None
 
 
-def test_one_candidate_is_no_combination():
+def test_a_combination_needs_two_candidates():
     with pytest.raises(UserError, match="1 candidates cannot be combined; give two or more"):
         combine(SOURCES, [ONE])
 
 
 def test_the_same_file_comes_before_the_same_folder_and_order_does_not_matter():
     far = change("q/c.py", "1", "3")
-    found = list(combinations(SOURCES, [ONE, TWO, OTHER, far], seeded_random(1)))
-    assert [sorted(c.files) for c in found] == [["p/a.py"], ["p/a.py", "p/b.py"]]
-    assert found == list(combinations(SOURCES, [far, OTHER, TWO, ONE], seeded_random(1)))
-    assert all(ast.parse(text) for c in found for text in c.files.values())
+    combined = list(combinations(SOURCES, [ONE, TWO, OTHER, far], seeded_random(1)))
+    assert [sorted(c.files) for c in combined] == [["p/a.py"], ["p/a.py", "p/b.py"]]
+    assert combined == list(combinations(SOURCES, [far, OTHER, TWO, ONE], seeded_random(1)))
+    assert all(ast.parse(text) for c in combined for text in c.files.values())
 
 
 def test_the_id_is_that_of_kind_and_files():

@@ -18,7 +18,7 @@ def test_more_of_anything_is_never_easier(lines, files, entities, complexity, fa
     assert 0 <= here.estimate <= more.estimate <= 1
 
 
-def test_the_ends_and_a_value_by_hand():
+def test_the_bounds_and_a_value_by_hand():
     assert sum(weight for weight, _ in WEIGHTS.values()) == 1
     assert LEAST.estimate < 0.06
     assert Difficulty(5000, 500, 500, 5000, 5000).estimate == 1

@@ -44,9 +44,9 @@ def table(text=TEXT, path="a.py"):
     return {entity.name: entity for entity in parse_entities(Source(path, text))}
 
 
-def test_everything_is_found_in_order():
-    found = parse_entities(Source("p/a.py", TEXT))
-    assert [(entity.name, entity.kind) for entity in found] == [
+def test_all_definitions_are_listed_in_order():
+    entities = parse_entities(Source("p/a.py", TEXT))
+    assert [(entity.name, entity.kind) for entity in entities] == [
         ("f", "function"),
         ("f.<locals>.g", "function"),
         ("C", "class"),
@@ -56,30 +56,30 @@ def test_everything_is_found_in_order():
         ("C.D.m", "method"),
         ("h", "function"),
     ]
-    assert found[6].id == "p/a.py::C.D.m"
-    assert [entity.name for entity in found if entity.is_nested] == ["f.<locals>.g"]
-    assert [entity.name for entity in found if entity.is_async] == ["f"]
+    assert entities[6].id == "p/a.py::C.D.m"
+    assert [entity.name for entity in entities if entity.is_nested] == ["f.<locals>.g"]
+    assert [entity.name for entity in entities if entity.is_async] == ["f"]
 
 
 def test_spans_docstrings_and_signatures():
-    found = table()
-    f, g, m = found["f"], found["f.<locals>.g"], found["C.D.m"]
+    entities = table()
+    f, g, m = entities["f"], entities["f.<locals>.g"], entities["C.D.m"]
     assert TEXT[slice(*f.span)].startswith("@decorated(\n") and TEXT[slice(*f.span)].endswith("return d.e")
     assert TEXT[slice(*f.body_span)].startswith("if a and") and TEXT[slice(*g.body_span)] == "return d.e"
     assert (f.docstring, g.docstring, m.docstring) == ("Says \u00fc.", None, "words")
     assert m.body_span is None
     assert f.signature == "async def f(a, /, b: int=1, *c, d=None, **e) -> int"
-    assert found["C"].signature == "class C(Base, metaclass=M)"
-    assert found["C.D"].signature == "class D"
+    assert entities["C"].signature == "class C(Base, metaclass=M)"
+    assert entities["C.D"].signature == "class D"
 
 
-def test_complexity_counts_the_ways_through():
-    found = table()
+def test_complexity_is_cyclomatic():
+    entities = table()
     # 1, the `if`, two of and/or, the comprehension and its filter.
-    assert (found["f"].complexity, found["f.<locals>.g"].complexity) == (6, 1)
+    assert (entities["f"].complexity, entities["f.<locals>.g"].complexity) == (6, 1)
 
 
-def test_references_are_names_read_and_attributes_taken():
+def test_references_are_the_names_and_attributes_read():
     assert table()["f.<locals>.g"].references == {"d", "e"}
     assert {"decorated", "a", "b", "c", "x", "int"} <= table()["f"].references
 
@@ -97,30 +97,30 @@ def test_references_are_names_read_and_attributes_taken():
         ("p/latest/a.py", False),
     ],
 )
-def test_test_code_is_told_by_its_place(path, is_test):
+def test_test_code_is_recognized_by_its_path(path, is_test):
     assert is_protected(path) == is_test
     assert table(path=path)["f"].is_test == is_test
 
 
-def test_a_test_in_a_module_and_what_is_in_it_are_test_code():
-    found = table("class TestF:\n    def check(self): pass\n\ndef test_g(): pass\n\ndef tested(): pass\n")
-    assert {name for name, entity in found.items() if entity.is_test} == {"TestF", "TestF.check", "test_g"}
+def test_a_test_in_a_module_is_test_code_with_its_inner_definitions():
+    entities = table("class TestF:\n    def check(self): pass\n\ndef test_g(): pass\n\ndef tested(): pass\n")
+    assert {name for name, entity in entities.items() if entity.is_test} == {"TestF", "TestF.check", "test_g"}
 
 
-def test_names_are_those_that_a_running_program_sees():
+def test_names_are_those_of_code_objects():
     """co_qualname is what a tracer reports; every code object of a module must be an entity of that name."""
     source = Source("json/decoder.py", inspect.getsource(json.decoder))
-    found = {}
+    entities = {}
     stack = [compile(source.text, "x", "exec")]
     while stack:
         code = stack.pop()
         stack += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
         if not code.co_name.startswith("<"):
-            found.setdefault(code.co_qualname, code.co_firstlineno)
+            entities.setdefault(code.co_qualname, code.co_firstlineno)
     lines = {}
     for entity in parse_entities(source):
         lines.setdefault(entity.name, source.line_of(entity.span[0]))
-    assert found == lines
+    assert entities == lines
 
 
 @pytest.mark.parametrize("text", ["def f(:", "return 1", "x = '\0'", "print 'old'", "def f():\n\tx\n        y"])

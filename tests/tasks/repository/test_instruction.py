@@ -1,4 +1,4 @@
-"""What the agent is told, and what it is not."""
+"""What the agent is failures, and what it is not."""
 
 from composer_jax.tasks.grader import PYTEST
 from composer_jax.tasks.repository.candidate import make_candidate
@@ -30,7 +30,7 @@ def mutated():
     return make_candidate("mutate:off_by_one", {"cart.py": SOURCE}, {"cart.py": text}, names, "off by one")
 
 
-def test_of_what_was_removed_signature_and_docstring_are_told_and_not_the_body():
+def test_removed_definitions_show_signature_and_docstring_only():
     text = write_instruction(stubbed(), {"cart.py": SOURCE}, FAILURES, COMMAND)
     assert "`cart.py::Cart.total`" in text and "def total(self, prices, *, tax=0.2) -> float:" in text
     assert "The sum with tax." in text and "Empty for nothing." in text
@@ -39,7 +39,7 @@ def test_of_what_was_removed_signature_and_docstring_are_told_and_not_the_body()
     assert "The sum with tax." not in bare and "def total" in bare
 
 
-def test_of_a_mutation_neither_place_nor_text_is_told():
+def test_a_mutation_shows_neither_place_nor_text():
     text = write_instruction(mutated(), {"cart.py": SOURCE}, FAILURES, COMMAND)
     assert "Cart" not in text and "cart.py::" not in text.replace("test_cart.py::", "")
     assert "len(prices)" not in text and "off by one" not in text
@@ -55,12 +55,12 @@ def test_tests_and_a_message_are_shown_and_can_be_left_out():
     assert "test_cart" not in quiet and "AssertionError" not in quiet
 
 
-def test_a_message_that_holds_a_removed_line_is_passed_over():
-    told = {"t::a": "AssertionError: assert 3 == 2\n +  return len(prices)", "t::b": "TypeError: no"}
-    text = write_instruction(mutated(), {"cart.py": SOURCE}, told, COMMAND)
+def test_a_message_that_holds_a_removed_line_is_skipped():
+    failures = {"t::a": "AssertionError: assert 3 == 2\n +  return len(prices)", "t::b": "TypeError: no"}
+    text = write_instruction(mutated(), {"cart.py": SOURCE}, failures, COMMAND)
     assert "len(prices)" not in text and "    TypeError: no\n" in text
 
 
-def test_the_command_is_shown_without_what_only_the_report_needs():
+def test_the_command_is_shown_without_options_of_the_report():
     assert format_command(COMMAND) == "python -m pytest -o pythonpath=src"
     assert format_command((*PYTEST, "-c", "tox.ini")) == "python -m pytest -c tox.ini"

@@ -30,7 +30,7 @@ F, G, H = D.format("f"), D.format("g"), D.format("h")
         (f"{F}\n\n{G}".removesuffix("\n"), "g", F),
     ],
 )
-def test_statements_of_a_module_go_with_the_empty_lines_that_were_between(before, gone, after):
+def test_statements_of_a_module_are_removed_with_the_empty_lines_between(before, gone, after):
     source = Source("a.py", before)
     body = source.tree.body
 
@@ -56,13 +56,13 @@ def test_statements_of_a_module_go_with_the_empty_lines_that_were_between(before
         ("[\n    a,\n    b,  # two\n]", "b", "[\n    a,  # two\n]"),
     ],
 )
-def test_elements_go_with_their_commas(before, gone, after):
+def test_elements_are_removed_with_their_commas(before, gone, after):
     source = Source("a.py", before)
     elements = source.tree.body[0].value.elts
     edits = remove_elements(source, elements, [element for element in elements if element.id in gone])
     assert apply_edits(before, edits) == after
 
 
-def test_edits_that_overlap_are_a_mistake():
+def test_overlapping_edits_are_refused():
     with pytest.raises(ValueError, match="overlaps"):
         apply_edits("abc", [Edit(0, 2), Edit(1, 3)])

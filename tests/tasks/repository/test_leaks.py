@@ -15,7 +15,7 @@ REMOVED = """    def total(self, prices):
 """
 
 
-def found(tmp_path, files, removed=REMOVED, **more):
+def leaking_files(tmp_path, files, removed=REMOVED, **more):
     folder = lay(tmp_path / "folder", files)
     return [leak.path.removeprefix(f"{folder}/") for leak in ReadableFiles([folder]).find_leaks([removed], **more)]
 
@@ -27,30 +27,30 @@ def test_lines_in_a_row_are_found_whatever_their_indentation(tmp_path):
         "a.py": "def total():\n    return 0\n",
         "data.bin": b"\0" + REMOVED.encode(),
     }
-    assert found(tmp_path, files) == ["docs/usage.md"]
+    assert leaking_files(tmp_path, files) == ["docs/usage.md"]
 
 
-def test_fewer_lines_than_asked_for_are_no_leak(tmp_path):
+def test_fewer_lines_are_no_leak(tmp_path):
     some = "\n".join([line for line in REMOVED.splitlines() if line.strip()][: LINES_IN_A_ROW - 1])
     files = {"a.txt": some}
-    assert found(tmp_path, files) == []
-    assert found(tmp_path, files, lines=LINES_IN_A_ROW - 1) == ["a.txt"]
-    assert found(tmp_path, {"b.txt": REMOVED}, removed="    return 1\n") == []
+    assert leaking_files(tmp_path, files) == []
+    assert leaking_files(tmp_path, files, lines=LINES_IN_A_ROW - 1) == ["a.txt"]
+    assert leaking_files(tmp_path, {"b.txt": REMOVED}, removed="    return 1\n") == []
 
 
 def test_compiled_functions_are_found(tmp_path):
     source = lay(tmp_path, {"cart.py": "class Cart:\n" + REMOVED, "other.py": "def total(x):\n    return x\n"})
     for name in ("cart", "other"):
         py_compile.compile(str(source / f"{name}.py"), cfile=str(source / "folder" / "cache" / f"{name}.pyc"))
-    assert found(tmp_path, {"broken.pyc": b"no code"}) == ["cache/cart.pyc"]
+    assert leaking_files(tmp_path, {"broken.pyc": b"no code"}) == ["cache/cart.pyc"]
 
 
-def test_texts_that_files_are_going_to_have_count_in_place_of_theirs(tmp_path):
+def test_replacements_are_searched_in_place_of_the_files(tmp_path):
     path = tmp_path / "folder" / "cart.py"
-    assert found(tmp_path, {"cart.py": REMOVED}) == ["cart.py"]
-    assert found(tmp_path, {"cart.py": REMOVED}, replacements={path: "x = 1\n"}) == []
-    assert found(tmp_path, {"cart.py": REMOVED}, replacements={path: None}) == []
-    assert found(tmp_path, {"cart.py": "x = 1\n"}, replacements={path: f"# kept\n{REMOVED}"}) == ["cart.py"]
+    assert leaking_files(tmp_path, {"cart.py": REMOVED}) == ["cart.py"]
+    assert leaking_files(tmp_path, {"cart.py": REMOVED}, replacements={path: "x = 1\n"}) == []
+    assert leaking_files(tmp_path, {"cart.py": REMOVED}, replacements={path: None}) == []
+    assert leaking_files(tmp_path, {"cart.py": "x = 1\n"}, replacements={path: f"# kept\n{REMOVED}"}) == ["cart.py"]
 
 
 def test_installed_copies_of_the_repository_are_found(tmp_path):

@@ -12,10 +12,10 @@ from composer_jax.tasks.repository.source import Edit, Source
 
 def mutants(kind, text, name="f"):
     """Every text that a kind can make of the entity, over a dozen draws."""
-    found = [entity for entity in parse_entities(Source("a.py", text)) if entity.name == name]
+    matching = [entity for entity in parse_entities(Source("a.py", text)) if entity.name == name]
     return {
         candidate.files["a.py"]
-        for entity in found
+        for entity in matching
         for seed in range(12)
         for candidate in mutate(kind, entity, seeded_random(seed))
     }
@@ -122,7 +122,7 @@ BODIES = [
 
 @pytest.mark.parametrize(("kind", "before", "after"), BODIES)
 @pytest.mark.parametrize("layout", ["plain", "windows", "bytes", "tabs", "decorated"])
-def test_a_function_becomes_what_the_example_says(kind, before, after, layout):
+def test_mutations_of_functions_match_the_examples(kind, before, after, layout):
     def laid_out(inner):
         decorator = "@x(y)\n" if layout == "decorated" else ""
         text = f"import x  # \u00fc\n\n\n{decorator}def f(a, b, c):\n    {inner}\n\n\nz = 1  # end\n"
@@ -194,11 +194,11 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(("kind", "name", "before", "parts"), WHOLE)
-def test_a_file_becomes_what_the_example_says(kind, name, before, parts):
-    found = mutants(kind, before + "\n", name)
-    assert len(found) == len(parts)
+def test_mutations_of_files_match_the_examples(kind, name, before, parts):
+    mutated = mutants(kind, before + "\n", name)
+    assert len(mutated) == len(parts)
     for part in parts:
-        assert sum(part in text for text in found) == 1
+        assert sum(part in text for text in mutated) == 1
 
 
 def test_every_kind_has_an_example():
@@ -223,7 +223,7 @@ def test_only_a_change_inside_the_entity_that_compiles_is_accepted(text, is_acce
     assert is_sound(entity, [Edit(source.text.index("return"), source.text.index("\n\n"), text)]) == is_accepted
 
 
-def test_a_mutation_says_what_it_did():
+def test_a_mutation_has_a_note():
     (entity,) = parse_entities(Source("p/a.py", "def f(a, b):\n    return a - b\n"))
     (candidate,) = mutate("swap_operands", entity, seeded_random(0))
     assert candidate.kind == "mutate:swap_operands"

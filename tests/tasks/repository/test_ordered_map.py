@@ -29,7 +29,7 @@ class Works:
         return item * 10
 
 
-def test_results_come_in_the_order_of_the_items_and_work_goes_on_ahead():
+def test_results_come_in_the_order_of_the_items_while_work_runs_ahead():
     async def go():
         work = Works()
         stream = OrderedMap(iter([1, 2, 3]), work, ahead=2)
@@ -45,7 +45,7 @@ def test_results_come_in_the_order_of_the_items_and_work_goes_on_ahead():
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
-def test_who_stops_and_asks_again_gets_the_item_behind_the_last(ahead):
+def test_a_caller_continues_after_its_last_item(ahead):
     async def go():
         work, taken = Works(), []
         work.let(*range(8))
@@ -60,7 +60,7 @@ def test_who_stops_and_asks_again_gets_the_item_behind_the_last(ahead):
     assert asyncio.run(go()) == [0, 1, 0, 2, 1, 3]
 
 
-def test_errors_count_only_at_their_place_and_closing_waits_for_what_was_begun():
+def test_errors_are_raised_at_their_place_and_close_waits_for_started_work():
     async def go():
         work = Works()
         work.let(1, -2)

@@ -35,26 +35,26 @@ def covered(library):
 
 
 @pytest.fixture(scope="module")
-def found(library, covered):
+def proposals(library, covered):
     """A good part of what can be proposed."""
     return list(islice(propose(library, [], covered, seed=0), 220))
 
 
-def test_every_kind_comes_up(found):
-    counts = Counter(candidate.kind for candidate in found)
+def test_every_kind_is_proposed(proposals):
+    counts = Counter(candidate.kind for candidate in proposals)
     assert set(counts) == set(KINDS)
 
 
-def test_kinds_take_turns(found):
-    first = [candidate.kind for candidate in found[: len(KINDS) - 2]]
+def test_kinds_take_turns(proposals):
+    first = [candidate.kind for candidate in proposals[: len(KINDS) - 2]]
     assert len(set(first)) == len(first)
 
 
-def test_everything_compiles_changes_what_it_says_and_nothing_else(found, library):
+def test_candidates_compile_and_change_their_entities_only(proposals, library):
     table = {path: parse_entities(Source(path, text)) for path, text in library.items()}
     shapes = {path: ast.dump(ast.parse(text)) for path, text in library.items()}
     dumped = Counter()
-    for candidate in found:
+    for candidate in proposals:
         for path, text in candidate.files.items():
             if text is not None:
                 compile(text, path, "exec")
@@ -84,21 +84,23 @@ def is_only_changed_inside(old, new, span):
     return old[:start] == new[:start] and old[end:] == new[len(new) - (len(old) - end) :]
 
 
-def test_removed_blocks_are_exact_text(found, library):
-    for candidate in found:
+def test_removed_blocks_are_exact_text(proposals, library):
+    for candidate in proposals:
         for block in candidate.removed:
             assert any(block in library[path] for path in candidate.files)
 
 
-def test_no_candidate_comes_twice_and_no_entity_too_often(found):
-    assert len({json.dumps(sorted(candidate.files.items())) for candidate in found}) == len(found)
-    mutations = [(candidate.entities[0], candidate.kind) for candidate in found if candidate.kind.startswith("mutate:")]
+def test_candidates_are_unique_and_limited_per_entity(proposals):
+    assert len({json.dumps(sorted(candidate.files.items())) for candidate in proposals}) == len(proposals)
+    mutations = [
+        (candidate.entities[0], candidate.kind) for candidate in proposals if candidate.kind.startswith("mutate:")
+    ]
     names = [name for name, _ in mutations]
     assert max(map(names.count, set(names))) <= MAX_PER_ENTITY
     assert max(map(mutations.count, set(mutations))) <= MAX_PER_KIND
 
 
-def test_only_what_a_test_covers_is_changed(library):
+def test_only_covered_entities_are_changed(library):
     coverage = {"t": {"heapq.py::merge", "textwrap.py::TextWrapper._split"}, "u": set(), "v": set()}
     named = [c for c in propose(library, [], coverage, 0) if c.kind.startswith(("mutate:", "stub"))]
     names = {candidate.entities[0] for candidate in named}
@@ -107,8 +109,8 @@ def test_only_what_a_test_covers_is_changed(library):
 
 
 def test_tests_are_never_changed(library, covered):
-    found = islice(propose(library, ["heapq.py"], covered, 0), 60)
-    assert all("heapq.py" not in candidate.files for candidate in found)
+    proposals = islice(propose(library, ["heapq.py"], covered, 0), 60)
+    assert all("heapq.py" not in candidate.files for candidate in proposals)
 
 
 def test_one_kind_does_not_depend_on_the_others(library, covered):
@@ -119,7 +121,7 @@ def test_one_kind_does_not_depend_on_the_others(library, covered):
     assert together and alone[: len(together)] == together
 
 
-def test_another_seed_draws_others(library, covered):
+def test_another_seed_gives_other_candidates(library, covered):
     first, second = ([c.id for c in islice(propose(library, [], covered, seed), 20)] for seed in (0, 1))
     assert first != second
 
@@ -129,7 +131,7 @@ def test_an_unknown_kind_is_refused_before_anything_is_drawn(library):
         propose(library, [], {}, 0, ["mutate:nothing"])
 
 
-def test_files_that_do_not_compile_are_passed_over(library, covered):
+def test_files_that_do_not_compile_are_skipped(library, covered):
     broken = {**library, "template.py": "def {{ name }}():\n"}
     assert next(propose(broken, [], covered, 0)).kind in KINDS
 
@@ -146,7 +148,7 @@ print(*(c.id for c in islice(propose(sources, frozenset(), coverage, 7), 60)))
 """
 
 
-def test_the_same_candidates_whatever_the_hash_seed_and_the_order(library, covered):
+def test_candidates_do_not_depend_on_hash_seed_or_order(library, covered):
     given_in = json.dumps([library, {test: sorted(ids) for test, ids in covered.items()}])
     answers = set()
     for seed, order in (("0", "forwards"), ("1", "backwards")):
@@ -160,7 +162,7 @@ def test_the_same_candidates_whatever_the_hash_seed_and_the_order(library, cover
     assert len(answers.pop().split()) == 60
 
 
-def test_every_kind_of_mutation_has_work_in_the_standard_library(library):
+def test_every_kind_of_mutation_applies_to_the_standard_library(library):
     table = every_entity(library)
     for kind in MUTATIONS:
         assert any(next(mutate(kind, entity, seeded_random(0)), None) for entity in table), kind
@@ -176,7 +178,7 @@ def small(library):
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_any_mutation_of_any_entity_keeps_the_rest(small, data):
+def test_mutations_of_any_entity_keep_the_other_code(small, data):
     entity = data.draw(st.sampled_from(small))
     kind = data.draw(st.sampled_from(sorted(MUTATIONS)))
     old, path = entity.source.text, entity.source.path

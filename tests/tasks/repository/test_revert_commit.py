@@ -37,18 +37,18 @@ def git(tmp_path):
     return commit
 
 
-def test_a_commit_with_its_test_is_undone_in_the_code_only(git, tmp_path):
+def test_a_commit_is_undone_in_its_code_and_not_in_its_tests(git, tmp_path):
     name = git({"p/a.py": NEW, "tests/test_a.py": "2\n", "CHANGES": "f is absolute\n"}, "f: absolute value")
     git({"p/a.py": NEW.replace("3 *", "4 *")}, "Later, elsewhere")
-    (found,) = revert_commits(tmp_path)
-    assert found.kind == "revert_commit"
-    assert found.files == {"p/a.py": OLD.replace("3 *", "4 *")}
-    assert found.entities == ("p/a.py::f",)
-    assert found.removed == ("    return abs(x)\n",)
-    assert found.note == f"commit {name[:12]} was undone: f: absolute value"
+    (reverted,) = revert_commits(tmp_path)
+    assert reverted.kind == "revert_commit"
+    assert reverted.files == {"p/a.py": OLD.replace("3 *", "4 *")}
+    assert reverted.entities == ("p/a.py::f",)
+    assert reverted.removed == ("    return abs(x)\n",)
+    assert reverted.note == f"commit {name[:12]} was undone: f: absolute value"
 
 
-def test_a_commit_that_was_built_on_is_no_candidate(git, tmp_path):
+def test_a_commit_that_later_ones_changed_is_no_candidate(git, tmp_path):
     git({"p/a.py": NEW, "tests/test_a.py": "2\n"}, "f: absolute value")
     git({"p/a.py": NEW.replace("abs(x)", "abs(x) + 1")}, "f: one more")
     assert list(revert_commits(tmp_path)) == []
@@ -60,29 +60,29 @@ def test_a_commit_without_code_or_without_tests_is_no_candidate(git, tmp_path, f
     assert list(revert_commits(tmp_path)) == []
 
 
-def test_files_that_came_or_went_are_undone(git, tmp_path):
+def test_added_and_deleted_files_are_undone(git, tmp_path):
     git({"p/a.py": None, "p/b c.py": NEW, "tests/test_a.py": "2\n"}, "a became b c")
-    (found,) = revert_commits(tmp_path)
-    assert found.files == {"p/a.py": OLD, "p/b c.py": None}
-    assert set(found.entities) == {f"p/{name}.py::{function}" for name in ("a", "b c") for function in "fgh"}
+    (reverted,) = revert_commits(tmp_path)
+    assert reverted.files == {"p/a.py": OLD, "p/b c.py": None}
+    assert set(reverted.entities) == {f"p/{name}.py::{function}" for name in ("a", "b c") for function in "fgh"}
 
 
 def test_line_ends_and_every_character_are_kept(git, tmp_path):
     text = "x = '\u00e4\u2028'\r\n\r\n\r\ndef f():\r\n    return 1\r\n"
     git({"p/c.py": text, "tests/test_c.py": "1\n"}, "c")
     git({"p/c.py": text.replace("1", "2"), "tests/test_c.py": "2\n"}, "c is 2")
-    (found,) = revert_commits(tmp_path)  # the one before made the file, and something was built on it
-    assert found.files == {"p/c.py": text}
+    (reverted,) = revert_commits(tmp_path)  # the one before made the file, and something was built on it
+    assert reverted.files == {"p/c.py": text}
 
 
-def test_newest_first_and_no_more_than_asked(git, tmp_path):
+def test_commits_are_read_newest_first_up_to_the_limit(git, tmp_path):
     git({"p/a.py": NEW, "tests/test_a.py": "2\n"}, "First")
     git({"p/a.py": NEW.replace("3 *", "4 *"), "tests/test_a.py": "3\n"}, "Second")
-    assert [found.note.split(": ")[1] for found in revert_commits(tmp_path)] == ["Second", "First"]
-    assert [found.note.split(": ")[1] for found in revert_commits(tmp_path, limit=1)] == ["Second"]
+    assert [reverted.note.split(": ")[1] for reverted in revert_commits(tmp_path)] == ["Second", "First"]
+    assert [reverted.note.split(": ")[1] for reverted in revert_commits(tmp_path, limit=1)] == ["Second"]
 
 
-def test_nothing_of_the_owners_settings_is_run(git, tmp_path, monkeypatch):
+def test_settings_of_the_repository_run_nothing(git, tmp_path, monkeypatch):
     git({"p/a.py": NEW, "tests/test_a.py": "2\n"}, "f: absolute value")
     trap = tmp_path / "trap.sh"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n")

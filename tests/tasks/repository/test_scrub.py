@@ -48,7 +48,7 @@ def test_caches_builds_and_history_are_left_out(tmp_path):
     assert {".git", "build", "dist", "pkg/__pycache__", "pkg/a.py.orig", ".tox"} <= set(excluded)
 
 
-def test_links_stay_inside(tmp_path):
+def test_links_that_lead_outside_are_excluded(tmp_path):
     source = lay(tmp_path / "source", {"pkg/a.py": "x", "outside": "y"})
     (source / "inside").symlink_to("pkg/a.py")
     (source / "folder").symlink_to("pkg")
@@ -61,7 +61,7 @@ def test_links_stay_inside(tmp_path):
     assert (tmp_path / "copy" / "folder").is_symlink()
 
 
-def test_bad_places_are_refused(tmp_path):
+def test_a_missing_source_and_an_existing_target_are_refused(tmp_path):
     with pytest.raises(UserError, match="nowhere is not a folder"):
         copy_scrubbed(tmp_path / "nowhere", tmp_path / "copy")
     lay(tmp_path, {"a/b": ""})

@@ -31,15 +31,15 @@ R = "raise NotImplementedError"
 )
 def test_the_body_is_replaced(before, after):
     (entity,) = parse_entities(Source("a.py", before))
-    found = stub(entity)
-    assert found.files == {"a.py": after}
-    assert (found.kind, found.entities) == ("stub", ("a.py::f",))
+    stubbed = stub(entity)
+    assert stubbed.files == {"a.py": after}
+    assert (stubbed.kind, stubbed.entities) == ("stub", ("a.py::f",))
 
 
 @pytest.mark.parametrize(
     "body", ["pass", "...", "'words'", "raise NotImplementedError('later')", "raise NotImplementedError"]
 )
-def test_what_does_nothing_yet_is_no_candidate(body):
+def test_a_function_that_does_nothing_is_no_candidate(body):
     (entity,) = parse_entities(Source("a.py", f"def f():\n    {body}\n"))
     assert stub(entity) is None
 
