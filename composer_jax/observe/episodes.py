@@ -1,8 +1,7 @@
-"""Episode records: what one attempt at a task looked like, in words, for people and for the report.
+"""Episode records: one attempt at a task as text, for people and for the report.
 
-A run keeps them in `workdir/episodes/{before,after,rl}.jsonl`, one record a line: evaluation before RL,
-evaluation after RL, and a sample of the episodes RL learned from. They are for reading; training never goes
-through them (it uses the token ids of the Transcript).
+A run keeps them in `workdir/episodes/{before,after,rl}.jsonl`, one record per line: evaluation before RL, evaluation
+after RL, and a sample of the episodes of RL. Training does not read them; it uses the token ids of the Transcript.
 """
 
 import dataclasses
@@ -16,7 +15,6 @@ from composer_jax.errors import UserError
 
 STAGES = ("before", "after", "rl")
 KINDS = ("prompt", "assistant", "tool", "summary_request", "summary", "carry")
-CONDITIONS = ("no_trigger", "short", "long", "default")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +22,8 @@ class CallRecord:
     """One tool call as the model wrote it."""
 
     name: str
-    arguments: Any  # the parsed object; for an ill-formed call the raw text
-    error: str | None = None  # why it could not be carried out; None for a call that was
+    arguments: Any  # the parsed object; the raw text of an ill-formed call
+    error: str | None = None  # the reason why the call failed; None for a call that was executed
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -36,24 +34,23 @@ class CallRecord:
 class MessageRecord:
     """One node of the transcript, decoded.
 
-    prompt: system message and task. assistant: what the model said (its calls apart, in `calls`). tool: what
-    a call gave back. summary_request: the harness asks for a summary. summary: the model's summary, the last
-    message of its segment. carry: what the next segment starts from beside the prompt (the summary and the
-    carried state).
+    Kinds: prompt, the system message and the task; assistant, the model's text (its tool calls are in `calls`); tool,
+    the result of a call; summary_request, the harness's request for a summary; summary, the model's summary, which ends
+    its segment; carry, the summary and carried state that follow the prompt in the next segment.
     """
 
     kind: str  # one of KINDS
     text: str
     tokens: int  # length of the node in tokens
-    sampled: bool  # the model said it (and is trained on it), or it was given
-    version: int | None = None  # weight version that sampled it; None where nothing was sampled
+    sampled: bool  # whether the model sampled it and is trained on it
+    version: int | None = None  # weight version that sampled it; None for a node that was not sampled
     calls: tuple[CallRecord, ...] = ()
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         fields = _known_fields(cls, value)
         if fields["kind"] not in KINDS:
-            raise ValueError(f"message kind {fields['kind']!r} is none of {', '.join(KINDS)}")
+            raise ValueError(f"message kind {fields['kind']!r} is unknown; the kinds are {', '.join(KINDS)}")
         return cls(**{**fields, "calls": tuple(CallRecord.from_json(call) for call in fields.get("calls") or ())})
 
 
@@ -65,25 +62,27 @@ class EpisodeRecord:
     family: str
     split: str  # "train" | "heldout" | "unseen"
     seed: int
-    reward: float | None  # None: never graded (the infrastructure failed)
+    reward: float | None  # None if the infrastructure failed before grading
     outcome: str  # "finished" | "out_of_turns" | "out_of_context" | ...
     turns: int
     summaries: int
-    condition: str  # one of CONDITIONS: how the summary trigger was set
+    condition: str  # name of the compaction in the config: "none", ...
     step: int | None  # RL step; None in an evaluation
-    tokens: int  # all tokens of all segments
-    sampled_tokens: int  # those the model said
-    summary_tokens: int  # those it said in summaries
-    parts: Mapping[str, Any]  # what the reward is made of
+    tokens: int  # of all segments
+    sampled_tokens: int  # sampled by the model
+    summary_tokens: int  # sampled in summaries
+    parts: Mapping[str, Any]  # of the reward
     instruction: str
-    segments: tuple[tuple[MessageRecord, ...], ...]  # the segments in order; each but the first starts anew
+    segments: tuple[tuple[MessageRecord, ...], ...]  # in order; each but the first starts from a summary
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Raises ValueError or TypeError, naming the field, if `value` is no episode record."""
+        """Builds the record of a JSON object.
+
+        Raises:
+          ValueError, TypeError: `value` is no episode record; the message names the field.
+        """
         fields = _known_fields(cls, value)
-        if fields["condition"] not in CONDITIONS:
-            raise ValueError(f"condition {fields['condition']!r} is none of {', '.join(CONDITIONS)}")
         segments = tuple(tuple(MessageRecord.from_json(item) for item in segment) for segment in fields["segments"])
         return cls(**{**fields, "segments": segments})
 
@@ -92,10 +91,10 @@ class EpisodeRecord:
 
 
 def write_episodes(path: Path, records: Iterable[EpisodeRecord | Mapping[str, Any]]) -> Path:
-    """Writes records, one a line, replacing the file atomically; plain mappings are checked first.
+    """Writes one record per line and replaces the file atomically; mappings are validated first.
 
     Raises:
-      ValueError, TypeError: a mapping that is no episode record (the message names the field).
+      ValueError, TypeError: a mapping is no episode record; the message names the field.
       UserError: the file cannot be written.
     """
     lines = []
@@ -107,10 +106,10 @@ def write_episodes(path: Path, records: Iterable[EpisodeRecord | Mapping[str, An
 
 
 def read_episodes(path: Path) -> list[EpisodeRecord]:
-    """The records of a file in order; [] if there is no such file.
+    """Returns the records of a file in order; [] if there is no such file.
 
     Raises:
-      UserError: a line is no episode record (the sentence names the line and the reason).
+      UserError: a line is no episode record; the message has the line number and the reason.
     """
     path = Path(path)
     if not path.exists():
@@ -129,10 +128,12 @@ def read_episodes(path: Path) -> list[EpisodeRecord]:
 def _known_fields(cls: type, value: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{cls.__name__} takes an object, not {type(value).__name__}")
-    names = {field.name: field for field in dataclasses.fields(cls)}
-    unknown = sorted(set(value) - set(names))
-    missing = [name for name, f in names.items() if f.default is dataclasses.MISSING and name not in value]
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    unknown = sorted(set(value) - set(fields))
+    missing = [name for name, f in fields.items() if f.default is dataclasses.MISSING and name not in value]
     if unknown or missing:
-        wrong = [f"unknown {', '.join(unknown)}"] * bool(unknown) + [f"missing {', '.join(missing)}"] * bool(missing)
-        raise ValueError(f"{cls.__name__}: {'; '.join(wrong)}")
+        problems = [
+            f"{kind} {', '.join(names)}" for kind, names in (("unknown", unknown), ("missing", missing)) if names
+        ]
+        raise ValueError(f"{cls.__name__}: {'; '.join(problems)}")
     return dict(value)

@@ -1,8 +1,7 @@
-"""Metric files: append-only JSON lines that survive a kill and can be cut back to an earlier step.
+"""Metric files: append-only JSON lines that survive a kill and can be truncated to an earlier step.
 
-A row is {"step": int, "time": float, ...numbers}; `time` is seconds since the start of the run, not counting
-the pause between a kill and the continuation. A number that is not finite is written as null, because JSON
-has no NaN.
+A row is {"step": int, "time": float, ...numbers}; `time` is seconds since the start of the run without the pause
+between a kill and the resumption. A number that is not finite is written as null, because JSON has no NaN.
 """
 
 import json
@@ -18,11 +17,10 @@ from composer_jax.errors import UserError
 
 
 class MetricsWriter:
-    """Appends rows to one metrics file, each flushed as it is written; a context manager.
+    """Appends rows to a metrics file and flushes each; a context manager.
 
-    Opening an existing file continues it: a torn last line (the run was killed while writing) is dropped, and
-    the clock goes on from the last row. Call `truncate_after` first when the run continues from an older
-    checkpoint.
+    Opening an existing file continues it: an incomplete last line (the run was killed while writing) is dropped, and
+    the clock continues from the last row. A run that resumes from an older checkpoint calls `truncate_after` first.
     """
 
     def __init__(self, path: Path):
@@ -31,20 +29,20 @@ class MetricsWriter:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.path.parent}: {error.strerror}") from error
-        self._reopen(read_metrics(self.path), rewrite=not _ends_whole(self.path))
+        self._reopen(read_metrics(self.path), rewrite=not _ends_with_newline(self.path))
 
     def write(self, step: int, **values: Any) -> None:
-        """Appends one row. Values are numbers, anything `float` takes (a jax or numpy scalar), or None.
+        """Appends one row. Values are None, numbers, or anything that `float` accepts (a jax or numpy scalar).
 
         Raises:
-          ValueError: `step` is before the last written step, or a value is named "step" or "time".
+          ValueError: `step` is smaller than the last step, or a value is named "time".
         """
         if step < self._last_step:
             raise ValueError(
                 f"step {step} comes after step {self._last_step} in {self.path}; call truncate_after({step - 1}) first"
             )
         if "time" in values:
-            raise ValueError('"time" is written by the MetricsWriter; name the value otherwise')
+            raise ValueError('"time" is written by the MetricsWriter; use another name for the value')
         seconds = round(time.monotonic() - self._started, 3)
         row = {"step": int(step), "time": seconds, **{name: _number(value) for name, value in values.items()}}
         self._file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")
@@ -52,7 +50,7 @@ class MetricsWriter:
         self._last_step = step
 
     def truncate_after(self, step: int) -> None:
-        """Drops the rows of later steps (an atomic rewrite): the run continues from `step`."""
+        """Drops the rows of steps after `step` by an atomic rewrite."""
         self._file.close()
         self._reopen([row for row in read_metrics(self.path) if row["step"] <= step], rewrite=True)
 
@@ -78,7 +76,7 @@ class MetricsWriter:
 
 
 class NoMetrics(MetricsWriter):
-    """Takes rows and writes none: for those of several processes that compute what the first one writes."""
+    """Ignores all rows: for processes other than process 0, which writes the same rows."""
 
     def __init__(self) -> None:
         pass
@@ -94,16 +92,16 @@ class NoMetrics(MetricsWriter):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file in order, without a torn last line; [] if there is no such file.
+    """Returns the rows of a metrics file in order without an incomplete last line; [] if there is no such file.
 
     Raises:
-      UserError: a line before the last one is no row, so the file was damaged by something else than a kill.
+      UserError: a line before the last one is no row; a kill cannot cause that.
     """
     path = Path(path)
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    # A row ends with a newline, so whatever follows the last newline was never finished, even if it parses.
+    # A row ends with a newline, so text after the last newline is incomplete even if it parses.
     rows = []
     for number, line in enumerate(lines[:-1], start=1):
         try:
@@ -116,7 +114,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _ends_whole(path: Path) -> bool:
+def _ends_with_newline(path: Path) -> bool:
     if not path.exists() or path.stat().st_size == 0:
         return True
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Progress with rate and time left: a live bar on a screen, a line every ten seconds in a log file."""
+"""Progress with rate and remaining time: a live bar in a terminal, a line every ten seconds in a log file."""
 
 import io
 import os
@@ -11,30 +11,30 @@ from typing import Any, Self, TextIO
 import tqdm
 
 LINE_EVERY_S = 10.0
-RATE_WINDOW_S = 60.0  # the rate in a log line is that of the last minute, so that compiling is soon forgotten
-SCALE_FROM = 100_000  # totals this long are shown as 412k/800k
+RATE_WINDOW_S = 60.0  # the rate in a log line is that of the last minute, which soon excludes compilation
+SCALE_FROM = 100_000  # totals from here on are shown as 412k/800k
 
 _hidden = False
 
 
 def hide_progress() -> None:
-    """Shows none in this process from now on: of several processes that do the same, one shows it."""
+    """Hides progress in this process from now on; process 0 of several shows it."""
     global _hidden
     _hidden = True
 
 
 class Progress:
-    """A context manager that shows how far a loop is.
+    """A context manager that shows the progress of a loop.
 
-    In a terminal and in a notebook it is a tqdm bar; where the stream is neither (a log file, a pipe) it is
-    one line about every 10 s with done/total, rate, time left and metrics, and one line at the end.
+    A terminal and a notebook show a tqdm bar. Any other stream (a log file, a pipe) gets a line about every 10 s with
+    done/total, rate, remaining time and metrics, and a line at the end.
 
     Args:
-      total: how many units the loop has in all.
-      unit: what is counted, in the plural: "steps", "episodes", "files".
-      description: the stage, a word or two.
-      stream: where to write; None is sys.stderr at the time of entering, or nowhere after `hide_progress`.
-      initial: units done by an earlier run; they count as done, not towards the rate.
+      total: units of the whole loop.
+      unit: name of a unit in the plural: "steps", "episodes", "files".
+      description: the stage, in a word or two.
+      stream: output; None is sys.stderr at the time of entering, or nothing after `hide_progress`.
+      initial: units done by an earlier run; they are excluded from the rate.
     """
 
     def __init__(self, total: int, unit: str, description: str, stream: TextIO | None = None, *, initial: int = 0):
@@ -53,11 +53,11 @@ class Progress:
         return self
 
     def update(self, n: int = 1, **shown_metrics: Any) -> None:
-        """Counts `n` more units as done and shows these metrics (kept until given anew) beside the count."""
+        """Counts `n` more units as done and shows these metrics, each until its next value."""
         self.done += n
         self._shown.update(shown_metrics)
         if self._bar is not None:
-            self._bar.set_postfix_str(_metric_words(self._shown), refresh=False)
+            self._bar.set_postfix_str(_format_metrics(self._shown), refresh=False)
             self._bar.update(n)
             return
         now = time.monotonic()
@@ -69,7 +69,7 @@ class Progress:
             rate = _rate(self._marks[0], self._marks[-1])
             left = tqdm.tqdm.format_interval((self.total - self.done) / rate) if rate else "?"
             percent = 100 * self.done / max(self.total, 1)
-            self._line(f"{self._count()} ({percent:.0f}%), {rate_words(rate, self.unit)}, ETA {left}")
+            self._line(f"{self._count()} ({percent:.0f}%), {format_rate(rate, self.unit)}, ETA {left}")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
@@ -79,7 +79,7 @@ class Progress:
         took = tqdm.tqdm.format_interval(now - self._started)
         if kind is None:
             rate = _rate((self._started, self._initial), (now, self.done))
-            self._line(f"{self._count()} in {took}, {rate_words(rate, self.unit)}")
+            self._line(f"{self._count()} in {took}, {format_rate(rate, self.unit)}")
         else:
             self._line(f"stopped at {self._count()} after {took}")
 
@@ -87,12 +87,12 @@ class Progress:
         return f"{_amount(self.done, self.total)}/{_amount(self.total, self.total)} {self.unit}"
 
     def _line(self, text: str) -> None:
-        metrics = _metric_words(self._shown)
+        metrics = _format_metrics(self._shown)
         print(f"{self.description}: {text}{', ' + metrics if metrics else ''}", file=self._stream, flush=True)
 
 
-def rate_words(rate: float | None, unit: str) -> str:
-    """A rate (units per second) for people: "3.21 steps/s", "8,412 tokens/s", "4.5 s each" when slow."""
+def format_rate(rate: float | None, unit: str) -> str:
+    """Formats units per second: "3.21 steps/s", "8,412 tokens/s", "4.5 s each" for a slow rate."""
     if not rate:
         return f"? {unit}/s"
     if rate < 1:
@@ -109,18 +109,18 @@ def _amount(value: int, total: int) -> str:
     return tqdm.tqdm.format_sizeof(value) if total >= SCALE_FROM else str(value)
 
 
-def _metric_words(metrics: dict[str, Any]) -> str:
-    def words(value: Any) -> str:
+def _format_metrics(metrics: dict[str, Any]) -> str:
+    def text(value: Any) -> str:
         if value is None or isinstance(value, str):
             return value or "?"
         return f"{value:,}" if isinstance(value, int) else f"{float(value):.4g}"
 
-    return ", ".join(f"{name} {words(value)}" for name, value in metrics.items())
+    return ", ".join(f"{name} {text(value)}" for name, value in metrics.items())
 
 
 def _make_bar(total: int, unit: str, description: str, stream: TextIO, initial: int) -> tqdm.tqdm:
     with warnings.catch_warnings():
-        # Without ipywidgets the notebook bar falls back to text, which is fine, and warns, which is not.
+        # Without ipywidgets the notebook bar falls back to text, which suffices, and warns.
         warnings.simplefilter("ignore", tqdm.TqdmWarning)
         from tqdm import auto
 
@@ -131,10 +131,10 @@ def _make_bar(total: int, unit: str, description: str, stream: TextIO, initial: 
                 rate = fields["rate"]
                 if rate is None and fields["elapsed"]:
                     rate = (fields["n"] - initial) / fields["elapsed"]
-                return {**fields, "rate_words": rate_words(rate, unit)}
+                return {**fields, "format_rate": format_rate(rate, unit)}
 
-        # A terminal of unknown size (in a container, say) has 0 columns and lines: tqdm would draw nothing.
-        size = {"dynamic_ncols": True} if _knows_its_size(stream) else {"ncols": 100, "nrows": 24}
+        # A terminal of unknown size (as in some containers) reports 0 columns, for which tqdm draws nothing.
+        size: dict[str, Any] = {"dynamic_ncols": True} if _has_terminal_size(stream) else {"ncols": 100, "nrows": 24}
         return Bar(
             total=total,
             desc=description,
@@ -145,11 +145,11 @@ def _make_bar(total: int, unit: str, description: str, stream: TextIO, initial: 
             unit_scale=total >= SCALE_FROM,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} "
             + unit
-            + " [{elapsed}<{remaining}, {rate_words}{postfix}]",
+            + " [{elapsed}<{remaining}, {format_rate}{postfix}]",
         )
 
 
-def _knows_its_size(stream: TextIO) -> bool:
+def _has_terminal_size(stream: TextIO) -> bool:
     try:
         return os.get_terminal_size(stream.fileno()).columns > 0
     except (OSError, ValueError):  # no file descriptor, or not one of a terminal
@@ -157,7 +157,7 @@ def _knows_its_size(stream: TextIO) -> bool:
 
 
 def _in_notebook() -> bool:
-    """Whether this is a Jupyter or Colab kernel: its stderr is no terminal, and yet a person reads it."""
+    """Whether this is a Jupyter or Colab kernel, whose stderr is shown to the user although it is no terminal."""
     if "IPython" not in sys.modules:
         return False
     shell = sys.modules["IPython"].get_ipython()

@@ -1,9 +1,8 @@
-// The episode viewer. Episode text comes from a model and from programs it ran: it enters the page as text nodes only.
+// The episode viewer. Episode text comes from a model and from programs it ran: it is inserted as text nodes only.
 "use strict";
 (() => {
   const episodes = JSON.parse(document.getElementById("episode-data").textContent);
   const STAGES = { before: "before RL", after: "after RL", rl: "during RL" };
-  const CONDITIONS = { no_trigger: "long context, no summaries", short: "short summary asked", long: "long summary asked", default: "as trained" };
   const WHO = { prompt: "Prompt", assistant: "Model", tool: "Tool", summary_request: "Summary request", summary: "Summary", carry: "Carried over" };
   const list = document.getElementById("list");
   const detail = document.getElementById("episode");
@@ -25,7 +24,7 @@
     return node;
   }
 
-  // Control and direction characters are shown, not obeyed.
+  // Control and direction characters become visible symbols.
   function visible(text) {
     return String(text)
       .replace(/[\u0000-\u0008\u000b-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
@@ -51,7 +50,7 @@
     ["family", "Family", (e) => e.family, words],
     ["outcome", "Outcome", (e) => e.outcome, words],
     ["reward", "Reward", (e) => rewardClass(e.reward), (v) => REWARDS[v]],
-    ["condition", "Summary trigger", (e) => e.condition, (v) => CONDITIONS[v] || v],
+    ["condition", "Compaction", (e) => e.condition, words],
     ["splices", "Summaries", (e) => (e.segments.length > 1 ? "some" : "none"), (v) => (v === "some" ? "at least one" : "none")],
   ];
   const selects = FILTERS.map(([name, label, value, show]) => {
@@ -136,7 +135,7 @@
       el("p", { class: "line" },
         fact("stage", e.step === null ? STAGES[e.stage] : `RL step ${e.step}`),
         fact("family", words(e.family)), fact("split", e.split), fact("seed", e.seed),
-        fact("summaries", CONDITIONS[e.condition] || e.condition),
+        fact("compaction", words(e.condition)),
         versions.length > 0 && fact("weights", versions.length > 1 ? `v${versions[0]} to v${versions.at(-1)}` : `v${versions[0]}`)),
       el("p", { class: "line" },
         el("span", { class: `reward ${rewardClass(e.reward)}` }, `reward ${rewardWords(e.reward)}`),

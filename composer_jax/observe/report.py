@@ -1,4 +1,4 @@
-"""The report: one HTML file that opens from disk without network, and the curves beside it as PNG files."""
+"""The report: one HTML file that needs no network, and its plots as PNG files beside it."""
 
 import base64
 import dataclasses
@@ -18,7 +18,7 @@ from composer_jax.observe import findings, plots
 from composer_jax.observe.episodes import STAGES, EpisodeRecord, read_episodes
 from composer_jax.observe.metrics import read_metrics
 
-EPISODE_BYTES = 3_500_000  # of episode text in the page; with the pictures it stays under 5 MB
+EPISODE_BYTES = 3_500_000  # most episode text in the page, which stays below 5 MB with the plots
 
 MISSING = {
     "results": "results.json (written at the end of the pipeline)",
@@ -32,8 +32,8 @@ MISSING = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """What a workdir holds; a part that is not there is empty."""
+class RunFiles:
+    """The files of a workdir that a report is made from; a missing one is empty."""
 
     results: Mapping[str, Any]
     config: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Run:
     episodes: Mapping[str, list[EpisodeRecord]]  # one of STAGES -> records
 
     @classmethod
-    def read(cls, workdir: Path) -> "Run":
+    def read(cls, workdir: Path) -> "RunFiles":
         return cls(
             results=_read_object(workdir / "results.json"),
             config=_read_object(workdir / "config.json"),
@@ -50,29 +50,30 @@ class Run:
         )
 
     def results_so_far(self) -> Mapping[str, Any]:
-        """results.json, or until there is one, those of its numbers that the metric files already tell."""
+        """Returns results.json or, before it is written, those of its numbers that the metric files have."""
         if self.results:
             return self.results
-        found: dict[str, dict[str, Any]] = {"cpt": {}, "sft": {}, "rl": {}}
+        known: dict[str, dict[str, Any]] = {"cpt": {}, "sft": {}, "rl": {}}
         if heldout := [row["heldout_nll"] for row in self.metrics["pretrain"] if row.get("heldout_nll")]:
-            found["cpt"] = {"heldout_nll_first": heldout[0], "heldout_nll_last": heldout[-1]}
+            known["cpt"] = {"heldout_nll_first": heldout[0], "heldout_nll_last": heldout[-1]}
         for stage, name in (("cpt", "pretrain"), ("sft", "sft")):
             if rows := self.metrics[name]:
-                found[stage]["tokens"] = rows[-1].get("tokens")
+                known[stage]["tokens"] = rows[-1].get("tokens")
         if rows := self.metrics["rl"]:
-            found["rl"]["steps"] = len({row["step"] for row in rows})
-        return found
+            known["rl"]["steps"] = len({row["step"] for row in rows})
+        return known
 
     def missing(self) -> list[str]:
-        have = {"results": self.results, **self.metrics, **self.episodes}
-        have["rl"], have["rl episodes"] = self.metrics["rl"], self.episodes["rl"]
-        return [words for name, words in MISSING.items() if not have[name]]
+        """Returns what the workdir lacks, as text."""
+        parts = {"results": self.results, **self.metrics, **self.episodes}
+        parts["rl"], parts["rl episodes"] = self.metrics["rl"], self.episodes["rl"]
+        return [text for name, text in MISSING.items() if not parts[name]]
 
 
 def write_report(workdir: Path) -> Path:
-    """Writes `report.html` and `plots/*.png` from what is in `workdir`; returns the path of the page.
+    """Writes `report.html` and `plots/*.png` of a workdir; returns the path of the page.
 
-    Every part is optional: a run that is not finished gets a page of what is there that says what is not.
+    Every part is optional: the page of an unfinished run lists what is missing.
     Reads results.json, config.json, metrics/{pretrain,sft,rl}.jsonl and episodes/{before,after,rl}.jsonl.
 
     Raises:
@@ -81,9 +82,10 @@ def write_report(workdir: Path) -> Path:
     workdir = Path(workdir)
     if not workdir.is_dir():
         raise UserError(f"there is no folder {workdir} to report on; run a stage with --workdir={workdir} first")
-    run = Run.read(workdir)
+    run = RunFiles.read(workdir)
     results = run.results_so_far()
-    episodes, left_out = _embeddable(run.episodes)
+    suites = findings.read_suites(run.results, run.config)
+    episodes, left_out = _select_episodes(run.episodes)
     template = importlib.resources.files("composer_jax.observe")
     style, script = (template / "report.css").read_text("utf-8"), (template / "report.js").read_text("utf-8")
     environment = jinja2.Environment(
@@ -91,22 +93,22 @@ def write_report(workdir: Path) -> Path:
     )
     page = environment.from_string((template / "report.html").read_text("utf-8")).render(
         name=workdir.resolve().name,
-        headline=findings.headline(results),
-        sentences=findings.findings(results),
-        facts=findings.what_ran(results),
+        headline=findings.headline(results, suites),
+        sentences=findings.sentences(suites),
+        facts=findings.run_facts(results),
         missing=run.missing(),
-        sections=findings.table(results),
-        figures=_figures(run, workdir / "plots"),
-        phases=findings.phases(results),
+        sections=findings.result_tables(suites),
+        figures=_figures(run, suites, workdir / "plots"),
+        phases=findings.phase_fractions(results),
         config_hash=findings.lookup(results, "config_hash"),
         config_text=json.dumps(run.config, indent=2) if run.config else "",
         results_text=json.dumps(run.results, indent=2) if run.results else "",
         episode_count=len(episodes),
         left_out=left_out,
-        episodes=_script_json(episodes),
+        episodes=_json_for_script(episodes),
         style=Markup(style),
         script=Markup(script),
-        # Only this very script may run, whatever an episode managed to put into the page.
+        # Only this script may run, whatever the text of an episode contains.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     return write_atomically(workdir / "report.html", page.encode("utf-8", errors="replace"))
@@ -114,18 +116,18 @@ def write_report(workdir: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class PageFigure:
-    """A picture in the page, in the light and the dark scheme, as data URIs."""
+    """A plot of the page in the light and the dark scheme, as data URIs."""
 
     title: str
-    group: str  # "curves", "time" or "wide": curves that take the width of the page
+    group: str  # "curves", "time", or "wide" for a plot as wide as the page
     light: str
     dark: str
 
 
-def _figures(run: Run, folder: Path) -> list[PageFigure]:
-    metrics, marks = run.metrics, findings.marks(run.results)
-    # name, what it shows (the picture's text for those who cannot see it), where in the page, how it is drawn
-    wanted = (
+def _figures(run: RunFiles, suites: list[findings.SuiteMeasures], folder: Path) -> list[PageFigure]:
+    metrics, marks = run.metrics, findings.family_marks(suites)
+    # file name, alternative text, place in the page, function that draws it
+    specs = (
         (
             "pretraining",
             "Pretraining: training loss and held-out loss against tokens",
@@ -164,28 +166,28 @@ def _figures(run: Run, folder: Path) -> list[PageFigure]:
         ),
     )
     figures = []
-    for name, title, group, draw in wanted:
+    for name, title, group, draw in specs:
         light = draw(folder / f"{name}.png", plots.LIGHT)
         dark = draw(folder / f"{name}_dark.png", plots.DARK)
         if light and dark:
             figures.append(PageFigure(title, group, _data_uri(light), _data_uri(dark)))
-    scores = findings.scores(run.results)
+    scores = findings.overview_scores(suites)
     for name, theme in (("overview", plots.LIGHT), ("overview_dark", plots.DARK)):
         plots.plot_overview(metrics["pretrain"], metrics["rl"], marks, scores, folder / f"{name}.png", theme)
     return figures
 
 
-def _embeddable(by_stage: Mapping[str, list[EpisodeRecord]]) -> tuple[list[dict[str, Any]], int]:
-    """The episodes the page can hold, each with its stage, and how many had to be left out to stay small.
+def _select_episodes(by_stage: Mapping[str, list[EpisodeRecord]]) -> tuple[list[dict[str, Any]], int]:
+    """Returns the episodes that fit into the page, each with its stage, and the number left out.
 
-    When they are too many, every stage keeps its first ones, taken in turns, so that none crowds out another.
+    If there are too many, the stages take turns, so that every stage keeps its first ones.
     """
     queues = [[{"stage": stage, **record.to_json()} for record in by_stage[stage]] for stage in STAGES]
     longest = max(map(len, queues), default=0)
     turns = [queue[i] for i in range(longest) for queue in queues if i < len(queue)]
     kept, size = [], 0
     for episode in turns:
-        size += len(_script_json(episode))
+        size += len(_json_for_script(episode))
         if size > EPISODE_BYTES:
             break
         kept.append(episode)
@@ -193,8 +195,8 @@ def _embeddable(by_stage: Mapping[str, list[EpisodeRecord]]) -> tuple[list[dict[
     return kept, len(turns) - len(kept)
 
 
-def _script_json(value: Any) -> Markup:
-    """JSON that is safe in a <script> element: nothing in it can end the element or start a comment."""
+def _json_for_script(value: Any) -> Markup:
+    """Returns JSON that is safe in a <script> element: it can neither end the element nor start a comment."""
     text = json.dumps(value, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

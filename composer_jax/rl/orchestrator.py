@@ -13,7 +13,7 @@ import numpy as np
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.event_loop import EventLoop
-from composer_jax.observe.compilations import compilations
+from composer_jax.observe.compilations import count_compilations
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group, empty_batch, learner_batches, weighted_rows
 from composer_jax.rl.rewards import RewardConfig, episode_reward
@@ -62,7 +62,7 @@ class Orchestrator:
         self.config, self.tasks = config, tasks
         self.learner, self.sampler, self.environment = learner, sampler, environment
         self.algorithm = GroupAdvantage()
-        self.warm, self.compiled = False, compilations()
+        self.warm, self.compiled = False, count_compilations()
 
     def jobs(self, step: int) -> list[Job]:
         """The jobs of one step, the G episodes of a task beside each other."""
@@ -86,7 +86,7 @@ class Orchestrator:
     def roll_out(self, state: TrainState, loop: EventLoop, on_done: Callable[[Episode], None] | None = None) -> Rollout:
         """The episodes of the next step, with the weights of `state`."""
         number = int(state.step)
-        self.compiled = compilations()
+        self.compiled = count_compilations()
         self.sampler.update(state.params, state.router_bias, number)
         return loop.run(roll_out(self.jobs(number), self.sampler, self.environment, on_done))
 
@@ -115,7 +115,7 @@ class Orchestrator:
             "sandbox_s": rollout.seconds - rollout.sampler_seconds,
             "train_s": train_s,
             "step_s": rollout.seconds + train_s,
-            "compilations": compilations() - self.compiled,
+            "compilations": count_compilations() - self.compiled,
         }
         return state, row
 

@@ -150,8 +150,8 @@ def _add_cost(
         region.operations.append(Operation(kind, flops, hbm_bytes, equation.scope))
 
     if (formula := formula_of(equation.name)) is not None:
-        avals = ([v.aval for v in side] for side in (equation.inputs, equation.outputs))
-        operation(*formula(Call(*avals, equation.params, assumed.occupancy)))
+        inputs, outputs = ([v.aval for v in side] for side in (equation.inputs, equation.outputs))
+        operation(*formula(Call(inputs, outputs, equation.params, assumed.occupancy)))
     elif primitive == "pallas_call":
         operation(*_declared_cost(equation))
     elif primitive == "dot_general":

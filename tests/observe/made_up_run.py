@@ -1,4 +1,4 @@
-"""A made-up run with the shape and the numbers of a real one, for the tests of observe."""
+"""An invented run in the format of a real one, for the tests of observe."""
 
 import json
 import math
@@ -8,30 +8,39 @@ from pathlib import Path
 from composer_jax.observe.episodes import CallRecord, EpisodeRecord, MessageRecord, write_episodes
 from composer_jax.observe.metrics import MetricsWriter
 
+
+def suite_measures(
+    attempts: int,
+    pass_at_1: float,
+    pass_at_k: float,
+    tokens_per_summary: float = 0.0,
+    compaction_error: float | None = None,
+) -> dict[str, float]:
+    """The measures of one suite as evaluate writes them."""
+    measures = {
+        "attempts": attempts,
+        "pass_at_1": pass_at_1,
+        "pass_at_k": pass_at_k,
+        "tokens_per_summary": tokens_per_summary,
+    }
+    return measures if compaction_error is None else measures | {"compaction_error": compaction_error}
+
+
 RESULTS = {
     "config_hash": "4f1c09ab",
     "wall_seconds": 1447.3,
     "peak_rss_gb": 2.93,
     "cpt": {"heldout_nll_first": 6.93, "heldout_nll_last": 3.41, "tokens": 812_544},
     "sft": {"loss_last": 0.271, "tokens": 1_503_232},
-    "rl": {
-        "steps": 96,
-        "episodes": 6144,
-        "pass_at_1_before": 0.262,
-        "pass_at_1_after": 0.813,
-        "pass_at_8_before": 0.891,
-        "pass_at_8_after": 0.969,
-        "unseen_family_before": 0.109,
-        "unseen_family_after": 0.438,
-    },
-    "summary": {
-        "pass_before": 0.245,
-        "pass_after": 0.586,
-        "tokens_before": 61.4,
-        "tokens_after": 23.1,
-        "compaction_error_before": 0.36,
-        "compaction_error_after": 0.141,
-        "prompted_baseline": {"pass": 0.29, "tokens": 142.7, "compaction_error": 0.315},
+    "rl": {"steps": 96, "episodes": 6144},
+    "suites": {
+        "whole": {"before": suite_measures(4, 0.605, 0.8), "after": suite_measures(4, 0.727, 0.9)},
+        "bugs": {"before": suite_measures(8, 0.262, 0.891), "after": suite_measures(8, 0.813, 0.969)},
+        "unseen_bugs": {"before": suite_measures(4, 0.109, 0.3), "after": suite_measures(4, 0.438, 0.6)},
+        "short_window": {
+            "before": suite_measures(1, 0.245, 0.245, 61.4, 0.36),
+            "after": suite_measures(1, 0.586, 0.586, 23.1, 0.141),
+        },
     },
     "throughput": {"train_tokens_per_s": 8421.0, "decode_tokens_per_s": 3150.4, "sandbox_runs_per_s": 212.0},
     "phases_s": {
@@ -41,6 +50,25 @@ RESULTS = {
         "evaluate_before": 61,
         "rl": 802,
         "evaluate_after": 66,
+    },
+}
+
+CONFIG = {
+    "seed": 0,
+    "rl": {"groups": {"bugfix": 5, "recall": 3}, "group_size": 8},
+    "evaluate": {
+        "headline": ["bugs", "short_window"],
+        "suites": {
+            "whole": {"family": "recall", "split": "heldout", "compaction": "none"},
+            "bugs": {"family": "bugfix", "split": "heldout", "compaction": "none"},
+            "unseen_bugs": {"family": "bugfix", "split": "unseen", "compaction": "none"},
+            "short_window": {
+                "family": "recall",
+                "split": "heldout",
+                "compaction": "short",
+                "compare_to": "whole",
+            },
+        },
     },
 }
 
@@ -122,9 +150,7 @@ def make_workdir(workdir: Path) -> Path:
     draw = random.Random(0)
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / "results.json").write_text(json.dumps(RESULTS))
-    (workdir / "config.json").write_text(
-        json.dumps({"preset": "tiny", "seed": 0, "rl": {"groups": 8, "group_size": 8}})
-    )
+    (workdir / "config.json").write_text(json.dumps(CONFIG))
     with MetricsWriter(workdir / "metrics" / "pretrain.jsonl") as metrics:
         for step in range(1, 265):
             loss = 3.3 + 3.7 * math.exp(-step / 45) + draw.gauss(0, 0.07)
@@ -165,6 +191,7 @@ def _rl_row(step: int, draw: random.Random) -> dict[str, float | None]:
         "reward": (bugs + recall) / 2,
         "reward_bugfix": bugs,
         "reward_recall": recall if step % 7 else None,
+        "pass_compacted": recall,
         "turns": 4.3 + 1.6 * learned,
         "tokens": 200.0 + 40 * learned,
         "summary_tokens": summary_tokens,
@@ -206,7 +233,7 @@ def _episode(
         outcome=outcome,
         turns=sum(message.kind == "assistant" for message in messages),
         summaries=len(segments) - 1,
-        condition="default",
+        condition="none",
         step=step,
         tokens=sum(message.tokens for message in messages),
         sampled_tokens=sum(message.tokens for message in sampled),

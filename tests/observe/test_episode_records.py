@@ -28,11 +28,10 @@ def test_any_text_survives(tmp_path):
     ("change", "sentence"),
     [
         ({"seeed": 1}, "EpisodeRecord: unknown seeed"),
-        ({"condition": "sometimes"}, "condition 'sometimes' is none of no_trigger, short, long, default"),
         ({"segments": [[{"kind": "prompt", "text": "x"}]]}, "MessageRecord: missing tokens, sampled"),
         (
             {"segments": [[{"kind": "shout", "text": "x", "tokens": 1, "sampled": False}]]},
-            "message kind 'shout' is none of prompt",
+            "message kind 'shout' is unknown; the kinds are prompt",
         ),
     ],
 )

@@ -1,82 +1,125 @@
+"""results.json in words: what was measured follows from the data, not from names of suites."""
+
 import pytest
 
 from composer_jax.observe import findings
-from tests.observe.made_up_run import RESULTS
+from tests.observe.made_up_run import CONFIG, RESULTS, suite_measures
+
+SUITES = findings.read_suites(RESULTS, CONFIG)
+
+
+def only_suite(before, after=None, **config):
+    results = {"suites": {"bugs": {"before": before} | ({"after": after} if after else {})}}
+    return findings.read_suites(results, {"evaluate": {"suites": {"bugs": {"family": "bugfix"} | config}}})
 
 
 def test_headline_and_sentences_carry_the_numbers():
-    assert findings.headline(RESULTS) == "Pass@1 on held-out bugs rose from 26% to 81%"
-    assert findings.findings(RESULTS) == [
-        "Pass@8 rose from 89% to 97%.",
-        "On a family of bugs never trained on, pass@1 rose from 11% to 44%.",
-        "On tasks that need summaries, the pass rate rose from 24% to 59%.",
-        "What summarizing costs (compaction error) fell from 36 to 14 points.",
-        "Summaries went from 61.4 to 23.1 tokens each.",
+    assert findings.headline(RESULTS, SUITES) == "Pass@1 of bugs rose from 26% to 81%"
+    assert findings.sentences(SUITES) == [
+        "Pass@8 of bugs rose from 89% to 97%.",
+        "Pass@1 of short window rose from 24% to 59%.",
+        "Compaction error of short window fell from 36 to 14 points.",
+        "Summaries of short window went from 61.4 to 23.1 tokens each.",
+        "Pass@1 of whole rose from 60% to 73%.",
+        "Pass@1 of unseen bugs rose from 11% to 44%.",
+    ]
+
+
+def test_the_headline_suites_of_the_config_come_first():
+    assert [suite.name for suite in SUITES] == ["bugs", "short_window", "whole", "unseen_bugs"]
+    assert [suite.name for suite in findings.read_suites(RESULTS, {})] == [
+        "whole",
+        "bugs",
+        "unseen_bugs",
+        "short_window",
     ]
 
 
 @pytest.mark.parametrize(
-    ("results", "sentence"),
+    ("results", "suites", "sentence"),
     [
-        ({}, "This run has no results yet"),
+        ({}, [], "This run has no results yet"),
         (
             {"cpt": {"heldout_nll_first": 6.93, "heldout_nll_last": 3.41}},
+            [],
             "Held-out loss went from 6.93 to 3.41 nats per token; RL is not done yet",
         ),
-        ({"rl": {"pass_at_1_before": 0.25}}, "Before RL, 25% of held-out bugs are fixed; RL is not done yet"),
-        (
-            {"rl": {"pass_at_1_before": 0.5, "pass_at_1_after": 0.31}},
-            "Pass@1 on held-out bugs fell from 50% to 31%",
-        ),
-        (
-            {"rl": {"pass_at_1_before": 0.501, "pass_at_1_after": 0.499}},
-            "Pass@1 on held-out bugs stayed at 50%",
-        ),
+        ({}, only_suite(suite_measures(4, 0.25, 0.5)), "Pass@1 of bugs is 25% before RL; RL is not done yet"),
+        ({}, only_suite(suite_measures(4, 0.5, 1), suite_measures(4, 0.31, 1)), "Pass@1 of bugs fell from 50% to 31%"),
+        ({}, only_suite(suite_measures(4, 0.501, 1), suite_measures(4, 0.499, 1)), "Pass@1 of bugs stayed at 50%"),
     ],
 )
-def test_the_headline_says_what_is_known_and_no_more(results, sentence):
-    assert findings.headline(results) == sentence
+def test_the_headline_is_the_most_advanced_result(results, suites, sentence):
+    assert findings.headline(results, suites) == sentence
 
 
-def test_the_table_knows_that_a_smaller_error_is_better():
-    rows = {row.name: row for _, section in findings.table(RESULTS) for row in section}
-    assert (rows["Pass@1"].change, rows["Pass@1"].verdict) == ("+55.1 points", "better")
-    assert (rows["Compaction error"].change, rows["Compaction error"].verdict) == (
-        "\u221221.9 points",
-        "better",
+@pytest.mark.parametrize("k", [2, 8])
+def test_pass_at_k_has_the_k_that_was_drawn(k):
+    suites = only_suite(suite_measures(k, 0.25, 0.5), suite_measures(k, 0.5, 0.75))
+    ((_, rows),) = findings.result_tables(suites)
+    assert [row.name for row in rows] == ["Pass@1", f"Pass@{k}"]
+    assert findings.sentences(suites) == [f"Pass@{k} of bugs rose from 50% to 75%."]
+    assert [label for label, _, _ in findings.overview_scores(suites)] == ["bugs, pass@1", f"bugs, pass@{k}"]
+
+
+def test_one_attempt_has_no_pass_at_k():
+    ((_, rows),) = findings.result_tables(only_suite(suite_measures(1, 0.25, 0.25)))
+    assert [row.name for row in rows] == ["Pass@1"]
+
+
+def test_a_smaller_error_and_a_shorter_summary_are_better():
+    tables = {title: {row.name: row for row in rows} for title, rows in findings.result_tables(SUITES)}
+    bugs = tables["bugs: heldout tasks of bugfix"]
+    assert (bugs["Pass@1"].change, bugs["Pass@1"].verdict) == ("+55.1 points", "better")
+    short = tables["short window: heldout tasks of recall, compaction 'short'"]
+    error = short["Compaction error"]
+    assert (error.change, error.verdict) == ("\u221221.9 points", "better")
+    assert error.meaning == "pass@1 of whole minus pass@1 here"
+    assert (short["Summary tokens"].change, short["Summary tokens"].verdict) == ("\u221262%", "better")
+
+
+def test_a_table_before_rl_has_no_change():
+    ((title, (row, _)),) = findings.result_tables(only_suite(suite_measures(8, 0.9, 1.0), split="unseen"))
+    assert title == "bugs: unseen tasks of bugfix"
+    assert (row.name, row.before, row.after, row.change, row.verdict) == ("Pass@1", "90.0%", "\u2013", "", "")
+
+
+def test_a_suite_of_tasks_from_disk_has_rows_and_marks():
+    results = {
+        "suites": {
+            "heldout_repository": {"before": suite_measures(1, 0.25, 0.25), "after": suite_measures(1, 0.5, 0.5)}
+        }
+    }
+    suites = findings.read_suites(results, CONFIG)
+    ((title, (row,)),) = findings.result_tables(suites)
+    assert (title, row.name, row.change) == (
+        "heldout repository: heldout tasks of repository",
+        "Pass@1",
+        "+25.0 points",
     )
-    assert (rows["Summary tokens"].change, rows["Summary tokens"].verdict) == ("\u221262%", "better")
-    assert (rows["Pass@1"].baseline, rows["Summary tokens"].baseline) == ("\u2013", "142.7")
+    assert findings.family_marks(suites) == {"repository": (0.25, 0.5)}
 
 
-def test_a_table_of_half_a_run_leaves_out_what_is_not_there():
-    ((title, (row,)),) = findings.table({"rl": {"pass_at_8_before": 0.9}, "summary": None})
-    assert title == "Bug fixing, held-out tasks"
-    assert (row.name, row.before, row.after, row.change, row.verdict) == ("Pass@8", "90.0%", "\u2013", "", "")
+def test_a_familys_mark_is_its_first_heldout_suite():
+    assert findings.family_marks(SUITES) == {"bugfix": (0.262, 0.813), "recall": (0.245, 0.586)}
 
 
-def test_tasks_of_a_path_have_rows_and_marks_of_their_own():
-    results = {"heldout": {"repository": {"pass_at_1_before": 0.25, "pass_at_1_after": 0.5}}}
-    ((title, (row,)),) = findings.table(results)
-    assert (title, row.name, row.change) == (findings.GIVEN, "Pass@1, repository", "+25.0 points")
-    assert findings.marks(results)["repository"] == (0.25, 0.5)
-
-
-def test_a_worse_number_is_called_worse():
-    ((_, (row,)),) = findings.table({"summary": {"tokens_before": 20, "tokens_after": 30}})
-    assert (row.change, row.verdict) == ("+50%", "worse")
+def test_more_tokens_are_worse():
+    before, after = (suite_measures(1, 0.5, 0.5, tokens) for tokens in (20, 30))
+    ((_, (_, row)),) = findings.result_tables(only_suite(before, after))
+    assert (row.name, row.change, row.verdict) == ("Summary tokens", "+50%", "worse")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [(None, ""), (8.24, "8.2 s"), (59.97, "1 min 00 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")],
 )
-def test_duration(seconds, words):
-    assert findings.duration(seconds) == words
+def test_durations(seconds, text):
+    assert findings.format_duration(seconds) == text
 
 
-def test_phases_share_the_run():
-    shown = findings.phases(RESULTS)
-    assert [name for name, _, _ in shown][:2] == ["data", "pretrain"]
-    assert sum(share for _, _, share in shown) == pytest.approx(100)
-    assert findings.phases({"phases_s": None}) == []
+def test_phases_add_up_to_the_run():
+    phases = findings.phase_fractions(RESULTS)
+    assert [name for name, _, _ in phases][:2] == ["data", "pretrain"]
+    assert sum(percent for _, _, percent in phases) == pytest.approx(100)
+    assert findings.phase_fractions({"phases_s": None}) == []

@@ -5,7 +5,7 @@ import pytest
 
 from composer_jax.observe import findings, plots
 from composer_jax.observe.metrics import read_metrics
-from tests.observe.made_up_run import RESULTS
+from tests.observe.made_up_run import CONFIG, RESULTS
 
 NAN = float("nan")
 
@@ -18,8 +18,9 @@ def size_of_png(path) -> tuple[int, int]:
 
 def test_the_overview_is_one_readable_picture(finished_run, tmp_path):
     pretrain, rl = (read_metrics(finished_run / "metrics" / f"{name}.jsonl") for name in ("pretrain", "rl"))
+    suites = findings.read_suites(RESULTS, CONFIG)
     path = plots.plot_overview(
-        pretrain, rl, findings.marks(RESULTS), findings.scores(RESULTS), tmp_path / "overview.png"
+        pretrain, rl, findings.family_marks(suites), findings.overview_scores(suites), tmp_path / "overview.png"
     )
     assert size_of_png(path) == (1600, 1000)
     assert 50_000 < path.stat().st_size < 500_000

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from composer_jax.observe import progress
-from composer_jax.observe.progress import Progress, rate_words
+from composer_jax.observe.progress import Progress, format_rate
 
 
 class Clock:
@@ -123,4 +123,4 @@ def test_stderr_is_the_stream_unless_told_otherwise(capsys):
     [(None, "? steps/s"), (0.25, "4 s each"), (3.216, "3.22 steps/s"), (8412.4, "8,412 steps/s")],
 )
 def test_rate_words(rate, words):
-    assert rate_words(rate, "steps") == words
+    assert format_rate(rate, "steps") == words

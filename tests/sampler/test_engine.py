@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.observe.compilations import compilations
+from composer_jax.observe.compilations import count_compilations
 from composer_jax.sampler.policy import SamplingParams
 from tests.models.small import forward, rows
 from tests.sampler.conversations import (
@@ -93,17 +93,17 @@ def test_warming_up_compiles_every_shape_and_changes_nothing(new_sampler, weight
     """After that nothing compiles, whatever the conversations do, and not for new weights either."""
     fresh = new_sampler(prefill_shapes=((8, 4), (2, 8)), decode_rows=(2,), windows=(32,))
     warm, done = fresh.shapes, []
-    before = compilations()
-    fresh.warm_up(lambda: done.append(compilations()))
+    before = count_compilations()
+    fresh.warm_up(lambda: done.append(count_compilations()))
     assert warm == len(done) == 8
     assert all(later > earlier for earlier, later in zip([before, *done], done, strict=False))
     fresh.update(*weights, version=3)
-    before = compilations()
+    before = count_compilations()
     assert_same(run_all(fresh, SEEDS), conversations)
     run_all(fresh, range(30, 50), turns=4, branches=3, longest=12, max_tokens=3)
     run_all(fresh, range(3), turns=1)
     fresh.update(*weights, version=4)
-    assert compilations() == before
+    assert count_compilations() == before
 
 
 def test_a_message_stops_at_the_end_token_or_at_its_budget(sampler):

@@ -10,7 +10,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.models.router import updated_bias
-from composer_jax.observe.compilations import compilations
+from composer_jax.observe.compilations import count_compilations
 from tests.models.small import forward, relative_error
 from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER, full_gradient, make_batch
 
@@ -135,12 +135,12 @@ def test_nothing_compiles_after_the_first_step(learner, weights):
     state = learner.init_state(*weights)
     state, _ = learner.step(state, [BATCH, BATCH], NORMALISER)
     learner.evaluate(state, [BATCH])
-    before = compilations()
+    before = count_compilations()
     for seed in range(4):
         batch = make_batch(seed)
         state, _ = learner.step(state, [batch] * (1 + seed % 3), float(batch["weights"].sum()))
     learner.evaluate(state, [BATCH])
-    assert compilations() == before
+    assert count_compilations() == before
 
 
 def test_what_cannot_work_is_named(new_learner, weights):
