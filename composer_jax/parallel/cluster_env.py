@@ -52,7 +52,9 @@ def _is_candidate(cluster: type[clusters.ClusterEnv]) -> bool:
     if cluster is clusters.GkeTpuCluster:  # notebooks with one TPU set this variable too
         return "," in (hosts or "") or int(os.environ.get("MEGASCALE_NUM_SLICES", 1)) > 1
     if cluster is clusters.GceTpuCluster:
-        return cloud_tpu_cluster.running_in_cloud_tpu_vm and hosts is None and _is_tpu_worker()
+        # JAX has no public form of this flag.
+        on_tpu_vm = cloud_tpu_cluster.running_in_cloud_tpu_vm  # pyright: ignore[reportPrivateImportUsage]
+        return on_tpu_vm and hosts is None and _is_tpu_worker()
     return True
 
 

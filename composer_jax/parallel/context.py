@@ -6,6 +6,7 @@ causal mask early chunks need little attention and late chunks much, so this pai
 stays whole and the functions here add no collective to a program.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +46,7 @@ def local_positions(length: int) -> jax.Array:
 
 def gather_row(part: jax.Array) -> jax.Array:
     """All-gathers the parts [B,S,...] of every device into the whole row [B,nS,...], ordered by position."""
-    n = axis_size(AXIS)
+    n = _check_part(part)
     if n == 1:
         return part
     whole = jax.lax.all_gather(part, AXIS, axis=1, tiled=True)
@@ -56,7 +57,7 @@ def gather_row(part: jax.Array) -> jax.Array:
 
 def shift_left(x: jax.Array) -> jax.Array:
     """Returns, for [B,S,...], the value one position later in the row; zeros after the last position."""
-    n = axis_size(AXIS)
+    n = _check_part(x)
     if n == 1:
         return jnp.pad(x, ((0, 0), (0, 1)) + ((0, 0),) * (x.ndim - 2))[:, 1:]
     early, late = _chunks(x)
@@ -68,7 +69,7 @@ def shift_left(x: jax.Array) -> jax.Array:
 
 def shift_right(x: jax.Array) -> jax.Array:
     """Returns, for [B,S,...], the value one position earlier in the row; zeros before the first position."""
-    n = axis_size(AXIS)
+    n = _check_part(x)
     if n == 1:
         return jnp.pad(x, ((0, 0), (1, 0)) + ((0, 0),) * (x.ndim - 2))[:, :-1]
     early, late = _chunks(x)
@@ -76,6 +77,15 @@ def shift_right(x: jax.Array) -> jax.Array:
     lasts = jnp.concatenate([jnp.zeros_like(lasts[:1]), lasts])
     i = jax.lax.axis_index(AXIS)
     return jnp.concatenate([lasts[i][:, None], early[:, :-1], lasts[2 * n - 1 - i][:, None], late[:, :-1]], axis=1)
+
+
+def _check_part(x: jax.Array) -> int:
+    """Asserts that x is [B,S,...], with two chunks of equal length if the row is divided; returns the devices."""
+    n = axis_size(AXIS)
+    chex.assert_axis_dimension_gt(x, 1, 0)
+    if n > 1:
+        chex.assert_is_divisible(x.shape[1], 2)
+    return n
 
 
 def _chunks(x: jax.Array) -> tuple[jax.Array, jax.Array]:

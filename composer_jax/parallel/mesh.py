@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 from jax.experimental import mesh_utils
@@ -13,11 +14,14 @@ from composer_jax.parallel.processes import process_count
 
 AXES = ("replica", "data", "expert", "context", "tensor")
 BATCH_AXES = ("replica", "data", "expert")
-"""Rows of a batch are spread over these; experts use the `expert` part of them for weights as well."""
+"""Mesh axes that shard the rows of a batch. `expert` shards the weights of experts as well."""
 BATCH_SPEC = PartitionSpec(BATCH_AXES, "context")
-"""How a batch [B,S] lies on the mesh; the positions in an order of their own (parallel/context.py)."""
+"""The sharding of a batch [B,S], whose positions are in zigzag order (parallel/context.py)."""
 TOKEN_AXES = (*BATCH_AXES, "context")
-"""Along these, devices have different tokens."""
+"""Mesh axes over which devices hold different tokens."""
+
+Devices = Sequence[Any]
+"""A sequence of jax.Device, which type checkers take for a variable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +65,10 @@ class MeshConfig:
 
     @property
     def axis_sizes(self) -> dict[str, int]:
-        """The size of every axis, in the order of AXES."""
+        """Returns the size of every axis, in the order of AXES."""
         return {axis: getattr(self, axis) for axis in AXES}
 
-    def make_mesh(self, devices: list[jax.Device] | None = None) -> Mesh:
+    def make_mesh(self, devices: Devices | None = None) -> Mesh:
         """Builds the mesh on `devices` (None: all).
 
         A single process leaves devices beyond the product of the sizes unused. Several processes use all devices,
@@ -80,7 +84,7 @@ class MeshConfig:
         return make_mesh(devices, **sizes)
 
 
-def make_mesh(devices: list[jax.Device] | None = None, **sizes: int) -> Mesh:
+def make_mesh(devices: Devices | None = None, **sizes: int) -> Mesh:
     """Builds the mesh; axes not named have size 1, and one of -1 takes the devices that the others leave.
 
     Raises:
@@ -90,33 +94,35 @@ def make_mesh(devices: list[jax.Device] | None = None, **sizes: int) -> Mesh:
     unknown = sorted(set(sizes) - set(AXES))
     if unknown:
         raise UserError(f"Unknown mesh axis {unknown[0]!r}; the axes are {', '.join(AXES)}.")
-    left = [axis for axis, size in sizes.items() if size == -1]
-    if len(left) > 1:
-        raise UserError(f"Only one mesh axis can be -1, not {' and '.join(left)}.")
+    remainders = [axis for axis, size in sizes.items() if size == -1]
+    if len(remainders) > 1:
+        raise UserError(f"Only one mesh axis can be -1, not {' and '.join(remainders)}.")
     if min([size for size in sizes.values() if size != -1], default=1) < 1:
         raise UserError(f"Mesh sizes must be at least 1, got {sizes}.")
-    if left:
-        others = {axis: size for axis, size in sizes.items() if axis != left[0] and size != 1}
-        share, rest = divmod(len(devices), math.prod(others.values()))
-        if rest:
+    if remainders:
+        others = {axis: size for axis, size in sizes.items() if axis != remainders[0] and size != 1}
+        quotient, unused = divmod(len(devices), math.prod(others.values()))
+        if unused:
             axes = " x ".join(f"{axis}={size}" for axis, size in others.items())
-            raise UserError(f"{len(devices)} devices do not divide over {axes}, which leaves none for {left[0]}=-1.")
-        sizes[left[0]] = share
+            raise UserError(
+                f"{len(devices)} devices do not divide over {axes}, which leaves none for {remainders[0]}=-1."
+            )
+        sizes[remainders[0]] = quotient
     shape = tuple(sizes.get(axis, 1) for axis in AXES)
     if math.prod(shape) != len(devices):
         raise UserError(
             f"The mesh {dict(zip(AXES, shape, strict=True))} needs {math.prod(shape)} devices, "
-            f"but {len(devices)} are there; change the mesh sizes or the number of devices."
+            f"but there are {len(devices)}; change the mesh sizes or the number of devices."
         )
     types = (AxisType.Auto,) * len(AXES)
     try:
         return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
     except NotImplementedError:
-        # A dimension of a TPU's torus has to be divided between axes, which JAX does only when told to.
+        # One dimension of a TPU's torus has to be split between axes, which make_mesh does not do by itself.
         arranged = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return Mesh(arranged, AXES, axis_types=types)
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Into how many parts the rows of a batch are divided."""
+    """Returns the number of parts into which the rows of a batch are sharded."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

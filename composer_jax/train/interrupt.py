@@ -28,7 +28,7 @@ def defer_signals() -> Iterator[Callable[[], None]]:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     # Signals without a Python handler (ignored in the background, or the system's default) are left alone.
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
-    deferred = None
+    deferred: signal.Signals | None = None
 
     def defer(number, frame):
         nonlocal deferred
@@ -48,7 +48,7 @@ def defer_signals() -> Iterator[Callable[[], None]]:
         nonlocal deferred
         if not any_process(deferred is not None):
             return
-        if process_count() > 1:
+        if process_count() > 1 or deferred is None:
             raise AllProcessesInterrupted
         number, deferred = deferred, None
         restore()

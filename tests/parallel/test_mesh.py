@@ -27,8 +27,8 @@ def test_one_axis_takes_what_the_others_leave():
     ("sizes", "error", "message"),
     [
         ({"model": 2}, UserError, "Unknown mesh axis 'model'.*replica, data, expert"),
-        ({"data": 3}, UserError, "needs 3 devices, but 8 are there"),
-        ({"data": 4, "expert": 4}, UserError, "needs 16 devices, but 8 are there"),
+        ({"data": 3}, UserError, "needs 3 devices, but there are 8"),
+        ({"data": 4, "expert": 4}, UserError, "needs 16 devices, but there are 8"),
         ({"data": 0, "expert": 8}, UserError, "at least 1.*'data': 0"),
         ({"replica": -1, "data": 0}, UserError, "at least 1.*'data': 0"),
         ({"replica": -1, "data": -1}, UserError, "Only one mesh axis can be -1, not replica and data"),

@@ -79,7 +79,7 @@ def test_what_is_left_goes_to_the_axis_that_asks_for_it():
         eight.mesh(sizes | {"expert": 3})
     with pytest.raises(UserError, match="Only one mesh axis can be -1, not data and expert"):
         eight.mesh(sizes | {"expert": -1})
-    with pytest.raises(UserError, match="needs 6 devices, but 8 are there"):
+    with pytest.raises(UserError, match="needs 6 devices, but there are 8"):
         eight.mesh(sizes | {"data": 3})
 
 
