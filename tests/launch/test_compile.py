@@ -38,6 +38,7 @@ def small(*arguments: str) -> subprocess.CompletedProcess:
 
 
 @NEEDS_LIBTPU
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "topology", "expected"),
     [
@@ -69,6 +70,7 @@ def test_a_stage_compiles_and_the_last_line_is_the_result(stage, topology, expec
 
 
 @NEEDS_LIBTPU
+@pytest.mark.slow
 def test_what_does_not_fit_is_reported_with_the_compilers_numbers():
     run = small(
         "--topology=v5e:2x2", "--stage=pretrain", "--config.model.vocab_size=8000000", "--config.batch.seq_len=1024"

@@ -63,6 +63,7 @@ def run_two(module: str, *arguments: str) -> tuple[list[int], list[str]]:
     return [process.returncode for process in started], said
 
 
+@pytest.mark.slow
 def test_a_pod_of_two_processes_steps_as_one(tmp_path):
     out = tmp_path / "found.npz"
     codes, said = run_two("tests.parallel.training_process", str(out))
