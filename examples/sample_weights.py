@@ -12,8 +12,8 @@ from pathlib import Path
 import jax
 
 from composer_jax import ModelConfig, ModelDef, Tokenizer, load_hf, save_hf
-from composer_jax.data.load_chat_format import load_chat_format
 from composer_jax.data.chat_format import Message
+from composer_jax.data.load_chat_format import load_chat_format
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
