@@ -1,4 +1,4 @@
-"""The agent harness: tools, transcript, self-summarization, one episode, and scripted experts."""
+"""The agent harness: tools, transcript, self-summarization, one episode."""
 
 from composer_jax.agent.episode import Episode, Limits, run_episode
 from composer_jax.agent.summary import Compaction

@@ -5,16 +5,16 @@ import dataclasses
 import gc
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from composer_jax.agent import workspace as workspaces
+from composer_jax.agent.search import SearchIndex
 from composer_jax.agent.workspace import ATTEMPTS, Workspace
 from composer_jax.errors import UserError
-from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxDied, SandboxFileError
+from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxDied, SandboxFileError, local_pool
 from composer_jax.sandbox.async_lazy import AsyncLazy
 from composer_jax.tasks.result_cache import ResultCache
 from tests.agent.conftest import DyingPool, task_of
@@ -238,22 +238,33 @@ def test_workspace_and_sandbox_agree_after_very_many_operations(pool, folder, ch
     check_operations(pool, folder, chosen)
 
 
-def test_a_folder_is_copied_and_indexed_once_for_all_episodes(folder):
+def test_a_folder_is_copied_and_indexed_once_for_all_episodes(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("def echo():\n    return 1\n")
+    copies, indexes = [], []
+    copy_folder, build = local_pool.copy_folder, SearchIndex.of
+
+    def count_copy(source, target):
+        copies.append(source)
+        copy_folder(source, target)
+
+    def count_index(*arguments):
+        indexes.append(arguments)
+        return build(*arguments)
+
     async def episodes(pool, count):
-        workspaces = [Workspace(task_of({}, repository=folder), pool) for _ in range(count)]
+        workspaces = [Workspace(task_of({}, repository=tmp_path), pool) for _ in range(count)]
         await asyncio.gather(*(workspace.run(["true"], 5) for workspace in workspaces))
-        await asyncio.gather(*(workspace.search("echo", "", 3) for workspace in workspaces))
+        hits = await asyncio.gather(*(workspace.search("echo", "", 3) for workspace in workspaces))
+        assert all(ranking[0].chunk.name == "echo" for ranking in hits)
         for workspace in workspaces:
             await workspace.close()
 
     pool = LocalSandboxPool(size=5)
-    copies = Path(pool._trees.name)
-    before = set(copies.iterdir())
+    monkeypatch.setattr(local_pool, "copy_folder", count_copy)
+    monkeypatch.setattr(SearchIndex, "of", count_index)
     asyncio.run(episodes(pool, 5))
-    after = set(copies.iterdir())
-    assert len(after - before) == 1
     asyncio.run(episodes(pool, 1))
-    assert set(copies.iterdir()) == after
+    assert copies == [tmp_path] and len(indexes) == 1
     pool.kill()
 
 

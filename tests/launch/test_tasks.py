@@ -60,7 +60,7 @@ def test_show_and_help(folder):
         (("validate", "nowhere"), "there is no nowhere"),
         (("generate", "--repo=."), "generate needs --out"),
         (("generate", "--repo=.", "--out=nowhere/out"), "the tests need pytest"),
-        (("generate", "--repo=.", "--out=nowhere/out", "--packages=x", "--kinds=typo"), "'typo' is no kind of task"),
+        (("generate", "--repo=.", "--out=nowhere/out", "--packages=x", "--kinds=typo"), "'typo' is not a kind of task"),
     ],
 )
 def test_bad_command_lines_end_with_a_sentence(arguments, sentence):

@@ -8,7 +8,7 @@ __all__ = ["apply_hunks", "parse_patch"]
 
 
 def parse_patch(text: str) -> list[FilePatch]:
-    """The patches of all files in a text of either format. Raises PatchError with one sentence if it is no patch."""
+    """The patches of all files in a text of either format. Raises PatchError with one sentence for an invalid one."""
     if text.lstrip().startswith("*** Begin Patch"):
         return parse_envelope(text)
     return parse_unified(text)

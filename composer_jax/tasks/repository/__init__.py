@@ -1,1 +1,1 @@
-"""Tasks from a real Python repository: ways to break it whose repair its own tests can judge."""
+"""Tasks from a Python repository: changes that break it, graded by the repository's own tests."""

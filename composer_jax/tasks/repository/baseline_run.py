@@ -101,7 +101,7 @@ def find_unreliable_tests(reports: list[SuiteReport]) -> dict[str, str]:
     for test in dict.fromkeys(test for report in reports for test in report.tests):
         outcomes = [report.tests[test].outcome if test in report.tests else "not collected" for report in reports]
         if not is_protected(file_of_test(test)):
-            unreliable[test] = f"{file_of_test(test)} is not a test file: who repairs it could change the test"
+            unreliable[test] = f"{file_of_test(test)} is not a test file, so a repair could change the test"
         elif set(outcomes) != {PASSED}:
             unreliable[test] = ", ".join(outcomes)
     return unreliable
@@ -115,7 +115,7 @@ def suite_command(root: Path) -> tuple[str, ...]:
     config, settings = pytest_configuration(root)
     words = [*PYTEST, "--rootdir", "."]
     needs_path = (root / "src").is_dir() and "pythonpath" not in settings
-    # pythonpath is relative to the configuration file, so /dev/null cannot stand for having none.
+    # pythonpath is relative to the configuration file, so /dev/null cannot replace a missing one.
     if config is not None or not needs_path:
         words += ["-c", config or "/dev/null"]
     return (*words, "-o", "pythonpath=src") if needs_path else tuple(words)

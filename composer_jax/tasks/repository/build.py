@@ -58,7 +58,7 @@ MIN_PASSING = 3
 def _expand_kind(name: str) -> list[str]:
     kinds = [kind for kind in ALL_KINDS if name in (kind, kind.partition(":")[0])]
     if not kinds:
-        raise UserError(f"{name!r} is no kind of task; use mutate, or some of {', '.join(ALL_KINDS)}")
+        raise UserError(f"{name!r} is not a kind of task; use mutate, or some of {', '.join(ALL_KINDS)}")
     return kinds
 
 

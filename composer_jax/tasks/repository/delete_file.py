@@ -1,4 +1,4 @@
-"""Candidates that delete a whole module which the others can be imported without."""
+"""Candidates that delete a module that the other modules do not need."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def delete_file(repository: Repository, module: Module) -> Candidate | None:
 
 
 def _depends(repository: Repository, other: Module, removal: SymbolRemoval, dotted: str) -> bool:
-    gone = removal.aliases.get(other.path, [])
+    removed_aliases = removal.aliases.get(other.path, [])
     for node, _, early in other.imports:
         for alias in node.names:
-            if any(alias is part for part in gone):
+            if any(alias is part for part in removed_aliases):
                 dotted_import = isinstance(node, ast.Import) and "." in alias.name and not alias.asname
                 if not early or dotted_import:
                     return True

@@ -142,7 +142,7 @@ def _collects(candidate: Candidate, report: SuiteReport) -> Gate:
             "AttributeError",
         ):
             return Gate("collects", False, f"{file} cannot be imported: {error}")
-    detail = f"{len(report.tests)} tests; {len(report.uncollected)} files import what is gone"
+    detail = f"{len(report.tests)} tests; {len(report.uncollected)} files import removed names"
     return Gate("collects", True, detail)
 
 
@@ -164,7 +164,7 @@ def _fails(report: SuiteReport, failures: Mapping[str, str]) -> Gate:
 
 def _leaks(candidate: Candidate, baseline: BaselineRun, readable: ReadableFiles) -> Gate:
     """Searches the files that the agent will see: the scrubbed repository with the changes, and the packages."""
-    # A mutation moves lines, so that lines removed in one place may stand in another of the same file.
+    # A mutation moves lines, so a line removed in one place may be in another of the same file.
     moves = candidate.kind.startswith("mutate:") or candidate.kind == "combine"
     changed = {baseline.root / path: None if moves else text for path, text in candidate.files.items()}
     leaks = find_installed_copies(baseline.packages, baseline.import_names)

@@ -35,23 +35,23 @@ def is_elif(source: Source, node: ast.AST) -> bool:
 
 
 def remove_statements(
-    source: Source, block: Sequence[ast.stmt], gone: Collection[ast.stmt], may_be_empty: bool = False
+    source: Source, block: Sequence[ast.stmt], removed: Collection[ast.stmt], may_be_empty: bool = False
 ) -> list[Edit]:
-    """The edits that remove the statements `gone` from their block.
+    """The edits that remove the statements `removed` from their block.
 
     A statement that fills its lines goes with them: with the comment behind it, the comments directly above a
     definition, and surplus empty lines. A block that would be empty keeps a `pass`, unless it is a module's
     (may_be_empty).
     """
-    goes = [any(statement is other for other in gone) for statement in block]
+    is_removed = [any(statement is other for other in removed) for statement in block]
     edits: list[Edit] = []
     runs: list[list[int]] = []  # of neighbours that go: first and last line, first and last index in the block
     for index, statement in enumerate(block):
-        if not goes[index]:
+        if not is_removed[index]:
             continue
         start, end = source.span(statement)
         following = block[index + 1] if index + 1 < len(block) else None
-        if index == 0 and all(goes) and not may_be_empty and not is_elif(source, statement):
+        if index == 0 and all(is_removed) and not may_be_empty and not is_elif(source, statement):
             edits.append(Edit(start, end, "pass"))
         elif fills_lines(source, statement):
             first, last = _lines(source, statement)
@@ -100,12 +100,12 @@ def first_comment_line(source: Source, line: int) -> int:
     return line
 
 
-def remove_elements(source: Source, elements: Sequence[ast.AST], gone: Collection[ast.AST]) -> list[Edit]:
-    """The edits that remove the elements `gone`, at least one, and their commas from a comma-separated list.
+def remove_elements(source: Source, elements: Sequence[ast.AST], removed: Collection[ast.AST]) -> list[Edit]:
+    """The edits that remove the elements `removed`, at least one, and their commas from a comma-separated list.
 
     A list that becomes empty also loses the comma after its last element.
     """
-    kept = [index for index, element in enumerate(elements) if not any(element is other for other in gone)]
+    kept = [index for index, element in enumerate(elements) if not any(element is other for other in removed)]
     spans = [source.span(element) for element in elements]
     last = kept[-1] if kept else -1
     edits = [Edit(spans[i][0], spans[i + 1][0]) for i in range(last) if i not in kept]

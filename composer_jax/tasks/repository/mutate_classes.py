@@ -45,10 +45,10 @@ def remove_funcs(source: Source, entity: Entity, rng: random.Random) -> Mutation
     """Removes a method; of a property also the setter."""
     methods = [node for node in entity.node.body if isinstance(node, Function)]
     for name in dict.fromkeys(method.name for method in methods):
-        gone = [method for method in methods if method.name == name]
-        if name not in names_read_by_class([node for node in entity.node.body if node not in gone]):
-            edits = tuple(remove_statements(source, entity.node.body, gone))
-            yield Mutation(edits, f"the method {quote_code(name)} was removed", gone[0].lineno, member=name)
+        removed = [method for method in methods if method.name == name]
+        if name not in names_read_by_class([node for node in entity.node.body if node not in removed]):
+            edits = tuple(remove_statements(source, entity.node.body, removed))
+            yield Mutation(edits, f"the method {quote_code(name)} was removed", removed[0].lineno, member=name)
 
 
 def shuffle_methods(source: Source, entity: Entity, rng: random.Random) -> Mutations:

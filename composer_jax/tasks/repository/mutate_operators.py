@@ -121,19 +121,19 @@ def break_chain(source: Source, entity: Entity, rng: random.Random) -> Mutations
     for node in own_nodes(entity):
         if isinstance(node, ast.BinOp) and isinstance(node.left, ast.BinOp):
             left, right = operand_spans(source, node, node.left, node.right)
-            gone = Edit(left[1], right[1]) if rng.random() < 0.5 else Edit(left[0], right[0])
-            yield Mutation((gone,), f"{quote_code(source.segment(node))} lost a part", node.lineno)
+            removal = Edit(left[1], right[1]) if rng.random() < 0.5 else Edit(left[0], right[0])
+            yield Mutation((removal,), f"{quote_code(source.segment(node))} lost a part", node.lineno)
         elif isinstance(node, ast.BoolOp):
             index = rng.randrange(len(node.values))
             pair = node.values[index - 1 : index + 1] if index else node.values[:2]
             left, right = operand_spans(source, node, *pair)
             if index == 0:
-                gone = Edit(left[0], right[0])
+                removal = Edit(left[0], right[0])
             elif index == len(node.values) - 1:
-                gone = Edit(left[1], right[1])
+                removal = Edit(left[1], right[1])
             else:
-                gone = Edit(left[1], operand_spans(source, node, *node.values[index : index + 2])[0][1])
-            yield Mutation((gone,), f"{quote_code(source.segment(node))} lost a part", node.lineno)
+                removal = Edit(left[1], operand_spans(source, node, *node.values[index : index + 2])[0][1])
+            yield Mutation((removal,), f"{quote_code(source.segment(node))} lost a part", node.lineno)
 
 
 def _comparisons(source: Source, entity: Entity, table: dict[str, str]) -> Mutations:

@@ -40,7 +40,7 @@ def propose(
     """
     for kind in kinds or ():
         if kind not in KINDS:
-            raise UserError(f"{kind!r} is no kind of candidate; use some of {', '.join(KINDS)}")
+            raise UserError(f"{kind!r} is not a kind of candidate; use some of {', '.join(KINDS)}")
     return _round_robin(Proposer(sources, tests, coverage, seed), KINDS if kinds is None else tuple(kinds))
 
 

@@ -36,12 +36,12 @@ class SymbolRemoval:
                     self._follow(module)
 
     def _follow(self, module: Module) -> None:
-        gone = self.aliases.setdefault(module.path, [])
+        removed_aliases = self.aliases.setdefault(module.path, [])
         for node, _, early in module.imports:
             for alias in node.names:
                 origin = self._origin(module, node, alias)
-                if origin is not None and alias not in gone:
-                    gone.append(alias)
+                if origin is not None and alias not in removed_aliases:
+                    removed_aliases.append(alias)
                     if early and alias.name != "*":
                         bound = alias.asname or alias.name.split(".")[0]
                         self.names.setdefault((module.path, bound), origin)
@@ -113,21 +113,21 @@ class SymbolRemoval:
 
     def _edits(self, module: Module, removed: Collection[ast.stmt]) -> list[Edit]:
         source, names, aliases = module.source, self.names_in(module.path), self.aliases.get(module.path, [])
-        gone: list[ast.stmt] = list(removed)
+        removed_statements: list[ast.stmt] = list(removed)
         edits: list[Edit] = []
         for node, _, _ in module.imports:
             parts = [alias for alias in node.names if any(alias is other for other in aliases)]
             if len(parts) == len(node.names):
-                gone.append(node)
+                removed_statements.append(node)
             elif parts:
                 edits += remove_elements(source, node.names, parts)
         for statement in exports(module):
             if _is_single_export(statement, names):
-                gone.append(statement)
+                removed_statements.append(statement)
             else:
                 edits += _without_exports(module, statement, names)
         for holder, block, _ in module.blocks:
-            dropped = [node for node in block if any(node is other for other in gone)]
+            dropped = [node for node in block if any(node is other for other in removed_statements)]
             if dropped:
                 edits += remove_statements(source, block, dropped, may_be_empty=isinstance(holder, ast.Module))
         return _outermost(edits)
@@ -183,14 +183,14 @@ def _without_exports(module: Module, statement: ast.stmt, names: Collection[str]
     for node in ast.walk(statement):
         if not isinstance(node, ast.List | ast.Tuple):
             continue
-        gone = [part for part in node.elts if isinstance(part, ast.Constant) and part.value in names]
-        if not gone:
+        removed = [part for part in node.elts if isinstance(part, ast.Constant) and part.value in names]
+        if not removed:
             continue
-        left = len(node.elts) - len(gone)
+        left = len(node.elts) - len(removed)
         if isinstance(node, ast.Tuple) and left < 2:
             # A tuple of one needs its comma, one of none its parentheses.
-            kept = next((module.source.segment(part) for part in node.elts if part not in gone), None)
+            kept = next((module.source.segment(part) for part in node.elts if part not in removed), None)
             edits.append(Edit(*module.source.span(node), f"({kept},)" if kept else "()"))
         else:
-            edits += remove_elements(module.source, node.elts, gone)
+            edits += remove_elements(module.source, node.elts, removed)
     return edits

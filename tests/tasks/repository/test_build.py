@@ -298,7 +298,7 @@ def test_mutate_stands_for_all_kinds_of_mutation(tmp_path, packages):
 
 
 def test_bad_requests_are_refused(tmp_path, packages):
-    with pytest.raises(UserError, match="'stup' is no kind of task; use mutate, or some of mutate:"):
+    with pytest.raises(UserError, match="'stup' is not a kind of task; use mutate, or some of mutate:"):
         BuildRequest(tmp_path, tmp_path / "out", 1, kinds=("stup",), packages=packages)
     with pytest.raises(UserError, match="the tests need pytest"):
         BuildRequest(tmp_path, tmp_path / "out", 1)

@@ -127,7 +127,7 @@ def test_another_seed_gives_other_candidates(library, covered):
 
 
 def test_an_unknown_kind_is_refused_before_anything_is_drawn(library):
-    with pytest.raises(UserError, match="'mutate:nothing' is no kind of candidate; use some of mutate:"):
+    with pytest.raises(UserError, match="'mutate:nothing' is not a kind of candidate; use some of mutate:"):
         propose(library, [], {}, 0, ["mutate:nothing"])
 
 
