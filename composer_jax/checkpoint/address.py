@@ -1,7 +1,7 @@
-"""Where weights lie, as people write it on a command line: DIR for a checkpoint of ours, hf:DIR for Hugging Face's.
+"""Addresses of weights on a command line: DIR for a native checkpoint, hf:DIR for one of Hugging Face.
 
-DIR is a folder or a URL. Of ours it is what holds the steps, such as runs/demo/checkpoints/sft. The prefix hf: may be
-left out where the folder shows what it is.
+DIR is a folder or a URL. The folder of a native checkpoint holds the steps, such as runs/demo/checkpoints/sft. The
+prefix hf: is optional for folders that exist.
 """
 
 import dataclasses
@@ -33,26 +33,26 @@ class Address(NamedTuple):
 
 
 def parse(text: str, *, huggingface: bool = False) -> Address:
-    """The address that people wrote; `huggingface` is what it means without the prefix."""
+    """Parses an address; `huggingface` is the meaning of an address without the prefix."""
     folder = Folder(text.removeprefix(PREFIX))
     return Address(folder.root if folder.local else folder.name, text.startswith(PREFIX) or huggingface)
 
 
 def find_weights(text: str) -> Address:
-    """The address of weights that are there. Raises a UserError if they are not."""
+    """Returns the address of existing weights. Raises a UserError if there are none."""
     address = parse(text)
     files = Folder(address.path).files()
     address = address._replace(huggingface=address.huggingface or "config.json" in files)
     if not address.huggingface and not any(file.isdigit() for file in files):
         raise UserError(
-            f"{address.path} holds neither steps of a checkpoint of ours (RUN/checkpoints/STAGE) nor the config.json "
-            "of one of Hugging Face."
+            f"{address.path} holds neither the steps of a native checkpoint (RUN/checkpoints/STAGE) nor the "
+            "config.json of a Hugging Face checkpoint."
         )
     return address
 
 
 def load_model_config(address: Address) -> ModelConfig:
-    """The network whose weights are there; none of them is read."""
+    """Returns the ModelConfig of the weights at an address, without reading them."""
     if address.huggingface:
         return model_config(Folder(address.path).json("config.json"))
     with CheckpointStore(address.path) as store:
@@ -60,9 +60,9 @@ def load_model_config(address: Address) -> ModelConfig:
 
 
 def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True) -> Loaded:
-    """The network at an address on a mesh; dtype and mtp as in `load_hf`.
+    """Loads the weights at an address onto a mesh; dtype and mtp as in `load_hf`.
 
-    Of a checkpoint of ours, everything is read whatever `mtp` says, and a dtype of None keeps what it has.
+    From a native checkpoint everything is read whatever `mtp` is, and dtype=None keeps its dtypes.
     """
     require_float_dtype(dtype)
     if address.huggingface:
@@ -77,7 +77,7 @@ def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None =
 
 
 def find_tokenizer_folder(address: Address) -> Folder | None:
-    """The folder whose tokenizer belongs to the weights: theirs, or the data folder of their run."""
+    """Returns the folder with the tokenizer of the weights: their own or the data folder of their run, or None."""
     folders = [Folder(address.path)]
     if folders[0].local and not address.huggingface:
         folders.append(Folder(Path(address.path).parent.parent / "data"))
@@ -88,21 +88,21 @@ def find_tokenizer_folder(address: Address) -> Folder | None:
 
 
 def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = True) -> Address:
-    """Weights from one form to the other; with hf: on both sides to Hugging Face's again, which undoes quantisation.
+    """Converts weights between the two formats and returns the target; hf: on both sides removes quantisation.
 
-    All weights are in the memory of one device in between. The tokenizer goes along where there is one.
+    All weights pass through the memory of one device. The tokenizer is copied if there is one.
 
     Raises:
-      UserError: whatever `load_hf` and `save_hf` refuse; the target has something in it.
+      UserError: `load_hf` or `save_hf` raises it, or the target is not empty.
     """
-    there = find_weights(source)
-    to = parse(target, huggingface=not there.huggingface)
+    origin = find_weights(source)
+    to = parse(target, huggingface=not origin.huggingface)
     folder = Folder(to.path)
-    folder.require_empty()  # now rather than after all weights are read
+    folder.require_empty()  # before all weights are read
     if to.huggingface:
-        hf_config(load_model_config(there))  # refuses before anything is read
-    definition, params, bias = load_weights(there, dtype=dtype, mtp=mtp)
-    tokenizer = find_tokenizer_folder(there)
+        hf_config(load_model_config(origin))  # raises before anything is read
+    definition, params, bias = load_weights(origin, dtype=dtype, mtp=mtp)
+    tokenizer = find_tokenizer_folder(origin)
     if to.huggingface:
         save_hf(to.path, definition, params, bias, tokenizer=tokenizer.name if tokenizer else None)
         return to

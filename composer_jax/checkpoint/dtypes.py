@@ -1,4 +1,4 @@
-"""The dtypes that weights are read and written in."""
+"""The dtypes of stored weights."""
 
 from composer_jax.errors import UserError
 
@@ -6,7 +6,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 
 def require_float_dtype(dtype: str | None) -> str | None:
-    """The name as it is. Raises a UserError for one that is not of a float of two or four bytes."""
+    """Returns the name unchanged. Raises a UserError unless it is None or in FLOATS."""
     if dtype is not None and dtype not in FLOATS:
-        raise UserError(f"dtype={dtype!r} is not one of weights; use {', '.join(FLOATS)}.")
+        raise UserError(f"dtype={dtype!r} is not a dtype of weights; use {', '.join(FLOATS)}.")
     return dtype

@@ -1,4 +1,4 @@
-"""Weights of a network in a checkpoint of our own, which says itself what network it is."""
+"""Weights in our own checkpoint format, whose notes hold the ModelConfig of the network."""
 
 import dataclasses
 from typing import Any
@@ -13,20 +13,20 @@ from composer_jax.models.model_def import ModelDef, Params
 
 
 def model_notes(definition: ModelDef) -> dict[str, Any]:
-    """The notes of a store of this network's weights."""
+    """Returns the notes of a store that holds this network's weights."""
     return {"model": dataclasses.asdict(definition.config)}
 
 
 def read_model_config(store: CheckpointStore) -> ModelConfig:
-    """The network whose weights the latest step of a store holds."""
+    """Returns the ModelConfig in the notes of a store's latest step. Raises a UserError if there is none."""
     notes = store.read_notes()
     if "model" not in notes:
-        raise UserError(f"the checkpoint in {store.directory} does not say what network it is of; write it anew.")
+        raise UserError(f"the checkpoint in {store.directory} has no model config in its notes; write it again.")
     return ModelConfig.from_dict(notes["model"])
 
 
 def restore_weights(store: CheckpointStore, definition: ModelDef, mesh: Mesh | None) -> tuple[Params, Params]:
-    """(params, router_bias) of the latest step on a mesh, or on the first device."""
+    """Restores (params, router_bias) of the latest step onto a mesh; None is the first device of this process."""
     shapes = definition.shapes()
     if mesh is None:
         device = SingleDeviceSharding(jax.local_devices()[0])

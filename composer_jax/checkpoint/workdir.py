@@ -1,10 +1,10 @@
-"""A run's folder: it belongs to one config and to one process at a time, and remembers which stages are done.
+"""The folder of a run: belongs to one config and to one process at a time, and records which stages are done.
 
     DIR/config.json       the resolved config and its hash; written once, compared at every opening
-    DIR/.lock             held while a process works in the folder, and says which
-    DIR/stages/NAME.json  written, as a whole, when stage NAME is done
+    DIR/.lock             locked while a process works in the folder, and holds its id
+    DIR/stages/NAME.json  written atomically when stage NAME is done
 
-Everything else in the folder belongs to the stages.
+All other files in the folder belong to the stages.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ class Workdir:
     """An open run folder; use it in a `with` block or `close` it.
 
     path: created if it does not exist.
-    config: the resolved config as plain data: nested mappings of JSON values (`ConfigDict.to_dict()`). Tuples
-      count as lists, as JSON has no tuples.
-    holder: of several processes that work on one run, the first opens the folder without it; the others pass its
-      `holder` and share the folder, in which they claim nothing.
+    config: the resolved config as plain data: nested mappings of JSON values (`ConfigDict.to_dict()`). Tuples equal
+      lists, because JSON has no tuples.
+    holder: with several processes, process 0 opens the folder without it; the others pass process 0's `holder` and
+      share the folder without locking it.
 
     Attributes:
       path: absolute.
       config_hash: 12 hex digits of the SHA-256 of the config as canonical JSON.
-      holder: what the lock says of the process that holds it, different at every opening.
+      holder: the content of the lock file: the id of the process that holds it, and a token that differs at every
+        opening.
 
     Raises:
-      UserError: the folder is not empty and no run folder, belongs to another config, is used by another
-        process (or is not the one that `holder` holds), or cannot be written.
-      TypeError: the config holds something that is not plain JSON.
+      UserError: the folder is not empty and no run folder, belongs to another config, is used by another process (or
+        is not locked by `holder`), or cannot be written.
+      TypeError: the config is not plain JSON.
     """
 
     def __init__(self, path: str | Path, config: Mapping[str, Any], *, holder: str | None = None):
@@ -57,10 +58,10 @@ class Workdir:
         if holder is None:
             _make_folder(self.path)
             self.holder = f"{os.getpid()} {uuid.uuid4().hex[:8]}"
-            self._lock = _locked(self.path, self.holder)
+            self._lock = _lock_folder(self.path, self.holder)
         else:
             self.holder, self._lock = holder, None
-            _require_held(self.path, holder)
+            _require_holder(self.path, holder)
         try:
             self._claim(json.loads(canonical))
         except BaseException:
@@ -68,21 +69,21 @@ class Workdir:
             raise
 
     def stage_done(self, name: str) -> bool:
-        """Whether `mark_done(name)` has happened, in this process or an earlier one."""
-        return self._stage(name).exists()
+        """Whether `mark_done(name)` was called, in this process or an earlier one."""
+        return self._stage_file(name).exists()
 
     def mark_done(self, name: str, payload: Mapping[str, Any]) -> None:
-        """Records that stage `name` is done, with what later stages and the report want to know of it.
+        """Records, atomically, that stage `name` is done; a second call replaces the record.
 
-        payload: plain JSON values. The record is there whole or not at all; marking again replaces it.
+        payload: plain JSON values for later stages and the report.
         """
-        write_atomically(self._stage(name), (json.dumps(dict(payload), indent=1) + "\n").encode())
+        write_atomically(self._stage_file(name), (json.dumps(dict(payload), indent=1) + "\n").encode())
 
     def stage_result(self, name: str) -> dict[str, Any]:
-        """The payload of a stage that is done. Raises a UserError if it is not."""
+        """Returns the payload of a stage. Raises a UserError if the stage is not done."""
         if not self.stage_done(name):
             raise UserError(f"stage {name!r} is not done in {self.path}; run it first")
-        return _read_json(self._stage(name))
+        return _read_json(self._stage_file(name))
 
     def require_free(self, size: int) -> None:
         """Raises a UserError unless the disk has `size` free bytes."""
@@ -94,7 +95,7 @@ class Workdir:
             )
 
     def close(self) -> None:
-        """Lets another process have the folder."""
+        """Releases the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -105,13 +106,13 @@ class Workdir:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _stage(self, name: str) -> Path:
+    def _stage_file(self, name: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
-            raise ValueError(f"a stage's name becomes a file name; {name!r} may hold letters, digits and _.- only")
+            raise ValueError(f"a stage name is a file name, of letters, digits and _.- only; {name!r} is not")
         return self.path / "stages" / f"{name}.json"
 
     def _claim(self, config: dict[str, Any]) -> None:
-        """Makes a new folder ours, or checks that an old one is."""
+        """Writes the config into a new folder, or compares it with that of an old one."""
         file = self.path / _CONFIG
         if not file.exists():
             record = {"config_hash": self.config_hash, "config": config}
@@ -132,16 +133,16 @@ class Workdir:
 
 
 def _make_folder(path: Path) -> None:
-    """Creates the folder; refuses one that holds files of someone else."""
+    """Creates the folder. Raises a UserError if it holds files and is no run folder."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        found = sorted(entry.name for entry in path.iterdir())
+        names = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot use {path} as a run folder: {reason}; choose another --workdir") from error
-    # A run that was killed in its first moments leaves only its lock and the draft of its config.
-    foreign = [name for name in found if name != _LOCK and not name.startswith(f".{_CONFIG}.")]
-    if foreign and _CONFIG not in found:
+    # A run killed during its first moments leaves only its lock and the temporary file of its config.
+    foreign = [name for name in names if name != _LOCK and not name.startswith(f".{_CONFIG}.")]
+    if foreign and _CONFIG not in names:
         shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise UserError(
             f"{path} is not empty ({shown}) and not the folder of a run, which would have a {_CONFIG}; "
@@ -149,21 +150,21 @@ def _make_folder(path: Path) -> None:
         )
 
 
-def _require_held(path: Path, holder: str) -> None:
-    """Raises a UserError unless the folder is the very one that `holder` has locked."""
+def _require_holder(path: Path, holder: str) -> None:
+    """Raises a UserError unless `holder` has locked this folder."""
     try:
-        found = (path / _LOCK).read_text(errors="replace").strip()
+        actual = (path / _LOCK).read_text(errors="replace").strip()
     except OSError:
-        found = None
-    if found != holder:
+        actual = None
+    if actual != holder:
         raise UserError(
             f"{path} on {socket.gethostname()} is not the folder that process 0 works in; several processes need a "
             "--workdir on a disk that all of their hosts share"
         )
 
 
-def _locked(path: Path, holder: str) -> int:
-    """The descriptor of the lock file, locked until it is closed or the process ends, however it ends."""
+def _lock_folder(path: Path, holder: str) -> int:
+    """Locks the folder until the returned descriptor is closed or the process ends, by whatever means."""
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
@@ -182,7 +183,7 @@ def _locked(path: Path, holder: str) -> int:
         ) from error
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{holder}\n".encode(), 0)
-    os.fsync(lock)  # for other hosts, which read it while it is open here
+    os.fsync(lock)  # other hosts read it while it is open here
     return lock
 
 
@@ -198,16 +199,16 @@ def _read_json(file: Path) -> Any:
 
 
 def _differences(theirs: Any, ours: Any, field: str = "") -> Iterator[str]:
-    """'rl.steps: 60 -> 100', one per differing leaf."""
+    """Yields one line per differing leaf, like 'rl.steps: 60 -> 100'."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in sorted(theirs.keys() | ours.keys()):
             inner = f"{field}.{key}" if field else key
             yield from _differences(theirs.get(key, _ABSENT), ours.get(key, _ABSENT), inner)
     elif theirs is _ABSENT or ours is _ABSENT or _canonical(theirs) != _canonical(ours):
-        yield f"{field}: {_shown(theirs)} -> {_shown(ours)}"
+        yield f"{field}: {_format_value(theirs)} -> {_format_value(ours)}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is _ABSENT:
         return "absent"
     text = json.dumps(value)

@@ -90,7 +90,7 @@ def test_dtypes_are_cast_and_the_bias_stays_float32(tmp_path):
     assert jax.tree.leaves(load_hf(tmp_path / "hf", dtype="bfloat16").router_bias)[0].dtype == np.float32
     for dtype in ("int8", "float64", "float8_e4m3fn", "foo"):
         for refused, folder in ((load_hf, "hf"), (saved, "no")):
-            with pytest.raises(UserError, match=f"dtype='{dtype}' is not one of weights; use float32, bfloat16"):
+            with pytest.raises(UserError, match=f"dtype='{dtype}' is not a dtype of weights; use float32, bfloat16"):
                 refused(tmp_path / folder, dtype=dtype)
     assert not (tmp_path / "no").exists()
 

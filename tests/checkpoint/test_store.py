@@ -171,7 +171,7 @@ def test_what_cannot_be_saved_leaves_nothing_behind(tmp_path):
         store.save(0, arrays={"params": {"a.b": jnp.ones(1), "a": {"b": jnp.ones(1)}}})
     with pytest.raises(ValueError, match="own item"):
         store.save(0, arrays={"meta": {}})
-    with pytest.raises(UserError, match="at least one step"):
+    with pytest.raises(UserError, match="keep=0 must be at least 1"):
         CheckpointStore(tmp_path, keep=0)
     assert store.steps() == []
 

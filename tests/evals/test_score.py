@@ -168,7 +168,7 @@ def test_a_text_in_bits_per_byte(folder, tmp_path):
         ([], "--checkpoint is missing: Weights"),
         (["--checkpoint=hf:{0}", "--out={1}/o.npz"], "give either --tokens=FILE.npy or --text=FILE"),
         (["--checkpoint=hf:{0}", "--out={1}/o.npz", "--tokens={1}/none.npy"], "cannot read the tokens"),
-        (["--checkpoint={1}", "--out={1}/o.npz", "--tokens=x"], "holds neither steps of a checkpoint of ours"),
+        (["--checkpoint={1}", "--out={1}/o.npz", "--tokens=x"], "holds neither the steps of a native checkpoint"),
         (["--checkpoint=hf:{1}/none", "--out={1}/o.npz", "--tokens=x"], "there is no folder"),
         (
             ["--checkpoint=hf:{0}", "--out={1}/o.npz", "--text={0}/config.json", "--expert=3"],
