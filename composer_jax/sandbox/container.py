@@ -135,7 +135,7 @@ class Container:
                 reading = asyncio.ensure_future(read_all(process.stderr, errors))
                 try:
                     async with asyncio.timeout(REPLY_S * 10):
-                        while data := await process.stdout.read(MIB):
+                        while process.stdout and (data := await process.stdout.read(MIB)):
                             packed.write(data)
                             if packed.tell() > 2 * room:  # with the headers of many small files
                                 raise SandboxFileError(f"the workspace holds more than {self.limits.workspace_mb} MiB")
@@ -268,7 +268,8 @@ class Container:
         """Kills the shell and every process that it started."""
         await self._exec(["sh", "-c", _KILL_ALL], b"", REPLY_S, MIB)
         shell, self._shell, self.jobs = self._shell, None, 0
-        await shell.close()
+        if shell is not None:
+            await shell.close()
 
     @contextlib.asynccontextmanager
     async def _paused_jobs(self) -> AsyncIterator[None]:

@@ -1,8 +1,8 @@
 """The shell of one container: bash, or sh where there is none, over the pipes of `exec --interactive`.
 
-It keeps working folder, variables and background jobs. Each command is read as one word for `eval`, so nothing in it
-can be taken for what comes next; the end of its output is a line with a word that is drawn anew for each. A command
-that finds out the word deceives its author only: what the shell says is no part of any grade.
+It keeps working folder, variables and background jobs. A command is one quoted word for `eval`, so no part of it can be
+read as the next command. Its output ends with a line that holds a random word, drawn for each command. A command that
+guesses the word deceives only its author: no grade depends on the output of the shell.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from composer_jax.sandbox.inside.truncated_output import TruncatedOutput
 
 START = ["sh", "-c", "command -v bash > /dev/null && exec bash --noprofile --norc; exec sh"]
-# Not a login shell: /etc/profile of most images takes away the PATH that the image itself sets. What images prepare for
-# whoever works in them, such as an environment of conda, stands in ~/.bashrc.
-# Numbers of descriptors have one digit in sh. `command` passes over functions of the same name; what {} says on stderr
-# is only a trace that `set -x` turned on.
+# Not a login shell: /etc/profile of most images resets the PATH that the image sets. Images set up their environment
+# (conda, for example) in ~/.bashrc.
+# Descriptor numbers have one digit in sh. `command` ignores functions of the same name. The stderr of {} holds only the
+# trace of `set -x`.
 PROLOGUE = """exec 8>&1 9>&2
 composer_status() { return "$1"; }
 composer_end() {
@@ -38,15 +38,15 @@ COMPOSER_STATUS=$?
 {{ composer_end {word}; }} 2> /dev/null
 """
 SHELL_ENDED = "[the shell has ended: the next command starts in a new one, in the workspace]\n"
-IDLE_PROCESSES = 4  # process 1, what it waits for, the shell, and its copy that counts
-LONGEST_END = 64  # bytes of what follows the word
+IDLE_PROCESSES = 4  # process 1, its sleep, the shell, and the subshell that counts
+LONGEST_END = 64  # bytes that may follow the word
 END_S = 10.0  # longest the engine may take to notice that the shell has ended
 _END = re.compile(rb" (\d{1,3}) (\d{1,7})")
 
 
 @dataclass(frozen=True)
 class CommandEnd:
-    """code: the exit status. jobs: processes that run beside the shell. alive: whether the shell goes on."""
+    """How a command ended. code: exit status. jobs: processes beside the shell. alive: whether the shell still runs."""
 
     code: int
     jobs: int
@@ -54,30 +54,33 @@ class CommandEnd:
 
 
 class Shell:
-    """process: of the engine, with pipes to the shell. room: bytes that are kept of each stream of one command.
+    """A shell behind the pipes of an engine process. room: bytes kept of each stream of one command.
 
-    Both streams are read all the time: what jobs say between two commands belongs to the output of the second.
+    Both streams are read all the time: output of jobs between two commands belongs to the second command.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, room: int):
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise ValueError("the process of a shell needs pipes for stdin, stdout and stderr")
         self.process = process
+        self._stdin = process.stdin
         self._readers = _StreamReader(process.stdout, room), _StreamReader(process.stderr, room)
-        self._said = PROLOGUE
+        self._unsent = PROLOGUE
 
     @property
     def alive(self) -> bool:
         return self.process.returncode is None
 
     async def run(self, command: str) -> CommandEnd:
-        """Runs a command. Its output is then in `output`, also that of a command for which nobody waits longer."""
+        """Runs a command; `output` then returns what it printed, also when this call was cancelled."""
         word = secrets.token_hex(16)
-        said, self._said = self._said + COMMAND.format(command=shlex.quote(command), word=word), ""
+        script, self._unsent = self._unsent + COMMAND.format(command=shlex.quote(command), word=word), ""
         ends = [reader.expect(word.encode()) for reader in self._readers]
-        with contextlib.suppress(ConnectionError):  # it has ended, which its streams tell as well
-            self.process.stdin.write(os.fsencode(said))
-            await self.process.stdin.drain()
-        found, _ = await asyncio.gather(*ends)
-        match = _END.fullmatch(found) if found is not None else None
+        with contextlib.suppress(ConnectionError):  # the shell has ended, and so do its streams
+            self._stdin.write(os.fsencode(script))
+            await self._stdin.drain()
+        end, _ = await asyncio.gather(*ends)
+        match = _END.fullmatch(end) if end is not None else None
         if match is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_S):
@@ -86,77 +89,77 @@ class Shell:
         return CommandEnd(int(match[1]), max(0, int(match[2]) - IDLE_PROCESSES), alive=True)
 
     def output(self) -> tuple[TruncatedOutput, TruncatedOutput]:
-        """What stdout and stderr held up to the end of the last command, or up to now."""
+        """Returns stdout and stderr up to the end of the last command, or up to now if it has not ended."""
         out, err = (reader.take() for reader in self._readers)
         return out, err
 
     async def close(self) -> None:
-        """Lets go of the shell, without regard to what runs in the container."""
+        """Ends the connection to the shell; its processes in the container are not touched."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
-        # Python waits for a process until its pipes are at their end, which they reach because they are read.
+        # Process.wait returns when the pipes are at their end, which the readers reach.
         await self.process.wait()
         for reader in self._readers:
             reader.reading.cancel()
 
 
 class _StreamReader:
-    """One stream, read to its end as it comes."""
+    """Reads one stream and finds the end of a command in it."""
 
     def __init__(self, stream: asyncio.StreamReader, room: int):
         self._stream, self._room = stream, room
-        self._kept, self._pending = TruncatedOutput(room), b""  # pending: what may be the beginning of the end
-        self._told: TruncatedOutput | None = None
+        self._output, self._pending = TruncatedOutput(room), b""  # pending: may be the start of the end line
+        self._finished: TruncatedOutput | None = None
         self._word, self._end = b"", asyncio.get_running_loop().create_future()
         self._is_over = False
         self.reading = asyncio.create_task(self._read())
 
     def expect(self, word: bytes) -> asyncio.Future[bytes | None]:
-        """What follows the word on its line, once it has come; None when the stream ends without it."""
+        """Returns a future of what follows `word` on its line; None when the stream ends without the word."""
         self._word, self._end = word, asyncio.get_running_loop().create_future()
         if self._is_over:
             self._end.set_result(None)
         return self._end
 
     def take(self) -> TruncatedOutput:
-        """What came before the word; or all so far, if that has not come."""
-        if self._told is None:
+        """Returns what came before the word; everything so far if the word has not come."""
+        if self._finished is None:
             self._word = b""
-            self._look()
-            self._cut()
-        told, self._told = self._told, None
-        return told
+            self._scan()
+            self._finish_output()
+        output, self._finished = self._finished or TruncatedOutput(self._room), None
+        return output
 
     async def _read(self) -> None:
         while data := await self._stream.read(65536):
             self._pending += data
-            self._look()
+            self._scan()
         self._is_over, self._word = True, b""
-        self._look()
+        self._scan()
         if not self._end.done():
             self._end.set_result(None)
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         start = self._pending.find(self._word) if self._word else -1
         if start < 0:
-            # One more than the word has: the line break before it.
+            # As long as the word and the line break before it, less one.
             safe = max(0, len(self._pending) - len(self._word)) if self._word else len(self._pending)
-            self._kept.add(self._pending[:safe])
+            self._output.add(self._pending[:safe])
             self._pending = self._pending[safe:]
             return
         after = start + len(self._word)
         end = self._pending.find(b"\n", after)
         if end < 0 and len(self._pending) - after < LONGEST_END:
-            return  # the rest of the line is still to come
-        found = self._pending[after:end] if end >= 0 else b""
-        self._kept.add(self._pending[:start].removesuffix(b"\n"))
+            return  # the rest of the line has not come
+        rest = self._pending[after:end] if end >= 0 else b""
+        self._output.add(self._pending[:start].removesuffix(b"\n"))
         self._pending = self._pending[end + 1 :] if end >= 0 else b""
         self._word = b""
-        self._cut()
+        self._finish_output()
         if not self._end.done():
-            self._end.set_result(found)
-        self._look()
+            self._end.set_result(rest)
+        self._scan()
 
-    def _cut(self) -> None:
-        self._told, self._kept = self._kept, TruncatedOutput(self._room)
+    def _finish_output(self) -> None:
+        self._finished, self._output = self._output, TruncatedOutput(self._room)

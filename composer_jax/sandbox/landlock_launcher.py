@@ -1,10 +1,11 @@
-"""Starts the zygote of the landlock backend and outlives nothing. Run as a plain file; standard library only.
+"""Starts the zygote of the landlock backend and ends with it. Run as a plain file; standard library only.
 
-Its argument is one JSON object: {"folders", "executable", "shared", "environment", "path", "flags", "uid"}. As root it
-becomes `uid` for the zygote, as the other launcher does for bubblewrap. It makes the folder that all workspaces of the
-zygote are in, and when zygote or trainer have ended, however they ended, it kills what is left and removes that folder.
+Its argument is one JSON object: {"folders", "executable", "shared", "environment", "path", "flags", "uid"}. As root
+it drops to `uid` for the zygote, as launcher.py does for bubblewrap. It creates the folder of all workspaces. When the
+zygote or the trainer has ended, it kills every process that is left and removes that folder.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ GRACE_S = 1.0  # for supervisors to kill their sandboxes, which is more reliable
 
 
 def main() -> int:
-    """Start, watch, end; returns the zygote's exit code."""
+    """Starts the zygote, watches it, cleans up; returns its exit code."""
     plan, owner = json.loads(sys.argv[1]), os.pidfd_open(os.getppid())
     trees = plan["folders"]["trees"]
     beside = os.open(os.path.dirname(trees), os.O_PATH)
@@ -33,16 +34,16 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     scratch = os.path.realpath(tempfile.mkdtemp(prefix="composer-sandboxes-"))
-    above = os.open(os.path.dirname(scratch), os.O_PATH)  # it may be out of sight later
+    above = os.open(os.path.dirname(scratch), os.O_PATH)  # its path may be hidden later
     places = {**plan["folders"], "scratch": scratch}
     try:
         if plan["uid"] is not None:
             os.chown(scratch, plan["uid"], plan["uid"])
-            try:
-                shown = launcher.reachable_by(list(places.values()), plan["uid"], changing=[scratch])
-                places = dict(zip(places, shown, strict=True))
-            except OSError:
-                pass  # root without the right to mount: the folders may be readable as they are
+            with contextlib.suppress(
+                OSError
+            ):  # root without the right to mount: the folders may be readable as they are
+                mounted = launcher.reachable_by(list(places.values()), plan["uid"], changing=[scratch])
+                places = dict(zip(places, mounted, strict=True))
         code = launcher.watch(start(plan, places))
         if code != launcher.DISMISSED:
             launcher.remove_if_left(os.path.basename(trees), beside, owner)
@@ -54,7 +55,7 @@ def main() -> int:
 
 
 def start(plan: dict, places: dict[str, str]) -> int:
-    """The pid of the zygote, which is told where its folders are."""
+    """Starts the zygote with the paths of its folders; returns its pid."""
     executable = os.path.join(places.get("python", "/"), plan["executable"])
     programs = f"{places['scratch']}/{layers.PROGRAMS}"
     os.mkdir(programs)

@@ -1,13 +1,14 @@
-"""Starts bubblewrap for a pool and outlives nothing. Run as a plain file; standard library only.
+"""Starts bubblewrap for a pool and ends with it. Run as a plain file; standard library only.
 
-Its argument is one JSON object: {"home", "bwrap", "options", "folders", "trees", "closing", "command", "uid"}. It does
-what must happen between the trainer and bubblewrap: as root it becomes `uid` first (the process limit is not enforced
-for root, and root's files would stay readable through any hole), after opening, in a mount namespace of its own,
-the folders that this uid might not be able to reach (an interpreter under /root, say). It then stays, for two
-reasons: bubblewrap dies with its parent *thread*, which must be one that lives as long as the pool; and when the
-trainer closes fd 0, by intent or by dying, it kills everything. If it was by dying, the folder `trees` goes as well.
+Its argument is one JSON object: {"home", "bwrap", "options", "folders", "trees", "closing", "command", "uid"}. As root
+it drops to `uid`, because the kernel does not enforce the process limit for root and an escape would have the files of
+root. Before that it opens, in a mount namespace of its own, the folders that this uid may not reach (for example an
+interpreter under /root). The launcher keeps running for two reasons: bubblewrap dies with its parent *thread*, which
+must live as long as the pool; and when fd 0 closes, because the trainer closed it or died, the launcher kills
+everything. If the trainer died, the launcher also removes the folder `trees`.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -25,23 +26,21 @@ OPEN_TREE_CLONE, MOVE_MOUNT_EMPTY_PATH, AT_EMPTY_PATH = 1, 4, 0x1000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_IDMAP = 1, 0x00100000
 
 GRACE_MS = 1000
-DISMISSED = 9  # exit code of a zygote that was told to go
+DISMISSED = 9  # exit code of a zygote that was asked to end
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> int:
-    """Start, watch, end; returns bubblewrap's exit code."""
+    """Starts bubblewrap, watches it, cleans up; returns its exit code."""
     plan = json.loads(sys.argv[1])
     owner = os.pidfd_open(os.getppid())
     above, trees = os.open(os.path.dirname(plan["trees"]), os.O_PATH), os.path.basename(plan["trees"])
     folders, home = plan["folders"], plan["home"]
     if plan["uid"] is not None:
-        try:
-            *shown, home = reachable_by([*folders.values(), home], plan["uid"])
-            folders = dict(zip(folders, shown, strict=True))
-        except OSError:
-            pass  # root without the right to mount: the folders may be readable as they are
+        with contextlib.suppress(OSError):  # root without the right to mount: the folders may be readable as they are
+            *mounted, home = reachable_by([*folders.values(), home], plan["uid"])
+            folders = dict(zip(folders, mounted, strict=True))
     bwrap = os.path.join(home, plan["bwrap"])
     pid = os.fork()
     if pid == 0:
@@ -60,39 +59,39 @@ def main() -> int:
 
 
 def watch(pid: int) -> int:
-    """Until a child, the zygote or what it is in, has ended, by itself or because the trainer has; its exit code."""
+    """Waits for the end of a child (zygote or bubblewrap) or of the trainer; returns the exit code of the child."""
     end = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(end, select.POLLIN)
     poll.register(0, 0)  # reports hang-up only: the messages on fd 0 are the zygote's
     if not any(fd == end for fd, _ in poll.poll()):
         poll.unregister(0)
-        if not poll.poll(GRACE_MS):  # the zygote, too, sees the trainer go; when it ends, all is gone before bubblewrap
+        if not poll.poll(GRACE_MS):  # the zygote sees the end of the trainer, too, and ends its sandboxes itself
             os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF
 
 
 def remove_if_left(name: str, above: int, owner: int) -> None:
-    """Removes a folder that its owner will not remove any more.
+    """Removes a folder whose owner has ended.
 
-    above: the open folder that it is in, whose path may be out of sight by now. owner: descriptor of a process. Its
-    files close shortly before it is gone, hence the wait.
+    above: descriptor of the folder that it is in, whose path may be hidden by now. owner: pidfd. A process closes its
+    files shortly before it ends, hence the wait.
     """
     if select.select([owner], [], [], GRACE_MS / 1000)[0]:
         shutil.rmtree(name, ignore_errors=True, dir_fd=above)
 
 
 def reachable_by(folders: list[str], uid: int, changing: Collection[str] = ()) -> list[str]:
-    """Show root's `folders` to `uid` below a private /tmp; returns their new paths.
+    """Mounts `folders` of root below a private /tmp, readable for `uid`; returns their new paths.
 
-    There nothing above a folder is closed, and where the kernel can (5.12 and later), root's files appear to belong
-    to `uid`, so that an installation made with a strict umask works too. The views are read-only, but for those of the
-    folders in `changing`, which are shown as they are.
+    No folder above them is closed there. From Linux 5.12, files of root appear to belong to `uid`, so an installation
+    made with a strict umask works too. The mounts are read-only except for the folders in `changing`, which are mounted
+    as they are.
     """
     _check(_libc.unshare(CLONE_NEWNS))
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
     owners = _owner_map(uid)
-    sources = [os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder in folders]  # some may lie below /tmp
+    sources = [os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder in folders]  # some may be below /tmp
     _mount("tmpfs", "/tmp", b"tmpfs", 0, b"mode=0755,size=64k")
     places = []
     for folder, source in zip(folders, sources, strict=True):
@@ -117,7 +116,7 @@ def _mount(source: str, target: str, kind: bytes | None, flags: int, options: by
 
 
 def _owner_map(uid: int) -> int:
-    """A user namespace, as a descriptor, in which root is `uid` of the outside."""
+    """Returns a descriptor of a user namespace in which root is `uid` of the outside."""
     receive, send = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -141,7 +140,7 @@ def _owner_map(uid: int) -> int:
 
 
 def _mounted_as(source: int, target: str, owners: int) -> bool:
-    """False on a kernel or a file system that cannot map owners."""
+    """Mounts a folder with mapped owners; returns False on a kernel or a file system that cannot."""
     try:
         tree = _check(_libc.syscall(OPEN_TREE, source, b"", OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH))
     except OSError:
@@ -158,7 +157,7 @@ def _mounted_as(source: int, target: str, owners: int) -> bool:
 
 
 def become(uid: int | None) -> None:
-    """Drop to `uid` with a group of the same number and no others."""
+    """Drops to `uid`, with the group of the same number and no others."""
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)

@@ -63,7 +63,12 @@ class Spawner:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._output = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            backend.command, env=backend.environment, cwd="/", stdin=theirs, stdout=self._output, stderr=self._output
+            backend.command,
+            env=backend.environment,
+            cwd="/",
+            stdin=theirs.fileno(),
+            stdout=self._output,
+            stderr=self._output,
         )
         theirs.close()
         weakref.finalize(self, _end, self._control, self._process)

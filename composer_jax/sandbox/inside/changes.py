@@ -1,7 +1,7 @@
-"""In what a workspace differs from the folder that it was made of.
+"""How a workspace differs from the folder that it was made from.
 
-An overlay keeps what was changed in layers of its own, so that only paths named there are looked at, however large the
-folder is; a copied workspace is compared whole. What was told once is not told again: the host adds up.
+An overlay keeps changes in layers of its own, so that only paths named there are compared, however large the folder is.
+A copied workspace is compared whole. A report holds only what is new since the last one; the host merges them.
 """
 
 import os
@@ -11,16 +11,15 @@ from typing import Any
 
 from . import files
 
-CLOCK_TICK_NS = (
-    50_000_000  # a second change within the clock's tick would look like the first: such files are told again
-)
+# A second change within one tick of the file system's clock leaves the status as it was: such files are reported again.
+CLOCK_TICK_NS = 50_000_000
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Names:
-    """Paths to look at, as a tree of names. whole: look at everything here, in the folder and in the workspace."""
+    """Paths to compare, as a tree of names. whole: compare everything here, in the folder and in the workspace."""
 
     __slots__ = ("below", "whole")
 
@@ -33,22 +32,22 @@ class Names:
 
 
 class Changes:
-    """Of one worker.
+    """The changes of one workspace.
 
-    root: the open workspace. base: the open folder that it was made of, None if there was none. layers: the open
-    folders of what was changed, the newest last; None: compare everything.
+    root: descriptor of the workspace. base: descriptor of the folder that it was made from; None: an empty one. layers:
+    descriptors of the layers, the newest last; None: compare everything.
     """
 
     def __init__(self, root: int, base: int | None, layers: list[int] | None, max_bytes: int):
         self.root, self.base, self.layers, self.max_bytes = root, base, layers, max_bytes
         self.born_ns = time.time_ns()
-        self.frozen: Names | None = None  # of all layers but the newest: they do not change any more
-        self.reported: dict[str, tuple] = {}  # path -> what it looked like
-        self.unchanged: dict[str, tuple] = {}  # looked at and found to be as in the folder
+        self.frozen: Names | None = None  # of all layers except the newest: they do not change any more
+        self.reported: dict[str, tuple] = {}  # path -> its status in the last report
+        self.unchanged: dict[str, tuple] = {}  # path -> status with which its content equalled the folder
 
     def report(self) -> tuple[dict[str, Any], bytes]:
-        """What is new since the last report: {"changes": [path, kind, mode, length]..., "same": [path]...} and the
-        bytes of all; "same" are paths told of before that are now as in the folder.
+        """Returns what is new since the last report: {"changes": [path, kind, mode, length]..., "same": [path]...} and
+        the bytes of all changes. "same": paths of earlier reports that are again as in the folder.
         """
         self.entries: list[tuple[str, str, int, int]] = []
         self.bodies: list[bytes] = []
@@ -57,7 +56,7 @@ class Changes:
         os.fchmod(self.root, 0o755)
         try:
             self._compare(self.root, self.base, self._names(), "", 0)
-        except OSError as error:  # the shell's background jobs go on meanwhile
+        except OSError as error:  # background jobs of the shell change files meanwhile
             raise files.FileRefused(f"the workspace was changed while it was compared ({error.strerror})") from None
         same = [path for path in self.reported if path not in self.current]
         self._count(sum(map(len, same)))
@@ -76,15 +75,15 @@ class Changes:
         return names
 
     def _compare(self, here: int, there: int | None, names: Names, prefix: str, depth: int) -> None:
-        """One folder of the workspace with the same folder of the base (None: not there)."""
+        """Compares one folder of the workspace with the same folder of the base (None: not there)."""
         if depth > files.MAX_DEPTH:
             raise files.FileRefused(f"the workspace has folders nested more than {files.MAX_DEPTH} deep")
-        found = set(names.below)
+        compared = set(names.below)
         if names.whole:
-            found.update(os.listdir(here))
+            compared.update(os.listdir(here))
             if there is not None:
-                found.update(os.listdir(there))
-        for name in sorted(found):
+                compared.update(os.listdir(there))
+        for name in sorted(compared):
             path = prefix + name
             self._count(len(path))
             now, before = _lstat(here, name), None if there is None else _lstat(there, name)
@@ -93,7 +92,7 @@ class Changes:
                     self._add_entry(path, "gone", 0, (), b"")
             elif stat.S_ISDIR(now.st_mode):
                 was_folder = before is not None and stat.S_ISDIR(before.st_mode)
-                if not was_folder or stat.S_IMODE(before.st_mode) != stat.S_IMODE(now.st_mode):
+                if before is None or not was_folder or stat.S_IMODE(before.st_mode) != stat.S_IMODE(now.st_mode):
                     self._add_entry(path, "folder", now.st_mode, (now.st_mode,), b"")
                 below = names.below.get(name) or Names()
                 below.whole |= names.whole or not was_folder
@@ -122,7 +121,7 @@ class Changes:
     def _compare_file(
         self, here: int, there: int | None, name: str, path: str, now: os.stat_result, before: os.stat_result | None
     ) -> None:
-        """A file or a link of the workspace."""
+        """Compares a file or a link of the workspace."""
         look = (now.st_ino, now.st_size, now.st_ctime_ns, now.st_mode)
         if self.reported.get(path) == look:
             self.current[path] = look
@@ -130,7 +129,7 @@ class Changes:
         if self.unchanged.get(path) == look:
             return
         if self.layers is None and now.st_ctime_ns <= self.born_ns and before is not None and _same_stat(now, before):
-            return  # as it was copied
+            return  # unchanged since it was copied
         link = stat.S_ISLNK(now.st_mode)
         data = os.fsencode(os.readlink(name, dir_fd=here)) if link else self._read(here, name, path, now)
         certain = look if time.time_ns() - now.st_ctime_ns > CLOCK_TICK_NS else ()
@@ -162,17 +161,16 @@ class Changes:
 
 
 def _collect(layer: int, names: Names, depth: int) -> None:
-    """The names in one layer. What it hides is looked at whole."""
+    """Adds the names in one layer; folders that it hides are compared whole."""
     if depth > files.MAX_DEPTH:
-        return  # the comparison says so
+        return  # the comparison raises
     names.whole |= _is_opaque(layer)
     with os.scandir(layer) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_folder in found:
+        listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in listed:
         below = names.at(name)
         if not is_folder:
-            # A file, or the kernel's sign that there is none any more. It may hide a folder, which another one, of a
-            # newer layer, may have replaced.
+            # A file, or the whiteout of a removed path. It may hide a folder that a newer layer has replaced.
             below.whole = True
             continue
         child = files.open_at(name, _FOLDER, layer, name)

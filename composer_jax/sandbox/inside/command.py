@@ -1,15 +1,15 @@
-"""Commands of one sandbox: start, watch, stop, and say how they ended.
+"""Commands of one sandbox: how they are started, watched and stopped, and how they ended.
 
-A command is over when its first process is; whatever it left running is killed then, so nothing outlives a command
-and nothing evades its time limit. (What the shell of shell.py has running is spared.) Outcomes:
+A command ends when its first process ends. Processes that it left running are killed then, so none of them outlives the
+command or evades its time limit. Processes of the persistent shell (shell.py) are spared. Outcomes:
 
     timeout         wall-clock limit reached, or the CPU limit (SIGXCPU, or SIGKILL with the CPU time used up)
     output_limit    stdout and stderr together passed the hard limit
-    out_of_memory   the processes together held more than the limit; or the program ended with MemoryError (told by
-                    the fork that serves `python`), or failed with the words of an allocation failure last on stderr;
+    out_of_memory   the processes together held more than the limit; or the program ended with MemoryError (reported
+                    by the fork that runs `python`), or failed with the words of an allocation failure last on stderr;
                     or it was killed while its peak was above half of the limit (the machine's own memory killer)
-    ok, nonzero     everything else, by exit code (128 + N for signal N). Where the kernel does not hold a limit of
-                    files or processes, a command found beyond it is `nonzero`, and stderr ends with a line about it
+    ok, nonzero     everything else, by exit code (128 + N for signal N). Where the kernel does not enforce a limit of
+                    files or processes, a command beyond the limit is `nonzero`, and the last line of stderr says so
 """
 
 import fcntl
@@ -26,10 +26,10 @@ from . import namespaces, processes, python
 from .confinement import Confinement
 from .truncated_output import TruncatedOutput
 
-WATCH_S = 0.05  # how often memory is added up; commands shorter than this never pay for it
-ASLEEP_S = 1.0  # waking up later than this is not charged to the command
+WATCH_S = 0.05  # between two sums of the memory; shorter commands have none
+ASLEEP_S = 1.0  # a delay above this is not charged to the command
 EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "output_limit": 153}
-PIPE = 1 << 16  # bytes that the kernel keeps of an output
+PIPE = 1 << 16  # bytes that a pipe holds
 ALLOCATION_FAILURES = (b"MemoryError", b"bad_alloc", b"Cannot allocate memory", b"out of memory", b"memory exhausted")
 
 
@@ -69,7 +69,7 @@ class Stream:
 
 
 class Commands:
-    """Runs one command at a time in `root`."""
+    """Runs one command at a time, in the folder `root`."""
 
     def __init__(
         self,
@@ -82,22 +82,22 @@ class Commands:
         self.root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.limits, self.isolation, self.report, self.confinement = limits, isolation, report, confinement
         self.can_signal_all = isolation == "namespaces" or (confinement is not None and confinement.confines_signals)
-        self.on_exit: Callable[[int, int], None] = lambda pid, status: None  # who wants to know of children that ended
-        self.spared_pids: Callable[[], Collection[int]] = tuple  # processes that are no command's
+        self.on_exit: Callable[[int, int], None] = lambda pid, status: None  # called for children that ended
+        self.spared_pids: Callable[[], Collection[int]] = tuple  # returns pids that no command started
         self.dev_null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.rlimits = [
             (resource.RLIMIT_CORE, 0, 0),
-            (resource.RLIMIT_CPU, limits["cpu_s"], limits["cpu_s"] + 1),  # a second between SIGXCPU and SIGKILL
+            (resource.RLIMIT_CPU, limits["cpu_s"], limits["cpu_s"] + 1),  # one second between SIGXCPU and SIGKILL
             (resource.RLIMIT_FSIZE, limits["file_bytes"], limits["file_bytes"]),
             (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
             (resource.RLIMIT_AS, limits["memory_bytes"], limits["memory_bytes"]),
         ]
-        if isolation != "none":  # without a user namespace it counts all processes of the user
+        if isolation != "none":  # without a user namespace, this limit counts all processes of the user
             most = confinement.most_threads if confinement else limits["processes"]
             self.rlimits.append((resource.RLIMIT_NPROC, most, most))
 
     def run(self, argv: list[str], stdin: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """Run `argv`; returns header and body of the reply, the body being head and tail of stdout and of stderr."""
+        """Runs `argv`; returns header and body of the reply. The body is head and tail of stdout, then of stderr."""
         self.report[0] = 0
         started = time.monotonic()
         spared = set(self.spared_pids())
@@ -126,9 +126,9 @@ class Commands:
     def reply(
         self, outcome: str, code: int, started: float, streams: tuple[Stream, Stream]
     ) -> tuple[dict[str, Any], bytes]:
-        """Header and body that tell how a command ended."""
-        if self.confinement and (passed := self.confinement.quota.finish_command()):
-            streams[1].add_line(f"the sandbox's limit is passed: {passed}")
+        """Returns header and body that say how a command ended."""
+        if self.confinement and (excess := self.confinement.quota.finish_command()):
+            streams[1].add_line(f"the sandbox's limit is passed: {excess}")
             if outcome in ("ok", "nonzero"):
                 outcome, code = "nonzero", code or 1
         outputs = [stream.output for stream in streams]
@@ -143,7 +143,7 @@ class Commands:
         return header, b"".join(pieces)
 
     def start(self, argv: list[str], source: int, out: int, err: int, others: Collection[int] = ()) -> int:
-        """Fork a process that turns into `argv`; its pid. `others`: descriptors that it has as 3, 4, ..."""
+        """Forks a process that executes `argv`; returns its pid. others: descriptors that it gets as 3, 4, ..."""
         pid = os.fork()
         if pid == 0:
             code = 126
@@ -154,25 +154,25 @@ class Commands:
         return pid
 
     def _exec(self, argv: list[str], descriptors: tuple[int, ...]) -> int:
-        """In the child: turn into the command. Returns an exit code if it ever returns."""
+        """In the child: executes the command. Returns an exit code when it could not, or when it ran in this fork."""
         os.setsid()
         os.fchmod(self.root, 0o755)
         os.fchdir(self.root)
         if self.confinement:
-            self.confinement.confine_command()  # with descriptors that may have the wanted numbers
-        # Above the wanted numbers first: any of them may itself be one of those.
+            self.confinement.confine_command()  # opens descriptors, so before the numbers are assigned
+        # First to numbers above all targets: a descriptor may have the number of another target.
         count = len(descriptors)
         ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, count) for fd in descriptors]
         for target, fd in enumerate(ends):
             os.dup2(fd, target)
-        os.closerange(count, os.sysconf("SC_OPEN_MAX"))  # among them the worker's line to the host
+        os.closerange(count, os.sysconf("SC_OPEN_MAX"))  # also the socket to the host
         namespaces.make_dumpable()
         for kind, soft, hard in self.rlimits:
             resource.setrlimit(kind, (soft, hard))
         if python.can_fork(argv):
             signal.signal(signal.SIGINT, signal.default_int_handler)
             return python.run_program(argv, lambda: self.report.__setitem__(0, 1))
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; other programs expect the default
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these; other programs expect the default
             signal.signal(ignored, signal.SIG_DFL)
         try:
             os.execvp(argv[0], argv)
@@ -183,8 +183,10 @@ class Commands:
     def watch(
         self, ends: Collection[int], streams: tuple[Stream, Stream], feed: int, stdin: bytes, deadline: float
     ) -> str | None:
-        """Move bytes until something is to be read from one of `ends`; the outcome if the command has to be stopped,
-        else None. Closes `feed`."""
+        """Feeds stdin and reads output until one of `ends` is readable; closes `feed`.
+
+        Returns the outcome if the command has to be stopped, else None.
+        """
         poll = select.poll()
         by_fd = {stream.fd: stream for stream in streams}
         for fd in (*ends, *by_fd):
@@ -208,7 +210,7 @@ class Commands:
                 wait = max(0.0, min(deadline, next_look) - now) + 0.0001
                 events = poll.poll(wait * 1000)
                 late = time.monotonic() - now - wait
-                if late > ASLEEP_S:  # the machine stood still, not the command: virtual machines are paused and moved
+                if late > ASLEEP_S:  # the machine was suspended, not the command: virtual machines are paused and moved
                     deadline += late
                 for fd, _ in events:
                     if fd in by_fd:
@@ -223,7 +225,7 @@ class Commands:
                 if sum(stream.size for stream in streams) > stop_at:
                     return "output_limit"
                 if any(fd in ends for fd, _ in events):
-                    for stream in streams:  # written before the end was
+                    for stream in streams:  # written before the end
                         stream.drain(stop_at)
                     return None
         finally:
@@ -231,7 +233,7 @@ class Commands:
                 os.close(feed)
 
     def _kill_rest(self, pid: int, spared: set[int]) -> tuple[int, resource.struct_rusage]:
-        """Kill whatever is left of the command; status and usage of its first process."""
+        """Kills what is left of the command; returns status and usage of its first process."""
         if not spared:
             return processes.kill_all_descendants(self.can_signal_all)[pid]
         os.kill(pid, signal.SIGKILL)
@@ -240,7 +242,7 @@ class Commands:
         return status, usage
 
     def other_pids(self) -> list[int]:
-        """Every process of the sandbox but the worker."""
+        """Returns the pids of all processes of the sandbox except the worker."""
         if self.isolation == "namespaces":
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         return processes.descendants(os.getpid())
@@ -248,10 +250,10 @@ class Commands:
     def kill_all_but(
         self, spared: Collection[int], reaped: Callable[[int, int], None], families: Collection[int] = ()
     ) -> None:
-        """Kill every process that is neither spared nor below one of the families, and those that it starts meanwhile.
+        """Kills every process except those spared and the descendants of `families`, and what they start meanwhile.
 
-        With isolation nothing runs while they are looked for: who starts others faster than they are killed, or leaves
-        the dead lying about, would keep the worker busy until the host gives the sandbox up.
+        Where the isolation allows it, all processes are stopped during the search: a process that forks faster than it
+        is killed, or does not reap its children, would otherwise keep the worker busy until the host gives up.
         """
         while True:
             self.reap(reaped)
@@ -269,7 +271,7 @@ class Commands:
             time.sleep(0.0005)
 
     def _pids_to_kill(self, spared: Collection[int], families: Collection[int]) -> list[int]:
-        """Who is to be killed. The dead whom their parent has not buried are not; the worker buries its own."""
+        """Returns the pids to kill: no zombies, except children of the worker, which it reaps."""
         states, me = self._states(), os.getpid()
 
         def is_in_family(pid: int) -> bool:
@@ -279,23 +281,23 @@ class Commands:
                 pid = states[pid][1]
             return False
 
-        found = [pid for pid, (state, parent) in states.items() if state not in b"ZX" or parent == me]
-        return [pid for pid in found if pid not in spared and not is_in_family(pid)]
+        alive = [pid for pid, (state, parent) in states.items() if state not in b"ZX" or parent == me]
+        return [pid for pid in alive if pid not in spared and not is_in_family(pid)]
 
     def _states(self) -> dict[int, tuple[bytes, int]]:
-        """State and parent of every process but the worker."""
-        found = {}
+        """Returns pid -> (state, parent) of every process except the worker."""
+        states = {}
         for pid in self.other_pids():
             try:
                 with open(f"/proc/{pid}/stat", "rb") as file:
                     state, parent = file.read().rpartition(b")")[2].split()[:2]
             except (FileNotFoundError, ProcessLookupError):  # it has ended
                 continue
-            found[pid] = state, int(parent)
-        return found
+            states[pid] = state, int(parent)
+        return states
 
     def reap(self, reaped: Callable[[int, int], None]) -> None:
-        """Take leave of children that have ended, telling of each."""
+        """Reaps the children that have ended and calls `reaped` (pid, status) for each."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -306,7 +308,7 @@ class Commands:
             reaped(pid, status)
 
     def _judge(self, code: int, usage: resource.struct_rusage, err: Stream) -> str:
-        """The outcome of a command that ended by itself."""
+        """Returns the outcome of a command that ended by itself."""
         if code == 0:
             return "ok"
         cpu_s = usage.ru_utime + usage.ru_stime
@@ -321,10 +323,10 @@ class Commands:
         return "nonzero"
 
     def exceeds_memory(self) -> bool:
-        """Whether all processes but the worker hold more than the limit, each page counted once.
+        """Whether all processes except the worker hold more memory than the limit; shared pages count once.
 
-        First a cheap upper bound; only when that is too much, the exact and slow sum. A process that hides the
-        exact number is counted in full.
+        The exact sum is slow, so it is taken only when a cheap upper bound exceeds the limit. A process that hides its
+        exact number counts in full.
         """
         if self.isolation == "none":
             return False
@@ -333,7 +335,7 @@ class Commands:
 
 
 def reports_allocation_failure(err: Stream) -> bool:
-    """Whether the last words are those of a program that got no memory."""
+    """Whether the last line of stderr is that of a program that could not allocate memory."""
     last_line = bytes(err.output.tail or err.output.head)[-400:].strip().rpartition(b"\n")[2]
     return any(words in last_line for words in ALLOCATION_FAILURES)
 
@@ -347,7 +349,7 @@ def _resident(pid: int) -> int:
 
 
 def _own_share(pid: int) -> int:
-    """Proportional set size without what is backed by files."""
+    """Returns the proportional set size in bytes, without pages backed by files."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             fields = dict(line.split()[:2] for line in file.readlines()[1:])
@@ -361,12 +363,12 @@ def _write_some(fd: int, data: memoryview) -> memoryview:
         return data[os.write(fd, data[:65536]) :]
     except BlockingIOError:
         return data
-    except OSError:  # nobody reads any more
+    except OSError:  # the reader has closed it
         return data[:0]
 
 
 def _signal(pid: int, number: int) -> None:
-    """To one process, if it is still there, or to all (-1)."""
+    """Sends a signal to a process if it still exists, or to all (-1)."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""Copies of workspaces, whatever a command made of them: closed folders and files, and any depth.
+"""Copies of workspaces with files and folders of any mode and any depth.
 
-Nothing here is recursive: two open folders, of the source and of the copy, go down and up together. What commands have
-closed in a layer is opened up for as long as it is copied; so a lock keeps others from taking that for its mode.
+The walk is not recursive: two descriptors, in the source and in the copy, move down and up together. The mode of a
+closed file or folder is widened while it is copied, so a lock keeps other copies from reading the wider mode.
 """
 
 import errno
@@ -16,20 +16,20 @@ MAX_SENDFILE = 1 << 30  # bytes that one call may copy
 
 
 def copy_layer(layer: str, target: str) -> None:
-    """The workspace of a frozen layer, also what is closed in it; it is as it was afterwards."""
+    """Copies the workspace of a frozen layer, closed files and folders included; the layer is unchanged afterwards."""
     place = os.open(layer, _FOLDER)
     try:
-        fcntl.flock(place, fcntl.LOCK_EX)  # in the layer's own folder, which no command could close
+        fcntl.flock(place, fcntl.LOCK_EX)  # in the folder of the layer, which no command can close
         copy_tree(f"{layer}/changes", target, open_up=True)
     finally:
         os.close(place)
 
 
 def copy_tree(folder: str, target: str, *, open_up: bool = False) -> None:
-    """Copies what is in a folder into an empty one: folders, files and links, with their modes and times. What is
-    neither (pipes, sockets) is left out.
+    """Copies folders, files and links of a folder into an empty one, with modes and times; no pipes and sockets.
 
-    open_up: make what its owner may not read readable meanwhile. OSError when something cannot be read or written.
+    open_up: make unreadable files and folders readable meanwhile. Raises OSError when something cannot be read or
+    written.
     """
     with _Walk(folder, target, open_up) as walk:
         while walk.levels:
@@ -38,18 +38,18 @@ def copy_tree(folder: str, target: str, *, open_up: bool = False) -> None:
                 walk.leave()
                 continue
             name = names.pop()
-            found = os.stat(name, dir_fd=walk.source, follow_symlinks=False)
-            if stat.S_ISDIR(found.st_mode):
-                walk.enter(name, found)
-            elif stat.S_ISREG(found.st_mode):
-                walk.copy_file(name, found)
-            elif stat.S_ISLNK(found.st_mode):
+            status = os.stat(name, dir_fd=walk.source, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                walk.enter(name, status)
+            elif stat.S_ISREG(status.st_mode):
+                walk.copy_file(name, status)
+            elif stat.S_ISLNK(status.st_mode):
                 os.symlink(os.readlink(name, dir_fd=walk.source), name, dir_fd=walk.copy)
-                os.utime(name, ns=_times(found), dir_fd=walk.copy, follow_symlinks=False)
+                os.utime(name, ns=_times(status), dir_fd=walk.copy, follow_symlinks=False)
 
 
 class _Walk:
-    """Context: the two open folders. levels: what each folder on the way was, and what of it is still to be copied."""
+    """Context with the two open folders. levels: status of each folder on the way, and its names still to be copied."""
 
     def __init__(self, folder: str, target: str, open_up: bool):
         self.open_up = open_up
@@ -72,14 +72,14 @@ class _Walk:
             os.close(self.copy)
 
     def enter(self, name: str, status: os.stat_result) -> None:
-        """Go down to a folder that the copy does not have yet."""
+        """Goes down into a folder, which it creates in the copy."""
         os.mkdir(name, 0o700, dir_fd=self.copy)
         self.copy = _replaced(self.copy, os.open(name, _FOLDER, dir_fd=self.copy))
         self.source = _replaced(self.source, self._open(name, self.source, status))
         self.levels.append((status, os.listdir(self.source)))
 
     def leave(self) -> None:
-        """Go up: the folder is as it was again, and so is its copy. (The copy of the first one keeps its own mode.)"""
+        """Goes up; restores the mode of the folder and sets that of the copy, except for the outermost copy."""
         status, _ = self.levels.pop()
         mode = stat.S_IMODE(status.st_mode)
         above = [os.open("..", _FOLDER, dir_fd=place) for place in (self.source, self.copy)] if self.levels else []
@@ -91,7 +91,7 @@ class _Walk:
             self.source, self.copy = _replaced(self.source, above[0]), _replaced(self.copy, above[1])
 
     def copy_file(self, name: str, status: os.stat_result) -> None:
-        """A file of the open folder."""
+        """Copies a file of the open folder."""
         mode = stat.S_IMODE(status.st_mode)
         closed = self.open_up and not mode & 0o400
         if closed:
@@ -122,7 +122,7 @@ def _replaced(old: int, new: int) -> int:
 
 
 def _copy_bytes(old: int, new: int, size: int) -> None:
-    """Without the holes: a file may claim far more than the disk has room for."""
+    """Copies the data of a file and keeps its holes: a sparse file may be larger than the disk."""
     os.truncate(new, size)
     at = 0
     while at < size:

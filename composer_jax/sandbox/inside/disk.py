@@ -1,7 +1,7 @@
-"""What a folder holds on disk, and how to get rid of it, whatever a command made of it.
+"""Disk usage of a folder, and the removal of its contents.
 
-Commands can close folders to everyone and nest them deeper than paths and recursion reach. Nothing here is recursive,
-no link is followed, and folders are opened up for their owner where that is needed.
+Commands can close folders to everyone and nest them deeper than paths and recursion reach. So nothing here is
+recursive, no link is followed, and the owner's rights are restored where needed.
 """
 
 import errno
@@ -12,17 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-MAX_PATH_CHARACTERS = (
-    1000  # characters of a path below the folder; what is deeper is neither counted nor kept where it is
-)
+MAX_PATH_CHARACTERS = 1000  # of a path below the folder; deeper files are not counted, and are moved up to be removed
 BLOCK = 512  # the unit of st_blocks
-MAX_ATTEMPTS = 4  # at a folder that a command closes while it is looked at
+MAX_ATTEMPTS = 4  # to list a folder that a command closes meanwhile
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class DiskUsage(NamedTuple):
-    """What is in a folder: bytes on disk, how many files and folders, and whether some cannot be counted: too deep, or
-    closed again by whoever works there as often as they are opened."""
+    """What a folder holds. size: bytes on disk. entries: number of files and folders. too_deep, closed: whether some were
+    not counted, because of their depth or because a command closes their folder again and again."""
 
     size: int
     entries: int
@@ -31,19 +29,19 @@ class DiskUsage(NamedTuple):
 
 
 def disk_usage(root: str) -> DiskUsage:
-    """What is below `root`. What comes or goes meanwhile may or may not be counted; nothing is counted after a folder
-    that stays closed."""
+    """Returns the disk usage below `root`. Changes meanwhile may or may not be counted; counting stops at a folder that
+    stays closed."""
     size, entries, too_deep, waiting = 0, 0, False, ["."]
     with _open_root(root) as top:
         while waiting:
             path = waiting.pop()
             try:
-                found = _list_folder(top, path)
-            except (FileNotFoundError, NotADirectoryError):  # a command that still runs took it away
+                listed = _list_folder(top, path)
+            except (FileNotFoundError, NotADirectoryError):  # a running command removed it
                 continue
             except PermissionError:
                 return DiskUsage(size, entries, too_deep, closed=True)
-            for name, status in found:
+            for name, status in listed:
                 size, entries = size + status.st_blocks * BLOCK, entries + 1
                 if stat.S_ISDIR(status.st_mode):
                     waiting.append(f"{path}/{name}")
@@ -54,7 +52,7 @@ def disk_usage(root: str) -> DiskUsage:
 
 
 def remove_contents(root: str) -> None:
-    """Delete all that is in a folder in which nobody works any more. OSError when something cannot be deleted."""
+    """Deletes everything in a folder that no process uses. Raises OSError when something cannot be deleted."""
     folders, waiting = [], ["."]
     with _open_root(root) as top:
         while waiting:
@@ -70,13 +68,13 @@ def remove_contents(root: str) -> None:
                     else:
                         os.unlink(name, dir_fd=folder)
             folders.append(path)
-        # What was found later is never above what was found before.
+        # A folder comes before the folders in it.
         for path in reversed(folders[1:]):
             os.rmdir(path, dir_fd=top)
 
 
 def _list_folder(top: int, path: str, tries: int = MAX_ATTEMPTS) -> list[tuple[str, os.stat_result]]:
-    """What is in the folder at `path` below `top`. PermissionError when it is closed again and again."""
+    """Lists the folder at `path` below `top`. Raises PermissionError when it is closed again and again."""
     try:
         with _open_folder(top, path, 0o500) as folder:
             return list(_scan(folder))
@@ -88,7 +86,7 @@ def _list_folder(top: int, path: str, tries: int = MAX_ATTEMPTS) -> list[tuple[s
 
 
 def _open_up_path(top: int, path: str) -> None:
-    """Opens up `top` and the folders below it on the way to `path`, as far as whoever closes them allows."""
+    """Restores the rights of the owner on `top` and on the folders from there to `path`."""
     folder = os.dup(top)
     try:
         for name in path.split("/"):
@@ -97,7 +95,7 @@ def _open_up_path(top: int, path: str) -> None:
             os.close(folder)
             folder = below
     except PermissionError:
-        return  # closed in between: the next try begins at the top
+        return  # closed again: the next attempt starts at the top
     finally:
         os.close(folder)
 
@@ -114,7 +112,7 @@ def _open_root(root: str) -> Iterator[int]:
 
 @contextmanager
 def _open_folder(top: int, path: str, rights: int) -> Iterator[int]:
-    """Context: the folder at `path` below `top`, open, with at least these rights for its owner."""
+    """Context with a descriptor of the folder at `path` below `top`, whose owner gets at least these rights."""
     try:
         place = os.open(path, _FOLDER, dir_fd=top)
     except OSError as error:
@@ -122,7 +120,7 @@ def _open_folder(top: int, path: str, rights: int) -> Iterator[int]:
             raise NotADirectoryError(error.errno, f"{path} is a link now") from None
         raise
     try:
-        # A command that still runs may have put a link above it in the meantime: only what is where it should be.
+        # A running command may have replaced a folder above by a link, so the real path is checked.
         if not f"{os.readlink(f'/proc/self/fd/{place}')}/".startswith(os.readlink(f"/proc/self/fd/{top}") + "/"):
             raise FileNotFoundError(errno.ENOENT, f"{path} is elsewhere now")
         folder = os.open(_grant_owner(place, rights), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -135,7 +133,7 @@ def _open_folder(top: int, path: str, rights: int) -> Iterator[int]:
 
 
 def _grant_owner(place: int, rights: int) -> str:
-    """At least these rights for the owner of an open folder; its path by the descriptor."""
+    """Gives the owner of an open folder at least these rights; returns its path in /proc/self/fd."""
     here, mode = f"/proc/self/fd/{place}", os.fstat(place).st_mode
     if mode & rights != rights:
         os.chmod(here, stat.S_IMODE(mode) | rights)

@@ -1,7 +1,7 @@
-"""File operations of the worker: inside the workspace or not at all.
+"""File operations of the worker, all inside the workspace.
 
-Every component of a path is opened relative to the one before it and without following links, so that no link,
-however it came to be, leads out. Whatever an operation cannot do is a `FileRefused` with one sentence for the agent.
+Every component of a path is opened relative to the one before it and without following links, so no link leads out. An
+operation that fails raises FileRefused with one sentence for the agent.
 """
 
 import contextlib
@@ -12,18 +12,18 @@ import stat
 from collections.abc import Iterator
 
 MAX_DEPTH = 64  # folders within folders
-MAX_NAMES = 2 << 20  # characters of all paths together: keeps every reply's header below what the host accepts
+MAX_NAMES = 2 << 20  # characters of all paths together, so that the header of a reply stays below the host's limit
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not wait
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FileRefused(Exception):
-    """The request cannot be carried out; the text is one sentence for the caller."""
+    """The operation failed; the message is one sentence for the caller."""
 
 
 class Workspace:
-    """The folder `root`, known to agents as `alias`; nothing larger than `max_bytes` leaves it."""
+    """The folder `root`, which agents know as `alias`. Replies hold at most `max_bytes`."""
 
     def __init__(self, root: str, alias: str, max_bytes: int):
         self.alias = alias
@@ -31,12 +31,12 @@ class Workspace:
         self.root = os.open(root, _FOLDER)
 
     def read(self, path: str) -> bytes:
-        """The bytes of a regular file."""
+        """Returns the content of a regular file."""
         with _Parent(self, path) as (parent, name):
             return self._read_at(parent, name, path, self.max_bytes)
 
     def write(self, path: str, data: bytes | memoryview) -> None:
-        """Create or replace a regular file, with the folders above it."""
+        """Creates or replaces a regular file, and creates the folders above it."""
         with _Parent(self, path, create=True) as (parent, name):
             fd = open_at(name, _WRITE, parent, path)
             try:
@@ -52,7 +52,7 @@ class Workspace:
                 os.close(fd)
 
     def delete(self, path: str) -> None:
-        """Remove one file or link."""
+        """Removes one file or link."""
         with _Parent(self, path) as (parent, name):
             try:
                 if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -62,19 +62,21 @@ class Workspace:
                 raise _explain(error, path) from None
 
     def paths(self) -> list[str]:
-        """Relative paths of all regular files, sorted; links and other special files are left out."""
+        """Returns the relative paths of all regular files, sorted; links and special files are left out."""
         return sorted(self._walk())
 
     def write_files(self, index: list[tuple[str, int]], body: bytes) -> None:
-        """Several files from their bytes one after the other."""
+        """Writes several files. index: (path, length) each; body: their contents in that order."""
         view, offset = memoryview(body), 0
         for path, length in index:
             self.write(path, view[offset : offset + length])
             offset += length
 
     def apply(self, index: list[tuple[str, str, int, int]], body: bytes) -> None:
-        """Makes paths what a report of changes.py says: (path, kind, mode, length) each, a folder before what is in it,
-        and their bytes one after the other."""
+        """Makes the changes of a report of changes.py.
+
+        index: (path, kind, mode, length) each, a folder before what is in it. body: their data in that order.
+        """
         view, offset, modes = memoryview(body), 0, []
         for path, kind, mode, length in index:
             data, offset = view[offset : offset + length], offset + length
@@ -85,11 +87,11 @@ class Workspace:
                     raise _explain(error, path) from None
             if kind == "folder":
                 modes.append((path, mode & 0o777))
-        for path, mode in reversed(modes):  # last, for a folder may be closed
+        for path, mode in reversed(modes):  # last, because a folder may be closed
             with _Parent(self, path) as (parent, name):
                 try:
                     os.chmod(name, mode, dir_fd=parent)
-                except OSError as error:  # somebody has put something else there
+                except OSError as error:  # a job has replaced the folder
                     raise _explain(error, path) from None
 
     def _make_path(self, parent: int, name: str, path: str, kind: str, mode: int, data: memoryview) -> None:
@@ -108,7 +110,7 @@ class Workspace:
             _replace(parent, name, path, mode if kind == "file" else None, data)
 
     def parts(self, path: str) -> list[str]:
-        """Components of a path inside the workspace; refuses what points elsewhere."""
+        """Returns the components of a path in the workspace. Raises FileRefused for any other path."""
         inside = path
         if path == self.alias or path.startswith(self.alias + "/"):
             inside = path[len(self.alias) + 1 :]
@@ -142,7 +144,7 @@ class Workspace:
             os.close(fd)
 
     def _walk(self) -> Iterator[str]:
-        os.fchmod(self.root, 0o755)  # a command may have closed it, or any folder below, to everyone
+        os.fchmod(self.root, 0o755)  # a command may have removed all rights
         characters = 0
         for path in self._walk_folder(self.root, "", 0):
             characters += len(path)
@@ -155,10 +157,10 @@ class Workspace:
             raise FileRefused(f"the workspace has folders nested more than {MAX_DEPTH} deep")
         try:
             with os.scandir(folder) as entries:
-                found = [(entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in entries]
+                listed = [(entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in entries]
         except OSError as error:
             raise _explain(error, prefix or ".") from None
-        for name, mode in sorted(found):
+        for name, mode in sorted(listed):
             if stat.S_ISREG(mode):
                 yield prefix + name
             elif stat.S_ISDIR(mode):
@@ -171,7 +173,7 @@ class Workspace:
 
 
 def _replace(parent: int, name: str, path: str, mode: int | None, data: memoryview) -> None:
-    """A file, or without mode a link, in one step: whoever looks sees the old one or the new one, whole."""
+    """Replaces a file, or without a mode a link, atomically: readers see the whole old or the whole new one."""
     fresh = f".composer-{secrets.token_hex(8)}"
     try:
         if mode is None:
@@ -185,7 +187,7 @@ def _replace(parent: int, name: str, path: str, mode: int | None, data: memoryvi
                 os.fchmod(fd, mode)
             finally:
                 os.close(fd)
-        if os.geteuid() == 0:  # the host's root, who works in somebody's folder
+        if os.geteuid() == 0:  # root of the host, in a folder of another user
             _keep_owner(parent, name, fresh)
         os.rename(fresh, name, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError:
@@ -195,7 +197,7 @@ def _replace(parent: int, name: str, path: str, mode: int | None, data: memoryvi
 
 
 def _keep_owner(parent: int, name: str, fresh: str) -> None:
-    """What replaces a file belongs to whom the file belonged, a new one to whom the folder does."""
+    """Gives a new file the owner of the file that it replaces, else that of the folder."""
     try:
         old = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -204,7 +206,7 @@ def _keep_owner(parent: int, name: str, fresh: str) -> None:
 
 
 def _remove(parent: int, name: str, path: str, depth: int = 0) -> None:
-    """A file, a link, or a folder with all that is in it."""
+    """Removes a file, a link, or a folder with everything in it."""
     if depth > MAX_DEPTH:
         raise FileRefused(f"{path[:60]}... cannot be removed: its folders are nested more than {MAX_DEPTH} deep")
     if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -221,7 +223,7 @@ def _remove(parent: int, name: str, path: str, depth: int = 0) -> None:
 
 
 class _Parent:
-    """Context: (open folder, last component) of a path, each step without following links."""
+    """Context that opens the parent folder of a path without following links: (descriptor, last component)."""
 
     def __init__(self, workspace: Workspace, path: str, create: bool = False):
         self.workspace, self.path, self.create = workspace, path, create
@@ -252,7 +254,7 @@ class _Parent:
 
 
 def read_file(fd: int, path: str, size: int, most: int) -> bytes:
-    """An open file of about `size` bytes. Refuses more than `most`, also if it grows meanwhile."""
+    """Returns the content of an open file of about `size` bytes. Refuses more than `most`, also if the file grows."""
     if size > most:
         raise FileRefused(f"{path} has {size} bytes; at most {most} can be read")
     chunks, left = [], most
@@ -265,7 +267,7 @@ def read_file(fd: int, path: str, size: int, most: int) -> bytes:
 
 
 def open_at(name: str, flags: int, parent: int, path: str) -> int:
-    """open relative to `parent`; takes back permissions that a command took away from its own files."""
+    """Opens `name` in `parent`; restores rights of the owner that a command removed."""
     try:
         try:
             return os.open(name, flags, 0o644, dir_fd=parent)
@@ -280,14 +282,14 @@ def open_at(name: str, flags: int, parent: int, path: str) -> int:
 
 
 def restore_owner_mode(folder: int) -> None:
-    """Takes back permissions of an open folder that a command took away."""
+    """Restores the rights of the owner of an open folder that a command removed."""
     mode = os.fstat(folder).st_mode
     if mode & 0o700 != 0o700:
         os.fchmod(folder, stat.S_IMODE(mode) | 0o755)
 
 
 def _explain(error: OSError, path: str, name: str = "", parent: int = -1) -> FileRefused:
-    """One sentence for what the kernel said about `path`."""
+    """Returns the error of the kernel about `path` as one sentence."""
     if error.errno in (errno.ELOOP, errno.ENOTDIR) and name:
         try:
             if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):

@@ -1,7 +1,7 @@
-"""The second system-call filter, for sandboxes that share the host's namespaces: it refuses what namespaces would hide.
+"""The second seccomp filter of the landlock backend: it refuses calls on what namespaces would hide.
 
-Landlock judges what is opened. These calls reach the host without opening anything it judges: sockets, the memory and
-queues of System V and POSIX, other processes' scheduling, owners and attributes of files.
+Landlock checks what is opened. These calls reach the host without opening a file: sockets, memory and queues of System
+V and POSIX, the scheduling of other processes, owners and attributes of files.
 """
 
 import errno
@@ -11,11 +11,11 @@ from .seccomp import AND, ARG0, ARG1, ARG2, EQUAL, LOAD, NR, judge, refuse, step
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
 DENIED: dict[str, tuple[int | None, int | None]] = {
-    # sockets of others; one that was never connected could still be reached by its path or its number
+    # sockets of other processes, which are reached by path or number
     "connect": (42, 203),
     "bind": (49, 200),
     "listen": (50, 201),
-    # what another process left, found by a number that can be guessed
+    # objects of other processes, whose numbers can be guessed
     "shmat": (30, 196),
     "shmctl": (31, 195),
     "semop": (65, 193),
@@ -26,16 +26,16 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "msgctl": (71, 187),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
-    # other processes and what they do with their files
+    # other processes and their use of files
     "process_mrelease": (448, 448),
     "inotify_add_watch": (254, 27),
-    # owners, by a path that nobody judges
+    # owners of files, by a path that Landlock does not check
     "chown": (92, None),
     "fchown": (93, 55),
     "lchown": (94, None),
     "fchownat": (260, 54),
 }
-# The same of attributes: as on a file system that has none.
+# Attributes of files: refused as on a file system without them.
 ATTRIBUTES: dict[str, tuple[int, int]] = {
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
@@ -67,33 +67,31 @@ USER_NOTIF = 0x7FC00000  # SECCOMP_RET_USER_NOTIF
 
 
 def assemble(machine: str, confines_signals: bool) -> bytes:
-    """The filter, as seccomp.assemble makes the first, which must be installed as well.
+    """Returns the filter in the form of seccomp.assemble, whose filter must be installed as well.
 
-    confines_signals: whether Landlock does; otherwise at least no process may signal all others.
+    confines_signals: whether Landlock confines signals; otherwise this filter refuses signals to all processes.
     """
     column, _ = seccomp.ARCHITECTURES[machine]
     eperm, allow = refuse(errno.EPERM), step(seccomp.RETURN, seccomp.ALLOW)
     program = [step(LOAD, NR)]
     for table, answer in ((DENIED, eperm), (ATTRIBUTES, refuse(errno.EOPNOTSUPP))):
-        for numbers in table.values():
-            if numbers[column] is not None:
-                program += [step(EQUAL, numbers[column], 0, 1), answer]
+        for number in seccomp.column_of(table, column):
+            program += [step(EQUAL, number, 0, 1), answer]
     program += [step(EQUAL, seccomp.SOCKET[column], 0, 1), refuse(errno.EACCES)]
-    # Pairs are connected for good, but for datagrams: those can be sent to any path.
+    # Pairs stay connected, except datagram sockets, which can send to any path.
     program += judge(seccomp.SOCKETPAIR, column, ARG0, [
         step(EQUAL, AF_UNIX, 1, 0), refuse(errno.EACCES),
         step(LOAD, ARG1), step(AND, SOCK_KIND),
         step(EQUAL, SOCK_STREAM, 2, 0), step(EQUAL, SOCK_SEQPACKET, 1, 0), refuse(errno.EACCES), allow,
     ])  # fmt: skip
-    # Open for neither reading nor writing, but for ioctl: Landlock has no right for it. openat2 hides its flags behind
-    # a pointer; no C library needs it.
+    # Access mode 3 opens for ioctl only, which no Landlock right covers. openat2 hides its flags behind a pointer; no C
+    # library needs it.
     program += [step(EQUAL, OPENAT2[column], 0, 1), refuse(errno.ENOSYS)]
     for call, flags in ((OPEN, ARG1), (OPENAT, ARG2)):
-        if call[column] is not None:
-            program += judge(call, column, flags, [step(AND, 3), step(EQUAL, 3, 0, 1), eperm, allow])
+        program += judge(call, column, flags, [step(AND, 3), step(EQUAL, 3, 0, 1), eperm, allow])
     flags = [step(EQUAL, request, len(FILE_FLAGS) - i, 0) for i, request in enumerate(FILE_FLAGS)]
     program += judge(seccomp.IOCTL, column, ARG1, [*flags, allow, refuse(errno.EOPNOTSUPP)])
-    # Process 1 is not the worker here, and the host's processes have numbers: on oneself only.
+    # Without a process namespace, other pids are processes of the host: only 0, the caller, is allowed.
     only_self = [step(EQUAL, 0, 1, 0), eperm, allow]
     for call in seccomp.SCHEDULING:
         program += judge(call, column, ARG0, only_self)
@@ -104,10 +102,9 @@ def assemble(machine: str, confines_signals: bool) -> bytes:
 
 
 def assemble_notifying(machine: str) -> bytes:
-    """A filter that leaves changes of modes and times to whoever holds its listener."""
+    """Returns a filter that hands changes of modes and times to the holder of its listener."""
     column, _ = seccomp.ARCHITECTURES[machine]
     program = [step(LOAD, NR)]
-    for numbers in MODE_CALLS.values():
-        if numbers[column] is not None:
-            program += [step(EQUAL, numbers[column], 0, 1), step(seccomp.RETURN, USER_NOTIF)]
+    for number in seccomp.column_of(MODE_CALLS, column):
+        program += [step(EQUAL, number, 0, 1), step(seccomp.RETURN, USER_NOTIF)]
     return b"".join([*program, step(seccomp.RETURN, seccomp.ALLOW)])

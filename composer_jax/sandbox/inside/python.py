@@ -1,8 +1,8 @@
-"""`python ...` without starting an interpreter: the forked worker becomes the program.
+"""`python ...` without the start of an interpreter: a fork of the worker runs the program.
 
-What the program can tell from a real start is kept: argv, path, __main__, working folder, tracebacks, exit codes,
-atexit, waiting for threads, and modules of the workspace that shadow the standard library. Command lines that need
-more (other options, standard input as a program, folders and archives) are left to the real interpreter.
+The program sees what it would see in a new interpreter: argv, path, __main__, working folder, tracebacks, exit codes,
+atexit, waiting for threads, and modules of the workspace that shadow the standard library. Other command lines (further
+options, a program on standard input, folders and archives) start a real interpreter.
 """
 
 import atexit
@@ -17,6 +17,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable
+from typing import Any
 
 from . import STARTUP_MODULES
 
@@ -26,13 +27,13 @@ _packages: list[str] = []
 
 
 def add_packages(folder: str) -> None:
-    """What programs can import besides the standard library, however they are started."""
+    """Adds a folder that programs can import from, also those in a real interpreter."""
     _packages.append(folder)
     os.environ["PYTHONPATH"] = folder
 
 
 def can_fork(argv: list[str]) -> bool:
-    """Whether this command line is one that a fork can serve."""
+    """Whether a fork can run this command line."""
     if argv[0] not in ("python", "python3") or len(argv) < 2:
         return False
     first = argv[1]
@@ -42,15 +43,16 @@ def can_fork(argv: list[str]) -> bool:
 
 
 def run_program(argv: list[str], on_memory_error: Callable[[], None]) -> int:
-    """Run the program in this process and return its exit code.
+    """Runs the program in this process and returns its exit code.
 
-    Called after the fork, with descriptors 0 to 2, the working folder and the limits in place.
+    Called after the fork, when descriptors 0 to 2, working folder and limits are set.
     """
     _open_streams()
     sys.orig_argv = list(argv)
     code = _guard(_program(argv), on_memory_error)
-    # The part of interpreter shutdown that a program can notice.
-    for step in (threading._shutdown, atexit._run_exitfuncs):
+    # The part of interpreter shutdown that a program can notice. The functions are private, and have no public form.
+    shutdown = threading._shutdown  # pyright: ignore[reportAttributeAccessIssue]
+    for step in (shutdown, atexit._run_exitfuncs):
         try:
             step()
         except BaseException as error:
@@ -68,7 +70,7 @@ def run_program(argv: list[str], on_memory_error: Callable[[], None]) -> int:
 
 
 def _program(argv: list[str]) -> Callable[[], None]:
-    """The work of one command line; sets argv and path before anything can fail."""
+    """Returns the program of a command line as a function; sets argv and path first, before anything can fail."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __spec__=None, __annotations__={})
     kind, rest = argv[1], argv[2:]
@@ -79,15 +81,16 @@ def _program(argv: list[str]) -> Callable[[], None]:
         path = os.path.abspath(kind)
         sys.argv = [kind, *rest]
         folder = os.path.dirname(os.path.realpath(path))
-        main.__file__, main.__cached__ = path, None
+        main.__dict__.update(__file__=path, __cached__=None)
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     sys.path[:0] = [folder, *_packages]
     _forget_shadowed(folder or ".")
     sys.modules["__main__"] = main
     if kind == "-m":
-        return lambda: runpy._run_module_as_main(rest[0])
+        run_module = runpy._run_module_as_main  # pyright: ignore[reportAttributeAccessIssue]  # private, as `-m` calls it
+        return lambda: run_module(rest[0])
     if kind == "-c":
-        if sys.version_info >= (3, 13):  # from there on tracebacks show the lines of -c
+        if sys.version_info >= (3, 13):  # since 3.13, tracebacks show the lines of -c
             lines = rest[0].splitlines(keepends=True)
             linecache.cache["<string>"] = (len(rest[0]), None, lines, "<string>")
         return lambda: exec(compile(rest[0], "<string>", "exec", dont_inherit=True), main.__dict__)
@@ -105,7 +108,7 @@ def _program(argv: list[str]) -> Callable[[], None]:
 
 
 def _guard(program: Callable[[], None], on_memory_error: Callable[[], None]) -> int:
-    """Run `program`; what ends it becomes an exit code and, on stderr, what Python would print."""
+    """Runs `program`; returns its exit code and prints what Python would print for the exception that ended it."""
     try:
         program()
         return 0
@@ -140,13 +143,13 @@ def _print(error: BaseException, trace: types.TracebackType | None) -> None:
 
 
 def _open_streams() -> None:
-    """Fresh sys.stdin, stdout and stderr over the new descriptors, buffered as for pipes."""
+    """Sets new sys.stdin, stdout and stderr over the descriptors, buffered as for pipes."""
 
     def stream(fd: int, name: str, mode: str, errors: str) -> io.TextIOWrapper:
-        buffered = open(fd, mode + "b", closefd=False)
+        buffered: Any = open(fd, mode + "b", closefd=False)
         buffered.raw.name = f"<{name}>"
-        text = io.TextIOWrapper(buffered, encoding="utf-8", errors=errors, line_buffering=name == "stderr")
-        text.mode = mode
+        text: Any = io.TextIOWrapper(buffered, encoding="utf-8", errors=errors, line_buffering=name == "stderr")
+        text.mode = mode  # as an interpreter does; typeshed has it read-only
         return text
 
     sys.stdin = sys.__stdin__ = stream(0, "stdin", "r", "strict")
@@ -155,9 +158,9 @@ def _open_streams() -> None:
 
 
 def _forget_shadowed(folder: str) -> None:
-    """Unload preloaded modules that the program's own folder replaces.
+    """Unloads preloaded modules that the folder of the program replaces.
 
-    Looks up the few names in the folder, not the many in sys.modules: every object that a fork touches costs it a
+    Looks up the few names in the folder instead of the many in sys.modules: every object that a fork touches costs it a
     page.
     """
     try:

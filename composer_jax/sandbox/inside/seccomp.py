@@ -1,11 +1,12 @@
-"""The system-call filter of a sandbox: a deny-list, assembled to classic BPF without any library.
+"""The seccomp filter of a sandbox: a deny-list, assembled to classic BPF without any library.
 
-What is denied is what a program under test has no use for and what kernel exploits, escapes and uncounted memory
-are made of. Denied calls fail with an errno, so that a program can report it; a foreign architecture is killed.
+It denies calls that programs under test do not need and that kernel exploits, escapes and uncounted memory rely on.
+Denied calls fail with an errno, so that a program can report it; a foreign architecture is killed.
 """
 
 import errno
 import struct
+from collections.abc import Mapping
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
 DENIED: dict[str, tuple[int | None, int | None]] = {
@@ -88,7 +89,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 }
 # Calls judged by their arguments.
 CLONE, CLONE3, SOCKET, SOCKETPAIR, IOCTL, PRLIMIT64 = (56, 220), (435, 435), (41, 198), (53, 199), (16, 29), (302, 261)
-# Scheduling calls are fine, except on process 1: that is the worker.
+# Scheduling calls are allowed, except on process 1, the worker.
 SCHEDULING = ((142, 118), (144, 119), (203, 122), (314, 274))  # sched_set{param,scheduler,affinity,attr}
 SETPRIORITY = (141, 140)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH value
@@ -103,28 +104,27 @@ NR, ARCH, ARG0, ARG1, ARG2 = 0, 4, 16, 24, 32  # byte offsets in struct seccomp_
 
 
 def step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """One instruction; the last two are how many to pass over."""
+    """Returns one instruction; if_true and if_false are the numbers of instructions to skip."""
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
 def refuse(error: int) -> bytes:
-    """Return: the call fails with this errno."""
+    """Returns the instruction that makes the call fail with this errno."""
     return step(RETURN, ERRNO | error)
 
 
 def assemble(machine: str) -> bytes:
-    """The filter as an array of struct sock_filter (8 bytes each) for `machine` (os.uname().machine).
+    """Returns the filter for `machine` (os.uname().machine) as an array of struct sock_filter, 8 bytes each.
 
     Raises KeyError for an architecture without a table.
     """
     column, audit = ARCHITECTURES[machine]
     eperm, allow = refuse(errno.EPERM), step(RETURN, ALLOW)
     program = [step(LOAD, ARCH), step(EQUAL, audit, 1, 0), step(RETURN, KILL), step(LOAD, NR)]
-    if machine == "x86_64":  # the x32 numbers would walk around every line below
+    if machine == "x86_64":  # the x32 numbers would bypass every check below
         program += [step(AT_LEAST, 0x40000000, 0, 1), eperm]
-    for numbers in DENIED.values():
-        if numbers[column] is not None:
-            program += [step(EQUAL, numbers[column], 0, 1), eperm]
+    for number in column_of(DENIED, column):
+        program += [step(EQUAL, number, 0, 1), eperm]
     # clone3 hides its flags behind a pointer; ENOSYS makes every C library fall back to clone.
     program += [step(EQUAL, CLONE3[column], 0, 1), refuse(errno.ENOSYS)]
     program += judge(CLONE, column, ARG0, [step(ANY_BIT, NAMESPACE_FLAGS, 0, 1), eperm, allow])
@@ -133,7 +133,7 @@ def assemble(machine: str) -> bytes:
         program += judge(call, column, ARG0, [*families, refuse(errno.EAFNOSUPPORT), allow])
     terminal = [step(EQUAL, TIOCSTI, 1, 0), step(EQUAL, TIOCLINUX, 0, 1), eperm, allow]
     program += judge(IOCTL, column, ARG1, terminal)
-    # Limits of another process: a command could set the worker's to nothing and get its episode run again.
+    # Limits of another process: a command could set those of the worker to zero and get its episode repeated.
     program += judge(PRLIMIT64, column, ARG0, [step(EQUAL, 0, 1, 0), eperm, allow])
     not_worker = [step(EQUAL, 1, 0, 1), eperm, allow]
     for call in SCHEDULING:
@@ -143,6 +143,17 @@ def assemble(machine: str) -> bytes:
     return b"".join([*program, allow])
 
 
-def judge(call: tuple[int, int], column: int, argument: int, body: list[bytes]) -> list[bytes]:
-    """If the call is `call`, load its argument and run `body`, which must end in a return."""
-    return [step(EQUAL, call[column], 0, 1 + len(body)), step(LOAD, argument), *body]
+def column_of(table: Mapping[str, tuple[int | None, int | None]], column: int) -> list[int]:
+    """Returns the system call numbers of one architecture; calls that it lacks are left out."""
+    return [number for number in (numbers[column] for numbers in table.values()) if number is not None]
+
+
+def judge(call: tuple[int | None, int | None], column: int, argument: int, body: list[bytes]) -> list[bytes]:
+    """Returns the instructions that run `body`, which must end in a return, on an argument of `call`.
+
+    There are none for a call that the architecture lacks.
+    """
+    number = call[column]
+    if number is None:
+        return []
+    return [step(EQUAL, number, 0, 1 + len(body)), step(LOAD, argument), *body]

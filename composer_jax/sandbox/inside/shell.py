@@ -1,10 +1,10 @@
-"""The shell of one sandbox: bash, started once, in which commands run one after the other.
+"""The persistent shell of one sandbox: a bash in which commands run one after the other.
 
-Unlike commands of command.py these leave something behind: the working folder, variables, functions, background jobs.
-What a command started is killed when it has to be stopped; what earlier ones left running goes on. If the shell itself
-ends (`exit`, `exec`, a limit), its jobs end with it and the next command starts in a new one.
+It keeps the working folder, variables, functions and background jobs. A command that exceeds a limit is killed with
+everything it started; jobs of earlier commands go on. If the shell itself ends (`exit`, `exec`, a limit), its jobs end
+with it and the next command starts in a new shell.
 
-bash cannot be told apart from what it runs: a command that lies about its own exit code deceives its author only.
+The worker cannot distinguish bash from what bash runs: a command that forges its exit code deceives only its author.
 """
 
 import os
@@ -28,50 +28,49 @@ while IFS= read -r -d '' -u 20 COMPOSER_TOKEN && IFS= read -r -d '' -u 20 COMPOS
 done
 """
 ARGV = ["bash", "--noprofile", "--norc", "-c", LOOP, "bash"]
-LAST_WORD_S = 1.0  # for the shell to notice that what it waited for was killed
-LOOK_S = 0.25  # between two looks at background jobs while nobody asks
+LAST_WORD_S = 1.0  # for the shell to notice that its child was killed
+CHECK_S = 0.25  # between two checks of background jobs while no request comes
 ENDED = "[the shell has ended: the next command starts in a new one, in the workspace]"
 
 
 class Shell:
-    """The shell, and what it needs of the worker: how processes are started, watched and limited."""
+    """The shell. `commands` starts, watches and limits its processes."""
 
     def __init__(self, commands: Commands):
         self.commands = commands
-        self.pid = 0  # of bash; 0: there is none
-        self.streams: tuple[Stream, Stream] | None = None  # with what nobody has been told yet
+        self.pid = 0  # of bash; 0: there is no shell
+        self.streams: tuple[Stream, Stream] | None = None  # stdout and stderr, with output not yet reported
         self.number = 0
-        self.next_look = 0.0
+        self.next_check = 0.0
 
     def run(self, text: str, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """Run a command; header and body of the reply as of Commands.run, and the number of processes left running."""
+        """Runs a command; returns header and body as Commands.run does, the header with the number of running jobs."""
         started = time.monotonic()
-        known = set(self.jobs())  # which also notices that the shell has been killed
+        known = set(self.jobs())  # also notices that the shell was killed
         if not self.pid:
             self._end_jobs()
             known = set()
             self._start()
+        streams = self._require_streams()
         self.number += 1
         message = b"%d\0%b\0" % (self.number, os.fsencode(text))
-        for stream in self.streams:
+        for stream in streams:
             stream.before = stream.output.total
         deadline, code = started + timeout_s, None
-        stopped = self.commands.watch([self.status, self.end], self.streams, os.dup(self.feed), message, deadline)
+        stopped = self.commands.watch([self.status, self.end], streams, os.dup(self.feed), message, deadline)
         if stopped:
-            spared = (
-                known if stopped in ("timeout", "output_limit") else set()
-            )  # else a limit of all together is passed
+            # Memory and processes are limits of the command and all jobs together.
+            spared = known if stopped in ("timeout", "output_limit") else set()
             self.commands.kill_all_but({self.pid, *spared}, self.on_exit, spared)
             code = self._exit_code(LAST_WORD_S) if self.pid else None
-            for stream in self.streams:
+            for stream in streams:
                 stream.empty()
             if known and not spared:
-                self.streams[1].add_line("[background jobs were killed, too: with them the command passed a limit]")
-        elif (code := self._exit_code(0.0)) is None:  # it is ending, or was replaced by another program
-            stopped = self.commands.watch([self.end], self.streams, -1, b"", deadline)
+                streams[1].add_line("[background jobs were killed, too: with them the command passed a limit]")
+        elif (code := self._exit_code(0.0)) is None:  # the shell is ending, or another program has replaced it
+            stopped = self.commands.watch([self.end], streams, -1, b"", deadline)
         if code is None:
-            code = self._shell_exit_code(gone=not stopped)
-        streams = self.streams
+            code = self._shell_exit_code(has_ended=not stopped)
         if not self.pid:
             streams[1].add_line(ENDED)
         outcome = stopped or self._judge(code, streams[1])
@@ -85,46 +84,51 @@ class Shell:
         return {**header, "jobs": len(self.jobs())}, body
 
     def wait_for(self, channel: int) -> None:
-        """Until the host asks for something or the shell is gone: takes output of background jobs, looks at memory.
+        """Waits for a request of the host or the end of the shell; reads output of jobs and checks limits meanwhile.
 
-        Also without jobs: a shell that only said that it was done may start some at any time.
+        This also runs without jobs: a command that forged the end of its output may start processes at any time.
         """
         poll = select.poll()
         poll.register(channel, select.POLLIN)
-        by_fd = {stream.fd: stream for stream in self.streams}
+        by_fd = {stream.fd: stream for stream in self._require_streams()}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
         while self.pid:
-            wait = max(0.0, self.next_look - time.monotonic())
-            found = [fd for fd, _ in poll.poll(1000 * wait)]
-            for fd in found:
+            wait = max(0.0, self.next_check - time.monotonic())
+            readable = [fd for fd, _ in poll.poll(1000 * wait)]
+            for fd in readable:
                 if fd in by_fd and not by_fd[fd].empty():
                     poll.unregister(fd)
             self.commands.reap(self.on_exit)
-            self._look_at_limits()
-            if channel in found:
+            self._check_limits()
+            if channel in readable:
                 return
         self._end_jobs()
 
-    def _look_at_limits(self) -> None:
-        """If it is time for it, however often the host asks for something."""
-        if not self.pid or time.monotonic() < self.next_look:
+    def _check_limits(self) -> None:
+        """Checks memory, disk and processes every CHECK_S seconds; kills the jobs when they exceed a limit."""
+        if not self.pid or time.monotonic() < self.next_check:
             return
-        self.next_look = time.monotonic() + LOOK_S
+        self.next_check = time.monotonic() + CHECK_S
         confinement = self.commands.confinement
         why = "together they held more memory than the limit"
-        over = self.commands.exceeds_memory()
-        passed = not over and confinement is not None and confinement.quota.is_exceeded()
-        if not over and not passed:
+        over_memory = self.commands.exceeds_memory()
+        over_quota = not over_memory and confinement is not None and confinement.quota.is_exceeded()
+        if not over_memory and not over_quota:
             return
-        # Without jobs it is the shell itself, which only said that it was done.
+        # Without jobs, the shell itself exceeds the limit: its command forged the end of its output.
         self.commands.kill_all_but({self.pid} if self.jobs() else set(), self.on_exit)
-        if passed:
+        if over_quota and confinement is not None:
             why = confinement.quota.finish_command()
-        self.streams[1].add_line(f"[background jobs were killed: {why}]")
+        self._require_streams()[1].add_line(f"[background jobs were killed: {why}]")
+
+    def _require_streams(self) -> tuple[Stream, Stream]:
+        if self.streams is None:
+            raise RuntimeError("the shell was not started")
+        return self.streams
 
     def _end_jobs(self) -> None:
-        """Of a shell that has gone."""
+        """Kills the jobs of a shell that has ended, and reads their last output."""
         if self.streams is None:
             return
         self.commands.kill_all_but(set(), self.on_exit)
@@ -132,16 +136,16 @@ class Shell:
             stream.empty()
 
     def jobs(self) -> list[int]:
-        """The processes that run beside the shell."""
+        """Returns the pids of the processes beside the shell."""
         self.commands.reap(self.on_exit)
         return [pid for pid in self.commands.other_pids() if pid != self.pid]
 
     def pids(self) -> list[int]:
-        """The shell and its jobs."""
+        """Returns the pids of the shell and its jobs."""
         return self.commands.other_pids() if self.pid else []
 
     def on_exit(self, pid: int, status: int) -> None:
-        """A child of the worker has ended; if it was the shell, there is none any more."""
+        """Notes that a child of the worker has ended, which may be the shell."""
         if pid == self.pid:
             self.code = os.waitstatus_to_exitcode(status)
             self.pid = 0
@@ -160,15 +164,15 @@ class Shell:
         self.end = os.pidfd_open(self.pid)
         os.set_blocking(self.status, False)
         before, self.streams = self.streams, (Stream(out, keep), Stream(err, keep))
-        if before is not None:  # of a shell that was killed: its last words come with this one's first
+        if before is not None:  # output of a killed shell, reported with that of the next command
             for stream, last in zip(self.streams, before, strict=True):
                 os.close(last.fd)
                 stream.output = last.output
             self.streams[1].add_line(ENDED)
 
     def _exit_code(self, patience_s: float) -> int | None:
-        """The exit code of the command that was sent last, or None when the shell will not tell it."""
-        said, deadline = b"", time.monotonic() + patience_s
+        """Returns the exit code of the last command; None when the shell does not report it in time."""
+        text, deadline = b"", time.monotonic() + patience_s
         while True:
             try:
                 more = os.read(self.status, 4096)
@@ -176,8 +180,8 @@ class Shell:
                 more = None
             if more == b"":
                 return None
-            said += more or b""
-            for line in said.split(b"\n")[:-1]:
+            text += more or b""
+            for line in text.split(b"\n")[:-1]:
                 token, _, code = line.partition(b" ")
                 if token == b"%d" % self.number and code.isdigit() and len(code) <= 3:
                     return int(code) & 0xFF
@@ -185,9 +189,9 @@ class Shell:
             if wait <= 0 or not select.select([self.status], [], [], wait)[0]:
                 return None
 
-    def _shell_exit_code(self, gone: bool) -> int:
-        """Its own exit code, once no process of it is left. gone: the shell has ended by itself."""
-        if gone:
+    def _shell_exit_code(self, has_ended: bool) -> int:
+        """Ends all processes of the shell and returns its own exit code. has_ended: the shell ended by itself."""
+        if has_ended:
             self.on_exit(*os.waitpid(self.pid, 0))
         self.commands.kill_all_but(set(), self.on_exit)
         return self.code

@@ -1,9 +1,9 @@
-"""Process 1 of one sandbox: reads requests from the host, one after the other, until the host closes.
+"""Process 1 of one sandbox: answers requests of the host, one after the other, until the host closes the socket.
 
-Being process 1 it cannot be signalled from inside, and when it ends the kernel kills everything in the sandbox. Its
-memory and descriptors are closed to commands of the same uid. Between two requests no other process is alive in the
-sandbox but the shell, if one was asked for, and its background jobs. Without a process namespace, confinement.py and
-supervisor.py give the same guarantees.
+As process 1 it cannot be signalled from inside, and when it ends the kernel kills every process of the sandbox.
+Commands of the same uid cannot open its memory or descriptors. Between two requests only the persistent shell and its
+background jobs are alive beside it. Without a process namespace, confinement.py and supervisor.py give the same
+guarantees.
 """
 
 import mmap
@@ -36,14 +36,14 @@ def serve(
             pass
     finally:
         try:
-            if config["isolation"] == "none":  # elsewhere the kernel or the supervisor does it
+            if config["isolation"] == "none":  # otherwise the kernel or the supervisor kills them
                 processes.kill_all_descendants(at_once=False)
         finally:
             os._exit(0)
 
 
 class Worker:
-    """The state of one sandbox: its limits, its workspace, and the page a command reports on."""
+    """The state of one sandbox: its limits, its workspace, its commands and its shell."""
 
     def __init__(self, config: dict[str, Any]):
         self.config = config
@@ -52,9 +52,9 @@ class Worker:
         self.filter = bytes.fromhex(config["filter"])
 
     def set_up(self, name: str, plan: dict[str, Any], overlays: bool, line: int) -> None:
-        """Own mounts, no privileges, an open workspace."""
+        """Mounts the workspace, drops privileges, and opens the workspace."""
         with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # if the machine runs out of memory, a sandbox goes before the trainer
+            file.write("1000")  # the kernel kills a sandbox before the trainer when memory runs out
         mounted = layers.mount_workspace(self.config, name, plan, overlays)
         root, max_bytes, confinement = mounted.root, self.limits["workspace_bytes"], None
         if self.isolation == "namespaces":
@@ -82,13 +82,13 @@ class Worker:
         self.commands.on_exit, self.commands.spared_pids = self.shell.on_exit, self.shell.pids
 
     def request(self, channel: socket.socket) -> tuple[dict[str, Any], bytes] | None:
-        """The next one; None when the host has closed."""
+        """Returns the next request; None when the host has closed the socket."""
         if self.shell.pid:
             self.shell.wait_for(channel.fileno())
         return frames.receive(channel)
 
     def answer(self, header: dict[str, Any], body: bytes) -> bytes:
-        """One request to one frame. What the caller did wrong comes back as `refused`, never as an exception."""
+        """Answers a request with a frame. A mistake of the caller is the header field `refused`, never an exception."""
         try:
             operation = header["op"]
             if operation == "run":

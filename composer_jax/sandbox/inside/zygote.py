@@ -1,18 +1,18 @@
-"""The mother of all workers of a pool: one small Python process that forks a ready sandbox when asked.
+"""The zygote of a pool: one small Python process that forks a sandbox on request.
 
-Starting an interpreter costs about 10 ms and building namespaces from a large process costs even more; forking this
-one costs a fraction. It lives inside bubblewrap where there is one, keeps the layers of its sandboxes (layers.py) and
-reads none of them. It speaks with the host over one SEQPACKET socket (fd 0):
+Starting an interpreter takes about 10 ms, and creating namespaces from a large process takes longer; a fork of this
+process takes a fraction. It runs inside bubblewrap where that is the backend, and owns the layers of its sandboxes
+(layers.py) without reading them. Its protocol with the host, over one SEQPACKET socket (fd 0):
 
     host -> zygote   the configuration (JSON), once
     zygote -> host   "ready", once
-    host -> zygote   "+ID PLAN" with one end of a stream socket: make sandbox ID, which gets what is PLAN (JSON,
+    host -> zygote   "+ID PLAN" with one end of a stream socket: make sandbox ID by PLAN (JSON,
                      layers.mount_workspace); its worker answers on that socket
     host -> zygote   "-ID": kill sandbox ID
-    host -> zygote   "=ID": kill sandbox ID and keep what it changed, as a layer for trees of others; done when the
-                     worker's socket is at its end
-    host -> zygote   "~ID": nobody stands on layer ID any more
-    host -> zygote   "!": go; the exit code is then DISMISSED
+    host -> zygote   "=ID": kill sandbox ID and keep its changes as a layer for other trees; done when the
+                     socket of the worker is at its end
+    host -> zygote   "~ID": delete layer ID, which no tree uses any more
+    host -> zygote   "!": end with exit code DISMISSED
     host closes      everything ends, as after "!"
 """
 
@@ -32,7 +32,7 @@ from . import frames, layers, namespaces, processes, supervisor, worker
 MAX_MESSAGE = 8192
 DISMISSED = 9  # as the launcher has it
 
-# What small programs and their tests import: loaded once here, shared by every fork.
+# Modules that small programs and their tests import; every fork shares them.
 PRELOADED = (
     "abc", "argparse", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "enum",
     "functools", "heapq", "inspect", "io", "itertools", "json", "linecache", "locale", "math", "operator", "pathlib",
@@ -42,9 +42,9 @@ PRELOADED = (
 
 
 def main() -> None:
-    """Serve until the host closes the socket."""
+    """Serves until the host closes the socket."""
     control = socket.socket(fileno=0)
-    # What the launcher of the landlock backend knows better than the host: where folders are for this process.
+    # The launcher of the landlock backend passes the paths that folders have for this process.
     config = json.loads(control.recv(1 << 20)) | (json.loads(sys.argv[1]) if len(sys.argv) > 1 else {})
     for builtin in (site.setquit, site.setcopyright, site.sethelper):  # exit(), help(): -S leaves them out
         builtin()
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 class Zygote:
-    """The loop: one table of living sandboxes, one poll."""
+    """The event loop over the control socket and the running sandboxes."""
 
     def __init__(self, control: socket.socket, config: dict[str, Any]):
         self.control = control
@@ -72,11 +72,11 @@ class Zygote:
         self.sandboxes: dict[str, int] = {}  # id -> pidfd
         self.names: dict[int, str] = {}  # pidfd -> id
         self.pids: dict[int, int] = {}  # pidfd -> pid
-        self.starting: dict[int, str] = {}  # read end of the pipe that will carry the pid -> id
-        self.killed_early: set[str] = set()  # killed before they were born
+        self.starting: dict[int, str] = {}  # read end of the pipe that delivers the pid -> id
+        self.killed_early: set[str] = set()  # to be killed as soon as their pid is known
 
     def serve(self) -> None:
-        """Until end of file on the control socket."""
+        """Handles events until end of file on the control socket."""
         while True:
             for fd, _ in self.poll.poll():
                 if fd == self.control.fileno():
@@ -88,7 +88,7 @@ class Zygote:
                     self.on_worker_exited(fd)
 
     def handle_message(self) -> bool:
-        """One message from the host; False when it has gone."""
+        """Handles one message of the host; returns False when the host has closed the socket."""
         message, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 1)
         if not message:
             return False
@@ -110,7 +110,7 @@ class Zygote:
         return True
 
     def spawn(self, name: str, plan: dict[str, Any], sock: int) -> None:
-        """Fork the process that builds the walls; it reports the pid of the worker behind them."""
+        """Forks the process that builds a sandbox and reports the pid of its worker."""
         receive, report = os.pipe()
         try:
             self.layers.make(name)
@@ -119,14 +119,14 @@ class Zygote:
                     self.build_sandbox(name, plan, sock, report)
                 finally:
                     os._exit(1)
-        except OSError as error:  # no process to be had: this sandbox fails, the pool lives
+        except OSError as error:  # no process left: this sandbox fails, the pool goes on
             report_failure(sock, error)
         os.close(report)
         self.starting[receive] = name
         self.poll.register(receive, select.POLLIN)
 
     def build_sandbox(self, name: str, plan: dict[str, Any], sock: int, report: int) -> None:
-        """Child: raise the walls, fork process 1 of the sandbox, say who that is, go (or stay and keep it)."""
+        """In the child: creates the isolation, forks the worker, reports its pid; ends or becomes its supervisor."""
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             line = -1
@@ -141,7 +141,7 @@ class Zygote:
                     os._exit(0)
             connection = os.dup2(sock, 3, inheritable=False) if sock != 3 else sock
             nothing = os.open(os.devnull, os.O_RDWR)
-            for standard in range(3):  # among them the zygote's line to the host
+            for standard in range(3):  # also the socket between zygote and host
                 os.dup2(nothing, standard)
             if line >= 0:
                 line = os.dup2(line, 4, inheritable=False)
@@ -153,7 +153,7 @@ class Zygote:
         worker.serve(channel, self.config, name, plan, self.layers.overlays, line)
 
     def on_worker_started(self, fd: int) -> None:
-        """The pid of a new worker has arrived (or its making failed: then the host reads why on its socket)."""
+        """Reads the pid of a new worker. If there is none, the host reads the error on the socket of the worker."""
         text = os.read(fd, 32)
         name = self.starting.pop(fd)
         self.poll.unregister(fd)
@@ -171,18 +171,18 @@ class Zygote:
             self.kill(pidfd)
 
     def kill(self, pidfd: int) -> None:
-        """Process 1 dies, and with it everything in its namespace; a supervisor kills what it keeps before it ends."""
+        """Kills process 1 and so its whole namespace; a supervisor kills its sandbox before it ends."""
         try:
             if self.config["isolation"] == "none":
                 signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
                 processes.kill_descendants(self.pids[pidfd])
-            kept = self.config["isolation"] == "landlock"
-            signal.pidfd_send_signal(pidfd, signal.SIGTERM if kept else signal.SIGKILL)
+            has_supervisor = self.config["isolation"] == "landlock"
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM if has_supervisor else signal.SIGKILL)
         except ProcessLookupError:
-            pass
+            return  # it has ended
 
     def on_worker_exited(self, pidfd: int) -> None:
-        """A worker has ended."""
+        """Removes a worker that has ended from the tables, and its layer unless it was frozen."""
         self.poll.unregister(pidfd)
         os.close(pidfd)
         name = self.names.pop(pidfd)
@@ -192,6 +192,6 @@ class Zygote:
 
 
 def report_failure(sock: int, error: BaseException) -> None:
-    """Tell the host why there will be no worker."""
+    """Sends the host the error for which there will be no worker."""
     with socket.socket(fileno=os.dup(sock)) as channel:
         channel.sendall(frames.pack({"broken": f"{type(error).__name__}: {error}"}))
