@@ -7,6 +7,7 @@ from composer_jax.agent.tools.browse import read_bytes
 from composer_jax.agent.tools.edit_file import has_crlf
 from composer_jax.agent.tools.paths import refuse_links, resolve_path
 from composer_jax.agent.tools.schema import ToolError
+from composer_jax.agent.tools.tool import Tool, object_schema
 from composer_jax.agent.workspace import Workspace
 from composer_jax.tasks.patches import FilePatch, PatchError
 
@@ -96,3 +97,12 @@ class _Draft:
 
 def _crlf(lines: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(line.replace("\n", "\r\n") for line in lines)
+
+
+APPLY_PATCH = Tool(
+    "apply_patch",
+    "Apply a unified diff, or a patch from *** Begin Patch to *** End Patch, to any number of files: all of it or "
+    "nothing.",
+    object_schema(("patch",), patch={"type": "string", "maxLength": 1 << 20, "description": "the patch"}),
+    apply_patch,
+)

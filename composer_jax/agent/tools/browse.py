@@ -4,6 +4,7 @@ from composer_jax.agent.base_folder import is_vcs_path
 from composer_jax.agent.tools import glob_pattern
 from composer_jax.agent.tools.paths import refuse_links, resolve_file, resolve_path
 from composer_jax.agent.tools.schema import ToolError
+from composer_jax.agent.tools.tool import PATH, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
 
 MAX_BYTES = 10 << 20  # of a file to show or edit
@@ -83,3 +84,42 @@ def _suffix(workspace: Workspace, path: str) -> str:
 def _limit_paths(paths: list[str]) -> str:
     more = [f"[{len(paths) - MAX_LISTED} more]"] if len(paths) > MAX_LISTED else []
     return "\n".join(paths[:MAX_LISTED] + more)
+
+
+READ_FILE = Tool(
+    "read_file",
+    f"Show a file with line numbers, or a part of it; at most {MAX_LINES} lines at once.",
+    object_schema(
+        ("path",),
+        path=PATH,
+        start={"type": "integer", "minimum": 1, "description": "first line, default 1"},
+        end={"type": "integer", "minimum": 1, "description": "last line, default the last of the file"},
+    ),
+    read_file,
+    read_only=True,
+)
+
+
+LIST_DIR = Tool(
+    "list_dir",
+    "List what is in a folder.",
+    object_schema(
+        path={"type": "string", "description": "the folder, default the workspace"},
+        depth={"type": "integer", "minimum": 1, "maximum": 10, "description": "levels of folders, default 1"},
+    ),
+    list_dir,
+    read_only=True,
+)
+
+
+GLOB = Tool(
+    "glob",
+    "Find files by a pattern with *, ?, [...], {a,b} and ** for any folders; without a slash it is matched with "
+    "the names of files in all folders.",
+    object_schema(
+        ("pattern",),
+        pattern={"type": "string", "minLength": 1, "maxLength": 300, "description": "such as src/**/*_test.py"},
+    ),
+    glob,
+    read_only=True,
+)

@@ -4,6 +4,7 @@ from composer_jax.agent import similar_lines
 from composer_jax.agent.tools.browse import read_bytes
 from composer_jax.agent.tools.paths import refuse_links, resolve_file, resolve_path
 from composer_jax.agent.tools.schema import ToolError
+from composer_jax.agent.tools.tool import PATH, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
 
 
@@ -67,3 +68,18 @@ def _delete(workspace: Workspace, path: str, texts: str) -> str:
         path = resolve_file(workspace, path or "/workspace")
     workspace.delete(path)
     return f"deleted {path}"
+
+
+EDIT_FILE = Tool(
+    "edit_file",
+    "Replace old, which must be in the file exactly once, by new. Without old: create the file with new in it. "
+    "With delete: remove the file.",
+    object_schema(
+        ("path",),
+        path=PATH,
+        old={"type": "string", "description": "the text to replace, exactly as in the file"},
+        new={"type": "string", "description": "what to put there"},
+        delete={"type": "boolean", "description": "true removes the file, default false"},
+    ),
+    edit_file,
+)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from composer_jax.agent.tools.paths import refuse_links, resolve_path
 from composer_jax.agent.tools.schema import ToolError
+from composer_jax.agent.tools.tool import UNDER, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
 
 TIMEOUT_S = 20.0
@@ -43,3 +44,19 @@ async def grep(
     if result.outcome not in ("ok", "nonzero") or not result.stdout:
         raise ToolError(f"the search failed ({result.outcome}): {result.stderr.strip()[-300:]}")
     return result.stdout.rstrip("\n")
+
+
+GREP = Tool(
+    "grep",
+    "Find lines by a regular expression in text files.",
+    object_schema(
+        ("pattern",),
+        pattern={"type": "string", "minLength": 1, "maxLength": 1000, "description": "a regular expression"},
+        path=UNDER,
+        glob={"type": "string", "maxLength": 300, "description": "only in files that match, such as *.py"},
+        ignore_case={"type": "boolean", "description": "default false"},
+        context={"type": "integer", "minimum": 0, "maximum": 20, "description": "lines shown around, default 0"},
+    ),
+    grep,
+    read_only=True,
+)

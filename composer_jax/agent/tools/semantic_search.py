@@ -2,6 +2,7 @@
 
 from composer_jax.agent.tools.paths import refuse_links, resolve_path
 from composer_jax.agent.tools.schema import ToolError
+from composer_jax.agent.tools.tool import UNDER, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
 
 HITS = 8
@@ -25,3 +26,16 @@ async def semantic_search(workspace: Workspace, query: str, path: str = "") -> s
         if len(text) > MAX_LINES:
             lines.append(f"    [{len(text) - MAX_LINES} lines more]")
     return "\n".join(lines) or "no match"
+
+
+SEMANTIC_SEARCH = Tool(
+    "semantic_search",
+    "Find the functions and passages that a question or some words are about.",
+    object_schema(
+        ("query",),
+        query={"type": "string", "minLength": 1, "maxLength": 1000, "description": "what to look for, in words"},
+        path=UNDER,
+    ),
+    semantic_search,
+    read_only=True,
+)

@@ -3,6 +3,7 @@
 import shlex
 
 from composer_jax.agent.tools.schema import ToolError
+from composer_jax.agent.tools.tool import Tool, object_schema
 from composer_jax.agent.workspace import Workspace
 from composer_jax.sandbox import RunResult
 
@@ -53,3 +54,21 @@ def _new_shell_note(is_new: bool) -> str:
     if not is_new:
         return ""
     return "[the shell was lost and a new one started: its folder, variables, jobs and /tmp are as at first]\n"
+
+
+SHELL = Tool(
+    "shell",
+    "Run a command in a shell whose folder, variables and jobs stay from call to call.",
+    object_schema(
+        ("command",),
+        command={"type": "string", "minLength": 1, "maxLength": 100_000, "description": "for bash"},
+        timeout={
+            "type": "integer",
+            "minimum": 1,
+            "maximum": MAX_TIMEOUT_S,
+            "description": f"seconds, default {TIMEOUT_S}",
+        },
+        background={"type": "boolean", "description": "true starts it and does not wait, default false"},
+    ),
+    shell,
+)

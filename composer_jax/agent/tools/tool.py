@@ -8,6 +8,10 @@ from composer_jax.agent.tools.schema import check_object
 from composer_jax.agent.tools.truncate import truncate_middle
 
 FINISH = "finish"
+PATH: Mapping[str, Any] = {"type": "string", "description": "path relative to the workspace"}
+"""The schema of a path in the arguments of a tool."""
+UNDER: Mapping[str, Any] = {"type": "string", "description": "only in this file or folder"}
+"""The schema of a file or folder that restricts a search."""
 
 
 @dataclass(frozen=True)
