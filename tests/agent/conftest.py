@@ -44,7 +44,7 @@ def dying_pool(pool):
 
 
 def task_of(files, **options):
-    """A task whose workspace holds these files, and whatever else a Task can have."""
+    """A task whose workspace holds these files, with other fields of Task as options."""
     return Task("t", "family", "train", "Do it.", files, (), CaseGrader((Case("a", "f", (), None),)), **options)
 
 

@@ -1,4 +1,4 @@
-"""Episodes in the formats of published models: the very same episode in other tokens."""
+"""The same episode in the chat formats of published models."""
 
 import asyncio
 
@@ -39,7 +39,7 @@ def chat(style, tmp_path_factory):
 
 @pytest.fixture
 def play(chat, pool, scripted_session):
-    """Runs an episode in which the model says these messages: (content, calls), or token ids."""
+    """Runs an episode in which the model samples these messages: (content, calls), or token ids."""
 
     def run(*messages, compaction=None):
         ids, count = [], 0

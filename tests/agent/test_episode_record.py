@@ -1,4 +1,4 @@
-"""Episodes in words, for the report."""
+"""Episodes as text, for the report."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The transcript: rows are what the model saw, and every sampled token is trained exactly once."""
+"""The transcript: rows are contexts of the model, and every sampled token is trained exactly once."""
 
 import json
 

@@ -118,7 +118,7 @@ def test_a_command_that_changes_something_is_not_cached(pool):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A small repository with everything in it that a change can replace."""
+    """A small repository with every kind of entry that a change can replace."""
     for path, text in {"a.txt": "a", "d/b.txt": "b", "d/e/c.txt": "c", "run.sh": "echo run"}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)

@@ -24,13 +24,13 @@ def with_ends(text):
 
 
 def unified(before, after, context=3, name="f"):
-    """What `diff -u` would write."""
+    """The unified diff of two texts, as `diff -u` writes it."""
     lines = difflib.unified_diff(with_ends(before), with_ends(after), f"a/{name}", f"b/{name}", n=context)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def envelope(before, after):
-    """One hunk of all lines; the format knows no file without an end of its last line."""
+    """An envelope with one hunk of all lines; the format has no files without a final line break."""
     body = "".join(f"-{line}\n" for line in before.split("\n")[:-1]) + "".join(
         f"+{line}\n" for line in after.split("\n")[:-1]
     )

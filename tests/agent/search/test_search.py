@@ -1,4 +1,4 @@
-"""Search: words and chunks of code, BM25 as its formula says, changes as if everything had been indexed anew."""
+"""Search: words and chunks of code, BM25 against its formula, changes against a new index."""
 
 import math
 import re
@@ -130,7 +130,7 @@ def test_a_search_with_changes_scores_as_a_new_index_of_all_files(files, changed
 
 
 class Shapes:
-    """A small embedder that is not words: counts of letter triples, hashed, so that a slip of the pen is near."""
+    """A small embedder of hashed letter triples, so that misspelled words are near."""
 
     def __init__(self):
         self.embedded = 0

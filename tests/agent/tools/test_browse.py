@@ -1,4 +1,4 @@
-"""Tools that look, on a real repository: what they show, how they cut, what they refuse."""
+"""Tools that read, on a real repository: their output, truncation and errors."""
 
 import asyncio
 import os

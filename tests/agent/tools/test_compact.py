@@ -1,4 +1,4 @@
-"""The compact tools: strict arguments, short observations, and an answer to everything."""
+"""The compact tools: strict arguments, short observations, and an observation for every call."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Tools that change files: exactly what was chat for, or nothing and a sentence that helps."""
+"""Tools that change files: they make the exact change, or none and explain why."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""From calls to observations: strict arguments, the order of effects, reads side by side, and no call that breaks."""
+"""Execution of calls: strict arguments, order of effects, concurrent reads, an observation for every call."""
 
 import asyncio
 import dataclasses
@@ -274,7 +274,7 @@ def some_calls(draw, names):
 
 
 async def check_calls(repository, calls, pool=None):
-    """None raises, each gets a short answer, and one that is an error has changed nothing."""
+    """No call raises, each gets a short answer, and one with an error changes nothing."""
     workspace = Workspace(task_of({}, repository=repository), pool)
     for call in calls:
         before, todos = dict(workspace.changes), workspace.todos

@@ -1,4 +1,4 @@
-"""grep: the same lines whoever searches, in time whatever the pattern, and not to be fooled by the workspace."""
+"""grep: Python and ripgrep find the same lines, in time for any pattern, whatever the workspace holds."""
 
 import json
 import os

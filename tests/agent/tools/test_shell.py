@@ -1,4 +1,4 @@
-"""The shell as a tool: what it says, what stays, what runs beside it, and what is seen of it."""
+"""The shell tool: output, persistent state, background jobs, and the files that it changes."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""What the tests of candidates share: a small package on disk with the coverage of its tests, and how to run it."""
+"""Fixtures of the candidates' tests: a small package with the coverage of its tests, and a way to run it."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ def coverage():
 
 @pytest.fixture
 def run_with(tmp_path):
-    """Writes files, changes them as a candidate says, runs Python code beside them, and returns what it printed."""
+    """Writes files with a candidate's changes, runs Python code beside them and returns its output."""
 
     def run(sources, candidate, code):
         for path, text in {**sources, **(candidate.files if candidate else {})}.items():
@@ -88,7 +88,7 @@ def run_with(tmp_path):
 
 @pytest.fixture(scope="session")
 def library():
-    """Modules of the standard library as a repository: path -> text, line ends as they are on disk."""
+    """Modules of the standard library as a repository: path -> text with the line ends of the files."""
     import argparse
     import asyncio.locks
     import asyncio.queues

@@ -1,4 +1,4 @@
-"""From a small repository to validated tasks: baseline, trace, gates and the whole pipeline, in real sandboxes."""
+"""The pipeline from a small repository to validated tasks, and its stages, in real sandboxes."""
 
 import asyncio
 import json
@@ -245,13 +245,13 @@ def test_the_files_do_not_depend_on_the_number_of_jobs(built, large_pool, tmp_pa
 
     def texts(folder):
         files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-        # The way from the task to the packages is not the same from another folder.
+        # The relative path from the task to the packages differs between the folders.
         lines = {name: path.read_text().splitlines() for name, path in files.items()}
         return {name: [line for line in listed if not line.startswith("packages = ")] for name, listed in lines.items()}
 
     there = texts(tmp_path)
     assert there == texts(request.out)
-    # Only whole tasks are there, and nothing that was begun.
+    # Only complete tasks are there, and no unfinished ones.
     assert {name.split("/")[1] for name in there if "/" in name} == {task.name for task in again.tasks}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["baseline.json", "rejected.jsonl", "tasks"]
 
@@ -267,7 +267,7 @@ def test_the_tasks_do_not_depend_on_the_order_of_finished_jobs(built, large_pool
     others = asyncio.run(build(replace(request, out=tmp_path / "other", jobs=4, count=2, kinds=("stub",)), large_pool))
     assert [task.name for task in again.tasks] == [task.name for task in others.tasks] != []
     assert set(again.kinds) == {"stub"}
-    # More than there are: all of them are tried, and all of them are made.
+    # More tasks than candidates: every candidate is tried.
     every = asyncio.run(build(replace(request, out=tmp_path / "all", jobs=2, count=50, kinds=("stub",)), large_pool))
     assert 2 < len(every.tasks) < 50 and every.tasks[0].name == again.tasks[0].name
     texts = [(task / "instruction.md").read_text() for task in again.tasks]

@@ -1,4 +1,4 @@
-"""Candidates put together: only where they do not touch each other, and the same one whatever their order."""
+"""Combined candidates: only where they do not touch each other, and independent of their order."""
 
 import ast
 

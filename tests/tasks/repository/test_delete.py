@@ -1,4 +1,4 @@
-"""Deleted features and files: what is left imports, exports nothing that is gone, and works otherwise."""
+"""Deleted features and files: the remaining code imports, exports no removed name, and works."""
 
 import ast
 
@@ -15,7 +15,7 @@ def features(sources, coverage):
 
 
 def feature(sources, coverage, entity):
-    """The smallest candidate that is about an entity."""
+    """The smallest candidate that deletes an entity."""
     deletion = [candidate for candidate in features(sources, coverage) if entity in candidate.entities]
     return min(deletion, key=lambda candidate: len(candidate.entities))
 

@@ -1,4 +1,4 @@
-"""The table of what a file defines: names as Python gives them, spans that hold the exact text."""
+"""The definitions of a file: names as in __qualname__, spans of the exact text."""
 
 import inspect
 import json.decoder

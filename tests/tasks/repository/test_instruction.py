@@ -1,4 +1,4 @@
-"""What the agent is failures, and what it is not."""
+"""The instruction of a task: what it shows and what it hides."""
 
 from composer_jax.tasks.grader import PYTEST
 from composer_jax.tasks.repository.candidate import make_candidate

@@ -1,4 +1,4 @@
-"""Statements and list elements taken out of text, whatever stands around them."""
+"""Removal of statements and list elements, whatever text is around them."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""The leak gate: where removed code can still be read."""
+"""The leak gate finds the files in which removed code can still be read."""
 
 import py_compile
 

@@ -1,4 +1,4 @@
-"""Mutations by example: what each kind makes of a few lines, and that the rest of the file stays as it is."""
+"""Mutations by example: each kind on a few lines, with the rest of the file unchanged."""
 
 import re
 
@@ -11,7 +11,7 @@ from composer_jax.tasks.repository.source import Edit, Source
 
 
 def mutants(kind, text, name="f"):
-    """Every text that a kind can make of the entity, over a dozen draws."""
+    """Every text that a kind makes of the entity, over a dozen draws."""
     matching = [entity for entity in parse_entities(Source("a.py", text)) if entity.name == name]
     return {
         candidate.files["a.py"]

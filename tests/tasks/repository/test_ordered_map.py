@@ -1,4 +1,4 @@
-"""What comes out of an OrderedMap depends on the items alone, whoever is ready first."""
+"""The results of an OrderedMap depend on the items alone, whichever work ends first."""
 
 import asyncio
 
@@ -7,18 +7,18 @@ import pytest
 from composer_jax.tasks.repository.ordered_map import OrderedMap
 
 
-class Works:
-    """Work that ends when it is let; begun and cancelled list what has been."""
+class GatedWork:
+    """Work that ends when it is released; records the started and the cancelled items."""
 
     def __init__(self):
-        self.gates, self.begun, self.cancelled = {}, [], []
+        self.gates, self.started, self.cancelled = {}, [], []
 
-    def let(self, *items):
+    def release(self, *items):
         for item in items:
             self.gates.setdefault(item, asyncio.Event()).set()
 
     async def __call__(self, item):
-        self.begun.append(item)
+        self.started.append(item)
         try:
             await self.gates.setdefault(item, asyncio.Event()).wait()
         except asyncio.CancelledError:
@@ -31,14 +31,14 @@ class Works:
 
 def test_results_come_in_the_order_of_the_items_while_work_runs_ahead():
     async def go():
-        work = Works()
+        work = GatedWork()
         stream = OrderedMap(iter([1, 2, 3]), work, ahead=2)
         first = asyncio.ensure_future(stream.next())
-        work.let(2)
-        while len(work.begun) < 2:
+        work.release(2)
+        while len(work.started) < 2:
             await asyncio.sleep(0)
-        assert work.begun == [1, 2] and not first.done()
-        work.let(1, 3)
+        assert work.started == [1, 2] and not first.done()
+        work.release(1, 3)
         return [await first, await stream.next(), await stream.next(), await stream.next()]
 
     assert asyncio.run(go()) == [(1, 10), (2, 20), (3, 30), None]
@@ -47,8 +47,8 @@ def test_results_come_in_the_order_of_the_items_while_work_runs_ahead():
 @pytest.mark.parametrize("ahead", [1, 2, 5])
 def test_a_caller_continues_after_its_last_item(ahead):
     async def go():
-        work, taken = Works(), []
-        work.let(*range(8))
+        work, taken = GatedWork(), []
+        work.release(*range(8))
         stream = OrderedMap(iter(range(8)), work, ahead)
         other = OrderedMap(iter(range(2)), work, ahead)
         for source in (stream, stream, other, stream, other, stream):
@@ -62,8 +62,8 @@ def test_a_caller_continues_after_its_last_item(ahead):
 
 def test_errors_are_raised_at_their_place_and_close_waits_for_started_work():
     async def go():
-        work = Works()
-        work.let(1, -2)
+        work = GatedWork()
+        work.release(1, -2)
         stream = OrderedMap(iter([1, -2, 3]), work, ahead=3)
         assert await stream.next() == (1, 10)
         await stream.close()

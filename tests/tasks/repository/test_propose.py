@@ -29,14 +29,14 @@ def every_entity(sources):
 
 @pytest.fixture(scope="module")
 def covered(library):
-    """A made-up coverage: three entities a test, so that every one is reached and features exist."""
+    """An invented coverage: three entities per test, so that every one is reached and features exist."""
     ids = sorted({entity.id for entity in every_entity(library)})
     return {f"test_{index}": frozenset(ids[index : index + 3]) for index in range(0, len(ids), 3)}
 
 
 @pytest.fixture(scope="module")
 def proposals(library, covered):
-    """A good part of what can be proposed."""
+    """The first proposals, many of every kind."""
     return list(islice(propose(library, [], covered, seed=0), 220))
 
 
@@ -68,12 +68,12 @@ def test_candidates_compile_and_change_their_entities_only(proposals, library):
 
 
 def is_part(name, owner):
-    """Whether an id is another one or a method of it: a removed method changes its class."""
+    """Whether an id equals another or is a method of it: a removed method changes its class."""
     return name == owner or name.rpartition(".")[0] == owner
 
 
 def lines_of(entity):
-    """Offsets of the lines that an entity is on."""
+    """The span of the lines of an entity, as offsets."""
     source = entity.source
     start, end = entity.span
     return source.line_start(source.line_of(start)), source.line_start(source.line_of(end) + 1)
@@ -170,7 +170,7 @@ def test_every_kind_of_mutation_applies_to_the_standard_library(library):
 
 @pytest.fixture(scope="module")
 def small(library):
-    """Entities of two modules, each as it is and with Windows line ends."""
+    """Entities of two modules, with their own and with Windows line ends."""
     texts = [(path, library[path]) for path in ("textwrap.py", "heapq.py")]
     texts += [(path, text.replace("\n", "\r\n")) for path, text in texts]
     return [entity for path, text in texts for entity in parse_entities(Source(path, text))]

@@ -1,4 +1,4 @@
-"""Tasks from a package as it is published, in short; `python -m benchmarks.tasks` does it at full length."""
+"""Tasks from a published package, a few of them; `python -m benchmarks.tasks` makes many."""
 
 import asyncio
 import shutil

@@ -1,4 +1,4 @@
-"""Commits undone, in real git repositories."""
+"""Undone commits in real git repositories."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a pristine copy holds and what it does not."""
+"""The files that a scrubbed copy holds and those that it excludes."""
 
 import os
 

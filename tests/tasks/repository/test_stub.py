@@ -1,4 +1,4 @@
-"""Stubs: the body goes, with its comments; signature, docstring and everything around stay."""
+"""Stubs: the body is removed with its comments; signature, docstring and other code stay."""
 
 import pytest
 
