@@ -57,10 +57,8 @@ LONGER = {
     # To be split:
     "composer_jax/checkpoint/huggingface/save.py: save_hf",
     "composer_jax/checkpoint/huggingface/tensor_layout.py: tensor_layouts",
-    "composer_jax/data/pipeline.py: pretraining_batches",
     "composer_jax/demo/expert.py",
     "composer_jax/models/config.py: __post_init__",
-    "composer_jax/sandbox/container.py",
     "composer_jax/train/loop.py: fit",
     "configs/tiny.py: get_config",
     "tests/checkpoint/test_huggingface.py",
