@@ -1,28 +1,31 @@
-"""What runs inside the walls. Standard library only and relative imports only: the folder is mounted alone.
+"""What runs inside a sandbox. Standard library and relative imports only, because this folder is mounted alone.
 
-start     runs the zygote
-zygote    one process per pool, inside bubblewrap: forks a worker for every sandbox
-namespaces   the walls of one sandbox: namespaces, mounts, capabilities
-seccomp   the system-call filter, assembled in Python
-worker    pid 1 of one sandbox: answers the host's requests
-files     the worker's file operations
-command   the worker's commands: start, watch, stop, and say how they ended
-python    `python ...` served by fork instead of by starting an interpreter
+start       starts the zygote
+zygote      one process per pool, which forks a worker for every sandbox
+worker      process 1 of one sandbox: answers requests of the host
+namespaces  namespaces, mounts and privileges of one sandbox
+layers      workspaces as overlays
+seccomp     the system-call filter, assembled in Python
+files       file operations of the worker
+changes     how a workspace differs from the folder that it was made from
+command     commands: how they are started, watched and stopped
+shell       the persistent shell
+python      `python ...` in a fork instead of a new interpreter
 
-Where the machine gives no namespaces, these stand in for them:
+Without namespaces, these replace them:
 
-landlock       what a sandbox can open, and whom it can signal
-landlock_filter  what else namespaces would hide, refused by number
-modes          changes of modes and times, for files of the sandbox only
-supervisor         the process around a sandbox, which ends all of it
-confinement    all of this around a worker and around its commands
-quota          limits held by looking
-disk           what a folder holds, and how to remove it
-processes      which processes are below one, and how to end them
+landlock         what a sandbox can open and which processes it can signal
+landlock_filter  a second system-call filter, against what namespaces would hide
+confinement      both of them around a worker and around its commands
+supervisor       the process around a sandbox that kills all of it
+chmod_broker     changes of modes and times, on files of the sandbox only
+quota            limits on disk and processes, by repeated checks
+disk             disk usage of a folder, and the removal of its contents
+processes        descendants of a process
 """
 
 import sys
 
-# What a real interpreter has loaded when a program starts; read before anything of ours is imported.
+# The modules that an interpreter has loaded when a program starts; read before our own are imported.
 _WITH_SITE = {"os", "site", "posixpath", "genericpath", "stat", "_collections_abc"}
 STARTUP_MODULES = (frozenset(sys.modules) | _WITH_SITE) - {__name__}

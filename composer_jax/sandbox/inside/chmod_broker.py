@@ -25,7 +25,7 @@ SECOND = 1_000_000_000
 
 
 class ChmodBroker:
-    """Answers for one sandbox; `roots` are its own folders, without links in their paths."""
+    """The broker of one sandbox. roots: its folders, as paths without links."""
 
     def __init__(self, roots: Sequence[str]):
         self.roots = tuple(roots)
@@ -33,7 +33,7 @@ class ChmodBroker:
         self.names = {numbers[column]: name for name, numbers in landlock_filter.MODE_CALLS.items()}
 
     def answer(self, listener: int) -> None:
-        """One request that is waiting at the listener of a filter."""
+        """Answers one call that waits at the listener of a filter."""
         request = bytearray(REQUEST.size)
         try:
             fcntl.ioctl(listener, RECEIVE, request)
@@ -42,7 +42,9 @@ class ChmodBroker:
         number, pid, _, call, _, _, *arguments = REQUEST.unpack(request)
         try:
             with _Caller(pid) as caller:
-                fcntl.ioctl(listener, IS_VALID, struct.pack("=Q", number))  # or else pid may be another's by now
+                fcntl.ioctl(
+                    listener, IS_VALID, struct.pack("=Q", number)
+                )  # otherwise pid may belong to another process by now
                 self._carry_out(self.names[call], caller, arguments)
             error = 0
         except OSError as refused:
@@ -76,17 +78,17 @@ class ChmodBroker:
     def _change(self, caller: "_Caller", folder: int, path: int, flags: int, change: Callable[[str], None]) -> None:
         place = caller.open(folder, path, flags)
         try:
-            found = f"/proc/self/fd/{place}"
-            where = os.readlink(found)
+            path_of_fd = f"/proc/self/fd/{place}"
+            where = os.readlink(path_of_fd)
             if not any(where == root or where.startswith(root + "/") for root in self.roots):
                 raise PermissionError(errno.EPERM, "not in the sandbox")
-            change(found)
+            change(path_of_fd)
         finally:
             os.close(place)
 
 
 class _Caller:
-    """Context: memory, working folder and descriptors of the thread that asks."""
+    """Context that reads memory, working folder and descriptors of the calling thread."""
 
     def __init__(self, pid: int):
         self.pid = pid
@@ -99,10 +101,10 @@ class _Caller:
         os.close(self.memory)
 
     def open(self, folder: int, path: int, flags: int) -> int:
-        """What a path in its memory means to it, as an O_PATH descriptor."""
+        """Opens (O_PATH) the file that a path in the memory of the caller names."""
         how = os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if flags & AT_SYMLINK_NOFOLLOW else 0)
         text = self._text(path) if path else b""
-        # Its own /proc/self is not the supervisor's; C libraries change modes by this path.
+        # /proc/self of the caller is not that of the supervisor; C libraries change modes by this path.
         for own in (b"/proc/self/", b"/proc/thread-self/"):
             if text.startswith(own):
                 text = b"/proc/%d/" % self.pid + text.removeprefix(own)
@@ -133,7 +135,7 @@ class _Caller:
         return data
 
     def _text(self, address: int) -> bytes:
-        """Up to the zero byte, by pages: the one after it may not be there."""
+        """Reads up to the zero byte, by pages: the page after it may not be mapped."""
         text = b""
         while len(text) < LONGEST_PATH:
             text += self._read(address + len(text), PAGE - (address + len(text)) % PAGE)
@@ -142,18 +144,18 @@ class _Caller:
         raise OSError(errno.ENAMETOOLONG, "path too long")
 
     def seconds(self, address: int) -> list[int] | None:
-        """struct utimbuf in nanoseconds; None: now."""
+        """Reads a struct utimbuf in nanoseconds; None: now."""
         return [value * SECOND for value in struct.unpack("=2q", self._read(address, 16))] if address else None
 
     def timevals(self, address: int) -> list[int] | None:
-        """Two struct timeval."""
+        """Reads two struct timeval in nanoseconds; None: now."""
         if not address:
             return None
         a, b, c, d = struct.unpack("=4q", self._read(address, 32))
         return [_moment(a, b, 1000), _moment(c, d, 1000)]
 
     def timespecs(self, address: int) -> list[int] | None:
-        """Two struct timespec, with the two special values as they are, below zero."""
+        """Reads two struct timespec in nanoseconds; None: now. The two special values are returned negated."""
         if not address:
             return None
         a, b, c, d = struct.unpack("=4q", self._read(address, 32))
@@ -162,7 +164,7 @@ class _Caller:
 
 
 def _moment(seconds: int, part: int, unit: int) -> int:
-    """Nanoseconds of a time whose part of a second is counted in `unit` of them; as in the kernel, it must be one."""
+    """Returns seconds and a fraction in units of `unit` ns as nanoseconds. Raises EINVAL where the kernel does."""
     if not 0 <= part * unit < SECOND:
         raise OSError(errno.EINVAL, "no part of a second")
     return seconds * SECOND + part * unit
@@ -176,8 +178,8 @@ def _to_times(times: list[int] | None) -> Callable[[str], None]:
     def change(path: str) -> None:
         now, status = time.time_ns(), os.stat(path)
         before = (status.st_atime_ns, status.st_mtime_ns)
-        wanted = times or [now, now]
-        named = [{-UTIME_NOW: now, -UTIME_OMIT: old}.get(new, new) for new, old in zip(wanted, before, strict=True)]
+        requested = times or [now, now]
+        named = [{-UTIME_NOW: now, -UTIME_OMIT: old}.get(new, new) for new, old in zip(requested, before, strict=True)]
         os.utime(path, ns=(named[0], named[1]))
 
     return change

@@ -1,4 +1,4 @@
-"""What a worker without namespaces puts around itself, and around each of its commands."""
+"""The restrictions that a worker without namespaces puts on itself and on each of its commands."""
 
 import os
 import resource
@@ -7,19 +7,19 @@ from typing import Any
 
 from . import landlock, landlock_filter, layers, namespaces, processes, quota
 
-MARGIN = 16  # times the processes of one sandbox that all together may have at once before the kernel refuses more
+MARGIN = 16  # RLIMIT_NPROC in units of the process limit of one sandbox: it counts all processes of the user
 
 
 class Confinement:
-    """Made by the worker when its workspace is there; `confine_worker` for itself, `enter` in a command.
+    """Made by the worker when its workspace exists; it calls `confine_worker`, and commands call `confine_command`.
 
-    most_threads: RLIMIT_NPROC of commands. Without a user namespace it counts all that the user has, so it is what was
-    there plus many times what one sandbox may have: a last resort, the quota is stricter. Until the quota has looked, a
-    fork bomb may use it all up, and then other sandboxes of the pool cannot fork either.
+    most_threads: RLIMIT_NPROC of commands. Without a user namespace the kernel counts all processes of the user, so the
+    limit is the present number plus MARGIN times what one sandbox may have. The quota is stricter, but until its next
+    check a fork bomb may use up the limit, and then other sandboxes of the pool cannot fork either.
     """
 
     def __init__(self, config: dict[str, Any], name: str, line: int, mounted: layers.MountedWorkspace):
-        """line: to the supervisor, a descriptor. mounted: what else can be read, by commands or by the worker only."""
+        """line: descriptor of the socket to the supervisor. mounted: what else commands or the worker may read."""
         machine, limits = os.uname().machine, config["limits"]
         self.line = socket.socket(fileno=line)
         workspace, tmp = layers.sandbox_folders(config, name)
@@ -46,7 +46,7 @@ class Confinement:
         self._asking = landlock_filter.assemble_notifying(machine)
 
     def confine_worker(self, first_filter: bytes) -> None:
-        """Around the worker: it cannot go back, nor can anything that it starts."""
+        """Restricts the worker and every process that it starts, for good."""
         supervisor = os.getppid()
         self._outer.enter()
         if self.confines_signals:
@@ -55,7 +55,7 @@ class Confinement:
         namespaces.install_filter(self._filter)
 
     def confine_command(self) -> None:
-        """Around this process, a command that is about to begin; takes place before its descriptors are closed."""
+        """Restricts this process, a command about to start, before its descriptors are closed."""
         self._inner.enter()
         listener = namespaces.install_notifying_filter(self._asking)
         socket.send_fds(self.line, [b"x"], [listener])

@@ -19,8 +19,8 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class DiskUsage(NamedTuple):
-    """What a folder holds. size: bytes on disk. entries: number of files and folders. too_deep, closed: whether some were
-    not counted, because of their depth or because a command closes their folder again and again."""
+    """What a folder holds. size: bytes on disk. entries: files and folders. too_deep, closed: whether some entries were
+    not counted, because they are too deep or because a command closes their folder again and again."""
 
     size: int
     entries: int

@@ -1,4 +1,4 @@
-"""The one wire format between host and worker: two lengths, a JSON header, raw bytes."""
+"""The wire format between host and worker: two lengths, a JSON header, raw bytes."""
 
 import json
 import socket
@@ -9,13 +9,13 @@ PREFIX = struct.Struct("<II")
 
 
 def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """One frame: u32 header length, u32 body length, the header as JSON (ASCII), the body."""
+    """Returns one frame: u32 header length, u32 body length, the header as JSON (ASCII), the body."""
     text = json.dumps(header, separators=(",", ":")).encode()
     return b"".join((PREFIX.pack(len(text), len(body)), text, body))
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], bytes] | None:
-    """Blocking read of one frame; None when the other side has closed."""
+    """Reads one frame, blocking; returns None when the other side has closed the socket."""
     lengths = _exactly(sock, PREFIX.size)
     if lengths is None:
         return None

@@ -1,16 +1,16 @@
-"""The walls of one sandbox where the kernel gives no namespaces: Landlock domains, within one another.
+"""Isolation of one sandbox without namespaces: nested Landlock domains.
 
-    supervisor may signal what is in its domain, and nobody else (supervisor.py)
-    worker     reads the system_rules and /proc, writes its own workspace and /tmp
-    command    the same without /proc; cannot signal or trace the worker, whose domain is further out
+    supervisor   may signal processes in its domain only (supervisor.py)
+    worker       reads the system and /proc, writes its own workspace and /tmp
+    command      the same without /proc; cannot signal or trace the worker, whose domain is further out
 
-A process can only go further in. Landlock (Linux 5.13; documented in Documentation/userspace-api/landlock.rst) judges
-what is opened, made, linked, renamed, cut or removed, by the folder it lies in. It does not judge looking: that a file
-of the host exists, its size and its times are seen by whoever knows its path. Nor does it judge changes of modes, times
-and owners; for those there are system_rules-call filters (landlock_filter.py, modes.py).
+A process can only enter further domains. Landlock (Linux 5.13; Documentation/userspace-api/landlock.rst) checks
+opening, creating, linking, renaming, truncating and removing files by their folder. It does not check stat: a process
+that knows the path of a file sees that it exists, its size and its times. Nor does it check changes of modes, times and
+owners; seccomp filters cover those (landlock_filter.py, chmod_broker.py).
 
-Before ABI 6 (Linux 6.12) signals are not confined: a command may end its worker, which counts as a failed machine, and
-any process of the same user.
+Before ABI 6 (Linux 6.12) signals are not confined: a command may kill its worker, which counts as a failure of the
+machine, and any process of the same user.
 """
 
 import ctypes
@@ -21,13 +21,13 @@ from collections.abc import Iterable
 
 from . import namespaces
 
-MIN_ABI = 3  # ABI; before it (Linux 6.2) nothing keeps a command from cutting any file of its user to nothing
-SIGNAL_SCOPE_ABI = 6  # ABI from which signals are confined
+MIN_ABI = 3  # ABI of Linux 6.2; before it, truncating files is not restricted
+SIGNAL_SCOPE_ABI = 6  # ABI of Linux 6.12, the first that confines signals
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = (
     444,
     445,
     446,
-)  # system_rules calls; the numbers are those of every architecture
+)  # system calls; the numbers are those of every architecture
 ASK_VERSION, PATH_BENEATH = 1, 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
@@ -45,22 +45,22 @@ READ_WRITE = (
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-# Numbers of the whole machine that C libraries and interpreters ask for; nothing in them is about a process.
+# Numbers about the machine that C libraries and interpreters read; none of them is about a process.
 MACHINE = (
     "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/uptime", "/proc/loadavg", "/proc/version",
-    "/proc/sys/vm/overcommit_memory", "/sys/devices/system_rules/cpu",
+    "/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu",
 )  # fmt: skip
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def abi_version() -> int:
-    """The version of the kernel's Landlock; 0 where there is none."""
+    """Returns the version of the kernel's Landlock; 0: it has none."""
     return max(0, _libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ASK_VERSION))
 
 
 def require_abi_version() -> int:
-    """abi_version(), or OSError with what to do when it is not enough."""
+    """Returns abi_version(). Raises OSError with the fix when it is below MIN_ABI."""
     version = abi_version()
     if version == 0:
         raise OSError("this kernel has no Landlock (Linux 6.2 or newer with `landlock` in the boot option lsm= has)")
@@ -70,11 +70,10 @@ def require_abi_version() -> int:
 
 
 class Domain:
-    """A set of rules that any number of processes can put on."""
+    """A set of rules that any number of processes can enter."""
 
     def __init__(self, rules: Iterable[tuple[str, int]] | None):
-        """rules: (path, rights) of what can be opened; paths that do not exist are passed over. None: no rules about
-        files and sockets, only about signals."""
+        """rules: (path, rights) of what can be opened; missing paths are ignored. None: restrict signals only."""
         version = require_abi_version()
         self.confines_signals = version >= SIGNAL_SCOPE_ABI
         known = (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
@@ -101,13 +100,16 @@ class Domain:
             os.close(place)
 
     def enter(self) -> None:
-        """Put it on, for good; whatever this process starts from now on is in it, too."""
+        """Enters the domain for good, with every process that this one starts from now on."""
         namespaces.set_no_new_privileges()
         if self._fd >= 0:
             _check(_libc.syscall(RESTRICT_SELF, self._fd, 0), "enter the Landlock domain")
 
     def require_confined(self, outside: int) -> None:
-        """Before anybody signals "all": OSError unless a process outside, of the same user, is out of reach."""
+        """Raises OSError unless signals to process `outside`, of the same user, are refused.
+
+        Checked before a process signals all others.
+        """
         try:
             os.kill(outside, 0)
         except PermissionError:
@@ -116,7 +118,7 @@ class Domain:
 
 
 def system_rules(python: str | None, more: Iterable[str]) -> list[tuple[str, int]]:
-    """Rules for what every sandbox can read and run: the system_rules's programs, the interpreter, and `more`."""
+    """Returns the rules for what every sandbox can read and run: system programs, the interpreter, and `more`."""
     folders = [*SYSTEM, *([python] if python else []), *more]
     return [
         *((path, READ_EXECUTE) for path in folders),
@@ -126,7 +128,7 @@ def system_rules(python: str | None, more: Iterable[str]) -> list[tuple[str, int
 
 
 def die_with_parent(parent: int, by: signal.Signals) -> None:
-    """Have the kernel send `by` to this process when its parent ends; ends at once if it has already."""
+    """Has the kernel send `by` to this process when its parent ends; ends at once if the parent has ended."""
     namespaces.set_parent_death_signal(by)
     if os.getppid() != parent:
         os._exit(0)

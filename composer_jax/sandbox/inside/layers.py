@@ -1,12 +1,12 @@
-"""Workspaces on trees: what a sandbox changed in a layer of its own, a pristine tree and frozen layers below.
+"""Workspaces as overlays: a layer for the changes of a sandbox, on top of frozen layers and a pristine tree.
 
-The zygote makes the layers, each a small file system with a size of its own, in a mount namespace that its sandboxes
-inherit. A workspace is an overlay of them; when a sandbox is frozen its layer becomes one more tree for others to stand
-on, so that copying a workspace of any size costs two mounts. A sandbox sees nothing of this but the overlay: the layers
-are covered before it hears of any task, and it has no right to uncover them.
+The zygote mounts the layers, each a small tmpfs with a size limit, in a mount namespace that its sandboxes inherit. A
+workspace is an overlay of them. When a sandbox is frozen, its layer becomes part of a tree for others, so copying a
+workspace of any size costs two mounts. A sandbox sees only the overlay: the layers are hidden before it gets a request,
+and it has no right to unmount what hides them.
 
-Where overlays do not work (no namespaces, or a kernel before 6.6, whose file systems in memory lack the attributes that
-overlays need) every layer is whole: standing on a tree means copying it.
+Where overlays do not work (no namespaces, or a kernel before 6.6, whose tmpfs lacks the attributes that overlays need),
+every layer is a complete copy of its tree.
 """
 
 import os
@@ -22,13 +22,13 @@ PACKAGES, TESTS, LOGS = "/opt/packages", "/tests", "/logs"
 EMPTY_BASE = "empty"
 PROBE = "probe"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-TMP = "tmp"  # in a sandbox's folder, where it has no /tmp of its own
-PROGRAMS = "bin"  # in the scratch folder, where there is no /opt/bin
-LAYER_ROOT_BYTES = 1 << 26  # room for the folders of sixteen thousand layers
+TMP = "tmp"  # in the folder of a sandbox without a /tmp of its own
+PROGRAMS = "bin"  # in the scratch folder, instead of /opt/bin
+LAYER_ROOT_BYTES = 1 << 26  # bytes: room for the folders of 16,000 layers
 
 
 class Layers:
-    """The zygote's side: one folder for each layer, `changes` and `work` in it as the kernel wants them."""
+    """The zygote's side: a folder per layer, with the folders `changes` and `work` that an overlay needs."""
 
     def __init__(self, config: dict[str, Any]):
         self.isolation: str = config["isolation"]
@@ -42,7 +42,7 @@ class Layers:
         self.overlays = self.isolation == "namespaces" and config["overlays"] and self._overlays_work()
 
     def make(self, name: str) -> None:
-        """A layer for a sandbox that is about to be forked."""
+        """Creates the layer of a sandbox that is about to be forked."""
         folder = f"{self.root}/{name}"
         os.mkdir(folder)
         try:
@@ -55,12 +55,12 @@ class Layers:
             raise
 
     def ended(self, name: str) -> None:
-        """The sandbox has gone; unless it was frozen, so does its layer."""
+        """Removes the layer of a sandbox that has ended, unless it was frozen."""
         if name not in self.frozen:
             self._remove(name)
 
     def drop(self, name: str) -> None:
-        """Nobody stands on a frozen layer any more."""
+        """Removes a frozen layer that no tree uses any more."""
         if name in self.frozen:
             self.frozen.discard(name)
             self._remove(name)
@@ -72,16 +72,18 @@ class Layers:
                 disk.remove_contents(folder)
                 os.rmdir(folder)
             except OSError:
-                return  # in use by what survived its worker: it goes with the whole scratch folder
+                return  # a process that survived its worker uses it; it is removed with the scratch folder
         elif os.path.isdir(folder):
             if os.path.ismount(folder):
                 namespaces.unmount(folder)
-            # Sandboxes have views of the mount from when they were forked; with its folder those go, too.
+            # Sandboxes inherited copies of this mount when they were forked; removing its folder unmounts those, too.
             os.rmdir(folder)
 
     def _overlays_work(self) -> bool:
-        """Tries what sandboxes will do: stand on a tree and change a file of it. (As root in some containers the trees'
-        files belong to somebody else in here, and cannot be changed.)"""
+        """Mounts an overlay on a tree and changes a file of it.
+
+        As root in some containers, files of the trees belong to another user in here and cannot be changed.
+        """
         self.make(PROBE)
         try:
             os.setxattr(f"{self.root}/{PROBE}/changes", "user.composer", b"1")
@@ -101,10 +103,10 @@ class Layers:
 
 @dataclass(frozen=True)
 class MountedWorkspace:
-    """Where a worker stands.
+    """A workspace as its worker sees it.
 
-    root: path of the workspace. base: the open folder that it was made of, None if there was none. layers: the open
-    folders of what was changed since, None where workspaces are copies. packages: path of what programs import, or "".
+    root: path of the workspace. base: descriptor of the folder that it was made from; None: an empty one. layers:
+    descriptors of the layers on top; None where workspaces are copies. packages: path of what programs import, or "".
     """
 
     root: str
@@ -114,10 +116,10 @@ class MountedWorkspace:
 
 
 def mount_workspace(config: dict[str, Any], name: str, plan: dict[str, Any], overlays: bool) -> MountedWorkspace:
-    """The sandbox's side: its workspace.
+    """The sandbox's side: mounts or copies the workspace, and mounts packages and tests.
 
     plan: {"base": a folder of TREES or None, "layers": frozen layers, the oldest first, "packages", "tests": folders
-    of TREES or None, to be shown at PACKAGES and TESTS}.
+    of TREES or None, mounted at PACKAGES and TESTS}.
     """
     own_mounts = config["isolation"] == "namespaces"
     root, trees = (LAYERS, TREES) if own_mounts else (config["scratch"], config["trees"])
@@ -125,7 +127,7 @@ def mount_workspace(config: dict[str, Any], name: str, plan: dict[str, Any], ove
     opened = os.open(base, _FOLDER) if base else None
     layers, packages = None, ""
     if overlays:
-        os.chdir(root)  # the names of all layers have to fit into one page
+        os.chdir(root)  # the mount options, with the names of all layers, must fit into one page
         lower = [f"{layer}/changes" for layer in reversed(plan["layers"])]
         namespaces.mount_overlay(WORKSPACE, [*lower, base or EMPTY_BASE], name)
         layers = [os.open(f"{layer}/changes", _FOLDER) for layer in (*plan["layers"], name)]
@@ -151,5 +153,5 @@ def mount_workspace(config: dict[str, Any], name: str, plan: dict[str, Any], ove
 
 
 def sandbox_folders(config: dict[str, Any], name: str) -> tuple[str, str]:
-    """Workspace and folder for temporary files of a sandbox that sees the host's file system."""
+    """Returns workspace and folder for temporary files of a sandbox that sees the file system of the host."""
     return f"{config['scratch']}/{name}/changes", f"{config['scratch']}/{name}/{TMP}"

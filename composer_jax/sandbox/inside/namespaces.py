@@ -1,8 +1,8 @@
-"""The walls of one sandbox, raised by the process that will live inside them.
+"""Namespaces, mounts and privileges of one sandbox, set up by the process that then runs in them.
 
-bubblewrap has already built the room (read-only system, no host files, no capabilities, an unprivileged uid); here
-each sandbox gets its own user, mount, process, network, ipc, uts and cgroup namespace in that room, its own
-workspace, and gives up every means of changing any of it. Plain system calls through ctypes: some 2 ms per sandbox.
+bubblewrap has already created the outer sandbox: a read-only system, no files of the host, no capabilities, an
+unprivileged uid. Inside it, each sandbox gets its own user, mount, process, network, ipc, uts and cgroup namespace and
+its own workspace, and drops every right to change them. Plain system calls through ctypes: about 2 ms per sandbox.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _MNT_DETACH = 2
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SECCOMP = {"x86_64": 317, "aarch64": 277}  # the system call
-_SECCOMP_SET_MODE_FILTER, _SECCOMP_ASKING = 1, 8 | 32  # a new listener; once it has heard, only death interrupts
+_SECCOMP_SET_MODE_FILTER, _SECCOMP_ASKING = 1, 8 | 32  # new listener; a received call waits killably
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _CAPABILITY_VERSION_3, _LAST_CAPABILITY = 0x20080522, 63
 
@@ -41,68 +41,68 @@ def _prctl(option: int, value: object, what: str) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
-    """mount(2); raises OSError naming the target."""
+    """mount(2). Raises OSError with the target."""
     arguments = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
     _check(_libc.mount(*arguments), f"mount {target}")
 
 
 def mount_tmpfs(target: str, size: int) -> None:
-    """A file system in memory, limited in bytes and in files."""
+    """Mounts a tmpfs, limited in bytes and in files."""
     # One inode costs about 1 KiB of kernel memory that `size` does not count.
     options = f"size={size},nr_inodes={max(256, size // 4096)},mode=0755"
     mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
 
 
 def mount_overlay(target: str, lower: list[str], layer: str) -> None:
-    """The trees `lower`, the topmost first, and what is changed of them in the folder `layer`."""
-    # userxattr: without it, overlays in a user namespace cannot delete folders of a tree. (To rename one is EXDEV with
-    # it as well, as between file systems; mv and shutil.move copy then.)
+    """Mounts an overlay of the trees `lower`, the topmost first, with its changes in the folder `layer`."""
+    # userxattr: without it, overlays in a user namespace cannot delete folders of a tree. Renaming one is EXDEV with
+    # it as well; mv and shutil.move copy it then.
     options = f"lowerdir={':'.join(lower)},upperdir={layer}/changes,workdir={layer}/work,userxattr"
     mount("overlay", target, "overlay", _MS_NOSUID | _MS_NODEV, options)
 
 
 def bind_mount(folder: str, target: str) -> None:
-    """The same folder in another place."""
+    """Mounts a folder in a second place."""
     mount(folder, target, "none", _MS_BIND, "")
 
 
 def hide_folder(target: str) -> None:
-    """Hide what is in a folder, for good once `drop_privileges` was called."""
+    """Hides what is in a folder; permanent after drop_privileges."""
     mount("tmpfs", target, "tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=4k,nr_inodes=2,mode=0555")
 
 
 def unmount(target: str) -> None:
-    """Take a file system away as soon as nobody uses it."""
+    """Unmounts a file system as soon as it is unused."""
     _check(_libc.umount2(target.encode(), _MNT_DETACH), f"unmount {target}")
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of descendants whose own parent is gone."""
+    """Makes this process the parent of descendants whose parent has ended."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, "become subreaper")
 
 
 def set_no_new_privileges() -> None:
-    """From now on no program that is started gains any."""
+    """Forbids this process and its children to gain privileges by executing programs."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "no new privileges")
 
 
 def set_parent_death_signal(number: int) -> None:
-    """Have the kernel send a signal when the parent of this process ends."""
+    """Has the kernel send a signal to this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, number, "hear of the parent's end")
 
 
 def make_undumpable() -> None:
-    """Take /proc/<pid>/{mem,fd,...} of this process away from others of its uid."""
+    """Closes /proc/<pid>/{mem,fd,...} of this process to other processes of its uid."""
     _prctl(_PR_SET_DUMPABLE, 0, "hide worker")
 
 
 def make_dumpable() -> None:
-    """The opposite, for a command: without it a process may not even look at its own /proc files."""
-    _prctl(_PR_SET_DUMPABLE, 1, "make_dumpable command")
+    """Opens them again, for a command: a process that is not dumpable cannot read its own /proc files."""
+    _prctl(_PR_SET_DUMPABLE, 1, "show command")
 
 
 def _unshare(namespaces: int) -> None:
-    """New namespaces, among them one of users in which this process may mount; its uid stays."""
+    """Enters new namespaces, with a user namespace in which this process may mount; its uid stays the same."""
     uid, gid = os.getuid(), os.getgid()
     _check(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS | namespaces), "new namespaces")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -111,29 +111,29 @@ def _unshare(namespaces: int) -> None:
 
 
 def enter_mount_namespace() -> None:
-    """A place for mounts that every later child inherits."""
+    """Enters a mount namespace whose mounts all later children inherit."""
     _unshare(0)
     mount("none", "/", "none", _MS_REC | _MS_PRIVATE, "")
 
 
 def enter_sandbox_namespaces(network: bool) -> None:
-    """New namespaces for this process; its next child is process 1 of the new process namespace.
+    """Enters the namespaces of a sandbox; the next child is process 1 of the new process namespace.
 
-    network: keep the network that this process has.
+    network: keep the network of this process.
     """
     _unshare(_CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP | (0 if network else _CLONE_NEWNET))
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")  # no further user namespace below this one
     if network:
         return
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:  # tests may talk to themselves: loopback up
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:  # bring up loopback, which tests may use
         request = struct.pack("16sH14x", b"lo", 0)
         flags = struct.unpack("16sH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
 def mount_private_file_systems(tmp_bytes: int) -> None:
-    """Private, size-limited /tmp and /dev/shm; own /proc (processes only) and own terminals."""
+    """Mounts a private, size-limited /tmp and /dev/shm, a /proc with processes only, and private terminals."""
     mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "subset=pid")
     for target in ("/tmp", "/dev/shm"):
         mount_tmpfs(target, tmp_bytes)
@@ -141,11 +141,11 @@ def mount_private_file_systems(tmp_bytes: int) -> None:
 
 
 def drop_privileges(program: bytes) -> None:
-    """Give up all capabilities for good and install_filter the system-call filter `program`."""
+    """Drops all capabilities for good and installs the seccomp filter `program`."""
     set_no_new_privileges()
     for capability in range(_LAST_CAPABILITY + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            break  # past the kernel's last capability
+            break  # beyond the last capability of the kernel
     header, nothing = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
     _check(_libc.capset(header, nothing), "drop capabilities")
     make_undumpable()
@@ -153,15 +153,15 @@ def drop_privileges(program: bytes) -> None:
 
 
 def install_filter(program: bytes) -> None:
-    """One more system-call filter."""
+    """Installs one more seccomp filter."""
     filtered = _Program(len(program) // 8, program)
-    _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(filtered), 0, 0), "install_filter the system-call filter")
+    _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(filtered), 0, 0), "install the system-call filter")
 
 
 def install_notifying_filter(program: bytes) -> int:
-    """One more filter, which hands calls to the holder of the returned descriptor (seccomp_unotify(2))."""
+    """Installs one more filter, which hands calls to the holder of the returned descriptor (seccomp_unotify(2))."""
     filtered = _Program(len(program) // 8, program)
     number = _SECCOMP[os.uname().machine]
     listener = _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _SECCOMP_ASKING, ctypes.byref(filtered))
-    _check(min(0, listener), "install_filter the filter that asks")
+    _check(min(0, listener), "install the filter that asks")
     return listener

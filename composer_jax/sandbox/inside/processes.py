@@ -1,4 +1,4 @@
-"""Processes without a namespace of their own: which are descendants one, and how to end them all."""
+"""Descendants of a process that has no process namespace: listing, counting and killing them."""
 
 import os
 import signal
@@ -7,51 +7,51 @@ from resource import struct_rusage
 
 
 def descendants(pid: int) -> list[int]:
-    """The descendants of a process, as far as they hold still; parents come before their children."""
-    found = _children(pid)
-    for child in found:
-        found += _children(child)
-    return found
+    """Returns the descendants of a process, parents before their children; incomplete while they fork."""
+    pids = _children(pid)
+    for child in pids:
+        pids += _children(child)
+    return pids
 
 
 def running_descendants(pid: int) -> list[int]:
-    """The descendants of a process without the dead that nobody has buried."""
-    return [found for found in descendants(pid) if _state(found) not in "ZX"]
+    """Returns the descendants of a process without zombies."""
+    return [child for child in descendants(pid) if _state(child) not in "ZX"]
 
 
 def kill_descendants(pid: int) -> None:
-    """Kills the descendants of a process that were found at once."""
-    for found in descendants(pid):
-        _kill(found)
+    """Kills the descendants of a process that one listing shows."""
+    for child in descendants(pid):
+        _kill(child)
 
 
 def kill_all_descendants(at_once: bool) -> dict[int, tuple[int, struct_rusage]]:
-    """Kills whatever is descendants this process, which must adopt orphans; status and usage of its children, by pid.
+    """Kills all descendants of this process, which must be a subreaper; returns child pid -> (status, usage).
 
-    at_once: one call reaches all, also those being forked right now. True only for process 1 of a namespace and for a
-    process whose signals are confined to a Landlock domain: anybody else would kill every process of the user.
+    at_once: signal all processes in one call, which also reaches those being forked. True only for process 1 of a
+    namespace and for a process whose signals a Landlock domain confines: others would kill every process of the user.
     """
     ended: dict[int, tuple[int, struct_rusage]] = {}
     how = os.WNOHANG
     while True:
         try:
-            found, status, usage = os.wait4(-1, how)
+            child, status, usage = os.wait4(-1, how)
         except ChildProcessError:
             return ended
         how = os.WNOHANG
-        if found:
-            ended[found] = status, usage
+        if child:
+            ended[child] = status, usage
         elif at_once:
             _kill(-1)
             how = 0
-        else:  # a process may slip away between being found and being killed: look until none is left
+        else:  # a process may fork between the listing and the kill: repeat until none is left
             for pid in descendants(os.getpid()):
                 _kill(pid)
             time.sleep(0.001)
 
 
 def count_user_threads() -> int:
-    """How many count_threads the user of this process has, as the kernel's process limit counts them."""
+    """Returns the number of threads of the user of this process, as RLIMIT_NPROC counts them."""
     uid, total = os.getuid(), 0
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -64,18 +64,18 @@ def count_user_threads() -> int:
 
 
 def count_descendant_threads(pid: int, most: int) -> int:
-    """Threads of all descendants; stops counting above `most`: whoever has too many leaves little time to count."""
-    found, total = _children(pid), 0
-    for child in found:
+    """Returns the number of threads of all descendants; stops above `most`, so that a fork bomb costs little."""
+    pids, total = _children(pid), 0
+    for child in pids:
         total += count_threads(child)
         if total > most:
             break
-        found += _children(child)
+        pids += _children(child)
     return total
 
 
 def count_threads(pid: int | str) -> int:
-    """Threads of one process; 0 when it has ended."""
+    """Returns the number of threads of a process; 0 when it has ended."""
     try:
         return os.stat(f"/proc/{pid}/task").st_nlink - 2
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def count_threads(pid: int | str) -> int:
 
 
 def _state(pid: int) -> str:
-    """The letter that proc(5) has for it; X when it has ended."""
+    """Returns the state letter of proc(5); X when the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0].decode()
@@ -92,15 +92,15 @@ def _state(pid: int) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    """Those of its first thread, which is where orphans come to; other count_threads may have children, too."""
-    found: list[int] = []
+    """Returns the children of all threads of a process."""
+    pids: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
-                found += map(int, file.read().split())
+                pids += map(int, file.read().split())
     except OSError:  # it has ended
-        return found
-    return found
+        return pids
+    return pids
 
 
 def _kill(pid: int) -> None:

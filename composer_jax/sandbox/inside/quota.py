@@ -1,7 +1,7 @@
-"""Limits that the kernel does not hold where a sandbox has no file systems and no process namespace of its own.
+"""Limits on disk and processes that the kernel does not enforce without mounts and a process namespace.
 
-They are looked at from outside: while a command or a background job runs, and once more when a command has ended. So
-they may be passed for as long as two looks are apart, and what runs is stopped then.
+The worker checks them while a command or a background job runs, and again when a command has ended. A limit can be
+exceeded between two checks; the next check stops what runs.
 """
 
 import os
@@ -9,14 +9,14 @@ import time
 
 from . import disk, files, processes
 
-PAUSE_FACTOR = 20  # times as long as a look at the disk took, until the next
-MIN_ENTRIES, BYTES_PER_ENTRY = 256, 4096  # as many files as a file system in memory of that size would hold
+PAUSE_FACTOR = 20  # pause between two checks of the disk, in durations of the check
+MIN_ENTRIES, BYTES_PER_ENTRY = 256, 4096  # as many files as a tmpfs of that size would hold
 MIB = 1 << 20
 
 
 class Folder:
-    """What a folder may come to hold. It is over when it holds more than that, and more than it did before, or
-    folders that cannot be counted."""
+    """The limit of one folder: exceeded by more than `size` added bytes, too many entries, or folders that cannot be
+    counted. A folder that was beyond the limit before may not grow."""
 
     def __init__(self, root: str, name: str, size: int):
         self.root, self.name, self.size = root, name, size
@@ -24,7 +24,7 @@ class Folder:
         self.most = disk.DiskUsage(self.now.size + size, self.now.entries + max(MIN_ENTRIES, size // BYTES_PER_ENTRY))
 
     def check(self) -> str:
-        """One sentence when it is over, else nothing."""
+        """Returns one sentence when the limit is exceeded, else ""."""
         self.now = disk.disk_usage(self.root)
         if self.now.size > max(self.most.size, self.before.size):
             return f"{self.name} holds more than the {self.size // MIB} MiB that may be added to it"
@@ -38,7 +38,7 @@ class Folder:
 
 
 class Quota:
-    """Disk and processes of one sandbox."""
+    """The limits on disk and processes of one sandbox."""
 
     def __init__(self, workspace: str, tmp: str, limits: dict[str, int]):
         self.folders = (
@@ -46,14 +46,14 @@ class Quota:
             Folder(tmp, "the folder for temporary files", limits["tmp_bytes"]),
         )
         self.processes = limits["processes"]
-        self._exceeded = ""  # which limit what runs has passed
+        self._exceeded = ""  # one sentence about the exceeded limit
         self._next_check = 0.0
 
     def is_exceeded(self) -> bool:
-        """Whether what runs must be stopped: the command, or between two commands the shell's background jobs.
+        """Whether the running command, or background jobs between two commands, must be stopped.
 
-        May be called as often as one likes, also when nothing runs: processes are counted each time, and the disk is
-        looked at for a small share of the time only. Whoever kills what runs then calls finish_command.
+        Can be called at any rate: it counts processes each time, but measures the disk only for a small fraction of the
+        time. The caller kills the processes and then calls finish_command.
         """
         if processes.count_descendant_threads(os.getpid(), self.processes) > self.processes:
             self._exceeded = f"there were more than {self.processes} processes and threads at once"
@@ -65,17 +65,20 @@ class Quota:
         return self._exceeded != ""
 
     def finish_command(self) -> str:
-        """When nothing of the command is left: what it passed, or nothing. The next one is judged from here, unless
-        jobs still run beside the shell: what they hold is not forgiven, and is_exceeded goes on to say so."""
-        found = self._check_folders()
-        words, self._exceeded = self._exceeded or found, ""
-        if found:
+        """Returns which limit a command exceeded, or "", after its processes have ended.
+
+        The present disk usage becomes the allowance of the next command, unless jobs still run beside the shell: then
+        is_exceeded stays true for what they hold.
+        """
+        excess = self._check_folders()
+        sentence, self._exceeded = self._exceeded or excess, ""
+        if excess:
             self._next_check = 0.0
-        # One process is the shell itself; without a shell nothing outlives a command.
+        # One process is the shell itself; without a shell, no process outlives a command.
         if len(processes.running_descendants(os.getpid())) <= 1:
             for folder in self.folders:
                 folder.before = folder.now
-        return words
+        return sentence
 
     def _check_folders(self) -> str:
         return next(filter(None, [folder.check() for folder in self.folders]), "")
@@ -89,15 +92,14 @@ class LimitedWorkspace(files.Workspace):
         self.folder = quota.folders[0]
 
     def write(self, path: str, data: bytes | memoryview) -> None:
-        """As without a limit; what turns out not to fit is taken away again."""
+        """Writes a file, and deletes it again when it exceeds the quota."""
         super().write(path, data)
-        # Counted by what is added, and only when that is too much by what is there: many small files are cheap.
+        # Adds up what is written, and measures the disk only when the sum is too much, so that small files are cheap.
         before = self.folder.before
         self.folder.before = disk.DiskUsage(before.size + len(data) + BYTES_PER_ENTRY, before.entries + 1)
         if self.folder.before.size > self.folder.most.size or self.folder.before.entries > self.folder.most.entries:
             self.folder.before = before
-            words = self.folder.check()
-            if words:
+            if self.folder.check():
                 self.delete(path)
                 raise files.FileRefused(f"no space left in the workspace for {path}")
             self.folder.before = self.folder.now

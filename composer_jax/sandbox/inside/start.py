@@ -7,5 +7,5 @@ if __name__ == "__main__":
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     from inside import zygote
 
-    del sys.path[0]  # programs find the standard library behind their own folder, and nothing else
+    del sys.path[0]  # the path of programs is their own folder and the standard library
     zygote.main()

@@ -1,8 +1,9 @@
-"""The process around one sandbox that has no process namespace: when the worker ends, it ends all that is left.
+"""The supervisor of one sandbox without a process namespace: when the worker ends, it kills all other processes.
 
-It is to such a sandbox what the kernel is to a process namespace. The zygote ends a sandbox by asking its supervisor
-(SIGTERM), which dies with the zygote, too. Where Landlock confines signals one call then reaches all processes of the
-sandbox; elsewhere they are searched and killed until none is left. Meanwhile it changes modes for commands (modes.py).
+It does for such a sandbox what the kernel does for a process namespace. The zygote ends a sandbox by SIGTERM to its
+supervisor, which also ends with the zygote. Where Landlock confines signals, one call reaches all processes of the
+sandbox; elsewhere they are listed and killed until none is left. The supervisor also changes modes for commands
+(chmod_broker.py).
 """
 
 import fcntl
@@ -14,14 +15,14 @@ from collections.abc import Sequence
 
 from . import chmod_broker, landlock, namespaces, processes
 
-FIRST_FREE_FD = 10  # first descriptor that means nothing to whoever sets up a worker
+FIRST_FREE_FD = 10  # first descriptor without a fixed meaning in a worker
 
 
 def fork_supervised(report: int, roots: Sequence[str]) -> int:
-    """Fork: this process stays as the supervisor and never returns; in its child, returns its line to the supervisor, a
-    descriptor above all that have a meaning.
+    """Forks a child and supervises it without returning; in the child, returns the socket to the supervisor.
 
-    report: where the supervisor's pid is written; roots: the sandbox's own folders.
+    report: descriptor to which the pid of the supervisor is written. roots: the folders of the sandbox. The returned
+    descriptor is FIRST_FREE_FD or above.
     """
     zygote = os.getppid()
     landlock.die_with_parent(zygote, signal.SIGTERM)
@@ -52,16 +53,16 @@ def fork_supervised(report: int, roots: Sequence[str]) -> int:
             os._exit(0)
 
 
-def _close_all_but(*kept: int) -> None:
+def _close_all_but(*fds: int) -> None:
     start = 0
-    for fd in sorted(kept):
+    for fd in sorted(fds):
         os.closerange(start, fd)
         start = fd + 1
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
 class Supervisor:
-    """The loop: until the worker has ended or the zygote asks."""
+    """The event loop, until the worker has ended or the zygote sends SIGTERM."""
 
     def __init__(self, worker: int, line: socket.socket, wake: int, answers: chmod_broker.ChmodBroker):
         self.line, self.answers = line, answers
@@ -71,7 +72,7 @@ class Supervisor:
             self.poll.register(fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Answer what commands ask."""
+        """Answers the calls of commands."""
         while True:
             for fd, event in self.poll.poll():
                 if fd in self.ends:
@@ -80,12 +81,12 @@ class Supervisor:
                     self.listen()
                 elif event & select.POLLIN:
                     self.answers.answer(fd)
-                else:  # whoever had the filter has ended
+                else:  # the command with this filter has ended
                     self.poll.unregister(fd)
                     os.close(fd)
 
     def listen(self) -> None:
-        """A new command has sent the listener of its filter; or nobody has the line any more."""
+        """Receives the listener of the filter of a new command; at end of file, closes the socket."""
         message, fds, _, _ = socket.recv_fds(self.line, 1, 1)
         if not message:
             self.poll.unregister(self.line)
