@@ -46,7 +46,7 @@ from composer_jax.tasks.suites.protected import is_protected, protected_files
 from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.task import Split, Task
 
-Judged = tuple[Path | None, tuple[Gate, ...]]
+Verdict = tuple[Path | None, tuple[Gate, ...]]
 
 FAMILY = "repository"
 ALL_KINDS = (*KINDS, "combine", "revert_commit")
@@ -192,11 +192,11 @@ class _Builder:
         kinds = Counter(candidate.kind for candidate, _ in self.accepted)
         return BuildResult(tuple(task for _, task in self.accepted), kinds, self.rejected)
 
-    async def accept(self, stream: OrderedMap[Candidate, Judged], most: int, progress: Progress, log: TextIO) -> None:
+    async def accept(self, stream: OrderedMap[Candidate, Verdict], most: int, progress: Progress, log: TextIO) -> None:
         """Accepts tasks from a stream until there are `most` more, or no more candidates."""
         target = len(self.accepted) + most
-        while len(self.accepted) < target and (judged := await stream.next()) is not None:
-            candidate, (folder, gates) = judged
+        while len(self.accepted) < target and (item := await stream.next()) is not None:
+            candidate, (folder, gates) = item
             if candidate.id in self.seen:
                 continue
             self.seen.add(candidate.id)
@@ -209,7 +209,7 @@ class _Builder:
                 self.accepted.append((candidate, task))
             progress.update(int(folder is not None), tried=len(self.seen), rejected=sum(self.rejected.values()))
 
-    def sources(self) -> Iterator[tuple[OrderedMap[Candidate, Judged], int]]:
+    def sources(self) -> Iterator[tuple[OrderedMap[Candidate, Verdict], int]]:
         """(stream of candidates, most tasks to accept from it).
 
         At most a fifth comes from the history; a tenth is left for combinations, which need accepted tasks.
@@ -218,14 +218,14 @@ class _Builder:
         git = (self.request.repository / ".git").exists()
         if "revert_commit" in kinds if kinds is not None else git:
             share = count if kinds is not None and set(kinds) == {"revert_commit"} else max(1, count // 5)
-            yield self.judged(self.reverted()), share
-        proposals = self.judged(self.proposals([kind for kind in KINDS if kinds is None or kind in kinds]))
+            yield self.judge_all(self.reverted_commits()), share
+        proposals = self.judge_all(self.proposals([kind for kind in KINDS if kinds is None or kind in kinds]))
         combined = kinds is None or "combine" in kinds
         yield proposals, count - len(self.accepted) - (count // 10 if combined else 0)
         if combined:
             parts = [candidate for candidate, _ in self.accepted]
             rng = seeded_random(FAMILY, self.request.seed, "combine")
-            yield self.judged(combinations(self.baseline.sources, parts, rng)), count - len(self.accepted)
+            yield self.judge_all(combinations(self.baseline.sources, parts, rng)), count - len(self.accepted)
         yield proposals, count - len(self.accepted)
 
     def proposals(self, kinds: Sequence[str]) -> Iterator[Candidate]:
@@ -245,13 +245,13 @@ class _Builder:
                 else:
                     yield proposal
 
-    def reverted(self) -> Iterator[Candidate]:
+    def reverted_commits(self) -> Iterator[Candidate]:
         for candidate in revert_commits(self.request.repository):
             # The working tree may differ from HEAD, which the candidate was made from.
             if all(path in self.baseline.sources or text is not None for path, text in candidate.files.items()):
                 yield candidate
 
-    def judged(self, candidates: Iterable[Candidate]) -> OrderedMap[Candidate, Judged]:
+    def judge_all(self, candidates: Iterable[Candidate]) -> OrderedMap[Candidate, Verdict]:
         """The candidates with their verdicts, without repeats and without those that change tests."""
 
         def unique() -> Iterator[Candidate]:
@@ -264,7 +264,7 @@ class _Builder:
 
         return OrderedMap(unique(), self.judge, self.request.jobs)
 
-    async def judge(self, candidate: Candidate) -> Judged:
+    async def judge(self, candidate: Candidate) -> Verdict:
         """(the task's folder or None, the verdicts of the gates)."""
         breakage = await break_suite(candidate, self.baseline, self.pool, self.readable, self.request.min_passing)
         if not breakage.passed:
