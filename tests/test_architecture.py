@@ -59,7 +59,6 @@ LONGER = {
     "composer_jax/checkpoint/huggingface/tensor_layout.py: tensor_layouts",
     "composer_jax/demo/expert.py",
     "composer_jax/models/config.py: __post_init__",
-    "composer_jax/train/loop.py: fit",
     "configs/tiny.py: get_config",
     "tests/checkpoint/test_huggingface.py",
     "tests/parity/test_tensor_names.py",

@@ -1,4 +1,4 @@
 """Text and files -> token ids -> rows of a fixed shape: tokenizers, chat formats, corpora, packing, pipelines.
 
-Knows nothing of devices: everything here is numpy.
+All arrays are NumPy's; nothing here uses a device.
 """

@@ -1,4 +1,4 @@
-"""Finds the calls in a sampled message by the control tokens around them."""
+"""Splits a sampled message into content and tool calls by the control tokens around the calls."""
 
 from __future__ import annotations
 
@@ -8,58 +8,66 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class CallTokens:
-    """The control tokens of a format: what begins and finishes a call, what ends a message, and what is written
-    around all calls of a message and means nothing by itself."""
+    """Control tokens of a format's calls."""
 
     begin: int
+    """Begins a call."""
     finish: int
+    """Finishes a call."""
     end: int
+    """Ends the message."""
     around: frozenset[int] = frozenset()
+    """Enclose all calls of a message; without meaning by themselves."""
 
 
 @dataclass
 class CallSpan:
-    """The ids of one call, without its marks. closed: whether the mark that finishes it was there."""
+    """One call."""
 
     ids: list[int] = field(default_factory=list)
+    """Ids between the control tokens of the call."""
     closed: bool = False
+    """Whether the control token that finishes the call was there."""
 
 
 @dataclass
 class ScannedMessage:
-    """A message in parts. before: ids until the first mark; after: ids outside of calls from then on."""
+    """A message in parts."""
 
     before: list[int] = field(default_factory=list)
+    """Ids before the first control token of a call."""
     after: list[int] = field(default_factory=list)
+    """Later ids outside of calls."""
     calls: list[CallSpan] = field(default_factory=list)
     complete: bool = False
+    """Whether the message has its end token."""
 
 
-def scan_calls(ids: Iterable[int], marks: CallTokens) -> ScannedMessage:
-    """Takes any ids apart; a call is also finished, but not closed, by the begin of another and by what ends it all."""
-    found = ScannedMessage()
-    outside = found.before
+def scan_calls(ids: Iterable[int], control: CallTokens) -> ScannedMessage:
+    """Splits any ids into parts. The beginning of another call, and the end of the message, leave a call not closed."""
+    message = ScannedMessage()
+    outside = message.before
     call: CallSpan | None = None
     for i in ids:
-        if i == marks.end:
-            found.complete = True
+        if i == control.end:
+            message.complete = True
             break
-        if i == marks.begin:
+        if i == control.begin:
             call = CallSpan()
-            found.calls.append(call)
-        elif i == marks.finish:
+            message.calls.append(call)
+        elif i == control.finish:
             if call is not None:
                 call.closed = True
             call = None
-        elif i in marks.around:
+        elif i in control.around:
             call = None
         else:
             (outside if call is None else call.ids).append(i)
             continue
-        outside = found.after
-    return found
+        outside = message.after
+    return message
 
 
 def join_content(before: str, after: str) -> str:
-    """The content of a message whose text may go on after its calls; white space there says nothing."""
+    """Joins the text before and after the calls of a message; white space after them is dropped."""
     return "\n".join(part for part in (before, after.strip()) if part)

@@ -1,10 +1,10 @@
-"""What is said in a conversation, and our own compact chat format, in token ids.
+"""Messages of a conversation, and our own compact chat format in token ids.
 
     message   = role id, text, <|end|>
     assistant = <|assistant|>, text, then for each tool call <|call|>, name, JSON object, and at last <|end|>
 
-Text becomes ids once, when it enters; what the model sampled stays the ids that it sampled. No text can forge
-a message: control tokens are written here and nowhere else.
+Text is encoded once, when it enters the conversation; sampled tokens stay the ids that were sampled. Text cannot forge
+a message, because only this module writes control tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A well-formed call: a tool's name and its arguments (a JSON object). The tool may still not exist."""
+    """A well-formed call: a tool's name and its arguments (a JSON object). The tool need not exist."""
 
     name: str
     arguments: dict[str, Any]
@@ -31,7 +31,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Malformed:
-    """A call that could not be read: what the model wrote, and why it is no call, in words for the model."""
+    """A call that could not be parsed: the model's text, and the reason in words for the model."""
 
     text: str
     reason: str
@@ -39,7 +39,7 @@ class Malformed:
 
 @dataclass(frozen=True)
 class AssistantMessage:
-    """What the model said. `complete` is False when it was cut off before <|end|>."""
+    """A message of the model. `complete` is False when it was cut off before <|end|>."""
 
     content: str
     calls: tuple[ToolCall | Malformed, ...]
@@ -47,15 +47,15 @@ class AssistantMessage:
 
 
 def render_message(tok: Tokenizer, role: str, text: str) -> list[int]:
-    """A whole message of `role` ("system", "user", "tool" or "assistant")."""
+    """Returns a whole message of `role` ("system", "user", "tool" or "assistant")."""
     return splice(tok, role, [text])
 
 
 def render_assistant(tok: Tokenizer, content: str, calls: Iterable[ToolCall]) -> list[int]:
-    """Exactly what a model would sample to say this: no leading role id, <|end|> included.
+    """Returns the ids that a model would sample for this message: no leading role id, <|end|> included.
 
-    Raises ValueError for a call that `parse_assistant` would not read back (a bad name, arguments that JSON
-    cannot hold).
+    Raises ValueError for a call that `parse_assistant` could not read back (a bad name, arguments that JSON cannot
+    hold).
     """
     ids = tok.encode(content)
     for call in calls:
@@ -65,10 +65,10 @@ def render_assistant(tok: Tokenizer, content: str, calls: Iterable[ToolCall]) ->
 
 
 def parse_assistant(tok: Tokenizer, ids: Iterable[int]) -> AssistantMessage:
-    """Reads what `render_assistant` writes. Never raises: bad calls become Malformed, whatever the ids.
+    """Parses the output of `render_assistant`, or any other ids: bad calls become Malformed, nothing raises.
 
-    The message ends at the first <|end|>; what follows is not part of it. Other control tokens in the content
-    are shown by name; inside a call they make it Malformed, for no text could have put them there.
+    The message ends at the first <|end|>; later ids are ignored. Other control tokens are shown by name in the content
+    and make a call Malformed.
     """
     parts: list[list[int]] = [[]]
     complete = False
@@ -85,9 +85,9 @@ def parse_assistant(tok: Tokenizer, ids: Iterable[int]) -> AssistantMessage:
 
 
 def splice(tok: Tokenizer, role: str, parts: Sequence[str | Sequence[int]]) -> list[int]:
-    """A message whose body mixes text with ids that were sampled earlier, such as a summary.
+    """Returns a message whose body mixes text with ids that were sampled earlier, such as a summary.
 
-    The ids stay as they are, but control tokens are left out: a body can neither open nor close a message.
+    The ids are kept, except for control tokens: a body can neither open nor close a message.
     """
     ids = [_role_id(tok, role)]
     for part in parts:
@@ -96,7 +96,7 @@ def splice(tok: Tokenizer, role: str, parts: Sequence[str | Sequence[int]]) -> l
 
 
 def to_text(tok: Tokenizer, ids: Iterable[int]) -> str:
-    """Any sequence for people: control tokens by name, a line break after each message, no padding."""
+    """Returns any ids as text to read: control tokens by name, a line break after each message, no padding."""
     messages: list[list[int]] = [[]]
     for i in ids:
         if i != tok.pad:
@@ -107,17 +107,17 @@ def to_text(tok: Tokenizer, ids: Iterable[int]) -> str:
 
 
 def compact_json(value: Any) -> str:
-    """JSON as short as it gets: no spaces, no needless escapes. Raises ValueError for NaN and infinity."""
+    """Returns JSON without spaces and needless escapes. Raises ValueError for NaN and infinity."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def is_tool_name(name: str) -> bool:
-    """Whether a call may carry this name."""
+    """Whether this can be the name of a tool."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_call(call: ToolCall) -> None:
-    """Raises ValueError for a call that no format could read back: a bad name, arguments that JSON cannot hold."""
+    """Raises ValueError for a call that no format could parse: a bad name, arguments that JSON cannot hold."""
     if not is_tool_name(call.name):
         raise ValueError(f"{call.name!r} is not a tool name: use letters, digits, '_', '.' and '-'")
     compact_json(call.arguments)
@@ -148,10 +148,10 @@ def _parse_call(tok: Tokenizer, ids: list[int]) -> ToolCall | Malformed:
 
 
 def read_json(text: str, what: str) -> Any:
-    """The value that a model wrote as JSON. Raises ValueError that says, in words for the model, why `what` is none."""
+    """Parses JSON that a model wrote. Raises ValueError with a reason for the model; `what` names the text."""
     try:
         value = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
-        compact_json(value).encode("utf-8")  # an escaped lone surrogate is no text that a file could hold
+        compact_json(value).encode("utf-8")  # a lone surrogate could not be written to a file
     except json.JSONDecodeError as error:
         raise ValueError(f"{what} are not JSON: {error.msg} at character {error.pos}") from error
     except UnicodeEncodeError as error:

@@ -1,6 +1,6 @@
-"""Our own compact format (composer_jax.data.chat) behind the interface of all formats.
+"""Our own compact format (composer_jax.data.chat) as a ChatFormat.
 
-A tool is not declared, for our own models learn the few that there are; neither are calls numbered.
+Tools are not declared, because models of this format learn them in training; calls are not numbered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from composer_jax.data.tokenizer import SPECIAL, Tokenizer
 
 
 class CompactFormat(ChatFormat):
-    """The format of models that were trained from the start with our own Tokenizer."""
+    """The format of models that were trained from scratch with our own Tokenizer."""
 
     def __init__(self, tok: Tokenizer) -> None:
         self.end = tok.end

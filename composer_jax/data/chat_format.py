@@ -1,10 +1,9 @@
-"""One interface to the formats in which a conversation becomes token ids.
+"""ChatFormat: the interface of all formats in which a conversation is written as token ids.
 
-An episode starts with `render`; then, again and again, `generation_prompt` is given, the model samples a message,
-`parse` reads it, and `bridge` gives what comes back from its tools. Nothing that was sampled is ever made into text
-and back.
+An episode starts with `render`. In each turn the context then gets `generation_prompt`, the message that the model
+samples, and the answers of its tools from `bridge`; `parse` reads the message. Sampled ids are never re-encoded.
 
-Text (of a user, a tool, a file) becomes ids of text in every format: no text can forge a control token.
+Text of a user, a tool or a file is encoded as text in every format: it cannot forge a control token.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Role = Literal["system", "user", "tool"]
 
 @dataclass(frozen=True)
 class Message:
-    """What somebody other than the model says. A "tool" answers a call of the assistant message before it."""
+    """A message that the model did not write. A "tool" message answers a call of the assistant message before it."""
 
     role: Role
     content: str
@@ -31,7 +30,7 @@ Conversation = Sequence[Message | AssistantMessage]
 
 
 class ToolSpec(Protocol):
-    """What a model is told of a tool. `parameters` is the JSON schema of its arguments."""
+    """What a format declares of a tool. `parameters` is the JSON schema of the arguments."""
 
     @property
     def name(self) -> str: ...
@@ -44,69 +43,71 @@ class ToolSpec(Protocol):
 
 
 class ChatFormat(ABC):
-    """How a conversation is written in token ids. Immutable; safe to share between threads.
-
-    end: the id that ends a message of the model. generation_prompt: the ids given before the model samples a message.
-    """
+    """How a conversation is written as token ids. Immutable; safe to share between threads."""
 
     end: int
+    """The id that ends a message of the model."""
     generation_prompt: list[int]
+    """The ids before a message of the model, which the model does not sample."""
 
     @abstractmethod
     def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
-        """A whole conversation, from its first id on, with the declarations of the tools where the format has any.
+        """Returns a whole conversation, with declarations of the tools if the format has them.
 
-        Equal to the start of it, followed turn by turn by `generation_prompt`, what `render_assistant` gives, and
-        `bridge` or `close` and `user`. One that ends with an assistant message ends with `end`. Raises ValueError for
-        calls that `render_assistant` refuses, and for answers that no call asked for.
+        The same ids result turn by turn: the rendered beginning, then `generation_prompt`, `render_assistant`, and
+        `bridge` or `close` and `user`. A conversation that ends with an assistant message ends with `end`.
+
+        Raises ValueError for calls that `render_assistant` refuses, and for answers without a call.
         """
 
     @abstractmethod
     def render_assistant(self, content: str, calls: Sequence[ToolCall], *, calls_before: int = 0) -> list[int]:
-        """Exactly what a model would sample to say this: no generation prompt, `end` included.
+        """Returns the ids that a model would sample for this message: no generation prompt, `end` included.
 
-        calls_before: calls in the conversation so far, for formats that number them.
-        Raises ValueError for a call that `parse` would not read back.
+        calls_before: number of earlier calls in the conversation, for formats that number calls.
+
+        Raises ValueError for a call that `parse` could not read back.
         """
 
     @abstractmethod
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
-        """Reads what `render_assistant` writes. Never raises: bad calls become Malformed, whatever the ids.
+        """Parses the output of `render_assistant`, or any other ids: bad calls become Malformed, nothing raises.
 
-        The message ends at the first `end`; what follows is not part of it. Other control tokens are shown by name.
+        The message ends at the first `end`; later ids are ignored. Other control tokens are shown by name.
         """
 
     @abstractmethod
     def close(self, sampled: Sequence[int]) -> list[int]:
-        """What stands between a sampled message and the next one: `end` where it was cut off, then a separator."""
+        """Returns the ids between a sampled message and the next: `end` if it was cut off, then the separator."""
 
     @abstractmethod
     def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
-        """The turn after a sampled message with calls: one list of ids per answer, to be joined in this order.
+        """Returns the ids that follow a sampled message with calls: one list per answer, to be joined in order.
 
-        answers: the results of its first calls, in the order of the calls. The first list begins with `close`.
+        answers: the results of the first calls, in the order of the calls. The first list begins with `close`.
+
         Raises ValueError for more answers than calls.
         """
 
     @abstractmethod
     def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
-        """A user message that follows another message of the harness, such as the answers of tools.
+        """Returns a user message that follows another message of the harness, such as the answer of a tool.
 
-        Its body may mix text with ids that were sampled earlier, such as a summary. The ids stay as they are, but
-        control tokens are left out: a body can neither open nor close a message.
+        Its body may mix text with ids that were sampled earlier, such as a summary. The ids are kept, except for
+        control tokens: a body can neither open nor close a message.
         """
 
     @abstractmethod
     def text(self, ids: Sequence[int]) -> str:
-        """Ids of messages as text for people: no control tokens, and no headings where they can be told apart."""
+        """Returns ids of messages as text to read: no control tokens, and no headings that the format can recognise."""
 
     @abstractmethod
     def answer_text(self, ids: Sequence[int]) -> str:
-        """The answer that one of the lists of `bridge` holds."""
+        """Returns the text of the answer in one of the lists of `bridge`."""
 
 
 def declarations(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:
-    """The tools as chat templates and JSON interfaces declare them: a list of functions."""
+    """Returns the tools as chat templates and JSON APIs declare them: a list of functions."""
     return [
         {
             "type": "function",
@@ -117,11 +118,13 @@ def declarations(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:
 
 
 def rendered_calls(message: AssistantMessage) -> list[ToolCall]:
-    """The calls of a message that is to be rendered. Raises ValueError for one that could not be read."""
+    """Returns the calls of a message to render. Raises ValueError if one of them is Malformed."""
+    calls: list[ToolCall] = []
     for call in message.calls:
         if isinstance(call, Malformed):
             raise ValueError(f"a malformed call cannot be rendered: {call.text[:80]!r} ({call.reason})")
-    return list(message.calls)
+        calls.append(call)
+    return calls
 
 
 def check_answers(asked: int, answers: int) -> None:

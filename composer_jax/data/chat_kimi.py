@@ -6,8 +6,8 @@
     call      = <|tool_call_begin|>, functions.NAME:INDEX, <|tool_call_argument_begin|>, JSON, <|tool_call_end|>
     answer    = a message of the system named tool: "## Return of functions.NAME:INDEX", then the result
 
-INDEX counts the calls of the whole conversation from 0. What a template would add by itself, such as a default system
-message, is left to the caller.
+INDEX counts the calls of the whole conversation from 0. A default system message, which the template would add, is left
+to the caller.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 CALL = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
 ROLES = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>")
 CONTROL = (*ROLES, "<|im_middle|>", "<|im_end|>", *SECTION, *CALL)
-"""The control tokens that the format is made of."""
+"""All control tokens of the format."""
 
 _ID = re.compile(r"functions\.(.+):([0-9]+)")
-_LONGEST_ID = 80  # characters of a broken id that an answer repeats
+_LONGEST_ID = 80  # characters of a malformed id that an answer repeats
 _HEADING = "## Return of "
 
 
@@ -53,10 +53,12 @@ class KimiFormat(ChatFormat):
     def __init__(self, tok: ModelTokenizer) -> None:
         """Raises UserError when the tokenizer lacks one of the control tokens."""
         self._tok = tok
-        system, user, assistant, self._middle, self.end, *marks = (tok.id_of(name) for name in CONTROL)
-        self._section, self._section_end, self._call, self._argument, self._call_end = marks
+        system, user, assistant, self._middle, self.end, *call_tokens = (tok.id_of(name) for name in CONTROL)
+        self._section, self._section_end, self._call, self._argument, self._call_end = call_tokens
         self._openers = {"system": system, "user": user, "assistant": assistant}
-        self._marks = CallTokens(self._call, self._call_end, self.end, frozenset({self._section, self._section_end}))
+        self._call_tokens = CallTokens(
+            self._call, self._call_end, self.end, frozenset({self._section, self._section_end})
+        )
         self.generation_prompt = self._open("assistant", "assistant")
 
     def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
@@ -67,10 +69,10 @@ class KimiFormat(ChatFormat):
         for message in messages:
             if isinstance(message, AssistantMessage):
                 calls = rendered_calls(message)
-                said = self.render_assistant(message.content, calls, calls_before=count)
-                ids += self.generation_prompt + said
+                rendered = self.render_assistant(message.content, calls, calls_before=count)
+                ids += self.generation_prompt + rendered
                 count += len(calls)
-                unanswered = self._call_ids(said)
+                unanswered = self._call_ids(rendered)
             elif message.role == "tool":
                 check_answers(len(unanswered), 1)
                 ids += self._answer(unanswered.pop(0), message.content)
@@ -88,9 +90,9 @@ class KimiFormat(ChatFormat):
         return [*self._tok.encode(content), *section, self.end]
 
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
-        found = scan_calls(ids, self._marks)
-        content = join_content(self._tok.decode(found.before), self._tok.decode(found.after))
-        return AssistantMessage(content, tuple(self._read(span) for span in found.calls), found.complete)
+        message = scan_calls(ids, self._call_tokens)
+        content = join_content(self._tok.decode(message.before), self._tok.decode(message.after))
+        return AssistantMessage(content, tuple(self._parse_call(span) for span in message.calls), message.complete)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
         return [] if self.end in sampled else [self.end]
@@ -106,7 +108,7 @@ class KimiFormat(ChatFormat):
 
     def text(self, ids: Sequence[int]) -> str:
         kept: list[int] = []
-        named: int | None = None  # from where on `kept` holds the name of whoever speaks
+        named: int | None = None  # where in `kept` the name of the message's author starts
         for i in ids:
             if i in self._openers.values():
                 named = len(kept)
@@ -133,19 +135,20 @@ class KimiFormat(ChatFormat):
         return self._message("system", "tool", [f"{_HEADING}{call}\n{result}"])
 
     def _call_ids(self, sampled: Iterable[int]) -> list[str]:
-        """What the model called its calls: in an answer it must find the very id that it wrote."""
+        """The ids of the calls as the model wrote them, which the answers must repeat."""
         return [
-            self._halves(span)[0][:_LONGEST_ID].replace("\n", " ") for span in scan_calls(sampled, self._marks).calls
+            self._halves(span)[0][:_LONGEST_ID].replace("\n", " ")
+            for span in scan_calls(sampled, self._call_tokens).calls
         ]
 
     def _halves(self, span: CallSpan) -> tuple[str, list[int] | None]:
-        """The id of a call, and the ids of its arguments if they were begun."""
+        """The id of a call as text, and the token ids of its arguments; None without any."""
         if self._argument not in span.ids:
             return self._tok.decode(span.ids).strip(), None
         at = span.ids.index(self._argument)
         return self._tok.decode(span.ids[:at]).strip(), span.ids[at + 1 :]
 
-    def _read(self, span: CallSpan) -> ToolCall | Malformed:
+    def _parse_call(self, span: CallSpan) -> ToolCall | Malformed:
         text = self._tok.decode(span.ids)
         call_id, arguments = self._halves(span)
         if arguments is None:

@@ -1,9 +1,9 @@
-"""The chat format of a published model that comes as a Jinja template, with tool calls in the style of Hermes and Qwen.
+"""The chat format of a published model with a Jinja template and tool calls in the style of Hermes and Qwen.
 
-    call = <tool_call>, {"name": NAME, "arguments": {...}}, </tool_call>; both marks are tokens of the tokenizer
+    call = <tool_call>, {"name": NAME, "arguments": {...}}, </tool_call>; both are control tokens of the tokenizer
 
-What a turn adds is what the template adds to the conversation so far. A template that writes earlier messages anew when
-a later one comes cannot be used: what a model sampled would then stand differently in its own context.
+The ids of a turn are those that the template appends to the conversation. A template that rewrites earlier messages
+when a later one is added is refused: the model's context would not hold the ids that it sampled.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from composer_jax.errors import UserError
 CALL = ("<tool_call>", "</tool_call>")
 """The control tokens around a call."""
 
-_WORD = "composer"  # stands for any text where the template is asked what it writes around it
+_WORD = "composer"  # stands for any text, to find what the template writes around it
 _ASK = {"role": "user", "content": _WORD}
-_NO_MARK = "\0"  # for texts that hold nothing guarded
+_NO_MARK = "\0"  # for texts without guarded values
 
 
 class TemplateFormat(ChatFormat):
@@ -47,17 +47,17 @@ class TemplateFormat(ChatFormat):
         self._control = ControlText(tok)
         asked, opened = self._text([_ASK]), self._text([_ASK], opened=True)
         self.generation_prompt = self._control.ids(self._added(asked, opened), _NO_MARK)
-        said = self._added(opened, self._text([_ASK, {"role": "assistant", "content": _WORD}]))
-        self.end, *self._tail = self._control.ids(said.partition(_WORD)[2], _NO_MARK) or [-1]
+        message = self._added(opened, self._text([_ASK, {"role": "assistant", "content": _WORD}]))
+        self.end, *self._tail = self._control.ids(message.partition(_WORD)[2], _NO_MARK) or [-1]
         if self.end not in tok.names:
             raise UserError(
                 f"the chat template of {template.name} ends no message of the model with a control token; "
                 f"use another template"
             )
-        self._marks = CallTokens(begin, finish, self.end)
+        self._call_tokens = CallTokens(begin, finish, self.end)
         with_call = self._text([_ASK, *_as_dicts([AssistantMessage(_WORD, (ToolCall(_WORD, {}),), True)])])
-        self._separator, found, _ = self._added(opened, with_call).partition(_WORD)[2].partition(CALL[0])
-        if not found:
+        self._separator, call, _ = self._added(opened, with_call).partition(_WORD)[2].partition(CALL[0])
+        if not call:
             raise UserError(
                 f"the chat template of {template.name} writes no calls between {CALL[0]} and {CALL[1]}; "
                 f"use a model whose template does"
@@ -65,36 +65,36 @@ class TemplateFormat(ChatFormat):
         self._check()
 
     def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
-        mark, said = self._guarded(messages, declared := declarations(tools))
+        mark, guarded = self._guarded(messages, declared := declarations(tools))
         declared = [{**tool, "function": self._control.broken(tool["function"], mark)} for tool in declared]
         ids: list[int] = []
-        tail: list[int] = []  # of the message before, where the model said it
+        tail: list[int] = []  # what follows the end token of the model's last message
         before = ""
-        for count in _turn_ends(said):
+        for count in _turn_ends(guarded):
             ids += tail
-            now, tail = self._text(said[:count], declared), []
-            if said[count - 1]["role"] == "assistant":
-                opened = self._text(said[: count - 1], declared, opened=True)
+            text, tail = self._text(guarded[:count], declared), []
+            if guarded[count - 1]["role"] == "assistant":
+                opened = self._text(guarded[: count - 1], declared, opened=True)
                 ids += self._control.ids(self._added(before, opened), mark)
-                sampled, tail = self._split(self._control.ids(self._added(opened, now), mark))
+                sampled, tail = self._split(self._control.ids(self._added(opened, text), mark))
                 ids += sampled
             else:
-                ids += self._control.ids(self._added(before, now), mark)
-            before = now
+                ids += self._control.ids(self._added(before, text), mark)
+            before = text
         return ids
 
     def render_assistant(self, content: str, calls: Sequence[ToolCall], *, calls_before: int = 0) -> list[int]:
-        mark, said = self._guarded([AssistantMessage(content, tuple(calls), True)], calls_before=calls_before)
-        opened, text = self._text([_ASK], opened=True), self._text([_ASK, *said])
+        mark, guarded = self._guarded([AssistantMessage(content, tuple(calls), True)], calls_before=calls_before)
+        opened, text = self._text([_ASK], opened=True), self._text([_ASK, *guarded])
         return self._split(self._control.ids(self._added(opened, text), mark))[0]
 
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
-        found = scan_calls(ids, self._marks)
-        before = self._tok.decode(found.before)
-        if found.calls:
+        message = scan_calls(ids, self._call_tokens)
+        before = self._tok.decode(message.before)
+        if message.calls:
             before = before.removesuffix(self._separator)
-        calls = tuple(self._read(span) for span in found.calls)
-        return AssistantMessage(join_content(before, self._tok.decode(found.after)), calls, found.complete)
+        calls = tuple(self._parse_call(span) for span in message.calls)
+        return AssistantMessage(join_content(before, self._tok.decode(message.after)), calls, message.complete)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
         return [*([] if self.end in sampled else [self.end]), *self._tail]
@@ -106,8 +106,8 @@ class TemplateFormat(ChatFormat):
         turns = [self._answered(names[:count], answers[:count]) for count in range(1, len(answers) + 1)]
         pieces, at = [], 0
         for number, turn in enumerate(turns):
-            # A template may put the answers of a turn into one message: an answer ends where the next one changes it.
-            end = max(at, _common(turn, turns[-1]))
+            # A template may put all answers of a turn into one message: an answer ends where the next one differs.
+            end = max(at, _common_prefix(turn, turns[-1]))
             pieces.append([*(self.close(sampled) if number == 0 else []), *turns[-1][at:end]])
             at = end
         return pieces
@@ -132,24 +132,26 @@ class TemplateFormat(ChatFormat):
     def _guarded(
         self, messages: Conversation, declared: Sequence[dict[str, Any]] = (), calls_before: int = 0
     ) -> tuple[str, list[dict[str, Any]]]:
-        """The messages for the template, with what people, tools and the model said guarded by a mark; and the mark."""
+        """Returns a mark, and the messages for the template with contents and arguments guarded by it."""
         mark = self._control.mark(_as_dicts(messages, calls_before), list(declared), self._template.source)
         return mark, _as_dicts(messages, calls_before, lambda value: self._control.guard(value, mark))
 
-    def _text(self, said: list[dict[str, Any]], declared: Sequence[dict[str, Any]] = (), opened: bool = False) -> str:
-        return self._template.text(said, declared, opened)
+    def _text(
+        self, messages: list[dict[str, Any]], declared: Sequence[dict[str, Any]] = (), opened: bool = False
+    ) -> str:
+        return self._template.text(messages, declared, opened)
 
     def _added(self, before: str, after: str) -> str:
-        """What the template added. Raises UserError when it wrote what was there before anew."""
+        """The text that the template appended. Raises UserError if it rewrote the text before."""
         if not after.startswith(before):
             raise UserError(
-                f"the chat template of {self._template.name} writes earlier messages anew when a later one comes, so "
+                f"the chat template of {self._template.name} rewrites earlier messages when a later one comes, so "
                 f"a model would not see what it sampled; use a template that only appends"
             )
         return after[len(before) :]
 
     def _split(self, ids: list[int]) -> tuple[list[int], list[int]]:
-        """A message of the model: what it samples, and what follows that."""
+        """Splits a message of the model into the ids that it samples and those that follow."""
         if self.end not in ids:
             raise UserError(
                 f"the chat template of {self._template.name} does not end every message of the model with "
@@ -159,10 +161,10 @@ class TemplateFormat(ChatFormat):
         return ids[:end], ids[end:]
 
     def _answered(self, names: Sequence[str], answers: Sequence[str]) -> list[int]:
-        """The answers to calls of tools of these names."""
+        """The ids of answers to calls of tools of these names."""
         calls = AssistantMessage("", tuple(ToolCall(name, {}) for name in names), True)
-        mark, said = self._guarded([calls, *(Message("tool", answer) for answer in answers)])
-        before, after = self._text([_ASK, said[0]]), self._text([_ASK, *said])
+        mark, guarded = self._guarded([calls, *(Message("tool", answer) for answer in answers)])
+        before, after = self._text([_ASK, guarded[0]]), self._text([_ASK, *guarded])
         return self._control.ids(self._added(before, after), mark)
 
     @cached_property
@@ -170,8 +172,8 @@ class TemplateFormat(ChatFormat):
         """The ids before and after the body of a user message."""
         calls = _as_dicts([AssistantMessage("", (ToolCall(_WORD, {}),), True), Message("tool", _WORD)])
         frames = []
-        for said in ([_ASK], [_ASK, *calls]):
-            head, _, foot = self._added(self._text(said), self._text([*said, _ASK])).partition(_WORD)
+        for before in ([_ASK], [_ASK, *calls]):
+            head, _, foot = self._added(self._text(before), self._text([*before, _ASK])).partition(_WORD)
             frames.append((self._control.ids(head, _NO_MARK), self._control.ids(foot, _NO_MARK)))
         if frames[0] != frames[1]:
             raise UserError(
@@ -182,7 +184,7 @@ class TemplateFormat(ChatFormat):
 
     @cached_property
     def _answer_frames(self) -> list[tuple[str, str]]:
-        """What the template writes around an answer: a single one, and each of several."""
+        """The text around an answer: of a single answer, and of each of several."""
         frames = []
         for count in (1, 3):
             sampled = self.render_assistant("", [ToolCall(_WORD, {})] * count)
@@ -192,7 +194,7 @@ class TemplateFormat(ChatFormat):
         return frames
 
     def _check(self) -> None:
-        """Raises UserError unless a conversation is the same in one piece and turn by turn."""
+        """Raises UserError unless a conversation has the same ids rendered whole and turn by turn."""
         calls = (ToolCall(_WORD, {_WORD: _WORD}), ToolCall(_WORD, {}))
         ask, answer = Message("user", _WORD), Message("tool", _WORD)
         whole: list[Message | AssistantMessage] = [ask]
@@ -210,7 +212,7 @@ class TemplateFormat(ChatFormat):
                 f"it; use another template"
             )
 
-    def _read(self, span: CallSpan) -> ToolCall | Malformed:
+    def _parse_call(self, span: CallSpan) -> ToolCall | Malformed:
         text = self._tok.decode(span.ids)
         if not span.closed:
             return Malformed(text, f"the call does not end with {CALL[1]}")
@@ -232,28 +234,28 @@ class TemplateFormat(ChatFormat):
 def _as_dicts(
     messages: Conversation, calls_before: int = 0, guard: Callable[[Any], Any] = lambda value: value
 ) -> list[dict[str, Any]]:
-    """The messages as templates know them; calls have ids, and answers name the call.
+    """The messages as dicts for a template; calls have ids, and answers name their call.
 
-    guard: what is done to all that was said: contents and arguments.
+    guard: applied to contents and arguments.
     """
-    said: list[dict[str, Any]] = []
+    dicts: list[dict[str, Any]] = []
     unanswered: list[tuple[str, str]] = []
     for message in messages:
         if isinstance(message, AssistantMessage):
             calls = rendered_calls(message)
             unanswered = [(f"call{number:05d}", call.name) for number, call in enumerate(calls, calls_before)]
             calls_before += len(calls)
-            said.append({"role": "assistant", "content": guard(message.content)})
+            dicts.append({"role": "assistant", "content": guard(message.content)})
             if calls:
                 keys = (key for key, _ in unanswered)
-                said[-1]["tool_calls"] = [_call(call, key, guard) for call, key in zip(calls, keys, strict=True)]
+                dicts[-1]["tool_calls"] = [_call(call, key, guard) for call, key in zip(calls, keys, strict=True)]
         elif message.role == "tool":
             check_answers(len(unanswered), 1)
             key, name = unanswered.pop(0)
-            said.append({"role": "tool", "content": guard(message.content), "name": name, "tool_call_id": key})
+            dicts.append({"role": "tool", "content": guard(message.content), "name": name, "tool_call_id": key})
         else:
-            said.append({"role": message.role, "content": guard(message.content)})
-    return said
+            dicts.append({"role": message.role, "content": guard(message.content)})
+    return dicts
 
 
 def _call(call: ToolCall, key: str, guard: Callable[[Any], Any]) -> dict[str, Any]:
@@ -261,9 +263,9 @@ def _call(call: ToolCall, key: str, guard: Callable[[Any], Any]) -> dict[str, An
     return {"id": key, "type": "function", "function": {"name": call.name, "arguments": guard(call.arguments)}}
 
 
-def _turn_ends(said: Sequence[dict[str, Any]]) -> list[int]:
-    """How many messages there are at the end of each turn; answers in a row are one, and a system message is none."""
-    roles = [message["role"] for message in said]
+def _turn_ends(messages: Sequence[dict[str, Any]]) -> list[int]:
+    """Number of messages up to the end of each turn. Answers in a row are one turn; a system message ends none."""
+    roles = [message["role"] for message in messages]
     return [
         count
         for count, (role, following) in enumerate(zip(roles, [*roles[1:], None], strict=True), 1)
@@ -271,7 +273,7 @@ def _turn_ends(said: Sequence[dict[str, Any]]) -> list[int]:
     ]
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids both begin with."""
+def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

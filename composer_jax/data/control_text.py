@@ -1,7 +1,7 @@
-"""Text that went through a template -> ids, such that only what the template itself wrote becomes control tokens.
+"""Text rendered by a template -> ids, such that only control tokens of the template itself become control tokens.
 
-A template mixes its own control tokens with what people and tools said. So what they said is broken before: where it
-spells a control token, or could be a part of one, a mark is put in between; it is removed when the text is encoded.
+A template mixes its own control tokens with messages of users and tools. The messages are therefore guarded first: a
+mark is put into every place that spells a control token or could be a part of one, and removed when text is encoded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ class ControlText:
 
     def __init__(self, tok: ModelTokenizer) -> None:
         self._tok = tok
-        spelled = sorted(tok.control, key=len, reverse=True)  # the longest of those that begin at the same place
+        spelled = sorted(
+            tok.control, key=len, reverse=True
+        )  # of alternatives that start at one place, re takes the first
         self._ids = [tok.control[text].id for text in spelled]
         self._cut = re.compile("|".join(f"({_pattern(tok, text)})" for text in spelled))
         self._begins = re.compile(f"(?={'|'.join(map(re.escape, spelled))})")
@@ -27,14 +29,14 @@ class ControlText:
         self._tails = {text[n:] for text in spelled for n in range(1, len(text))}
 
     def mark(self, *values: Any) -> str:
-        """A mark that is in none of the values (JSON-like), and in no control token."""
-        said = "".join([*_strings(values), *self._tok.control])
-        return next(mark for n in count() if (mark := f"Zq{n}x") not in said)
+        """Returns a mark that occurs in none of the values (JSON-like) and in no control token."""
+        text = "".join([*_strings(values), *self._tok.control])
+        return next(mark for n in count() if (mark := f"Zq{n}x") not in text)
 
     def guard(self, value: Any, mark: str) -> Any:
-        """The value (JSON-like) with `mark` wherever it could make, or be a part of, a control token.
+        """Returns the value (JSON-like) with `mark` wherever it contains, or could be a part of, a control token.
 
-        In keys only whole control tokens are broken: a template looks for them.
+        In keys, which templates look up, the mark is put into whole control tokens only.
         """
         if isinstance(value, str):
             return self._at_the_ends(value, mark) + self.broken(value, mark) + self._at_the_ends(value, mark)
@@ -43,7 +45,7 @@ class ControlText:
         return [self.guard(item, mark) for item in value] if isinstance(value, list) else value
 
     def broken(self, value: Any, mark: str) -> Any:
-        """The value (JSON-like) with `mark` in every control token that one of its strings spells."""
+        """Returns the value (JSON-like) with `mark` inside every control token that one of its strings spells."""
         if isinstance(value, str):
             cuts = [match.start() + 1 for match in self._begins.finditer(value)]
             return mark.join(value[start:end] for start, end in zip([0, *cuts], [*cuts, len(value)], strict=True))
@@ -52,17 +54,18 @@ class ControlText:
         return [self.broken(item, mark) for item in value] if isinstance(value, list) else value
 
     def ids(self, text: str, mark: str) -> list[int]:
-        """The ids of text that a template made of guarded values."""
+        """Returns the ids of text that a template rendered from guarded values."""
         ids: list[int] = []
         at = 0
         for match in self._cut.finditer(text):
             ids += self._tok.encode(text[at : match.start()].replace(mark, ""))
+            assert match.lastindex is not None  # every alternative of the pattern is a group
             ids.append(self._ids[match.lastindex - 1])
             at = match.end()
         return ids + self._tok.encode(text[at:].replace(mark, ""))
 
     def _at_the_ends(self, text: str, mark: str) -> str:
-        """`mark`, if the text could make a control token together with what a template writes next to it."""
+        """Returns `mark` if the text could form a control token with the template's text next to it, else ""."""
         begins = any(text[-n:] in self._heads for n in range(1, self._longest))
         ends = any(text[:n] in self._tails for n in range(1, self._longest))
         within = bool(text) and any(text in control for control in self._tok.control)

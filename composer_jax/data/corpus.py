@@ -1,8 +1,8 @@
 """Source code on disk -> lists of files to train on and to hold out.
 
-The split is decided by each file's relative path alone, before a byte of it is read: it is the same on every
-machine, and adding files moves none from one side to the other. Files are then visited in an order that is as
-good as random, and also fixed by the paths, so that the first megabytes are a fair sample of the whole.
+The split depends on each file's relative path only: it is the same on every machine, and added files move no other file
+to the other side. Files are read in a pseudo-random order that also depends on the paths only, so that the first
+megabytes are a fair sample of the whole.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 from composer_jax.errors import UserError
 
 Progress = Callable[[int, int], None]
-"""Called with (done, total) while something long goes on; the unit is the caller's to label."""
+"""Called with (done, total) during long work; the unit is the caller's to label."""
 
-# Not the user's own source, wherever it turns up.
+# Folders that never hold the user's own source.
 _NEVER = frozenset({"__pycache__", "site-packages", "dist-packages", "node_modules"})
 
-# In the standard library: half of it is tests; idlelib, lib2to3 and turtledemo are applications and their
-# fixtures; encodings and pydoc_data are tables that only look like code; the rest are binaries.
+# Folders of the standard library: tests are half of it; idlelib, lib2to3 and turtledemo are applications and their
+# fixtures; encodings and pydoc_data are tables in the form of code; the rest are binaries.
 _STDLIB_LEFT_OUT = frozenset(
     "test tests idle_test idlelib lib2to3 turtledemo encodings pydoc_data ensurepip lib-dynload".split()
 )
@@ -41,7 +41,7 @@ class SourceFile:
     digest: str
 
     def read(self) -> str:
-        """The text, with \\n line ends. Raises UserError when the file is not what it was when found."""
+        """Returns the text with \\n line ends. Raises UserError if the file has changed since it was found."""
         try:
             data = self.path.read_bytes()
         except OSError as error:
@@ -71,23 +71,22 @@ def find_corpus(
     max_file_bytes: int = 1_000_000,
     progress: Progress | None = None,
 ) -> Corpus:
-    """Finds source files under `folder`; without one, the standard library of the running Python.
+    """Finds source files under `folder`, or in the standard library of the running Python.
 
     Args:
-      extensions: what a source file's name ends with.
-      heldout_fraction: share of the files never trained on, 0 <= f < 1. Above zero, at least one file is held
-        out, however small the folder.
-      max_bytes, max_heldout_bytes: enough for training and held out; None takes every file.
-      max_file_bytes: larger files are skipped; they are rarely written by people.
-      progress: called with (files looked at, files there are).
+      extensions: endings of source files' names.
+      heldout_fraction: fraction of the files never trained on, 0 <= f < 1. Above zero, at least one file is held out.
+      max_bytes, max_heldout_bytes: bytes after which no more files are taken, for each side; None takes every file.
+      max_file_bytes: larger files, which are rarely written by people, are skipped.
+      progress: called with (files read, files in total).
 
-    Skipped and counted: unreadable, too large, empty, not UTF-8 text, and content already seen. Of two equal
-    files on different sides the held-out one stays: it is never trained on under another name.
+    Skipped and counted are files that are unreadable, too large, empty, not UTF-8 text, or equal to an earlier one.
+    Held-out files are read first, so that a file equal to a held-out one is never trained on.
 
     Raises UserError when the folder is missing or unreadable, or holds too few source files to train on.
     """
     if not 0 <= heldout_fraction < 1:
-        raise UserError(f"heldout_fraction={heldout_fraction} is not a share of the files; use 0 <= f < 1")
+        raise UserError(f"heldout_fraction={heldout_fraction} is not a fraction of the files; use 0 <= f < 1")
     extensions = tuple(e if e.startswith(".") else f".{e}" for e in extensions)
     left_out = _NEVER
     if folder is None:
@@ -101,12 +100,12 @@ def find_corpus(
         raise UserError(f"{folder} holds no source files ({ends}); name another folder or other extensions")
 
     names.sort(key=_order)
-    heldout_names = [name for name in names if _share(name) < heldout_fraction]
+    heldout_names = [name for name in names if _position(name) < heldout_fraction]
     if heldout_fraction > 0 and not heldout_names:
-        heldout_names = [min(names, key=_share)]
+        heldout_names = [min(names, key=_position)]
     held = set(heldout_names)
     reader = _Reader(folder, max_file_bytes, skipped, len(names), progress)
-    # Held-out files first: of two equal files on both sides, the one for training has to go.
+    # Held-out files first: of equal files on both sides, the one for training is the duplicate.
     heldout = reader.take(heldout_names, max_heldout_bytes)
     train = reader.take([name for name in names if name not in held], max_bytes)
     if not train:
@@ -119,7 +118,7 @@ def find_corpus(
 
 
 def read_texts(files: Iterable[SourceFile], max_bytes: int | None = None) -> Iterator[str]:
-    """The texts one after the other; stops after the file with which `max_bytes` is reached."""
+    """Yields the texts in order; stops after the file that reaches `max_bytes`."""
     total = 0
     for file in files:
         if max_bytes is not None and total >= max_bytes:
@@ -131,7 +130,7 @@ def read_texts(files: Iterable[SourceFile], max_bytes: int | None = None) -> Ite
 def _source_names(
     folder: Path, extensions: tuple[str, ...], left_out: frozenset[str], skipped: Counter[str]
 ) -> list[str]:
-    """Relative paths of all files that look like source, in no order. Does not follow linked folders."""
+    """Relative paths of all files with these extensions, in no order. Linked folders are not followed."""
     if not os.path.exists(folder):
         raise UserError(f"the data folder {folder} does not exist; name a folder with source files")
     if not os.path.isdir(folder):
@@ -151,7 +150,7 @@ def _source_names(
 
 
 class _Reader:
-    """Reads files in the order given and keeps those that are worth keeping."""
+    """Reads files in order, and counts the skipped ones by reason."""
 
     def __init__(
         self, folder: Path, max_file_bytes: int, skipped: Counter[str], total: int, progress: Progress | None
@@ -179,11 +178,11 @@ class _Reader:
         return files
 
     def _read(self, name: str) -> SourceFile | str:
-        """The file, or the reason to skip it."""
+        """Returns the file, or the reason to skip it."""
         path = self._folder / name
         try:
             status = path.stat()
-            if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
+            if not stat.S_ISREG(status.st_mode):  # reading a pipe would block
                 return "unreadable"
             if status.st_size > self._max_file_bytes:
                 return "too large"
@@ -213,8 +212,8 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _share(name: str) -> float:
-    """A fixed number in [0, 1) for each path: below heldout_fraction means held out."""
+def _position(name: str) -> float:
+    """A number in [0, 1) that depends on the path only; files below heldout_fraction are held out."""
     return int.from_bytes(_hash(name)[:8], "big") / 2**64
 
 
@@ -223,5 +222,5 @@ def _order(name: str) -> tuple[bytes, str]:
 
 
 def _hash(name: str) -> bytes:
-    # File names need not be valid text; surrogateescape is how Python carries those bytes.
+    # File names need not be valid UTF-8; Python holds their bytes by surrogateescape.
     return hashlib.sha256(name.encode("utf-8", errors="surrogateescape")).digest()

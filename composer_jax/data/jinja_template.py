@@ -1,7 +1,7 @@
-"""The chat template of a published model: Jinja in a sandbox, with what such templates may use.
+"""The chat template of a published model: Jinja in a sandbox.
 
-The environment is the one that the transformers library documents: blocks trimmed, loop controls, `tojson` without
-HTML escapes, `raise_exception`, `strftime_now`, and {% generation %}, which marks text for training and is plain here.
+The environment is the one that the transformers library documents: trimmed blocks, loop controls, `tojson` without
+HTML escapes, `raise_exception`, `strftime_now`, and {% generation %} (a marker for training; without effect here).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from composer_jax.errors import UserError
 
 
 class JinjaTemplate:
-    """Messages -> text. Nothing a template does reaches beyond the text that it gives."""
+    """Messages -> text. Jinja's sandbox keeps a template from doing anything else."""
 
     def __init__(self, source: str, variables: Mapping[str, str], name: str) -> None:
-        """variables: what else the template may name, such as bos_token. name: where it is from, for messages.
+        """
+        variables: further variables of the template, such as bos_token.
+        name: where the template comes from, for error messages.
 
-        Raises UserError when it is no template.
+        Raises UserError if `source` is not valid Jinja.
         """
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
@@ -43,15 +45,15 @@ class JinjaTemplate:
             raise UserError(f"the chat template of {name} is not valid Jinja ({error}); download it again") from error
 
     def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], opened: bool) -> str:
-        """The conversation as text. opened: with what opens an answer of the model at the end.
+        """Renders a conversation; `opened` adds the generation prompt.
 
-        Raises UserError when the template refuses it.
+        Raises UserError when the template refuses the conversation.
         """
         try:
             return self._template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=opened, **self._variables
             )
-        except Exception as error:  # whatever foreign code raises is how it refuses
+        except Exception as error:  # a template may raise anything
             roles = ", ".join(message["role"] for message in messages)
             raise UserError(
                 f"the chat template of {self.name} refuses a conversation of {roles} ({error}); use another template"
@@ -59,7 +61,7 @@ class JinjaTemplate:
 
 
 class _Generation(Extension):
-    """{% generation %}...{% endgeneration %}: only what is inside."""
+    """{% generation %}...{% endgeneration %}: renders its body."""
 
     tags = {"generation"}
 

@@ -1,4 +1,4 @@
-"""Which chat format a model speaks: what its tokenizer and its template hold decides, never what it is called."""
+"""Loads the chat format of a model folder, which follows from its tokenizer and template, never from a model's name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.data.tokenizer import SPECIAL, Tokenizer
 from composer_jax.errors import UserError
 
-_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")  # what templates name of tokenizer_config.json
+_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")  # fields of tokenizer_config.json that templates use
 
 
 def load_chat_format(folder: Path | str) -> ChatFormat:
-    """The format of a model folder: tokenizer.json, and tokenizer_config.json or chat_template.jinja.
+    """Returns the format of a folder with tokenizer.json and tokenizer_config.json or chat_template.jinja.
 
-    Ours if the control tokens are ours; Kimi K2's if they are those; else that of the template, if it writes calls
-    in the style of Hermes and Qwen. Raises UserError for a folder that fits none of them.
+    CompactFormat if the tokenizer has its control tokens, KimiFormat likewise, else TemplateFormat if the template
+    writes calls in the style of Hermes and Qwen.
+
+    Raises UserError for a folder that fits none of them.
     """
     folder = Path(folder)
     text = _read(folder / "tokenizer.json")
@@ -38,17 +40,17 @@ def load_chat_format(folder: Path | str) -> ChatFormat:
         return KimiFormat(tok)
     if not source:
         raise UserError(f"{folder} has no chat template; use a model that has one, such as an instruct model")
-    if any(mark not in source for mark in chat_template.CALL):
+    if any(token not in source for token in chat_template.CALL):
         raise UserError(
             f"the chat template of {folder} writes no calls between {' and '.join(chat_template.CALL)}; "
             f"use a model whose template does"
         )
-    variables = {name: _spelled(config[name]) for name in _VARIABLES if config.get(name)}
+    variables = {name: _token_text(config[name]) for name in _VARIABLES if config.get(name)}
     return TemplateFormat(tok, JinjaTemplate(source, variables, str(folder)))
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file, None where there is none."""
+    """The text of a file; None if there is no file."""
     try:
         return path.read_text(encoding="utf-8") if path.exists() else None
     except (OSError, UnicodeDecodeError) as error:
@@ -67,16 +69,16 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _template(path: Path, config: dict[str, Any]) -> str:
-    """The template's source, "" where there is none. Of several that a config names, the one for tools."""
-    alone = _read(path)
-    if alone is not None:
-        return alone
-    inside = config.get("chat_template") or ""
-    if isinstance(inside, str):
-        return inside
-    named = {entry["name"]: entry["template"] for entry in inside}
+    """The template's source, "" if there is none. Among several in a config, the one for tools."""
+    source = _read(path)
+    if source is not None:
+        return source
+    configured = config.get("chat_template") or ""
+    if isinstance(configured, str):
+        return configured
+    named = {entry["name"]: entry["template"] for entry in configured}
     return named.get("tool_use") or named.get("default", "")
 
 
-def _spelled(token: str | dict[str, Any]) -> str:
+def _token_text(token: str | dict[str, Any]) -> str:
     return token if isinstance(token, str) else token["content"]

@@ -1,4 +1,4 @@
-"""The tokenizer of a published model (tokenizer.json), with its control tokens kept apart from its text."""
+"""The tokenizer of a published model (tokenizer.json), in which text never encodes to control tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from composer_jax.data.tokenizer import encodable
 from composer_jax.errors import UserError
 
 _UNKNOWN = "\ufffd"
-_SAMPLE = "A line,  two spaces\n\tand \u00e9\u4e2d\U0001f600 <|x|>\n\n"  # must come back from its ids as it was
+_SAMPLE = "A line,  two spaces\n\tand \u00e9\u4e2d\U0001f600 <|x|>\n\n"  # decode(encode(...)) must return it
 
 
 @dataclass(frozen=True)
 class ControlToken:
-    """A token that only code writes. `lstrip`, `rstrip`: whether it swallows the white space before and after it."""
+    """A token that only a chat format writes. `lstrip`, `rstrip`: whether it absorbs white space before, after it."""
 
     id: int
     lstrip: bool
@@ -29,12 +29,15 @@ class ControlToken:
 class ModelTokenizer:
     """Text <-> token ids of a published model. Immutable; safe to share between threads.
 
-    control: the control tokens by how they are spelled: those the tokenizer calls special, and those that the chat
-    template spells (many models do not call the marks of tool calls special). names: the same by id.
+    control: the control tokens by their text: those that the tokenizer declares special, and those in the chat template
+    (many models do not declare the tokens around tool calls special). names: their texts by id.
     """
 
     def __init__(self, tokenizer_json: str, chat_template: str, name: str) -> None:
-        """name: where it comes from, for messages. Raises UserError for what is no tokenizer or loses text."""
+        """name: where the files come from, for error messages.
+
+        Raises UserError if `tokenizer_json` is not a tokenizer, or the tokenizer loses text.
+        """
         try:
             description = json.loads(tokenizer_json)
             self._backend = tokenizers.Tokenizer.from_str(tokenizer_json)
@@ -53,11 +56,11 @@ class ModelTokenizer:
             raise UserError(f"the tokenizer of {name} does not give text back as it was; use a byte-level tokenizer")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, never a control token, even where the text spells one out."""
+        """Returns the ids of `text`, never a control token, even if the text spells one."""
         return self._plain.encode(encodable(text), add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of any ids, control tokens by name. Total: broken UTF-8 and unknown ids give U+FFFD."""
+        """Returns the text of any ids, control tokens by name; broken UTF-8 and unknown ids become U+FFFD."""
         parts = []
         for control, run in groupby(ids, key=lambda i: i in self.names or i not in self._known):
             if control:
@@ -67,24 +70,26 @@ class ModelTokenizer:
         return "".join(parts)
 
     def id_of(self, control: str) -> int:
-        """Raises UserError when the tokenizer has no such control token."""
+        """Returns the id of a control token. Raises UserError if the tokenizer lacks it."""
         if control not in self.control:
             raise UserError(f"the tokenizer of {self.name} has no control token {control}; use a model that has it")
         return self.control[control].id
 
     def without_control(self, ids: Iterable[int]) -> list[int]:
-        """The ids that stand for text."""
+        """Returns the ids that are not control tokens."""
         return [i for i in ids if i not in self.names]
 
 
 def _without(description: dict[str, Any], control: Iterable[str]) -> dict[str, Any]:
-    """A tokenizer that has never heard of the control tokens: to it they are characters. It encodes all of a text, and
-    nothing else, whatever else it is told to do for training."""
+    """The description of a tokenizer without these control tokens, which encodes them as characters.
+
+    Post-processing, truncation and padding are removed too, so that it encodes a text and nothing else.
+    """
     model = description["model"]
     added = [token for token in description.get("added_tokens", ()) if token["content"] not in control]
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         known = set(control) - {model.get("unk_token")}
         vocabulary = {text: i for text, i in vocabulary.items() if text not in known}
-    nothing_else = dict.fromkeys(("post_processor", "truncation", "padding"))
-    return {**description, **nothing_else, "added_tokens": added, "model": {**model, "vocab": vocabulary}}
+    removed = dict.fromkeys(("post_processor", "truncation", "padding"))
+    return {**description, **removed, "added_tokens": added, "model": {**model, "vocab": vocabulary}}

@@ -1,4 +1,4 @@
-"""Documents of any length -> rows of one fixed length, several to a row, none of them seeing another."""
+"""Packing: documents of any length -> rows of a fixed length, several documents per row, separated by segments."""
 
 from __future__ import annotations
 
@@ -16,36 +16,32 @@ TooLong = Literal["error", "drop"]
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """B rows of S tokens, as the learner takes them. Padding is zero in every field.
-
-    tokens: int32[B, S].
-    positions: int32[B, S], from 0 in every document.
-    segments: int32[B, S], the documents of a row numbered from 1; 0 is padding. None sees another.
-    weights: float32[B, S]; weights[b, t] is the loss weight of *predicting* tokens[b, t], so it is 0 for the
-      first token of a document, which nothing predicts.
-    """
+    """B rows of S tokens for the learner. Padding is zero in every field."""
 
     tokens: np.ndarray
+    """int32[B, S]."""
     positions: np.ndarray
+    """int32[B, S], from 0 in every document."""
     segments: np.ndarray
+    """int32[B, S]: the documents of a row numbered from 1; 0 is padding. Attention stays within a segment."""
     weights: np.ndarray
+    """float32[B, S]: the loss weight of *predicting* tokens[b, t]; 0 for the first token of a document."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Which documents go where: `rows[r]` are the indices of the documents that stand in row r, in order.
-
-    Made by `plan_packing`. Rows may be empty (padding up to whole batches). `dropped` are the indices of
-    documents that do not fit into any row.
-    """
+    """The documents of each row, by `plan_packing`."""
 
     rows: tuple[tuple[int, ...], ...]
+    """Indices of the documents of each row, in order. Rows may be empty, as padding up to whole batches."""
     lengths: tuple[int, ...]
+    """Tokens of each document."""
     seq_len: int
     dropped: tuple[int, ...]
+    """Indices of documents longer than a row."""
 
     def spans(self) -> Iterator[tuple[int, int, int, int]]:
-        """(document, row, start, stop) for every document placed."""
+        """Yields (document, row, start, stop) for every packed document."""
         for row, documents in enumerate(self.rows):
             start = 0
             for document in documents:
@@ -54,9 +50,9 @@ class Packing:
                 start = stop
 
     def place(self, values: Sequence[np.ndarray], dtype: np.dtype | type) -> np.ndarray:
-        """Per-token values of every document, [n_i, ...], at their places: [rows, S, ...], zero elsewhere.
+        """Packs per-token values of every document, [n_i, ...], into [rows, S, ...]; zero elsewhere.
 
-        For whatever belongs to tokens beside the tokens themselves (advantages, log-probabilities, routing).
+        The values may be tokens, advantages, log-probabilities, routing.
         """
         trailing = np.shape(values[0])[1:] if len(values) else ()
         out = np.zeros((len(self.rows), self.seq_len, *trailing), dtype)
@@ -67,20 +63,23 @@ class Packing:
         return out
 
     def segments(self) -> np.ndarray:
-        """int32[rows, S]: the documents of each row numbered from 1, 0 for padding."""
+        """Returns int32[rows, S]: the documents of each row numbered from 1, 0 for padding."""
         out = np.zeros((len(self.rows), self.seq_len), np.int32)
-        number = [0] * len(self.rows)
+        count = [0] * len(self.rows)
         for _, row, start, stop in self.spans():
-            number[row] += 1
-            out[row, start:stop] = number[row]
+            count[row] += 1
+            out[row, start:stop] = count[row]
         return out
 
 
 def plan_packing(lengths: Sequence[int], *, seq_len: int, batch_size: int = 1, too_long: TooLong = "error") -> Packing:
-    """First fit: every document goes, whole, into the first row that has room for it, in the order given.
+    """Packs first fit: each document, whole and in the order given, goes into the first row with room for it.
 
-    The number of rows is rounded up to a multiple of `batch_size`. A document longer than `seq_len` raises
-    UserError, or with too_long="drop" is left out and listed in `dropped`; an empty one ValueError.
+    The number of rows is rounded up to a multiple of `batch_size`.
+
+    Raises:
+      UserError: a document is longer than `seq_len`; with too_long="drop" it is listed in `dropped` instead.
+      ValueError: a document is empty.
     """
     dropped = check_lengths(lengths, seq_len=seq_len, too_long=too_long)
     left_out = set(dropped)
@@ -101,7 +100,7 @@ def plan_packing(lengths: Sequence[int], *, seq_len: int, batch_size: int = 1, t
 
 
 def check_lengths(lengths: Sequence[int], *, seq_len: int, too_long: TooLong) -> tuple[int, ...]:
-    """The indices of documents longer than `seq_len`; unless too_long="drop", UserError if there are any."""
+    """Returns the indices of documents longer than `seq_len`; raises UserError for them unless too_long="drop"."""
     if too_long not in ("error", "drop"):
         raise ValueError(f'too_long={too_long!r}; use "error" or "drop"')
     if any(length < 1 for length in lengths):
@@ -116,15 +115,15 @@ def check_lengths(lengths: Sequence[int], *, seq_len: int, too_long: TooLong) ->
 
 
 def pack_documents(
-    documents: Sequence[tuple[Sequence[int], Sequence[float]]],
+    documents: Sequence[tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]],
     *,
     seq_len: int,
     batch_size: int,
     too_long: TooLong = "error",
 ) -> tuple[list[PackedBatch], Packing]:
-    """Packs (tokens, weights) documents into batches; the last one may end in empty rows. See `plan_packing`.
+    """Packs (tokens, weights) documents into batches by `plan_packing`; the last batch may end in empty rows.
 
-    weights[t] is the loss weight of predicting token t; that of a document's first token is taken as 0.
+    weights[t] is the loss weight of predicting token t; that of a document's first token is ignored.
     """
     packing = plan_packing(
         [len(tokens) for tokens, _ in documents], seq_len=seq_len, batch_size=batch_size, too_long=too_long
@@ -138,7 +137,7 @@ def pack_documents(
 
 
 def packed_batch(tokens: np.ndarray, segments: np.ndarray, weights: np.ndarray) -> PackedBatch:
-    """A batch from tokens, segments and weights, all [B, S]: adds positions, clears impossible weights."""
+    """Makes a batch from tokens, segments and weights, [B, S] each: adds positions, zeroes first tokens' weights."""
     inside = segments > 0
     first = inside.copy()
     first[:, 1:] &= segments[:, 1:] != segments[:, :-1]

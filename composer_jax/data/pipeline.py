@@ -1,4 +1,4 @@
-"""Grain pipelines: endless, shuffled, resumable streams of PackedBatch; one plain pass for held-out data."""
+"""Grain pipelines: endless, shuffled, resumable streams of PackedBatch, and a single pass over held-out data."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from composer_jax.errors import UserError
 
 
 class BatchStream:
-    """An endless iterator of PackedBatch whose place can be saved and found again.
+    """An endless iterator of PackedBatch whose position can be saved and restored.
 
-    `get_state` gives a small dictionary that JSON can hold; a stream made with the same arguments and given
-    it by `set_state` goes on with exactly the batch that would have come next. `dropped` counts documents
-    left out.
+    `get_state` returns a small dictionary for JSON. A stream made with the same arguments continues, after `set_state`,
+    with exactly the next batch. `dropped` counts documents that were longer than a row.
     """
 
     def __init__(self, dataset: grain.IterDataset, identity: Mapping[str, int | str], dropped: int = 0) -> None:
@@ -36,11 +35,11 @@ class BatchStream:
         return packed_batch(row["tokens"], row["segments"], row["weights"])
 
     def get_state(self) -> dict[str, Any]:
-        """The place in the stream, after the last batch taken."""
+        """Returns the position after the last batch."""
         return {"stream": dict(self._identity), "place": self._iterator.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a saved place. Raises UserError when it was saved by a stream over other data."""
+        """Moves to a saved position. Raises UserError if a stream over other data saved it."""
         other = state["stream"]
         names = sorted(self._identity.keys() | other.keys())
         differences = [
@@ -50,7 +49,7 @@ class BatchStream:
         ]
         if differences:
             raise UserError(
-                f"the saved place belongs to other data ({'; '.join(differences)}); "
+                f"the saved position belongs to other data ({'; '.join(differences)}); "
                 "use the same data and settings, or a new folder"
             )
         self._iterator.set_state(_tuples(state["place"]))
@@ -62,8 +61,8 @@ def pretraining_batches(
     """Returns an endless stream of batches whose rows are drawn from several sources.
 
     Args:
-      sources: name -> (source, weight). A source gets the share weight / (sum of weights) of the rows; a weight of 0
-        leaves it out. The order matters: each source has a seed of its own by its place.
+      sources: name -> (source, weight). A source gets the fraction weight / (sum of weights) of the rows; a weight of
+        0 leaves it out. The order matters: each source gets a seed by its index.
       seed: the run's seed; the stream is a function of it and of the sources.
 
     Raises:
@@ -94,28 +93,28 @@ def trace_batches(
     seed: int,
     too_long: TooLong = "error",
 ) -> BatchStream:
-    """Conversations, shuffled and repeated without end, packed whole into rows, first fit.
+    """Returns an endless stream of conversations, shuffled anew in each epoch and packed whole into rows, first fit.
 
     Args:
-      traces: (token ids, mask); only the tokens whose mask is true are trained on: what the assistant said.
-      too_long: what to do with a trace longer than a row: "error", or "drop" (`dropped` counts them).
+      traces: (token ids, mask); only tokens with a true mask, those of the assistant, are trained on.
+      too_long: what happens to a trace longer than a row: "error" raises UserError, "drop" counts it in `dropped`.
     """
     lengths = [len(tokens) for tokens, _ in traces]
-    left_out = set(check_lengths(lengths, seq_len=seq_len, too_long=too_long))
-    kept = [trace for i, trace in enumerate(traces) if i not in left_out]
+    dropped = set(check_lengths(lengths, seq_len=seq_len, too_long=too_long))
+    kept = [trace for i, trace in enumerate(traces) if i not in dropped]
     if not kept:
-        raise UserError(f"there are no traces to train on ({len(left_out)} are longer than a row of {seq_len})")
+        raise UserError(f"there are no traces to train on ({len(dropped)} are longer than a row of {seq_len})")
     rows = TraceSource(kept).rows(seq_len=seq_len, batch_size=batch_size, seed=_seeds(seed, 1)[0])
     identity = {**TraceSource(traces).identity(), "seq_len": seq_len, "batch_size": batch_size, "seed": seed}
-    return BatchStream(rows.batch(batch_size), identity, dropped=len(left_out))
+    return BatchStream(rows.batch(batch_size), identity, dropped=len(dropped))
 
 
 def heldout_batches(
     documents: Sequence[np.ndarray], *, seq_len: int, batch_size: int, eod: int
 ) -> Iterator[PackedBatch]:
-    """One pass over the documents, in order, every token once; the last batch ends in empty rows.
+    """Yields batches of a single pass over the documents, in order; the last batch may end in empty rows.
 
-    Documents are cut and ended as in DocumentSource, but a short piece is never cut again.
+    Documents are cut and ended as by DocumentSource, but short pieces are not cut again.
     """
     pieces = DocumentPieces(documents, seq_len, eod)
     tokens = [pieces[i]["tokens"] for i in range(len(pieces))]
@@ -126,12 +125,12 @@ def heldout_batches(
 
 
 def _seeds(seed: int, count: int) -> list[int]:
-    """Independent 32-bit seeds. Grain adds the epoch to its seed, so 0, 1, 2 would share their orders."""
+    """Independent uint32 seeds. Grain adds the epoch to its seed, so that seeds 0, 1, 2 would share their orders."""
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(count)]
 
 
 def _tuples(state: Any) -> Any:
-    """JSON turns tuples into lists, and Grain's packer compares with tuples."""
+    """Lists as tuples, because JSON turns tuples into lists and Grain's packer compares with tuples."""
     if isinstance(state, dict):
         return {key: _tuples(value) for key, value in state.items()}
     return tuple(_tuples(value) for value in state) if isinstance(state, (list, tuple)) else state

@@ -1,7 +1,7 @@
-"""Encoding a corpus once: files -> token documents, kept on disk between runs.
+"""The token cache: files -> token documents, encoded once and kept on disk between runs.
 
-The cache file is named after everything that decides its content (the tokenizer, each file's name and bytes),
-so a changed corpus or tokenizer can never be served stale tokens.
+The name of a cache file is a hash of everything that its content depends on (the tokenizer, each file's name and
+bytes), so that a changed corpus or tokenizer never gets stale tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from composer_jax.data.corpus import Progress, SourceFile
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 
-_CHUNK_BYTES = 500_000  # encoded at once: large enough to fill the cores, small enough for smooth progress
+_CHUNK_BYTES = 500_000  # per encoding call: large enough to use all cores, small enough for smooth progress
 
 
 def encode_files(
@@ -28,10 +28,10 @@ def encode_files(
     cache_dir: Path | str | None = None,
     progress: Progress | None = None,
 ) -> list[np.ndarray]:
-    """One array of token ids per file, in order (uint16 where the vocabulary allows, else int32).
+    """Returns one array of token ids per file, in order (uint16 if the vocabulary allows, else int32).
 
-    With `cache_dir` the result is kept there and the next call reads it instead; a damaged cache is written
-    anew. `progress` is called with (bytes encoded, bytes to encode).
+    The result is cached in `cache_dir`, from which the next call reads it; a damaged cache file is replaced.
+    `progress` is called with (bytes encoded, bytes in total).
     """
     total = sum(file.num_bytes for file in files)
     path = cache_file(tok, files, cache_dir) if cache_dir is not None else None
@@ -46,15 +46,15 @@ def encode_files(
 
 
 def cache_file(tok: Tokenizer, files: Sequence[SourceFile], cache_dir: Path | str) -> Path:
-    """Where `encode_files` keeps what it finds."""
+    """Returns the path of the cache file of `encode_files`."""
     return Path(cache_dir) / f"tokens-{_key(tok, files)}.npz"
 
 
 def read_encoded(path: Path | str) -> list[np.ndarray]:
-    """What `encode_files` kept, without the source files. Raises a UserError if it is not there or damaged."""
+    """Reads a cache file, without the source files. Raises UserError if it is missing or damaged."""
     documents = _read(Path(path))
     if documents is None:
-        raise UserError(f"{path} cannot be read; run the same command again, which writes it anew")
+        raise UserError(f"{path} cannot be read; run the same command again, which replaces it")
     return documents
 
 
@@ -91,7 +91,7 @@ def _key(tok: Tokenizer, files: Sequence[SourceFile]) -> str:
 
 
 def _read(path: Path) -> list[np.ndarray] | None:
-    """The documents, or None when there is no whole cache file. The zip container's checksums find damage."""
+    """The documents; None if the file is missing or damaged, which the checksums of the zip format detect."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             tokens, ends = arrays["tokens"], arrays["ends"]

@@ -1,11 +1,10 @@
-"""The tokenizer: byte-level BPE in which a word has the same ids wherever it stands.
+"""The tokenizer: byte-level BPE in which a word has the same ids in every context.
 
-Agents copy: file names, function names, lines to replace. If the space before a word were part of its
-tokens, then `calc` in a sentence and `"calc"` in a tool call would be different ids, and a small model
-would have to learn a dictionary from one to the other before it could copy anything. So the text is cut,
-before any merge is learned, into words (which never carry a neighbour), single digits, punctuation (which
-may carry a space), and white space. A backslash keeps the character that it escapes, so that the word after
-`\\n` in a JSON string is intact as well.
+Agents copy file names, function names and lines to replace. If a word's tokens included the space before it, `calc` in
+a sentence and `"calc"` in a tool call would be different ids, and a small model would have to learn to map one to the
+other before it could copy. Text is therefore pre-tokenised into words (without neighbours), single digits, punctuation
+(which may include a space) and white space. A backslash stays with the character that it escapes, so that the word
+after `\\n` in a JSON string is intact too.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ SPECIAL = (
     "<|call|>",
     "<|end|>",
 )
-"""Control tokens; the position in this tuple is the id. Only code puts them into a sequence, never text."""
+"""Control tokens; the index in this tuple is the id. Text never encodes to them."""
 
-SMALLEST_VOCABULARY = len(SPECIAL) + 256  # every byte has an id, so every text can be encoded
+SMALLEST_VOCABULARY = len(SPECIAL) + 256  # every byte has an id, so that every text can be encoded
 
-# Whatever none of these matches (letters outside ASCII) is a piece of its own between its neighbours.
+# Text between matches (letters outside ASCII) is a piece of its own.
 _PIECES = r"""[A-Za-z]+|[0-9]|_|\n\s*|\\[nrt"'\\]?| ?[^\w\s\\]+ ?|\s+"""
 
 
@@ -47,7 +46,7 @@ class Tokenizer:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        # Without this the backend would turn the characters "<|end|>" in a file into the control token.
+        # Otherwise the backend would encode the characters "<|end|>" in a file as the control token.
         backend.encode_special_tokens = True
         self._backend = backend
         self.vocab_size: int = backend.get_vocab_size()
@@ -57,9 +56,9 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-        """Learns the merges from `texts`. The result has `vocab_size` ids, or fewer if the texts are short.
+        """Trains a tokenizer with `vocab_size` ids, or fewer if the texts are short.
 
-        Raises UserError when `vocab_size` cannot even hold the control tokens and the 256 bytes.
+        Raises UserError if `vocab_size` is less than the control tokens and the 256 bytes.
         """
         if vocab_size < SMALLEST_VOCABULARY:
             raise UserError(
@@ -78,7 +77,7 @@ class Tokenizer:
             vocab_size=vocab_size,
             min_frequency=2,
             special_tokens=list(SPECIAL),
-            # Sorted, because the backend's own order changes from run to run, and ids must not.
+            # Sorted, because the backend's own order, and with it the ids, would change from run to run.
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
@@ -87,7 +86,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
-        """Reads what `save` wrote. Raises UserError when the file is missing, broken, or of another kind."""
+        """Reads a file of `save`. Raises UserError if it is missing, damaged, or not a tokenizer of this class."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -108,31 +107,31 @@ class Tokenizer:
         write_atomically(path, self._backend.to_str().encode())
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, never a control token, even where the text spells one out.
+        """Returns the ids of `text`, never a control token, even if the text spells one.
 
-        `decode` gives the text back exactly; only lone surrogates, which are no characters, become U+FFFD.
+        `decode` returns the same text, except that lone surrogates, which are not characters, become U+FFFD.
         """
         return self._backend.encode(encodable(text), add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` for many texts at once, on all cores."""
+        """Encodes many texts on all cores."""
         encodings = self._backend.encode_batch_fast([encodable(t) for t in texts], add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of any ids, control tokens by name. Total: broken UTF-8 and unknown ids give U+FFFD."""
+        """Returns the text of any ids, control tokens by name; broken UTF-8 and unknown ids become U+FFFD."""
         table, size = self._bytes, self.vocab_size
         joined = b"".join(table[i] if 0 <= i < size else b"\xef\xbf\xbd" for i in ids)
         return joined.decode("utf-8", errors="replace")
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of everything that decides how text is encoded."""
+        """A short hash of everything that the encoding depends on."""
         return hashlib.sha256(self._backend.to_str().encode("utf-8")).hexdigest()[:16]
 
 
 def encodable(text: str) -> str:
-    """`text` with lone surrogates replaced: JSON escapes can bring them in, UTF-8 has no form for them."""
+    """Replaces lone surrogates, which JSON escapes can contain and UTF-8 cannot encode, by U+FFFD."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -141,12 +140,14 @@ def encodable(text: str) -> str:
 
 
 def _bytes_of_ids(backend: tokenizers.Tokenizer) -> list[bytes]:
-    """The bytes of each id. Decoding by table keeps half characters exact until the pieces are joined."""
-    # The byte-level alphabet: printable bytes stand for themselves, the others for 256, 257, ... in order.
+    """The bytes of each id. Joining bytes before decoding keeps characters that several ids share intact."""
+    # The byte-level alphabet: printable bytes are themselves, the others are 256, 257, ... in order.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]
     byte_of = {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
     table = [name.encode() for name in SPECIAL]
     for i in range(len(SPECIAL), backend.get_vocab_size()):
-        table.append(bytes(byte_of[c] for c in backend.id_to_token(i)))
+        name = backend.id_to_token(i)
+        assert name is not None, f"id {i} is below the vocabulary's size"
+        table.append(bytes(byte_of[c] for c in name))
     return table

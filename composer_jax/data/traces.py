@@ -14,8 +14,8 @@ from composer_jax.errors import UserError
 IN_MEMORY = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 """The data is in memory: reader threads would only compete for the interpreter lock."""
 
-Trace = tuple[Sequence[int], Sequence[bool]]
-"""Token ids, and for each whether it is trained."""
+Trace = tuple[Sequence[int] | np.ndarray, Sequence[bool] | np.ndarray]
+"""Token ids int[n], and a mask bool[n] of those to train on."""
 
 
 class TraceSource:

@@ -1,1 +1,1 @@
-"""The policy as a token machine: tokens in, tokens and their log-probabilities out."""
+"""The rollout engine: token ids in; sampled token ids, their log-probabilities and weight versions out."""

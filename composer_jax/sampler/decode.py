@@ -1,7 +1,9 @@
 """The device side of sampling: prefill and decode over slots, as pure functions with static shapes.
 
-A slot is one row of the cache. Slots are spread over the batch axes of the mesh; each device serves its own slots, so
-without sharded weights the devices decode independently of each other.
+A slot is one row of the cache. Slots are sharded over the batch axes of the mesh, and each device serves its own slots,
+so that devices decode independently of each other unless weights are sharded.
+
+Letters beside the shape legend: B all slots of this device, N the slots of one call.
 """
 
 from typing import NamedTuple
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 from composer_jax.models.cache import Cache, init_cache, put_rows, take_rows
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import Decoder
+from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel.sharding import axis_size
 
 DECODE_LOOP = "decode_loop"
@@ -25,20 +28,24 @@ class SlotState(NamedTuple):
     length_B: jax.Array
     """int32: tokens in the context."""
     seed_B: jax.Array
-    """uint32: with the position it determines every random choice, whatever the batch around it does."""
+    """uint32: determines, with the position, every random choice in the slot; other slots have no influence."""
     last_BD: jax.Array
-    """Normalised state of the last token: what the next token is sampled from."""
+    """Compute dtype: normalised state of the last token, from which the next token is sampled."""
 
 
 class DecodedTokens(NamedTuple):
-    """Result of a decode call, [N,B] each; `emitted` marks the entries that are real."""
+    """Result of a decode call, [steps,B] each."""
 
     tokens: jax.Array
+    """int32."""
     logprobs: jax.Array
+    """float32: log p of each token."""
     emitted: jax.Array
+    """bool: whether the slot sampled a token in this step; the other entries are zeros."""
 
 
 def init_slots(config: ModelConfig, n: int, capacity: int) -> SlotState:
+    """`n` empty slots whose contexts can hold `capacity` tokens each."""
     return SlotState(
         init_cache(config, n, capacity),
         jnp.zeros(n, jnp.int32),
@@ -58,25 +65,38 @@ def prefill(
     *,
     window: int,
 ) -> SlotState:
-    """Appends count_N tokens to each of the slots index_N; rows with count 0 are padding and change nothing.
+    """Appends tokens to the contexts of some slots.
 
     Args:
-      start_N: context length before the call; 0 restarts a slot.
-      window: no context is longer than this after the call.
+      index_N: int32, the slots.
+      tokens_NS: int32, the tokens; each row is padded at its end.
+      count_N: int32, tokens of each row that are real. A row with count 0 is padding and changes nothing.
+      start_N: int32, length of each context before the call; 0 restarts a slot.
+      seed_N: uint32, the slots' seeds from now on.
+      window: an upper bound on the length of every context after the call; no more of the cache is read.
     """
+    check_shapes(
+        index_N=(index_N, jnp.int32),
+        tokens_NS=(tokens_NS, jnp.int32),
+        count_N=(count_N, jnp.int32),
+        start_N=(start_N, jnp.int32),
+        seed_N=(seed_N, jnp.uint32),
+    )
     n, s = tokens_NS.shape
     real_NS = jnp.arange(s) < count_N[:, None]
     positions_NS = start_N[:, None] + jnp.arange(s)
     states_NSD, rows = decoder.extend(tokens_NS, positions_NS, real_NS, take_rows(slots.cache, index_N, window))
     last_ND = states_NSD[jnp.arange(n), jnp.maximum(count_N - 1, 0)]
-    target = jnp.where(count_N > 0, index_N, slots.length_B.shape[0])  # padding rows are dropped
+    target_N = jnp.where(count_N > 0, index_N, slots.length_B.shape[0])  # out of range, so that padding is dropped
 
     def put(whole, part):
-        return whole.at[target].set(part.astype(whole.dtype), mode="drop")
+        return whole.at[target_N].set(part.astype(whole.dtype), mode="drop")
 
-    cache = put_rows(slots.cache, target, rows)
     return SlotState(
-        cache, put(slots.length_B, start_N + count_N), put(slots.seed_B, seed_N), put(slots.last_BD, last_ND)
+        put_rows(slots.cache, target_N, rows),
+        put(slots.length_B, start_N + count_N),
+        put(slots.seed_B, seed_N),
+        put(slots.last_BD, last_ND),
     )
 
 
@@ -90,64 +110,77 @@ def decode_rows(
     end_token: int,
     window: int,
 ) -> tuple[SlotState, DecodedTokens]:
-    """`decode` for the slots index_N only: cheaper than all of them when few conversations are left.
+    """`decode` of some slots only, which is cheaper than all of them when few conversations are running.
 
     Args:
-      index_N: distinct slots; entries with budget 0 are padding and may repeat.
+      index_N: int32, distinct slots; entries with budget 0 are padding and may repeat.
+      budget_N: int32, as in `decode`.
     """
+    check_shapes(index_N=(index_N, jnp.int32), budget_N=(budget_N, jnp.int32))
     cache = take_rows(slots.cache, index_N, window)
-    few = SlotState(cache, *(jnp.take(a, index_N, axis=0) for a in (slots.length_B, slots.seed_B, slots.last_BD)))
-    few, out = decode(decoder, few, budget_N, steps=steps, end_token=end_token, window=window)
-    target = jnp.where(budget_N > 0, index_N, slots.length_B.shape[0])  # padding rows are dropped
-    cache = put_rows(slots.cache, target, few.cache)
-    length = slots.length_B.at[target].set(few.length_B, mode="drop")
-    last = slots.last_BD.at[target].set(few.last_BD, mode="drop")
-    return SlotState(cache, length, slots.seed_B, last), out
+    selected = SlotState(cache, *(jnp.take(a, index_N, axis=0) for a in (slots.length_B, slots.seed_B, slots.last_BD)))
+    selected, out = decode(decoder, selected, budget_N, steps=steps, end_token=end_token, window=window)
+    target_N = jnp.where(budget_N > 0, index_N, slots.length_B.shape[0])  # out of range, so that padding is dropped
+    cache = put_rows(slots.cache, target_N, selected.cache)
+    length_B = slots.length_B.at[target_N].set(selected.length_B, mode="drop")
+    last_BD = slots.last_BD.at[target_N].set(selected.last_BD, mode="drop")
+    return SlotState(cache, length_B, slots.seed_B, last_BD), out
 
 
 def decode(
     decoder: Decoder, slots: SlotState, budget_B: jax.Array, *, steps: int, end_token: int, window: int
 ) -> tuple[SlotState, DecodedTokens]:
-    """Samples up to `steps` tokens in every slot whose budget is positive, stopping after end_token.
+    """Samples up to `steps` tokens in every slot with a budget, stopping after `end_token`.
 
     Args:
       budget_B: int32, most tokens to sample in each slot in this call; 0 leaves the slot alone.
-      window: no context is longer than this after the call.
+      window: an upper bound on the length of every context after the call; no more of the cache is read.
     """
+    check_shapes(
+        budget_B=(budget_B, jnp.int32),
+        length_B=(slots.length_B, jnp.int32),
+        seed_B=(slots.seed_B, jnp.uint32),
+        last_BD=(slots.last_BD, decoder.config.dtype),
+    )
     n = budget_B.shape[0]
     out = DecodedTokens(
         jnp.zeros((steps, n), jnp.int32), jnp.zeros((steps, n), jnp.float32), jnp.zeros((steps, n), bool)
     )
 
-    def going(carry):
-        step, _, budget, _ = carry
-        return (step < steps) & any_device((budget > 0).any())
+    def unfinished(carry):
+        step, _, budget_B, _ = carry
+        return (step < steps) & any_device((budget_B > 0).any())
 
-    def body(carry):
-        step, slots, budget, out = carry
-        active = budget > 0
-        token, logprob = sample_token(decoder.logits(slots.last_BD), slots.seed_B, slots.length_B)
-        states, cache = decoder.extend(token[:, None], slots.length_B[:, None], active[:, None], slots.cache, window)
+    def sample_one(carry):
+        step, slots, budget_B, out = carry
+        active_B = budget_B > 0
+        token_B, logprob_B = sample_token(decoder.logits(slots.last_BD), slots.seed_B, slots.length_B)
+        states_BSD, cache = decoder.extend(
+            token_B[:, None], slots.length_B[:, None], active_B[:, None], slots.cache, window
+        )
         slots = SlotState(
             cache,
-            slots.length_B + active,
+            slots.length_B + active_B,
             slots.seed_B,
-            jnp.where(active[:, None], states[:, 0], slots.last_BD),
+            jnp.where(active_B[:, None], states_BSD[:, 0], slots.last_BD),
         )
         out = DecodedTokens(
-            out.tokens.at[step].set(token),
-            out.logprobs.at[step].set(logprob),
-            out.emitted.at[step].set(active),
+            out.tokens.at[step].set(token_B),
+            out.logprobs.at[step].set(logprob_B),
+            out.emitted.at[step].set(active_B),
         )
-        return step + 1, slots, jnp.where(token == end_token, 0, budget - active), out
+        return step + 1, slots, jnp.where(token_B == end_token, 0, budget_B - active_B), out
 
     with jax.named_scope(DECODE_LOOP):
-        _, slots, _, out = jax.lax.while_loop(going, body, (jnp.int32(0), slots, budget_B, out))
+        _, slots, _, out = jax.lax.while_loop(unfinished, sample_one, (jnp.int32(0), slots, budget_B, out))
     return slots, out
 
 
 def any_device(flag: jax.Array) -> jax.Array:
-    """Devices that share sharded weights must run the same number of steps; independent ones need not."""
+    """Whether `flag` (bool []) is true on any of the devices that share sharded weights.
+
+    Those devices must run the same number of steps, because each step gathers weights. Other devices need not.
+    """
     for axis in ("data", "expert"):
         if axis_size(axis) > 1:
             flag = jax.lax.pmax(flag.astype(jnp.int32), axis) > 0
@@ -155,16 +188,22 @@ def any_device(flag: jax.Array) -> jax.Array:
 
 
 def sample_token(logits_BW: jax.Array, seed_B: jax.Array, position_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws from softmax(logits) by inverting its cumulative distribution with one uniform number per row.
+    """Draws one token per row from softmax(logits): (tokens int32[B], log p float32[B]).
 
-    One number per row instead of one per vocabulary entry: on a CPU, Gumbel noise would cost more than the layer stack.
+    Args:
+      logits_BW: float32, of the whole vocabulary.
+      seed_B, position_B: uint32 and int32; a row's draw is a function of its seed, position and logits.
+
+    The cumulative distribution is inverted with one uniform number per row. Gumbel noise takes one per vocabulary
+    entry, which on a CPU would cost more than the layer stack.
     """
-    logprobs = jax.nn.log_softmax(logits_BW)
-    cumulative = jnp.cumsum(jnp.exp(logprobs), axis=-1)
-    uniform = jax.vmap(lambda seed, position: jax.random.uniform(jax.random.fold_in(jax.random.key(seed), position)))(
+    check_shapes(logits_BW=(logits_BW, jnp.float32), seed_B=(seed_B, jnp.uint32), position_B=(position_B, jnp.int32))
+    logprobs_BW = jax.nn.log_softmax(logits_BW)
+    cumulative_BW = jnp.cumsum(jnp.exp(logprobs_BW), axis=-1)
+    uniform_B = jax.vmap(lambda seed, position: jax.random.uniform(jax.random.fold_in(jax.random.key(seed), position)))(
         seed_B, position_B
     )
     # Scaling by the last entry absorbs the rounding of the sum, so the result is always a token.
-    token = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1).astype(jnp.int32)
-    token = jnp.minimum(token, logits_BW.shape[-1] - 1)
-    return token, jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
+    token_B = (cumulative_BW <= uniform_B[:, None] * cumulative_BW[:, -1:]).sum(-1).astype(jnp.int32)
+    token_B = jnp.minimum(token_B, logits_BW.shape[-1] - 1)
+    return token_B, jnp.take_along_axis(logprobs_BW, token_B[:, None], axis=-1)[:, 0]

@@ -1,7 +1,7 @@
-"""The host side of sampling: sessions, batching, weight versions.
+"""The host side of sampling: sessions, continuous batching, weight versions.
 
-Sessions ask for samples concurrently (asyncio); one serving task turns what is asked at any moment into calls of two
-jitted functions of a few fixed shapes. Nothing recompiles when conversations grow, branch or end.
+Sessions submit requests concurrently (asyncio). One serving task batches the pending requests into calls of jitted
+prefill and decode programs, which have a few fixed shapes: nothing recompiles when conversations grow, branch or end.
 """
 
 import asyncio
@@ -26,19 +26,27 @@ from composer_jax.sampler.programs import decode_program, decode_rows_program, p
 
 @dataclasses.dataclass(eq=False)
 class _Request:
+    """One call of Session.sample, from its submission to its Sample."""
+
     slot: int
     start: int
+    """Tokens of the slot's context that are in the cache, before those sampled for this request."""
     pending: np.ndarray
+    """int32: tokens still to be prefilled."""
     budget: int
+    """Tokens that may still be sampled."""
     seed: int
-    future: asyncio.Future
+    future: asyncio.Future[Sample]
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
 
 
 class Sampler:
-    """Continuous batching over slots. Use `async with sampler.serving():` around the conversations."""
+    """A Policy (sampler/policy.py) on this process's devices, with continuous batching over slots.
+
+    Open and use sessions inside `async with sampler.serving():`.
+    """
 
     def __init__(self, definition: ModelDef, mesh: Mesh, config: SamplerConfig, *, end_token: int):
         """
@@ -85,35 +93,40 @@ class Sampler:
 
     @property
     def num_programs(self) -> int:
-        """How many programs there are to compile."""
+        """Number of compiled programs: one per window and shape of a call."""
         return len(self.windows) * (len(self.config.prefill_shapes) + len(self.decode_rows))
 
     def warm_up(self, on_done: Callable[[], None] = lambda: None) -> None:
-        """Compiles every shape that can occur, with calls that change nothing, so that nothing compiles later.
+        """Compiles all programs by calls that consist of padding, so that nothing compiles later.
 
-        Needs weights; no session may be open. `on_done` is called after each of the `num_programs` programs.
+        Call `update` before; no session may be open. `on_done` is called after each of the `num_programs` programs.
         """
         for window in self.windows:
             for rows, length in self.config.prefill_shapes:
                 n = self.shards * rows
-                nothing = [np.zeros(shape, np.int32) for shape in (n, (n, length), n, n)]
+                padding = [np.zeros(shape, np.int32) for shape in (n, (n, length), n, n)]
                 seeds = np.zeros(n, np.uint32)
-                self._slots = self._prefill[window](*self._weights, self._slots, *nothing, seeds)
+                self._slots = self._prefill[window](*self._weights, self._slots, *padding, seeds)
                 on_done()
             for rows in self.decode_rows:
-                nothing = np.zeros(self.shards * rows, np.int32)
-                self._decode(window, rows, nothing, nothing)
+                padding = np.zeros(self.shards * rows, np.int32)
+                self._decode(window, rows, padding, padding)
                 on_done()
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator["Sampler"]:
-        """Serves sessions while inside. If serving fails, every session gets the exception, now or when it next
-        samples: nobody hangs."""
+        """Serves sessions inside the block.
+
+        If serving fails, every pending request raises the exception, and so does every later one.
+
+        Raises:
+          RuntimeError: no weights were installed by `update`.
+        """
         if self.version < 0:
             raise RuntimeError("call Sampler.update before serving")
-        self._waiting, self._running, self._ended, self._leaving = [], {}, None, False
+        self._waiting, self._running, self._error, self._leaving = [], {}, None, False
         self._free = [local * self.shards + shard for shard in range(self.shards) for local in range(self.per_shard)]
         self._free.sort(reverse=True)
         self._slot_freed, self._work = asyncio.Event(), asyncio.Event()
@@ -121,65 +134,69 @@ class Sampler:
         try:
             yield self
         finally:
-            # Not cancelled: a device call in flight would go on in its thread, beside those of the next serving.
+            # Cancelling would leave a device call running in its thread, next to those of the next serving.
             self._leaving = True
             self._work.set()
             await server
 
     async def open(self, seed: int) -> "SlotSession":
-        """A session with an empty context, as soon as a slot is free. `seed` (uint32) fixes its random choices."""
+        """Returns a session with an empty context, after waiting for a free slot.
+
+        Args:
+          seed: uint32; fixes all random choices of the session.
+        """
         while not self._free:
-            self._refuse_if_ended()
+            self._raise_if_ended()
             self._slot_freed.clear()
             await self._slot_freed.wait()
         return SlotSession(self, self._free.pop(), seed)
 
     async def _submit(self, request: _Request) -> Sample:
-        self._refuse_if_ended()
+        self._raise_if_ended()
         self._waiting.append(request)
         self._work.set()
         return await request.future
 
-    def _refuse_if_ended(self) -> None:
-        if self._ended is not None:
-            raise self._ended
+    def _raise_if_ended(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     async def _serve(self) -> None:
-        ended: Exception = RuntimeError("this sampler serves no longer")
+        reason: Exception = RuntimeError("this sampler has stopped serving")
         try:
             while not self._leaving:
                 if not self._waiting and not self._running:
                     self._work.clear()
                     await self._work.wait()
-                began = time.perf_counter()
-                while waiting := self._still_waiting():
+                started = time.perf_counter()
+                while waiting := self._drop_cancelled():
                     await asyncio.to_thread(self._prefill_once, waiting)
                 if self._running:
                     await asyncio.to_thread(self._decode_once)
                     self._finish()
-                self.busy_seconds += time.perf_counter() - began
+                self.busy_seconds += time.perf_counter() - started
                 await asyncio.sleep(0)
         except Exception as error:
-            ended = error
+            reason = error
             raise
         finally:
-            self._ended = ended
+            self._error = reason
             self._slot_freed.set()
             for request in [*self._waiting, *self._running.values()]:
                 if not request.future.done():
-                    request.future.set_exception(ended)
+                    request.future.set_exception(reason)
 
-    def _still_waiting(self) -> list[_Request]:
-        """Requests to prefill, without those of cancelled sessions, whose slots may belong to someone else already."""
+    def _drop_cancelled(self) -> list[_Request]:
+        """Drops waiting requests of cancelled sessions (their slots may be in use again); returns the others."""
         self._waiting = [r for r in self._waiting if not r.future.cancelled()]
         return list(self._waiting)
 
     # -- device calls --------------------------------------------------------------------------------------------
 
     def _prefill_once(self, waiting: list[_Request]) -> None:
-        """One prefill call: the next piece of as many waiting requests as fit. Runs in a thread."""
+        """Makes one prefill call, with the next piece of as many waiting requests as fit. Runs in a thread."""
         rows, length = self._shape_for(waiting[0])
-        # Those that need this very shape come first, shorter ones fill what is left.
+        # Requests that need this very shape come first; shorter ones fill the remaining rows.
         fitting = [r for r in waiting if self._shape_for(r) == (rows, length)]
         fitting += [r for r in waiting if len(r.pending) <= length and r not in fitting]
         by_shard: list[list[_Request]] = [[] for _ in range(self.shards)]
@@ -214,13 +231,13 @@ class Sampler:
         return next((shape for shape in shapes if len(request.pending) <= shape[1]), shapes[-1])
 
     def _decode_once(self) -> None:
-        """One decode call for every running request."""
+        """Makes one decode call for all running requests. Runs in a thread."""
         by_shard: list[list[_Request]] = [[] for _ in range(self.shards)]
         for request in self._running.values():
             by_shard[request.slot % self.shards].append(request)
         rows = _smallest_fitting(self.decode_rows, max(map(len, by_shard)))
         index, budget = np.zeros((2, self.shards, rows), np.int32)
-        if rows == self.per_shard:  # every slot is served where it is
+        if rows == self.per_shard:  # all slots, each in its own row
             placed = [[(request.slot // self.shards, request) for request in requests] for requests in by_shard]
         else:
             placed = [list(enumerate(requests)) for requests in by_shard]
@@ -241,7 +258,7 @@ class Sampler:
                 self.decoded_tokens += n
 
     def _decode(self, window: int, rows: int, index: np.ndarray, budget: np.ndarray) -> DecodedTokens:
-        """Decodes the slots of `index`; if those are all, in their order, nothing is taken out of the cache."""
+        """Decodes the slots `index`. With as many rows as slots, row i is slot i, and the cache is not copied."""
         if rows == self.per_shard:
             self._slots, out = self._decode_all[window](*self._weights, self._slots, budget)
         else:
@@ -249,6 +266,7 @@ class Sampler:
         return out
 
     def _finish(self) -> None:
+        """Resolves the running requests that are complete, and forgets cancelled ones."""
         for slot, request in list(self._running.items()):
             ended = bool(request.tokens) and request.tokens[-1] == self.end_token
             if ended or request.budget == 0 or request.future.cancelled():
@@ -264,10 +282,11 @@ class Sampler:
         self._prefill, self._decode_all, self._decode_rows = {}, {}, {}
         for window in self.windows:
             self._prefill[window] = prefill_program(definition, self.mesh, window)
-            how = (definition, self.mesh, window, config.decode_steps, self.end_token)
-            self._decode_all[window], self._decode_rows[window] = decode_program(*how), decode_rows_program(*how)
+            arguments = (definition, self.mesh, window, config.decode_steps, self.end_token)
+            self._decode_all[window] = decode_program(*arguments)
+            self._decode_rows[window] = decode_rows_program(*arguments)
         self._copy = jax.jit(
-            lambda t: jax.tree.map(lambda a, kept: jnp.copy(a).astype(kept.dtype), t, definition.shapes())
+            lambda weights: jax.tree.map(lambda a, to: jnp.copy(a).astype(to.dtype), weights, definition.shapes())
         )
         self._slots = jax.jit(
             jax.shard_map(
@@ -297,11 +316,11 @@ class SlotSession:
         if self._slot is None:
             raise RuntimeError("this session is closed")
         if not len(delta):
-            raise ValueError("a session samples after at least one given token")
+            raise ValueError("delta is empty; give the tokens that the sample follows")
         budget = min(params.max_tokens, self.capacity - self.length - len(delta))
         if budget < 1:
             raise ValueError(f"{len(delta)} tokens after {self.length} leave no room in a context of {self.capacity}")
-        # Each branch draws from its own stream: positions repeat after a reset, random choices must not.
+        # Positions repeat after a reset. Each branch has its own seed, so that random choices do not repeat.
         seed = (self._seed + 0x9E3779B9 * self._branch) % 2**32
         request = _Request(
             self._slot,
@@ -316,16 +335,18 @@ class SlotSession:
         return sample
 
     def reset(self) -> None:
+        """See Session.reset."""
         self.length = 0
         self._branch += 1
 
     def close(self) -> None:
+        """See Session.close. Closing twice has no effect."""
         if self._slot is not None:
             self._sampler._free.append(self._slot)
             self._sampler._slot_freed.set()
             self._slot = None
 
 
-def _smallest_fitting(sizes: tuple[int, ...], wanted: int) -> int:
-    """The smallest size that holds `wanted`, or the largest there is."""
-    return next((s for s in sizes if s >= wanted), sizes[-1])
+def _smallest_fitting(sizes: tuple[int, ...], needed: int) -> int:
+    """The first of the ascending `sizes` that is at least `needed`, or the last."""
+    return next((size for size in sizes if size >= needed), sizes[-1])

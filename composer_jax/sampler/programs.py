@@ -12,7 +12,7 @@ from composer_jax.sampler.decode import DecodedTokens, SlotState, decode, decode
 
 
 def slot_specs(definition: ModelDef) -> SlotState:
-    """How the state of all slots lies on a mesh."""
+    """PartitionSpecs of the state of all slots."""
     rows = PartitionSpec(BATCH_AXES)
     specs = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_slots(definition.config, 1, 1)))
     return specs._replace(cache=cache_spec(definition.config))
@@ -24,37 +24,38 @@ def prefill_program(definition: ModelDef, mesh: Mesh, window: int) -> Callable[.
     def program(params, bias, slots, *inputs):
         return prefill(definition.bind(params, bias), slots, *inputs, window=window)
 
-    return _on_every_device(program, definition, mesh, 5, slot_specs(definition))
+    return _shard_and_jit(program, definition, mesh, 5, slot_specs(definition))
 
 
 def decode_program(
     definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
 ) -> Callable[..., tuple[SlotState, DecodedTokens]]:
-    """Jitted `decode` on every device: (params, router_bias, slots, budget) -> slots and [steps,B] each of what was
-    decoded."""
+    """Jitted `decode` on every device: (params, router_bias, slots, budget) -> (slots, DecodedTokens)."""
 
     def program(params, bias, slots, budget):
         decoder = definition.bind(params, bias)
         return decode(decoder, slots, budget, steps=steps, end_token=end_token, window=window)
 
-    return _on_every_device(program, definition, mesh, 1, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
+    return _shard_and_jit(program, definition, mesh, 1, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
 
 
 def decode_rows_program(
     definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
 ) -> Callable[..., tuple[SlotState, DecodedTokens]]:
-    """Jitted `decode_rows` on every device: (params, router_bias, slots, index, budget) -> slots and [steps,N] each of
-    what was decoded."""
+    """Jitted `decode_rows` on every device: (params, router_bias, slots, index, budget) -> (slots, DecodedTokens)."""
 
     def program(params, bias, slots, index, budget):
         decoder = definition.bind(params, bias)
         return decode_rows(decoder, slots, index, budget, steps=steps, end_token=end_token, window=window)
 
-    return _on_every_device(program, definition, mesh, 2, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
+    return _shard_and_jit(program, definition, mesh, 2, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
 
 
-def _on_every_device(program, definition: ModelDef, mesh: Mesh, inputs: int, out_specs):
-    """The program under shard_map and jit; the slots, its third argument, are donated."""
+def _shard_and_jit(program, definition: ModelDef, mesh: Mesh, inputs: int, out_specs):
+    """`program` under shard_map and jit; the slots, its third argument, are donated.
+
+    inputs: number of arguments after the slots, each sharded by rows over the batch axes.
+    """
     mapped = jax.shard_map(
         program,
         mesh=mesh,

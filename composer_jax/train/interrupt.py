@@ -34,7 +34,7 @@ def defer_signals() -> Iterator[Callable[[], None]]:
         nonlocal deferred
         if deferred is not None:
             handlers[number](number, frame)
-        deferred = number
+        deferred = signal.Signals(number)
 
     def install():
         for number in handlers:

@@ -1,13 +1,11 @@
 """The Learner: (TrainState, batches) -> (TrainState, metrics), jitted once per batch shape.
 
-Two compiled functions. `gradient` is a per-device program over the whole mesh that adds one batch to the accumulated
-gradient; `update` applies the accumulated gradient. Between them the gradient is summed over the mesh in one of two
-ways:
+A step has two compiled programs: `gradient` computes the gradient of one batch on the whole mesh under shard_map, and
+`update` applies the accumulated gradient. The gradient is summed over the mesh in one of two ways:
 
-- "collective": inside the program, by the transposes of the parameter gathers (pods).
-- "host": the `replica` axis keeps its own partial gradients and the host adds them. On a CPU with few cores XLA's
-  collectives can starve each other's threads and stall; programs without any never do, and two replicas still use
-  two cores.
+- "collective": inside `gradient`, by the transposes of the parameter gathers.
+- "host": each replica keeps its own gradient, and the host adds them. On a CPU with few cores XLA's collectives can
+  starve each other's threads and stall. Programs without collectives cannot, and two replicas still use two cores.
 """
 
 import dataclasses
@@ -23,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.models.router import updated_bias
+from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, TOKEN_AXES, batch_shards
 from composer_jax.parallel.processes import device_put_global
@@ -33,17 +32,18 @@ from composer_jax.train.optimizer import Optimizer
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that a step changes."""
+    """What a step changes; donated to it."""
 
     params: Params
     router_bias: Params
     optimizer: Any
+    """State of the optax transformation."""
     step: jax.Array
     """int32 scalar: optimizer steps taken."""
 
 
 class Learner:
-    """Owns the compiled step of one loss. Holds no weights itself."""
+    """The compiled step of one loss. It holds no weights."""
 
     def __init__(
         self,
@@ -55,7 +55,11 @@ class Learner:
         reduction: Literal["collective", "host"] = "collective",
         bias_rate: float = 0.0,
     ):
-        """bias_rate: step of the load-balancing rule (DeepSeek-V3: 1e-3); 0 freezes the router bias."""
+        """
+        Args:
+          reduction: how gradients are summed over `replica` (the module's docstring); "host" needs a single process.
+          bias_rate: step of the router bias towards even load (DeepSeek-V3: 1e-3); 0 freezes the bias.
+        """
         if reduction not in ("collective", "host"):
             raise UserError(f"reduction={reduction!r} is unknown; use 'collective' or 'host'.")
         self.definition, self.optimizer, self.mesh = definition, optimizer, mesh
@@ -68,7 +72,7 @@ class Learner:
         self.bias_rate = bias_rate
 
     def init_state(self, params: Params, router_bias: Params) -> TrainState:
-        """A fresh optimizer around existing weights, which are copied (a step donates its state)."""
+        """A TrainState at step 0 with a copy of the weights; a step donates its state, not the arrays given here."""
         params, router_bias = jax.jit(
             lambda t: jax.tree.map(jnp.copy, t), out_shardings=self.definition.shardings(self.mesh)
         )((params, router_bias))
@@ -76,17 +80,25 @@ class Learner:
         return TrainState(params, router_bias, optimizer, jax.device_put(jnp.int32(0), self.replicated))
 
     def abstract_state(self) -> TrainState:
-        """Shapes, dtypes and shardings of a TrainState. The mesh may be one whose devices are not there."""
-        (params, router_bias), shardings = self.definition.shapes(), self.definition.shardings(self.mesh)
+        """Shapes, dtypes and shardings of a TrainState; works on a mesh of devices that this machine lacks."""
+        params, router_bias = self.definition.shapes()
+        param_shardings, bias_shardings = self.definition.shardings(self.mesh)
         optimizer = jax.eval_shape(self.transformation.init, params)
-        state = TrainState(params, router_bias, optimizer, jax.ShapeDtypeStruct((), jnp.int32))
-        return _with_shardings(state, TrainState(*shardings, self._optimizer_shardings(), self.replicated))
+        return TrainState(
+            _with_shardings(params, param_shardings),
+            _with_shardings(router_bias, bias_shardings),
+            _with_shardings(optimizer, self._optimizer_shardings()),
+            _with_shardings(jax.ShapeDtypeStruct((), jnp.int32), self.replicated),
+        )
 
     def programs(self, batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, tuple[Callable, tuple, dict]]:
-        """The two compiled functions of a step, with abstract arguments to trace or compile them with:
-        {"gradient" and "update": (function, arguments, keyword arguments)}.
+        """The programs of a step with abstract arguments, to be traced or compiled.
 
-        batch: shapes and dtypes of the batch's fields, [B,S] each.
+        Args:
+          batch: shapes and dtypes of the batch's fields, [B,S] each.
+
+        Returns:
+          {"gradient": (jitted function, arguments, keyword arguments), "update": the same}.
         """
         state = self.abstract_state()
         scalar = jax.ShapeDtypeStruct((), np.float32, sharding=self.replicated)
@@ -94,15 +106,16 @@ class Learner:
         batch = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows) for name, a in batch.items()}
         gradient = (state.params, state.router_bias, batch, scalar)
         total = jax.eval_shape(self._gradient, *gradient)
-        like = jax.tree.map(lambda _: self.replicated, total) | {"gradient": self.definition.shardings(self.mesh)[0]}
-        update = (state, _with_shardings(total, like), scalar)
+        shardings = jax.tree.map(lambda _: self.replicated, total)
+        shardings["gradient"] = self.definition.shardings(self.mesh)[0]
+        update = (state, _with_shardings(total, shardings), scalar)
         return {
             "gradient": (self._gradient, gradient, {}),
             "update": (self._update, update, {"bias_rate": self.bias_rate}),
         }
 
     def _optimizer_shardings(self):
-        """Those of the optimizer's state: of every parameter's moments the parameter's own."""
+        """Shardings of the optimizer's state: the moments of a parameter have the parameter's own."""
         return optax.tree_map_params(
             self.transformation,
             lambda _, s: s,
@@ -114,11 +127,20 @@ class Learner:
     def step(
         self, state: TrainState, batches: Iterable[dict[str, np.ndarray]], normaliser: float
     ) -> tuple[TrainState, dict[str, float]]:
-        """One optimizer step over one or more accumulated batches of equal shape.
+        """Takes one optimizer step over one or more accumulated batches of equal shape.
 
         Args:
+          state: donated; use the returned one.
           batches: dicts of numpy arrays [B,S]; B must divide over the batch axes of the mesh.
-          normaliser: what the summed loss is divided by, for example the number of loss tokens of all batches.
+          normaliser: divides the summed loss, for example the number of loss tokens of all batches.
+
+        Returns:
+          The state after the step, and metrics: the sums and maxima of the loss, grad_norm, learning_rate and
+          load_imbalance (load of the busiest expert over the mean, averaged over layers).
+
+        Raises:
+          UserError: the batch does not divide over the mesh.
+          ValueError: there are no batches.
         """
         total = None
         for batch in batches:
@@ -141,16 +163,16 @@ class Learner:
 
         Args:
           batch: numpy arrays [B,S]; B must divide over the batch axes of the mesh.
-          normaliser: what the summed loss is divided by.
+          normaliser: divides the summed loss.
 
         Returns:
           {"gradient": like params, "sums" and "maxima": those of the LossOutput}. With host reduction, every array has
-          a leading axis over replicas, which are still to be added (or, of maxima, to be maximised).
+          a leading axis over replicas that is yet to be reduced.
         """
         return self._gradient(params, router_bias, self.shard_batch(batch), np.float32(normaliser))
 
     def evaluate(self, state: TrainState, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
-        """The sums of the loss over batches, without a gradient's effect; uses the step's compiled program."""
+        """The sums of the loss over batches, by the step's compiled program; the state does not change."""
         sums: dict[str, float] = {}
         for batch in batches:
             part = self.gradient(state.params, state.router_bias, batch, 1)["sums"]
@@ -160,9 +182,10 @@ class Learner:
         return sums
 
     def shard_batch(self, batch: dict[str, np.ndarray]) -> Batch:
-        """Places rows on the mesh; a UserError names counts of rows or positions that do not divide.
+        """Places a batch on the mesh. Each process has the whole batch and places the rows of its own devices.
 
-        Every process has the whole batch and places the part of its own devices.
+        Raises:
+          UserError: the rows or positions do not divide over the mesh.
         """
         rows, shards = next(iter(batch.values())).shape[0], batch_shards(self.mesh)
         if rows % shards:
@@ -234,23 +257,29 @@ class Learner:
 
 
 def loss_shapes(definition: ModelDef, loss: Loss, params, router_bias, batch):
-    """Shapes of a loss's output; traced outside the mesh, so weights count as whole."""
+    """The LossOutput outside shard_map, where weights have their whole shapes; for jax.eval_shape."""
     return loss(definition.bind(params, router_bias), batch, jnp.float32(1))
 
 
 def update_router_bias(router_bias: Params, counts: dict[str, jax.Array], rate: float) -> Params:
-    """Moves the bias of every MoE layer that saw tokens; `counts` are those of the global batch."""
-    moved = dict(router_bias)
-    for name, count in counts.items():
+    """The router bias after one step towards even load.
 
-        def move(bias, count=count):
-            return updated_bias(bias, count, rate)
+    Args:
+      counts: by stack of layers, tokens of the global batch that chose each expert, float32 [L,E]. A stack that is not
+        in it keeps its bias.
+    """
+    updated = dict(router_bias)
+    for name, count_LE in counts.items():
 
-        moved[name] = jax.tree.map(move, router_bias[name])
-    return moved
+        def update(bias_LE, count_LE=count_LE):
+            check_shapes(bias_LE=(bias_LE, jnp.float32), count_LE=(count_LE, jnp.float32))
+            return updated_bias(bias_LE, count_LE, rate)
+
+        updated[name] = jax.tree.map(update, router_bias[name])
+    return updated
 
 
-def _with_shardings(shapes, shardings):
+def _with_shardings(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, shardings)
 
 
@@ -264,6 +293,6 @@ def _accumulate(total, part):
 
 
 def _imbalance(counts_LE) -> float:
-    """Load of the busiest expert over the mean load, averaged over layers; 1 is perfect."""
-    counts = np.asarray(counts_LE)
-    return float((counts.max(-1) / np.maximum(counts.mean(-1), 1e-9)).mean())
+    """Load of the busiest expert over the mean load, averaged over layers; 1 is even load."""
+    counts_LE = np.asarray(counts_LE)
+    return float((counts_LE.max(-1) / np.maximum(counts_LE.mean(-1), 1e-9)).mean())

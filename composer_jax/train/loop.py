@@ -1,10 +1,11 @@
-"""The loop of continued pretraining and SFT: batches in, checkpoints and metrics out, resumable at any point."""
+"""The training loop of continued pretraining and SFT: batches in, checkpoints and metrics out, resumable."""
 
 import dataclasses
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -19,22 +20,23 @@ from composer_jax.train.interrupt import AllProcessesInterrupted, defer_signals
 from composer_jax.train.learner import Learner, TrainState
 
 STATE = ("params", "router_bias", "optimizer", "step")
+"""Checkpoint items of a TrainState."""
 
 
-def state_items(state: TrainState) -> dict:
-    """A TrainState as named checkpoint items, so that another stage can restore the weights alone."""
+def state_items(state: TrainState) -> dict[str, Any]:
+    """The fields of a TrainState as named checkpoint items, so that another stage can restore the weights alone."""
     return {name: getattr(state, name) for name in STATE}
 
 
-def save_state(store: CheckpointStore, state: TrainState, **json) -> None:
-    """Writes the state under its own step number, unless that step is there already."""
+def save_state(store: CheckpointStore, state: TrainState, **json: Any) -> None:
+    """Saves the state and JSON values under the state's step, unless the store has that step."""
     step = int(state.step)
     if step not in store.steps():
         store.save(step, arrays=state_items(state), json=json)
 
 
-def restore_state(store: CheckpointStore, like: TrainState) -> tuple[TrainState, dict] | None:
-    """The latest saved state on the shardings of `like`, with its JSON values; None when there is none."""
+def restore_state(store: CheckpointStore, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+    """Restores the latest state, on the shardings of `like`, and its JSON values; None if the store is empty."""
     if store.latest_step() is None:
         return None
     arrays, json = store.restore(like=state_items(like))
@@ -42,13 +44,14 @@ def restore_state(store: CheckpointStore, like: TrainState) -> tuple[TrainState,
 
 
 def batch_fields(batch: PackedBatch) -> dict[str, np.ndarray]:
-    return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    """The fields of a batch as the dict that a Learner takes."""
+    return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
 
 
 def require_same_batch(batch: PackedBatch) -> None:
-    """Raises a UserError in a process whose batch is not that of the first one: rows of two batches would be mixed."""
-    here = zlib.crc32(b"".join(array.tobytes() for array in batch_fields(batch).values()))
-    if broadcast_from_process0(lambda: here) != here:
+    """Raises UserError in a process whose batch differs from that of process 0, because their rows would be mixed."""
+    checksum = zlib.crc32(b"".join(array.tobytes() for array in batch_fields(batch).values()))
+    if broadcast_from_process0(lambda: checksum) != checksum:
         raise UserError(
             f"process {process_index()} makes other batches than process 0; all hosts need the same code, libraries "
             "and flags."
@@ -57,13 +60,17 @@ def require_same_batch(batch: PackedBatch) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class FitPlan:
-    """What a run of `fit` does. `name` is shown in the progress bar."""
+    """How long `fit` trains, and how often it saves and evaluates."""
 
     name: str
+    """Shown in the progress bar."""
     steps: int
+    """Optimizer steps in total, those before a resume included."""
     save_every: int
+    """Steps between checkpoints."""
     evaluate_every: int
-    """Steps between held-out evaluations (the first and the last step are always evaluated); needs `heldout`."""
+    """Steps between held-out evaluations; the first and the last step are always evaluated. Unused without held-out
+    data."""
 
 
 def fit(
@@ -79,60 +86,93 @@ def fit(
     """Trains until plan.steps, continuing from the latest checkpoint in `store` if there is one.
 
     Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
-    grad_norm, load_imbalance, dropped (choices of experts that found no room), tokens_per_s, and heldout_nll where it
-    was measured. An interrupt saves before it leaves.
+    grad_norm, load_imbalance, dropped (expert choices beyond the capacity of dispatch), tokens_per_s, and heldout_nll
+    where it was measured. An interrupt takes effect after the current step and saves a checkpoint.
 
-    Several processes each make every batch, whole, from a stream of their own and place the rows of their devices. That
-    needs no exchange of data and lets a run continue with another number of processes; what it costs is that each host
-    holds all documents and packs all rows. A checkpoint of such a run knows one place in one stream.
+    Each of several processes makes every batch, whole, from its own stream and places the rows of its devices. This
+    needs no exchange of data and lets a run resume with another number of processes; the cost is that each host holds
+    all documents and packs all rows. A checkpoint holds one position in one stream.
 
     Raises:
-      UserError: the checkpoint belongs to other data or another network; the first batch is not that of process 0.
+      UserError: the checkpoint belongs to other data or another network; the first batch differs from process 0's.
     """
-    tokens = 0
-    if found := restore_state(store, state):
-        state, json = found
-        stream.set_state(json["stream"])
-        tokens = json["tokens"]
-    start = int(state.step)
-    # Without a checkpoint the run starts over, and so do its metrics.
-    metrics.truncate_after(start if found else -1)
-    place, whole = stream.get_state(), True
-
-    def heldout_nll() -> dict[str, float]:
-        sums = learner.evaluate(state, map(batch_fields, heldout()))
-        return {"heldout_nll": sums["nll"] / sums["tokens"]}
-
+    run = _FitRun(learner, state, stream, plan, store, metrics, heldout)
+    start = run.resume()
     if start == 0 and heldout:
         with defer_signals():
-            metrics.write(0, tokens=0, **heldout_nll())
+            metrics.write(0, tokens=0, **run.heldout_nll())
     try:
         with Progress(plan.steps, "step", plan.name, initial=start) as progress, defer_signals() as raise_deferred:
             for step in range(start + 1, plan.steps + 1):
-                began = time.perf_counter()
-                batch = next(stream)
-                if step == start + 1:
-                    require_same_batch(batch)
-                whole = False
-                state, row = learner.step(state, [batch_fields(batch)], batch.weights.sum())
-                place = stream.get_state()
-                real = int((batch.segments > 0).sum())
-                tokens += real
-                row["tokens_per_s"] = real / (time.perf_counter() - began)
-                row["tokens"] = tokens
-                if heldout and (step % plan.evaluate_every == 0 or step == plan.steps):
-                    row |= heldout_nll()
-                metrics.write(step, **row)
-                whole = True
-                if step % plan.save_every == 0:
-                    save_state(store, state, stream=place, tokens=tokens)
-                progress.update(loss=row["loss"], **{k: row[k] for k in ("heldout_nll",) if k in row})
+                row = run.train_step(step, first=step == start + 1)
+                progress.update(1, **{name: row[name] for name in ("loss", "heldout_nll") if name in row})
                 raise_deferred()
     finally:
-        # After an error inside a step there is nothing to save: the state it started from is used up. And what one of
-        # several processes runs into alone, it cannot save alone.
+        # A process cannot save alone after an error that the other processes do not have.
         error = sys.exception()
         together = process_count() == 1 or error is None or isinstance(error, AllProcessesInterrupted)
-        if whole and together and int(state.step) > start:
-            save_state(store, state, stream=place, tokens=tokens)
-    return state
+        if run.consistent and together and int(run.state.step) > start:
+            run.save()
+    return run.state
+
+
+@dataclasses.dataclass
+class _FitRun:
+    """The state of one call of `fit`."""
+
+    learner: Learner
+    state: TrainState
+    stream: BatchStream
+    plan: FitPlan
+    store: CheckpointStore
+    metrics: MetricsWriter
+    heldout: Callable[[], Iterable[PackedBatch]] | None
+    tokens: int = 0
+    position: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Position in the stream after the last batch that was trained."""
+    consistent: bool = True
+    """False inside a step, which donates the state it starts from: nothing can be saved there."""
+
+    def resume(self) -> int:
+        """Restores the latest checkpoint, if there is one, and cuts the metrics to it; returns the step."""
+        restored = restore_state(self.store, self.state)
+        if restored:
+            self.state, json = restored
+            self.stream.set_state(json["stream"])
+            self.tokens = json["tokens"]
+        self.position = self.stream.get_state()
+        start = int(self.state.step)
+        # Without a checkpoint the run starts over, and the metrics with it.
+        self.metrics.truncate_after(start if restored else -1)
+        return start
+
+    def train_step(self, step: int, *, first: bool) -> dict[str, float]:
+        """Trains one batch, evaluates and saves where the plan says so; returns the metrics row."""
+        started = time.perf_counter()
+        batch = next(self.stream)
+        if first:
+            require_same_batch(batch)
+        self.consistent = False
+        self.state, row = self.learner.step(self.state, [batch_fields(batch)], batch.weights.sum())
+        self.position = self.stream.get_state()
+        tokens = int((batch.segments > 0).sum())
+        self.tokens += tokens
+        row["tokens_per_s"] = tokens / (time.perf_counter() - started)
+        row["tokens"] = self.tokens
+        if self.heldout and (step % self.plan.evaluate_every == 0 or step == self.plan.steps):
+            row |= self.heldout_nll()
+        self.metrics.write(step, **row)
+        self.consistent = True
+        if step % self.plan.save_every == 0:
+            self.save()
+        return row
+
+    def heldout_nll(self) -> dict[str, float]:
+        """{"heldout_nll": nats per loss token of the held-out data}."""
+        assert self.heldout is not None
+        sums = self.learner.evaluate(self.state, map(batch_fields, self.heldout()))
+        return {"heldout_nll": sums["nll"] / sums["tokens"]}
+
+    def save(self) -> None:
+        """Saves the state, the position in the stream and the token count."""
+        save_state(self.store, self.state, stream=self.position, tokens=self.tokens)

@@ -1,10 +1,10 @@
 """Losses: pure functions of a bound Decoder and a batch, summed over this device's tokens.
 
-A batch is a dict of arrays [B,S]: tokens, positions, segments (0 = padding), weights, and for the policy loss also
-advantages and sampler_logprobs. Entry t of the last three concerns the *prediction of* tokens[t], that is, the output
-at t-1; they are zero at the first token of a segment, and are moved here to where that output is. Every loss is
-divided by a normaliser that the caller computes once for the global batch, so that summing over devices and
-accumulation steps gives the loss of the whole batch.
+A batch is a dict of arrays [B,S]: tokens, positions and segments (int32; segment 0 is padding), weights (float32), and
+for the policy loss advantages and sampler_logprobs (float32). Entry t of weights, advantages and sampler_logprobs
+belongs to the *prediction of* tokens[t], which is the output at t-1; it is zero at the first token of a segment. The
+losses shift these arrays left to the position of that output. Every loss is divided by a normaliser that the caller
+computes once for the global batch, so that the sum over devices and accumulation steps is the loss of the whole batch.
 """
 
 import dataclasses
@@ -20,23 +20,40 @@ from composer_jax.models.decoder import Decoder, Hidden, head_logits
 from composer_jax.models.predictions import Predictions
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.chunks import map_chunks
+from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel import context
 
 Batch = dict[str, jax.Array]
 
 
 class LossOutput(NamedTuple):
-    """loss: this device's share. sums / maxima: what is added / maximised over devices and accumulation steps."""
+    """Output of a loss for this device's tokens."""
 
     loss: jax.Array
+    """float32 []: this device's share of the loss."""
     sums: dict[str, Any]
+    """Float32 metrics that are added over devices and accumulation steps."""
     maxima: dict[str, jax.Array]
+    """Float32 metrics whose maximum is taken over devices and accumulation steps."""
 
 
 Loss = Callable[[Decoder, Batch, jax.Array], LossOutput]
 
 
 def hidden_states(decoder: Decoder, batch: Batch) -> Hidden:
+    """The decoder's output for a batch, after a check of the batch's shapes and dtypes.
+
+    Raises:
+      AssertionError: a field has another shape or dtype than the module's docstring says.
+    """
+    check_shapes(
+        tokens_BS=(batch["tokens"], jnp.int32),
+        positions_BS=(batch["positions"], jnp.int32),
+        segments_BS=(batch["segments"], jnp.int32),
+        weights_BS=(batch["weights"], jnp.float32),
+        advantages_BS=(batch.get("advantages"), jnp.float32),
+        sampler_logprobs_BS=(batch.get("sampler_logprobs"), jnp.float32),
+    )
     with jax.named_scope("trunk"):
         return decoder(batch["tokens"], batch["positions"], batch["segments"])
 
@@ -44,13 +61,18 @@ def hidden_states(decoder: Decoder, batch: Batch) -> Hidden:
 def predict_positions(
     decoder: Decoder, function: Callable, chunk: int | None, states: tuple[jax.Array, ...], *arrays_BS: jax.Array
 ) -> Any:
-    """function(predictions of each of the states, *arrays) for every position.
+    """Applies `function` to the predictions at every position; returns its tree of arrays, [B,S] each.
 
     Args:
-      function: of Predictions and arrays over positions [T], to a tree of arrays [T].
-      chunk: positions whose logits exist at once; None: all.
-      states: normalised states [B,S,D].
+      function: (one Predictions per array of `states`, then `arrays_BS`, flattened to [T]) -> tree of arrays [T].
+      chunk: number of positions whose logits exist at the same time; None: all.
+      states: normalised states [B,S,D], compute dtype.
     """
+    dims = check_shapes(states_BSD=(states[0], jnp.floating))
+    for states_BSD in states:
+        check_shapes(dims, states_BSD=(states_BSD, states[0].dtype))
+    for array_BS in arrays_BS:
+        check_shapes(dims, array_BS=(array_BS, array_BS.dtype))
     weight_DW = decoder.head_weight()
 
     def piece(*inputs):
@@ -126,16 +148,16 @@ def _require_known(name: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageLoss:
-    """Weighted cross-entropy plus, optionally, self-distillation of the MTP modules.
+    """Weighted cross-entropy, plus self-distillation of the MTP modules and balance of the experts.
 
     L = 1/N sum_t w_t * -log p(x_t)
         + mtp_weight/N mean over modules k of sum_t w_t * KL(main distribution of x_t || that of module k)
         + balance_weight/N sum over rows and MoE layers of models/router_stats.py's sequence-wise balance,
 
-    the teacher being the main head k positions later (Composer 2 report, arXiv 2603.24477, section 3: "predict the
-    exact logit distribution of the main LM head"; the mean is DeepSeek-V3's, equation 25). The trunk gets no gradient
-    from the second term (not published; ours). The third adds up to balance_weight per token and layer where load is
-    even (DeepSeek-V3: 1e-4).
+    The teacher of module k is the main head k positions later (Composer 2 report, arXiv 2603.24477, section 3: "predict
+    the exact logit distribution of the main LM head"; the mean is DeepSeek-V3's, equation 25). The trunk gets no
+    gradient from the second term (not published; ours). The third term is balance_weight per token and layer where
+    load is even.
     """
 
     config: LanguageLossConfig = dataclasses.field(default_factory=LanguageLossConfig)
@@ -146,28 +168,28 @@ class LanguageLoss:
         if self.config.mtp_weight:
             if not decoder.config.n_mtp_modules:
                 raise UserError(
-                    f"mtp_weight={self.config.mtp_weight} trains MTP modules, and n_mtp_modules=0; set one of both."
+                    f"mtp_weight={self.config.mtp_weight} needs MTP modules, but n_mtp_modules=0; change one of them."
                 )
             fields = batch["tokens"], batch["positions"], batch["segments"]
-            said_MBSD, router_stats["mtp"] = decoder.mtp_hidden(hidden, *fields)
-            # What module k said k positions earlier is about the same token.
-            states += tuple(_shift_right_by(said_BSD, k) for k, said_BSD in enumerate(said_MBSD, start=1))
+            mtp_MBSD, router_stats["mtp"] = decoder.mtp_hidden(hidden, *fields)
+            # Module k predicts a token k positions before the main head does: shift its states to the main head's.
+            states += tuple(_shift_right_by(mtp_BSD, k) for k, mtp_BSD in enumerate(mtp_MBSD, start=1))
 
-        def position(main: Predictions, *rest):
-            *ahead, token = rest
-            return main.logprob(token), *(main.divergence(student) for student in ahead)
+        def at_position(main: Predictions, *rest):
+            *students, token = rest
+            return main.logprob(token), *(main.divergence(student) for student in students)
 
         tokens_BS, chunk = context.shift_left(batch["tokens"]), decoder.config.head_chunk
-        logprobs_BS, *divergences = predict_positions(decoder, position, chunk, states, tokens_BS)
+        logprobs_BS, *divergences = predict_positions(decoder, at_position, chunk, states, tokens_BS)
         weights_BS = context.shift_left(batch["weights"])
         nll = -(weights_BS * logprobs_BS).sum()
         loss = nll / normaliser
         sums = {"nll": nll, "tokens": batch["weights"].sum()} | router_sums(router_stats)
         if divergences:
-            # A module saw the one document k positions earlier and speaks of that of the following token.
-            segments_BS, about_BS = batch["segments"], context.shift_left(batch["segments"])
-            said = [about_BS == _shift_right_by(segments_BS, k) for k in range(1, 1 + len(divergences))]
-            divergence = sum((weights_BS * same * kl).sum() for same, kl in zip(said, divergences, strict=True))
+            # Module k read position t - k and predicts token t + 1: both must be of one document.
+            segments_BS, target_BS = batch["segments"], context.shift_left(batch["segments"])
+            same = [target_BS == _shift_right_by(segments_BS, k) for k in range(1, 1 + len(divergences))]
+            divergence = sum((weights_BS * mask * kl).sum() for mask, kl in zip(same, divergences, strict=True))
             sums["mtp_kl"] = divergence / len(divergences)
             loss = loss + self.config.mtp_weight * sums["mtp_kl"] / normaliser
         if self.config.balance_weight:
@@ -178,7 +200,7 @@ class LanguageLoss:
 
 
 def router_sums(router_stats: dict[str, RouterStats]) -> dict[str, Any]:
-    """What every loss reports of its layers: "counts" per expert, by stack, and all "dropped" choices."""
+    """The router metrics of every loss: "counts" of tokens per expert, by stack, and all "dropped" choices."""
     return {
         "counts": {name: stats.counts_E for name, stats in router_stats.items()},
         "dropped": sum(stats.dropped.sum() for stats in router_stats.values()),
@@ -186,7 +208,7 @@ def router_sums(router_stats: dict[str, RouterStats]) -> dict[str, Any]:
 
 
 def _shift_right_by(array: jax.Array, k: int) -> jax.Array:
-    """The value k positions earlier in the row; zeros before the first."""
+    """Shifts a row k positions to the right; zeros come in."""
     for _ in range(k):
         array = context.shift_right(array)
     return array
@@ -198,8 +220,8 @@ class PolicyLoss:
 
     L = -1/Z sum_t sg[r_t 1(1 - low < r_t < 1 + high)] A_t log p(x_t),   r_t = p(x_t) / p_sampler(x_t)
 
-    (GLM-5's double-sided token mask; Z is a constant of the batch as in Dr. GRPO, arXiv 2503.20783). The algorithm
-    (rl/algorithm.py) made the advantages; this loss does not know it.
+    This is GLM-5's double-sided token mask; Z is a constant of the batch as in Dr. GRPO (arXiv 2503.20783). The
+    advantages A come with the batch (rl/algorithm.py).
     """
 
     config: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
@@ -207,11 +229,11 @@ class PolicyLoss:
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
         hidden = hidden_states(decoder, batch)
 
-        def position(main: Predictions, token: jax.Array):
+        def at_position(main: Predictions, token: jax.Array):
             return main.logprob(token), jax.lax.stop_gradient(main.entropy())
 
         tokens_BS, chunk = context.shift_left(batch["tokens"]), decoder.config.head_chunk
-        logprobs_BS, entropy_BS = predict_positions(decoder, position, chunk, (hidden.last_BSD,), tokens_BS)
+        logprobs_BS, entropy_BS = predict_positions(decoder, at_position, chunk, (hidden.last_BSD,), tokens_BS)
         weights_BS, advantages_BS, sampler_logprobs_BS = (
             context.shift_left(batch[name]) for name in ("weights", "advantages", "sampler_logprobs")
         )

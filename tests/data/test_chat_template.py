@@ -85,7 +85,7 @@ UNLIKE = QWEN.replace("'\\n<tool_response>\\n'", "'\\n<tool_response>\\n' + loop
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (ANEW, "writes earlier messages anew when a later one comes"),
+        (ANEW, "rewrites earlier messages when a later one comes"),
         (COUNTS, "writes a message differently depending on those before it"),
         (UNLIKE, "writes a message differently depending on those before it"),
         (QWEN.replace("<|im_end|>", "."), "ends no message of the model with a control token"),
@@ -112,7 +112,7 @@ def test_an_unstable_template_is_refused_when_a_conversation_shows_it(tmp_path):
     chat = load_chat_format(write_folder(tmp_path, QWEN_JSON, late))
     turn = [AssistantMessage("x", (), True), Message("user", "y")]
     chat.render([*CONVERSATION, *turn * 3])
-    with pytest.raises(UserError, match="writes earlier messages anew"):
+    with pytest.raises(UserError, match="rewrites earlier messages"):
         chat.render([*CONVERSATION, *turn * 4])
 
 

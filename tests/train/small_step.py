@@ -9,7 +9,8 @@ from tests.models.small import rows, small
 CONFIG = small(n_layers=2, embedding_taps=1)
 # A large eps keeps Adam's update a smooth function of the gradient: with a small one, the rounding of a gradient near
 # zero would decide the sign of a whole step.
-OPTIMIZER = make_optimizer(OptimizerConfig(peak=0.05, eps=1e-3), steps=10)
+OPTIMIZER_CONFIG = OptimizerConfig(peak=0.05, eps=1e-3)
+OPTIMIZER = make_optimizer(OPTIMIZER_CONFIG, steps=10)
 BIAS_RATE = 0.01
 
 

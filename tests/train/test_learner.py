@@ -12,7 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.router import updated_bias
 from composer_jax.observe.compilations import count_compilations
 from tests.models.small import forward, relative_error
-from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER, full_gradient, make_batch
+from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER, OPTIMIZER_CONFIG, full_gradient, make_batch
 
 BATCH = make_batch(1)
 NORMALISER = float(BATCH["weights"].sum())
@@ -54,7 +54,7 @@ def test_weights_after_three_steps_are_those_of_optax_adamw(learner, weights):
     """With the gradients of the learner; norms do not decay, matrices do."""
     params, bias = weights
     plain = optax.chain(
-        optax.clip_by_global_norm(OPTIMIZER.clip),
+        optax.clip_by_global_norm(OPTIMIZER_CONFIG.clip),
         optax.adamw(
             lambda step: jnp.array([OPTIMIZER.learning_rate(s) for s in range(3)])[step],
             b1=0.9,

@@ -16,9 +16,9 @@ from tests.train.table_decoder import TableDecoder, log_softmax
 RNG = np.random.default_rng(0)
 B, S, W = 2, 7, 5
 STATES = jnp.asarray(RNG.standard_normal((B, S, W)), jnp.float32)
-TOKENS = RNG.integers(0, W, (B, S))
-SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0, 0]])
-POSITIONS = np.array([[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 4, 0, 0]])
+TOKENS = RNG.integers(0, W, (B, S)).astype(np.int32)
+SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0, 0]], np.int32)
+POSITIONS = np.array([[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 4, 0, 0]], np.int32)
 WEIGHTS = np.where((SEGMENTS > 0) & (POSITIONS > 0), RNG.random((B, S)) + 0.5, 0).astype(np.float32)
 ROWS = {"tokens": TOKENS, "positions": POSITIONS, "segments": SEGMENTS, "weights": WEIGHTS}
 
@@ -73,7 +73,7 @@ def test_mtp_divergence_is_the_weighted_kl_to_the_main_head_k_later(modules):
 
 
 def test_a_weight_for_modules_that_are_not_there_is_named():
-    with pytest.raises(UserError, match="mtp_weight=0.5 trains MTP modules, and n_mtp_modules=0"):
+    with pytest.raises(UserError, match="mtp_weight=0.5 needs MTP modules, but n_mtp_modules=0"):
         mtp_divergence(TableDecoder(STATES))
 
 
