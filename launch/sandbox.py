@@ -4,11 +4,11 @@
     python -m launch.sandbox --workspace=DIR --write-back -- sh -c 'ruff format .'
 
 The command sees the folder as /workspace, a read-only system, and nothing else of this machine: no home, no
-environment, no network unless --network is given. The folder stays as it is unless --write-back is given; then what the
-command changed is written to it afterwards, however the command ended. The exit code is the command's, or 124 (out of
-time), 137 (out of memory), 153 (more than 1 GiB of output), 125 (the sandbox itself failed). Output is shown at the
-end, the middle of it left out where it is long. Standard input, unless it is a terminal, is read to its end first and
-given to the command; `< /dev/null` gives none.
+environment, no network unless --network is given. The folder itself changes only with --write-back: the changes of the
+command are then written to it after the command, however it ended. The exit code is that of the command, or 124 (out of
+time), 137 (out of memory), 153 (more than 1 GiB of output), 125 (the sandbox itself failed). Output is printed at the
+end; the middle of long output is left out. Standard input, unless it is a terminal, is read to its end first and passed
+to the command; `< /dev/null` passes none.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ def define(values):
         absl_flags.DEFINE_integer(name, default, meaning, lower_bound=1, flag_values=values)
 
     absl_flags.DEFINE_string("workspace", None, "The folder the command works on.", flag_values=values)
-    absl_flags.DEFINE_bool("network", False, "Let the command reach the network.", flag_values=values)
-    absl_flags.DEFINE_bool("write-back", False, "Write what the command changed to the folder.", flag_values=values)
+    absl_flags.DEFINE_bool("network", False, "Let the command use the network.", flag_values=values)
+    absl_flags.DEFINE_bool("write-back", False, "Write the changes of the command to the folder.", flag_values=values)
     absl_flags.DEFINE_string("packages", None, "A folder of packages for Python (pip --target).", flag_values=values)
     absl_flags.DEFINE_string("backend", "auto", "How to isolate: auto, or a backend by name.", flag_values=values)
     absl_flags.DEFINE_float("timeout", 60.0, "Seconds.", lower_bound=0.001, flag_values=values)
@@ -47,7 +47,7 @@ def main(values, command):
         raise UserError("a command is missing: python -m launch.sandbox --workspace=DIR -- COMMAND...")
     limits = SandboxLimits(
         timeout_s=values.timeout,
-        cpu_s=math.ceil(values.timeout + 1) * (os.cpu_count() or 1),  # a process may use all cores all the time
+        cpu_s=math.ceil(values.timeout + 1) * (os.cpu_count() or 1),  # one process may use all cores
         memory_mb=values.memory,
         processes=values.processes,
         file_mb=values.disk,

@@ -53,7 +53,6 @@ MODEL_NAMES = {"model_name", "model_type", "model_id", "architecture", "architec
 # One concept per file and function.
 FILE_LINES, FUNCTION_LINES = 400, 60
 LONGER = {
-    "tests/sandbox/test_landlock.py",  # one list of attacks, the same for every path
     # To be split:
     "composer_jax/checkpoint/huggingface/save.py: save_hf",
     "composer_jax/checkpoint/huggingface/tensor_layout.py: tensor_layouts",

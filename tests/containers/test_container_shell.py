@@ -7,7 +7,7 @@ import pytest
 
 from composer_jax.sandbox import Change, SandboxDied, SandboxFileError, SandboxLimits
 from composer_jax.sandbox.container_pool import ContainerPool
-from composer_jax.sandbox.container_shell import ENDED
+from composer_jax.sandbox.container_shell import SHELL_ENDED
 from tests.containers.test_container import in_container
 
 
@@ -76,7 +76,7 @@ def test_a_shell_that_ends_says_so_and_the_next_command_has_a_new_one(engine, co
         return await sandbox.shell(command), await sandbox.shell("echo [$X]; pwd")
 
     ended, after = in_container(engine, use)
-    assert ended.stderr.endswith(ENDED) and ended.exit_code == {"exit 3": 3, "exec true": 0}.get(
+    assert ended.stderr.endswith(SHELL_ENDED) and ended.exit_code == {"exit 3": 3, "exec true": 0}.get(
         command, ended.exit_code
     )
     assert (after.outcome, after.stdout) == ("ok", "[]\n/workspace\n")
@@ -91,7 +91,7 @@ def test_a_command_that_takes_too_long_is_killed_with_all_jobs(engine):
 
     late, left = in_container(engine, use)
     assert (late.outcome, late.exit_code, late.stdout) == ("timeout", 124, "begun\n")
-    assert late.stderr.endswith(ENDED) and "1000" not in left.stdout
+    assert late.stderr.endswith(SHELL_ENDED) and "1000" not in left.stdout
 
 
 FLOOD = "dd if=/dev/zero bs=1000 | tr '\\0' x"
@@ -157,7 +157,7 @@ def test_a_command_that_knows_the_word_deceives_itself_only(engine, end):
 
     forged, after, last = in_container(engine, use)
     if "x" in end:
-        assert forged.outcome == "nonzero" and forged.stderr.endswith(ENDED)
+        assert forged.outcome == "nonzero" and forged.stderr.endswith(SHELL_ENDED)
     else:
         assert forged.seconds < 2 and after.stdout == "late\nfine\n"
     assert (last.outcome, last.stdout) == ("ok", "fine\n")

@@ -193,3 +193,19 @@ def as_another_user(script: str) -> str:
         said = output.read()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
     return said
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A small repository with everything that is special about files."""
+    folder = tmp_path / "repository"
+    (folder / "package" / "deep").mkdir(parents=True)
+    (folder / "package" / "code.py").write_text("print('pristine')\n")
+    (folder / "package" / "deep" / "data.bin").write_bytes(bytes(range(256)))
+    (folder / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (folder / "run.sh").chmod(0o700)
+    (folder / "closed.txt").write_text("for its owner")
+    (folder / "closed.txt").chmod(0o400)
+    (folder / "link.py").symlink_to("package/code.py")
+    os.mkfifo(folder / "pipe")
+    return folder
