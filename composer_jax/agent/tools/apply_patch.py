@@ -33,7 +33,7 @@ class _Draft:
     def apply(self, patch: FilePatch) -> str:
         """Applies the patch of one file and describes it. Raises PatchError and ToolError."""
         old = None if patch.old_path is None else self._resolve(patch.old_path)
-        new = self._resolve(patch.path)
+        new = self._resolve((patch.old_path or "") if patch.new_path is None else patch.new_path)
         if old is None:
             self._require_free(new)
             self.files[new] = self._patch_data(b"", patch), 0o755 if patch.executable else None

@@ -170,6 +170,7 @@ def test_a_patch_over_several_files(talk):
         ("--- a/latin.txt\n+++ b/latin.txt\n@@ -1 +1 @@\n-caf\n+x\n", "latin.txt is not UTF-8 text"),
         ("--- a/README.md\n+++ /dev/null\n@@ -1 +0,0 @@\n-# Rates\n", "does not remove all of its lines"),
         ("--- /dev/null\n+++ b/README.md\n@@ -0,0 +1 @@\n+x\n", "README.md is there already"),
+        ("--- a/README.md\n+++ b/\n@@ -1 +1 @@\n-# Rates\n+x\n", "names the workspace itself"),
         ("nonsense", "this is no patch"),
     ],
 )
