@@ -3,30 +3,32 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from composer_jax.models.cache import Entries
+from composer_jax.models.attention import LayerCache
+from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
-from composer_jax.models.gqa import GroupedQueryAttention
-from composer_jax.models.mla import MultiHeadLatentAttention
 from composer_jax.models.moe import MixtureOfExperts
 from composer_jax.models.norm import RMSNorm
+from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.row_attention import AttentionMask
+from composer_jax.ops.shapes import check_shapes
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x)). Returns x and its RouterStats (None in a dense
-    layer)."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    Both forms return the new x and the layer's RouterStats, which are None in a dense layer.
+    """
 
     def __init__(self, config: ModelConfig, *, moe: bool, rngs: nnx.Rngs):
-        self.moe = moe
         self.attention_norm = RMSNorm(config.d_model, eps=config.norm_eps, dtype=config.param_dtype)
-        kind = GroupedQueryAttention if config.kv_lora_rank is None else MultiHeadLatentAttention
-        self.attention = kind(config, rngs=rngs)
+        self.attention = attention_kind(config)(config, rngs=rngs)
         self.feed_forward_norm = RMSNorm(config.d_model, eps=config.norm_eps, dtype=config.param_dtype)
-        self.feed_forward = (
+        self.feed_forward: MixtureOfExperts | FeedForward = (
             MixtureOfExperts(config, rngs=rngs) if moe else FeedForward(config, config.dense_ff_dim, rngs=rngs)
         )
 
@@ -37,7 +39,14 @@ class Block(nnx.Module):
         mask: AttentionMask,
         windowed: jax.Array | None,
         token_mask_BS: jax.Array,
-    ):
+    ) -> tuple[jax.Array, RouterStats | None]:
+        """Training form, for whole rows; see models/attention.py: Attention for the arguments."""
+        check_shapes(
+            x_BSD=(x_BSD, jnp.floating),
+            positions_BS=(positions_BS, jnp.integer),
+            token_mask_BS=(token_mask_BS, bool),
+            windowed=(windowed, bool),
+        )
         with jax.named_scope("attention"):
             x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, mask, windowed)
         return self._feed_forward(x_BSD, token_mask_BS)
@@ -48,15 +57,24 @@ class Block(nnx.Module):
         positions_BS: jax.Array,
         bias_BSC: jax.Array,
         token_mask_BS: jax.Array,
-        write: Callable[[jax.Array], Entries],
-    ):
-        """The same layer for new tokens against a cache; see the attention's `extend`."""
+        write: Callable[[jax.Array], LayerCache],
+    ) -> tuple[jax.Array, RouterStats | None]:
+        """Decode form, for new tokens against a cache; see models/attention.py: Attention for the arguments."""
+        check_shapes(
+            x_BSD=(x_BSD, jnp.floating),
+            positions_BS=(positions_BS, jnp.integer),
+            bias_BSC=(bias_BSC, jnp.float32),
+            token_mask_BS=(token_mask_BS, bool),
+        )
         with jax.named_scope("attention"):
             x_BSD = x_BSD + self.attention.extend(self.attention_norm(x_BSD), positions_BS, bias_BSC, write)
         return self._feed_forward(x_BSD, token_mask_BS)
 
-    def _feed_forward(self, x_BSD: jax.Array, token_mask_BS: jax.Array):
+    def _feed_forward(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, RouterStats | None]:
         with jax.named_scope("feed_forward"):
-            normed = self.feed_forward_norm(x_BSD)
-            y, stats = self.feed_forward(normed, token_mask_BS) if self.moe else (self.feed_forward(normed), None)
-            return x_BSD + checkpoint_name(y, "feed_forward"), stats
+            normed_BSD = self.feed_forward_norm(x_BSD)
+            if isinstance(self.feed_forward, MixtureOfExperts):
+                y_BSD, stats = self.feed_forward(normed_BSD, token_mask_BS)
+            else:
+                y_BSD, stats = self.feed_forward(normed_BSD), None
+            return x_BSD + checkpoint_name(y_BSD, "feed_forward"), stats

@@ -2,14 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.block import Block
-from composer_jax.models.cache import Cache, group_widths, write_layer, write_tokens
+from composer_jax.models.cache import Cache, write_layer, write_tokens
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.embedding import Embedding
 from composer_jax.models.mtp import MTPModule
@@ -18,22 +20,26 @@ from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.attention import additive_mask
 from composer_jax.ops.row_attention import AttentionMask
+from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size
 
 Module = TypeVar("Module", bound=nnx.Module)
+Carry = TypeVar("Carry")
 
 
 class Hidden(NamedTuple):
-    """Output of the trunk."""
+    """Output of the trunk (all layers, without head and MTP modules)."""
 
     last_BSD: jax.Array
-    """Normalised states for the head."""
+    """Normalised states for the head, in the compute dtype."""
     router_stats: RouterStats
-    """Of every MoE layer, with a leading axis of layers."""
+    """Statistics of every expert layer, with a leading axis of layers."""
 
 
 class Decoder(nnx.Module):
+    """The network. Arrays are those of one device inside the per-device program, whole ones outside."""
+
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.embedding = Embedding(config, rngs=rngs)
@@ -53,12 +59,19 @@ class Decoder(nnx.Module):
             self.mtp = stack(config.n_mtp_modules, lambda rngs: MTPModule(config, rngs=rngs), rngs)
 
     def __call__(self, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array) -> Hidden:
-        """Whole rows. Positions restart in every segment; segment 0 is padding; no segment sees another."""
-        real_BS, mask = segments_BS > 0, self._attention_mask(segments_BS)
+        """Training form, for whole rows.
+
+        Args:
+          tokens_BS: token ids.
+          positions_BS: positions, restarting at 0 in every segment.
+          segments_BS: segment ids, rising along a row; 0 is padding. No segment attends to another.
+        """
+        _check_rows(tokens_BS, positions_BS, segments_BS)
+        token_mask_BS, mask = segments_BS > 0, self._attention_mask(segments_BS)
         x_BSD = self.embedding(tokens_BS, positions_BS)
 
-        def layer(x_BSD, block, windowed):
-            return block(x_BSD, positions_BS, mask, windowed, real_BS)
+        def layer(x_BSD: jax.Array, block: Block, windowed: jax.Array):
+            return block(x_BSD, positions_BS, mask, windowed, token_mask_BS)
 
         x_BSD, (_, stats) = self._layers(layer, x_BSD)
         return Hidden(self.final_norm(x_BSD), stats)
@@ -71,33 +84,34 @@ class Decoder(nnx.Module):
         cache: Cache,
         window: int | None = None,
     ) -> tuple[jax.Array, Cache]:
-        """S new tokens per row after what the cache holds; returns normalised states [B,S,D] and the cache.
+        """Decode form: S new tokens per row after those in the cache.
 
-        Positions are those in the context (row b writes its latents there); entries with real_BS false write nothing.
-        Attention reads the first `window` entries of the cache (default: all); the caller sees to it that no real
-        position lies beyond.
+        Args:
+          positions_BS: positions in the context, which are also the cache entries that the tokens are written to.
+          real_BS: false for padding, which writes nothing.
+          window: attention reads this many cache entries (None: all); no real position may lie beyond it.
+
+        Returns:
+          Normalised states [B,S,D] and the cache with the new entries.
         """
+        check_shapes(
+            tokens_BS=(tokens_BS, jnp.integer), positions_BS=(positions_BS, jnp.integer), real_BS=(real_BS, bool)
+        )
+        cache.check()
         window = cache.capacity if window is None else window
         cache = write_tokens(cache, tokens_BS, positions_BS, real_BS)
-        groups = group_widths(self.config)
-        entries, last = jnp.arange(window), positions_BS[..., None]
-        seen = entries <= last
-        full = additive_mask(seen)
-        near = (
-            None
-            if self.config.sliding_window is None
-            else additive_mask(seen & (entries > last - self.config.sliding_window))
-        )
+        groups = attention_kind(self.config).cache_entry(self.config).groups
+        full, near = self._decode_bias(positions_BS, window)
         earlier = [
             self.embedding.lookup(jnp.take_along_axis(cache.tokens_BC, jnp.maximum(positions_BS - j, 0), axis=1))
             for j in self.embedding.offsets
         ]
         x_BSD = self.embedding.convolve(self.embedding.lookup(tokens_BS), earlier, positions_BS)
 
-        def layer(carry, block, windowed):
+        def layer(carry: tuple[jax.Array, Cache, jax.Array], block: Block, windowed: jax.Array):
             x_BSD, cache, index = carry
 
-            def write(new_BSX):
+            def write(new_BSX: jax.Array):
                 nonlocal cache
                 cache, entries = write_layer(cache, index, new_BSX, positions_BS, real_BS, window, groups)
                 return entries
@@ -106,33 +120,39 @@ class Decoder(nnx.Module):
             x_BSD, _ = block.extend(x_BSD, positions_BS, bias, real_BS, write)
             return (x_BSD, cache, index + 1), None
 
-        # The cache travels in the carry and is updated in place; as a scanned input and output it would be copied.
+        # The cache is part of the carry and updated in place; as a scanned input and output it would be copied.
         (x_BSD, cache, _), _ = self._layers(layer, (x_BSD, cache, jnp.int32(0)), remat=False)
         return self.final_norm(x_BSD), cache
 
     def mtp_hidden(
         self, hidden: Hidden, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array
     ) -> tuple[jax.Array, RouterStats]:
-        """What the MTP modules say, [M,B,S,D] for the head, and their loads. The trunk is not moved.
+        """Returns the MTP modules' normalised states for the head, [M,B,S,D], and their RouterStats.
 
-        The logits of module k (from 1) at position i predict token i+k+1. It continues from the states of module k-1;
-        the first from the trunk's normalised ones, which is what vLLM gives to the published weights.
+        The logits of module k (from 1) at position i predict token i+k+1. Module k continues from the states of module
+        k-1, the first from the trunk's normalised states, as in vLLM with the published weights. No gradient reaches
+        the trunk.
         """
-        real_BS, mask = segments_BS > 0, dataclasses.replace(self._attention_mask(segments_BS), window=None)
+        _check_rows(tokens_BS, positions_BS, segments_BS)
+        token_mask_BS = segments_BS > 0
+        mask = dataclasses.replace(self._attention_mask(segments_BS), window=None)
 
-        def layer(carry, module, _):
+        def layer(carry: tuple[jax.Array, jax.Array], module: MTPModule, _):
             states_BSD, ahead_BSD = carry
             ahead_BSD = context.shift_left(ahead_BSD)
-            states_BSD, said_BSD, stats = module(states_BSD, ahead_BSD, positions_BS, mask, real_BS)
-            return (states_BSD, ahead_BSD), (said_BSD, stats)
+            states_BSD, output_BSD, stats = module(states_BSD, ahead_BSD, positions_BS, mask, token_mask_BS)
+            return (states_BSD, ahead_BSD), (output_BSD, stats)
 
-        # Moved on after embedding: taps of token i+1 reach back to token i, also where i is the first of a row.
+        # Shifted after the embedding: taps of token i+1 reach back to token i even where i is the first of a row.
         start = jax.lax.stop_gradient((hidden.last_BSD, self.embedding(tokens_BS, positions_BS)))
-        everywhere = jnp.zeros(self.config.n_mtp_modules, bool)
-        return self._scan(layer, self.mtp, everywhere, start, self.config.remat)[1]
+        no_window = jnp.zeros(self.config.n_mtp_modules, bool)
+        return self._scan(layer, self.mtp, no_window, start, self.config.remat)[1]
 
     def head_weight(self) -> jax.Array:
-        """[D,W] in the compute dtype; W is this device's part of the vocabulary. Fetch it once for many positions."""
+        """Returns the head [D,W] in the compute dtype, W being this device's vocabulary shard.
+
+        Fetch it once for many positions: each call gathers it.
+        """
         dtype = self.config.dtype
         return (
             gather_param(self.embedding.table, dtype).T
@@ -141,11 +161,11 @@ class Decoder(nnx.Module):
         )
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Float32 logits [..., vocab] of all words."""
+        """Returns float32 logits [..., vocab_size] over the whole vocabulary, for normalised states [...,D]."""
         return all_gather_vocab(head_logits(hidden, self.head_weight()))
 
     def _attention_mask(self, segments_BS: jax.Array) -> AttentionMask:
-        """What the tokens of this device see of their rows."""
+        """Returns the mask of this device's queries against whole rows."""
         return AttentionMask(
             context.local_positions(segments_BS.shape[1]),
             segments_BS,
@@ -154,20 +174,40 @@ class Decoder(nnx.Module):
             window=self.config.sliding_window,
         )
 
-    def _layers(self, layer, carry, *, remat: bool | None = None):
-        """Scans `layer(carry, block, whether it has the window)` over both stacks: the carry, what each stack gave."""
-        config, given, first = self.config, [], 0
+    def _decode_bias(self, positions_BS: jax.Array, window: int) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the additive masks [B,S,C] of layers without and with a sliding window (None where none has one)."""
+        entries, last = jnp.arange(window), positions_BS[..., None]
+        visible = entries <= last
+        full = additive_mask(visible)
+        if self.config.sliding_window is None:
+            return full, None
+        return full, additive_mask(visible & (entries > last - self.config.sliding_window))
+
+    def _layers(self, layer: Callable[..., tuple[Carry, Any]], carry: Carry, *, remat: bool | None = None):
+        """Scans layer(carry, block, windowed) over the dense and then the expert layers.
+
+        Returns:
+          The last carry, and the outputs of each stack with a leading axis of layers (None for an absent stack).
+        """
+        config, outputs, first = self.config, [], 0
         for blocks, n in ((self.dense_layers, config.n_dense_layers), (self.moe_layers, config.n_moe_layers)):
             out = None
             if blocks is not None:
                 windowed = jnp.array([config.has_window(first + i) for i in range(n)])
                 carry, out = self._scan(layer, blocks, windowed, carry, config.remat if remat is None else remat)
-            given.append(out)
+            outputs.append(out)
             first += n
-        return carry, given
+        return carry, outputs
 
-    def _scan(self, layer, blocks: Block, windowed_L: jax.Array, carry, remat: bool):
-        graph, stacked = nnx.split(blocks)
+    def _scan(
+        self,
+        layer: Callable[..., tuple[Carry, Any]],
+        modules: nnx.Module,
+        windowed_L: jax.Array,
+        carry: Carry,
+        remat: bool,
+    ) -> tuple[Carry, Any]:
+        graph, stacked = nnx.split(modules)
 
         def body(carry, inputs):
             state, windowed = inputs
@@ -179,17 +219,27 @@ class Decoder(nnx.Module):
 
 
 def head_logits(hidden: jax.Array, weight_DW: jax.Array) -> jax.Array:
-    """Float32 logits [...,W] of normalised states [...,D]."""
+    """Returns float32 logits [...,W] of normalised states [...,D]."""
+    chex.assert_type([hidden, weight_DW], jnp.floating)
+    chex.assert_axis_dimension(hidden, -1, weight_DW.shape[0])
     return jnp.einsum("...d,dw->...w", hidden, weight_DW, preferred_element_type=jnp.float32)
 
 
 def all_gather_vocab(logits: jax.Array) -> jax.Array:
-    """[...,W] of this device's words -> [..., vocab] of all of them."""
+    """Gathers the logits [...,W] of every vocabulary shard to [..., vocab_size]."""
     if axis_size("tensor") == 1:
         return logits
     return jax.lax.all_gather(logits, "tensor", axis=logits.ndim - 1, tiled=True)
 
 
 def stack(n: int, make: Callable[[nnx.Rngs], Module], rngs: nnx.Rngs) -> Module:
-    """n modules as one whose arrays have a leading axis."""
+    """Returns n modules as one whose arrays have a leading axis of length n."""
     return nnx.split_rngs(splits=n)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
+
+
+def _check_rows(tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array) -> None:
+    check_shapes(
+        tokens_BS=(tokens_BS, jnp.integer),
+        positions_BS=(positions_BS, jnp.integer),
+        segments_BS=(segments_BS, jnp.integer),
+    )

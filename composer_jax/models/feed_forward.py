@@ -1,6 +1,8 @@
 """SwiGLU feed-forward block."""
 
+import chex
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from composer_jax.models.config import ModelConfig
@@ -19,5 +21,6 @@ class FeedForward(nnx.Module):
         self.down = matrix(rngs, (width, d), ("ff", "embed"), fan_in=width, config=config)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        chex.assert_type(x, jnp.floating)
         hidden = swiglu(x @ gather_param(self.gate, x.dtype), x @ gather_param(self.up, x.dtype))
         return psum_tensor(hidden @ gather_param(self.down, x.dtype))

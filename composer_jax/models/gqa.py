@@ -1,32 +1,36 @@
-"""Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) as Qwen3, GLM-4.5 and gpt-oss have it.
+"""Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) as in Qwen3, GLM-4.5 and gpt-oss.
 
     q = norm(x W_q + b_q)    k = norm(x W_k + b_k)    v = x W_v + b_v
     y = attention(rope(q), rope(k), v) W_o + b_o
 
-Each of the N heads of keys and values serves H/N heads of queries. The norm is over each head's width (`qk_norm`); the
-first P entries of a head are rotated, the other K are not. What the cache stores is the rotated keys and the values.
+Each of the N heads of keys and values serves H/N heads of queries. The norm is over each head's width (`qk_norm`). The
+first P numbers of a head are rotated, the other K are not. The cache stores rotated keys and values.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from composer_jax.models.cache import Entries
-from composer_jax.models.config import ModelConfig
+from composer_jax.errors import UserError
+from composer_jax.models.attention import AttentionCost, CacheEntry, LayerCache
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix, parameter
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales, attend
 from composer_jax.ops.row_attention import AttentionMask, attend_rows
 from composer_jax.parallel import context
-from composer_jax.parallel.sharding import psum_tensor
+from composer_jax.parallel.sharding import axis_size, psum_tensor
+
+if TYPE_CHECKING:
+    from composer_jax.models.config import ModelConfig
 
 
 class GroupedQueryAttention(nnx.Module):
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        d, h, n = config.d_model, config.n_heads, config.n_kv_heads
+    def __init__(self, config: "ModelConfig", *, rngs: nnx.Rngs):
+        d, h, n = config.d_model, config.n_heads, _kv_heads(config)
         x, v = config.qk_nope_dim + config.qk_rope_dim, config.v_head_dim
         self.config = config
         self.q = matrix(rngs, (d, h, x), ("embed", "heads", None), fan_in=d, config=config)
@@ -46,40 +50,58 @@ class GroupedQueryAttention(nnx.Module):
         if config.attention_sinks:
             self.sinks = parameter(zeros(h), "heads")
 
+    @classmethod
+    def check_config(cls, config: "ModelConfig") -> None:
+        _kv_heads(config)
+        for field in ("kv_lora_rank", "q_lora_rank", "heads_at_once"):
+            if getattr(config, field) is not None:
+                raise UserError(
+                    f"{field}={getattr(config, field)} is a field of latent attention; leave it out with grouped-query "
+                    "attention (kv_lora_rank=None)."
+                )
+
+    @classmethod
+    def cache_entry(cls, config: "ModelConfig") -> CacheEntry:
+        """Keys and values of this device's heads: N(K+P+V) numbers, one scale per head."""
+        heads = _kv_heads(config) // axis_size("tensor")
+        groups = (config.qk_nope_dim + config.qk_rope_dim,) * heads + (config.v_head_dim,) * heads
+        return CacheEntry(groups, "tensor")
+
+    @classmethod
+    def cost(cls, config: "ModelConfig") -> AttentionCost:
+        x, v = config.qk_nope_dim + config.qk_rope_dim, config.v_head_dim
+        projections = config.d_model * (config.n_heads * x + _kv_heads(config) * (x + v))
+        return AttentionCost(projections + config.n_heads * v * config.d_model, config.n_heads * (x + v))
+
     def __call__(
         self, x_BSD: jax.Array, positions_BS: jax.Array, mask: AttentionMask, windowed: jax.Array | None = None
     ) -> jax.Array:
-        """Attention within the rows (ops/row_attention.py). Devices that share rows exchange keys and values."""
+        """Training form. Devices that share rows exchange keys and values."""
         angles = self._angles(positions_BS)
-        k, v = map(context.gather_row, self._keys_and_values(x_BSD, angles))
-        y_BSHV = attend_rows(self._queries(x_BSD, angles), k, v, mask, windowed, self._sinks())
+        k_BTNX, v_BTNV = map(context.gather_row, self._keys_and_values(x_BSD, angles))
+        y_BSHV = attend_rows(self._queries(x_BSD, angles), k_BTNX, v_BTNV, mask, windowed, self._sinks())
         return self._output(y_BSHV)
 
     def extend(
-        self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], Entries]
+        self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], LayerCache]
     ) -> jax.Array:
-        """Attention of S new tokens per row against the cache.
-
-        Args:
-          write: stores the new keys and values, flattened to [B,S,N(K+P+V)], and returns those of the layer.
-          bias_BSC: additive mask of cache entries for each new token.
-        """
+        """Decode form. `write` stores the new keys and values, flattened to [B,S,N(K+P+V)]."""
         angles = self._angles(positions_BS)
         k, v = self._keys_and_values(x_BSD, angles)
         flat = jnp.concatenate([k.reshape(*k.shape[:2], -1), v.reshape(*v.shape[:2], -1)], axis=-1)
-        kept_BCX, scales_BCG = write(flat)
+        values_BCX, scales_BCG = write(flat)
         scales = None
         if scales_BCG is not None:
             of_keys, of_values = jnp.split(scales_BCG, 2, axis=-1)
             scales = Scales((k.shape[3],), (of_keys,), of_values)
         k, v = (
             part.reshape(*part.shape[:2], *like.shape[2:])
-            for part, like in zip(jnp.split(kept_BCX, [k.shape[2] * k.shape[3]], axis=-1), (k, v), strict=True)
+            for part, like in zip(jnp.split(values_BCX, [k.shape[2] * k.shape[3]], axis=-1), (k, v), strict=True)
         )
         return self._output(attend(self._queries(x_BSD, angles), k, v, bias_BSC, self._sinks(), scales))
 
     def _angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """cos and sin for every head, [B,S,1,P/2]."""
+        """Returns cos and sin for every head, [B,S,1,P/2]."""
         c = self.config
         cos, sin = rope_angles(positions_BS, c.qk_rope_dim, c.rope_theta, c.yarn)
         return cos[:, :, None], sin[:, :, None]
@@ -88,7 +110,7 @@ class GroupedQueryAttention(nnx.Module):
         rope, rest = jnp.split(x_BSHX, [self.config.qk_rope_dim], axis=-1)
         return jnp.concatenate([rotate(rope, *angles, halves=self.config.rope_halves), rest], axis=-1)
 
-    def _project(self, x_BSD: jax.Array, weight: nnx.Param, bias: str) -> jax.Array:
+    def _project(self, x_BSD: jax.Array, weight: nnx.Param[jax.Array], bias: str) -> jax.Array:
         y_BSHX = jnp.einsum("bsd,dhk->bshk", x_BSD, gather_param(weight, x_BSD.dtype))
         return y_BSHX + gather_param(getattr(self, bias), x_BSD.dtype) if self.config.qkv_bias else y_BSHX
 
@@ -106,3 +128,13 @@ class GroupedQueryAttention(nnx.Module):
     def _output(self, y_BSHV: jax.Array) -> jax.Array:
         y_BSD = psum_tensor(jnp.einsum("bshv,hvd->bsd", y_BSHV, gather_param(self.out, y_BSHV.dtype)))
         return y_BSD + gather_param(self.out_bias, y_BSHV.dtype) if self.config.out_bias else y_BSD
+
+
+def _kv_heads(config: "ModelConfig") -> int:
+    n = config.n_kv_heads
+    if n is None or n < 1 or config.n_heads % n:
+        raise UserError(
+            f"n_kv_heads={n} must divide n_heads={config.n_heads} with grouped-query attention; use a divisor, or set "
+            "kv_lora_rank for latent attention."
+        )
+    return n

@@ -1,7 +1,7 @@
 """ModelDef and Params: the network as a static description plus a nested dict of arrays.
 
-Trainer, optimizer, checkpoint, sampler and weight sync see only these. `ModelDef.bind` puts the arrays back into the
-NNX modules inside a traced function; nothing is dispatched through NNX at run time.
+Trainer, optimizer, checkpoint, sampler and weight sync use only these two. `ModelDef.bind` puts the arrays back into
+the NNX modules inside a traced function; NNX has no part in running a compiled program.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ __all__ = ["ModelDef", "Params"]
 
 @dataclasses.dataclass(frozen=True)
 class ModelDef:
-    """The static part of a Decoder. `params` are what the optimizer trains, `router_bias` what the load rule moves."""
+    """The static part of a Decoder. The optimizer trains `params`; the load rule moves `router_bias`."""
 
     config: ModelConfig
 
     def bind(self, params: Params, router_bias: Params) -> Decoder:
-        """The Decoder with these arrays; call it inside a traced function."""
+        """Returns the Decoder with these arrays; call it inside a traced function."""
         graph, param_state, bias_state = _abstract(self.config)
         param_state, bias_state = nnx.clone(param_state), nnx.clone(bias_state)
         nnx.replace_by_pure_dict(param_state, params)
@@ -34,7 +34,7 @@ class ModelDef:
         return nnx.merge(graph, param_state, bias_state)
 
     def init(self, seed: int, mesh: Mesh | None = None) -> tuple[Params, Params]:
-        """Random (params, router_bias), created directly in their shards when a mesh is given."""
+        """Returns initial (params, router_bias), created directly in their shards where a mesh is given."""
 
         def make():
             config = self.config
@@ -47,18 +47,23 @@ class ModelDef:
         return jax.jit(make, out_shardings=None if mesh is None else self.shardings(mesh))()
 
     def shapes(self) -> tuple[Params, Params]:
-        """(params, router_bias) as ShapeDtypeStructs."""
+        """Returns (params, router_bias) as ShapeDtypeStructs."""
         _, params, bias = _abstract(self.config)
-        return tuple(
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nnx.to_pure_dict(s)) for s in (params, bias)
+        abstract = lambda state: jax.tree.map(  # noqa: E731
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nnx.to_pure_dict(state)
         )
+        return abstract(params), abstract(bias)
 
     def specs(self, mesh: Mesh) -> tuple[Params, Params]:
-        """PartitionSpecs under which (params, router_bias) are stored."""
+        """Returns the PartitionSpecs under which (params, router_bias) are stored."""
         return jax.tree.map(lambda sharding: sharding.spec, self.shardings(mesh))
 
     def shardings(self, mesh: Mesh) -> tuple[Params, Params]:
-        """NamedShardings of (params, router_bias) on a mesh; a UserError names sizes that do not divide."""
+        """Returns the NamedShardings of (params, router_bias) on a mesh.
+
+        Raises:
+          UserError: a dimension does not divide over its mesh axes.
+        """
         _, params, bias = _abstract(self.config)
         return (
             _map_axes(params, lambda shape, axes: storage_sharding(mesh, shape, axes)),
@@ -66,11 +71,11 @@ class ModelDef:
         )
 
     def parameter_count(self) -> int:
-        """All trained numbers, embedding and head included."""
+        """Returns the number of trained parameters, embedding and head included."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.shapes()[0]))
 
     def active_parameter_count(self) -> int:
-        """Those that one token meets: all but the routed experts that it was not sent to."""
+        """Returns the number of parameters that compute one token: all but those of experts that are not chosen."""
         config = self.config
         expert = 3 * config.d_model * config.expert_ff_dim
         if config.expert_bias:
@@ -80,13 +85,14 @@ class ModelDef:
 
 
 def _abstract(config: ModelConfig):
-    """Graph definition and abstract states; NNX caches nothing here and tracing a tiny constructor is cheap."""
+    """Returns the graph definition and the abstract states of params and router bias. Not cached: tracing is cheap."""
     model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0)))
     return nnx.split(model, nnx.Param, RouterBias)
 
 
 def _map_axes(state: nnx.State, function) -> Params:
-    """A pure dict of function(shape, logical axes) for each variable; stacked layers get a leading unnamed axis."""
+    """Maps function(shape, logical axes) over the variables, to a nested dict; stacked layers have a leading unnamed
+    axis."""
     pure = {}
     for path, variable in nnx.to_flat_state(state):
         shape = variable.get_value().shape

@@ -1,8 +1,10 @@
 """Mixture-of-experts feed-forward: routed experts plus shared ones (DeepSeekMoE, arXiv 2401.06066)."""
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
@@ -11,6 +13,7 @@ from composer_jax.models.router import Router
 from composer_jax.models.router_stats import RouterStats, measure_routing
 from composer_jax.ops.activation import Activation, clamped_swiglu, swiglu
 from composer_jax.ops.chunks import map_chunks
+from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel.dispatch import Biases, Experts, find_dispatch
 
 
@@ -33,17 +36,24 @@ class MixtureOfExperts(nnx.Module):
             self.shared = FeedForward(config, config.n_shared_experts * f, rngs=rngs)
 
     def __call__(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, RouterStats]:
+        """Returns y [B,S,D] and what the router measured; token_mask_BS is false for padding."""
+        check_shapes(
+            chex.Dimensions(D=self.config.d_model),
+            x_BSD=(x_BSD, jnp.floating),
+            token_mask_BS=(token_mask_BS, bool),
+        )
         x_TD = x_BSD.reshape(-1, x_BSD.shape[-1])
         routing = self.router(x_TD)
         experts, activation, config = self._experts(x_TD.dtype), self._activation, self.config
+        dispatch_kind = find_dispatch(config.dispatch)
 
-        def dispatch(*tokens):
-            y_TD, dropped = find_dispatch(config.dispatch)(
-                *tokens, experts, activation, capacity_factor=config.capacity_factor
+        def dispatch(x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array):
+            y_TD, dropped = dispatch_kind(
+                x_TD, ids_Tk, gates_Tk, experts, activation, capacity_factor=config.capacity_factor
             )
             return y_TD, dropped[None]
 
-        # Padding goes to no expert: it would take room from tokens.
+        # Padding is sent to no expert (-1), so that it takes no capacity from tokens.
         ids_Tk = jnp.where(token_mask_BS.reshape(-1, 1), routing.ids_Tk, -1)
         tokens = x_TD, ids_Tk, routing.gates_Tk.astype(x_TD.dtype)
         y_TD, dropped = map_chunks(dispatch, config.expert_chunk, *tokens)
@@ -51,11 +61,12 @@ class MixtureOfExperts(nnx.Module):
             y_TD = y_TD + self.shared(x_TD)
         return y_TD.reshape(x_BSD.shape), measure_routing(routing, token_mask_BS, dropped.sum())
 
-    def _experts(self, dtype) -> Experts:
+    def _experts(self, dtype: DTypeLike) -> Experts:
+        fetch = lambda weight: gather_param(weight, dtype)  # noqa: E731
         biases = None
         if self.config.expert_bias:
-            biases = Biases(*(gather_param(b, dtype) for b in (self.gate_bias, self.up_bias, self.down_bias)))
-        return Experts(*(gather_param(w, dtype) for w in (self.gate, self.up, self.down)), biases)
+            biases = Biases(fetch(self.gate_bias), fetch(self.up_bias), fetch(self.down_bias))
+        return Experts(fetch(self.gate), fetch(self.up), fetch(self.down), biases)
 
     @property
     def _activation(self) -> Activation:

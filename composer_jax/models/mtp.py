@@ -10,13 +10,14 @@ from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.row_attention import AttentionMask
+from composer_jax.ops.shapes import check_shapes
 
 
 class MTPModule(nnx.Module):
-    """Module k of a chain: h^k_i = Block(W [RMSNorm(embedding of token i+k); RMSNorm(h^(k-1)_i)]); the shared head
-    then predicts token i+k+1 from RMSNorm(h^k_i).
+    """Module k of a chain: h^k_i = Block(W [RMSNorm(embedding of token i+k); RMSNorm(h^(k-1)_i)]).
 
-    The paper has the two parts of W in the other order; this is how the published weights have them (`eh_proj`).
+    The shared head predicts token i+k+1 from RMSNorm(h^k_i). The order of the two parts of W is that of the published
+    weights (`eh_proj`); the paper has them in the other order.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -36,7 +37,9 @@ class MTPModule(nnx.Module):
         token_mask_BS: jax.Array,
     ) -> tuple[jax.Array, jax.Array, RouterStats]:
         """Returns states [B,S,D] for the next module, normalised states for the head, and the layer's RouterStats."""
+        check_shapes(hidden_BSD=(hidden_BSD, jnp.floating), embedding_BSD=(embedding_BSD, jnp.floating))
         joined = jnp.concatenate([self.embedding_norm(embedding_BSD), self.hidden_norm(hidden_BSD)], axis=-1)
         x_BSD = joined @ gather_param(self.projection, hidden_BSD.dtype)
         x_BSD, stats = self.block(x_BSD, positions_BS, mask, None, token_mask_BS)
+        assert stats is not None  # the block has experts
         return x_BSD, self.final_norm(x_BSD), stats

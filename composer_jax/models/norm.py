@@ -1,5 +1,6 @@
 """Root-mean-square normalisation (Zhang & Sennrich 2019, arXiv 1910.07467)."""
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -15,6 +16,8 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        chex.assert_type(x, jnp.floating)
+        chex.assert_axis_dimension(x, -1, self.scale.get_value().shape[0])
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
         return (wide * self.scale.get_value()).astype(x.dtype)

@@ -1,11 +1,13 @@
 """Published networks, by the numbers of their config.json. A preset is data: nothing else depends on its name."""
 
+from typing import Any
+
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.rope import Yarn
 
-_MLA = dict(kv_lora_rank=512, qk_nope_dim=128, qk_rope_dim=64, v_head_dim=128)
+_MLA: dict[str, Any] = dict(kv_lora_rank=512, qk_nope_dim=128, qk_rope_dim=64, v_head_dim=128)
 
-_KIMI_K2 = dict(
+_KIMI_K2: dict[str, Any] = dict(
     vocab_size=163_840,
     d_model=7168,
     n_layers=61,
@@ -23,9 +25,9 @@ _KIMI_K2 = dict(
     rope_theta=50_000.0,
 )
 
-_HEADS_OF_128 = dict(kv_lora_rank=None, v_head_dim=128, rope_halves=True)
+_HEADS_OF_128: dict[str, Any] = dict(kv_lora_rank=None, v_head_dim=128, rope_halves=True)
 
-_QWEN3 = dict(
+_QWEN3: dict[str, Any] = dict(
     **_HEADS_OF_128,
     vocab_size=151_936,
     n_dense_layers=0,
@@ -37,7 +39,7 @@ _QWEN3 = dict(
     n_shared_experts=0,
 )
 
-_QWEN3_30B = dict(
+_QWEN3_30B: dict[str, Any] = dict(
     **_QWEN3,
     d_model=2048,
     n_layers=48,
@@ -47,7 +49,7 @@ _QWEN3_30B = dict(
     n_experts=128,
 )
 
-_GLM_4_5 = dict(
+_GLM_4_5: dict[str, Any] = dict(
     **_HEADS_OF_128,
     vocab_size=151_552,
     n_heads=96,
@@ -62,7 +64,7 @@ _GLM_4_5 = dict(
     max_context=131_072,
 )
 
-_GPT_OSS = dict(
+_GPT_OSS: dict[str, Any] = dict(
     vocab_size=201_088,
     d_model=2880,
     n_dense_layers=0,

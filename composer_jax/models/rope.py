@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,34 +16,38 @@ class Yarn:
     """YaRN (Peng et al. 2023, arXiv 2309.00071) with DeepSeek's rules for the temperature of attention.
 
     Pairs that turn more than beta_fast times within the original context keep their frequency, those that turn less
-    than beta_slow times are slowed down by `factor`, a linear ramp lies between (section 3.2, equations 17 to 23).
-    Defaults are DeepSeek-V3's (config.json: factor 40) and gpt-oss's.
+    than beta_slow times are slowed down by `factor`, with a linear ramp between (section 3.2, equations 17 to 23).
+    Defaults are those of DeepSeek-V3's config.json.
     """
 
     factor: float
-    """Longest context over the original one (K2: 32, K2.5: 64)."""
+    """Ratio of the longest context to the original one (DeepSeek-V3: 40, K2: 32, K2.5: 64)."""
     original_context: int = 4096
+    """Context length of pretraining, in tokens."""
     beta_fast: float = 32.0
+    """Turns within the original context above which a pair keeps its frequency."""
     beta_slow: float = 1.0
+    """Turns within the original context below which a pair is slowed down by the whole factor."""
     mscale: float = 1.0
+    """DeepSeek's first scale: its temperature over that of mscale_all_dim multiplies cos and sin."""
     mscale_all_dim: float = 1.0
-    """DeepSeek's two scales: the second sharpens all logits, the first over the second multiplies cos and sin."""
+    """DeepSeek's second scale: its squared temperature multiplies the attention logits."""
     truncate: bool = True
-    """Whether the ends of the ramp are rounded to whole pairs (gpt-oss: no)."""
+    """Rounds the ends of the ramp to whole pairs (gpt-oss: False)."""
 
     def __post_init__(self):
         if self.factor < 1:
-            raise UserError(f"yarn.factor={self.factor} would shorten the context; use 1 or more.")
+            raise UserError(f"yarn.factor={self.factor} shortens the context; use 1 or more.")
         if self.original_context < 1:
-            raise UserError(f"yarn.original_context={self.original_context} must be a positive number of tokens.")
+            raise UserError(f"yarn.original_context={self.original_context} is a number of tokens; use 1 or more.")
         if not 0 < self.beta_slow <= self.beta_fast:
-            raise UserError(f"yarn needs 0 < beta_slow={self.beta_slow} <= beta_fast={self.beta_fast}.")
+            raise UserError(f"yarn needs 0 < beta_slow={self.beta_slow} <= beta_fast={self.beta_fast}; use 1 and 32.")
 
     def frequencies(self, dim: int, theta: float) -> np.ndarray:
-        """float32 [dim/2]: radians per token of each pair."""
+        """Returns the radians per token of each pair, float32 [dim/2]."""
 
         def pair_with(turns: float) -> float:
-            """The pair, a fractional number, that turns so many times in the original context."""
+            """Returns the fractional index of the pair that turns `turns` times in the original context."""
             return dim * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         low, high = pair_with(self.beta_fast), pair_with(self.beta_slow)
@@ -56,12 +61,12 @@ class Yarn:
 
     @property
     def rotation_scale(self) -> float:
-        """Multiplies cos and sin."""
+        """Factor on cos and sin."""
         return self._temperature(self.mscale) / self._temperature(self.mscale_all_dim)
 
     @property
     def logit_scale(self) -> float:
-        """Multiplies the attention logits: m^2, m = 0.1 mscale_all_dim ln(factor) + 1."""
+        """Factor on the attention logits: m^2, m = 0.1 mscale_all_dim ln(factor) + 1."""
         return self._temperature(self.mscale_all_dim) ** 2
 
     def _temperature(self, mscale: float) -> float:
@@ -69,12 +74,13 @@ class Yarn:
 
 
 def plain_frequencies(dim: int, theta: float) -> np.ndarray:
-    """theta^(-2i/dim), float32 [dim/2]: radians per token of each pair."""
+    """Returns the radians per token of each pair, theta^(-2i/dim), float32 [dim/2]."""
     return (theta ** (-np.arange(0, dim, 2, dtype=np.float32) / dim)).astype(np.float32)
 
 
 def rope_angles(positions: jax.Array, dim: int, theta: float, yarn: Yarn | None = None) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of position times frequency, each [..., dim/2] float32, for integer positions [...]."""
+    """Returns cos and sin of position times frequency, each float32 [..., dim/2], for integer positions [...]."""
+    chex.assert_type(positions, jnp.integer)
     frequency, scale = plain_frequencies(dim, theta), 1.0
     if yarn is not None:
         frequency, scale = yarn.frequencies(dim, theta), yarn.rotation_scale
@@ -85,11 +91,13 @@ def rope_angles(positions: jax.Array, dim: int, theta: float, yarn: Yarn | None 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, halves: bool = False) -> jax.Array:
     """Rotates pairs of the last dimension P; cos and sin broadcast against [..., P/2].
 
-    A pair is (x_2i, x_2i+1), or with `halves` (x_i, x_i+P/2): a matter of convention, but weights follow one of them.
+    A pair is (x_2i, x_2i+1), or with `halves` (x_i, x_i+P/2); the weights decide which.
     """
+    chex.assert_type([x, cos, sin], jnp.floating)
+    chex.assert_axis_dimension(cos, -1, x.shape[-1] // 2)
     if halves:
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1).astype(x.dtype)
     even, odd = x[..., 0::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
-    turned = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
-    return turned.reshape(x.shape).astype(x.dtype)
+    rotated = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+    return rotated.reshape(x.shape).astype(x.dtype)

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,22 +10,25 @@ from flax import nnx
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.parameter import RouterBias, gather_param, matrix, parameter
+from composer_jax.ops.shapes import check_shapes
 
 
 class Routing(NamedTuple):
-    """Which experts a token uses and how much of each."""
+    """The experts chosen for each token, and their weights."""
 
     ids_Tk: jax.Array
+    """int32: chosen experts, best first."""
     gates_Tk: jax.Array
+    """float32: weights of the chosen experts."""
     scores_TE: jax.Array
-    """Of all experts, without the bias that took part in the choice."""
+    """float32: scores of all experts, without the selection bias."""
 
 
 class Router(nnx.Module):
-    """s = sigmoid(x W) or softmax(x W), in float32; the top k of s + bias are used, with gates s_i or, normalised,
-    s_i / sum_selected(s), times routed_scaling_factor.
+    """s = sigmoid(x W) or softmax(x W) in float32; the top k of s + bias are chosen.
 
-    The bias takes part in the choice only: it never enters a gate and never receives a gradient.
+    Gates are s_i, or s_i / sum_chosen(s) where normalised, times routed_scaling_factor. The bias affects the choice
+    only: it enters no gate and receives no gradient.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -38,6 +42,7 @@ class Router(nnx.Module):
 
     def __call__(self, x_TD: jax.Array) -> Routing:
         config = self.config
+        check_shapes(chex.Dimensions(D=config.d_model), x_TD=(x_TD, jnp.floating))
         logits_TE = x_TD.astype(jnp.float32) @ gather_param(self.weight, jnp.float32)
         if config.router_logit_bias:
             logits_TE = logits_TE + gather_param(self.logit_bias, jnp.float32)
@@ -50,7 +55,11 @@ class Router(nnx.Module):
 
 
 def select_experts(choice_TE: jax.Array, config: ModelConfig) -> jax.Array:
-    """Top-k experts by the biased score, limited to the best groups (a group counts by its two best experts)."""
+    """Returns the top k experts by biased score, int32 [T,k], limited to the best groups of experts.
+
+    A group's strength is the sum of its two best scores. No gradient reaches choice_TE.
+    """
+    check_shapes(chex.Dimensions(E=config.n_experts), choice_TE=(choice_TE, jnp.floating))
     choice_TE = jax.lax.stop_gradient(choice_TE)
     if config.n_expert_groups > 1:
         groups = choice_TE.reshape(-1, config.n_expert_groups, config.n_experts // config.n_expert_groups)
@@ -62,7 +71,7 @@ def select_experts(choice_TE: jax.Array, config: ModelConfig) -> jax.Array:
 
 
 def balanced_scaling_factor(n_experts: int, experts_per_token: int, *, samples: int = 20_000, seed: int = 0) -> float:
-    """The routed_scaling_factor that gives the routed output the variance of one expert's.
+    """Returns the routed_scaling_factor that gives the routed output the variance of one expert's output.
 
     E[1 / sqrt(sum_i g_i^2)] over the normalised top-k sigmoid gates g of standard normal router logits (Moonlight,
     arXiv 2502.16982), simulated with a standard error below 0.001. Gives Moonlight's 2.446 and Kimi K2's 2.827.
@@ -78,15 +87,18 @@ def balanced_scaling_factor(n_experts: int, experts_per_token: int, *, samples: 
 
 
 def expert_counts(ids_Tk: jax.Array, token_mask_T: jax.Array, n_experts: int) -> jax.Array:
-    """How many real tokens chose each expert, float32 [E]; padding does not count."""
+    """Returns the number of real tokens that chose each expert, float32 [E]; padding does not count."""
+    check_shapes(ids_Tk=(ids_Tk, jnp.integer), token_mask_T=(token_mask_T, bool))
     chosen = jax.nn.one_hot(ids_Tk, n_experts, dtype=jnp.float32).sum(-2)
     return (chosen * token_mask_T[:, None]).sum(0)
 
 
 def updated_bias(bias: jax.Array, counts: jax.Array, rate: float) -> jax.Array:
-    """bias + rate * (sign(e) - mean sign(e)), e = mean load - load (Moonlight's centred form, arXiv 2502.16982).
+    """Returns bias + rate * (sign(e) - mean sign(e)), e = mean load - load (Moonlight, arXiv 2502.16982).
 
-    `bias` and `counts` are [..., E]; the counts are those of the global batch. A layer without tokens keeps its bias.
+    `bias` and `counts` are float32 [..., E]; the counts are those of the global batch. A layer without tokens keeps its
+    bias.
     """
+    chex.assert_equal_shape([bias, counts])
     error = jnp.sign(counts.mean(-1, keepdims=True) - counts)
     return bias + rate * (error - error.mean(-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""How evenly tokens fall on experts: what one layer measures while it routes."""
+"""RouterStats: how evenly one layer distributes tokens over its experts."""
 
 from typing import NamedTuple
 
@@ -6,28 +6,36 @@ import jax
 import jax.numpy as jnp
 
 from composer_jax.models.router import Routing, expert_counts
+from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size
 
 
 class RouterStats(NamedTuple):
-    """Of one layer, or with a leading axis of several; of this device's tokens, to be added up over devices."""
+    """Statistics of this device's tokens, to be summed over devices. Arrays of several layers have a leading axis L."""
 
     counts_E: jax.Array
-    """float32: real tokens that chose each expert."""
+    """float32: real tokens that chose each expert; padding does not count."""
     sequence_balance: jax.Array
-    """float32 []: the sequence-wise balance of DeepSeek-V3, times the real tokens of each row."""
+    """float32 scalar: DeepSeek-V3's sequence-wise balance of each row times its real tokens, summed over rows."""
     dropped: jax.Array
-    """float32 []: choices that found no room (parallel/dispatch)."""
+    """float32 scalar: (token, choice) pairs beyond the capacity of the dispatch buffer (parallel/dispatch)."""
 
 
 def measure_routing(routing: Routing, token_mask_BS: jax.Array, dropped: jax.Array) -> RouterStats:
-    """The load of one layer.
+    """Returns the statistics of one layer; token_mask_BS is false for padding, `dropped` a float32 scalar.
 
-    sequence = sum over rows of T sum_i f_i P_i,  f_i = E / (k T) #{t: i chosen},  P_i = 1/T sum_t s_ti / sum_j s_tj
-    (arXiv 2412.19437, equations 17 to 20; T counts the real tokens of a row, which is what is called a sequence there).
-    The inner sum is 1 where load is even. Its gradient goes through P: of experts chosen often, the scores go down.
+    sequence_balance = sum over rows of T sum_i f_i P_i,
+    f_i = E / (k T) #{t: i chosen},  P_i = 1/T sum_t s_ti / sum_j s_tj
+    (arXiv 2412.19437, equations 17 to 20; a row is the paper's sequence and T counts its real tokens). The inner sum is
+    1 under even load. The gradient flows through P and lowers the scores of experts that are chosen often.
     """
+    check_shapes(
+        ids_Tk=(routing.ids_Tk, jnp.int32),
+        scores_TE=(routing.scores_TE, jnp.float32),
+        token_mask_BS=(token_mask_BS, bool),
+        dropped=(dropped, jnp.float32),
+    )
     b, s = token_mask_BS.shape
     n = routing.scores_TE.shape[-1]
     rows = lambda x_T: x_T.reshape(b, s, -1)  # noqa: E731
@@ -35,7 +43,8 @@ def measure_routing(routing: Routing, token_mask_BS: jax.Array, dropped: jax.Arr
     shares_BE = (rows(shares_TE) * token_mask_BS[..., None]).sum(1)
     chosen_BE = jax.vmap(expert_counts, in_axes=(0, 0, None))(rows(routing.ids_Tk), token_mask_BS, n)
     here_B1 = token_mask_BS.sum(1, keepdims=True, dtype=jnp.float32)
-    # A row may be spread over several devices; each adds the part of the sum that its own tokens stand for.
+    # Devices of `context` share rows: frequencies and scores are those of whole rows, and each device adds the terms of
+    # its own tokens.
     whole = chosen_BE, shares_BE, here_B1
     if axis_size(context.AXIS) > 1:
         whole = jax.lax.psum(whole, context.AXIS)

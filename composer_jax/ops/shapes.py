@@ -11,7 +11,7 @@ import chex
 from jax.typing import DTypeLike
 
 
-def check_shapes(sizes: chex.Dimensions | None = None, /, **arrays: tuple[Any, DTypeLike | type]) -> chex.Dimensions:
+def check_shapes(sizes: chex.Dimensions | None = None, /, **arrays: tuple[Any, DTypeLike | None]) -> chex.Dimensions:
     """Asserts the shape and dtype of each array, and returns the size of each letter.
 
         dims = check_shapes(x_TD=(x_TD, jnp.floating), ids_Tk=(ids_Tk, jnp.int32))
@@ -24,7 +24,7 @@ def check_shapes(sizes: chex.Dimensions | None = None, /, **arrays: tuple[Any, D
     Args:
       sizes: sizes that are known beforehand, for example `chex.Dimensions(D=config.d_model)`; not modified.
       arrays: name=(array, dtype). The dtype is a dtype (`jnp.float32`, `bool`) or a kind (`jnp.floating`,
-        `jnp.integer`). Inside shard_map the shapes are those of one device's shard.
+        `jnp.integer`); None accepts any. Inside shard_map the shapes are those of one device's shard.
 
     Raises:
       AssertionError: a shape or dtype is wrong; the message names the array, its letters and the sizes.
@@ -42,6 +42,8 @@ def check_shapes(sizes: chex.Dimensions | None = None, /, **arrays: tuple[Any, D
         what = f"{name} is {array.dtype}{list(array.shape)}, not [{','.join(letters)}] with {known or 'no axes'}"
         expected = tuple(getattr(dims, letter, None) for letter in letters)
         chex.assert_shape(array, expected, custom_message=what, include_default_message=False)
+        if dtype is None:
+            continue
         what = f"{name} is {array.dtype}{list(array.shape)}, not of dtype {getattr(dtype, '__name__', dtype)}"
         chex.assert_type(array, dtype, custom_message=what, include_default_message=False)
     return dims

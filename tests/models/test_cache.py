@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.cache import Cache, init_cache, quantize
 from composer_jax.models.model_def import ModelDef
 from tests.models.small import GROUPED_QUERY, forward, random_weights, relative_error, rows, small
@@ -96,7 +97,7 @@ def test_what_a_slot_held_before_never_matters(model):
     clean = init_cache(config, 2, CAPACITY)
     rng = np.random.default_rng(9)
     stale = Cache(
-        jnp.asarray(100 * rng.standard_normal(clean.latents_LBCX.shape), jnp.float32),
+        jnp.asarray(100 * rng.standard_normal(clean.entries_LBCX.shape), jnp.float32),
         jnp.asarray(rng.integers(0, 64, clean.tokens_BC.shape), jnp.int32),
     )
     pieces = PIECES["uneven_pieces"]
@@ -111,11 +112,11 @@ def test_entries_that_are_not_real_write_nothing(model):
     tokens = np.full((2, 8), 5, np.int32)
     _, after = extend(params, bias, cache, tokens, np.array([8, 8], np.int32), np.array([0, 3], np.int32))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[0], b[0]), after.tokens_BC, cache.tokens_BC)
-    np.testing.assert_array_equal(after.latents_LBCX[:, 0], cache.latents_LBCX[:, 0])
+    np.testing.assert_array_equal(after.entries_LBCX[:, 0], cache.entries_LBCX[:, 0])
     np.testing.assert_array_equal(after.tokens_BC[1], cache.tokens_BC[1].at[8:11].set(5))
-    np.testing.assert_array_equal(after.latents_LBCX[:, 1, :8], cache.latents_LBCX[:, 1, :8])
-    np.testing.assert_array_equal(after.latents_LBCX[:, 1, 11:], 0)
-    written = np.abs(after.latents_LBCX[:, 1, 8:11, : config.latent_dim])
+    np.testing.assert_array_equal(after.entries_LBCX[:, 1, :8], cache.entries_LBCX[:, 1, :8])
+    np.testing.assert_array_equal(after.entries_LBCX[:, 1, 11:], 0)
+    written = np.abs(after.entries_LBCX[:, 1, 8:11, : sum(attention_kind(config).cache_entry(config).groups)])
     assert written.min(axis=(1, 2)).max() > 0
 
 
@@ -126,7 +127,7 @@ def test_a_single_token_is_written_where_it_belongs_or_not_at_all(model, dtype):
     start, counts = np.array([5, CAPACITY - 1], np.int32), np.array([0, 1], np.int32)
     cache = init_cache(config, 2, CAPACITY)
     _, after = extender(config)(params, bias, cache, np.full((2, 1), 7, np.int32), start, counts)
-    for array in filter(lambda array: array is not None, (after.latents_LBCX, after.scales_LBCG)):
+    for array in filter(lambda array: array is not None, (after.entries_LBCX, after.scales_LBCG)):
         written = np.abs(np.asarray(array)).max(-1) > 0
         assert not written[:, 0].any() and written[:, 1, -1].all() and not written[:, 1, :-1].any()
 
@@ -137,8 +138,8 @@ def test_the_cache_holds_one_latent_per_token_and_layer(model):
     assert cache.capacity == 7
     # Of a TPU's lanes, 128, there is a whole number where there are more.
     widths = {16: 16 + 4, 131: 256, None: 2 * (6 + 6)}
-    assert cache.latents_LBCX.shape == (config.n_layers, 5, 7, widths[config.kv_lora_rank])
-    assert init_cache(small(compute_dtype="bfloat16"), 1, 1).latents_LBCX.dtype == jnp.bfloat16
+    assert cache.entries_LBCX.shape == (config.n_layers, 5, 7, widths[config.kv_lora_rank])
+    assert init_cache(small(compute_dtype="bfloat16"), 1, 1).entries_LBCX.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("piece", [4, 1])
@@ -159,7 +160,7 @@ def test_eight_bits_are_close_and_take_a_quarter_of_the_room(name, piece):
             logits.append(step)
     assert 1e-6 < relative_error(np.concatenate(found, 1), np.concatenate(wanted, 1)) < 0.1
     cache = init_cache(config, 2, CAPACITY)
-    assert cache.latents_LBCX.nbytes * 4 == init_cache(exact, 2, CAPACITY).latents_LBCX.nbytes
+    assert cache.entries_LBCX.nbytes * 4 == init_cache(exact, 2, CAPACITY).entries_LBCX.nbytes
 
 
 def test_quantization_keeps_every_group_to_half_a_step():

@@ -61,7 +61,7 @@ def test_the_latent_is_all_that_decoding_needs():
         return stored[0], last, attention(x, positions, one_document(1, 6))[:, 5:]
 
     stored, last, wanted = run(attention, x)
-    assert stored.shape == (1, 6, config.latent_dim) == (1, 6, 20)
+    assert stored.shape == (1, 6, sum(attention.cache_entry(config).groups)) == (1, 6, 20)
     assert relative_error(last, wanted) < 1e-5
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from composer_jax.models.config import SAVES
+from composer_jax.models.config_checks import CHECKPOINT_NAMES
 from composer_jax.models.model_def import ModelDef
 from composer_jax.train.losses import LanguageLoss
 from tests.models.small import random_weights, relative_error, rows, small
@@ -35,7 +35,7 @@ def wanted():
     "changes",
     [
         {"remat": True},
-        {"remat": True, "remat_saves": SAVES},
+        {"remat": True, "remat_saves": CHECKPOINT_NAMES},
         {"expert_chunk": 7},
         {"expert_chunk": 8, "remat": True, "head_chunk": 16, "heads_at_once": 1},
     ],

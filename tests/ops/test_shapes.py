@@ -55,6 +55,12 @@ def test_optional_arrays_and_scalars():
     assert repr(dims) == "Dimensions()"
 
 
+def test_without_a_dtype_only_the_shape_is_checked():
+    check_shapes(ids_Tk=(IDS_Tk, None), x_TD=(X_TD, None))
+    with pytest.raises(AssertionError, match=r"y_T is float32\[4\], not \[T\] with T=8"):
+        check_shapes(x_TD=(X_TD, None), y_T=(X_TD[0], None))
+
+
 def test_tracing_raises_and_a_right_program_stays_as_it_was():
     def checked(x_TD, ids_Tk):
         check_shapes(x_TD=(x_TD, jnp.float32), ids_Tk=(ids_Tk, jnp.int32))

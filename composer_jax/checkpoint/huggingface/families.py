@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_jax.errors import UserError
+from composer_jax.models.attention_kinds import attention_name
 from composer_jax.models.config import ModelConfig
 
 _COMMON = {
@@ -176,9 +177,14 @@ def find_family_by_type(model_type: str) -> Family | None:
 
 def find_family(config: ModelConfig) -> Family:
     """The family that has a place for this network. Raises a UserError that names a field for which none has one."""
-    likely = DEEPSEEK_V3
-    if config.kv_lora_rank is None:
-        likely = GPT_OSS if config.expert_bias else GLM4_MOE if config.router_scores == "sigmoid" else QWEN3_MOE
+    grouped = GPT_OSS if config.expert_bias else GLM4_MOE if config.router_scores == "sigmoid" else QWEN3_MOE
+    by_attention = {"mla": DEEPSEEK_V3, "gqa": grouped}
+    name = attention_name(config)
+    if name not in by_attention:
+        raise UserError(
+            f"attention={name!r} has no place in a Hugging Face checkpoint; use {' or '.join(by_attention)}."
+        )
+    likely = by_attention[name]
     for field, value in likely.fixed.items():
         found = getattr(config, field)
         if found != value:

@@ -15,6 +15,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from composer_jax.checkpoint.huggingface.families import find_family
+from composer_jax.models.attention_kinds import attention_name
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 
@@ -92,7 +93,7 @@ def tensor_layouts(config: ModelConfig, *, fused_experts: bool = False) -> dict[
         "q": c.q_lora_rank or 0,
         "x": c.qk_nope_dim + c.qk_rope_dim,  # a query head
         "r": c.kv_lora_rank or 0,
-        "m": c.latent_dim,  # the latent and the rotary key
+        "m": (c.kv_lora_rank or 0) + c.qk_rope_dim,  # the latent and the rotary key
         "y": c.qk_nope_dim + c.v_head_dim,  # a key head without position, and a value head
         "v": c.v_head_dim,
         "f": c.dense_ff_dim,
@@ -116,7 +117,7 @@ def tensor_layouts(config: ModelConfig, *, fused_experts: bool = False) -> dict[
     def add_block(layer: int, stack: str, row: int) -> None:
         dense = stack == "dense_layers"
         feed_forward = _feed_forward("mlp", "feed_forward", "f") if dense else _experts(config, fused_experts)
-        attention = _latent_attention(config) if c.kv_lora_rank is not None else _grouped_attention(config)
+        attention = _ATTENTION[attention_name(config)](config)
         for name, spec, leaves, expert in [*_norms(), *attention, *feed_forward]:
             add(f"model.layers.{layer}.{name}", spec, *(f"{stack}.{leaf}" for leaf in leaves), index=(row, *expert))
 
@@ -197,6 +198,9 @@ def _grouped_attention(config: ModelConfig) -> Iterator[_Row]:
             yield f"self_attn.{letter}_norm.weight", "x -> x", (f"attention.{letter}_norm.scale",), ()
     if config.attention_sinks:
         yield "self_attn.sinks", "h -> h", ("attention.sinks",), ()
+
+
+_ATTENTION = {"mla": _latent_attention, "gqa": _grouped_attention}
 
 
 def _experts(config: ModelConfig, fused: bool) -> Iterator[_Row]:

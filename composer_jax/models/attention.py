@@ -1,0 +1,96 @@
+"""The contract of an attention kind: its modules, its cache entry per token, its cost and its decode form.
+
+A kind is an nnx.Module class with the members of `Attention`. Ours are listed in attention_kinds.py; a user's is an
+import path in the config (`attention="package.module:Class"`).
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import jax
+from flax import nnx
+
+from composer_jax.ops.row_attention import AttentionMask
+
+if TYPE_CHECKING:
+    from composer_jax.models.config import ModelConfig
+
+
+class CacheEntry(NamedTuple):
+    """What the decode cache stores per token and layer on one device."""
+
+    groups: tuple[int, ...]
+    """Widths of the parts of an entry; an int8 cache has one scale per part. Their sum is X."""
+    mesh_axis: str | None
+    """Mesh axis over which entries are sharded ("tensor" for heads of keys and values); None: replicated."""
+
+
+class LayerCache(NamedTuple):
+    """The first C cache entries of one layer, in every row."""
+
+    values_BCX: jax.Array
+    """In the compute dtype or int8."""
+    scales_BCG: jax.Array | None
+    """float32: one scale per part of an entry; None unless the values are int8."""
+
+
+class AttentionCost(NamedTuple):
+    """Multiplications of matrix products in one layer's forward pass; each counts as two floating-point operations."""
+
+    per_token: int
+    """In the projections of one token, the output projection included."""
+    per_pair: int
+    """For each pair of a query and a key that it attends to: score and weighted value, over all heads."""
+
+
+class Attention(Protocol):
+    """One attention layer. `attend_rows` and `attend` (composer_jax/ops) compute masked softmax attention."""
+
+    def __init__(self, config: "ModelConfig", *, rngs: nnx.Rngs) -> None: ...
+
+    @classmethod
+    def check_config(cls, config: "ModelConfig") -> None:
+        """Raises a UserError where a field of the config has a value that this kind has no use for."""
+        ...
+
+    @classmethod
+    def cache_entry(cls, config: "ModelConfig") -> CacheEntry:
+        """Returns the cache entry of this device inside the per-device program, of the whole network outside."""
+        ...
+
+    @classmethod
+    def cost(cls, config: "ModelConfig") -> AttentionCost:
+        """Returns the cost of one layer of the whole network (models/flops.py).
+
+        Plans of single devices (composer_jax/scale) read arithmetic and traffic from the traced program. A kind with a
+        kernel of its own registers the kernel's formula (ops/kernel_cost.py).
+        """
+        ...
+
+    def __call__(
+        self, x_BSD: jax.Array, positions_BS: jax.Array, mask: AttentionMask, windowed: jax.Array | None = None, /
+    ) -> jax.Array:
+        """Training form: attention within whole rows, [B,S,D].
+
+        Args:
+          positions_BS: int32, restarting in every segment (rotary positions).
+          mask: which keys a query attends to.
+          windowed: bool scalar, whether this layer has the sliding window; None where no layer has.
+        """
+        ...
+
+    def extend(
+        self,
+        x_BSD: jax.Array,
+        positions_BS: jax.Array,
+        bias_BSC: jax.Array,
+        write: Callable[[jax.Array], LayerCache],
+        /,
+    ) -> jax.Array:
+        """Decode form: attention of S new tokens per row against the cache, [B,S,D].
+
+        Args:
+          bias_BSC: float32, additive mask of the cache entries for each new token.
+          write: stores the new entries [B,S,X] and returns the layer's entries, the new ones included.
+        """
+        ...
