@@ -1,31 +1,39 @@
-"""Masked attention for whole rows and against a cache, in the form that is fastest where no fused kernel runs.
+"""Masked softmax attention as matrix products, for whole rows and against a cache, where no fused kernel runs.
 
-The weights are normalised after the product with the values, and the maximum that keeps exp in range is a constant to
-the gradient: two passes over the [S,T] scores fewer, forward and backward (measured on a CPU: 2.2 times the speed of
+The weights are normalised after the product with the values, and no gradient flows through the maximum that keeps exp
+in range. Both save two passes over the [S,T] scores, forward and backward (measured on a CPU: 2.2 times the speed of
 softmax, then product).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from composer_jax.ops.shapes import check_shapes
 
 MASKED = -1e30
 
 
 class Scales(NamedTuple):
-    """What 8-bit keys and values are multiplied by, float32 [B,T,N] each. A product with them is scaled, not they: so
-    they are read as they are."""
+    """Scales of int8 keys and values.
+
+    They multiply the scores and weights instead of the int8 operands, so the cache is read without being widened.
+    """
 
     widths: tuple[int, ...]
-    """Of the parts of a key that have scales of their own."""
+    """Widths of the parts of a key; each part has a scale."""
     keys: tuple[jax.Array, ...]
+    """float32 [B,T,N], one array per part of the keys."""
     values: jax.Array
+    """float32 [B,T,N]."""
 
 
 def additive_mask(mask: jax.Array) -> jax.Array:
-    """float32 0 where `mask` is true and a large negative number elsewhere. Made once, used by every layer."""
+    """Returns float32 0 where the bool `mask` is true and -1e30 elsewhere. Compute it once for all layers."""
+    chex.assert_type(mask, bool)
     return jnp.where(mask, 0.0, MASKED).astype(jnp.float32)
 
 
@@ -37,15 +45,28 @@ def attend(
     sinks_H: jax.Array | None = None,
     scales: Scales | None = None,
 ) -> jax.Array:
-    """softmax(q k^T + bias) v for every head, [B,S,H,V]; scores and sums in float32. The scale is in q already.
+    """Returns softmax(q k^T + bias) v for every head, [B,S,H,V] in the dtype of q; scores and sums in float32.
 
     N divides H: each of the N heads of keys and values serves H/N heads of queries (grouped-query attention; N = H is
-    the plain form, and absorbed MLA has N = 1). A row whose every key is masked gets the mean of the values, not NaN.
+    multi-head attention, absorbed MLA has N = 1). A query whose keys are all masked gets the mean of the values instead
+    of NaN, and zeros where there are sinks.
 
-    sinks_H: float32, one more logit per query head, whose weight goes nowhere (gpt-oss, arXiv 2508.10925, section 2.2);
-      with it, a row whose every key is masked gets zeros.
-    scales: of keys and values in int8.
+    Args:
+      q_BSHX: queries, already multiplied by the logit scale.
+      k_BTNX: keys, floating or int8.
+      v_BTNV: values, floating or int8.
+      bias_BST: float32, added to the scores (`additive_mask`).
+      sinks_H: float32, one more logit per query head without a value (gpt-oss, arXiv 2508.10925, section 2.2).
+      scales: scales of int8 keys and values.
     """
+    check_shapes(
+        q_BSHX=(q_BSHX, jnp.floating),
+        k_BTNX=(k_BTNX, jnp.floating if scales is None else jnp.int8),
+        v_BTNV=(v_BTNV, jnp.floating if scales is None else jnp.int8),
+        bias_BST=(bias_BST, jnp.float32),
+        sinks_H=(sinks_H, jnp.float32),
+        scales_BTN=(None if scales is None else scales.values, jnp.float32),
+    )
     (b, s, h, x), n = q_BSHX.shape, k_BTNX.shape[2]
     g = h // n
     q_BNQX = q_BSHX.reshape(b, s, n, g, x).transpose(0, 2, 1, 3, 4).reshape(b, n, s * g, x)
@@ -54,30 +75,31 @@ def attend(
     scores = _scores(q_BNQX, k_BTNX, scales) + bias_BQT[:, None]
     sinks = None if sinks_H is None else jnp.tile(sinks_H.astype(jnp.float32).reshape(n, 1, g), (1, s, 1))
     sinks = None if sinks is None else sinks.reshape(n, s * g, 1)
-    y_BNQV = _weigh(scores, v_BNTV, sinks, None if scales is None else _per_key(scales.values))
+    y_BNQV = _weighted_values(scores, v_BNTV, sinks, None if scales is None else _per_key(scales.values))
     return y_BNQV.reshape(b, n, s, g, -1).transpose(0, 2, 1, 3, 4).reshape(b, s, h, -1)
 
 
 def _scores(q_BNQX: jax.Array, k_BTNX: jax.Array, scales: Scales | None) -> jax.Array:
-    def products(q, k):
+    def products(q: jax.Array, k: jax.Array) -> jax.Array:
         return jnp.matmul(q, k.transpose(0, 2, 3, 1).astype(q.dtype), preferred_element_type=jnp.float32)
 
     if scales is None:
         return products(q_BNQX, k_BTNX)
     cuts = np.cumsum(scales.widths)[:-1]
     parts = map(products, jnp.split(q_BNQX, cuts, axis=-1), jnp.split(k_BTNX, cuts, axis=-1))
-    return sum(part * _per_key(scale) for part, scale in zip(parts, scales.keys, strict=True))
+    total: Any = sum(part * _per_key(scale) for part, scale in zip(parts, scales.keys, strict=True))
+    return total
 
 
 def _per_key(scales_BTN: jax.Array) -> jax.Array:
-    """For scores: [B,N,1,T]."""
+    """Reshapes scales of keys to broadcast against scores: [B,N,1,T]."""
     return scales_BTN.transpose(0, 2, 1)[:, :, None]
 
 
-def _weigh(
+def _weighted_values(
     scores: jax.Array, values: jax.Array, sinks: jax.Array | None = None, scales: jax.Array | None = None
 ) -> jax.Array:
-    """softmax over the last axis of float32 scores, times values, in the dtype of the values."""
+    """Returns softmax over the last axis of float32 scores, times values, in the dtype of the values."""
     largest = scores.max(-1, keepdims=True)
     if sinks is not None:
         largest = jnp.maximum(largest, sinks)
@@ -88,5 +110,5 @@ def _weigh(
         total = total + jnp.exp(sinks - largest)
     if scales is not None:
         weights = weights * scales
-    mixed = jnp.matmul(weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
-    return (mixed / total).astype(values.dtype)
+    weighted = jnp.matmul(weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    return (weighted / total).astype(values.dtype)

@@ -1,46 +1,46 @@
-"""Grouped matrix product: rows sorted by group, one matrix per group. What the experts of a mixture are made of.
+"""Grouped matrix product: rows sorted by group, one matrix per group (the experts of a mixture).
 
-    y[t] = x[t] @ w[g(t)],   g(t) the group that row t lies in: sizes[0] rows of group 0, then sizes[1] of group 1, ...
+    y[t] = x[t] @ w[g(t)],   g(t) the group of row t: sizes[0] rows of group 0, then sizes[1] rows of group 1, ...
 
-Rows behind the last group belong to nobody and give zeros. A TPU has a kernel for it behind `jax.lax.ragged_dot`. On a
-CPU that computes every group for every row, and on a GPU it may (XLA rewrites it to a masked product of all), so there
-the rows go block by block through ordinary matrix products, forward and backward. `python -m benchmarks.grouped_matmul`
-measures it; on a GPU nobody has yet.
+Rows beyond the last group have no group and give zeros. On a TPU this is the kernel behind `jax.lax.ragged_dot`. On a
+CPU ragged_dot computes every group for every row, and on a GPU it may (XLA rewrites it to a masked product of all), so
+there blocks of rows go through ordinary matrix products, forward and backward. `python -m benchmarks.grouped_matmul`
+measures it; it has not been measured on a GPU.
 """
 
 import jax
 import jax.numpy as jnp
 
-from composer_jax.ops.kernel_cost import Call, KernelCost, array_bytes, kernel_cost
+from composer_jax.ops.kernel_cost import KernelCall, KernelCost, array_bytes, kernel_cost
+from composer_jax.ops.shapes import check_shapes
 from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes
 
 BLOCK = 128
-"""Rows of one product: large enough to keep the cores busy, small enough to waste little at the end of a
-group."""
+"""Rows of one product: large enough to keep the cores busy, small enough to waste little at the end of a group."""
 
 
 def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """The product of every row with the matrix of its group, [T,F] in the dtype of x.
+    """Returns the product of every row with the matrix of its group, [T,F] in the dtype of x.
 
     Args:
       x_TD: rows, sorted by group.
       w_EDF: one matrix per group, in the dtype of x.
       sizes_E: int32, rows in each group; the sum is at most T.
     """
-    return jax.lax.platform_dependent(*match_vma(x_TD, w_EDF, sizes_E), tpu=kernel, default=blocked)
+    check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, x_TD.dtype), sizes_E=(sizes_E, jnp.int32))
+    return jax.lax.platform_dependent(*match_vma(x_TD, w_EDF, sizes_E), tpu=ragged_dot, default=blocked)
 
 
-def kernel(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """The form for TPUs. What a kernel leaves in the rows of nobody is not said anywhere: they are cleared on both
-    sides, so that neither their values nor their gradients get out."""
+def ragged_dot(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    """The form for TPUs. JAX does not specify what the kernel writes to rows without a group, so these rows are zeroed
+    before and after: neither their values nor their gradients reach the result."""
     inside = (jnp.arange(x_TD.shape[0]) < sizes_E.sum())[:, None]
     return jnp.where(inside, jax.lax.ragged_dot(jnp.where(inside, x_TD, 0), w_EDF, sizes_E), 0)
 
 
 @kernel_cost("ragged_dot_general")
-def ragged_dot_cost(call: Call) -> KernelCost:
-    """Of `lax.ragged_dot` and its gradients: two operations for every multiplication of the rows that belong to
-    somebody."""
+def ragged_dot_cost(call: KernelCall) -> KernelCost:
+    """Cost of `lax.ragged_dot` and its gradients: two operations per multiplication of the rows that have a group."""
     (x, y), (out,) = call.inputs[:2], call.outputs
     rows = x.shape[0]
     if out.ndim == 3:  # the gradient of the matrices, [E,D,F] from [T,D] and [T,F]
@@ -55,7 +55,7 @@ def ragged_dot_cost(call: Call) -> KernelCost:
 
 @jax.custom_vjp
 def blocked(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """The form for everything else: 2 T D F operations, and the unused rest of each group's last block."""
+    """The form for CPUs and GPUs: 2 T D F operations, plus the unused rest of each group's last block."""
     return _multiply(x_TD, w_EDF, sizes_E, contracted=1)
 
 
@@ -72,7 +72,7 @@ blocked.defvjp(_forward, _backward)
 
 
 def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, contracted: int) -> jax.Array:
-    """Rows times the matrix of their group (contracted=1) or its transpose (contracted=2)."""
+    """Returns rows times the matrix of their group (contracted=1) or its transpose (contracted=2)."""
     rows = x_TD.shape[0]
     block = min(BLOCK, rows)
     starts_E = jnp.cumsum(sizes_E) - sizes_E
@@ -82,7 +82,7 @@ def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, contract
 
         def step(carry):
             begin, y = carry
-            at = jnp.minimum(begin, rows - block)  # the last block of all reaches back rather than beyond the end
+            at = jnp.minimum(begin, rows - block)  # the last block overlaps the previous one instead of passing the end
             part = jax.lax.dynamic_slice_in_dim(x_TD, at, block)
             product = jax.lax.dot_general(
                 part, w, (((1,), (contracted - 1,)), ((), ())), preferred_element_type=jnp.float32
@@ -100,7 +100,7 @@ def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, contract
 
 
 def _outer(x_TD: jax.Array, dy_TF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """x^T dy summed over the rows of each group, [E,D,F], accumulated in float32."""
+    """Returns x^T dy summed over the rows of each group, [E,D,F], accumulated in float32."""
     rows, block = x_TD.shape[0], min(BLOCK, x_TD.shape[0])
     starts_E = jnp.cumsum(sizes_E) - sizes_E
     axes = varying_axes(x_TD)

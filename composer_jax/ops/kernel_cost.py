@@ -1,43 +1,43 @@
-"""What kernels cost, said beside them.
+"""Cost formulas of kernels, registered in the files of the kernels.
 
-Whoever estimates a program (composer_jax/scale) reads its matrix products from the traced program, but cannot see into
-a kernel, nor how many rows of a ragged product belong to anybody. So a kernel's file registers a formula under the name
-by which the kernel appears in a traced program: that of a jitted function, a custom_vjp, a pallas_call or a primitive.
-A name that ends in * stands for every name that begins so.
+Plans (composer_jax/scale) read matrix products from the traced program, which shows neither the inside of a kernel nor
+how many rows of a ragged product have a group. A kernel's file therefore registers a formula under the kernel's name in
+a traced program: that of a jitted function, a custom_vjp, a pallas_call or a primitive. A name that ends in * matches
+every name with that prefix.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import jax
+from jax.core import ShapedArray
 
 
 class KernelCost(NamedTuple):
-    """Of one call on one device."""
+    """Cost of one call on one device."""
 
     kind: Literal["matmul", "attention", "grouped_matmul"]
     flops: float
-    """Two for every multiplication of a matrix product that the kernel really does."""
+    """Two per multiplication of the matrix products that the kernel computes."""
     hbm_bytes: float
-    """Read and written."""
+    """Bytes read and written."""
 
 
-class Call(NamedTuple):
-    """A kernel as it stands in a traced program."""
+class KernelCall(NamedTuple):
+    """A kernel's equation in a traced program."""
 
-    inputs: Sequence[jax.core.ShapedArray]
-    outputs: Sequence[jax.core.ShapedArray]
+    inputs: Sequence[ShapedArray]
+    outputs: Sequence[ShapedArray]
     params: Mapping[str, Any]
     occupancy: float
-    """The share of rows sorted by expert that belong to somebody, on average."""
+    """Mean fraction of the rows sorted by expert that have an expert."""
 
 
-Formula = Callable[[Call], KernelCost]
+Formula = Callable[[KernelCall], KernelCost]
 _FORMULAS: dict[str, Formula] = {}
 
 
 def kernel_cost(name: str) -> Callable[[Formula], Formula]:
-    """Decorator: this function says what the kernel of that name costs."""
+    """Decorator that registers a function as the cost formula of the kernel `name`."""
 
     def register(formula: Formula) -> Formula:
         if name in _FORMULAS:
@@ -48,11 +48,12 @@ def kernel_cost(name: str) -> Callable[[Formula], Formula]:
     return register
 
 
-def formula_of(name: str) -> Formula | None:
-    """The formula of a kernel, the longest matching name first."""
-    fitting = [n for n in _FORMULAS if n == name or (n.endswith("*") and name.startswith(n[:-1]))]
-    return _FORMULAS[max(fitting, key=len)] if fitting else None
+def find_formula(name: str) -> Formula | None:
+    """Returns the formula with the longest matching name, or None."""
+    matches = [n for n in _FORMULAS if n == name or (n.endswith("*") and name.startswith(n[:-1]))]
+    return _FORMULAS[max(matches, key=len)] if matches else None
 
 
-def array_bytes(*arrays: jax.core.ShapedArray) -> float:
+def array_bytes(*arrays: ShapedArray) -> float:
+    """Returns the sum of the arrays' sizes in bytes."""
     return float(sum(a.size * a.dtype.itemsize for a in arrays))

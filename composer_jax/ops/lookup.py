@@ -1,9 +1,10 @@
-"""Rows of a table, with a gradient that is added up in float32.
+"""Rows of a table, with a gradient that is summed in float32.
 
-Differentiated as it stands, table[ids] adds the gradients of all who asked for a row in the table's own dtype. In
-bfloat16 a sum that has reached 256 takes no more ones: thousands of tokens that share a row would count as hundreds.
+JAX's own gradient of table[ids] sums over all uses of a row in the table's dtype. In bfloat16 a sum of ones stops at
+256, so that thousands of tokens that share a row would count as hundreds.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -11,7 +12,9 @@ from composer_jax.ops.vma import match_vma
 
 
 def lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """table[ids]: rows [...,D] of a table [W,D], for integers [...] within it."""
+    """Returns table[ids]: rows [...,D] of a floating table [W,D], for integer ids [...] within it."""
+    chex.assert_rank(table, 2)
+    chex.assert_type([table, ids], [jnp.floating, jnp.integer])
     return _lookup(*match_vma(table, ids))
 
 

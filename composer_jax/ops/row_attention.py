@@ -11,10 +11,12 @@ import jax.numpy as jnp
 
 from composer_jax.ops import splash
 from composer_jax.ops.attention import additive_mask, attend
+from composer_jax.ops.shapes import check_shapes
 
 BLOCK = 128
+"""Queries of one product, at least; a block of queries is multiplied with the keys up to its own end only."""
 MOST_BLOCKS = 16
-"""Queries of one product, and how many products at most: a block of queries meets the keys up to its own end only."""
+"""Products per row, at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,17 +43,23 @@ def attend_rows(
     windowed: jax.Array | None = None,
     sinks_H: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(q k^T) v over what the mask shows, [B,S,H,V]. Heads, scale and sinks as in ops/attention.py: attend.
+    """Returns masked softmax(q k^T) v, [B,S,H,V]. Heads, scale and sinks are those of ops/attention.py: attend.
 
-    windowed: bool scalar, whether this layer has the window; None where no layer has.
+    Args:
+      windowed: bool scalar, whether this layer has the sliding window; None where no layer has (mask.window=None).
     """
+    _check(q_BSHX, k_BTNX, v_BTNV, mask, windowed, sinks_H)
+
+    def plain(q, k, v, windowed, sinks):
+        return products(q, k, v, mask, windowed, sinks)
+
+    def kernel(q, k, v, windowed, sinks):
+        fields = mask.positions_S, mask.segments_BS, mask.key_segments_BT
+        return splash.attend(q, k, v, *fields, mask.window, windowed, sinks)
+
     operands = (q_BSHX, k_BTNX, v_BTNV, windowed, sinks_H)
-    plain = lambda *operands: products(*operands[:3], mask, *operands[3:])  # noqa: E731
-    if not splash.takes(q_BSHX.shape, k_BTNX.shape):
+    if not splash.supports(q_BSHX.shape, k_BTNX.shape):
         return plain(*operands)
-    kernel = lambda q, k, v, windowed, sinks: splash.attend(  # noqa: E731
-        q, k, v, mask.positions_S, mask.segments_BS, mask.key_segments_BT, mask.window, windowed, sinks
-    )
     return jax.lax.platform_dependent(*operands, tpu=kernel, default=plain)
 
 
@@ -63,7 +71,8 @@ def products(
     windowed: jax.Array | None = None,
     sinks_H: jax.Array | None = None,
 ) -> jax.Array:
-    """The form of ordinary matrix products. If the queries are the whole row, keys behind a block are not computed."""
+    """The form of plain matrix products. Where the queries are the whole row, keys after a block are not computed."""
+    _check(q_BSHX, k_BTNX, v_BTNV, mask, windowed, sinks_H)
     s, t = q_BSHX.shape[1], k_BTNX.shape[1]
     size = -(-s // min(MOST_BLOCKS, max(1, s // BLOCK)))
 
@@ -71,11 +80,32 @@ def products(
         queries = slice(start, min(start + size, s))
         keys = slice(0, queries.stop if mask.is_whole_row else t)
         positions_Q, segments_BQ = mask.positions_S[queries], mask.segments_BS[:, queries]
-        back_QT = positions_Q[:, None] - jnp.arange(keys.stop)[None, :]
-        seen_QT = back_QT >= 0
+        distance_QT = positions_Q[:, None] - jnp.arange(keys.stop)[None, :]
+        visible_QT = distance_QT >= 0
         if mask.window is not None:
-            seen_QT &= back_QT < jnp.where(windowed, mask.window, t)
-        seen_BQT = seen_QT & (segments_BQ[:, :, None] == mask.key_segments_BT[:, None, keys])
-        return attend(q_BSHX[:, queries], k_BTNX[:, keys], v_BTNV[:, keys], additive_mask(seen_BQT), sinks_H)
+            assert windowed is not None, f"mask.window={mask.window} needs `windowed`: whether this layer has it"
+            visible_QT &= distance_QT < jnp.where(windowed, mask.window, t)
+        visible_BQT = visible_QT & (segments_BQ[:, :, None] == mask.key_segments_BT[:, None, keys])
+        return attend(q_BSHX[:, queries], k_BTNX[:, keys], v_BTNV[:, keys], additive_mask(visible_BQT), sinks_H)
 
     return jnp.concatenate([block(start) for start in range(0, s, size)], axis=1)
+
+
+def _check(
+    q_BSHX: jax.Array,
+    k_BTNX: jax.Array,
+    v_BTNV: jax.Array,
+    mask: AttentionMask,
+    windowed: jax.Array | None,
+    sinks_H: jax.Array | None,
+) -> None:
+    check_shapes(
+        q_BSHX=(q_BSHX, jnp.floating),
+        k_BTNX=(k_BTNX, q_BSHX.dtype),
+        v_BTNV=(v_BTNV, q_BSHX.dtype),
+        positions_S=(mask.positions_S, jnp.integer),
+        segments_BS=(mask.segments_BS, jnp.integer),
+        key_segments_BT=(mask.key_segments_BT, jnp.integer),
+        windowed=(windowed, bool),
+        sinks_H=(sinks_H, jnp.float32),
+    )

@@ -1,9 +1,9 @@
 """Causal attention by JAX's fused TPU kernel ("splash attention"), with masks that are known only on the device.
 
-The kernel never holds the scores of more than one block of queries and keys. It is told which blocks to compute by
-small arrays; JAX's own helper makes those from a static mask, this file from positions and segments: so a device finds
-by itself which part of a row it has (parallel/context.py), and blocks between different documents are skipped as those
-of the future are.
+The kernel holds the scores of one block of queries and keys at a time. Small arrays tell it which blocks to compute.
+JAX's own helper computes those arrays from a static mask, this file from positions and segments. The mask can therefore
+depend on the device's shard of a row (parallel/context.py), and blocks between different documents are skipped like
+blocks of the future.
 """
 
 import functools
@@ -12,18 +12,19 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from composer_jax.ops.kernel_cost import Call, KernelCost, array_bytes, kernel_cost
+from composer_jax.ops.kernel_cost import KernelCall, KernelCost, array_bytes, kernel_cost
+from composer_jax.ops.shapes import check_shapes
 from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes, without_vma_checks
 
 LANES = 128
 BLOCK = 1024
-"""Queries and keys of a block, at most: VMEM holds its scores."""
+"""Queries and keys of a block, at most; VMEM holds their scores."""
 MOST_PARTS = 16
-"""Arrays as large as the queries that the backward pass may write and add up."""
+"""Partial gradients of the queries, each as large as the queries, that the fused backward kernel may write."""
 
 
-def takes(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> bool:
-    """Whether the kernel takes queries [B,S,H,X] and keys [B,T,N,X]: whole blocks of LANES positions."""
+def supports(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> bool:
+    """Returns whether the kernel supports queries [B,S,H,X] and keys [B,T,N,X]: S and T are multiples of LANES."""
     return q_shape[1] % LANES == 0 and k_shape[1] % LANES == 0
 
 
@@ -40,7 +41,22 @@ def attend(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """As ops/row_attention.py: attend_rows, by the kernel. interpret: run the kernel's program without a TPU (slow)."""
+    """Returns the same as ops/row_attention.py: attend_rows, computed by the kernel.
+
+    Args:
+      positions_S, segments_BS, key_segments_BT, window: the fields of an AttentionMask.
+      interpret: interprets the kernel's program, for tests without a TPU (slow).
+    """
+    check_shapes(
+        q_BSHX=(q_BSHX, jnp.floating),
+        k_BTNX=(k_BTNX, q_BSHX.dtype),
+        v_BTNV=(v_BTNV, q_BSHX.dtype),
+        positions_S=(positions_S, jnp.integer),
+        segments_BS=(segments_BS, jnp.integer),
+        key_segments_BT=(key_segments_BT, jnp.integer),
+        windowed=(windowed, bool),
+        sinks_H=(sinks_H, jnp.float32),
+    )
     arrays = (q_BSHX, k_BTNX, v_BTNV, positions_S, segments_BS, key_segments_BT, sinks_H)
     arrays = [*match_vma(*arrays[:6]), None if sinks_H is None else pcast_varying(sinks_H, varying_axes(q_BSHX))]
     form = functools.partial(_attention, interpret)
@@ -58,16 +74,17 @@ def _forward(interpret, window, q, k, v, order, segments, key_segments, sinks):
     axes = varying_axes(q)
     with without_vma_checks() as plain:
         rule = tuple(map(plain, (order, segments, key_segments)))
-        given = (q, k, v) if sinks is None else (q, k, v, sinks)
-        y, transpose = jax.jit(_value_and_transpose, static_argnums=(0, 1))(interpret, window, rule, *map(plain, given))
-    mark = functools.partial(pcast_varying, axes=axes)
-    return mark(y), jax.tree.map(mark, transpose)
+        operands = (q, k, v) if sinks is None else (q, k, v, sinks)
+        compiled = jax.jit(_value_and_transpose, static_argnums=(0, 1))
+        y, transpose = compiled(interpret, window, rule, *map(plain, operands))
+    restore_vma = functools.partial(pcast_varying, axes=axes)
+    return restore_vma(y), jax.tree.map(restore_vma, transpose)
 
 
-def _value_and_transpose(interpret, window, rule, *given):
-    # An operand that is handed on as it is would come out of the jitted function with its marks.
-    rule, given = jax.tree.map(lambda array: array + jnp.zeros((), array.dtype), (rule, given))
-    return jax.vjp(functools.partial(_kernel, interpret, window, *rule), *given)
+def _value_and_transpose(interpret, window, rule, *operands):
+    # The addition derives a new value: an operand that is returned unchanged would keep its VMA type.
+    rule, operands = jax.tree.map(lambda array: array + jnp.zeros((), array.dtype), (rule, operands))
+    return jax.vjp(functools.partial(_kernel, interpret, window, *rule), *operands)
 
 
 def _backward(interpret, window, transpose, dy):
@@ -82,7 +99,7 @@ _attention.defvjp(_forward, _backward)
 
 
 def _kernel(interpret, window, positions_S, segments_BS, key_segments_BT, q_BSHX, k_BTNX, v_BTNV, sinks_H=None):
-    # Imported here: Pallas takes half a second that nothing but a TPU needs.
+    # Imported here: importing Pallas takes half a second, and only TPUs need it.
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         BlockSizes,
         SegmentIds,
@@ -92,19 +109,19 @@ def _kernel(interpret, window, positions_S, segments_BS, key_segments_BT, q_BSHX
 
     bq, bt = (_block(array.shape[1], BLOCK) for array in (q_BSHX, k_BTNX))
     large = _block(k_BTNX.shape[1], 2 * BLOCK)
-    # One kernel for the gradients of queries, keys and values takes five products of scores where two take seven, and
-    # writes a part of the queries' gradient for every block of keys.
+    # One fused kernel for all gradients computes five products of scores where two kernels compute seven, and writes a
+    # partial gradient of the queries for every block of keys.
     fused = k_BTNX.shape[1] <= MOST_PARTS * large
-    # VMEM then holds twice as many keys, and scores of half as many queries.
+    # The fused kernel's VMEM holds twice as many keys, and scores of half as many queries.
     bq_backward, bt_backward = (_block(q_BSHX.shape[1], max(BLOCK // 2, LANES)), large) if fused else (bq, bt)
     heads_first = lambda x: x.transpose(0, 2, 1, 3)  # noqa: E731
 
     def row(q_HSX, k_NTX, v_NTV, segments_S, key_segments_T):
         def info(bq: int, bt: int, *, key_by_key: bool):
-            seen = _blocks(positions_S, segments_S, key_segments_T, bq, bt, window)
-            following = _next(seen.T).T if key_by_key else _next(seen)
+            visible = _visible_blocks(positions_S, segments_S, key_segments_T, bq, bt, window)
+            next_block = _next_blocks(visible.T).T if key_by_key else _next_blocks(visible)
             return splash_attention_mask_info.MaskInfo(
-                following[None], None, seen[None].astype(jnp.int32), None, positions_S
+                next_block[None], None, visible[None].astype(jnp.int32), None, positions_S
             )
 
         by_query = info(bq, bt, key_by_key=False)
@@ -120,7 +137,8 @@ def _kernel(interpret, window, positions_S, segments_BS, key_segments_BT, q_BSHX
                 block_kv_dkv=bt_backward,
                 block_kv_dkv_compute=bt,
                 use_fused_bwd_kernel=fused,
-                **({} if fused else {"block_q_dq": bq, "block_kv_dq": bt}),
+                block_q_dq=None if fused else bq,
+                block_kv_dq=None if fused else bt,
             ),
             is_mqa=False,
             save_residuals=False,
@@ -132,12 +150,13 @@ def _kernel(interpret, window, positions_S, segments_BS, key_segments_BT, q_BSHX
         )
         return kernel(q_HSX, k_NTX, v_NTV, SegmentIds(segments_S, key_segments_T), sinks_H)
 
-    y_BHSV = jax.vmap(row)(*map(heads_first, (q_BSHX, k_BTNX, v_BTNV)), segments_BS, key_segments_BT)
+    q_BHSX, k_BNTX, v_BNTV = map(heads_first, (q_BSHX, k_BTNX, v_BTNV))
+    y_BHSV = jax.vmap(row)(q_BHSX, k_BNTX, v_BNTV, segments_BS, key_segments_BT)
     return heads_first(y_BHSV)
 
 
 def _block(length: int, most: int) -> int:
-    """The largest multiple of LANES that divides a length, up to `most`."""
+    """Returns the largest multiple of LANES that divides `length` and is at most `most`."""
     return max(size for size in range(LANES, min(most, length) + 1, LANES) if length % size == 0)
 
 
@@ -148,9 +167,10 @@ def _rule(window: int | None):
     return lambda query, key: (query >= key) & (query < key + window)
 
 
-def _blocks(positions_S, segments_S, key_segments_T, bq: int, bt: int, window: int | None) -> jax.Array:
-    """bool [S/bq, T/bt]: whether any query of a block may see any key of a block (segments rise along a row, but for
-    padding, which is segment 0)."""
+def _visible_blocks(positions_S, segments_S, key_segments_T, bq: int, bt: int, window: int | None) -> jax.Array:
+    """Returns whether any query of a block may attend to any key of a block, bool [S/bq, T/bt].
+
+    Segments rise along a row, except for padding (segment 0)."""
 
     def ends(array, size):
         blocks = array.reshape(-1, size)
@@ -158,30 +178,33 @@ def _blocks(positions_S, segments_S, key_segments_T, bq: int, bt: int, window: i
 
     (first, last), (low, high) = ends(positions_S, bq), ends(segments_S, bq)
     (first_key, last_key), (low_key, high_key) = ends(jnp.arange(len(key_segments_T)), bt), ends(key_segments_T, bt)
-    seen = (last[:, None] >= first_key) & (low[:, None] <= high_key) & (low_key <= high[:, None])
+    visible = (last[:, None] >= first_key) & (low[:, None] <= high_key) & (low_key <= high[:, None])
     if window is not None:
-        seen &= last_key > first[:, None] - window
-    return seen
+        visible &= last_key > first[:, None] - window
+    return visible
 
 
-def _next(seen: jax.Array) -> jax.Array:
-    """int32, of the shape of `seen`: the column of the next block to compute, at or after each block, row by row, so
-    that it is on its way while the current one is computed; behind the last one, the first."""
-    rows, columns = seen.shape
-    number = jnp.where(seen.reshape(-1), jnp.arange(rows * columns), rows * columns)
-    following = jax.lax.cummin(number, reverse=True)
-    return jnp.where(following < rows * columns, following, number.min()).reshape(rows, columns) % columns
+def _next_blocks(visible: jax.Array) -> jax.Array:
+    """Returns the column of the next block to compute, at or after each block in row-major order.
+
+    int32, of the shape of `visible`. The kernel prefetches that block while it computes the current one; after the last
+    block comes the first.
+    """
+    rows, columns = visible.shape
+    number = jnp.where(visible.reshape(-1), jnp.arange(rows * columns), rows * columns)
+    next_number = jax.lax.cummin(number, reverse=True)
+    return jnp.where(next_number < rows * columns, next_number, number.min()).reshape(rows, columns) % columns
 
 
-def _pairs_cost(call: Call, per_pair: Callable[[int, int], int]) -> KernelCost:
-    """Of rows that hold one document each: half of all blocks of queries and keys, and the half that lies beyond the
-    diagonal of those on it. Keys and values are read again for every block of queries.
+def _pairs_cost(call: KernelCall, per_pair: Callable[[int, int], int]) -> KernelCost:
+    """Cost for rows of one document each: all blocks of queries and keys up to the diagonal, those on it computed
+    whole. Keys and values are read again for every block of queries.
 
     per_pair: multiplications for each query and key, from the width of keys and of values.
     """
     q, k, v = [a for a in call.inputs if a.ndim >= 3 and jnp.issubdtype(a.dtype, jnp.floating)][:3]
     *_, queries, width = q.shape
-    keys, parts = k.shape[-2], _parts_of(call)
+    keys, parts = k.shape[-2], _partial_gradients(call)
     blocks = parts or keys // _block(keys, BLOCK)
     share = (blocks + 1) / (2 * blocks)
     rows = q.size // (queries * width)  # with heads
@@ -191,26 +214,26 @@ def _pairs_cost(call: Call, per_pair: Callable[[int, int], int]) -> KernelCost:
     return KernelCost("attention", flops, array_bytes(*read, *call.outputs) + max(again, 0) * array_bytes(k, v))
 
 
-def _parts_of(call: Call) -> int:
-    """Into how many arrays a kernel for all three gradients writes that of the queries; 0 for every other kernel."""
+def _partial_gradients(call: KernelCall) -> int:
+    """Returns the number of partial query gradients that a fused backward kernel writes; 0 for other kernels."""
     q = next(a for a in call.inputs if a.ndim >= 3 and jnp.issubdtype(a.dtype, jnp.floating))
     parts = [out for out in call.outputs if out.ndim == q.ndim + 1 and out.shape[-2:] == q.shape[-2:]]
     return parts[0].size // q.size if parts else 0
 
 
 @kernel_cost("splash_mha_fwd*")
-def _forward_cost(call: Call) -> KernelCost:
+def _forward_cost(call: KernelCall) -> KernelCost:
     """q k^T and p v."""
     return _pairs_cost(call, lambda x, v: x + v)
 
 
 @kernel_cost("splash_mha_dq*")
-def _dq_cost(call: Call) -> KernelCost:
+def _dq_cost(call: KernelCall) -> KernelCost:
     """q k^T, dy v^T and ds k."""
     return _pairs_cost(call, lambda x, v: 2 * x + v)
 
 
 @kernel_cost("splash_mha_dkv*")
-def _dkv_cost(call: Call) -> KernelCost:
-    """q k^T, dy v^T, p^T dy and ds^T q; also ds k where it makes all three gradients."""
-    return _pairs_cost(call, lambda x, v: (3 if _parts_of(call) else 2) * x + 2 * v)
+def _dkv_cost(call: KernelCall) -> KernelCost:
+    """q k^T, dy v^T, p^T dy and ds^T q; also ds k in the fused kernel."""
+    return _pairs_cost(call, lambda x, v: (3 if _partial_gradients(call) else 2) * x + 2 * v)

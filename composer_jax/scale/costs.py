@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from composer_jax.ops.kernel_cost import Call, KernelCost, formula_of
+from composer_jax.ops.kernel_cost import KernelCall, KernelCost, find_formula
 from composer_jax.scale.flat_jaxpr import SHARD, Equation, Value, eliminate_dead_code, flatten
 
 SMALL = 2**20
@@ -129,7 +129,7 @@ def estimate_cost(jaxpr, assumed: CostAssumptions) -> Region:
 def _region(name: str, jaxpr, assumed: CostAssumptions, times: float, live: Sequence[bool], scope: str) -> Region:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     inputs = [Value(v.aval) for v in jaxpr.invars]
-    equations, outputs = flatten(jaxpr, inputs, lambda kernel: formula_of(kernel) is not None, scope)
+    equations, outputs = flatten(jaxpr, inputs, lambda kernel: find_formula(kernel) is not None, scope)
     outputs = [out for out, want in zip(outputs, live, strict=True) if want]
     equations, used = eliminate_dead_code(equations, outputs)
     region = Region(name, times)
@@ -149,9 +149,9 @@ def _add_cost(
     def operation(kind: str, flops: float, hbm_bytes: float) -> None:
         region.operations.append(Operation(kind, flops, hbm_bytes, equation.scope))
 
-    if (formula := formula_of(equation.name)) is not None:
+    if (formula := find_formula(equation.name)) is not None:
         inputs, outputs = ([v.aval for v in side] for side in (equation.inputs, equation.outputs))
-        operation(*formula(Call(inputs, outputs, equation.params, assumed.occupancy)))
+        operation(*formula(KernelCall(inputs, outputs, equation.params, assumed.occupancy)))
     elif primitive == "pallas_call":
         operation(*_declared_cost(equation))
     elif primitive == "dot_general":
