@@ -13,7 +13,7 @@ from composer_jax.models.cache import init_cache
 from composer_jax.models.flops import forward_flops
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.presets import PRESETS
-from composer_jax.scale.costs import Rules, cost_of
+from composer_jax.scale.costs import CostAssumptions, estimate_cost
 from tests.models.multi_query import MultiQueryAttention
 from tests.models.small import forward, random_weights, relative_error, rows, small
 
@@ -88,7 +88,7 @@ def test_its_cost_is_that_of_the_traced_program():
         decoder = ModelDef(config).bind(params, bias)
         return decoder.logits(decoder(row, row, row + 1).last_BSD)
 
-    traced = cost_of(jax.make_jaxpr(run)(*ModelDef(config).shapes()), Rules({})).flops()
+    traced = estimate_cost(jax.make_jaxpr(run)(*ModelDef(config).shapes()), CostAssumptions({})).flops()
     # The program computes the whole square of scores; the formula counts the causal half.
     masked_pairs = TOKENS**2 - TOKENS * (TOKENS + 1) // 2
     per_pair = MultiQueryAttention.cost(config).per_pair

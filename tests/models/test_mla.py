@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from composer_jax.errors import UserError
-from composer_jax.models.cache import Entries
+from composer_jax.models.attention import LayerCache
 from composer_jax.models.mla import MultiHeadLatentAttention
 from composer_jax.ops.attention import Scales, additive_mask, attend
 from composer_jax.ops.row_attention import AttentionMask
@@ -36,7 +36,7 @@ def test_absorbed_and_naive_attention_agree_with_each_other_and_with_numpy(q_lor
     naive, absorbed = nnx.jit(
         lambda attention, x: (
             attention(x, positions, one_document(2, 7)),
-            attention.extend(x, positions, mask, lambda latents: Entries(latents, None)),
+            attention.extend(x, positions, mask, lambda latents: LayerCache(latents, None)),
         )
     )(attention, jnp.asarray(x, jnp.float32))
     assert relative_error(absorbed, naive) < 1e-5
@@ -55,8 +55,8 @@ def test_the_latent_is_all_that_decoding_needs():
     @nnx.jit
     def run(attention, x):
         stored = []
-        attention.extend(x, positions, mask, lambda latents: stored.append(latents) or Entries(latents, None))
-        renew = lambda latents: Entries(stored[0].at[:, 5:].set(latents), None)  # noqa: E731
+        attention.extend(x, positions, mask, lambda latents: stored.append(latents) or LayerCache(latents, None))
+        renew = lambda latents: LayerCache(stored[0].at[:, 5:].set(latents), None)  # noqa: E731
         last = attention.extend(x[:, 5:], positions[:, 5:], mask[:, 5:], renew)
         return stored[0], last, attention(x, positions, one_document(1, 6))[:, 5:]
 
