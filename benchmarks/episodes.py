@@ -27,14 +27,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-from composer_jax.agent.episode import Episode, Limits
+from composer_jax.agent.episode import Episode, EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import ToolCall
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.observe.progress import Progress
-from composer_jax.rl.rollout import Environment, Job, roll_out
+from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out
 from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.grader import Case, CaseGrader
@@ -150,7 +150,7 @@ async def measure(episodes: int, crashes_per_episode: float, folder: Path) -> di
         )
         for n in range(episodes)
     ]
-    jobs = [Job(task, n, Compaction()) for n, task in enumerate(tasks)]
+    jobs = [EpisodeSpec(task, n, Compaction()) for n, task in enumerate(tasks)]
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     rng, crashes, owed, events = random.Random(0), 0, 0.0, Counter()
     results: list[Episode] = []
@@ -174,10 +174,10 @@ async def measure(episodes: int, crashes_per_episode: float, folder: Path) -> di
                         crashes, owed = crashes + killed, owed - killed
 
             crashing = asyncio.create_task(crash_sandboxes())
-            limits = Limits(max_turns=len(SCRIPT) + 1, max_turn_tokens=2000, max_episode_tokens=100_000)
-            environment = Environment(chat, pool, limits, ResultCache())
+            limits = EpisodeLimits(max_turns=len(SCRIPT) + 1, max_turn_tokens=2000, max_episode_tokens=100_000)
+            context = RolloutContext(chat, pool, limits, ResultCache())
             try:
-                await roll_out(jobs, ScriptedPolicy(chat, AT_ONCE), environment, done)
+                await roll_out(jobs, ScriptedPolicy(chat, AT_ONCE), context, done)
             finally:
                 crashing.cancel()
     seconds = time.monotonic() - started

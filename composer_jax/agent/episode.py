@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from composer_jax.agent import summary, todos, tools
@@ -67,17 +67,24 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one episode may use.
+class EpisodeLimits:
+    """What one episode may use (not published).
 
-    max_turns: messages of the model, summaries not counted.
-    max_turn_tokens: tokens of one message; a longer one is cut, and the model is told what that broke.
-    max_episode_tokens: tokens of all branches together, each node once; nothing is sampled beyond.
+    Raises:
+      UserError: a number below 1.
     """
 
-    max_turns: int = 12
-    max_turn_tokens: int = 64
-    max_episode_tokens: int = 1024
+    max_turns: int = 50
+    """Messages of the model, summaries not counted."""
+    max_turn_tokens: int = 2048
+    """Tokens of one message; a longer one is cut, and the tools' answer says what the cut broke."""
+    max_episode_tokens: int = 65_536
+    """Tokens of all branches, each node counted once; nothing is sampled beyond."""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            if getattr(self, limit.name) < 1:
+                raise UserError(f"agent.limits.{limit.name}={getattr(self, limit.name)}; it must be at least 1.")
 
 
 async def run_episode(
@@ -87,7 +94,7 @@ async def run_episode(
     chat: ChatFormat,
     *,
     compaction: Compaction,
-    limits: Limits,
+    limits: EpisodeLimits,
     seed: int = 0,
     cache: ResultCache | None = None,
     embedder: Embedder | None = None,
@@ -141,7 +148,7 @@ class _Run:
     session: Session
     chat: ChatFormat
     compaction: Compaction
-    limits: Limits
+    limits: EpisodeLimits
     transcript: Transcript = field(default_factory=Transcript)
     turns: int = 0
     summaries: int = 0
@@ -173,7 +180,7 @@ class _Run:
 
             if self.turns == self.limits.max_turns:
                 return "out_of_turns"
-            if self.compaction.due(self.transcript.length + len(self.chat.generation_prompt)):
+            if self.compaction.is_due(self.transcript.length + len(self.chat.generation_prompt)):
                 if self.summaries + 1 == self.compaction.max_segments:
                     return "out_of_segments"
                 if not await self.compact(prompt, todos.format_plan(workspace.todos)):
@@ -202,15 +209,15 @@ class _Run:
 
     async def compact(self, prompt: Node, plan: str) -> bool:
         """Asks for a summary, and starts a new branch from it; False if there is no room for it."""
-        self.transcript.append("summary_request", summary.request(self.chat, self.compaction.style))
+        self.transcript.append("summary_request", self.chat.user([self.compaction.request]))
         written = await self.sample("summary", self.compaction.max_summary_tokens)
         if written is None:
             return False
         self.summaries += 1
         self.session.reset()
         self.transcript.branch(prompt)
-        told = summary.carry(self.chat, self.summaries, written.sampled_tokens.tolist(), plan)
-        self.transcript.append("carry", told)
+        carried = summary.carry_message(self.chat, self.summaries, written.sampled_tokens.tolist(), plan)
+        self.transcript.append("carry", carried)
         return True
 
     def episode(

@@ -42,18 +42,18 @@ class SourceConfig:
       UserError: an unknown name or a negative weight; the message names the field.
     """
 
-    name: str = "documents"
+    kind: str = "documents"
     """One of SOURCES, or the import path of a function (SourceInputs, **options) -> TokenSource."""
     weight: float = 1.0
     """Share of the rows, relative to the weights of the other sources; 0 leaves the source out."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the function that `name` names."""
+    """Keyword arguments of the function that `kind` names."""
 
     def __post_init__(self) -> None:
-        if ":" not in self.name:
-            resolve(self.name, SOURCES, "pretrain.sources.name")
+        if ":" not in self.kind:
+            resolve(self.kind, SOURCES, "pretrain.sources.NAME.kind")
         if not self.weight >= 0:
-            raise UserError(f"pretrain.sources: {self.name} has weight={self.weight}; use 0 or more.")
+            raise UserError(f"a source of pretrain.sources has weight={self.weight}; use 0 or more.")
 
 
 @dataclass(frozen=True)
@@ -73,25 +73,25 @@ def documents(inputs: SourceInputs) -> DocumentSource:
 
 
 SOURCES: Mapping[str, Callable[..., TokenSource]] = {"documents": documents}
-"""Builders by SourceConfig.name."""
+"""Builders by SourceConfig.kind."""
 
 
-def make_sources(configs: Sequence[SourceConfig], inputs: SourceInputs) -> dict[str, tuple[TokenSource, float]]:
-    """Builds (source, weight) of every config, by its name, in the order given.
+def make_sources(configs: Mapping[str, SourceConfig], inputs: SourceInputs) -> dict[str, tuple[TokenSource, float]]:
+    """Returns name -> (source, weight): the run's own documents first, then the others by name.
+
+    The place of a source decides its seed, so it must not depend on the order in which a config is written down.
 
     Raises:
-      UserError: two sources of one name, an import path that does not resolve, or options that its function refuses.
+      UserError: an import path that does not resolve, or options that its function refuses.
     """
     sources: dict[str, tuple[TokenSource, float]] = {}
-    for config in configs:
-        if config.name in sources:
-            raise UserError(f"pretrain.sources names {config.name} twice; give it once with the sum of the weights.")
-        build = resolve(config.name, SOURCES, "pretrain.sources.name")
+    for name, config in sorted(configs.items(), key=lambda item: (item[1].kind != "documents", item[0])):
+        field = f"pretrain.sources.{name}"
+        build = resolve(config.kind, SOURCES, f"{field}.kind")
         try:
             source = build(inputs, **config.options)
         except TypeError as error:
-            raise UserError(
-                f"pretrain.sources: {config.name} refuses options={dict(config.options)}: {error}"
-            ) from error
-        sources[config.name] = source, config.weight
+            options = dict(config.options)
+            raise UserError(f"config.{field}.options={options} do not fit {config.kind!r}: {error}.") from error
+        sources[name] = source, config.weight
     return sources

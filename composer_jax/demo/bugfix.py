@@ -106,3 +106,11 @@ def _visible_inputs(function: Function, mistake: str | None, rng: random.Random)
     # Short ones first: the agent reads every character of a failure.
     inputs.sort(key=lambda args: (mistake is not None and not function.reveals(args, mistake), len(repr(args))))
     return inputs[:VISIBLE_PER_FUNCTION]
+
+
+class Bugfix:
+    """The family of bug-fixing tasks (tasks/family.py: TaskFamily)."""
+
+    def generate(self, split: Split, seed: int, index: int) -> Task:
+        """Returns task number `index` of the stream (split, seed)."""
+        return generate(split, seed, index)

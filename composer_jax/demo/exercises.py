@@ -1,13 +1,13 @@
-"""Exercises: the one step of an agent's work that takes knowledge, cut out of it, many times over.
+"""Repair exercises: the one step of a bug-fixing conversation that takes knowledge, many times over.
 
-A whole conversation asks at most once what a specification means in code. An exercise is that moment alone: a module
-as a tool shows it, and the edit that repairs it. Pretraining mixes them with source code, as others mix in commits, and
-SFT with whole conversations.
+A conversation asks at most once what a specification means in code. An exercise is that moment alone: a module as a
+tool shows it, and the edit that repairs it. Pretraining mixes exercises with source code, SFT with conversations.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from composer_jax.data.sources import SourceInputs
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.data.traces import TraceSource
 from composer_jax.demo import bugfix
-from composer_jax.demo.expert import repair
+from composer_jax.demo.bugfix_expert import repair
 from composer_jax.demo.generate import generate
 from composer_jax.seeds import hash_seed
+from composer_jax.stages.trace_sources import SourceContext
 from composer_jax.tasks.task import Task
 
 _STATEMENTS = re.compile(r"(return .*)")
@@ -64,3 +65,19 @@ def repair_exercise(task: Task, tok: Tokenizer, train_module: bool) -> tuple[np.
     ]
     tokens = np.concatenate([np.array(ids, np.int32) for ids, _ in parts])
     return tokens, np.repeat([trained for _, trained in parts], [len(ids) for ids, _ in parts])
+
+
+class RepairExercises:
+    """The SFT source of repair exercises. count: how many."""
+
+    def __init__(self, context: SourceContext, count: int):
+        self.context, self.count = context, count
+
+    def traces(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns (tokens int32 [n], trained bool [n]) of every exercise; only the edit is trained."""
+        seed = hash_seed("sft exercises", self.context.seed)
+        return repair_exercises(seed, self.count, self.context.tokenizer, train_module=False)
+
+    def report(self) -> dict[str, Any]:
+        """Returns nothing: exercises have no results."""
+        return {}

@@ -1,24 +1,20 @@
-"""One entrance to all generators."""
+"""Tasks of the demo's families by name, for traces, exercises and tests."""
 
-from __future__ import annotations
-
-from composer_jax.demo import bugfix, recall
+from composer_jax.demo.bugfix import Bugfix
+from composer_jax.demo.recall import Recall
 from composer_jax.errors import UserError
-from composer_jax.seeds import seeded_random
+from composer_jax.tasks.family import TaskFamily
 from composer_jax.tasks.task import Split, Task
 
-FAMILIES = (bugfix.FAMILY, recall.FAMILY)
+FAMILIES: dict[str, TaskFamily] = {"bugfix": Bugfix(), "recall": Recall()}
 
 
 def generate(family: str, split: Split, seed: int, index: int) -> Task:
-    """Task number `index` of the stream (family, split, seed): a pure function of its arguments, about 1 ms.
+    """Returns task number `index` of the stream (family, split, seed); takes about 1 ms.
 
-    family: one of FAMILIES, or "mix" for one of them by a fair coin. Raises UserError for an unknown one.
+    Raises:
+      UserError: a family that is not one of FAMILIES.
     """
-    if family == "mix":
-        family = seeded_random("mix", split, seed, index).choice(FAMILIES)
-    if family == bugfix.FAMILY:
-        return bugfix.generate(split, seed, index)
-    if family == recall.FAMILY:
-        return recall.generate(split, seed, index)
-    raise UserError(f"{family!r} is not a task family; use mix or {', '.join(FAMILIES)}")
+    if family not in FAMILIES:
+        raise UserError(f"{family!r} is no task family of the demo; use {' or '.join(FAMILIES)}.")
+    return FAMILIES[family].generate(split, seed, index)

@@ -87,3 +87,11 @@ def _values(split: Split, count: int, rng: random.Random) -> list[int]:
     for value in constants(split, 10, 99):
         by_digit.setdefault(value // 10, []).append(value)
     return [rng.choice(by_digit[digit]) for digit in rng.sample(sorted(by_digit), count)]
+
+
+class Recall:
+    """The family of recall tasks (tasks/family.py: TaskFamily)."""
+
+    def generate(self, split: Split, seed: int, index: int) -> Task:
+        """Returns task number `index` of the stream (split, seed)."""
+        return generate(split, seed, index)

@@ -1,4 +1,4 @@
-"""A suite: tasks, attempts at each, a compaction setting; and what comes out of running it."""
+"""A suite of attempts at tasks, and the measures of running it."""
 
 import dataclasses
 from collections import defaultdict
@@ -9,7 +9,7 @@ import numpy as np
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.evals.pass_at_k import pass_at_k
-from composer_jax.rl.rollout import Environment, Job, roll_out
+from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out
 from composer_jax.sampler.policy import Policy
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.task import Task
@@ -17,34 +17,37 @@ from composer_jax.tasks.task import Task
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
+    """Tasks, attempts at each, and one compaction."""
+
     name: str
     tasks: Sequence[Task]
     attempts: int
     compaction: Compaction
     seed: int = 0
 
-    def jobs(self) -> list[Job]:
-        """Attempt i at a task draws the same random numbers whatever policy or other suite it is part of."""
+    def specs(self) -> list[EpisodeSpec]:
+        """Returns the episodes; attempt i at a task has the same seed in every suite and for every policy."""
         return [
-            Job(task, hash_seed("evaluation", self.seed, task.id, attempt), self.compaction)
-            for task in self.tasks
+            EpisodeSpec(task, hash_seed("evaluation", self.seed, task.id, attempt), self.compaction, group)
+            for group, task in enumerate(self.tasks)
             for attempt in range(self.attempts)
         ]
 
 
 @dataclasses.dataclass(frozen=True)
 class SuiteResult:
-    """Means over graded episodes; infrastructure failures are counted apart and never score."""
+    """Means over graded episodes; infrastructure failures are counted separately and never score."""
 
     pass_at_1: float
     pass_at_k: float
-    """At least one of `attempts` attempts solves the task; tasks with fewer graded attempts count with those."""
+    """Probability that at least one of `attempts` attempts solves a task; a task with fewer graded attempts counts with
+    those."""
     attempts: int
     episodes: int
     infrastructure_failures: int
     turns: float
     tokens: float
-    """All tokens of an episode, each node once."""
+    """Tokens per episode, each node counted once."""
     sampled_tokens: float
     summaries: float
     """Summaries per episode."""
@@ -55,14 +58,15 @@ class SuiteResult:
 
 
 async def run_suite(
-    suite: Suite, policy: Policy, environment: Environment, on_done: Callable[[Episode], None] | None = None
+    suite: Suite, policy: Policy, context: RolloutContext, on_done: Callable[[Episode], None] | None = None
 ) -> tuple[SuiteResult, list[Episode]]:
-    rollout = await roll_out(suite.jobs(), policy, environment, on_done)
+    """Plays the suite's episodes and returns their measures and the episodes, in the order of `suite.specs()`."""
+    rollout = await roll_out(suite.specs(), policy, context, on_done)
     return summarise(rollout.episodes, suite.attempts), rollout.episodes
 
 
 def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
-    """The SuiteResult of episodes, which may belong to any number of tasks.
+    """Returns the SuiteResult of episodes, which may belong to any number of tasks.
 
     Raises:
       ValueError: no episode was graded.
@@ -99,5 +103,5 @@ def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
 
 
 def compaction_error(uncompacted: SuiteResult, compacted: SuiteResult) -> float:
-    """Pass rate in an uncompacted long window minus pass rate with the trigger (our definition; Cursor gives none)."""
+    """Returns pass@1 without compaction minus pass@1 with it (our definition; Cursor publishes none)."""
     return uncompacted.pass_at_1 - compacted.pass_at_1

@@ -1,9 +1,25 @@
-"""Algorithm: a Group's rewards -> advantages. Pure; the Learner never sees it."""
+"""Algorithm: the rewards of a group -> advantages. Pure; the Learner never sees it.
+
+A config names one of ALGORITHMS or the import path of a class (rl.algorithm.name); its options are the constructor's
+keyword arguments.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
+
+from composer_jax.errors import UserError
+from composer_jax.extensions import resolve
+
+
+class Algorithm(Protocol):
+    """Rewards of the G episodes of one task -> the advantage that all sampled tokens of each episode carry."""
+
+    def __call__(self, rewards: Sequence[float]) -> np.ndarray:
+        """Returns float32 [G]; an episode with advantage 0 is not trained on."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,3 +44,19 @@ class GroupAdvantage:
         if self.leave_one_out:
             advantage *= len(rewards) / (len(rewards) - 1)
         return advantage.astype(np.float32)
+
+
+ALGORITHMS: Mapping[str, Any] = {"group_mean": GroupAdvantage}
+
+
+def make_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
+    """Returns the algorithm that the config names, constructed with its options.
+
+    Raises:
+      UserError: an unknown name, an import path that does not resolve, or an option that the constructor lacks.
+    """
+    kind = resolve(name, ALGORITHMS, "rl.algorithm.name")
+    try:
+        return kind(**options)
+    except TypeError as error:
+        raise UserError(f"config.rl.algorithm.options={dict(options)} do not fit {name!r}: {error}.") from error

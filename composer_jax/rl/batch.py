@@ -9,11 +9,12 @@ from composer_jax.agent.episode import Episode
 from composer_jax.agent.transcript import Row
 from composer_jax.data.packing import plan_packing
 from composer_jax.errors import UserError
+from composer_jax.rl.algorithm import Algorithm
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The episodes of one Task with what each is worth. Episodes the infrastructure lost are not in it."""
+    """The graded episodes of one task and their training rewards."""
 
     episodes: Sequence[Episode]
     rewards: Sequence[float]
@@ -21,14 +22,14 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class WeightedRow:
-    """One training row and the one advantage that all of its sampled tokens carry."""
+    """One training row; all its sampled tokens carry the same advantage."""
 
     row: Row
     advantage: float
 
 
-def weighted_rows(groups: Sequence[Group], algorithm) -> list[WeightedRow]:
-    """Rows that have something to teach: those of episodes whose advantage is not zero."""
+def weighted_rows(groups: Sequence[Group], algorithm: Algorithm) -> list[WeightedRow]:
+    """Returns the rows of all episodes whose advantage is not zero."""
     rows = []
     for group in groups:
         for episode, advantage in zip(group.episodes, algorithm(group.rewards), strict=True):
@@ -59,7 +60,7 @@ def learner_batches(rows: Sequence[WeightedRow], shapes: Sequence[tuple[int, int
 
 
 def empty_batch(length: int, rows: int) -> dict[str, np.ndarray]:
-    """A batch without tokens: no gradient."""
+    """Returns a batch without tokens, whose gradient is zero."""
     return {name: np.zeros((rows, length), dtype) for name, dtype in FIELDS.items()}
 
 

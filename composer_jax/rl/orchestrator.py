@@ -1,11 +1,12 @@
 """Orchestrator: Tasks -> Episodes -> Groups -> Batches -> Params. The only place where the roles meet.
 
-This one takes turns on one set of devices: roll out with the newest weights, train on what came back, repeat.
+Rollout and learning take turns on one set of devices: roll out with the newest weights, train on the episodes, repeat.
 """
 
 import dataclasses
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,10 +15,11 @@ from composer_jax.agent.episode import Episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.compilations import count_compilations
-from composer_jax.rl.algorithm import GroupAdvantage
+from composer_jax.rl.algorithm import make_algorithm
 from composer_jax.rl.batch import Group, empty_batch, learner_batches, weighted_rows
-from composer_jax.rl.rewards import RewardConfig, episode_reward
-from composer_jax.rl.rollout import Environment, Job, Rollout, roll_out
+from composer_jax.rl.config import RLConfig
+from composer_jax.rl.rewards import episode_reward
+from composer_jax.rl.rollout import EpisodeSpec, Rollout, RolloutContext, roll_out
 from composer_jax.sampler.policy import TrainablePolicy
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.source import TaskSource
@@ -26,83 +28,96 @@ from composer_jax.train.learner import Learner, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
-class OrchestratorConfig:
-    groups: dict[str, int]
-    """Task family -> groups of it in every step."""
-    group_size: int
-    """G, episodes per task (Composer 2: a fixed group size; the number is not published)."""
-    trigger: tuple[int, int]
-    """The summary trigger of a group is drawn uniformly from this range, in tokens."""
-    compacted_families: tuple[str, ...]
-    """Families whose context is compacted; others run with the whole window."""
-    uncompacted_share: float
-    """Share of the groups of those families that run with the whole window all the same."""
-    max_segments: int
-    max_summary_tokens: int
-    tokens_per_episode: float
-    """The loss is divided by episodes * this: Dr. GRPO's constant normaliser. Only its product with the rate
-    matters."""
-    batches: tuple[tuple[int, int], ...]
-    reward: RewardConfig
-    seed: int
+class Cursor:
+    """Where an RL run stands. Three counts that differ: a step may change no weight, and weights outlive a step."""
+
+    task_step: int = 0
+    """RL steps whose tasks are used up."""
+    weight_version: int = 0
+    """Version of the weights that the sampler holds; every sampled token records it."""
+    optimizer_step: int = 0
+    """Updates of the weights, which the learning rate follows."""
+
+    def to_json(self) -> dict[str, int]:
+        """A JSON-able dict from which `Cursor(**data)` makes an equal cursor."""
+        return dataclasses.asdict(self)
 
 
 class Orchestrator:
-    """One RL run. A step is `roll_out`, which changes nothing and may be interrupted, then `learn`, which uses up the
-    state; together a function of (state, seed): a task is used once, and a resumed run repeats none."""
+    """One RL run: `roll_out` changes nothing and may be interrupted, then `learn` consumes the state.
+
+    A step is a function of (state, cursor, seed): every task is used once, and a resumed run repeats none.
+    """
 
     def __init__(
         self,
-        config: OrchestratorConfig,
+        config: RLConfig,
+        compaction: Compaction,
+        seed: int,
         tasks: TaskSource,
         learner: Learner,
-        sampler: TrainablePolicy,
-        environment: Environment,
+        policy: TrainablePolicy,
+        context: RolloutContext,
     ):
-        self.config, self.tasks = config, tasks
-        self.learner, self.sampler, self.environment = learner, sampler, environment
-        self.algorithm = GroupAdvantage()
-        self.warm, self.compiled = False, count_compilations()
+        """compaction: that of the episodes (agent.compactions[config.compaction])."""
+        self.config, self.compaction, self.seed, self.tasks = config, compaction, seed, tasks
+        self.learner, self.policy, self.context = learner, policy, context
+        self.algorithm = make_algorithm(config.algorithm.name, config.algorithm.options)
+        self.is_compiled, self.compilations_before = False, count_compilations()
 
-    def jobs(self, step: int) -> list[Job]:
-        """The jobs of one step, the G episodes of a task beside each other."""
-        config, jobs = self.config, []
-        for family, n in sorted(config.groups.items()):
-            for number in range(n):
-                task = self.tasks.task(family, step * n + number)
-                compaction = self.compaction(task)
-                jobs += [
-                    Job(task, hash_seed("rl", config.seed, task.id, i), compaction) for i in range(config.group_size)
+    def specs(self, task_step: int) -> list[EpisodeSpec]:
+        """Returns the episodes of step `task_step` (0 is the first); the G episodes of a group stand side by side."""
+        config, specs = self.config, []
+        for family, groups in sorted(config.groups.items()):
+            for number in range(groups):
+                task = self.tasks.task(family, task_step * groups + number)
+                compaction = self.draw_compaction(task)
+                group = len(specs) // config.group_size
+                specs += [
+                    EpisodeSpec(task, hash_seed("rl", self.seed, task.id, i), compaction, group)
+                    for i in range(config.group_size)
                 ]
-        return jobs
+        return specs
 
-    def compaction(self, task: Task) -> Compaction:
-        """Drawn once per group, so that its episodes differ by what the policy does only."""
-        config, rng = self.config, random.Random(hash_seed("trigger", self.config.seed, task.id))
-        if task.family not in config.compacted_families or rng.random() < config.uncompacted_share:
+    def draw_compaction(self, task: Task) -> Compaction:
+        """Returns the compaction of a group. It is drawn once, so that its episodes differ only by the policy."""
+        config, rng = self.config, random.Random(hash_seed("trigger", self.seed, task.id))
+        if task.family in config.uncompacted_families or rng.random() < config.uncompacted_fraction:
             return Compaction(None)
-        return Compaction(rng.randint(*config.trigger), "short", config.max_segments, config.max_summary_tokens)
+        if config.trigger is None:
+            return self.compaction
+        return dataclasses.replace(self.compaction, trigger=rng.randint(*config.trigger))
 
-    def roll_out(self, state: TrainState, loop: EventLoop, on_done: Callable[[Episode], None] | None = None) -> Rollout:
-        """The episodes of the next step, with the weights of `state`."""
-        number = int(state.step)
-        self.compiled = count_compilations()
-        self.sampler.update(state.params, state.router_bias, number)
-        return loop.run(roll_out(self.jobs(number), self.sampler, self.environment, on_done))
+    def roll_out(
+        self,
+        state: TrainState,
+        cursor: Cursor,
+        loop: EventLoop,
+        on_done: Callable[[Episode], None] | None = None,
+    ) -> Rollout:
+        """Plays the episodes of the next step with the weights of `state`."""
+        self.compilations_before = count_compilations()
+        self.policy.update(state.params, state.router_bias, cursor.weight_version)
+        return loop.run(roll_out(self.specs(cursor.task_step), self.policy, self.context, on_done))
 
-    def learn(self, state: TrainState, rollout: Rollout) -> tuple[TrainState, dict[str, float | None]]:
-        """The state after one step on these episodes, and its metrics. Groups of equal rewards are dropped before
-        they cost a training token; with none left the step is taken with a zero gradient: its tasks are used up."""
+    def learn(
+        self, state: TrainState, cursor: Cursor, rollout: Rollout
+    ) -> tuple[TrainState, Cursor, dict[str, float | None]]:
+        """Returns the state and cursor after one step on these episodes, and the step's metrics.
+
+        Groups of equal rewards are dropped before they cost a training token.
+        """
         began = time.perf_counter()
-        groups = self.groups(rollout.episodes)
+        groups = self.groups(rollout)
         rows = weighted_rows(groups, self.algorithm)
         batches = learner_batches(rows, self.config.batches)
-        if not self.warm or not batches:
-            # Once, every shape is compiled here; later an empty batch stands for "no group had anything to teach".
+        if not self.is_compiled or not batches:
+            # The first step compiles every shape; later an empty batch stands for "no group had anything to teach".
             batches += [empty_batch(*shape) for shape in self.config.batches]
-            self.warm = True
-        normaliser = len(rollout.jobs) * self.config.tokens_per_episode
+            self.is_compiled = True
+        normaliser = len(rollout.specs) * self.config.tokens_per_episode
         state, learned = self.learner.step(state, batches, normaliser)
+        cursor = Cursor(cursor.task_step + 1, cursor.weight_version + 1, int(state.step))
         train_s = time.perf_counter() - began
         row = {
             **episode_metrics(rollout.episodes),
@@ -115,23 +130,26 @@ class Orchestrator:
             "sandbox_s": rollout.seconds - rollout.sampler_seconds,
             "train_s": train_s,
             "step_s": rollout.seconds + train_s,
-            "compilations": count_compilations() - self.compiled,
+            "compilations": count_compilations() - self.compilations_before,
         }
-        return state, row
+        return state, cursor, row
 
-    def groups(self, episodes: Sequence[Episode]) -> list[Group]:
-        """Consecutive G episodes are a Group; an episode without a grade is left out, a group of fewer than two too."""
-        size, groups = self.config.group_size, []
-        for i in range(0, len(episodes), size):
-            graded = [e for e in episodes[i : i + size] if e.reward is not None]
-            if len(graded) > 1:
-                groups.append(Group(graded, [episode_reward(e, self.config.reward) for e in graded]))
-        return groups
+    def groups(self, rollout: Rollout) -> list[Group]:
+        """Returns the groups of a rollout. Episodes without a grade are left out, groups of fewer than two as well."""
+        by_group: dict[int, list[Episode]] = defaultdict(list)
+        for spec, episode in zip(rollout.specs, rollout.episodes, strict=True):
+            if episode.reward is not None:
+                by_group[spec.group].append(episode)
+        return [
+            Group(graded, [episode_reward(episode, self.config.reward) for episode in graded])
+            for _, graded in sorted(by_group.items())
+            if len(graded) > 1
+        ]
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float | None]:
-    """Means of one step; reward_<family> and pass_<family> by family. Summary columns: episodes that could
-    summarise."""
+    """Returns means over the graded episodes of one step; reward_FAMILY by family, summary columns over episodes with
+    a summary."""
     graded = [e for e in episodes if e.reward is not None]
 
     def mean(values) -> float | None:

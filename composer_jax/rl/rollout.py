@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from composer_jax.agent.episode import Episode, Limits, run_episode
+from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
 from composer_jax.agent.search import Embedder
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat_format import ChatFormat
@@ -17,91 +17,106 @@ from composer_jax.tasks.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """One episode to be run."""
+class EpisodeSpec:
+    """One episode to be played."""
 
     task: Task
     seed: int
+    """uint32; fixes everything that the policy samples."""
     compaction: Compaction
+    group: int = 0
+    """Episodes of one rollout that share a number are a group: attempts at one task."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Environment:
+class RolloutContext:
     """What episodes need beside a policy."""
 
     chat: ChatFormat
     pool: SandboxPool
-    limits: Limits
+    limits: EpisodeLimits
     cache: ResultCache
     infrastructure_retries: int = 2
     """Fresh attempts at an episode whose sandboxes died. Such an episode is never scored."""
     embedder: Embedder | None = None
-    """Of semantic_search (run_episode)."""
+    """Embeds text for the tool semantic_search (run_episode)."""
     images: ImagePools | None = None
-    """Of tasks that need one; without, they are refused."""
+    """Containers for tasks with an image; None refuses such tasks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    jobs: Sequence[Job]
+    """Episodes and what playing them took."""
+
+    specs: Sequence[EpisodeSpec]
     episodes: list[Episode]
-    """In the order of the jobs."""
+    """In the order of `specs`."""
     seconds: float
     sampler_seconds: float
-    """Time in which the policy computed; the rest of `seconds` was spent waiting for sandboxes and grading."""
+    """Seconds in which the policy computed; the rest of `seconds` went into sandboxes and grading."""
     sandbox_runs: int
     """Commands that ran in a sandbox."""
     sandbox_hits: int
-    """Commands whose result was known, because the same files had been run before."""
+    """Commands whose result came from the cache, because the same files had been run before."""
 
 
 async def roll_out(
-    jobs: Sequence[Job],
+    specs: Sequence[EpisodeSpec],
     policy: Policy,
-    environment: Environment,
+    context: RolloutContext,
     on_done: Callable[[Episode], None] | None = None,
 ) -> Rollout:
-    """Runs all jobs; as many at once as the policy opens sessions."""
-    cache = environment.cache
+    """Plays all episodes, as many at once as the policy opens sessions.
+
+    Args:
+      on_done: called with each episode as it ends, in no particular order.
+    """
+    cache = context.cache
     began, busy, runs, hits = time.perf_counter(), policy.busy_seconds, cache.runs, cache.hits
 
-    async def one(job: Job) -> Episode:
-        for attempt in range(environment.infrastructure_retries + 1):
-            session = await policy.open(job.seed)
-            try:
-                episode = await run_episode(
-                    job.task,
-                    session,
-                    environment.pool,
-                    environment.chat,
-                    seed=job.seed,
-                    compaction=job.compaction,
-                    limits=environment.limits,
-                    cache=cache,
-                    embedder=environment.embedder,
-                    images=environment.images,
-                )
-            finally:
-                session.close()
-            if episode.outcome != "infrastructure" or attempt == environment.infrastructure_retries:
-                break
+    async def play(spec: EpisodeSpec) -> Episode:
+        episode = await _play(spec, policy, context)
         if on_done:
             on_done(episode)
         return episode
 
     async with policy.serving():
-        running = [asyncio.create_task(one(job)) for job in jobs]
+        running = [asyncio.create_task(play(spec)) for spec in specs]
         try:
             episodes = list(await asyncio.gather(*running))
         finally:
             for task in running:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)  # they give back what they hold
+            await asyncio.gather(*running, return_exceptions=True)  # cancelled episodes return their sandboxes
     return Rollout(
-        jobs,
+        specs,
         episodes,
         seconds=time.perf_counter() - began,
         sampler_seconds=policy.busy_seconds - busy,
         sandbox_runs=cache.runs - runs,
         sandbox_hits=cache.hits - hits,
     )
+
+
+async def _play(spec: EpisodeSpec, policy: Policy, context: RolloutContext) -> Episode:
+    """Plays one episode; an attempt that the infrastructure lost is repeated."""
+    for _ in range(context.infrastructure_retries + 1):
+        session = await policy.open(spec.seed)
+        try:
+            episode = await run_episode(
+                spec.task,
+                session,
+                context.pool,
+                context.chat,
+                seed=spec.seed,
+                compaction=spec.compaction,
+                limits=context.limits,
+                cache=context.cache,
+                embedder=context.embedder,
+                images=context.images,
+            )
+        finally:
+            session.close()
+        if episode.outcome != "infrastructure":
+            break
+    return episode

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.stages.settings import OptimizerSettings, build
+from composer_jax.stages.schema import from_mapping
+from composer_jax.train.optimizer import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,7 @@ class ScaleSettings:
     model: ModelConfig
     mesh: MeshSizes
     batch: BatchSettings
-    optimizer: OptimizerSettings
+    optimizer: OptimizerConfig
     pretrain: PretrainSettings
     rl: RLSettings
     decode: DecodeSettings
@@ -75,4 +76,4 @@ def scale_settings(config: Mapping[str, Any]) -> ScaleSettings:
     Raises:
       UserError: an unknown or missing field, named with its whole path.
     """
-    return build(ScaleSettings, config, "config")
+    return from_mapping(ScaleSettings, config, "config")

@@ -1,92 +1,91 @@
 """Evaluation on held-out tasks, before and after RL."""
 
 import dataclasses
+from typing import Any
 
+from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_record import build_episode_record
-from composer_jax.agent.summary import Compaction
-from composer_jax.demo import bugfix, recall
-from composer_jax.demo.generate import generate
-from composer_jax.evals.suite import Suite, compaction_error, run_suite
-from composer_jax.observe.episodes import write_episodes
+from composer_jax.evals.suite import Suite, SuiteResult, compaction_error, run_suite
+from composer_jax.observe.episodes import EpisodeRecord, write_episodes
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import require_one_process
 from composer_jax.stages.run import Run
 
 POLICIES = {"before": "sft", "after": "rl"}
-"""Which checkpoint each evaluation looks at."""
+"""Evaluation -> the stage whose weights it measures."""
+HELDOUT = "heldout_"
+"""Beginning of the names of the suites of tasks.heldout; the task family follows."""
 
 
 def suites(run: Run) -> dict[str, Suite]:
-    """What is measured. Names, files and constants of generated tasks never occur in a training task; those of
-    tasks.heldout are all attempted, with summaries, since they may be long."""
-    settings, agent = run.settings.evaluate, run.settings.agent
-    seed = run.settings.seed
-
-    def tasks(family, split):
-        return [generate(family, split, seed, i) for i in range(settings.tasks)]
-
-    whole = Compaction(None)
-    short = Compaction(agent.trigger, "short", agent.max_segments, agent.max_summary_tokens)
-    long = Compaction(agent.trigger, "long", agent.max_segments, agent.max_report_tokens)
-    recall_tasks = tasks(recall.FAMILY, "heldout")
-    return {
-        "bugfix": Suite("bugfix", tasks(bugfix.FAMILY, "heldout"), settings.attempts, whole, seed),
-        "unseen": Suite("unseen", tasks(bugfix.FAMILY, "unseen"), settings.other_attempts, whole, seed),
-        "recall_whole": Suite("recall_whole", recall_tasks, settings.other_attempts, whole, seed),
-        "recall_short": Suite("recall_short", recall_tasks, settings.other_attempts, short, seed),
-        "recall_long": Suite("recall_long", recall_tasks, settings.other_attempts, long, seed),
-        **{
-            (name := f"{HELDOUT}{family}"): Suite(name, tasks, settings.other_attempts, short, seed)
-            for family, tasks in run.tasks.heldout.items()
-        },
+    """Returns the suites of evaluate.suites, then one per family of tasks.heldout with all its tasks."""
+    config, agent, tasks, seed = run.config.evaluate, run.config.agent, run.services.tasks, run.config.seed
+    generated = {
+        name: Suite(
+            name,
+            [tasks.generate(suite.family, suite.split, seed, i) for i in range(suite.tasks)],
+            suite.attempts,
+            agent.compaction(suite.compaction, f"evaluate.suites.{name}.compaction"),
+            seed,
+        )
+        for name, suite in config.suites.items()
     }
-
-
-HELDOUT = "heldout_"
-"""What the names of suites of tasks.heldout begin with; their family follows."""
-CONDITIONS = {"bugfix": "default", "unseen": "default", "recall_whole": "no_trigger", "recall_long": "long"}
-"""How the episodes of a suite are labelled; "short" where nothing is said."""
+    compaction = agent.compaction(config.heldout_compaction, "evaluate.heldout_compaction")
+    from_disk = {
+        (name := f"{HELDOUT}{family}"): Suite(name, family_tasks, config.heldout_attempts, compaction, seed)
+        for family, family_tasks in tasks.heldout.items()
+    }
+    return generated | from_disk
 
 
 def evaluate(run: Run, which: str) -> None:
-    """which: "before" (the SFT policy) or "after" (the RL policy). Leaves episodes/<which>.jsonl."""
+    """Measures all suites and leaves episodes/WHICH.jsonl.
+
+    Args:
+      which: "before" (the policy that SFT left) or "after" (the one that RL left).
+    """
     name = f"evaluate_{which}"
     require_one_process("evaluation")
     if run.workdir.stage_done(name):
         return
-    weights = run.weights_of(POLICIES[which])
-    with run.stage(name) as result, run.environment() as (environment, loop):
-        run.sampler_with(*weights, version=0)
-        chosen, records, results = suites(run), [], {}
-        decoded, busy = run.sampler.decoded_tokens, run.sampler.busy_seconds
-        with Progress(sum(len(s.jobs()) for s in chosen.values()), "episode", f"evaluate {which} RL") as progress:
+    weights = run.model.weights_of(POLICIES[which])
+    with run.stage(name) as result, run.services.rollout_context() as (context, loop):
+        sampler = run.services.sampler_with(*weights, version=0)
+        chosen = suites(run)
+        measures: dict[str, SuiteResult] = {}
+        records: list[EpisodeRecord] = []
+        decoded, busy = sampler.decoded_tokens, sampler.busy_seconds
+        with Progress(sum(len(s.specs()) for s in chosen.values()), "episode", f"evaluate {which} RL") as progress:
             for suite in chosen.values():
-                outcome, episodes = loop.run(
-                    run_suite(
-                        suite,
-                        run.sampler,
-                        environment,
-                        lambda _, name=suite.name: progress.update(1, suite=name),
-                    )
+                measures[suite.name], episodes = loop.run(
+                    run_suite(suite, sampler, context, lambda _, name=suite.name: progress.update(1, suite=name))
                 )
-                results[suite.name] = outcome
-                tasks = {task.id: task for task in suite.tasks}
-                for i in range(min(run.settings.evaluate.recorded_tasks, len(suite.tasks))):
-                    for episode in episodes[i * suite.attempts : i * suite.attempts + 2]:
-                        records.append(
-                            build_episode_record(
-                                episode,
-                                tasks[episode.task_id],
-                                run.chat,
-                                condition=CONDITIONS.get(suite.name, "short"),
-                            )
-                        )
+                records += _records(run, suite, episodes)
         write_episodes(run.path / "episodes" / f"{which}.jsonl", records)
         result |= {
-            "suites": {name: dataclasses.asdict(r) for name, r in results.items()},
-            "compaction_error": compaction_error(results["recall_whole"], results["recall_short"]),
-            "compaction_error_long": compaction_error(results["recall_whole"], results["recall_long"]),
-            "decode_tokens_per_s": (run.sampler.decoded_tokens - decoded) / (run.sampler.busy_seconds - busy),
-            "sandbox_runs": environment.cache.runs,
-            "sandbox_hits": environment.cache.hits,
+            "suites": suite_results(run, measures),
+            "decode_tokens_per_s": (sampler.decoded_tokens - decoded) / (sampler.busy_seconds - busy),
+            "sandbox_runs": context.cache.runs,
+            "sandbox_hits": context.cache.hits,
         }
+
+
+def suite_results(run: Run, measures: dict[str, SuiteResult]) -> dict[str, dict[str, Any]]:
+    """Returns the measures of every suite as JSON values, with the compaction error where a suite has one."""
+    results = {name: dataclasses.asdict(measure) for name, measure in measures.items()}
+    for name, suite in run.config.evaluate.suites.items():
+        if suite.compare_to:
+            results[name]["compaction_error"] = compaction_error(measures[suite.compare_to], measures[name])
+    return results
+
+
+def _records(run: Run, suite: Suite, episodes: list[Episode]) -> list[EpisodeRecord]:
+    """Returns records of the first two attempts at the first tasks of a suite."""
+    config = run.config.evaluate
+    generated = config.suites.get(suite.name)
+    condition = generated.compaction if generated else config.heldout_compaction
+    return [
+        build_episode_record(episode, task, run.model.chat, condition=condition)
+        for i, task in enumerate(suite.tasks[: config.recorded_tasks])
+        for episode in episodes[i * suite.attempts : i * suite.attempts + min(2, suite.attempts)]
+    ]

@@ -1,7 +1,8 @@
-"""The whole pipeline: from an empty folder to an agent that has learned. Stages that are done are not repeated."""
+"""The whole pipeline: from an empty folder to an agent that has learned. Finished stages are not repeated."""
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from composer_jax.parallel.processes import require_one_process
 from composer_jax.stages.evaluate import evaluate
@@ -13,10 +14,10 @@ from composer_jax.stages.sft import sft
 
 
 def pipeline(run: Run) -> Path:
-    """Runs every stage and returns the report's path; prints one line of results to stdout at the end."""
+    """Runs every stage and returns the report's path; its last line on stdout holds the headline results."""
     require_one_process("the whole pipeline")
-    if not run.done("evaluate_after"):
-        run.check()
+    if not run.is_done("evaluate_after"):
+        run.services.check()
     for stage in (
         pretrain,
         sft,
@@ -27,12 +28,19 @@ def pipeline(run: Run) -> Path:
         stage(run)
         sys.stderr.flush()
     path = report(run)
-    found = results(run)
-    rl, summary = found["rl"], found["summary"]
-    print(
-        f"pass@1 {rl['pass_at_1_before']:.2f} -> {rl['pass_at_1_after']:.2f}, compaction error "
-        f"{summary['compaction_error_before']:.2f} -> {summary['compaction_error_after']:.2f}, summaries of "
-        f"{summary['tokens_before']:.0f} -> {summary['tokens_after']:.0f} tokens, in "
-        f"{found['wall_seconds'] / 60:.0f} minutes: {path}"
-    )
+    summary = results(run)
+    parts = [headline(name, summary["suites"][name]) for name in run.config.evaluate.headline]
+    print(f"{'; '.join([*parts, ''])}{summary['wall_seconds'] / 60:.0f} minutes: {path}")
     return path
+
+
+def headline(name: str, suite: dict[str, Any]) -> str:
+    """Returns the results of one suite in words: "bugfix pass@1 0.30 -> 0.89"."""
+    before, after = suite["before"], suite["after"]
+    words = f"{name} pass@1 {before['pass_at_1']:.2f} -> {after['pass_at_1']:.2f}"
+    if "compaction_error" in before:
+        words += (
+            f", compaction error {before['compaction_error']:.2f} -> {after['compaction_error']:.2f}, summaries of "
+            f"{before['tokens_per_summary']:.0f} -> {after['tokens_per_summary']:.0f} tokens"
+        )
+    return words

@@ -1,10 +1,11 @@
-"""results.json (the contract of the demo) and the report made from it."""
+"""results.json, and the report made from it. The config says what is measured; results.json follows from it."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from composer_jax.atomic_write import write_atomically
+from composer_jax.evals.config import WHICH
 from composer_jax.observe.report import write_report
 from composer_jax.stages.evaluate import HELDOUT
 from composer_jax.stages.run import Run
@@ -19,59 +20,48 @@ def report(run: Run) -> Path:
 
 
 def results(run: Run) -> dict[str, Any]:
-    """What every finished stage found. Parts of stages that are not done are left out."""
+    """Returns the results of every finished stage; parts of unfinished stages are left out."""
     done = {name: run.workdir.stage_result(name) for name in STAGES if run.workdir.stage_done(name)}
     phases = {name: stage["seconds"] for name, stage in done.items()}
     out: dict[str, Any] = {
         "config_hash": run.workdir.config_hash,
-        "seed": run.settings.seed,
+        "seed": run.config.seed,
         "wall_seconds": sum(phases.values()),
         "peak_rss_gb": max((stage["peak_rss_gb"] for stage in done.values()), default=0.0),
         "phases_s": phases,
         "throughput": {},
     }
-    if "pretrain" in done:
-        stage = done["pretrain"]
-        out["cpt"] = {k: stage[k] for k in ("heldout_nll_first", "heldout_nll_last", "tokens")}
+    if stage := done.get("pretrain"):
+        out["cpt"] = {key: stage[key] for key in ("heldout_nll_first", "heldout_nll_last", "tokens")}
         out["throughput"]["train_tokens_per_s"] = stage["train_tokens_per_s"]
-    if "sft" in done:
-        out["sft"] = {k: done["sft"][k] for k in ("loss_last", "tokens", "expert_reward")}
-    rl = {k: done["rl"][k] for k in ("steps", "episodes", "compilations_after_first_tenth")} if "rl" in done else {}
-    summary: dict[str, Any] = {}
-    for which in ("before", "after"):
-        if f"evaluate_{which}" not in done:
-            continue
-        stage = done[f"evaluate_{which}"]
-        suites = stage["suites"]
-        rl |= {
-            f"pass_at_1_{which}": suites["bugfix"]["pass_at_1"],
-            f"pass_at_8_{which}": suites["bugfix"]["pass_at_k"],
-            f"unseen_family_{which}": suites["unseen"]["pass_at_1"],
-        }
-        summary |= {
-            f"pass_{which}": suites["recall_short"]["pass_at_1"],
-            f"pass_uncompacted_{which}": suites["recall_whole"]["pass_at_1"],
-            f"tokens_{which}": suites["recall_short"]["tokens_per_summary"],
-            f"compaction_error_{which}": stage["compaction_error"],
-        }
-        if which == "before":
-            summary["prompted_baseline"] = {
-                "pass": suites["recall_long"]["pass_at_1"],
-                "tokens": suites["recall_long"]["tokens_per_summary"],
-                "compaction_error": stage["compaction_error_long"],
-            }
-        for name in suites:
-            if name.startswith(HELDOUT):
-                rates = out.setdefault("heldout", {}).setdefault(_as_key(name.removeprefix(HELDOUT)), {})
-                rates[f"pass_at_1_{which}"] = suites[name]["pass_at_1"]
-        out["throughput"]["decode_tokens_per_s"] = stage["decode_tokens_per_s"]
-    if "rl" in done:
-        stage = done["rl"]
+    if stage := done.get("sft"):
+        out["sft"] = {key: value for key, value in stage.items() if key not in ("seconds", "peak_rss_gb")}
+    if stage := done.get("rl"):
+        out["rl"] = {key: stage[key] for key in ("steps", "episodes", "compilations_after_first_tenth")}
         out["throughput"]["sandbox_runs_per_s"] = stage["sandbox_runs"] / stage["step_s"]
-        out["rl_time_s"] = {k: stage[k] for k in ("rollout_s", "sandbox_s", "train_s", "step_s")}
-    return out | ({"rl": rl} if rl else {}) | ({"summary": summary} if summary else {})
+        out["rl_time_s"] = {key: stage[key] for key in ("rollout_s", "sandbox_s", "train_s", "step_s")}
+    for which in WHICH:
+        if stage := done.get(f"evaluate_{which}"):
+            out["throughput"]["decode_tokens_per_s"] = stage["decode_tokens_per_s"]
+            _add_suites(run, out, which, stage["suites"])
+    return out
 
 
-def _as_key(family: str) -> str:
-    """A dot in results.json's paths leads to a field within a field."""
-    return family.replace(".", "_")
+def _add_suites(run: Run, out: dict[str, Any], which: str, suites: dict[str, dict[str, Any]]) -> None:
+    """Adds every measure under suites.NAME.WHICH, and those that the config names under their own keys."""
+    for name, measures in suites.items():
+        out.setdefault("suites", {}).setdefault(name, {})[which] = measures
+        if name.startswith(HELDOUT):
+            family = name.removeprefix(HELDOUT).replace(".", "_")  # a dot leads to a field within a field
+            _put(out, f"heldout.{family}.pass_at_1_{which}", measures["pass_at_1"])
+    for name, suite in run.config.evaluate.suites.items():
+        for measure, key in suite.results.items():
+            if "{which}" in key or which == WHICH[0]:
+                _put(out, key.format(which=which, k=suite.attempts), suites[name][measure])
+
+
+def _put(out: dict[str, Any], path: str, value: Any) -> None:
+    *sections, name = path.split(".")
+    for section in sections:
+        out = out.setdefault(section, {})
+    out[name] = value

@@ -1,4 +1,4 @@
-"""What a stage used, over all attempts at it: a run that is killed has used its time all the same."""
+"""The seconds and memory that a stage used, summed over its attempts: a killed run has used its time as well."""
 
 import contextlib
 import json
@@ -12,14 +12,14 @@ from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
 
 EVERY_S = 5.0
-"""How often it is written down: what a killed attempt can lose."""
+"""Seconds between writes, which a killed attempt can lose."""
 
 
 @contextlib.contextmanager
-def used(path: Path) -> Iterator[Callable[[], dict[str, float]]]:
-    """Keeps account in `path` while the block runs, going on from what an earlier attempt left there.
+def track_usage(path: Path) -> Iterator[Callable[[], dict[str, float]]]:
+    """Writes the usage to `path` while the block runs, on top of what earlier attempts left there.
 
-    Yields a function that returns {"seconds": of all attempts together, "peak_rss_gb": of the largest process}.
+    Yields a function that returns {"seconds": sum over all attempts, "peak_rss_gb": largest of all processes}.
     """
     before = json.loads(path.read_text()) if path.exists() else {"seconds": 0.0, "peak_rss_gb": 0.0}
     began, ended = time.perf_counter(), threading.Event()
@@ -38,7 +38,7 @@ def used(path: Path) -> Iterator[Callable[[], dict[str, float]]]:
             try:
                 write()
             except UserError:
-                return  # the main thread writes too, and says what is wrong
+                return  # the main thread's own write raises the same error
 
     path.parent.mkdir(exist_ok=True)
     writer = threading.Thread(target=keep_writing, name="usage", daemon=True)
@@ -52,7 +52,7 @@ def used(path: Path) -> Iterator[Callable[[], dict[str, float]]]:
         yield usage
     except BaseException:
         stop()
-        with contextlib.suppress(UserError):  # what is being raised matters more than the seconds since
+        with contextlib.suppress(UserError):  # the error that ends the stage matters more than the last seconds
             write()
         raise
     stop()
@@ -60,5 +60,5 @@ def used(path: Path) -> Iterator[Callable[[], dict[str, float]]]:
 
 
 def peak_rss_gb() -> float:
-    """Largest resident memory of this process so far, GB."""
+    """Returns the largest resident memory of this process so far, in GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

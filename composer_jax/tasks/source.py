@@ -1,4 +1,4 @@
-"""Where the tasks of a run come from: generators, which never end, and paths, each of whose tasks is used once."""
+"""Sources of a run's tasks: families, which generate without end, and paths, each of whose tasks is used once."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from composer_jax.demo.generate import FAMILIES, generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxLimits
 from composer_jax.seeds import seeded_random
+from composer_jax.tasks.config import TasksConfig
+from composer_jax.tasks.family import import_families
 from composer_jax.tasks.formats import Options, read_tasks
 from composer_jax.tasks.images.containers import require_images
 from composer_jax.tasks.suites.run import SUITE_LIMITS
-from composer_jax.tasks.task import Task
+from composer_jax.tasks.task import Split, Task
 
 
 class TaskSource:
     """The tasks to train on, and those of a path to evaluate on.
 
-    train, heldout: family -> the tasks of it that a path holds, in an order that the seed draws. A family of the first
-      is not generated.
+    families: name -> generator. train, heldout: family -> the tasks of it that a path holds, in an order drawn from the
+      seed. A family of `train` is not generated.
     """
 
-    def __init__(
-        self, seed: int, train: Path | None = None, heldout: Path | None = None, options: Options | None = None
-    ):
-        """train, heldout: whatever read_tasks understands. options: of reading; the split follows from the use.
+    def __init__(self, seed: int, config: TasksConfig, *, read_train: bool = True):
+        """Imports the families and reads the paths of `config`; read_train=False leaves tasks.train unread.
 
-        Raises UserError for a path that cannot be read, and for tasks that say that they are for the other use, that
-        are for both, or that need an image which is not here.
+        Raises:
+          UserError: a family that cannot be imported, a path that cannot be read, or tasks that belong to the other
+            split, are in both paths, or need an image that is missing.
         """
         self.seed = seed
+        self.families = import_families(config.families)
+        train, heldout = _path(config.train) if read_train else None, _path(config.heldout)
+        options = Options(repos=_path(config.repos), packages=_path(config.packages))
         self.train: Mapping[str, Sequence[Task]] = _by_family(seed, train, "train", options)
         self.heldout: Mapping[str, Sequence[Task]] = _by_family(seed, heldout, "heldout", options)
         every = [task for tasks in (*self.train.values(), *self.heldout.values()) for task in tasks]
@@ -44,15 +47,31 @@ class TaskSource:
                 raise UserError(f"task {task.id} is in {train} and in {heldout}; take it out of one of them.")
 
     def task(self, family: str, index: int) -> Task:
-        """Task number `index` to train on. Raises UserError for an unknown family, IndexError when a path has no more
-        (see require)."""
+        """Returns task number `index` to train on.
+
+        Raises:
+          UserError: an unknown family. IndexError: a path has no more tasks (see `require`).
+        """
         if family in self.train:
             return self.train[family][index]
-        return generate(family, "train", self.seed, index)
+        return self.generate(family, "train", self.seed, index)
+
+    def generate(self, family: str, split: Split, seed: int, index: int) -> Task:
+        """Returns generated task number `index` of the stream (family, split, seed).
+
+        Raises:
+          UserError: a family that tasks.families lacks, or that names its tasks otherwise than the config does.
+        """
+        if family not in self.families:
+            raise UserError(f"{family!r} is no task family; tasks.families has {', '.join(self.families) or 'none'}.")
+        task = self.families[family].generate(split, seed, index)
+        if task.family != family:
+            raise UserError(f"tasks.families.{family} generates tasks of family {task.family!r}; use that name.")
+        return task
 
     def require(self, groups: Mapping[str, int], steps: int) -> None:
-        """Raises UserError unless every family is known and lasts for so many groups of it in every step: a task is
-        used once."""
+        """Raises UserError unless every family of `groups` is known and has enough tasks for all steps: a task is used
+        once."""
         if self.train and not any(groups.get(family) for family in self.train):
             raise UserError(
                 f"tasks.train holds tasks of {', '.join(self.train)}, and rl.groups names none of them; set "
@@ -61,10 +80,11 @@ class TaskSource:
         for family, n in groups.items():
             if n == 0:
                 continue
-            if family not in (*self.train, *FAMILIES):
+            if family not in (*self.train, *self.families):
                 held = f"those of tasks.train, {', '.join(self.train)}" if self.train else "tasks.train is empty"
+                generated = ", ".join(self.families) or "none"
                 raise UserError(
-                    f"rl.groups names the task family {family!r}; there are {', '.join(FAMILIES)}, and {held}."
+                    f"rl.groups names the task family {family!r}; tasks.families has {generated}, and {held}."
                 )
             if family in self.train and (have := len(self.train[family])) < steps * n:
                 raise UserError(
@@ -73,29 +93,35 @@ class TaskSource:
                 )
 
     def drawn(self, groups: Mapping[str, int]) -> dict[str, list[str]]:
-        """Family -> ids of the tasks of a path that the groups use, in the order of their use: what a run that is
-        continued must find again."""
+        """Returns family -> ids of the tasks of a path that the groups use, in their order of use.
+
+        A resumed run must find the same lists.
+        """
         return {family: [task.id for task in tasks] for family, tasks in self.train.items() if groups.get(family)}
 
     @property
     def limits(self) -> SandboxLimits:
-        """What sandboxes must allow for these tasks."""
+        """Limits of the sandboxes in which these tasks are played."""
         return SUITE_LIMITS if self.train or self.heldout else SandboxLimits()
 
 
+def _path(text: str) -> Path | None:
+    return Path(text).expanduser() if text else None
+
+
 def _by_family(
-    seed: int, path: Path | None, split: Literal["train", "heldout"], options: Options | None
+    seed: int, path: Path | None, split: Literal["train", "heldout"], options: Options
 ) -> dict[str, list[Task]]:
-    found = defaultdict(list)
+    by_family = defaultdict(list)
     if path is not None:
-        for task in read_tasks(path, dataclasses.replace(options or Options(), split=split)):
+        for task in read_tasks(path, dataclasses.replace(options, split=split)):
             if (task.split == "train") != (split == "train"):
                 raise UserError(
                     f"task {task.id} of tasks.{split}={path} says that it is of the split {task.split!r}; give it as "
                     f"tasks.{'heldout' if split == 'train' else 'train'}."
                 )
-            found[task.family].append(task)
-    for family, tasks in found.items():
+            by_family[task.family].append(task)
+    for family, tasks in by_family.items():
         tasks.sort(key=lambda task: task.id)
         seeded_random("order", seed, family).shuffle(tasks)
-    return dict(sorted(found.items()))
+    return dict(sorted(by_family.items()))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from composer_jax.agent import summary
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo.generate import generate
+from composer_jax.demo.prompts import REQUESTS
 from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.grader import Case, CaseGrader
@@ -51,7 +51,7 @@ def task_of(files, **options):
 @pytest.fixture(scope="session")
 def tok():
     texts = (
-        list(summary.REQUESTS.values()) + ['edit{"path":"old":"new":"return x"}', "run_tests{}", "FAIL is, want"] * 50
+        [*REQUESTS.values()] + ['edit{"path":"old":"new":"return x"}', "run_tests{}", "FAIL is, want"] * 50
     )
     for index in range(300):
         for family in ("bugfix", "recall"):

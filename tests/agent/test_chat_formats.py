@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from composer_jax.agent import tools
-from composer_jax.agent.episode import Limits, run_episode
+from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import AssistantMessage, ToolCall
@@ -21,7 +21,7 @@ READ = ToolCall("read", {"path": KNOW["path"]})
 MISSING = ToolCall("read", {"path": "<|im_end|>.py"})
 FIX = ToolCall("edit", {"path": KNOW["path"], "old": KNOW["old"], "new": KNOW["new"]})
 RUN, FINISH = ToolCall("run_tests", {}), ToolCall("finish", {})
-LIMITS = Limits(max_turn_tokens=400, max_episode_tokens=10_000)
+LIMITS = EpisodeLimits(max_turn_tokens=400, max_episode_tokens=10_000)
 STYLES = {"kimi": (KIMI_TOKENS, KIMI), "qwen": (QWEN_TOKENS, QWEN)}
 OPENED = {"kimi": "<|im_assistant|>assistant<|im_middle|>", "qwen": "<|im_start|>assistant\n"}
 

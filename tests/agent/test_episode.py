@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from composer_jax.agent.episode import Episode, Limits, run_episode
-from composer_jax.agent.summary import Compaction
+from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
+from composer_jax.agent.summary import REQUEST, Compaction
 from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
 from composer_jax.demo.generate import generate
@@ -38,7 +38,7 @@ def play(tok, chat_format, pool, scripted_session):
                 pool,
                 chat_format,
                 compaction=compaction,
-                limits=limits or Limits(),
+                limits=limits or EpisodeLimits(),
                 seed=11,
                 cache=cache,
             )
@@ -92,8 +92,8 @@ def test_giving_up_and_not_repairing_earn_nothing(play):
 @pytest.mark.parametrize(
     ("messages", "limits", "outcome"),
     [
-        ((FIX, ("all done",)), Limits(), "no_call"),
-        ((FIX, RUN), Limits(max_turns=2), "out_of_turns"),
+        ((FIX, ("all done",)), EpisodeLimits(), "no_call"),
+        ((FIX, RUN), EpisodeLimits(max_turns=2), "out_of_turns"),
     ],
 )
 def test_without_finish_even_a_repair_earns_nothing(play, messages, limits, outcome):
@@ -110,15 +110,15 @@ def test_a_full_context_ends_the_episode(play):
 
 
 def test_all_limits_bound_what_is_asked_for(play):
-    _, session = play(RUN, FINISH, limits=Limits(max_turn_tokens=17))
+    _, session = play(RUN, FINISH, limits=EpisodeLimits(max_turn_tokens=17))
     assert session.max_tokens == [17, 17]
     whole, _ = play(RUN, FIX, FINISH)
     enough = whole.transcript.total_tokens
-    again, session = play(RUN, FIX, FINISH, limits=Limits(max_episode_tokens=enough))
+    again, session = play(RUN, FIX, FINISH, limits=EpisodeLimits(max_episode_tokens=enough))
     assert (again.outcome, again.transcript) == ("finished", whole.transcript)
     assert session.max_tokens[-1] == len(whole.transcript.nodes[-1].sampled_tokens)
     # Just no room for a first token of the last message.
-    limits = Limits(max_episode_tokens=enough - session.max_tokens[-1])
+    limits = EpisodeLimits(max_episode_tokens=enough - session.max_tokens[-1])
     short, _ = play(RUN, FIX, limits=limits)
     assert (short.outcome, short.reward, short.parts) == ("out_of_context", 0.0, {"hidden": 1.0})
 
@@ -139,7 +139,7 @@ def test_a_finish_with_arguments_is_no_finish(play):
 
 def test_a_message_that_was_cut_off_is_closed_before_the_answer(play, tok):
     long = ToolCall("read", {"path": "x" * 200})
-    episode, session = play(long, FINISH, limits=Limits(max_turn_tokens=10))
+    episode, session = play(long, FINISH, limits=EpisodeLimits(max_turn_tokens=10))
     first, tool, _ = episode.transcript.nodes[1:]
     assert len(first.sampled_tokens) == 10 and first.sampled_tokens[-1] != tok.end
     assert tool.tokens[:2].tolist() == [tok.end, tok.tool]
@@ -147,7 +147,7 @@ def test_a_message_that_was_cut_off_is_closed_before_the_answer(play, tok):
     assert tok.decode(tool.tokens.tolist()).startswith("<|end|><|tool|>ERROR")
     assert episode.outcome == "finished"
     # Cut off before any call: nothing was asked for.
-    assert play(("word " * 50,), limits=Limits(max_turn_tokens=10))[0].outcome == "no_call"
+    assert play(("word " * 50,), limits=EpisodeLimits(max_turn_tokens=10))[0].outcome == "no_call"
 
 
 def test_calls_of_one_message_are_answered_in_order(play, tok):
@@ -168,7 +168,7 @@ def test_finish_beside_other_calls_ends_after_those_before_it(play):
 def test_changing_the_tests_makes_them_pass_and_earns_nothing(play, tok):
     old = TASK.files["run_tests.py"].split("\n")[0]
     cheat = ToolCall("edit", {"path": "run_tests.py", "old": old, "new": "print('PASS 8'); raise SystemExit"})
-    episode, _ = play(cheat, RUN, FINISH, limits=Limits(max_turn_tokens=200))
+    episode, _ = play(cheat, RUN, FINISH, limits=EpisodeLimits(max_turn_tokens=200))
     assert tok.decode(episode.transcript.nodes[4].tokens.tolist()) == "<|tool|>PASS 8<|end|>"
     assert (episode.outcome, episode.reward) == ("finished", 0.0)
 
@@ -223,7 +223,7 @@ def test_a_summary_starts_a_new_branch(play, tok):
     assert session.max_tokens[1] == 9
     prompt = f"<|bos|><|user|>{TASK.instruction}<|end|>\n"
     shown = [chat.to_text(tok, context) for context in session.contexts]
-    assert shown[1].endswith("<|end|>\n<|user|>Summarize.<|end|>\n<|assistant|>")
+    assert shown[1].endswith(f"<|end|>\n<|user|>{REQUEST}<|end|>\n<|assistant|>")
     assert shown[2] == prompt + "<|user|>Summary 1:\nfix it<|end|>\n<|assistant|>"
 
     transcript = episode.transcript
@@ -282,7 +282,7 @@ def test_a_summary_that_is_too_long_is_cut(play, tok):
 
 
 def test_no_summary_is_asked_for_when_no_turn_is_left(play, tok):
-    episode, _ = play(READ, compaction=Compaction(trigger=20), limits=Limits(max_turns=1))
+    episode, _ = play(READ, compaction=Compaction(trigger=20), limits=EpisodeLimits(max_turns=1))
     assert (episode.outcome, episode.summaries) == ("out_of_turns", 0)
 
 
@@ -323,7 +323,7 @@ def test_a_repository_is_repaired_with_the_repository_tools(play, tok, tmp_path)
         ToolCall("shell", {"command": "git diff --no-index /dev/null price.py | tail -1"}),
         FINISH,
     )
-    limits = Limits(max_turns=9, max_turn_tokens=400, max_episode_tokens=4000)
+    limits = EpisodeLimits(max_turns=9, max_turn_tokens=400, max_episode_tokens=4000)
     length = len(play(*first, FINISH, task=task, limits=limits)[1].contexts[3])
 
     summary = tok.encode("it adds the discount") + [tok.end]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from composer_jax.agent.episode import Limits, run_episode
+from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
@@ -29,7 +29,9 @@ def record(tok, chat_format, pool, scripted_session):
     finish = chat.render_assistant(tok, "", [ToolCall("finish", {})])
     session = scripted_session([bad, read, [*tok.encode("all read"), tok.end], finish])
     compaction = Compaction(trigger=150, max_segments=3)
-    episode = asyncio.run(run_episode(TASK, session, pool, chat_format, compaction=compaction, limits=Limits(), seed=5))
+    episode = asyncio.run(
+        run_episode(TASK, session, pool, chat_format, compaction=compaction, limits=EpisodeLimits(), seed=5)
+    )
     return build_episode_record(episode, TASK, chat_format, condition="short", step=7), episode
 
 

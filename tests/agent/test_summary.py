@@ -7,16 +7,16 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
 
 
-def test_due():
-    assert not Compaction().due(10**9)
-    assert not Compaction(trigger=100).due(100)
-    assert Compaction(trigger=100).due(101)
+def test_is_due():
+    assert not Compaction().is_due(10**9)
+    assert not Compaction(trigger=100).is_due(100)
+    assert Compaction(trigger=100).is_due(101)
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"style": "tiny"}, "style 'tiny' is unknown; use short or long"),
+        ({"request": ""}, "compaction.request is empty; give the text"),
         ({"trigger": 0}, "compaction.trigger is 0"),
         ({"max_segments": 0}, "compaction.max_segments is 0"),
         ({"max_summary_tokens": -1}, "compaction.max_summary_tokens is -1"),
@@ -27,27 +27,21 @@ def test_impossible_values_are_refused(values, said):
         Compaction(**values)
 
 
-def test_requests_are_user_messages(tok, chat_format):
-    assert tok.decode(summary.request(chat_format, "short")) == "<|user|>Summarize.<|end|>"
-    long = tok.decode(summary.request(chat_format, "long"))
-    assert all(section in long for section in ("Goal", "Files", "Facts", "Done", "Next"))
-
-
 def test_the_ids_of_a_summary_are_carried_as_they_are(tok, chat_format):
     # Ids that the tokenizer itself would not choose for this text: r, a, t, e instead of one word.
     ids = [tok.encode(letter)[0] for letter in "rate"]
-    carried = summary.carry(chat_format, 3, [*ids, tok.end])
+    carried = summary.carry_message(chat_format, 3, [*ids, tok.end])
     assert tok.decode(carried) == "<|user|>Summary 3:\nrate<|end|>"
     assert carried[-5:-1] == ids != tok.encode("rate")
 
 
 def test_the_plan_is_carried_below_the_summary(tok, chat_format):
-    carried = summary.carry(chat_format, 1, tok.encode("rate"), "[x] read\n[ ] mend")
+    carried = summary.carry_message(chat_format, 1, tok.encode("rate"), "[x] read\n[ ] mend")
     assert tok.decode(carried) == "<|user|>Summary 1:\nrate\nPlan:\n[x] read\n[ ] mend<|end|>"
 
 
 def test_of_a_long_plan_the_beginning_is_carried(tok, chat_format):
-    plan = "[ ] " + "a" * summary.PLAN_CHARACTERS
-    assert tok.decode(summary.carry(chat_format, 1, [], plan)) == (
-        f"<|user|>Summary 1:\n\nPlan:\n{plan[: summary.PLAN_CHARACTERS]}<|end|>"
+    plan = "[ ] " + "a" * summary.MAX_PLAN_CHARACTERS
+    assert tok.decode(summary.carry_message(chat_format, 1, [], plan)) == (
+        f"<|user|>Summary 1:\n\nPlan:\n{plan[: summary.MAX_PLAN_CHARACTERS]}<|end|>"
     )

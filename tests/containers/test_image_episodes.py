@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.agent.episode import Limits, run_episode
+from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import ToolCall, render_assistant
@@ -50,7 +50,7 @@ def play(task, engine, *messages):
 
     async def go():
         session = ScriptedSession([render_assistant(TOKENIZER, "", [call]) for call in messages])
-        limits, never = Limits(max_turns=20, max_turn_tokens=1000, max_episode_tokens=20_000), Compaction(None)
+        limits, never = EpisodeLimits(max_turns=20, max_turn_tokens=1000, max_episode_tokens=20_000), Compaction(None)
         async with ImagePools(size=2, engine=engine) as images:
             return await run_episode(
                 task, session, None, CompactFormat(TOKENIZER), compaction=never, limits=limits, images=images

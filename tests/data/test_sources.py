@@ -25,9 +25,11 @@ def inputs():
 
 
 def test_sources_are_built_by_name_and_by_import_path(inputs):
-    sources = make_sources((SourceConfig("documents", 0.25), SourceConfig(USERS, 0.75, {"repeat": 2})), inputs)
-    assert list(sources) == ["documents", USERS]
-    assert isinstance(sources["documents"][0], DocumentSource)
+    sources = make_sources(
+        {"code": SourceConfig("documents", 0.25), "more": SourceConfig(USERS, 0.75, {"repeat": 2})}, inputs
+    )
+    assert list(sources) == ["code", "more"]
+    assert isinstance(sources["code"][0], DocumentSource)
     assert [source.identity()["count"] for source, _ in sources.values()] == [3, 6]
     batch = next(pretraining_batches(sources, seq_len=16, batch_size=8, seed=0))
     # Rows of documents are full; a row of the other source holds one document and padding.
@@ -35,21 +37,20 @@ def test_sources_are_built_by_name_and_by_import_path(inputs):
 
 
 @pytest.mark.parametrize(
-    ("configs", "message"),
+    ("config", "message"),
     [
-        ([SourceConfig(), SourceConfig()], "pretrain.sources names documents twice"),
-        ([SourceConfig(USERS, options={"times": 2})], "refuses options={'times': 2}"),
-        ([SourceConfig("no.such.module:source")], "pretrain.sources.name='no.such.module:source' cannot be imported"),
+        (SourceConfig(USERS, options={"times": 2}), "config.pretrain.sources.x.options={'times': 2} do not fit"),
+        (SourceConfig("no.such.module:source"), "pretrain.sources.x.kind='no.such.module:source' cannot be imported"),
     ],
     ids=str,
 )
-def test_sources_that_cannot_be_built_are_refused(inputs, configs, message):
+def test_sources_that_cannot_be_built_are_refused(inputs, config, message):
     with pytest.raises(UserError, match=message):
-        make_sources(configs, inputs)
+        make_sources({"x": config}, inputs)
 
 
 def test_a_value_out_of_range_is_refused_by_its_name():
-    with pytest.raises(UserError, match="pretrain.sources.name='copying' is unknown; use one of documents"):
+    with pytest.raises(UserError, match="pretrain.sources.NAME.kind='copying' is unknown; use one of documents"):
         SourceConfig("copying")
-    with pytest.raises(UserError, match="pretrain.sources: documents has weight=-0.5"):
+    with pytest.raises(UserError, match="a source of pretrain.sources has weight=-0.5"):
         SourceConfig("documents", -0.5)

@@ -8,18 +8,21 @@ from dataclasses import replace
 
 import pytest
 
-from composer_jax.agent.episode import Limits
+from composer_jax.agent.episode import EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.demo import recall
-from composer_jax.demo.expert import BugfixRates, Rates, RecallRates, bugfix_script, make_traces
+from composer_jax.demo.bugfix_expert import BugfixRates, bugfix_script
+from composer_jax.demo.expert import Rates, make_traces
 from composer_jax.demo.generate import generate
+from composer_jax.demo.prompts import REQUESTS
 from composer_jax.demo.recall import fact_line
+from composer_jax.demo.recall_expert import RecallRates
 from composer_jax.demo.splits import constants
 from composer_jax.errors import UserError
 from composer_jax.tasks import Task
 
-LIMITS = Limits(max_turns=16, max_turn_tokens=100, max_episode_tokens=6000)
+LIMITS = EpisodeLimits(max_turns=16, max_turn_tokens=100, max_episode_tokens=6000)
 PERFECT = Rates(
     BugfixRates(0, 0, right_fix=1, verify=1, slip=0),
     RecallRates(keep=1, max_others=0, boilerplate=0, slip=0),
@@ -28,11 +31,15 @@ PERFECT = Rates(
 
 def traces(pool, tok, family, count, compaction=None, rates=None, split="train", seed=0, **more):
     tasks = [generate(family, split, 1, index) for index in range(count)]
-    compaction = compaction or Compaction()
+    compaction = compaction or compact(None)
     episodes = asyncio.run(
         make_traces(tasks, lambda task, index: compaction, pool, tok, limits=LIMITS, seed=seed, rates=rates, **more)
     )
     return list(zip(tasks, episodes, strict=True))
+
+
+def compact(trigger, style="short", **more):
+    return Compaction(trigger, REQUESTS[style], **({"max_summary_tokens": 64} | more))
 
 
 def trigger_on_conf(tok):
@@ -63,7 +70,7 @@ def test_a_perfect_expert_repairs_everything(pool, tok, split):
 
 
 def test_a_perfect_expert_recalls_everything_with_one_short_summary(pool, tok):
-    compaction = Compaction(trigger=trigger_on_conf(tok))
+    compaction = compact(trigger_on_conf(tok))
     for task, episode in traces(
         pool, tok, "recall", 8, compaction, replace(PERFECT, recall=RecallRates(1, 0, 0, verify=0, slip=0))
     ):
@@ -147,7 +154,7 @@ def test_the_script_never_runs_out_of_mistakes():
 
 @pytest.mark.parametrize("style", ["short", "long"])
 def test_summaries_claim_only_what_was_done(pool, tok, style):
-    compaction = Compaction(trigger_on_conf(tok), style, max_segments=8, max_summary_tokens=400)
+    compaction = compact(trigger_on_conf(tok), style, max_segments=8, max_summary_tokens=400)
     clumsy = Rates(recall=RecallRates(slip=0.4))
     for _, episode in traces(pool, tok, "recall", 40, compaction, rates=clumsy):
         done = set()
@@ -187,7 +194,7 @@ def test_a_repair_that_failed_is_repaired(pool, tok):
 
 @pytest.mark.parametrize("style", ["short", "long"])
 def test_summaries_say_only_what_is_true(pool, tok, style):
-    compaction = Compaction(trigger_on_conf(tok), style, max_segments=6, max_summary_tokens=400)
+    compaction = compact(trigger_on_conf(tok), style, max_segments=6, max_summary_tokens=400)
     done = traces(pool, tok, "recall", 60, compaction)
     kept = boilerplate = first_summaries = 0
     for task, episode in done:
@@ -213,7 +220,7 @@ def test_summaries_say_only_what_is_true(pool, tok, style):
 
 
 def test_a_forgotten_fact_is_read_again_or_guessed(pool, tok):
-    compaction = Compaction(trigger=trigger_on_conf(tok), max_segments=3)
+    compaction = compact(trigger_on_conf(tok), max_segments=3)
     forgetful = RecallRates(keep=0, boilerplate=0, verify=0, slip=0)
     again = traces(pool, tok, "recall", 6, compaction, Rates(recall=replace(forgetful, reread=1)))
     assert {(e.outcome, e.reward) for _, e in again} == {("out_of_segments", 0.0)}
@@ -226,7 +233,7 @@ def test_a_forgotten_fact_is_read_again_or_guessed(pool, tok):
 
 
 def test_traces_depend_on_the_seed_and_not_on_the_timing(pool, tok):
-    compaction = Compaction(trigger=trigger_on_conf(tok))
+    compaction = compact(trigger_on_conf(tok))
     one = traces(pool, tok, "recall", 10, compaction, seed=3, concurrency=1)
     many = traces(pool, tok, "recall", 10, compaction, seed=3, concurrency=10)
     assert [e for _, e in one] == [e for _, e in many]
@@ -248,7 +255,7 @@ def test_traces_have_no_weights_behind_them(pool, tok):
 
 def test_what_no_expert_can_do_is_said(pool, tok):
     with pytest.raises(UserError, match="bugfix expert writes no summaries"):
-        traces(pool, tok, "bugfix", 1, Compaction(trigger=20))
+        traces(pool, tok, "bugfix", 1, compact(20))
     task = Task.from_json({**generate("bugfix", "train", 0, 0).to_json(), "family": "swe"})
     with pytest.raises(UserError, match="no expert for task family 'swe'; use bugfix or recall"):
-        asyncio.run(make_traces([task], lambda t, i: Compaction(), pool, tok, limits=LIMITS))
+        asyncio.run(make_traces([task], lambda t, i: compact(None), pool, tok, limits=LIMITS))

@@ -14,18 +14,18 @@ def suite(**changes) -> Suite:
     return Suite(**(dict(name="a", tasks=TASKS, attempts=4, compaction=Compaction(None)) | changes))
 
 
-def test_jobs_are_all_attempts_at_all_tasks_with_seeds_of_their_own():
-    jobs = suite().jobs()
-    assert [job.task.id for job in jobs] == [task.id for task in TASKS for _ in range(4)]
-    assert len({job.seed for job in jobs}) == 12
+def test_specs_are_all_attempts_at_all_tasks_with_seeds_of_their_own():
+    specs = suite().specs()
+    assert [spec.task.id for spec in specs] == [task.id for task in TASKS for _ in range(4)]
+    assert len({spec.seed for spec in specs}) == 12
 
 
 def test_an_attempt_draws_the_same_numbers_in_every_suite():
     """So that policies, and conditions, are compared on equal terms."""
     other = suite(name="b", tasks=TASKS[1:], attempts=2, compaction=Compaction(100))
-    seeds = {(job.task.id, i % 4): job.seed for i, job in enumerate(suite().jobs())}
-    assert all(seeds[job.task.id, i % 2] == job.seed for i, job in enumerate(other.jobs()))
-    assert {job.seed for job in suite(seed=1).jobs()}.isdisjoint(seeds.values())
+    seeds = {(spec.task.id, i % 4): spec.seed for i, spec in enumerate(suite().specs())}
+    assert all(seeds[spec.task.id, i % 2] == spec.seed for i, spec in enumerate(other.specs()))
+    assert {spec.seed for spec in suite(seed=1).specs()}.isdisjoint(seeds.values())
 
 
 def attempts(task: str, rewards) -> list:

@@ -4,53 +4,63 @@ import dataclasses
 
 import pytest
 
-from composer_jax.rl.orchestrator import Orchestrator, OrchestratorConfig, episode_metrics
+from composer_jax.agent.summary import Compaction
+from composer_jax.rl.config import RLConfig
+from composer_jax.rl.orchestrator import Orchestrator, episode_metrics
 from composer_jax.rl.rewards import RewardConfig
+from composer_jax.rl.rollout import EpisodeSpec, Rollout
+from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.source import TaskSource
 from tests.rl.made_up import conversation, episode
 
-CONFIG = OrchestratorConfig(
+CONFIG = RLConfig(
     groups={"recall": 3, "bugfix": 2},
     group_size=4,
     trigger=(126, 140),
-    compacted_families=("recall",),
-    uncompacted_share=0.3,
-    max_segments=5,
-    max_summary_tokens=32,
+    uncompacted_families=("bugfix",),
+    uncompacted_fraction=0.3,
     tokens_per_episode=64.0,
     batches=((24, 2),),
-    reward=RewardConfig(),
-    seed=0,
+)
+COMPACTION = Compaction(132, max_summary_tokens=32)
+TASKS = TasksConfig(
+    families={"bugfix": "composer_jax.demo.bugfix:Bugfix", "recall": "composer_jax.demo.recall:Recall"}
 )
 
 
-def orchestrator(**changes) -> Orchestrator:
+def orchestrator(seed: int = 0, **changes) -> Orchestrator:
     config = dataclasses.replace(CONFIG, **changes)
-    return Orchestrator(config, TaskSource(config.seed), None, None, None)
+    return Orchestrator(config, COMPACTION, seed, TaskSource(seed, TASKS), None, None, None)
 
 
-def test_jobs_are_a_function_of_step_and_seed():
-    assert orchestrator().jobs(7) == orchestrator().jobs(7)
-    assert orchestrator().jobs(7) != orchestrator(seed=1).jobs(7)
+def rollout(episodes) -> Rollout:
+    """Episodes in groups of four."""
+    specs = [EpisodeSpec(None, i, Compaction(None), group=i // 4) for i in range(len(episodes))]
+    return Rollout(specs, episodes, 1.0, 0.5, 1, 0)
+
+
+def test_specs_are_a_function_of_step_and_seed():
+    assert orchestrator().specs(7) == orchestrator().specs(7)
+    assert orchestrator().specs(7) != orchestrator(seed=1).specs(7)
 
 
 def test_a_task_is_used_in_one_group_of_one_step_only():
     groups = [
-        tuple(jobs[i : i + 4]) for step in range(20) for jobs in [orchestrator().jobs(step)] for i in range(0, 20, 4)
+        tuple(specs[i : i + 4]) for step in range(20) for specs in [orchestrator().specs(step)] for i in range(0, 20, 4)
     ]
-    ids = [{job.task.id for job in group} for group in groups]
+    ids = [{spec.task.id for spec in group} for group in groups]
     assert all(len(names) == 1 for names in ids)
     assert len(set.union(*ids)) == len(groups) == 100
-    assert {job.task.split for group in groups for job in group} == {"train"}
+    assert {spec.task.split for group in groups for spec in group} == {"train"}
 
 
 def test_a_step_has_the_groups_that_are_asked_for_beside_each_other():
-    jobs = orchestrator().jobs(3)
-    assert [job.task.family for job in jobs] == ["bugfix"] * 8 + ["recall"] * 12
+    specs = orchestrator().specs(3)
+    assert [spec.task.family for spec in specs] == ["bugfix"] * 8 + ["recall"] * 12
 
 
 def test_every_episode_draws_its_own_random_numbers():
-    seeds = [job.seed for step in range(20) for job in orchestrator().jobs(step)]
+    seeds = [spec.seed for step in range(20) for spec in orchestrator().specs(step)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**32 for seed in seeds)
 
@@ -58,10 +68,10 @@ def test_every_episode_draws_its_own_random_numbers():
 def test_the_trigger_is_drawn_once_per_group_from_its_range():
     triggers = []
     for step in range(40):
-        jobs = orchestrator().jobs(step)
-        for i in range(0, len(jobs), 4):
-            group = jobs[i : i + 4]
-            assert len({job.compaction for job in group}) == 1
+        specs = orchestrator().specs(step)
+        for i in range(0, len(specs), 4):
+            group = specs[i : i + 4]
+            assert len({spec.compaction for spec in group}) == 1
             if group[0].task.family == "bugfix":
                 assert group[0].compaction.trigger is None
             else:
@@ -69,12 +79,12 @@ def test_the_trigger_is_drawn_once_per_group_from_its_range():
     drawn = [t for t in triggers if t is not None]
     assert min(drawn) >= 126 and max(drawn) <= 140 and len(set(drawn)) > 10
     assert 0.2 < triggers.count(None) / len(triggers) < 0.4
-    assert {job.compaction.max_summary_tokens for job in jobs if job.compaction.trigger} == {32}
+    assert {spec.compaction.max_summary_tokens for spec in specs if spec.compaction.trigger} == {32}
 
 
-def test_without_an_uncompacted_share_every_group_of_the_family_is_compacted():
-    jobs = [job for step in range(10) for job in orchestrator(uncompacted_share=0.0).jobs(step)]
-    assert all(job.compaction.trigger for job in jobs if job.task.family == "recall")
+def test_without_an_uncompacted_fraction_every_group_of_the_family_is_compacted():
+    specs = [spec for step in range(10) for spec in orchestrator(uncompacted_fraction=0.0).specs(step)]
+    assert all(spec.compaction.trigger for spec in specs if spec.task.family == "recall")
 
 
 def test_what_the_infrastructure_lost_is_left_out_of_its_group_and_never_scored():
@@ -85,7 +95,7 @@ def test_what_the_infrastructure_lost_is_left_out_of_its_group_and_never_scored(
         *[lost] * 4,
         *[episode(0.0)] * 4,
     ]
-    groups = orchestrator().groups(episodes)
+    groups = orchestrator().groups(rollout(episodes))
     assert [list(g.rewards) for g in groups] == [[1.0, 0.0], [0.0] * 4]
     assert all(e.reward is not None for g in groups for e in g.episodes)
     # The baseline is that of the graded ones: had the lost ones counted as 0, it would be 0.25.
@@ -95,7 +105,7 @@ def test_what_the_infrastructure_lost_is_left_out_of_its_group_and_never_scored(
 def test_rewards_of_a_group_include_what_length_costs():
     config = RewardConfig(weight=0.5, summary_token=0.0, turn=1.0, q=0.0)
     episodes = [episode(1.0, turns=1), episode(1.0, turns=2), episode(0.0), episode(0.0)]
-    (group,) = orchestrator(reward=config).groups(episodes)
+    (group,) = orchestrator(reward=config).groups(rollout(episodes))
     assert list(group.rewards) == pytest.approx([0.5, 0.0, 0.0, 0.0])
 
 

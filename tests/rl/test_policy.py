@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from composer_jax.agent.episode import Limits
+from composer_jax.agent.episode import EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import ToolCall
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.evals.suite import Suite, run_suite
-from composer_jax.rl.rollout import Environment, Job, roll_out
+from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out
 from composer_jax.sampler.policy import Policy, TrainablePolicy
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.grader import Case, CaseGrader
@@ -35,7 +35,7 @@ TASK = Task(
 def environment():
     tokenizer = Tokenizer.train(["price() must subtract. a + b a - b edit finish path old new"] * 50, 400)
     pool = LocalSandboxPool(SandboxLimits(timeout_s=10), size=2)
-    yield Environment(CompactFormat(tokenizer), pool, Limits(), ResultCache())
+    yield RolloutContext(CompactFormat(tokenizer), pool, EpisodeLimits(), ResultCache())
     pool.kill()
 
 
@@ -52,7 +52,7 @@ def policy(environment):
 
 def test_a_scripted_policy_plays_a_group(environment, policy: TrainablePolicy):
     policy.update({}, {}, version=7)
-    jobs = [Job(TASK, seed, Compaction(None)) for seed in range(4)]
+    jobs = [EpisodeSpec(TASK, seed, Compaction(None)) for seed in range(4)]
     rollout = asyncio.run(roll_out(jobs, policy, environment))
     assert [episode.reward for episode in rollout.episodes] == [1.0, 0.0, 1.0, 0.0]
     assert [episode.turns for episode in rollout.episodes] == [2, 1, 2, 1]
@@ -63,7 +63,7 @@ def test_a_scripted_policy_plays_a_group(environment, policy: TrainablePolicy):
 
 def test_a_scripted_policy_plays_a_suite(environment, policy: Policy):
     suite = Suite("repairs", [TASK], attempts=6, compaction=Compaction(None))
-    solved = [job.seed % 2 == 0 for job in suite.jobs()]
+    solved = [job.seed % 2 == 0 for job in suite.specs()]
     result, episodes = asyncio.run(run_suite(suite, policy, environment))
     assert [episode.reward == 1.0 for episode in episodes] == solved
     assert result.pass_at_1 == pytest.approx(sum(solved) / 6)

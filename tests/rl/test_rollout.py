@@ -1,4 +1,4 @@
-"""Rollouts: every job ends in one episode, in order, and a dead sandbox is tried again with a fresh session."""
+"""Rollouts: every EpisodeSpec yields one episode, in order; a dead sandbox is retried with a fresh session."""
 
 import asyncio
 import contextlib
@@ -10,14 +10,14 @@ import pytest
 from composer_jax.agent.summary import Compaction
 from composer_jax.demo.generate import generate
 from composer_jax.rl import rollout
-from composer_jax.rl.rollout import Environment, Job, roll_out
+from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.result_cache import ResultCache
 from tests.rl.made_up import episode
 
 
 class FakeSampler:
-    """Hands out sessions and keeps what happens to them."""
+    """Opens sessions and records their seeds."""
 
     def __init__(self, slots=3):
         self.slots, self.open_sessions, self.most, self.seeds, self.busy_seconds = slots, 0, 0, [], 5.0
@@ -40,8 +40,8 @@ class FakeSampler:
         self.free.release()
 
 
-JOBS = [Job(generate("bugfix", "train", 0, i), 100 + i, Compaction(None)) for i in range(8)]
-ENVIRONMENT = Environment(None, None, None, ResultCache(), infrastructure_retries=2)
+SPECS = [EpisodeSpec(generate("bugfix", "train", 0, i), 100 + i, Compaction(None)) for i in range(8)]
+CONTEXT = RolloutContext(None, None, None, ResultCache(), infrastructure_retries=2)
 
 
 @pytest.fixture
@@ -65,40 +65,40 @@ def run_episode(monkeypatch):
     return install
 
 
-def test_episodes_come_in_the_order_of_the_jobs_and_never_more_at_once_than_slots(run_episode):
+def test_episodes_come_in_the_order_of_the_specs_and_never_more_at_once_than_slots(run_episode):
     run_episode(lambda task, attempt: 1.0)
     sampler, done = FakeSampler(), []
-    found = asyncio.run(roll_out(JOBS, sampler, ENVIRONMENT, done.append))
-    assert [(e.task_id, e.seed) for e in found.episodes] == [(job.task.id, job.seed) for job in JOBS]
+    rollout_result = asyncio.run(roll_out(SPECS, sampler, CONTEXT, done.append))
+    assert [(e.task_id, e.seed) for e in rollout_result.episodes] == [(spec.task.id, spec.seed) for spec in SPECS]
     assert sampler.most == 3 and sampler.open_sessions == 0
-    assert sorted(e.task_id for e in done) == sorted(job.task.id for job in JOBS)
-    assert found.sampler_seconds == 2.0
+    assert sorted(e.task_id for e in done) == sorted(spec.task.id for spec in SPECS)
+    assert rollout_result.sampler_seconds == 2.0
 
 
 def test_a_dead_sandbox_is_tried_again_with_the_same_seed(run_episode):
-    attempts = run_episode(lambda task, attempt: 1.0 if attempt == 3 or task is not JOBS[2].task else None)
+    attempts = run_episode(lambda task, attempt: 1.0 if attempt == 3 or task is not SPECS[2].task else None)
     sampler = FakeSampler()
-    found = asyncio.run(roll_out(JOBS, sampler, ENVIRONMENT))
-    assert attempts[JOBS[2].task.id] == 3
-    assert found.episodes[2].reward == 1.0
-    assert sampler.seeds.count(JOBS[2].seed) == 3
+    rollout_result = asyncio.run(roll_out(SPECS, sampler, CONTEXT))
+    assert attempts[SPECS[2].task.id] == 3
+    assert rollout_result.episodes[2].reward == 1.0
+    assert sampler.seeds.count(SPECS[2].seed) == 3
     assert sampler.open_sessions == 0
 
 
 def test_an_episode_that_stays_dead_is_returned_once_without_a_reward(run_episode):
-    attempts = run_episode(lambda task, attempt: None if task is JOBS[2].task else 0.0)
+    attempts = run_episode(lambda task, attempt: None if task is SPECS[2].task else 0.0)
     done = []
-    found = asyncio.run(roll_out(JOBS, FakeSampler(), ENVIRONMENT, done.append))
-    assert attempts[JOBS[2].task.id] == 3 and len(done) == len(JOBS)
-    assert [e.reward for e in found.episodes] == [0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, 0.0]
-    assert found.episodes[2].outcome == "infrastructure"
+    rollout_result = asyncio.run(roll_out(SPECS, FakeSampler(), CONTEXT, done.append))
+    assert attempts[SPECS[2].task.id] == 3 and len(done) == len(SPECS)
+    assert [e.reward for e in rollout_result.episodes] == [0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert rollout_result.episodes[2].outcome == "infrastructure"
 
 
 def test_a_bug_in_one_episode_ends_the_rollout_and_leaves_no_session_open(run_episode):
-    run_episode(lambda task, attempt: ZeroDivisionError() if task is JOBS[4].task else 1.0)
+    run_episode(lambda task, attempt: ZeroDivisionError() if task is SPECS[4].task else 1.0)
     sampler = FakeSampler()
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(roll_out(JOBS, sampler, ENVIRONMENT))
+        asyncio.run(roll_out(SPECS, sampler, CONTEXT))
     assert sampler.open_sessions == 0
 
 

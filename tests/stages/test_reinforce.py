@@ -12,10 +12,10 @@ import pytest
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.observe.metrics import read_metrics
+from composer_jax.rl.orchestrator import Cursor
 from composer_jax.rl.rollout import Rollout
 from composer_jax.stages import reinforce as stage
-from composer_jax.stages.settings import settings_from
-from composer_jax.tasks.source import TaskSource
+from composer_jax.stages.config import run_config
 from composer_jax.train.learner import TrainState
 from configs.tiny import get_config
 
@@ -33,22 +33,22 @@ class FakeOrchestrator:
     rolled: list[int] = []
     act = None
 
-    def __init__(self, config, tasks, learner, sampler, environment):
-        pass
+    def __init__(self, *_):
+        return
 
-    def roll_out(self, state, loop):
-        step = int(state.step) + 1
+    def roll_out(self, state, cursor, loop):
+        step = cursor.task_step + 1
         self.rolled.append(step)
         self.interrupt("roll_out", step)
         return Rollout((), [], 1.0, 0.5, 1, 0)
 
-    def learn(self, state, rollout):
+    def learn(self, state, cursor, rollout):
         new = TrainState({"w": state.params["w"] + 1}, {}, {}, state.step + 1)
         state.params["w"].delete()
         state.step.delete()
         self.interrupt("learn", int(new.step))
         row = {"reward": 0.5, "compilations": 0} | {name: float(i) for i, name in enumerate(stage.TOTALS)}
-        return new, row
+        return new, Cursor(cursor.task_step + 1, cursor.weight_version + 1, int(new.step)), row
 
     def interrupt(self, *place):
         if place == FakeOrchestrator.act:
@@ -60,9 +60,9 @@ def reinforce(tmp_path, monkeypatch):
     """(where Ctrl-C comes, or None) -> runs the stage in one folder, again and again."""
     monkeypatch.setattr(stage, "Orchestrator", FakeOrchestrator)
     monkeypatch.setattr(FakeOrchestrator, "rolled", [])
-    settings = settings_from(get_config("smoke"))
-    settings = dataclasses.replace(settings, rl=dataclasses.replace(settings.rl, steps=STEPS, save_every=3))
-    held = []
+    config = run_config(get_config("smoke"))
+    config = dataclasses.replace(config, rl=dataclasses.replace(config.rl, steps=STEPS, save_every=3))
+    checked = []
     with Workdir(tmp_path / "run", {}) as workdir:
 
         @contextlib.contextmanager
@@ -72,23 +72,23 @@ def reinforce(tmp_path, monkeypatch):
             workdir.mark_done(name, result)
 
         @contextlib.contextmanager
-        def environment():
+        def rollout_context():
             yield None, None
 
-        run = types.SimpleNamespace(
-            workdir=workdir,
-            path=workdir.path,
-            settings=settings,
-            stage=in_stage,
-            environment=environment,
+        model = types.SimpleNamespace(
             chat=None,
-            tasks=TaskSource(0),
-            hold_to_tasks=held.append,
             weights_of=lambda _: ({"w": jnp.zeros(3)}, {}),
-            optimizer=lambda *_: None,
             learner=lambda *_: FakeLearner(),
-            sampler_with=lambda *_, **__: None,
             store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=1),
+        )
+        services = types.SimpleNamespace(
+            rollout_context=rollout_context,
+            tasks=None,
+            check_task_manifest=checked.append,
+            sampler_with=lambda *_, **__: None,
+        )
+        run = types.SimpleNamespace(
+            workdir=workdir, path=workdir.path, config=config, stage=in_stage, model=model, services=services
         )
 
         def go(act=None):
@@ -100,7 +100,7 @@ def reinforce(tmp_path, monkeypatch):
 
 
 def weights_and_steps(run):
-    with run.store("rl") as store:
+    with run.model.store("rl") as store:
         arrays, _ = store.restore(like={"params": {"w": np.zeros(3, np.float32)}})
     return arrays["params"]["w"].tolist(), [row["step"] for row in read_metrics(run.path / "metrics" / "rl.jsonl")]
 

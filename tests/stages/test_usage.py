@@ -11,13 +11,13 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.stages import usage as usage_module
-from composer_jax.stages.usage import peak_rss_gb, used
+from composer_jax.stages.usage import peak_rss_gb, track_usage
 
 ATTEMPT = """
 import pathlib, sys, time
 from composer_jax.stages import usage
 usage.EVERY_S = 0.05
-with usage.used(pathlib.Path(sys.argv[1])):
+with usage.track_usage(pathlib.Path(sys.argv[1])):
     grown = bytearray(200_000_000)
     while not pathlib.Path(sys.argv[1]).exists():
         time.sleep(0.01)
@@ -34,7 +34,7 @@ def test_a_killed_attempt_is_counted(tmp_path):
         assert attempt.poll() is None
     attempt.send_signal(signal.SIGKILL)
     assert attempt.wait(20) == -signal.SIGKILL
-    with used(path) as usage:
+    with track_usage(path) as usage:
         assert usage()["seconds"] > found["seconds"] >= 0.3
         assert usage()["peak_rss_gb"] >= max(found["peak_rss_gb"], 0.2)
     assert json.loads(path.read_text())["seconds"] > found["seconds"]
@@ -43,7 +43,7 @@ def test_a_killed_attempt_is_counted(tmp_path):
 def test_the_largest_of_all_attempts_is_kept(tmp_path):
     path = tmp_path / "rl.used"
     path.write_text('{"seconds": 7.0, "peak_rss_gb": 1000.0}')
-    with used(path) as usage:
+    with track_usage(path) as usage:
         assert usage()["peak_rss_gb"] == 1000.0 and usage()["seconds"] >= 7.0
     assert json.loads(path.read_text())["peak_rss_gb"] == 1000.0
 
@@ -54,13 +54,13 @@ def test_what_went_wrong_is_what_is_raised_even_if_the_account_cannot_be_written
         raise UserError("disk full")
 
     monkeypatch.setattr(usage_module, "write_atomically", full)
-    with pytest.raises(type(error) if isinstance(error, Exception) else error), used(tmp_path / "rl.used"):
+    with pytest.raises(type(error) if isinstance(error, Exception) else error), track_usage(tmp_path / "rl.used"):
         raise error
-    with pytest.raises(UserError, match="disk full"), used(tmp_path / "rl.used"):
+    with pytest.raises(UserError, match="disk full"), track_usage(tmp_path / "rl.used"):
         pass
 
 
 def test_the_first_attempt_starts_at_zero(tmp_path):
-    with used(tmp_path / "stages" / "sft.used") as usage:
+    with track_usage(tmp_path / "stages" / "sft.used") as usage:
         assert 0 <= usage()["seconds"] < 5 and usage()["peak_rss_gb"] >= peak_rss_gb() * 0.99 > 0
     assert os.listdir(tmp_path / "stages") == ["sft.used"]

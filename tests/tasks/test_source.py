@@ -1,15 +1,24 @@
 """Where the tasks of a run come from."""
 
 import dataclasses
+import sys
+import types
 
 import pytest
 
 from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxLimits
+from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.harbor import write_task
 from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.suites.run import SUITE_LIMITS
+
+FAMILIES = {"bugfix": "composer_jax.demo.bugfix:Bugfix", "recall": "composer_jax.demo.recall:Recall"}
+
+
+def source_of(seed, train="", heldout="", families=FAMILIES):
+    return TaskSource(seed, TasksConfig(families, str(train), str(heldout)))
 
 
 def written(folder, split, numbers, family="repository"):
@@ -21,7 +30,7 @@ def written(folder, split, numbers, family="repository"):
 
 
 def test_without_paths_there_are_generators(tmp_path):
-    source = TaskSource(5)
+    source = source_of(5)
     assert source.task("recall", 7) == generate("recall", "train", 5, 7)
     assert (source.train, source.heldout, source.limits) == ({}, {}, SandboxLimits())
     source.require({"bugfix": 5, "recall": 3, "repository": 0}, 10**6)
@@ -29,10 +38,10 @@ def test_without_paths_there_are_generators(tmp_path):
 
 def test_each_task_of_a_path_comes_once_in_an_order_of_the_seed(tmp_path):
     folder, ids = written(tmp_path, "train", range(6))
-    first, other = TaskSource(0, folder), TaskSource(1, folder)
+    first, other = source_of(0, folder), source_of(1, folder)
     order = [first.task("repository", number).id for number in range(6)]
     assert set(order) == ids and sorted(order) != order
-    assert order == [TaskSource(0, folder).task("repository", number).id for number in range(6)]
+    assert order == [source_of(0, folder).task("repository", number).id for number in range(6)]
     assert order != [other.task("repository", number).id for number in range(6)]
     with pytest.raises(IndexError):
         first.task("repository", 6)
@@ -42,7 +51,7 @@ def test_each_task_of_a_path_comes_once_in_an_order_of_the_seed(tmp_path):
 
 def test_a_family_of_a_path_is_not_generated(tmp_path):
     folder, ids = written(tmp_path, "train", range(2), family="bugfix")
-    source = TaskSource(0, folder)
+    source = source_of(0, folder)
     assert {source.task("bugfix", number).id for number in range(2)} == ids
     assert source.task("recall", 0).family == "recall"
 
@@ -54,38 +63,41 @@ def test_a_family_of_a_path_is_not_generated(tmp_path):
             {"repository": 3},
             "rl.groups.repository=3 in rl.steps=3 are 9 tasks, .* but tasks.train holds 6",
         ),
-        ({"rust": 1, "repository": 1}, "family 'rust'; there are bugfix, recall, and those of tasks.train, repository"),
+        (
+            {"rust": 1, "repository": 1},
+            "family 'rust'; tasks.families has bugfix, recall, and those of tasks.train, repository",
+        ),
     ],
 )
 def test_groups_that_the_path_cannot_fill_are_refused(tmp_path, groups, words):
-    source = TaskSource(0, written(tmp_path, "train", range(6))[0])
+    source = source_of(0, written(tmp_path, "train", range(6))[0])
     with pytest.raises(UserError, match=words):
         source.require(groups, 3)
 
 
 def test_a_path_that_no_group_asks_for_is_refused(tmp_path):
-    source = TaskSource(0, written(tmp_path, "train", range(2))[0])
+    source = source_of(0, written(tmp_path, "train", range(2))[0])
     with pytest.raises(UserError, match=r"holds tasks of repository, and rl\.groups names none of them; set rl.groups"):
         source.require({"bugfix": 1, "repository": 0}, 1)
 
 
 def test_a_family_that_needs_a_path_is_named():
     with pytest.raises(UserError, match="family 'repository'.*tasks.train is empty"):
-        TaskSource(0).require({"repository": 1}, 3)
+        source_of(0).require({"repository": 1}, 3)
 
 
 def test_tasks_of_the_other_split_and_tasks_of_both_are_refused(tmp_path):
     train, _ = written(tmp_path / "a", "train", range(2))
     heldout, _ = written(tmp_path / "b", "heldout", range(2))
-    assert {task.split for task in TaskSource(0, train, heldout).heldout["repository"]} == {"heldout"}
+    assert {task.split for task in source_of(0, train, heldout).heldout["repository"]} == {"heldout"}
     with pytest.raises(UserError, match=r"of the split 'heldout'; give it as tasks\.heldout"):
-        TaskSource(0, heldout)
+        source_of(0, heldout)
     with pytest.raises(UserError, match=r"of the split 'train'; give it as tasks\.train"):
-        TaskSource(0, None, train)
-    (task, *_) = TaskSource(0, train).train["repository"]
+        source_of(0, "", train)
+    (task, *_) = source_of(0, train).train["repository"]
     write_task(dataclasses.replace(task, split="heldout"), heldout / "again")
     with pytest.raises(UserError, match=f"task {task.id} is in .*a and in .*b"):
-        TaskSource(0, train, heldout)
+        source_of(0, train, heldout)
 
 
 def test_a_task_whose_image_is_not_here_is_refused(tmp_path):
@@ -95,4 +107,24 @@ def test_a_task_whose_image_is_not_here_is_refused(tmp_path):
     (folder / "instruction.md").write_text("Do it.\n")
     (folder / "tests" / "test.sh").write_text("exit 0\n")
     with pytest.raises(UserError, match="has no image no/such:image; pull or|need Docker or Podman"):
-        TaskSource(0, folder)
+        source_of(0, folder)
+
+
+class Misnamed:
+    def generate(self, split, seed, index):
+        return generate("bugfix", split, seed, index)
+
+
+@pytest.mark.parametrize(
+    ("families", "words"),
+    [
+        ({"other": f"{__name__}:Misnamed"}, "tasks.families.other generates tasks of family 'bugfix'; use that name"),
+        ({"bugfix": FAMILIES["bugfix"]}, "'other' is no task family; tasks.families has bugfix"),
+        ({"other": "no_such_module:Family"}, "config.tasks.families.other='no_such_module:Family' cannot be imported"),
+    ],
+)
+def test_families_that_do_not_fit_their_name_are_refused(monkeypatch, families, words):
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or types.ModuleType(__name__))
+    monkeypatch.setattr(sys.modules[__name__], "Misnamed", Misnamed, raising=False)
+    with pytest.raises(UserError, match=words):
+        source_of(0, families=families).task("other", 0)

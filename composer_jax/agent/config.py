@@ -1,0 +1,35 @@
+"""The agent section of a run's config."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.agent.summary import Compaction
+from composer_jax.errors import UserError
+
+
+def _default_compactions() -> dict[str, Compaction]:
+    return {"none": Compaction(None), "summary": Compaction(24_576)}
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """How agents play episodes, in RL, evaluation and expert traces alike."""
+
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+    """What one episode may use."""
+    compactions: Mapping[str, Compaction] = field(default_factory=_default_compactions)
+    """Named ways of compaction, which rl.compaction and the suites of evaluate.suites choose from."""
+    concurrency: int = 16
+    """Sandboxes in use at once, and as many containers for tasks that need an image."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise UserError(f"agent.concurrency={self.concurrency} leaves no sandbox; use at least 1.")
+
+    def compaction(self, name: str, field: str) -> Compaction:
+        """Returns the compaction called `name`. Raises UserError, which names the config field, if there is none."""
+        if name not in self.compactions:
+            known = ", ".join(self.compactions)
+            raise UserError(f"config.{field}={name!r} is no compaction; agent.compactions has {known}.")
+        return self.compactions[name]

@@ -1,0 +1,138 @@
+"""ExpertTraces: the SFT source that lets the scripted experts play training tasks."""
+
+import dataclasses
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from composer_jax.agent.config import AgentConfig
+from composer_jax.agent.episode import Episode, EpisodeLimits
+from composer_jax.agent.summary import Compaction
+from composer_jax.atomic_write import write_atomically
+from composer_jax.data.traces import Trace
+from composer_jax.demo import bugfix, recall
+from composer_jax.demo.bugfix_expert import BugfixRates
+from composer_jax.demo.expert import Rates, make_traces
+from composer_jax.demo.generate import generate
+from composer_jax.demo.recall_expert import RecallRates
+from composer_jax.errors import UserError
+from composer_jax.event_loop import EventLoop
+from composer_jax.observe.progress import Progress
+from composer_jax.parallel.processes import broadcast_from_process0
+from composer_jax.sandbox import LocalSandboxPool
+from composer_jax.seeds import hash_seed
+from composer_jax.stages.trace_sources import SourceContext
+
+KINDS = {
+    "bugfix": (bugfix.FAMILY, "none"),
+    "recall_short": (recall.FAMILY, "short"),
+    "recall_long": (recall.FAMILY, "long"),
+    "recall_uncompacted": (recall.FAMILY, "none"),
+}
+"""Kind of trace -> (task family, compaction of agent.compactions)."""
+
+
+class ExpertTraces:
+    """Traces of the experts, played in sandboxes once per run and then read from DIR/data/traces.npz.
+
+    traces: number of traces of each of KINDS. rates: changes of the experts' rates, by family.
+    """
+
+    def __init__(
+        self,
+        context: SourceContext,
+        traces: Mapping[str, int],
+        rates: Mapping[str, Mapping[str, float]] | None = None,
+    ):
+        unknown = sorted(set(traces) - set(KINDS))
+        if unknown:
+            raise UserError(f"the option traces of ExpertTraces names {unknown[0]!r}; use {', '.join(KINDS)}.")
+        self.context, self.counts, self.rates = context, dict(traces), expert_rates(rates or {})
+        self.path = context.folder / "traces.npz"
+
+    def traces(self) -> list[Trace]:
+        """Returns every branch of every episode as (tokens int32 [n], trained bool [n]).
+
+        Process 0 plays the episodes; the others need no sandbox.
+        """
+        broadcast_from_process0(lambda: None if self.path.exists() else self._play())
+        with np.load(self.path) as file:
+            ends = np.cumsum(file["lengths"])[:-1]
+            tokens, trained = file["tokens"].astype(np.int32), file["trained"]
+            return list(zip(np.split(tokens, ends), np.split(trained, ends), strict=True))
+
+    def report(self) -> dict[str, Any]:
+        """Returns {"expert_reward": kind of trace -> mean reward}."""
+        with np.load(self.path) as file:
+            return {"expert_reward": {kind: float(file[key]) for kind in KINDS if (key := f"reward_{kind}") in file}}
+
+    def _play(self) -> None:
+        seed, agent = self.context.seed, self.context.agent
+        tasks, compactions = [], []
+        for kind, count in sorted(self.counts.items()):
+            family, compaction = KINDS[kind]
+            # SFT and RL draw from different streams of the training split, so RL repeats no task of SFT.
+            tasks += [generate(family, "train", hash_seed("sft", seed, kind), i) for i in range(count)]
+            compactions += [agent.compaction(compaction, "agent.compactions")] * count
+        episodes = play_experts(tasks, compactions, self.context, self.rates)
+        write_atomically(self.path, _npz_bytes(_arrays(episodes, self.counts)))
+
+
+def play_experts(tasks, compactions: list[Compaction], context: SourceContext, rates: Rates) -> list[Episode]:
+    """Plays one expert episode per task, in sandboxes, with a progress bar."""
+    agent: AgentConfig = context.agent
+
+    async def play(progress: Progress) -> list[Episode]:
+        async with LocalSandboxPool(size=agent.concurrency) as pool:
+            return await make_traces(
+                tasks,
+                lambda task, index: compactions[index],
+                pool,
+                context.tokenizer,
+                limits=EpisodeLimits(agent.limits.max_turns, 10_000, 10_000),
+                seed=context.seed,
+                rates=rates,
+                concurrency=agent.concurrency,
+                on_done=lambda episode: progress.update(1),
+            )
+
+    with EventLoop() as loop, Progress(len(tasks), "trace", "expert traces") as progress:
+        return loop.run(play(progress))
+
+
+def expert_rates(changes: Mapping[str, Mapping[str, float]]) -> Rates:
+    """Returns the experts' rates with some changed. Raises UserError for an unknown family or rate."""
+    kinds: dict[str, type] = {"bugfix": BugfixRates, "recall": RecallRates}
+    for family, rates in changes.items():
+        if family not in kinds:
+            raise UserError(f"the option rates of ExpertTraces names {family!r}; use {' or '.join(kinds)}.")
+        known = [field.name for field in dataclasses.fields(kinds[family])]
+        unknown = sorted(set(rates) - set(known))
+        if unknown:
+            raise UserError(f"the rate {family}.{unknown[0]} of ExpertTraces is unknown; use {', '.join(known)}.")
+    return Rates(**{family: kind(**changes.get(family, {})) for family, kind in kinds.items()})
+
+
+def _arrays(episodes: list[Episode], counts: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The rows of all episodes end to end, their lengths, and the mean reward of each kind of trace."""
+    rows = [row for episode in episodes for row in episode.transcript.rows()]
+    rewards, first = {}, 0
+    for kind, count in sorted(counts.items()):
+        graded = [e.reward for e in episodes[first : first + count] if e.reward is not None]
+        if graded:
+            rewards[f"reward_{kind}"] = np.float32(np.mean(graded))
+        first += count
+    return {
+        "tokens": np.concatenate([row.tokens for row in rows]),
+        "trained": np.concatenate([row.trained for row in rows]),
+        "lengths": np.array([len(row.tokens) for row in rows], np.int32),
+        **rewards,
+    }
+
+
+def _npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()

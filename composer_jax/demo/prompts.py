@@ -1,0 +1,10 @@
+"""The demo's two requests for a summary. A model of a million parameters reads short ones only."""
+
+from typing import Literal
+
+Style = Literal["short", "long"]
+REQUESTS: dict[Style, str] = {
+    "short": "Summarize.",
+    # The baseline: the kind of report that a model without training in summaries is asked for.
+    "long": "Write a report: Goal, Files, Facts, Done, Next.",
+}

@@ -1,0 +1,88 @@
+"""Turns of a scripted expert, and the slips that its traces hold.
+
+A slip is what a model gets wrong as well: a path that does not exist, a line copied wrong, a call cut short, a repair
+that repairs nothing. A slip is in the trace and never a target, so a model learns to recover from slips and not to make
+them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+from composer_jax.data.chat import ToolCall
+from composer_jax.demo.functions import LARGEST, SMALLEST
+from composer_jax.demo.splits import constants, file_stems, function_names
+from composer_jax.tasks.grading.cases import is_submitted
+from composer_jax.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What an expert says: a line of thought ("" for none) and one call. A slip is not to be imitated.
+
+    cut: the message stops in the middle of the call.
+    """
+
+    thought: str
+    call: ToolCall
+    slip: bool = False
+    cut: bool = False
+
+
+Script = Generator[Turn, str, None]  # yields turns, is sent observations; ends with finish
+
+
+def call(name: str, thought: str = "", **arguments: str) -> Turn:
+    return Turn(thought, ToolCall(name, arguments))
+
+
+def slips(turn: Turn, task: Task, rate: float, rng: random.Random) -> Script:
+    """Some ways (often none) to get `turn` wrong, each of which leaves the workspace as it is.
+
+    None of them shows a file: whoever asks for a summary after one has learned nothing new.
+    """
+    name = turn.call.name
+    while rng.random() < rate:
+        if name == "grep":
+            slip = replace(turn, call=ToolCall(name, {"pattern": rng.choice(function_names(task.split))}))
+        elif name == "read":
+            missing = [stem for stem in rng.sample(file_stems(task.split), 3) if f"{stem}.py" not in task.files]
+            slip = replace(turn, call=ToolCall(name, {"path": f"{missing[0]}.py"}))
+        else:
+            slip = rng.choice([replace(turn, cut=True), *_failing_edits(turn, task, rng)])
+        yield replace(slip, slip=True)
+
+
+def _failing_edits(turn: Turn, task: Task, rng: random.Random) -> list[Turn]:
+    """Edits that are nearly `turn` and that the tool refuses."""
+    right = turn.call.arguments
+    others = [path for path in task.files if is_submitted(path) and path != right["path"]]
+    candidates = [
+        {"new": right["old"]},
+        {"old": right["new"]},
+        {"old": miscopied(right["old"], task, rng)},
+        {"path": rng.choice(others)},
+    ]
+    return [
+        replace(turn, call=ToolCall("edit", edit))
+        for edit in (right | candidate for candidate in candidates)
+        if edit["old"] == edit["new"] or edit["old"] not in task.files[edit["path"]] + right["old"]
+    ]
+
+
+def miscopied(line: str, task: Task, rng: random.Random) -> str:
+    """The line with another number (of the task's split), or without one of its characters: a text that is in none
+    of the files."""
+    number = re.search(r"\d+", line)
+    while True:
+        if number:
+            other = rng.choice(constants(task.split, SMALLEST, LARGEST))
+            wrong = f"{line[: number.start()]}{other}{line[number.end() :]}"
+        else:
+            at = rng.randrange(len("return "), len(line) - 1)
+            wrong = line[:at] + line[at + 1 :]
+        if not any(wrong in text for text in (line, *task.files.values())):
+            return wrong

@@ -1,0 +1,70 @@
+"""The evaluate section of a run's config: suites as data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from composer_jax.errors import UserError
+from composer_jax.tasks.task import SPLITS, Split
+
+WHICH = ("before", "after")
+"""The two evaluations of a run: of the SFT policy and of the RL policy."""
+
+
+@dataclass(frozen=True)
+class SuiteConfig:
+    """Attempts at generated tasks of one family under one compaction."""
+
+    family: str
+    """A family of tasks.families."""
+    split: Split = "heldout"
+    """Split of the tasks: "heldout", "unseen", or "train"."""
+    tasks: int = 32
+    """Number of tasks."""
+    attempts: int = 4
+    """Episodes per task; pass@k is measured for k = attempts."""
+    compaction: str = "none"
+    """A compaction of agent.compactions."""
+    compare_to: str = ""
+    """Suite of the same tasks without compaction; the compaction error is its pass@1 minus this suite's."""
+    results: Mapping[str, str] = field(default_factory=dict)
+    """Measure (pass_at_1, pass_at_k, tokens_per_summary, compaction_error, ...) -> further dotted key of results.json.
+    "{which}" stands for before or after, "{k}" for the number of attempts; a key without "{which}" keeps the value of
+    the first evaluation."""
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise UserError(f"a suite has split={self.split!r}; use one of {', '.join(SPLITS)}.")
+        for name in ("tasks", "attempts"):
+            if getattr(self, name) < 1:
+                raise UserError(f"a suite of {self.family} has {name}={getattr(self, name)}; it must be at least 1.")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What is evaluated before and after RL."""
+
+    suites: Mapping[str, SuiteConfig] = field(default_factory=dict)
+    """Name -> suite of generated tasks."""
+    headline: tuple[str, ...] = ()
+    """Suites whose results the pipeline prints in its last line, in this order."""
+    heldout_attempts: int = 4
+    """Episodes per task of tasks.heldout."""
+    heldout_compaction: str = "summary"
+    """Compaction of the episodes of tasks.heldout."""
+    recorded_tasks: int = 4
+    """Tasks of each suite whose first two attempts go into the report."""
+
+    def __post_init__(self) -> None:
+        if self.heldout_attempts < 1:
+            raise UserError(f"evaluate.heldout_attempts={self.heldout_attempts}; it must be at least 1.")
+        if self.recorded_tasks < 0:
+            raise UserError(f"evaluate.recorded_tasks={self.recorded_tasks} is negative; use 0 to record none.")
+        for name in self.headline:
+            self._require_suite(name, "headline")
+        for name, suite in self.suites.items():
+            if suite.compare_to:
+                self._require_suite(suite.compare_to, f"suites.{name}.compare_to")
+
+    def _require_suite(self, name: str, field: str) -> None:
+        if name not in self.suites:
+            raise UserError(f"evaluate.{field} names the suite {name!r}; there are {', '.join(self.suites) or 'none'}.")

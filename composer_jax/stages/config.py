@@ -1,0 +1,156 @@
+"""RunConfig: the one schema of every file in configs/. It nests the library's own dataclasses.
+
+A field is declared, documented and checked in the dataclass that uses it. Its default is there as well, so a config
+file states only what it changes:
+
+    def get_config():
+        config = default_config(PRESETS["moonlight_16b_a3b"])
+        config.pretrain.steps = 1000
+        return config
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from composer_jax.agent.config import AgentConfig
+from composer_jax.data.config import DataConfig
+from composer_jax.data.sources import SourceConfig
+from composer_jax.errors import UserError
+from composer_jax.evals.config import EvaluateConfig
+from composer_jax.models.config import ModelConfig
+from composer_jax.parallel.mesh import MeshConfig
+from composer_jax.rl.config import RLConfig
+from composer_jax.sampler.config import SamplerConfig
+from composer_jax.stages.renamed import RENAMED
+from composer_jax.stages.schema import from_mapping, to_config_dict
+from composer_jax.stages.trace_sources import TraceSourceConfig
+from composer_jax.tasks.config import TasksConfig
+from composer_jax.train.losses import LanguageLossConfig
+from composer_jax.train.optimizer import OptimizerConfig
+
+
+def _documents() -> dict[str, SourceConfig]:
+    return {"documents": SourceConfig()}
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """What pretraining and SFT have in common."""
+
+    steps: int = 1000
+    """Optimizer steps."""
+    batch_size: int = 8
+    """Rows of a batch."""
+    seq_len: int = 2048
+    """Tokens of a row."""
+    loss: LanguageLossConfig = field(default_factory=LanguageLossConfig)
+    """Terms of the loss beside next-token cross-entropy."""
+    bias_rate: float = 1e-3
+    """Step of the router bias that balances experts without a loss term (DeepSeek-V3: 1e-3)."""
+    save_every: int = 100
+    """Steps between checkpoints."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Optimizer of the stage."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "save_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{self._section}.{name}={getattr(self, name)}; it must be at least 1.")
+        if self.seq_len < 2:
+            raise UserError(f"{self._section}.seq_len={self.seq_len}; a row needs at least 2 tokens to predict one.")
+        if self.bias_rate < 0:
+            raise UserError(f"{self._section}.bias_rate={self.bias_rate} is negative; use 0 to leave the bias alone.")
+
+    @property
+    def _section(self) -> str:
+        return "pretrain" if isinstance(self, PretrainConfig) else "sft"
+
+
+@dataclass(frozen=True)
+class PretrainConfig(TrainingConfig):
+    """Continued pretraining on a mixture of sources."""
+
+    sources: Mapping[str, SourceConfig] = field(default_factory=_documents)
+    """Name -> source of rows; the kind "documents" is the source code of the data section."""
+    evaluate_every: int = 100
+    """Steps between held-out evaluations; the first and the last step are always evaluated."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.evaluate_every < 1:
+            raise UserError(f"pretrain.evaluate_every={self.evaluate_every}; it must be at least 1.")
+        total = sum(source.weight for source in self.sources.values())
+        if self.sources and abs(total - 1) > 1e-6:
+            raise UserError(
+                f"the weights of pretrain.sources add up to {total:g}; they are fractions of the rows, use 1."
+            )
+
+
+@dataclass(frozen=True)
+class SFTConfig(TrainingConfig):
+    """Supervised fine-tuning on traces of conversations."""
+
+    sources: Mapping[str, TraceSourceConfig] = field(default_factory=dict)
+    """Name -> source of traces; the traces of all sources are packed together."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that a run depends on. Each stage reads its own section and those that it shares."""
+
+    model: ModelConfig
+    """What the network is and how it is computed."""
+    seed: int = 0
+    """Seed of initialisation, data order, tasks and sampling."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    """Layout of the devices."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Source code for pretraining and the tokenizer."""
+    tasks: TasksConfig = field(default_factory=TasksConfig)
+    """Task families and tasks from disk."""
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    """Continued pretraining."""
+    sft: SFTConfig = field(default_factory=SFTConfig)
+    """Supervised fine-tuning."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """Limits and compaction of episodes."""
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    """The engine that episodes sample from."""
+    rl: RLConfig = field(default_factory=RLConfig)
+    """Reinforcement learning."""
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    """Evaluation before and after RL."""
+
+    def __post_init__(self) -> None:
+        self.agent.compaction(self.rl.compaction, "rl.compaction")
+        for name, suite in self.evaluate.suites.items():
+            self.agent.compaction(suite.compaction, f"evaluate.suites.{name}.compaction")
+            if suite.family not in self.tasks.families:
+                known = ", ".join(self.tasks.families) or "none"
+                field = f"config.evaluate.suites.{name}.family"
+                raise UserError(f"{field}={suite.family!r} is no task family; tasks.families has {known}.")
+        self.agent.compaction(self.evaluate.heldout_compaction, "evaluate.heldout_compaction")
+
+
+def default_config(model: ModelConfig | Mapping[str, Any]) -> ConfigDict:
+    """Returns a ConfigDict with every field of RunConfig at its default, for a config file to change.
+
+    Args:
+      model: the network; a preset of models/presets.py or the fields of one.
+    """
+    if not isinstance(model, ModelConfig):
+        model = ModelConfig(**model)
+    return to_config_dict(RunConfig(model))
+
+
+def run_config(config: Mapping[str, Any]) -> RunConfig:
+    """Builds the RunConfig of a ConfigDict or nested dict, and checks it.
+
+    Raises:
+      UserError: an unknown, missing or renamed field, or a value of a wrong type or out of range, named in the
+        sentence.
+    """
+    return from_mapping(RunConfig, config, "config", RENAMED)

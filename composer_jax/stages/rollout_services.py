@@ -1,0 +1,101 @@
+"""RolloutServices: what episodes need: the sampler, tasks, and sandboxes with the event loop they live in."""
+
+import functools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from composer_jax.atomic_write import write_atomically
+from composer_jax.checkpoint.workdir import Workdir
+from composer_jax.errors import UserError
+from composer_jax.event_loop import EventLoop
+from composer_jax.models.model_def import Params
+from composer_jax.observe.progress import Progress
+from composer_jax.rl.rollout import RolloutContext
+from composer_jax.sampler.engine import Sampler
+from composer_jax.sandbox import LocalSandboxPool
+from composer_jax.stages.config import RunConfig
+from composer_jax.stages.run_model import RunModel
+from composer_jax.tasks.images.pools import ImagePools
+from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.tasks.source import TaskSource
+
+
+class RolloutServices:
+    """The services of RL and evaluation, each made on first use."""
+
+    def __init__(self, config: RunConfig, path: Path, model: RunModel, workdir: Workdir):
+        self.config, self.path, self.model, self.workdir = config, path, model, workdir
+
+    @functools.cached_property
+    def sampler(self) -> Sampler:
+        """The engine, without weights."""
+        return Sampler(self.model.definition, self.model.mesh, self.config.sampler, end_token=self.model.chat.end)
+
+    def sampler_with(self, params: Params, router_bias: Params, version: int) -> Sampler:
+        """Returns the run's sampler with these weights; the first call compiles all of its programs."""
+        is_first_call = self.sampler.version < 0
+        self.sampler.update(params, router_bias, version)
+        if is_first_call:
+            with Progress(self.sampler.num_programs, "program", "compile the sampler") as progress:
+                self.sampler.warm_up(progress.update)
+        return self.sampler
+
+    @functools.cached_property
+    def tasks(self) -> TaskSource:
+        """The run's tasks. Raises UserError if RL would run out of them; tasks.train is not read once RL is done."""
+        is_trained = self.workdir.stage_done("rl")
+        source = TaskSource(self.config.seed, self.config.tasks, read_train=not is_trained)
+        if not is_trained:
+            source.require(self.config.rl.groups, self.config.rl.steps)
+        return source
+
+    def check_task_manifest(self, step: int) -> None:
+        """Writes the list of tasks from disk that RL uses at step 0; at a later step compares with that list.
+
+        RL knows how many tasks it has used, not which.
+
+        Raises:
+          UserError: the list is another than when RL began.
+        """
+        drawn, manifest = self.tasks.drawn(self.config.rl.groups), self.path / "data" / "tasks.json"
+        if step == 0:
+            manifest.parent.mkdir(exist_ok=True)
+            write_atomically(manifest, (json.dumps(drawn, indent=1) + "\n").encode())
+        elif manifest.exists() and json.loads(manifest.read_bytes()) != drawn:
+            raise UserError(
+                f"{self.config.tasks.train} holds other tasks than when RL in {self.path} began, which {manifest} "
+                "lists; put them back, or begin another run in a new workdir."
+            )
+
+    @contextmanager
+    def rollout_context(self) -> Iterator[tuple[RolloutContext, EventLoop]]:
+        """Yields what episodes need beside a policy, and the event loop that their sandboxes live in."""
+        agent = self.config.agent
+        with EventLoop() as loop:
+            pool = LocalSandboxPool(self.tasks.limits, size=agent.concurrency)
+            images = ImagePools(agent.concurrency)
+            try:
+                yield RolloutContext(self.model.chat, pool, agent.limits, ResultCache(), images=images), loop
+            finally:
+                loop.run(pool.close())
+                loop.run(images.close())
+
+    def check(self) -> None:
+        """Raises UserError for what RL would meet after hours: missing tasks, or a machine that refuses sandboxes."""
+        limits = self.tasks.limits
+
+        async def run_hello() -> str:
+            async with (
+                LocalSandboxPool(limits, size=1) as pool,
+                await pool.acquire({"hello.py": "print('ready')"}) as sandbox,
+            ):
+                return (await sandbox.run(["python", "hello.py"])).stdout
+
+        with EventLoop() as loop:
+            stdout = loop.run(run_hello())
+        if stdout != "ready\n":
+            raise UserError(
+                f"The sandbox runs but a program in it printed {stdout!r} instead of 'ready'; see docs/sandbox.md."
+            )

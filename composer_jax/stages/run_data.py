@@ -1,0 +1,82 @@
+"""RunData: the source code of a run and the tokenizer trained on it."""
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from composer_jax.data.corpus import Corpus, SourceFile, find_corpus, read_texts
+from composer_jax.data.token_cache import cache_file, encode_files, read_encoded
+from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.errors import UserError
+from composer_jax.extensions import import_object
+from composer_jax.observe.progress import Progress
+from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
+from composer_jax.stages.config import RunConfig
+
+
+class RunData:
+    """What the data section of a config names; everything is made on first use and kept in DIR/data."""
+
+    def __init__(self, config: RunConfig, path: Path):
+        self.config, self.folder = config, path / "data"
+
+    @functools.cached_property
+    def corpus(self) -> Corpus:
+        """Source files, divided into training and held-out files."""
+        data = self.config.data
+        return find_corpus(
+            Path(data.source) if data.source else None,
+            extensions=data.extensions,
+            max_bytes=data.max_bytes,
+            max_heldout_bytes=data.max_heldout_bytes,
+        )
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; process 0 trains it once per run."""
+        path = self.folder / "tokenizer.json"
+        broadcast_from_process0(lambda: None if path.exists() else self._train_tokenizer(path))
+        return Tokenizer.load(path)
+
+    def _train_tokenizer(self, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        source = read_texts(self.corpus.train, max_bytes=self.config.data.tokenizer_bytes)
+        vocab_size = self.config.model.vocab_size
+        tokenizer = Tokenizer.train(itertools.chain(source, self.tokenizer_texts()), vocab_size)
+        if tokenizer.vocab_size != vocab_size:
+            raise UserError(
+                f"The source code gives a vocabulary of {tokenizer.vocab_size} only; set "
+                f"model.vocab_size={tokenizer.vocab_size} or use more source (data.source)."
+            )
+        tokenizer.save(path)
+
+    def tokenizer_texts(self) -> Iterator[str]:
+        """Yields the texts of data.tokenizer_texts, source by source."""
+        for name, texts in self.config.data.tokenizer_texts.items():
+            function = import_object(texts.kind, f"data.tokenizer_texts.{name}.kind")
+            yield from function(self.config.seed, texts.count)
+
+    def documents(self, part: Literal["train", "heldout"]) -> list[np.ndarray]:
+        """Returns the token ids of every file in one part of the corpus; only process 0 needs to have the files."""
+        tokenizer = self.tokenizer
+        if not is_first_process():
+            return read_encoded(self.folder / broadcast_from_process0(lambda: ""))
+        files = getattr(self.corpus, part)
+        documents = self._encode(files, {"train": "source", "heldout": "held-out source"}[part])
+        broadcast_from_process0(lambda: cache_file(tokenizer, files, self.folder).name)
+        return documents
+
+    def _encode(self, files: Sequence[SourceFile], name: str) -> list[np.ndarray]:
+        with Progress(sum(file.num_bytes for file in files), "byte", f"encode {name}") as progress:
+            done = 0
+
+            def advance(now: int, total: int) -> None:
+                nonlocal done
+                progress.update(now - done)
+                done = now
+
+            return encode_files(self.tokenizer, files, cache_dir=self.folder, progress=advance)

@@ -1,0 +1,170 @@
+"""RunConfig: every field of a config is checked, and a wrong one is named with its whole path."""
+
+import copy
+
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.stages.config import default_config, run_config
+from composer_jax.stages.renamed import RENAMED
+from composer_jax.stages.schema import field_paths
+from configs.tiny import SIZES, get_config
+
+CONFIG = get_config("smoke").to_dict()
+
+
+def changed(path: str, value):
+    """A deep copy of CONFIG with one field set, or removed if value is KeyError."""
+    config = copy.deepcopy(CONFIG)
+    *groups, name = path.split(".")
+    node = config
+    for group in groups:
+        node = node[group]
+    if value is KeyError:
+        del node[name]
+    else:
+        node[name] = value
+    return config
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_configs_that_are_there_are_valid(size):
+    config = get_config(size)
+    assert run_config(config) == run_config(config.to_dict())
+
+
+def test_a_config_that_does_not_exist_is_named():
+    with pytest.raises(UserError, match="'huge'.*full, smoke, sharded"):
+        get_config("huge")
+
+
+def test_values_arrive_as_they_are():
+    parsed = run_config(CONFIG)
+    assert parsed.model.n_experts == 8
+    assert parsed.rl.trigger == (126, 140)
+    assert parsed.rl.groups["bugfix"] == CONFIG["rl"]["groups"]["bugfix"]
+    assert parsed.rl.optimizer.peak == CONFIG["rl"]["optimizer"]["peak"]
+
+
+def test_lists_become_tuples_at_every_depth():
+    """A sequence set on the command line may be a list; shapes are compared with tuples later."""
+    parsed = run_config(changed("sampler.prefill_shapes", [[16, 32], [4, 128]]))
+    assert parsed.sampler.prefill_shapes == ((16, 32), (4, 128))
+    assert run_config(changed("rl.batches", ([256, 16],))).rl.batches == ((256, 16),)
+
+
+def test_whole_numbers_are_fine_where_fractions_are_asked_for():
+    assert run_config(changed("rl.optimizer.clip", 2)).rl.optimizer.clip == 2.0
+
+
+@pytest.mark.parametrize(
+    "path", ["nonsense", "rl.nonsense", "rl.optimizer.nonsense", "model.nonsense", "mesh.pipeline"]
+)
+def test_unknown_fields_are_named_with_their_path(path):
+    with pytest.raises(UserError, match=rf"Unknown field config\.{path}"):
+        run_config(changed(path, 1))
+
+
+@pytest.mark.parametrize("path", ["model", "evaluate.suites.bugfix.family", "model.n_heads"])
+def test_missing_fields_are_named_with_their_path(path):
+    with pytest.raises(UserError, match=rf"config\.{path} is missing"):
+        run_config(changed(path, KeyError))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("rl.steps", "many"),
+        ("rl.steps", 2.5),
+        ("rl.steps", True),
+        ("rl.optimizer.peak", "3e-4"),
+        ("rl.optimizer.peak", True),
+        ("rl.optimizer", 3),
+        ("model.tie_embeddings", 1),
+        ("model.q_lora_rank", "12"),
+        ("data.source", None),
+        ("rl.trigger", 130),
+        ("rl.trigger", (126, 130, 140)),
+        ("rl.trigger", (126, "140")),
+        ("data.extensions", ".py"),
+        ("sampler.prefill_shapes", (16, 32)),
+        ("rl.groups", 4),
+        ("rl.groups", {"bugfix": "two"}),
+        ("evaluate.suites", {"bugfix": 3}),
+        ("tasks.families", {"bugfix": 3}),
+    ],
+    ids=str,
+)
+def test_values_of_a_wrong_type_are_named_with_their_path(path, value):
+    with pytest.raises(UserError, match=rf"config\.{path}"):
+        run_config(changed(path, value))
+
+
+def test_what_the_model_refuses_is_said_in_its_words():
+    with pytest.raises(UserError, match="experts_per_token=9 is more than n_experts=8"):
+        run_config(changed("model.experts_per_token", 9))
+
+
+def test_optional_values_may_be_left_empty():
+    assert run_config(changed("model.q_lora_rank", None)).model.q_lora_rank is None
+    assert run_config(changed("model.q_lora_rank", 12)).model.q_lora_rank == 12
+
+
+def test_missing_fields_take_their_defaults():
+    assert run_config(changed("rl.steps", KeyError)).rl.steps == 100
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("rl.groups", {"bugfix": -1}, "rl.groups.bugfix=-1 is negative"),
+        ("rl.group_size", 1, "rl.group_size=1; an advantage is a difference"),
+        ("rl.steps", 0, "rl.steps=0; it must be at least 1"),
+        ("rl.uncompacted_fraction", 1.5, "rl.uncompacted_fraction=1.5 is no fraction"),
+        ("rl.trigger", (140, 126), r"rl.trigger=\(140, 126\) is no range"),
+        ("rl.batches", ((512, 2), (256, 16)), "must have ascending row lengths"),
+        ("rl.batches", (), "rl.batches is empty"),
+        ("rl.compaction", "huge", "config.rl.compaction='huge' is no compaction; agent.compactions has"),
+        ("pretrain.steps", 0, "pretrain.steps=0; it must be at least 1"),
+        ("pretrain.evaluate_every", 0, "pretrain.evaluate_every=0; it must be at least 1"),
+        ("sft.seq_len", 1, "sft.seq_len=1; a row needs at least 2 tokens"),
+        ("sft.bias_rate", -1.0, "sft.bias_rate=-1.0 is negative"),
+        ("pretrain.sources.copying.weight", -0.5, "a source of pretrain.sources has weight=-0.5"),
+        ("agent.concurrency", 0, "agent.concurrency=0 leaves no sandbox"),
+        ("agent.limits.max_turns", 0, "agent.limits.max_turns=0; it must be at least 1"),
+        ("data.max_bytes", 0, "data.max_bytes=0; it must be at least 1 byte"),
+        ("evaluate.suites.bugfix.attempts", 0, "a suite of bugfix has attempts=0"),
+        ("evaluate.suites.bugfix.family", "rust", "config.evaluate.suites.bugfix.family='rust' is no task family"),
+        ("evaluate.suites.recall_short.compare_to", "x", "evaluate.suites.recall_short.compare_to names the suite 'x'"),
+        ("evaluate.headline", ("nothing",), "evaluate.headline names the suite 'nothing'"),
+        ("evaluate.heldout_attempts", 0, "evaluate.heldout_attempts=0"),
+        ("mesh.expert", 0, "mesh.expert=0 is no number of devices"),
+        ("sampler.slots", 0, "sampler.slots=0"),
+        ("rl.optimizer.peak", 0.0, "optimizer.peak=0.0 is not positive"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_named_with_the_way_out(path, value, words):
+    with pytest.raises(UserError, match=words):
+        run_config(changed(path, value))
+
+
+def test_fields_of_the_older_schema_are_refused_with_their_new_names():
+    config = changed("rl.ratio_low", 0.2)
+    config["pretrain"]["copy_fraction"] = 0.2
+    with pytest.raises(UserError) as error:
+        run_config(config)
+    assert "rl.ratio_low is now rl.loss.ratio_low" in str(error.value)
+    assert "pretrain.copy_fraction is now pretrain.sources.copying.weight" in str(error.value)
+
+
+def test_no_renamed_field_is_a_field_of_today():
+    today = set(field_paths(get_config("smoke").to_dict()))
+    assert not today & set(RENAMED)
+
+
+def test_a_default_config_has_a_field_for_every_flag():
+    config = default_config(CONFIG["model"])
+    assert config.rl.trigger is None and config.mesh.replica == -1
+    config.model.q_lora_rank = 12
+    assert run_config(config).model.q_lora_rank == 12
