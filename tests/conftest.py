@@ -1,5 +1,6 @@
 """Set-up of all tests: JAX on eight fake CPU devices, thread pools, and markers that skip."""
 
+import collections
 import importlib.util
 import os
 import signal
@@ -51,6 +52,10 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"COMPOSER_PARITY=1, but there is no {' and no '.join(PARITY_MISSING)} here")
 
 
+SLOW_TEST_WEIGHT = 100  # a slow test takes about as long as so many others
+
+
+@pytest.hookimpl(trylast=True)  # after -m has deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("parity") and PARITY_MISSING:
@@ -58,3 +63,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
         if item.get_closest_marker("tpu") and jax.default_backend() != "tpu":
             item.add_marker(pytest.mark.skip(reason="needs a TPU: JAX_PLATFORMS=tpu python -m pytest -m tpu"))
+    if WORKERS > 1:
+        # Workers take whole files in this order, so the longest must not come last.
+        weights = collections.Counter()
+        for item in items:
+            weights[item.path] += SLOW_TEST_WEIGHT if item.get_closest_marker("slow") else 1
+        items.sort(key=lambda item: (-weights[item.path], item.path))

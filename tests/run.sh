@@ -30,5 +30,5 @@ fi
 use_compilation_cache "$venv"
 
 "$VENV_PYTHON" -m ruff check --quiet .
-# loadfile: the tests of one file share what they compiled.
-"$VENV_PYTHON" -m pytest -n 2 --dist loadfile ${selection[@]+"${selection[@]}"} "$@"
+# loadfile: the tests of one file share what they compiled. conftest.py orders the files.
+"$VENV_PYTHON" -m pytest -n 2 --dist loadfile --no-loadscope-reorder ${selection[@]+"${selection[@]}"} "$@"
