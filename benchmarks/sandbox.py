@@ -1,12 +1,12 @@
-"""How fast sandboxes are: `python -m benchmarks.sandbox`.
+"""Speed and memory of local sandboxes: `python -m benchmarks.sandbox`.
 
 Prints progress on stderr and, as the last line of stdout, one JSON object:
-    ready_ms            making one sandbox, from the order to the worker's first word, nothing prepared (median)
-    command_ms          `ls` in the shell of a sandbox that is there, seen from the host (median)
-    commands_per_s      the same in as many sandboxes as there are cores, at once
-    fork_server_per_s   a small Python test file in as many sandboxes as there are cores, at once
-    overlay_ms          a sandbox on a tree of 1,400 files, from the order to a first file written (median)
-    fork_depth20_ms     forking a sandbox whose tree has 20 snapshots already (median)
+    ready_ms            from the request for a sandbox to its ready worker, none prepared (median)
+    command_ms          `ls` in the shell of a running sandbox, measured on the host (median)
+    commands_per_s      the same at once in as many sandboxes as there are cores
+    fork_server_per_s   a small Python test file, at once in as many sandboxes as there are cores
+    overlay_ms          from the request for a sandbox on a tree of 1,400 files to its first written file (median)
+    fork_depth20_ms     a fork of a sandbox whose tree has 20 snapshots (median)
     mb_at_256           memory of 256 sandboxes at once, each with a file of its own
 """
 
@@ -61,20 +61,20 @@ def plain_ms(count: int = 200) -> float:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Progress for people."""
+    """Prints progress to stderr."""
     print(text, file=sys.stderr, flush=True, end=end)
 
 
 async def ready_ms(pool: LocalSandboxPool, count: int = 60) -> float:
-    """Median milliseconds from ordering a sandbox to its first word, one at a time."""
+    """Median milliseconds from the request for a sandbox to its ready worker, one at a time."""
     times = []
     for _ in range(count):
         started = time.perf_counter()
-        sandbox = pool._start_sandbox(MountPlan(Tree(pool)))  # past the ones that wait ready
+        sandbox = pool._start_sandbox(MountPlan(Tree(pool)))  # private: acquire() would return a prepared one
         await sandbox.wait_ready(20.0)
         times.append(time.perf_counter() - started)
         await sandbox.close()
-        await asyncio.sleep(0.005)  # its end is not a part of the next one's beginning
+        await asyncio.sleep(0.005)  # so that its end does not overlap the next start
     return 1000 * statistics.median(times)
 
 

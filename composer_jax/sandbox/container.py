@@ -196,7 +196,7 @@ class Container:
         meanwhile. Raises SandboxFileError when the changes, or all names of the workspace, are more than
         SandboxLimits.workspace_mb.
         """
-        async with self._lock, self._paused_jobs():
+        async with self._lock, self.paused_jobs():
             code, out, err = await self._run_engine(["diff", self.name])
             if code:
                 raise SandboxDied(f"container {self.name}: its changes cannot be seen ({last_line(err.text())})")
@@ -272,7 +272,7 @@ class Container:
             await shell.close()
 
     @contextlib.asynccontextmanager
-    async def _paused_jobs(self) -> AsyncIterator[None]:
+    async def paused_jobs(self) -> AsyncIterator[None]:
         """Context in which the jobs of the shell are stopped. The caller holds the lock."""
         if not self.jobs:
             yield

@@ -78,6 +78,11 @@ class LocalSandboxPool:
         return self._backend.name
 
     @property
+    def launcher_pid(self) -> int:
+        """Pid of the process whose descendants are all processes of this pool."""
+        return self._spawner.pid
+
+    @property
     def capabilities(self) -> Capabilities:
         """What the backend in use allows."""
         return Capabilities(

@@ -106,6 +106,11 @@ class Spawner:
             return str(error)
         return answer[0].get("broken") if answer else "its worker ended at once"
 
+    @property
+    def pid(self) -> int:
+        """Pid of the launcher, whose descendants are all processes of the pool."""
+        return self._process.pid
+
     def is_alive(self, patience_s: float = 0.0) -> bool:
         """Whether the zygote runs and does not end within `patience_s` seconds."""
         try:

@@ -308,7 +308,7 @@ def changed_here(tmp_path):
             limits = SandboxLimits(workspace_mb=1)
             async with ContainerPool("image", limits, engine=Engine(str(program)), workspace=str(workspace)) as pool:
                 sandbox = await pool.acquire({})
-                sandbox._tree = tree  # it is there already
+                sandbox._tree = tree  # as acquire() would set it, without the copy that this fake engine cannot make
                 return await sandbox.changes()
 
         return asyncio.run(go())

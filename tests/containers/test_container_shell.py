@@ -174,7 +174,7 @@ def test_memory_of_a_command_that_ended_well_is_not_charged_to_the_next(engine):
 def test_jobs_stand_still_while_changes_are_read_and_then_go_on(engine):
     async def use(sandbox):
         job = (await sandbox.shell("sleep 100 & echo $!")).stdout.strip()
-        async with sandbox._standing_still():
+        async with sandbox.paused_jobs():
             meanwhile = await sandbox.read(f"/proc/{job}/stat")
         return meanwhile, await sandbox.read(f"/proc/{job}/stat")
 

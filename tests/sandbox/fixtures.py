@@ -49,7 +49,7 @@ def run_python(pool: LocalSandboxPool) -> Callable[..., RunResult]:
 
 def zygote_of(pool: LocalSandboxPool) -> int:
     """Pid of the zygote: the only process below the launcher whose command holds the start line."""
-    pid = pool._spawner._process.pid
+    pid = pool.launcher_pid
     while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         pid = int(children[0])
         words = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -19,7 +19,7 @@ def landlock_pool():
 
 def protected_pids(pool: LocalSandboxPool) -> list[int]:
     """Pids that no command may reach: this process, the launcher, zygote, supervisors and workers."""
-    launcher = pool._spawner._process.pid  # no caller of a pool needs the pids of its processes
+    launcher = pool.launcher_pid
     return [os.getpid(), launcher, *processes.descendants(launcher)]
 
 

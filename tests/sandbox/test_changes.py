@@ -202,10 +202,10 @@ def test_little_is_told_again(pool, folder, monkeypatch):
     async def go():
         async with await pool.acquire({}, pool.tree(folder)) as sandbox:
             await sandbox.write("big.bin", b"x" * 1_000_000)
-            await asyncio.sleep(0.1)  # past the clock's tick, within which files are told again
+            await asyncio.sleep(0.1)  # longer than CLOCK_TICK_NS, within which files are reported again
             await sandbox.changes()
             replies = []
-            original = sandbox._call
+            original = sandbox._call  # replies are private, and their size is what this test is about
 
             async def recorded(*args, **options):
                 replies.append(await original(*args, **options))

@@ -86,7 +86,7 @@ def test_signals_to_the_host_and_to_the_worker(host, pool, run_python):
     """
     result = run_python(ATTEMPT + textwrap.dedent(code))
     assert result.stdout == "still here\n", result
-    assert set(protected_pids(pool)) >= {os.getpid(), pool._spawner._process.pid}
+    assert set(protected_pids(pool)) >= {os.getpid(), pool.launcher_pid}
 
 
 def test_trace_and_look_into_other_processes(host, pool, attack):
@@ -268,7 +268,7 @@ def test_nothing_is_left_when_what_watches_a_sandbox_is_killed(trace, who, tmp_p
         sandbox = await pool.acquire({{}})
         script = "setsid sleep {trace.text} & exec sleep {trace.text}"
         task = asyncio.create_task(sandbox.run(["sh", "-c", script]))
-        launcher = pool._spawner._process.pid
+        launcher = pool.launcher_pid
         read = lambda pid, name: open(f"/proc/{{pid}}/{{name}}", "rb").read()
         def is_one(pid):
             try: return read(pid, "cmdline").split(b"\\0")[:2] == [b"sleep", b"{trace.text}"]

@@ -102,9 +102,9 @@ def test_a_long_chain_of_forks_keeps_every_change(pool, folder):
 
 
 def layers_of(pool: LocalSandboxPool) -> int:
-    """Most file systems for layers that any process of the pool sees: its zygote, or a sandbox, which keeps what was
-    there when it was forked."""
-    mine, found = {pool._spawner._process.pid}, 0
+    """The largest number of mounted layers that a process of the pool sees: the zygote, or a sandbox, which keeps the
+    mounts of its fork."""
+    mine, found = {pool.launcher_pid}, 0
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
             parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
@@ -185,9 +185,9 @@ def test_a_snapshot_of_a_sandbox_that_died_is_its_death(folder):
             for call in (sandbox.snapshot, sandbox.fork, lambda: sandbox.restore(snapshot)):
                 with pytest.raises(SandboxDied):
                     await call()
-            # With the zygote go the layers; the pristine trees stay.
-            os.kill(pool._spawner._process.pid, signal.SIGKILL)
-            pool._spawner._process.wait()
+            # The layers end with the zygote; the pristine trees stay.
+            os.kill(pool.launcher_pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pool.launcher_pid, os.WEXITED | os.WNOWAIT)
             with pytest.raises(SandboxDied, match="were lost with the process that held them"):
                 await pool.acquire({}, snapshot)
             async with await pool.acquire({"a": "b"}, tree) as alive:
