@@ -7,7 +7,7 @@ The episode is played by a script in place of a model, so the example needs no w
 import asyncio
 from collections.abc import Sequence
 
-from composer_jax.agent.episode import Episode, Limits, run_episode
+from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.tools import Tool, object_schema
 from composer_jax.agent.tools.schema import ToolError
@@ -74,7 +74,7 @@ class ScriptedSession:
 async def play() -> Episode:
     chat = CompactFormat(Tokenizer.train([TASK.instruction, *TASK.files.values()] * 20, 300))
     session = ScriptedSession([chat.render_assistant("", [call]) for call in CALLS])
-    limits = Limits(max_turns=4, max_turn_tokens=500, max_episode_tokens=10_000)
+    limits = EpisodeLimits(max_turns=4, max_turn_tokens=500, max_episode_tokens=10_000)
     async with LocalSandboxPool(size=1) as pool:
         episode = await run_episode(TASK, session, pool, chat, compaction=Compaction(), limits=limits)
     for node in episode.transcript.nodes_of_kind("tool"):

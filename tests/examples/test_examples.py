@@ -1,9 +1,19 @@
-"""The scripts of examples/ run, and print what they promise."""
+"""The scripts of examples/ run and print what their docstrings say."""
 
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from composer_jax.observe.episodes import write_episodes
-from examples import add_tool, read_episodes, sample_weights
+from composer_jax.stages.config import run_config
+from composer_jax.tasks.harbor import read_task
+from examples import add_tool, own_repository, read_episodes, sample_weights, task_family
+
+ROOT = Path(__file__).parents[2]
 
 EPISODE = {
     "task_id": "t0",
@@ -57,3 +67,28 @@ def test_add_tool(capsys):
     episode = asyncio.run(add_tool.play())
     assert episode.reward == 1.0
     assert capsys.readouterr().out.splitlines() == ["3 lines", "ok", "finished, reward 1.0"]
+
+
+def test_task_family():
+    family = task_family.Offset()
+    assert family.generate("train", 0, 1) == family.generate("train", 0, 1) != family.generate("train", 0, 2)
+    assert asyncio.run(task_family.grades(family.generate("heldout", 3, 5))) == (0.0, 1.0)
+    config = run_config(task_family.get_config())
+    assert config.rl.groups == {"offset": 2} and config.evaluate.suites["offset"].family == "offset"
+
+
+def test_own_repository_makes_tasks(tmp_path, packages):
+    repository = own_repository.make_repository(tmp_path / "repository")
+    out = own_repository.make_tasks(repository, tmp_path / "tasks", packages)
+    tasks = [read_task(folder) for folder in (out / "tasks").iterdir()]
+    assert len(tasks) == own_repository.STEPS and {task.family for task in tasks} == {"repository"}
+    assert run_config(own_repository.get_config(out)).rl.groups == {"repository": 1}
+
+
+@pytest.mark.slow
+def test_own_repository_trains(tmp_path, packages):
+    command = [sys.executable, "-m", "examples.own_repository", "", str(tmp_path), str(packages)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": ""})
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert lines[0].startswith("2 tasks from ") and lines[-1].startswith("step 2: reward ")

@@ -1,0 +1,25 @@
+"""Paths and names in the pages for contributors exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("CONTRIBUTING.md", "docs/glossary.md", "README.md", "docs/design.md")
+FOLDERS = ("benchmarks", "composer_jax", "configs", "docs", "examples", "launch", "notebooks", "tests")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_exist(page):
+    paths = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./]+)`", (ROOT / page).read_text(encoding="utf-8"))
+    missing = sorted({path for path in paths if not (ROOT / path).exists()})
+    assert not missing, f"{page} names {', '.join(missing)}"
+
+
+def test_tables_of_contributing_are_in_their_files():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tables = re.findall(r"`([A-Z_]{4,})` in `([\w./]+)`", text)
+    assert len(tables) > 8
+    for name, path in tables:
+        assert re.search(rf"^{name}\b", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), f"{path}: {name}"
