@@ -1,4 +1,4 @@
-"""A model that is small in every dimension and equal in none, its weights, and rows to put through it."""
+"""A small model whose dimensions all differ, its weights, and input rows."""
 
 import functools
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from composer_jax.models.model_def import ModelDef
 
 
 def small(**changes) -> ModelConfig:
-    """One dense layer, two expert layers, an MTP module; float32, so that two ways of computing agree."""
+    """One dense layer, two expert layers, two MTP modules; float32, so that two ways of computing agree."""
     fields = dict(
         vocab_size=64,
         d_model=32,
@@ -56,11 +56,11 @@ GROUPED_QUERY = dict(
     expert_bias=True,
     swiglu_limit=1.0,
 )
-"""Changes that turn every part on which gpt-oss has and DeepSeek does not."""
+"""Changes that enable every part of gpt-oss that DeepSeek lacks."""
 
 
 def random_weights(config: ModelConfig, seed: int = 0):
-    """(params, router_bias) from NumPy: no scale is 1 and no bias 0, so that forgetting either shows.
+    """(params, router_bias) from NumPy: no scale is 1 and no bias 0, so that a missing one changes the output.
 
     The biases are large enough to change which experts are chosen.
     """
@@ -119,8 +119,8 @@ def forward(config: ModelConfig):
     return run
 
 
-def relative_error(found, wanted) -> float:
-    """Largest absolute difference over the largest absolute value of `wanted` (or 1e-8)."""
-    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
-    assert found.shape == wanted.shape
-    return float(np.abs(found - wanted).max(initial=0) / max(np.abs(wanted).max(initial=0), 1e-8))
+def relative_error(actual, expected) -> float:
+    """Largest absolute difference over the largest absolute value of `expected` (or 1e-8)."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape
+    return float(np.abs(actual - expected).max(initial=0) / max(np.abs(expected).max(initial=0), 1e-8))

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +35,7 @@ def test_naming_the_kind_changes_no_weight(fields):
     config = small(**fields)
     named = dataclasses.replace(config, attention=attention_name(config))
     weights, same = (ModelDef(c).init(3) for c in (config, named))
-    jax.tree.map(np.testing.assert_array_equal, weights, same)
+    chex.assert_trees_all_equal(weights, same, strict=True)
 
 
 @pytest.mark.parametrize(

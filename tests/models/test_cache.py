@@ -1,4 +1,4 @@
-"""Decoding with the cache gives what one pass over the whole context gives, whatever the cache held before."""
+"""Decoding with the cache equals one pass over the whole context, whatever stale entries the cache holds."""
 
 import dataclasses
 
@@ -45,9 +45,9 @@ def model(request):
 
 
 def read(model, cache, pieces, width):
-    """Feeds both contexts in the given pieces (one list of lengths per row), padded to `width`; logits and cache."""
+    """Feeds both contexts in `pieces` (a list of lengths per row), padded to `width`; returns logits and cache."""
     _, params, bias, extend, _ = model
-    found = np.zeros((2, CAPACITY, 64), np.float32)
+    actual = np.zeros((2, CAPACITY, 64), np.float32)
     start = np.zeros(2, np.int32)
     for sizes in zip(*pieces, strict=True):
         tokens = np.full((2, width), 63, np.int32)
@@ -55,10 +55,10 @@ def read(model, cache, pieces, width):
             tokens[b, :size] = CONTEXTS[b][start[b] : start[b] + size]
         logits, cache = extend(params, bias, cache, tokens, start, np.array(sizes, np.int32))
         for b, size in enumerate(sizes):
-            found[b, start[b] : start[b] + size] = logits[b, :size]
+            actual[b, start[b] : start[b] + size] = logits[b, :size]
             start[b] += size
     assert tuple(start) == LENGTHS
-    return found, cache
+    return actual, cache
 
 
 PIECES = {
@@ -69,20 +69,20 @@ PIECES = {
 
 @pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES.keys())
 def test_prefill_in_pieces_is_the_full_forward_pass(model, pieces):
-    found, _ = read(model, init_cache(model[0], 2, CAPACITY), pieces, 8)
+    actual, _ = read(model, init_cache(model[0], 2, CAPACITY), pieces, 8)
     for b, n in enumerate(LENGTHS):
-        assert relative_error(found[b, :n], model[4][b, :n]) < 1e-5
+        assert relative_error(actual[b, :n], model[4][b, :n]) < 1e-5
 
 
 def test_single_tokens_after_a_prefill_are_the_full_forward_pass(model):
     config, params, bias, extend, full = model
     _, cache = read_first(model, init_cache(config, 2, CAPACITY), 8)
-    found = []
+    actual = []
     for t in range(8, 19):
         tokens = np.array([[c[t]] for c in CONTEXTS], np.int32)
         logits, cache = extend(params, bias, cache, tokens, np.full(2, t, np.int32), np.ones(2, np.int32))
-        found.append(logits[:, 0])
-    assert relative_error(np.stack(found, axis=1), full[:, 8:19]) < 1e-5
+        actual.append(logits[:, 0])
+    assert relative_error(np.stack(actual, axis=1), full[:, 8:19]) < 1e-5
 
 
 def read_first(model, cache, n):
@@ -91,8 +91,8 @@ def read_first(model, cache, n):
     return extend(params, bias, cache, tokens, np.zeros(2, np.int32), np.full(2, n, np.int32))
 
 
-def test_what_a_slot_held_before_never_matters(model):
-    """Bit for bit: a slot is reused without being cleared."""
+def test_stale_entries_do_not_change_the_output(model):
+    """The outputs are equal bit for bit, so a slot is reused without clearing."""
     config = model[0]
     clean = init_cache(config, 2, CAPACITY)
     rng = np.random.default_rng(9)
@@ -101,17 +101,17 @@ def test_what_a_slot_held_before_never_matters(model):
         jnp.asarray(rng.integers(0, 64, clean.tokens_BC.shape), jnp.int32),
     )
     pieces = PIECES["uneven_pieces"]
-    wanted, _ = read(model, clean, pieces, 8)
-    found, _ = read(model, stale, pieces, 8)
-    np.testing.assert_array_equal(found, wanted)
+    expected, _ = read(model, clean, pieces, 8)
+    actual, _ = read(model, stale, pieces, 8)
+    np.testing.assert_array_equal(actual, expected)
 
 
-def test_entries_that_are_not_real_write_nothing(model):
+def test_padding_writes_nothing(model):
     config, params, bias, extend, _ = model
     _, cache = read_first(model, init_cache(config, 2, CAPACITY), 8)
     tokens = np.full((2, 8), 5, np.int32)
     _, after = extend(params, bias, cache, tokens, np.array([8, 8], np.int32), np.array([0, 3], np.int32))
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[0], b[0]), after.tokens_BC, cache.tokens_BC)
+    np.testing.assert_array_equal(after.tokens_BC[0], cache.tokens_BC[0])
     np.testing.assert_array_equal(after.entries_LBCX[:, 0], cache.entries_LBCX[:, 0])
     np.testing.assert_array_equal(after.tokens_BC[1], cache.tokens_BC[1].at[8:11].set(5))
     np.testing.assert_array_equal(after.entries_LBCX[:, 1, :8], cache.entries_LBCX[:, 1, :8])
@@ -121,7 +121,7 @@ def test_entries_that_are_not_real_write_nothing(model):
 
 
 @pytest.mark.parametrize("dtype", ["compute", "int8"])
-def test_a_single_token_is_written_where_it_belongs_or_not_at_all(model, dtype):
+def test_a_single_token_is_written_at_its_position_or_dropped(model, dtype):
     config, params, bias, *_ = model
     config = dataclasses.replace(config, cache_dtype=dtype)
     start, counts = np.array([5, CAPACITY - 1], np.int32), np.array([0, 1], np.int32)
@@ -136,7 +136,7 @@ def test_the_cache_holds_one_latent_per_token_and_layer(model):
     config = model[0]
     cache = init_cache(config, 5, 7)
     assert cache.capacity == 7
-    # Of a TPU's lanes, 128, there is a whole number where there are more.
+    # Wider entries are padded to a multiple of the 128 lanes of a TPU.
     widths = {16: 16 + 4, 131: 256, None: 2 * (6 + 6)}
     assert cache.entries_LBCX.shape == (config.n_layers, 5, 7, widths[config.kv_lora_rank])
     assert init_cache(small(compute_dtype="bfloat16"), 1, 1).entries_LBCX.dtype == jnp.bfloat16
@@ -144,26 +144,26 @@ def test_the_cache_holds_one_latent_per_token_and_layer(model):
 
 @pytest.mark.parametrize("piece", [4, 1])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_eight_bits_are_close_and_take_a_quarter_of_the_room(name, piece):
-    """Close to the exact cache, but not equal: an int8 cache that is silently kept in float32 would be."""
-    # All experts are chosen: a close choice may fall otherwise after rounding, and then nothing is close.
+def test_an_int8_cache_is_close_and_takes_a_quarter_of_the_memory(name, piece):
+    """The output is close to that of the exact cache but not equal, which an int8 cache kept in float32 would be."""
+    # All experts are chosen: rounding could change a close choice, and the outputs with it.
     exact = dataclasses.replace(CONFIGS[name], experts_per_token=8)
     config = dataclasses.replace(exact, cache_dtype="int8")
     params, bias = random_weights(config)
     tokens = np.array([c[:16] for c in CONTEXTS], np.int32)
-    found, wanted = [], []
-    for cfg, logits in ((config, found), (exact, wanted)):
+    actual, expected = [], []
+    for cfg, logits in ((config, actual), (exact, expected)):
         cache, extend = init_cache(cfg, 2, CAPACITY), extender(cfg)
         for start in range(0, 16, piece):
             part, counts = tokens[:, start : start + piece], np.full(2, piece, np.int32)
             step, cache = extend(params, bias, cache, part, np.full(2, start, np.int32), counts)
             logits.append(step)
-    assert 1e-6 < relative_error(np.concatenate(found, 1), np.concatenate(wanted, 1)) < 0.1
+    assert 1e-6 < relative_error(np.concatenate(actual, 1), np.concatenate(expected, 1)) < 0.1
     cache = init_cache(config, 2, CAPACITY)
     assert cache.entries_LBCX.nbytes * 4 == init_cache(exact, 2, CAPACITY).entries_LBCX.nbytes
 
 
-def test_quantization_keeps_every_group_to_half_a_step():
+def test_quantization_error_is_at_most_half_a_step_per_group():
     groups = (5, 3)
     x = np.random.default_rng(0).standard_normal((4, 6, 8)).astype(np.float32)
     x[..., 5:] *= 100

@@ -1,4 +1,4 @@
-"""ModelConfig refuses what cannot work, with the numbers; the preset of K2's shape keeps K2's extras off."""
+"""ModelConfig refuses values out of range with field, value and way out; extras for tiny models are off by default."""
 
 import dataclasses
 
@@ -52,7 +52,7 @@ FIELDS = dataclasses.asdict(small())
     ],
     ids=str,
 )
-def test_impossible_shapes_are_named(changes, named):
+def test_values_out_of_range_are_refused_with_field_and_value(changes, named):
     with pytest.raises(UserError) as error:
         small(**changes)
     for text in named:
@@ -67,7 +67,7 @@ def test_unknown_and_missing_fields_are_named():
         ModelConfig.from_dict({k: v for k, v in FIELDS.items() if k not in ("d_model", "v_head_dim")})
 
 
-def test_what_only_a_tiny_model_needs_is_off_by_default():
+def test_extras_for_tiny_models_are_off_by_default():
     required = {f.name for f in dataclasses.fields(ModelConfig) if f.default is dataclasses.MISSING}
     plain = ModelConfig(**{name: FIELDS[name] for name in required}, kv_lora_rank=16)
     assert (plain.embedding_taps, plain.attention_scale, plain.init) == (0, 1.0, "normal")

@@ -21,7 +21,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
 def test_logits_are_those_of_the_reference(changes):
-    """MTP included: equations 21 to 23 of DeepSeek-V3, at every position of the document that a module speaks at."""
+    """MTP included: equations 21 to 23 of DeepSeek-V3, at every position for which a module has a prediction."""
     config = small(**changes)
     params, bias = random_weights(config)
     out = forward(config)(params, bias, rows([[TOKENS]], 16))
@@ -29,18 +29,18 @@ def test_logits_are_those_of_the_reference(changes):
     assert relative_error(out["logits"][0, :n], reference.logits(params, bias, TOKENS, config)) < 1e-5
     modules = reference.mtp_logits(params, bias, TOKENS, config)
     assert len(modules) == len(out["mtp_logits"]) == config.n_mtp_modules > 0
-    for k, (found, wanted) in enumerate(zip(out["mtp_logits"], modules, strict=True), start=1):
-        assert relative_error(found[0, : n - k], wanted) < 1e-5
+    for k, (actual, expected) in enumerate(zip(out["mtp_logits"], modules, strict=True), start=1):
+        assert relative_error(actual[0, : n - k], expected) < 1e-5
 
 
-def test_tied_and_untied_heads_have_the_weights_they_say():
+def test_only_an_untied_head_has_a_weight():
     tied, untied = (ModelDef(small(tie_embeddings=tie)).shapes()[0] for tie in (True, False))
     assert "head" not in tied
     assert untied["head"].shape == (32, 64)
     assert tied["embedding"]["table"].shape == untied["embedding"]["table"].shape == (64, 32)
 
 
-def test_unrolling_and_recomputing_do_not_change_what_is_computed():
+def test_unrolling_and_rematerialisation_do_not_change_the_output():
     plain = small(n_layers=4, n_mtp_modules=0)
     params, bias = random_weights(plain)
     batch = rows([[TOKENS]], 16)
@@ -53,18 +53,18 @@ def test_unrolling_and_recomputing_do_not_change_what_is_computed():
 
         return jax.jit(jax.value_and_grad(loss))(params)
 
-    wanted = loss_and_gradient(plain)
+    expected = loss_and_gradient(plain)
     # Three expert layers, two of them to an iteration: one is left over.
-    found = loss_and_gradient(small(n_layers=4, n_mtp_modules=0, scan_unroll=2, remat=True))
-    assert jax.tree.all(jax.tree.map(lambda f, w: relative_error(f, w) < 1e-5, found, wanted))
+    actual = loss_and_gradient(small(n_layers=4, n_mtp_modules=0, scan_unroll=2, remat=True))
+    assert jax.tree.all(jax.tree.map(lambda f, w: relative_error(f, w) < 1e-5, actual, expected))
 
 
 def test_bfloat16_computation_stays_near_float32():
     params, bias = random_weights(small())
     batch = rows([[TOKENS]], 16)
-    wanted = forward(small())(params, bias, batch)["logits"]
-    found = forward(small(compute_dtype="bfloat16"))(params, bias, batch)["logits"]
-    assert found.dtype == np.float32
+    expected = forward(small())(params, bias, batch)["logits"]
+    actual = forward(small(compute_dtype="bfloat16"))(params, bias, batch)["logits"]
+    assert actual.dtype == np.float32
     # Rounding may change an expert of a token; most tokens agree to a few percent.
-    errors = np.abs(found - wanted).max(-1)[0, : len(TOKENS)] / np.abs(wanted).max()
+    errors = np.abs(actual - expected).max(-1)[0, : len(TOKENS)] / np.abs(expected).max()
     assert 1e-5 < np.median(errors) < 0.05

@@ -23,7 +23,7 @@ def weights():
     return random_weights(CONFIG)
 
 
-def test_packed_logits_are_those_of_documents_alone(weights):
+def test_packed_logits_equal_those_of_separate_rows(weights):
     # Padding rows, so that both have one shape and one compiled program.
     packed = forward(CONFIG)(*weights, rows([[FIRST, SECOND, THIRD], [], []], 32))
     alone = forward(CONFIG)(*weights, rows([[FIRST], [SECOND], [THIRD]], 32))
@@ -66,7 +66,7 @@ def loss_and_gradient(weights):
 
 @pytest.mark.parametrize("document", [0, 1, 2])
 def test_no_gradient_crosses_from_one_document_to_another(loss_and_gradient, document):
-    """Exactly zero, not small."""
+    """The gradient is exactly zero."""
     start = (0, 8, 19)[document]
     documents = (FIRST, SECOND, THIRD)
     loss_weights = np.zeros((1, 32), np.float32)
@@ -79,22 +79,22 @@ def test_no_gradient_crosses_from_one_document_to_another(loss_and_gradient, doc
             np.testing.assert_array_equal(gradient[documents[other]], 0)
 
 
-def test_another_second_document_changes_no_loss_of_the_first(loss_and_gradient):
+def test_the_second_document_does_not_change_the_loss_of_the_first(loss_and_gradient):
     """MTP at the last position of a document sees the next document's first token; the loss must not."""
     loss_weights = np.zeros((1, 32), np.float32)
     loss_weights[0, 1:8] = 1
-    wanted, _ = loss_and_gradient(PACKED, loss_weights)
+    expected, _ = loss_and_gradient(PACKED, loss_weights)
     for other in (rows([[FIRST, SECOND[::-1], THIRD]], 32), rows([[FIRST]], 32)):
-        assert float(loss_and_gradient(other, loss_weights)[0]) == pytest.approx(float(wanted), rel=1e-6)
+        assert float(loss_and_gradient(other, loss_weights)[0]) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_taps_reach_back_to_the_start_of_the_document_and_no_further():
     embedding = Embedding(CONFIG, rngs=nnx.Rngs(params=0))
     table, taps = (np.asarray(w.get_value(), np.float64) for w in (embedding.table, embedding.taps))
-    found = np.asarray(nnx.jit(lambda e, *args: e(*args))(embedding, PACKED["tokens"], PACKED["positions"]))[0]
+    actual = np.asarray(nnx.jit(lambda e, *args: e(*args))(embedding, PACKED["tokens"], PACKED["positions"]))[0]
     start = 0
     for document in (FIRST, SECOND, THIRD):
         for t in range(len(document)):
-            wanted = table[document[t]] + sum(table[document[t - j]] @ taps[j - 1] for j in range(1, min(t, 3) + 1))
-            assert relative_error(found[start + t], wanted) < 1e-5
+            expected = table[document[t]] + sum(table[document[t - j]] @ taps[j - 1] for j in range(1, min(t, 3) + 1))
+            assert relative_error(actual[start + t], expected) < 1e-5
         start += len(document)

@@ -1,4 +1,4 @@
-"""The formula for a network's arithmetic against the matrix products that tracing it finds."""
+"""forward_flops equals the matrix products of the traced program."""
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_the_sum_of_the_products(name):
+def test_forward_flops_is_the_sum_of_the_traced_products(name):
     config = CASES[name]
     row = np.zeros((1, TOKENS), np.int32)
 
@@ -34,14 +34,14 @@ def test_it_is_the_sum_of_the_products(name):
         decoder = ModelDef(config).bind(params, bias)
         return decoder.logits(decoder(row, row, row + 1).last_BSD)
 
-    found = estimate_cost(jax.make_jaxpr(forward)(*ModelDef(config).shapes()), CostAssumptions({})).flops()
+    actual = estimate_cost(jax.make_jaxpr(forward)(*ModelDef(config).shapes()), CostAssumptions({})).flops()
     # What runs computes the whole square of scores; the formula counts the half that is seen.
     per_pair = 2 * config.n_layers * config.n_heads * (config.qk_nope_dim + config.qk_rope_dim + config.v_head_dim)
     unseen = TOKENS**2 - TOKENS * (TOKENS + 1) // 2
-    assert found - per_pair * unseen == forward_flops(config, TOKENS)
+    assert actual - per_pair * unseen == forward_flops(config, TOKENS)
 
 
-def test_a_window_counts_the_keys_that_it_shows():
+def test_a_window_counts_only_the_keys_inside_it():
     config = small(**GROUPED_QUERY, n_mtp_modules=0)
     full = small(**GROUPED_QUERY | dict(sliding_window=None, full_attention_every=1), n_mtp_modules=0)
     back = np.subtract.outer(np.arange(TOKENS), np.arange(TOKENS))

@@ -18,24 +18,24 @@ def test_rms_norm_is_the_formula():
     x, scale = rng.standard_normal((3, 5, 8)), rng.standard_normal(8)
     norm = RMSNorm(8, eps=0.1, dtype="float32")
     norm.scale.set_value(jnp.asarray(scale, jnp.float32))
-    found = norm(jnp.asarray(x, jnp.float32))
-    assert relative_error(found, reference.rms_norm(x, scale, 0.1)) < 1e-6
+    actual = norm(jnp.asarray(x, jnp.float32))
+    assert relative_error(actual, reference.rms_norm(x, scale, 0.1)) < 1e-6
 
 
 def test_rms_norm_computes_in_float32_and_returns_the_dtype_it_got():
     # 300^2 * 8 is beyond what float16 can hold.
-    found = RMSNorm(8, eps=0.0, dtype="float32")(jnp.full((1, 8), 300, jnp.float16))
-    assert found.dtype == jnp.float16
-    np.testing.assert_array_equal(np.asarray(found), np.ones((1, 8)))
+    actual = RMSNorm(8, eps=0.0, dtype="float32")(jnp.full((1, 8), 300, jnp.float16))
+    assert actual.dtype == jnp.float16
+    np.testing.assert_array_equal(np.asarray(actual), np.ones((1, 8)))
 
 
 def test_rope_turns_pairs_like_complex_numbers():
     x = np.random.default_rng(1).standard_normal((4, 6))
     positions = np.array([0, 1, 7, 500])
-    found = rotate(jnp.asarray(x, jnp.float32), *rope_angles(jnp.asarray(positions), 6, 100.0))
-    wanted = np.stack([reference.rotate(row, position, 100.0) for row, position in zip(x, positions, strict=True)])
-    assert relative_error(found, wanted) < 1e-5
-    np.testing.assert_array_equal(np.asarray(found[0]), np.asarray(x[0], np.float32))
+    actual = rotate(jnp.asarray(x, jnp.float32), *rope_angles(jnp.asarray(positions), 6, 100.0))
+    expected = np.stack([reference.rotate(row, position, 100.0) for row, position in zip(x, positions, strict=True)])
+    assert relative_error(actual, expected) < 1e-5
+    np.testing.assert_array_equal(np.asarray(actual[0]), np.asarray(x[0], np.float32))
 
 
 def test_rope_products_depend_on_the_distance_only():

@@ -1,4 +1,4 @@
-"""Attention: the two forms of MLA are one function."""
+"""The training and decode forms of MLA agree; attend with scales, sinks and masked rows."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ def one_document(rows: int, length: int) -> AttentionMask:
 
 @pytest.mark.parametrize("q_lora_rank", [None, 12])
 @pytest.mark.parametrize("attention_scale", [1.0, 1.5])
-def test_absorbed_and_naive_attention_agree_with_each_other_and_with_numpy(q_lora_rank, attention_scale):
+def test_decode_form_training_form_and_numpy_agree(q_lora_rank, attention_scale):
     config = small(q_lora_rank=q_lora_rank, attention_scale=attention_scale)
     attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
     attention.kv_norm.scale.set_value(jnp.asarray(1 + 0.3 * RNG.standard_normal(16), jnp.float32))
@@ -41,11 +41,11 @@ def test_absorbed_and_naive_attention_agree_with_each_other_and_with_numpy(q_lor
     )(attention, jnp.asarray(x, jnp.float32))
     assert relative_error(absorbed, naive) < 1e-5
     weights = reference.to_numpy(nnx.to_pure_dict(nnx.state(attention, nnx.Param)))
-    wanted = np.stack([reference.attention(weights, row, config) for row in x])
-    assert relative_error(naive, wanted) < 1e-5
+    expected = np.stack([reference.attention(weights, row, config) for row in x])
+    assert relative_error(naive, expected) < 1e-5
 
 
-def test_the_latent_is_all_that_decoding_needs():
+def test_decoding_needs_the_latents_only():
     """What `extend` stores is R + P numbers per token, and a query against them alone gives the naive output."""
     config = small()
     attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
@@ -60,23 +60,23 @@ def test_the_latent_is_all_that_decoding_needs():
         last = attention.extend(x[:, 5:], positions[:, 5:], mask[:, 5:], renew)
         return stored[0], last, attention(x, positions, one_document(1, 6))[:, 5:]
 
-    stored, last, wanted = run(attention, x)
+    stored, last, expected = run(attention, x)
     assert stored.shape == (1, 6, sum(attention.cache_entry(config).groups)) == (1, 6, 20)
-    assert relative_error(last, wanted) < 1e-5
+    assert relative_error(last, expected) < 1e-5
 
 
 @pytest.mark.parametrize("sinks", [None, np.array([0.3, -1.0, 2.0, 0.0], np.float32)], ids=["plain", "sinks"])
-def test_scaled_eight_bit_keys_and_values_are_the_numbers_they_stand_for(sinks):
+def test_int8_keys_and_values_equal_their_scaled_numbers(sinks):
     b, s, t, h, n, widths, v_dim = 2, 3, 6, 4, 2, (5, 3), 7
     q = jnp.asarray(RNG.standard_normal((b, s, h, sum(widths))), jnp.float32)
     k, v = (jnp.asarray(RNG.integers(-127, 128, (b, t, n, width)), jnp.int8) for width in (sum(widths), v_dim))
     of_parts = [jnp.asarray(RNG.uniform(0.001, 0.02, (b, t, n)), jnp.float32) for _ in widths]
     of_values = jnp.asarray(RNG.uniform(0.001, 0.02, (b, t, n)), jnp.float32)
     mask = additive_mask(jnp.asarray(RNG.random((b, s, t)) < 0.7))
-    found = attend(q, k, v, mask, sinks, Scales(widths, tuple(of_parts), of_values))
+    actual = attend(q, k, v, mask, sinks, Scales(widths, tuple(of_parts), of_values))
     scale = np.repeat(np.stack(of_parts, -1), widths, axis=-1)
-    wanted = attend(q, k * scale, v * of_values[..., None], mask, sinks)
-    assert relative_error(found, wanted) < 1e-5
+    expected = attend(q, k * scale, v * of_values[..., None], mask, sinks)
+    assert relative_error(actual, expected) < 1e-5
 
 
 def test_values_and_gradients_of_attend_are_those_of_a_plain_softmax():
@@ -92,18 +92,18 @@ def test_values_and_gradients_of_attend_are_those_of_a_plain_softmax():
     def value_and_gradient(function):
         return jax.jit(jax.value_and_grad(lambda *args: (function(*args) * target).sum(), argnums=(0, 1, 2)))(q, k, v)
 
-    found, wanted = value_and_gradient(lambda *args: attend(*args, mask)), value_and_gradient(plain)
-    assert jax.tree.all(jax.tree.map(lambda f, w: relative_error(f, w) < 1e-5, found, wanted))
+    actual, expected = value_and_gradient(lambda *args: attend(*args, mask)), value_and_gradient(plain)
+    assert jax.tree.all(jax.tree.map(lambda f, w: relative_error(f, w) < 1e-5, actual, expected))
 
 
-def test_a_row_without_any_key_gets_a_number():
+def test_a_query_without_visible_keys_gets_a_finite_output():
     q, k, v = (jnp.asarray(RNG.standard_normal((1, 2, 1, 4)), jnp.float32) for _ in range(3))
-    found = attend(q, k, v, additive_mask(jnp.zeros((1, 2, 2), bool)))
-    np.testing.assert_allclose(found, np.broadcast_to(v.mean(1, keepdims=True), v.shape), rtol=1e-5)
+    actual = attend(q, k, v, additive_mask(jnp.zeros((1, 2, 2), bool)))
+    np.testing.assert_allclose(actual, np.broadcast_to(v.mean(1, keepdims=True), v.shape), rtol=1e-5)
 
 
 @pytest.mark.parametrize("q_lora_rank", [None, 12])
-def test_a_few_heads_at_a_time_are_all_heads(q_lora_rank):
+def test_heads_at_once_changes_no_value_and_no_gradient(q_lora_rank):
     """Values and every gradient, of the input and of all weights."""
     config = small(n_heads=4, q_lora_rank=q_lora_rank)
     x = jnp.asarray(RNG.standard_normal((2, 7, config.d_model)), jnp.float32)
@@ -121,9 +121,9 @@ def test_a_few_heads_at_a_time_are_all_heads(q_lora_rank):
         gradients, y = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True))(params, x)
         return y, nnx.to_pure_dict(gradients[0]), gradients[1]
 
-    wanted = run(config)
+    expected = run(config)
     for size in (1, 2):
-        errors = jax.tree.map(relative_error, run(dataclasses.replace(config, heads_at_once=size)), wanted)
+        errors = jax.tree.map(relative_error, run(dataclasses.replace(config, heads_at_once=size)), expected)
         assert max(jax.tree.leaves(errors)) < 1e-5
     with pytest.raises(UserError, match="heads_at_once=3 does not divide the 4 heads"):
         run(dataclasses.replace(config, heads_at_once=3))

@@ -1,5 +1,6 @@
 """ModelDef: initial weights, what is trained, and how it is stored."""
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_initial_weights_have_the_declared_shapes_and_spread(initial):
         assert np.std(leaf) * np.sqrt(fan_in) == pytest.approx(1, abs=0.12)
 
 
-def test_no_two_weights_start_alike(initial):
+def test_no_two_weights_have_equal_values(initial):
     seen = set()
     for leaf in jax.tree.leaves(initial[0]):
         stacked = np.asarray(leaf).reshape(-1, leaf.shape[-1])
@@ -74,7 +75,7 @@ def test_parameter_count_is_the_number_of_trained_floats(initial):
     assert DEFINITION.parameter_count() == sum(leaf.size for leaf in jax.tree.leaves(initial[0]))
 
 
-def test_storage_follows_the_table():
+def test_specs_follow_the_logical_axis_rules():
     specs, bias_specs = DEFINITION.specs(make_mesh(data=2, expert=2, tensor=2))
     layers = specs["moe_layers"]
     assert layers["feed_forward"]["gate"] == PartitionSpec(None, ("expert", "tensor"), "data", None)
@@ -87,12 +88,12 @@ def test_storage_follows_the_table():
     assert set(jax.tree.leaves(bias_specs, is_leaf=lambda s: isinstance(s, PartitionSpec))) == {PartitionSpec()}
 
 
-def test_weights_are_born_in_their_shards_and_the_same_seed_gives_the_same(initial):
+def test_init_creates_weights_in_their_shards_equal_to_those_on_one_device(initial):
     mesh = make_mesh(data=2, expert=4)
     params, _ = DEFINITION.init(3, mesh)
     gate = params["moe_layers"]["feed_forward"]["gate"]
     assert gate.addressable_shards[0].data.shape == (1, 2, 16, 5)
-    assert jax.tree.all(jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-6), params, initial[0]))
+    chex.assert_trees_all_close(params, initial[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_mesh_that_does_not_divide_the_weights_is_refused_with_the_numbers():

@@ -24,9 +24,9 @@ def test_output_is_that_of_a_loop_over_tokens(changes):
     config = small(**changes)
     layer, weights = layer_and_weights(config)
     x = np.random.default_rng(0).standard_normal((2, 9, config.d_model))
-    found, _ = layer(jnp.asarray(x, jnp.float32), jnp.ones((2, 9), bool))
-    wanted = reference.moe(weights, BIAS, x.reshape(18, -1), config).reshape(x.shape)
-    assert relative_error(found, wanted) < 1e-5
+    actual, _ = layer(jnp.asarray(x, jnp.float32), jnp.ones((2, 9), bool))
+    expected = reference.moe(weights, BIAS, x.reshape(18, -1), config).reshape(x.shape)
+    assert relative_error(actual, expected) < 1e-5
 
 
 def test_counts_leave_padding_out_and_add_up():
@@ -35,11 +35,11 @@ def test_counts_leave_padding_out_and_add_up():
     x = np.random.default_rng(0).standard_normal((2, 9, config.d_model))
     real = np.arange(9) < np.array([[6], [9]])
     _, load = layer(jnp.asarray(x, jnp.float32), jnp.asarray(real))
-    wanted = np.zeros(8)
+    expected = np.zeros(8)
     for token in x[real]:
         scores = 1 / (1 + np.exp(-(token @ weights["router"]["weight"])))
-        wanted[reference.chosen_experts(scores, BIAS, config)] += 1
-    np.testing.assert_array_equal(load.counts_E, wanted)
+        expected[reference.chosen_experts(scores, BIAS, config)] += 1
+    np.testing.assert_array_equal(load.counts_E, expected)
     assert load.counts_E.sum() == real.sum() * config.experts_per_token
 
 
@@ -66,7 +66,7 @@ def test_the_sequence_balance_is_that_of_its_equations():
     x = np.random.default_rng(0).standard_normal((2, 9, config.d_model))
     real = np.arange(9) < np.array([[6], [9]])
     _, load = layer(jnp.asarray(x, jnp.float32), jnp.asarray(real))
-    wanted = 0.0
+    expected = 0.0
     for row, mask in zip(x, real, strict=True):
         chosen, shares = np.zeros(8), np.zeros(8)
         for token in row[mask]:
@@ -74,6 +74,6 @@ def test_the_sequence_balance_is_that_of_its_equations():
             chosen[reference.chosen_experts(scores, BIAS, config)] += 1
             shares += scores / scores.sum()
         t = mask.sum()
-        wanted += t * (chosen * 8 / (config.experts_per_token * t) * shares / t).sum()
-    assert float(load.sequence_balance) == pytest.approx(wanted, rel=1e-5)
-    assert 15 < wanted < 30  # near one per token
+        expected += t * (chosen * 8 / (config.experts_per_token * t) * shares / t).sum()
+    assert float(load.sequence_balance) == pytest.approx(expected, rel=1e-5)
+    assert 15 < expected < 30  # near one per token

@@ -1,4 +1,4 @@
-"""What a distribution tells, on one device and where several share the vocabulary."""
+"""Predictions on one device and with the vocabulary sharded over several."""
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,8 @@ def test_values_and_gradients_are_those_of_a_plain_softmax(tensor):
 
     def program(function, logits, student):
         def objective(logits, student):
-            found = function(logits, student)
-            return (found * WEIGHT).sum(), found
+            actual = function(logits, student)
+            return (actual * WEIGHT).sum(), actual
 
         return jax.grad(objective, argnums=(0, 1), has_aux=True)(logits, student)
 
@@ -45,9 +45,9 @@ def test_values_and_gradients_are_those_of_a_plain_softmax(tensor):
         in_specs=(words, words),
         out_specs=((words, words), PartitionSpec()),
     )
-    (found_gradient, found), (wanted_gradient, wanted) = (
+    (found_gradient, actual), (wanted_gradient, expected) = (
         jax.jit(f)(TEACHER, STUDENT) for f in (mapped, lambda *logits: program(plainly, *logits))
     )
-    assert relative_error(found, wanted) < 1e-5
+    assert relative_error(actual, expected) < 1e-5
     for f, w in zip(found_gradient, wanted_gradient, strict=True):
         assert relative_error(f, w) < 1e-5

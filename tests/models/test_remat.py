@@ -1,4 +1,4 @@
-"""Recomputation and computing in pieces change what is kept, not what comes out."""
+"""Rematerialisation and chunks change memory, not results."""
 
 import collections
 import dataclasses
@@ -27,7 +27,7 @@ def gradient(**changes):
 
 
 @pytest.fixture(scope="module")
-def wanted():
+def expected():
     return gradient()
 
 
@@ -41,23 +41,23 @@ def wanted():
     ],
     ids=str,
 )
-def test_the_gradient_is_the_same(wanted, changes):
-    for found, reference in zip(jax.tree.leaves(gradient(**changes)), jax.tree.leaves(wanted), strict=True):
-        assert relative_error(found, reference) < 1e-5
+def test_the_gradient_is_the_same(expected, changes):
+    for actual, reference in zip(jax.tree.leaves(gradient(**changes)), jax.tree.leaves(expected), strict=True):
+        assert relative_error(actual, reference) < 1e-5
 
 
-def kernels(jaxpr, found: collections.Counter) -> collections.Counter:
-    """How often each Pallas kernel stands in a program."""
+def kernels(jaxpr, actual: collections.Counter) -> collections.Counter:
+    """Returns how often each Pallas kernel occurs in a program."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "pallas_call":
-            found[str(equation.params["name"])] += 1
+            actual[str(equation.params["name"])] += 1
         for inner in jaxprs_in_params(equation.params):
-            kernels(inner, found)
-    return found
+            kernels(inner, actual)
+    return actual
 
 
 @pytest.mark.parametrize(("saves", "times"), [((), 2), (("attention",), 1)], ids=str)
-def test_attention_that_is_kept_is_computed_once(saves, times):
+def test_saved_attention_is_computed_once(saves, times):
     config = small(n_layers=2, n_dense_layers=0, n_mtp_modules=0, remat=True, remat_saves=saves, max_context=256)
     definition = ModelDef(config)
     batch = {name: np.ones((1, 128), np.int32) for name in ("tokens", "positions", "segments")}
@@ -66,7 +66,7 @@ def test_attention_that_is_kept_is_computed_once(saves, times):
     def objective(params, bias):
         return LanguageLoss()(definition.bind(params, bias), batch, jnp.float32(1)).loss
 
-    found = kernels(jax.make_jaxpr(jax.grad(objective))(*definition.shapes()).jaxpr, collections.Counter())
-    forward = [count for name, count in found.items() if "fwd" in name]
+    actual = kernels(jax.make_jaxpr(jax.grad(objective))(*definition.shapes()).jaxpr, collections.Counter())
+    forward = [count for name, count in actual.items() if "fwd" in name]
     assert forward == [times]
-    assert any("dkv" in name for name in found)
+    assert any("dkv" in name for name in actual)

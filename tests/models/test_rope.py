@@ -28,7 +28,7 @@ def test_products_depend_on_the_distance_only(yarn):
     assert abs(scores(7, 0, yarn=yarn) - scores(1, 0, yarn=yarn)) > 1e-2
 
 
-def test_a_complex_number_says_the_same():
+def test_rotation_is_a_complex_product():
     x = np.random.default_rng(1).standard_normal((5, 8)).astype(np.float32)
     positions = np.array([0, 1, 2, 1000, 4095])
     angle = positions[:, None] * 10_000.0 ** (-np.arange(0, 8, 2) / 8)

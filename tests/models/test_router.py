@@ -28,10 +28,10 @@ def route(config, bias) -> tuple[Routing, np.ndarray]:
 def test_the_chosen_experts_are_those_of_a_brute_force_search(groups):
     config = small(n_expert_groups=groups[0], topk_groups=groups[1])
     routing, scores = route(config, BIAS)
-    found = np.asarray(routing.ids_Tk)
-    for token, ids in enumerate(found):
+    actual = np.asarray(routing.ids_Tk)
+    for token, ids in enumerate(actual):
         assert sorted(ids) == sorted(reference.chosen_experts(scores[token], BIAS, config))
-    assert len({tuple(sorted(ids)) for ids in found.tolist()}) > 1
+    assert len({tuple(sorted(ids)) for ids in actual.tolist()}) > 1
 
 
 def test_the_group_limit_and_the_bias_do_limit_what_is_chosen():
@@ -47,8 +47,8 @@ def test_gates_are_made_from_unbiased_scores_and_sum_to_the_scaling_factor():
     config = small()
     routing, scores = route(config, BIAS)
     chosen = np.take_along_axis(scores, np.asarray(routing.ids_Tk), axis=1)
-    wanted = chosen / chosen.sum(1, keepdims=True) * config.routed_scaling_factor
-    np.testing.assert_allclose(routing.gates_Tk, wanted, rtol=1e-5)
+    expected = chosen / chosen.sum(1, keepdims=True) * config.routed_scaling_factor
+    np.testing.assert_allclose(routing.gates_Tk, expected, rtol=1e-5)
     np.testing.assert_allclose(np.asarray(routing.gates_Tk).sum(1), 1.7, rtol=1e-6)
 
 
@@ -89,9 +89,9 @@ def test_select_experts_passes_no_gradient_through_the_choice():
 
 def test_counts_are_of_real_tokens_only():
     ids = np.array([[0, 1], [1, 2], [3, 0], [1, 3]])
-    found = expert_counts(jnp.asarray(ids), jnp.asarray([True, True, False, True]), 5)
-    np.testing.assert_array_equal(found, [1, 3, 1, 1, 0])
-    assert found.dtype == jnp.float32
+    actual = expert_counts(jnp.asarray(ids), jnp.asarray([True, True, False, True]), 5)
+    np.testing.assert_array_equal(actual, [1, 3, 1, 1, 0])
+    assert actual.dtype == jnp.float32
 
 
 def test_the_bias_rises_where_load_is_low_and_keeps_its_mean():

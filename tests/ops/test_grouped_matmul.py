@@ -39,20 +39,20 @@ def ours(x, w, sizes, dy):
 )
 @example(sizes=[0, 0, 0], left_over=1, seed=0)
 @example(sizes=[0, 0, 3], left_over=0, seed=0)
-def test_it_is_the_loop_over_groups(sizes, left_over, seed):
+def test_blocked_equals_the_loop_over_groups(sizes, left_over, seed):
     total = 8 * BLOCK if sum(sizes) + left_over > 2 * BLOCK else sum(sizes) + left_over  # few shapes to compile
     if total == 0:
         return
     rng = np.random.default_rng(seed)
     x, dy = (rng.standard_normal((total, n)).astype(np.float32) for n in (D, F))
     w = rng.standard_normal((len(sizes), D, F)).astype(np.float32)
-    found = ours(x, w, np.array(sizes, np.int32), dy)
-    for name, a, b in zip(("y", "dx", "dw"), found, loop(x, w, sizes, dy), strict=True):
+    actual = ours(x, w, np.array(sizes, np.int32), dy)
+    for name, a, b in zip(("y", "dx", "dw"), actual, loop(x, w, sizes, dy), strict=True):
         assert np.abs(a - b).max() <= 1e-5 * max(np.abs(b).max(), 1), name
 
 
-def test_the_kernel_for_tpus_means_the_same():
-    """Here XLA computes it by another rule; what the TPU's kernel does with it can only be seen on a TPU."""
+def test_the_form_for_tpus_gives_the_same():
+    """On this platform XLA lowers ragged_dot to other operations; the TPU kernel itself runs on TPUs only."""
     rng = np.random.default_rng(0)
     x, dy = (rng.standard_normal((30, n)).astype(np.float32) for n in (D, F))
     w, sizes = rng.standard_normal((3, D, F)).astype(np.float32), np.array([5, 0, 12], np.int32)
@@ -62,7 +62,7 @@ def test_the_kernel_for_tpus_means_the_same():
         assert relative_error(a, b) < 1e-5
 
 
-def test_rows_of_nobody_give_nothing_whatever_they_hold():
+def test_rows_without_a_group_give_zeros_even_if_they_are_nan():
     x = np.full((BLOCK + 3, D), np.nan, np.float32)
     x[:4] = 1
     dy = np.where(np.isnan(x[:, :1]), np.inf, np.ones((len(x), F), np.float32))
@@ -74,7 +74,7 @@ def test_rows_of_nobody_give_nothing_whatever_they_hold():
     np.testing.assert_array_equal(dw[1], 3)
 
 
-def test_bfloat16_is_added_up_in_float32():
+def test_bfloat16_is_accumulated_in_float32():
     rows = 40 * BLOCK
     x, w = np.ones((rows, 1)), np.ones((1, 1, 1))
     y, dx, dw = ours(
@@ -84,7 +84,7 @@ def test_bfloat16_is_added_up_in_float32():
     assert float(dw[0, 0, 0]) == rows  # in bfloat16, 256 + 1 is 256
 
 
-def test_what_runs_here_is_the_blocked_form_and_elsewhere_the_kernel():
+def test_a_cpu_runs_the_blocked_form_and_a_tpu_ragged_dot():
     shapes = [jax.ShapeDtypeStruct(s, t) for s, t in (((64, D), "float32"), ((3, D, F), "float32"), ((3,), "int32"))]
     traced = jax.jit(grouped_matmul).trace(*shapes)
     assert "while" in traced.lower(lowering_platforms=("cpu",)).as_text()

@@ -1,4 +1,4 @@
-"""Spreading tokens over their choices and collecting them again: what they say, and that they are transposes."""
+"""Permutations of tokens: values, and that each pair of functions are transposes."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Attention within rows: every form against a plain softmax, for whole rows and for the part of a row a device has."""
+"""Attention within rows: every form against a plain softmax, for whole rows and for one device's shard of a row."""
 
 import functools
 
@@ -23,7 +23,7 @@ SECOND_OF_TWO = zigzag_order(T, 2)[T // 2 :]
 
 
 def plain(q, k, v, sinks, order, windowed):
-    """In NumPy's letters: scores, mask, softmax with one more logit per head, mixture."""
+    """In NumPy's letters: scores, mask, softmax with one more logit per head, weighted values."""
     k, v = (jnp.repeat(a, H // N, axis=2) for a in (k, v))
     scores = jnp.einsum("bshx,bthx->bhst", q, k)
     back = order[:, None] - np.arange(T)[None, :]
@@ -71,11 +71,11 @@ def kernel_of_two(*args, **kwargs):
     [(None, False, None), (WINDOW, True, SINKS), (WINDOW, False, SINKS)],
     ids=["full", "window", "full_of_windows"],
 )
-def test_it_is_a_plain_softmax(monkeypatch, form, order, window, windowed, sinks):
+def test_every_form_equals_a_plain_softmax(monkeypatch, form, order, window, windowed, sinks):
     monkeypatch.setattr(splash, "BLOCK", 128)
     monkeypatch.setattr(splash, "MOST_PARTS", 0 if form is kernel_of_two else 16)
-    found = value_and_gradients(functools.partial(form, order=order, window=window, windowed=windowed), order, sinks)
-    wanted = value_and_gradients(functools.partial(plain, order=order, windowed=windowed), order, sinks)
-    for f, w in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    actual = value_and_gradients(functools.partial(form, order=order, window=window, windowed=windowed), order, sinks)
+    expected = value_and_gradients(functools.partial(plain, order=order, windowed=windowed), order, sinks)
+    for f, w in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert np.abs(w).max() > 0.01
         assert relative_error(f, w) < 2e-5

@@ -122,5 +122,5 @@ def test_mxfp4_means_what_it_means_there():
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (3, 10, 2, 16), dtype=np.uint8)
     scales = rng.integers(100, 150, (3, 10, 2), dtype=np.uint8)
-    wanted = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
-    np.testing.assert_array_equal(dequantize_mxfp4(blocks, scales), wanted.numpy())
+    expected = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
+    np.testing.assert_array_equal(dequantize_mxfp4(blocks, scales), expected.numpy())

@@ -1,0 +1,140 @@
+"""config.json of the families: read as the presets, written as it was read, and bad values get one sentence."""
+
+import json
+
+import pytest
+
+from composer_jax.checkpoint.huggingface import hf_config, model_config
+from composer_jax.errors import UserError
+from composer_jax.models.presets import PRESETS
+from composer_jax.models.rope import Yarn
+from tests.parity.published_configs import KIMI_K2, PUBLISHED
+from tests.parity.small_config import small
+
+
+def test_config_of_kimi_k2():
+    assert model_config(KIMI_K2) == PRESETS["kimi_k2"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_configs_of_other_families(name):
+    assert model_config(PUBLISHED[name]) == PRESETS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("qwen3_30b_a3b", {"hidden_size": None}, "hidden_size=None, which is not a whole number"),
+        ("qwen3_30b_a3b", {"num_key_value_heads": 0}, "n_kv_heads=0 must be a whole number"),
+        ("qwen3_30b_a3b", {"num_attention_heads": -1}, "num_attention_heads=-1, which cannot be negative"),
+        ("qwen3_30b_a3b", {"head_dim": "128"}, "head_dim='128', which is not a whole number"),
+        ("qwen3_30b_a3b", {"attention_bias": "false"}, "attention_bias='false', which is not true or false"),
+        ("qwen3_30b_a3b", {"rope_scaling": [4]}, r"\[4\], which is not an object"),
+        ("qwen3_30b_a3b", {"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor='4', which is not a number"),
+        ("glm_4_5", {"partial_rotary_factor": "0.5"}, "partial_rotary_factor='0.5', which is not a number"),
+        ("glm_4_5", {"partial_rotary_factor": 2.0}, "qk_nope_dim=-128"),
+        ("gpt_oss_20b", {"sliding_window": 0}, "sliding_window=0"),
+        ("gpt_oss_20b", {"layer_types": ["full_attention"] * 24}, "only alternating"),
+    ],
+)
+def test_what_is_wrong_with_a_value_is_said(name, change, message):
+    with pytest.raises(UserError, match=message):
+        model_config(PUBLISHED[name] | change)
+
+
+def test_what_people_add_to_a_config_of_ours_counts():
+    """Both generations' keys are written; the instructions for long contexts say to edit rope_scaling."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    edited = model_config(hf_config(PRESETS["qwen3_30b_a3b"]) | {"rope_scaling": scaling})
+    assert (edited.yarn.factor, edited.yarn.original_context, edited.rope_theta) == (4.0, 32_768, 1_000_000.0)
+
+
+def test_a_rotary_part_that_their_rounding_would_change_is_refused():
+    odd = small(kv_lora_rank=None, n_kv_heads=3, qk_nope_dim=14, qk_rope_dim=30, v_head_dim=44, rope_halves=True)
+    with pytest.raises(UserError, match="qk_rope_dim=30 has no place in a glm4_moe checkpoint"):
+        hf_config(odd)
+
+
+def test_rotary_base_of_both_generations():
+    new = {key: value for key, value in KIMI_K2.items() if not key.startswith("rope_")}
+    new["rope_parameters"] = {"rope_theta": 50_000.0, **KIMI_K2["rope_scaling"]}
+    assert model_config(new) == model_config(KIMI_K2)
+    del new["rope_parameters"]
+    with pytest.raises(UserError, match="lacks rope_theta"):
+        model_config(new)
+
+
+def test_null_means_what_it_means_there():
+    null = dict.fromkeys(("q_lora_rank", "n_group", "topk_group", "n_shared_experts", "num_key_value_heads"))
+    config = model_config(KIMI_K2 | null)
+    assert config.q_lora_rank is None
+    assert (config.n_expert_groups, config.topk_groups, config.n_shared_experts) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "llama"},
+        {"rope_scaling": {"type": "longrope", "factor": 32.0}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, "rope_scaling": None},
+        {"scoring_func": "softmax"},
+        {"topk_method": "greedy"},
+        {"norm_topk_prob": False},
+        {"moe_layer_freq": 2},
+        {"hidden_act": "gelu"},
+        {"attention_bias": True},
+        {"rope_interleave": False},
+        {"rope_interleave": None},
+        {"num_key_value_heads": 8},
+    ],
+)
+def test_what_the_decoder_cannot_do_is_refused(change):
+    (key, value), *_ = change.items()
+    with pytest.raises(UserError, match="can(not)? be read") as error:
+        model_config(KIMI_K2 | change)
+    assert (repr(value.get("type") or value.get("rope_type")) if "rope_" in key and value else key) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention_factor": 1.5}, "attention_factor=1.5; only null can be read yet"),
+        ({"mscale_all_dim": 0.0}, "mscale=1.0 and mscale_all_dim=0.0; both or none"),
+        ({"factor": 0.5}, "yarn.factor=0.5 would shorten the context"),
+        ({"beta_slow": 2.0}, "beta_slow=2.0 <= beta_fast=1.0"),
+    ],
+)
+def test_yarn_that_cannot_be_read_is_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        model_config(KIMI_K2 | {"rope_scaling": KIMI_K2["rope_scaling"] | change})
+    without = {key: value for key, value in KIMI_K2["rope_scaling"].items() if key != "factor"}
+    with pytest.raises(UserError, match="'yarn' and lacks its factor"):
+        model_config(KIMI_K2 | {"rope_scaling": without})
+
+
+CONFIGS = PRESETS | {
+    "yarn_without_mscale": small(yarn=Yarn(4.0, mscale_all_dim=0.0)),
+    "tied": small(tie_embeddings=True),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_config_that_is_written_is_the_one_that_is_read(name):
+    written = json.loads(json.dumps(hf_config(CONFIGS[name])))
+    assert model_config(written) == CONFIGS[name]
+    old = {key: value for key, value in written.items() if key != "rope_parameters"}  # transformers before 5
+    assert model_config(old) == CONFIGS[name]
+
+
+def test_the_text_tower_of_kimi_k2_5():
+    scaling = KIMI_K2["rope_scaling"] | {"factor": 64.0, "beta_fast": 32.0}
+    text = KIMI_K2 | {"rope_scaling": scaling, "max_position_embeddings": 262_144}
+    whole = {"model_type": "kimi_k25", "text_config": text, "tie_word_embeddings": True, "vision_config": {}}
+    assert model_config(whole) == PRESETS["kimi_k2_5"]
+    with pytest.raises(UserError, match="kimi_k25.* lacks its text_config"):
+        model_config({"model_type": "kimi_k25"})
+
+
+def test_missing_keys_are_named():
+    with pytest.raises(UserError, match=r"config\.json lacks kv_lora_rank, q_lora_rank\."):
+        model_config({key: value for key, value in KIMI_K2.items() if key not in ("kv_lora_rank", "q_lora_rank")})
