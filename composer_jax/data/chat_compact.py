@@ -19,10 +19,10 @@ class CompactFormat(ChatFormat):
     def __init__(self, tok: Tokenizer) -> None:
         self.end = tok.end
         self.generation_prompt = [tok.assistant]
-        self._tok = tok
+        self.tokenizer = tok
 
     def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
-        ids, unanswered = [self._tok.bos], 0
+        ids, unanswered = [self.tokenizer.bos], 0
         for message in messages:
             if isinstance(message, AssistantMessage):
                 calls = rendered_calls(message)
@@ -32,28 +32,28 @@ class CompactFormat(ChatFormat):
             if message.role == "tool":
                 check_answers(unanswered, 1)
                 unanswered -= 1
-            ids += chat.render_message(self._tok, message.role, message.content)
+            ids += chat.render_message(self.tokenizer, message.role, message.content)
         return ids
 
     def render_assistant(self, content: str, calls: Sequence[ToolCall], *, calls_before: int = 0) -> list[int]:
-        return chat.render_assistant(self._tok, content, calls)
+        return chat.render_assistant(self.tokenizer, content, calls)
 
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
-        return chat.parse_assistant(self._tok, ids)
+        return chat.parse_assistant(self.tokenizer, ids)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
         return [] if self.end in sampled else [self.end]
 
     def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
         check_answers(len(self.parse(sampled).calls), len(answers))
-        turn = [chat.render_message(self._tok, "tool", answer) for answer in answers]
+        turn = [chat.render_message(self.tokenizer, "tool", answer) for answer in answers]
         return [self.close(sampled) + ids if number == 0 else ids for number, ids in enumerate(turn)]
 
     def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
-        return chat.splice(self._tok, "user", parts)
+        return chat.splice(self.tokenizer, "user", parts)
 
     def text(self, ids: Sequence[int]) -> str:
-        return self._tok.decode(i for i in ids if i >= len(SPECIAL))
+        return self.tokenizer.decode(i for i in ids if i >= len(SPECIAL))
 
     def answer_text(self, ids: Sequence[int]) -> str:
         return self.text(ids)

@@ -52,7 +52,7 @@ class KimiFormat(ChatFormat):
 
     def __init__(self, tok: ModelTokenizer) -> None:
         """Raises UserError when the tokenizer lacks one of the control tokens."""
-        self._tok = tok
+        self.tokenizer = tok
         system, user, assistant, self._middle, self.end, *call_tokens = (tok.id_of(name) for name in CONTROL)
         self._section, self._section_end, self._call, self._argument, self._call_end = call_tokens
         self._openers = {"system": system, "user": user, "assistant": assistant}
@@ -84,14 +84,14 @@ class KimiFormat(ChatFormat):
         written: list[int] = []
         for index, call in enumerate(calls, calls_before):
             check_call(call)
-            written += [self._call, *self._tok.encode(f"functions.{call.name}:{index}"), self._argument]
-            written += [*self._tok.encode(json.dumps(call.arguments, ensure_ascii=False)), self._call_end]
+            written += [self._call, *self.tokenizer.encode(f"functions.{call.name}:{index}"), self._argument]
+            written += [*self.tokenizer.encode(json.dumps(call.arguments, ensure_ascii=False)), self._call_end]
         section = [self._section, *written, self._section_end] if calls else []
-        return [*self._tok.encode(content), *section, self.end]
+        return [*self.tokenizer.encode(content), *section, self.end]
 
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
         message = scan_calls(ids, self._call_tokens)
-        content = join_content(self._tok.decode(message.before), self._tok.decode(message.after))
+        content = join_content(self.tokenizer.decode(message.before), self.tokenizer.decode(message.after))
         return AssistantMessage(content, tuple(self._parse_call(span) for span in message.calls), message.complete)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
@@ -117,18 +117,18 @@ class KimiFormat(ChatFormat):
                 named = None
             else:
                 kept.append(i)
-        return self._tok.decode(self._tok.without_control(kept))
+        return self.tokenizer.decode(self.tokenizer.without_control(kept))
 
     def answer_text(self, ids: Sequence[int]) -> str:
         return self.text(ids).partition("\n")[2]
 
     def _open(self, role: str, name: str) -> list[int]:
-        return [self._openers[role], *self._tok.encode(name), self._middle]
+        return [self._openers[role], *self.tokenizer.encode(name), self._middle]
 
     def _message(self, role: str, name: str, parts: Sequence[str | Sequence[int]]) -> list[int]:
         ids = self._open(role, name)
         for part in parts:
-            ids += self._tok.encode(part) if isinstance(part, str) else self._tok.without_control(part)
+            ids += self.tokenizer.encode(part) if isinstance(part, str) else self.tokenizer.without_control(part)
         return [*ids, self.end]
 
     def _answer(self, call: str, result: str) -> list[int]:
@@ -144,12 +144,12 @@ class KimiFormat(ChatFormat):
     def _halves(self, span: CallSpan) -> tuple[str, list[int] | None]:
         """The id of a call as text, and the token ids of its arguments; None without any."""
         if self._argument not in span.ids:
-            return self._tok.decode(span.ids).strip(), None
+            return self.tokenizer.decode(span.ids).strip(), None
         at = span.ids.index(self._argument)
-        return self._tok.decode(span.ids[:at]).strip(), span.ids[at + 1 :]
+        return self.tokenizer.decode(span.ids[:at]).strip(), span.ids[at + 1 :]
 
     def _parse_call(self, span: CallSpan) -> ToolCall | Malformed:
-        text = self._tok.decode(span.ids)
+        text = self.tokenizer.decode(span.ids)
         call_id, arguments = self._halves(span)
         if arguments is None:
             return Malformed(text, f"no arguments: a call is functions.NAME:INDEX, {CALL[1]} and a JSON object")
@@ -158,10 +158,10 @@ class KimiFormat(ChatFormat):
         match = _ID.fullmatch(call_id)
         if not match or not is_tool_name(match[1]):
             return Malformed(text, f"{call_id!r} is not the id of a call; write functions.NAME:INDEX")
-        if self._tok.without_control(arguments) != arguments:
+        if self.tokenizer.without_control(arguments) != arguments:
             return Malformed(text, "a control token is inside the arguments")
         try:
-            value = read_json(self._tok.decode(arguments), "the arguments")
+            value = read_json(self.tokenizer.decode(arguments), "the arguments")
         except ValueError as error:
             return Malformed(text, str(error))
         if not isinstance(value, dict):

@@ -41,7 +41,7 @@ class TemplateFormat(ChatFormat):
 
     def __init__(self, tok: ModelTokenizer, template: JinjaTemplate) -> None:
         """Raises UserError when the tokenizer lacks the control tokens, or the template is not prefix-stable."""
-        self._tok = tok
+        self.tokenizer = tok
         self._template = template
         begin, finish = (tok.id_of(name) for name in CALL)
         self._control = ControlText(tok)
@@ -90,11 +90,11 @@ class TemplateFormat(ChatFormat):
 
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
         message = scan_calls(ids, self._call_tokens)
-        before = self._tok.decode(message.before)
+        before = self.tokenizer.decode(message.before)
         if message.calls:
             before = before.removesuffix(self._separator)
         calls = tuple(self._parse_call(span) for span in message.calls)
-        return AssistantMessage(join_content(before, self._tok.decode(message.after)), calls, message.complete)
+        return AssistantMessage(join_content(before, self.tokenizer.decode(message.after)), calls, message.complete)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
         return [*([] if self.end in sampled else [self.end]), *self._tail]
@@ -116,14 +116,14 @@ class TemplateFormat(ChatFormat):
         head, foot = self._user_frame
         ids = list(head)
         for part in parts:
-            ids += self._tok.encode(part) if isinstance(part, str) else self._tok.without_control(part)
+            ids += self.tokenizer.encode(part) if isinstance(part, str) else self.tokenizer.without_control(part)
         return [*ids, *foot]
 
     def text(self, ids: Sequence[int]) -> str:
-        return self._tok.decode(self._tok.without_control(ids))
+        return self.tokenizer.decode(self.tokenizer.without_control(ids))
 
     def answer_text(self, ids: Sequence[int]) -> str:
-        text = self._tok.decode(ids).removeprefix(self._tok.names[self.end])
+        text = self.tokenizer.decode(ids).removeprefix(self.tokenizer.names[self.end])
         for head, foot in self._answer_frames:
             if len(text) >= len(head) + len(foot) and text.startswith(head) and text.endswith(foot):
                 return text[len(head) : len(text) - len(foot)]
@@ -155,7 +155,7 @@ class TemplateFormat(ChatFormat):
         if self.end not in ids:
             raise UserError(
                 f"the chat template of {self._template.name} does not end every message of the model with "
-                f"{self._tok.names[self.end]}; use another template"
+                f"{self.tokenizer.names[self.end]}; use another template"
             )
         end = ids.index(self.end) + 1
         return ids[:end], ids[end:]
@@ -189,7 +189,7 @@ class TemplateFormat(ChatFormat):
         for count in (1, 3):
             sampled = self.render_assistant("", [ToolCall(_WORD, {})] * count)
             for piece in self.bridge(sampled, [_WORD] * count):
-                head, _, foot = self._tok.decode(piece).partition(_WORD)
+                head, _, foot = self.tokenizer.decode(piece).partition(_WORD)
                 frames.append((head, foot))
         return frames
 
@@ -213,10 +213,10 @@ class TemplateFormat(ChatFormat):
             )
 
     def _parse_call(self, span: CallSpan) -> ToolCall | Malformed:
-        text = self._tok.decode(span.ids)
+        text = self.tokenizer.decode(span.ids)
         if not span.closed:
             return Malformed(text, f"the call does not end with {CALL[1]}")
-        if self._tok.without_control(span.ids) != span.ids:
+        if self.tokenizer.without_control(span.ids) != span.ids:
             return Malformed(text, "a control token is inside the call")
         try:
             value = read_json(text, "the name and arguments")

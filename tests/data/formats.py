@@ -42,13 +42,13 @@ def format_of(name: str) -> ChatFormat:
 
 def decode(chat: ChatFormat, ids: list[int]) -> str:
     """Ids with control tokens by name."""
-    return chat._tok.decode(ids)
+    return chat.tokenizer.decode(ids)
 
 
 def control_ids(name: str) -> set[int]:
     if name == "compact":
         return set(range(len(SPECIAL)))
-    return set(format_of(name)._tok.names)
+    return set(format_of(name).tokenizer.names)
 
 
 def said(name: str) -> st.SearchStrategy[str]:

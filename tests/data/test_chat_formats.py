@@ -171,10 +171,10 @@ def test_answers_come_in_the_order_of_the_calls_and_may_be_fewer(name):
 def test_sampled_ids_stay_as_they_are_in_a_user_message(name):
     chat = format_of(name)
     # Ids that encode() would not choose for the same text: they must come through as they were sampled.
-    odd = [i for letter in "path" for i in chat._tok.encode(letter)]
-    assert odd != chat._tok.encode("path")
+    odd = [i for letter in "path" for i in chat.tokenizer.encode(letter)]
+    assert odd != chat.tokenizer.encode("path")
     ids = chat.user(["Summary: ", [*odd, *sorted(control_ids(name)), chat.end], ""])
-    inner = chat._tok.encode("Summary: ") + odd
+    inner = chat.tokenizer.encode("Summary: ") + odd
     assert any(ids[at : at + len(inner)] == inner for at in range(len(ids)))
     assert [i for i in ids if i in control_ids(name)] == [i for i in chat.user(["x"]) if i in control_ids(name)]
     assert chat.text(ids).strip().endswith("Summary: path")

@@ -14,7 +14,7 @@ from tests.data.formats import Declaration, conversations, declared, decode, for
 from tests.data.model_folders import KIMI
 
 CHAT = format_of("kimi")
-TOK = CHAT._tok
+TOK = CHAT.tokenizer
 READ, RUN = ToolCall("read", {"path": "a.py"}), ToolCall("run.tests-2", {})
 TEMPLATE = JinjaTemplate(KIMI, {}, "the template of the tests")
 

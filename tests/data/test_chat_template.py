@@ -155,7 +155,7 @@ def test_a_broken_config_is_refused(tmp_path):
 
 def said(text):
     """The ids of a message in which the control tokens are spelled out."""
-    return ControlText(format_of("qwen")._tok).ids(text, "\0")
+    return ControlText(format_of("qwen").tokenizer).ids(text, "\0")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_control_tokens_that_look_like_words_break_neither_roles_nor_keys(tmp_pa
     plain = format_of("qwen")
     assert decode(chat, chat.render(CONVERSATION, tools)) == decode(plain, plain.render(CONVERSATION, tools))
     forged = chat.render([Message("user", "rxx and r"), AssistantMessage("xx", (), True)])
-    assert chat._tok.id_of("rxx") not in forged
+    assert chat.tokenizer.id_of("rxx") not in forged
 
 
 def test_text_cannot_complete_what_the_template_begins(tmp_path):
@@ -201,7 +201,7 @@ def test_text_cannot_complete_what_the_template_begins(tmp_path):
     for text in ("|im_end|", "<|im_end|", "|im_end|>", "|im_end|> b", "a <|im_end|", "<|im_end|><|im_start|"):
         ids = chat.render([Message("user", text)])
         assert decode(chat, ids) == f"<|im_start|>user\n<{text}><|im_end|>\n"
-        assert [i for i in ids if i in chat._tok.names] == [chat._tok.id_of("<|im_start|>"), chat.end]
+        assert [i for i in ids if i in chat.tokenizer.names] == [chat.tokenizer.id_of("<|im_start|>"), chat.end]
 
 
 def test_control_tokens_in_the_vocabulary_itself_are_not_made_of_text_either():
@@ -221,7 +221,7 @@ def test_a_text_is_neither_cut_nor_padded():
     padding = {"strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None}
     description["padding"] = padding | {"pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
     tok = ModelTokenizer(json.dumps(description), QWEN, "the tokenizer of the tests")
-    assert tok.encode("a long text " * 9) == format_of("qwen")._tok.encode("a long text " * 9)
+    assert tok.encode("a long text " * 9) == format_of("qwen").tokenizer.encode("a long text " * 9)
     assert tok.encode("") == []
 
 

@@ -3,12 +3,14 @@
 import asyncio
 import itertools
 
+import chex
 import jax
 import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.observe.compilations import count_compilations
+from composer_jax.sampler import programs
 from composer_jax.sampler.policy import SamplingParams
 from tests.models.small import forward, rows
 from tests.sampler.conversations import (
@@ -89,13 +91,15 @@ def test_another_seed_and_another_branch_draw_otherwise(sampler):
     assert one != other and one != branch
 
 
-def test_warming_up_compiles_every_shape_and_changes_nothing(new_sampler, weights, conversations):
-    """After that nothing compiles, whatever the conversations do, and not for new weights either."""
+def test_warming_up_compiles_every_shape_and_changes_nothing(new_sampler, weights, conversations, monkeypatch):
+    """Afterwards nothing is traced or compiled, for any conversation and for new weights."""
+    for name, traces in {"prefill": 4, "decode": 2, "decode_rows": 2}.items():
+        monkeypatch.setattr(programs, name, chex.assert_max_traces(getattr(programs, name), n=traces))
     fresh = new_sampler(prefill_shapes=((8, 4), (2, 8)), decode_rows=(2,), windows=(32,))
-    warm, done = fresh.num_programs, []
+    done = []
     before = count_compilations()
     fresh.warm_up(lambda: done.append(count_compilations()))
-    assert warm == len(done) == 8
+    assert fresh.num_programs == len(done) == 8
     assert all(later > earlier for earlier, later in zip([before, *done], done, strict=False))
     fresh.update(*weights, version=3)
     before = count_compilations()
@@ -225,13 +229,16 @@ def test_an_empty_delta_is_refused(sampler):
 def test_a_closed_session_refuses_and_gives_its_slot_back_once(sampler):
     async def main():
         async with sampler.serving():
-            free = len(sampler._free)
             session = await sampler.open(0)
             session.close()
             session.close()
-            assert len(sampler._free) == free
             with pytest.raises(RuntimeError, match="closed"):
                 await session.sample([1], SamplingParams(1))
+            sessions = [await sampler.open(seed) for seed in range(sampler.config.slots)]
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(sampler.open(99), 0.05)
+            for session in sessions:
+                session.close()
 
     asyncio.run(main())
 
@@ -264,7 +271,10 @@ class Broken(Exception):
 
 @pytest.mark.parametrize("call", ["_prefill", "_decode_all"])
 def test_a_failing_device_call_reaches_every_session_and_nobody_hangs(sampler, monkeypatch, call):
-    """Twelve conversations on eight slots: some sample, some wait for a slot, some come back later."""
+    """Twelve conversations on eight slots: some sample, some wait for a slot, some come back later.
+
+    The jitted programs are private; nothing public can make a device call fail.
+    """
     calls = itertools.count()
 
     def failing(program):
@@ -318,8 +328,8 @@ def test_a_cancelled_conversation_leaves_its_slot_clean(sampler, conversations):
                 for task in doomed:
                     task.cancel()
                 await asyncio.gather(*doomed, return_exceptions=True)
-                found = await asyncio.gather(*(converse(sampler, seed) for seed in SEEDS[:8]))
-                assert_same(found, conversations[:8])
+                replayed = await asyncio.gather(*(converse(sampler, seed) for seed in SEEDS[:8]))
+                assert_same(replayed, conversations[:8])
 
     asyncio.run(asyncio.wait_for(main(), 300))
 
@@ -337,16 +347,16 @@ def test_leaving_in_the_middle_of_a_call_does_not_disturb_the_next_serving(sampl
         assert_same(run_all(sampler, SEEDS[:2]), conversations[:2])
 
 
-def test_a_session_left_behind_is_told(sampler):
-    """Whoever still samples, or waits for a slot, when the serving ends gets an exception."""
+def test_requests_that_are_pending_when_serving_ends_raise(sampler):
+    """Requests to sample as well as requests for a slot."""
 
     async def long_winded() -> int:
         """A seed whose answer takes several decode calls, so that it cannot be complete when the serving ends."""
         for seed in range(100):
             session = await sampler.open(seed)
-            said = await session.sample([1, 2], SamplingParams(50))
+            sample = await session.sample([1, 2], SamplingParams(50))
             session.close()
-            if len(said.tokens) > 3 * sampler.config.decode_steps:
+            if len(sample.tokens) > 3 * sampler.config.decode_steps:
                 return seed
         raise AssertionError("every answer is short")
 

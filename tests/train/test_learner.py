@@ -2,6 +2,7 @@
 
 import copy
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.models.router import updated_bias
 from composer_jax.observe.compilations import count_compilations
+from composer_jax.train.losses import LanguageLoss
 from tests.models.small import forward, relative_error
 from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER, OPTIMIZER_CONFIG, full_gradient, make_batch
 
@@ -33,7 +35,7 @@ def test_two_halves_are_one_batch(learner, weights, whole):
     state, metrics = steps(learner, weights, HALVES)
     errors = jax.tree.map(relative_error, (state.params, state.optimizer), (whole[0].params, whole[0].optimizer))
     assert max(jax.tree.leaves(errors)) < 1e-5
-    jax.tree.map(np.testing.assert_array_equal, state.router_bias, whole[0].router_bias)
+    chex.assert_trees_all_equal(state.router_bias, whole[0].router_bias)
     for name, value in metrics.items():
         assert value == pytest.approx(whole[1][name], rel=1e-5), name
 
@@ -99,11 +101,11 @@ def test_the_router_bias_moves_by_the_counts_of_the_global_batch(learner, weight
 
     for batches in ([batch], halves):
         moved = steps(learner, weights, batches)[0].router_bias
-        found = (
+        biases = (
             moved["moe_layers"]["feed_forward"]["router"]["bias"],
             moved["mtp"]["block"]["feed_forward"]["router"]["bias"],
         )
-        for bias, whole, *parts in zip(found, by_counts(batch), *map(by_counts, halves), strict=True):
+        for bias, whole, *parts in zip(biases, by_counts(batch), *map(by_counts, halves), strict=True):
             np.testing.assert_allclose(bias, whole, atol=1e-7)
             for part in (*parts, (parts[0] + parts[1]) / 2):
                 assert np.abs(bias - part).max() > 0.1 * BIAS_RATE
@@ -113,25 +115,33 @@ def test_a_bias_rate_of_zero_freezes_the_bias(learner, weights):
     frozen = copy.copy(learner)
     frozen.bias_rate = 0.0
     state, _ = steps(frozen, weights, [BATCH])
-    jax.tree.map(np.testing.assert_array_equal, state.router_bias, jax.tree.map(np.asarray, weights[1]))
+    chex.assert_trees_all_equal(state.router_bias, weights[1])
 
 
 def test_a_step_does_not_consume_the_weights_it_started_from(learner, weights, whole):
     """A step donates its state; the checkpoint or the sampler may still hold what the state was made from."""
     again, _ = steps(learner, weights, [BATCH])
-    jax.tree.map(np.testing.assert_array_equal, again.params, whole[0].params)
+    chex.assert_trees_all_equal(again.params, whole[0].params)
 
 
 def test_evaluate_sums_over_batches_and_changes_nothing(learner, weights, whole):
     state = learner.init_state(*weights)
-    found = learner.evaluate(state, HALVES)
-    assert found["nll"] == pytest.approx(whole[1]["nll"], rel=1e-5)
-    assert found["tokens"] == pytest.approx(NORMALISER, rel=1e-5)
-    jax.tree.map(np.testing.assert_array_equal, state.params, weights[0])
+    sums = learner.evaluate(state, HALVES)
+    assert sums["nll"] == pytest.approx(whole[1]["nll"], rel=1e-5)
+    assert sums["tokens"] == pytest.approx(NORMALISER, rel=1e-5)
+    chex.assert_trees_all_equal(state.params, weights[0])
     assert int(state.step) == 0
 
 
-def test_nothing_compiles_after_the_first_step(learner, weights):
+def test_nothing_compiles_after_the_first_step(new_learner, weights):
+    """The loss is traced twice: for the shapes of its output, and inside the gradient."""
+    language_loss = LanguageLoss()
+
+    @chex.assert_max_traces(n=2)
+    def loss(decoder, batch, normaliser):
+        return language_loss(decoder, batch, normaliser)
+
+    learner = new_learner(loss=loss)
     state = learner.init_state(*weights)
     state, _ = learner.step(state, [BATCH, BATCH], NORMALISER)
     learner.evaluate(state, [BATCH])

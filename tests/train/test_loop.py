@@ -3,6 +3,7 @@
 import signal
 import sys
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def rows(folder):
 
 
 def assert_same(found, wanted):
-    jax.tree.map(np.testing.assert_array_equal, found[0], wanted[0])
+    chex.assert_trees_all_equal(found[0], wanted[0])
     assert found[1] == wanted[1]
     for name, values in vars(wanted[2]).items():
         np.testing.assert_array_equal(getattr(found[2], name), values)

@@ -1,5 +1,6 @@
 """One step on every mesh is the step of one device: loss, gradients, weights, router bias."""
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_a_step_is_that_of_one_device(new_learner, weights, wanted, sizes, how):
     assert_close(state.optimizer, wanted[1].optimizer)
     assert_close(state.params, wanted[1].params, STEP)
     # Counts are whole numbers: the bias moves by exactly the same steps.
-    jax.tree.map(np.testing.assert_array_equal, state.router_bias, wanted[1].router_bias)
+    chex.assert_trees_all_equal(state.router_bias, wanted[1].router_bias)
     assert metrics.keys() == wanted[2].keys()
     for name, value in metrics.items():
         assert value == pytest.approx(wanted[2][name], rel=1e-5), name

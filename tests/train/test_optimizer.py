@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +41,7 @@ def test_ten_steps_are_those_of_optax_adamw():
         ours = jax.tree.map(lambda w, u: w - optimizer.learning_rate(step) * u, ours, direction)  # noqa: B023
         update, plain_state = plain.update(gradient, plain_state, theirs)
         theirs = optax.apply_updates(theirs, update)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
 
 def test_norms_do_not_decay_and_matrices_do():
