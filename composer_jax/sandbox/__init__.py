@@ -12,7 +12,7 @@ other = await sandbox.fork()                             # another sandbox with 
 await sandbox.restore(before)
 await pool.close()
 
-Code that is given a pool is typed against Sandbox and SandboxPool (protocol.py).
+Code that takes a pool is typed against Sandbox and SandboxPool (protocol.py).
 """
 
 from composer_jax.sandbox.backend import WORKSPACE_PATHS

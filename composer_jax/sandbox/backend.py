@@ -250,7 +250,7 @@ def landlock_lacks() -> str:
     )
     return (
         f"{reach}names, sizes and times of the host's files can be looked up, disk and processes are limited by "
-        "looking at them, there is no network of its own, /proc is closed, and /workspace and /tmp have other paths "
+        "repeated checks, there is no network of its own, /proc is closed, and /workspace and /tmp have other paths "
         "(docs/sandbox.md)"
     )
 

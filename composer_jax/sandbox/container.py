@@ -44,7 +44,7 @@ _CLEAR = 'for path; do [ -d "$path" ] && [ ! -L "$path" ] && [ "$0" = folders ] 
 
 
 class Container:
-    """One container, made by ContainerPool.acquire(). Calls raise SandboxDied once it is gone."""
+    """One container, made by ContainerPool.acquire(). Calls raise SandboxDied once it has ended."""
 
     def __init__(self, pool: ContainerPool, tree: Path | None):
         self.name = f"composer-{uuid.uuid4().hex[:12]}"

@@ -22,7 +22,7 @@ ENGINES = ("docker", "podman")
 READ_SIZE = 65536
 INFO_S = 30.0
 BUILD_S = 3600.0
-OWNER = "composer_jax.owner"  # label of a container: who started it
+OWNER = "composer_jax.owner"  # label of a container: the process that started it
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ class Engine:
 
     def working_folder(self, image: str) -> str:
         """Returns the working folder of an image, "" where it sets none. Raises UserError for a missing image."""
-        shown = self.call("image", "inspect", "--format", "{{.Config.WorkingDir}}", image)
-        if shown.returncode:
+        inspected = self.call("image", "inspect", "--format", "{{.Config.WorkingDir}}", image)
+        if inspected.returncode:
             raise UserError(f"{self.command} has no image {image}; pull or build it first")
-        return shown.stdout.strip()
+        return inspected.stdout.strip()
 
     def volumes(self, image: str) -> list[str]:
         """Returns the volumes of an image: folders outside the layers of its containers."""
-        shown = self.call("image", "inspect", "--format", "{{json .Config.Volumes}}", image)
-        return sorted(json.loads(shown.stdout or "null") or {}) if shown.returncode == 0 else []
+        inspected = self.call("image", "inspect", "--format", "{{json .Config.Volumes}}", image)
+        return sorted(json.loads(inspected.stdout or "null") or {}) if inspected.returncode == 0 else []
 
     def build(self, folder: Path | str, image: str) -> None:
         """Builds an image from a folder with a Dockerfile. Raises UserError with the last line of the output."""

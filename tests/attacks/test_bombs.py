@@ -255,5 +255,5 @@ def test_the_limits_of_another_program(attempt, name):
     """A program that is started by exec has them, too."""
     option = {"AS": "v", "CPU": "t", "NPROC": "u", "FSIZE": "f", "NOFILE": "n", "CORE": "c"}[name]
     command = f"ulimit -{option} unlimited || ulimit -H{option}"
-    said = attempt(f"subprocess.run(['bash', '-c', {command!r}], capture_output=True).stdout.decode().strip()")
-    assert said.removeprefix("DID ").isdigit(), said
+    output = attempt(f"subprocess.run(['bash', '-c', {command!r}], capture_output=True).stdout.decode().strip()")
+    assert output.removeprefix("DID ").isdigit(), output

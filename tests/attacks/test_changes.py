@@ -1,4 +1,4 @@
-"""Deceiving the report of what a workspace changed, and who lays it elsewhere."""
+"""Attacks on the report of a workspace's changes, and on applying it elsewhere."""
 
 import asyncio
 import os
@@ -58,8 +58,8 @@ def test_an_attribute_of_the_overlay_set_by_hand(host, any_pool, folder, name):
     open("src/late", "w").write("late")
     print(sorted(os.listdir("src")), open("src/a.py").read(), open("top.py").read())
     """
-    said, changes = after(any_pool, folder, code)
-    assert said == "['a.py', 'b.py', 'late', 'new'] A = 2\n TOP = 1\n\n"
+    output, changes = after(any_pool, folder, code)
+    assert output == "['a.py', 'b.py', 'late', 'new'] A = 2\n TOP = 1\n\n"
     assert {path: change.data for path, change in changes.items()} == {
         "src/a.py": b"A = 2\n", "src/new": b"", "src/new/file": b"new", "src/late": b"late",
     }  # fmt: skip
@@ -72,8 +72,10 @@ def test_such_attributes_in_the_folder_itself(host, any_pool, folder, name):
             os.setxattr(path, f"user.overlay.{name}", VALUES.get(name, b"y"))
     except OSError:
         pytest.skip("the file system of the tests has no such attributes")
-    said, changes = after(any_pool, folder, "open('src/b.py', 'a').write('B = 2\\n'); print(sorted(os.listdir('src')))")
-    assert set(changes) == {"src/b.py"} and said == "['a.py', 'b.py']\n"
+    output, changes = after(
+        any_pool, folder, "open('src/b.py', 'a').write('B = 2\\n'); print(sorted(os.listdir('src')))"
+    )
+    assert set(changes) == {"src/b.py"} and output == "['a.py', 'b.py']\n"
 
 
 DEVICES = {

@@ -20,11 +20,11 @@ LOOKS = {
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 def test_the_environment(host, attempt, look):
-    said = attempt(look)
+    output = attempt(look)
     assert os.environ["COMPOSER_TEST_SECRET"] == SECRET
-    assert said.startswith("DID ") and len(said) > 50, said
-    assert SECRET not in said and "COMPOSER_TEST" not in said and "PYTEST" not in said
-    assert os.environ.get("HOME", SECRET) not in said.replace("/root/.", "")
+    assert output.startswith("DID ") and len(output) > 50, output
+    assert SECRET not in output and "COMPOSER_TEST" not in output and "PYTEST" not in output
+    assert os.environ.get("HOME", SECRET) not in output.replace("/root/.", "")
 
 
 def test_only_the_documented_variables(attempt):

@@ -194,11 +194,11 @@ ROUNDS = 60
 PATIENCE_S = 10.0  # with rounds that all fell on the same moment of the swapping
 
 
-def told(found) -> set[bytes]:
+def texts_of(result) -> set[bytes]:
     """Every content in what an operation returned."""
-    if isinstance(found, dict):
-        return {getattr(value, "data", value) for path, value in found.items() if path.endswith("environ")}
-    return {found} if isinstance(found, bytes) else set()
+    if isinstance(result, dict):
+        return {getattr(value, "data", value) for path, value in result.items() if path.endswith("environ")}
+    return {result} if isinstance(result, bytes) else set()
 
 
 @pytest.mark.parametrize("body", SWAPS.values(), ids=SWAPS)
@@ -218,7 +218,7 @@ def test_swapping(host, pool, body, operation):
                 except SandboxFileError:
                     continue
                 served += 1
-                for data in told(found):
+                for data in texts_of(found):
                     assert data in INSIDE or not data.strip(b"\0") or data == b"/tmp/outside/environ", data
             swapped = await sandbox.shell("until test -e /tmp/count; do :; done; kill %1; wait")
             assert swapped.outcome == "ok", swapped

@@ -51,8 +51,8 @@ def test_a_clone_that_hides_its_flags(attempt):
 @pytest.mark.parametrize("name", ["user", "mnt", "net", "pid"])
 @pytest.mark.parametrize("process", ["self", "1"])
 def test_entering_a_namespace(attempt, name, process):
-    said = attempt(f"checked(libc.setns(os.open('/proc/{process}/ns/{name}', os.O_RDONLY), 0))")
-    assert said == ("EPERM" if process == "self" else "EACCES")
+    output = attempt(f"checked(libc.setns(os.open('/proc/{process}/ns/{name}', os.O_RDONLY), 0))")
+    assert output == ("EPERM" if process == "self" else "EACCES")
 
 
 IDENTITY = {
@@ -71,9 +71,9 @@ IDENTITY = {
 }
 
 
-@pytest.mark.parametrize(("body", "said"), IDENTITY.values(), ids=IDENTITY)
-def test_becoming_somebody_else(attempt, body, said):
-    assert attempt(body) == said
+@pytest.mark.parametrize(("body", "output"), IDENTITY.values(), ids=IDENTITY)
+def test_changing_the_user(attempt, body, output):
+    assert attempt(body) == output
 
 
 def test_no_capability_is_left(attempt):

@@ -60,8 +60,8 @@ def test_changing_what_is_shown(host, pool, shown, place, change):
     async def go():
         tree = pool.tree(shown)
         async with await pool.acquire({}, packages=tree, tests=tree) as sandbox:
-            said = (await sandbox.run(["python", "-c", code])).stdout.strip()
-            assert said in ("EROFS", "EPERM", "EACCES", "EXDEV", "EBUSY"), said
+            output = (await sandbox.run(["python", "-c", code])).stdout.strip()
+            assert output in ("EROFS", "EPERM", "EACCES", "EXDEV", "EBUSY"), output
             for where in ("/opt/packages", "/tests"):
                 assert MARK in (await sandbox.run(["cat", f"{where}/hidden.py"])).stdout
         async with await pool.acquire({}, packages=tree, tests=tree) as later:
@@ -153,7 +153,7 @@ def test_a_sandbox_and_its_fork_do_not_see_each_other(host, pool):
 
 
 def test_deleted_files_of_a_tree_and_of_a_snapshot_stay_gone(host, pool, shown):
-    """A layer hides what is below it from those who stand on it, also when the overlay's signs are set by hand."""
+    """A layer hides what is below it, also when a command sets the overlay's attributes by hand."""
     code = """
 import os
 for name in ("hidden.py", "mine"):

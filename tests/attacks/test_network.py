@@ -19,7 +19,7 @@ CALLS = {
     ),
     "udp_to_the_host": (
         "s = socket.socket(type=socket.SOCK_DGRAM)\ns.connect({udp})\ns.send(b'x')\nreturn s.send(b'x')",
-        "ECONNREFUSED",  # its own loopback answers that nobody listens
+        "ECONNREFUSED",  # its own loopback: no listener
     ),
     "udp_to_the_world": ("socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('1.1.1.1', 53))", "ENETUNREACH"),
     "broadcast": (

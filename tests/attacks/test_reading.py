@@ -27,7 +27,7 @@ def test_a_secret_of_the_host(host, attempt, detour):
 
 @pytest.mark.parametrize("descriptors", ["/proc/1/fd", "/proc/self/fd", "/dev/fd"])
 def test_a_secret_behind_an_inherited_descriptor(host, attempt, descriptors):
-    said = attempt(f"""
+    output = attempt(f"""
     found = []
     for fd in os.listdir({descriptors!r}):
         try: found.append((fd, os.readlink(f"{descriptors}/{{fd}}")))
@@ -35,7 +35,7 @@ def test_a_secret_behind_an_inherited_descriptor(host, attempt, descriptors):
     return sorted(target.split(":")[0] for fd, target in found)
     """)
     # Its own are standard input, two pipes and nothing else.
-    assert said in ("EACCES", "DID ['/dev/null', 'pipe', 'pipe']")
+    assert output in ("EACCES", "DID ['/dev/null', 'pipe', 'pipe']")
 
 
 def test_a_secret_by_its_file_handle(host, attempt):

@@ -37,7 +37,7 @@ FORGED = {
 
 @pytest.mark.parametrize("command", FORGED.values(), ids=FORGED)
 def test_forging_the_end_of_a_command(host, pool, command):
-    """Commands find that descriptor among those of their shell; whoever lies deceives himself only."""
+    """Commands can find that descriptor in their shell; forging a code deceives only their author."""
     for fd in ("21", "1[0-9]"):
         every = command.replace("/proc/$$/fd/21", "$fd")
         script = f"for fd in /proc/$$/fd/{fd}; do {every}; done"
@@ -59,7 +59,7 @@ def test_work_behind_a_forged_end_is_counted(host, pool):
             while len(await sandbox.list()) < 4:  # all three began
                 assert time.monotonic() < deadline
             while "hog.py" in (await sandbox.run(["sh", "-c", "cat /proc/[0-9]*/cmdline"])).stdout:
-                assert time.monotonic() < deadline, "nobody looked"
+                assert time.monotonic() < deadline, "no check ran"
 
     asyncio.run(go())
 
@@ -70,7 +70,7 @@ HANGING = {
     "a_loop_that_ignores_everything": "trap '' TERM INT HUP CHLD; while :; do sleep 0.01; done",
     "a_stopped_shell": "kill -STOP $$; sleep 9",
     "a_stopped_shell_that_is_woken": "(sleep 0.2; kill -CONT $$) & kill -STOP $$; sleep 9",
-    "a_pipe_that_nobody_reads": "mkfifo p; echo x > p",
+    "a_pipe_without_a_reader": "mkfifo p; echo x > p",
     "waiting": "sleep 60 & wait",
     "reading_the_next_command": "cat /proc/$$/fd/* > /dev/null",
     "a_loop_at_the_end": "trap 'while :; do :; done' EXIT; exit",
@@ -130,7 +130,7 @@ JOBS = {
 
 
 @pytest.mark.parametrize("command", BACKGROUND.values(), ids=BACKGROUND)
-def test_a_job_that_keeps_whoever_ends_commands_busy(host, pool, command):
+def test_a_job_that_keeps_the_killer_of_commands_busy(host, pool, command):
     """Other commands end in time all the same, and so does the sandbox."""
 
     async def go():
@@ -186,7 +186,7 @@ def test_a_job_with_no_streams_costs_no_time(host, pool):
     asyncio.run(go())
 
 
-def test_filling_its_pipes_while_nobody_asks(host, pool):
+def test_filling_its_pipes_between_two_requests(host, pool):
     async def go():
         async with await pool.acquire({}) as sandbox:
             await sandbox.shell("yes & yes >&2 &")

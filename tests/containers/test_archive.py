@@ -1,4 +1,4 @@
-"""Archives that a container has sent: nothing in them reaches what is not theirs."""
+"""Archives from a container: unpacking one changes nothing outside its folder."""
 
 import io
 import tarfile
@@ -78,7 +78,7 @@ def test_two_names_of_a_file_are_two_files_and_what_is_special_is_left_out(place
     ],
     ids=["garbage", "long_name", "too_much", "too_deep"],
 )
-def test_what_cannot_be_kept_is_an_error_in_words(places, packed):
+def test_an_archive_that_cannot_be_unpacked_raises_with_a_reason(places, packed):
     with pytest.raises(SandboxFileError):
         unpack_into(packed, places[0], 1000)
 

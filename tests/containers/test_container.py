@@ -79,10 +79,10 @@ def test_there_is_no_network_and_no_capability(engine):
     async def use(sandbox):
         return await sandbox.run(["sh", "-c", "cat /proc/net/dev /proc/self/status; ls /"])
 
-    said = in_container(engine, use).stdout
-    assert "eth0" not in said and "lo:" in said
-    assert "CapEff:\t0000000000000000" in said and "CapBnd:\t0000000000000000" in said
-    assert "NoNewPrivs:\t1" in said
+    output = in_container(engine, use).stdout
+    assert "eth0" not in output and "lo:" in output
+    assert "CapEff:\t0000000000000000" in output and "CapBnd:\t0000000000000000" in output
+    assert "NoNewPrivs:\t1" in output
 
 
 def test_capabilities_are_those_that_were_asked_for(engine):
@@ -160,7 +160,7 @@ def test_tests_are_shown_to_the_one_that_grades(engine, tmp_path):
     assert in_container(engine, look).outcome == "nonzero"
 
 
-def test_what_cannot_be_done_with_files_is_said(engine):
+def test_failed_file_operations_raise_with_a_reason(engine):
     async def use(sandbox):
         for path in ("../out", "/etc/passwd", ""):
             with pytest.raises(SandboxFileError, match="no path in the workspace"):
@@ -252,9 +252,9 @@ def test_without_an_engine_one_sentence_says_what_is_missing(tmp_path, monkeypat
     broken.write_text("#!/bin/sh\necho first >&2; echo 'the daemon is not running' >&2; exit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}")
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as raised:
         find_engine()
-    assert str(told.value) == (
+    assert str(raised.value) == (
         "tasks with a container image need Docker or Podman: docker does not work (the daemon is not running); "
         "podman is not installed"
     )
@@ -329,7 +329,7 @@ def test_changes_are_limited_together_and_before_they_are_packed(changed_here, t
     (tmp_path / "docker.log").unlink()
     with pytest.raises(SandboxFileError, match="the changes are more than 1 MiB"):
         changed_here({"large": bytes(3 << 20)})
-    assert " stat " in (said := (tmp_path / "docker.log").read_text()) and " tar " not in said
+    assert " stat " in (output := (tmp_path / "docker.log").read_text()) and " tar " not in output
 
 
 def test_a_listing_that_was_cut_reports_nothing_as_gone(changed_here, tmp_path):

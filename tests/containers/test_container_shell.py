@@ -23,7 +23,7 @@ def test_folder_variables_functions_and_status_stay(engine):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "printed"),
     [
         ("printf 'no end'", "no end"),
         ("printf ''", ""),
@@ -35,11 +35,11 @@ def test_folder_variables_functions_and_status_stay(engine):
         ("echo caf\u00e9 \udcff", "caf\u00e9 \ufffd\n"),
     ],
 )
-def test_what_a_command_says_is_what_comes_back(engine, command, said):
+def test_the_output_of_a_command_is_returned_unchanged(engine, command, printed):
     async def use(sandbox):
         return await sandbox.shell(command)
 
-    assert in_container(engine, use).stdout == said
+    assert in_container(engine, use).stdout == printed
 
 
 @pytest.mark.parametrize("command", ["if", "echo 'open", "done", ")"])
@@ -101,7 +101,7 @@ def test_an_endless_flood_ends_with_its_time_and_the_container_with_it(engine):
     async def use(sandbox):
         late = await sandbox.shell(FLOOD, timeout_s=1)
         await sandbox.shell(f"({FLOOD}) &")
-        await asyncio.sleep(0.5)  # nobody asks for anything, and the job says more than any pipe holds
+        await asyncio.sleep(0.5)  # no request, while the job prints more than a pipe holds
         return late, await sandbox.shell("echo fine"), time.monotonic()
 
     late, beside, before_the_end = in_container(engine, use)
@@ -254,8 +254,8 @@ def test_variables_of_the_image_and_of_its_profile_are_there(engine):
         path = (await sandbox.run(["sh", "-c", "echo $PATH"])).stdout
         return path, (await sandbox.shell("echo $PATH; echo $FOUND")).stdout
 
-    path, said = at_home(engine, "cat > /dev/null; export FOUND=me; echo noise; echo noise >&2", use)
-    assert said == f"{path}me\n"
+    path, printed = at_home(engine, "cat > /dev/null; export FOUND=me; echo noise; echo noise >&2", use)
+    assert printed == f"{path}me\n"
 
 
 def test_too_much_memory_and_too_much_output(engine):

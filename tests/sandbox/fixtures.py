@@ -103,7 +103,7 @@ class Host:
         return self.file.read_text(), self.file.stat().st_mode, os.uname().nodename, mounts, os.getuid()
 
     def check(self) -> None:
-        """Nothing changed, nobody called, the neighbour process lives."""
+        """Asserts that no file changed, no connection came, and the neighbour process lives."""
         assert self.state() == self.before
         assert self.process.poll() is None
         for listener in self.listeners:
@@ -119,7 +119,7 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    """A host to attack; checked for harm when the test is over."""
+    """A host to attack, checked for harm after the test."""
     for folder in (tmp_path.parent, tmp_path.parent.parent):
         folder.chmod(0o755)  # only the sandbox may stand between the attack and the file
     monkeypatch.setenv("COMPOSER_TEST_SECRET", "secret-of-the-environment")
@@ -165,7 +165,7 @@ def trace() -> Trace:
 def as_another_user(script: str) -> str:
     """Runs a Python script as an ordinary user, whose uid is its first argument, and returns what it printed.
 
-    A tester who is root becomes one, given a view of what root keeps to itself.
+    As root, it changes to such a user, with a mount of the files that only root can read.
     """
     if os.geteuid() != 0:
         command = [sys.executable, "-c", script, str(os.getuid())]
@@ -190,9 +190,9 @@ def as_another_user(script: str) -> str:
             os._exit(99)
     os.close(send)
     with open(receive) as output:
-        said = output.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
-    return said
+        printed = output.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, printed
+    return printed
 
 
 @pytest.fixture

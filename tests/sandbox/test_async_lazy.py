@@ -24,7 +24,7 @@ def test_values_made_of_other_values_do_not_wait_for_free_threads():
     assert asyncio.run(asyncio.wait_for(go(), timeout=60)) == list(range(1, 41))
 
 
-def test_a_value_is_made_once_and_again_after_an_error():
+def test_a_value_is_computed_once_and_again_after_an_error():
     made = []
 
     def make():
@@ -40,7 +40,7 @@ def test_a_value_is_made_once_and_again_after_an_error():
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_copies_that_nobody_waits_for_any_more_are_settled_before_their_folder_goes(tmp_path, fails):
+def test_settled_waits_for_copies_whose_callers_were_cancelled(tmp_path, fails):
     begun, go_on, ended = threading.Event(), threading.Event(), []
 
     def make(folder):

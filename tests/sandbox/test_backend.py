@@ -62,7 +62,7 @@ def test_unknown_backend():
         SandboxLimits(memory_mb=0)
 
 
-def test_an_old_bubblewrap_is_passed_over(tmp_path, monkeypatch, caplog):
+def test_an_old_bubblewrap_is_not_used(tmp_path, monkeypatch, caplog):
     old = tmp_path / "bwrap"
     old.write_text("#!/bin/sh\necho bubblewrap 0.8.0\n")
     old.chmod(0o755)
@@ -95,7 +95,7 @@ def test_a_machine_that_refuses(tmp_path, monkeypatch):
         LocalSandboxPool(backend="bubblewrap")
 
 
-def test_auto_falls_back_to_landlock_and_says_why_and_what_it_lacks(tmp_path, monkeypatch, caplog):
+def test_auto_falls_back_to_landlock_and_warns_why_and_what_it_lacks(tmp_path, monkeypatch, caplog):
     refuse_bubblewrap(tmp_path, monkeypatch)
 
     async def go():
@@ -104,9 +104,9 @@ def test_auto_falls_back_to_landlock_and_says_why_and_what_it_lacks(tmp_path, mo
 
     assert asyncio.run(go()) == ("landlock", "1\n")
     (record,) = [record for record in caplog.records if record.name.startswith("composer_jax.sandbox")]
-    said = record.getMessage()
-    assert record.levelname == "WARNING" and "bubblewrap (bwrap: No permissions)" in said
-    assert "sandboxes use Landlock, which is weaker: " in said and "limited by looking" in said
+    message = record.getMessage()
+    assert record.levelname == "WARNING" and "bubblewrap (bwrap: No permissions)" in message
+    assert "sandboxes use Landlock, which is weaker: " in message and "limited by repeated checks" in message
 
 
 def test_auto_with_the_network_says_why_there_is_no_bubblewrap(tmp_path, monkeypatch):
@@ -141,7 +141,7 @@ def without_landlock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landlock, "abi_version", lambda: 0)
 
 
-def test_a_machine_that_refuses_both_backends_is_told_both_reasons(tmp_path, monkeypatch):
+def test_a_machine_that_refuses_both_backends_gets_both_reasons(tmp_path, monkeypatch):
     refuse_bubblewrap(tmp_path, monkeypatch)
     without_landlock(tmp_path, monkeypatch)
     with pytest.raises(

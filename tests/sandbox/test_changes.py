@@ -1,4 +1,4 @@
-"""What a workspace changed: told exactly, told once, and the same when laid on another workspace."""
+"""The changes of a workspace: complete, reported once, and the same after apply() to another workspace."""
 
 import asyncio
 import os
@@ -174,7 +174,7 @@ def a_command(rng: random.Random) -> str:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_changes_laid_on_another_workspace_make_it_equal(any_pool, folder, seed):
-    """Random commands and snapshots; then the same is said by the changes as the files say."""
+    """After random commands and snapshots, the reported changes equal a comparison of all files."""
     rng = random.Random(seed)
 
     async def go():
@@ -234,7 +234,7 @@ def test_more_changes_than_a_reply_can_hold_are_refused(folder):
 
 
 def test_a_link_is_never_followed_out(pool, folder, host):
-    """Neither when changes are told nor when they are laid elsewhere."""
+    """Neither in the report of changes nor when they are applied elsewhere."""
 
     async def go():
         async with await pool.acquire({}, pool.tree(folder)) as sandbox:

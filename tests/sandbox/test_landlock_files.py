@@ -84,7 +84,7 @@ def test_hard_and_symbolic_links_out(host, pool, attack):
 
 
 def test_files_of_another_sandbox(host, pool):
-    """Both have the same uid, and the attacker is told the paths."""
+    """Both have the same uid, and the attacker knows the paths."""
 
     async def go():
         async with await pool.acquire({"secret": "mine"}) as victim, await pool.acquire({}) as attacker:
@@ -110,7 +110,7 @@ def test_files_of_another_sandbox(host, pool):
 
 
 def test_modes_and_times_of_its_own_files_can_be_changed_in_every_way(pool):
-    """The supervisor does it; nobody may be able to tell."""
+    """The supervisor makes the changes; commands see no difference from the kernel."""
     code = """
     import ctypes, os, pathlib, platform, shutil, stat, struct, time
     libc = ctypes.CDLL(None, use_errno=True)

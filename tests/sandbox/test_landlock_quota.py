@@ -50,7 +50,7 @@ def test_processes_are_limited(host, pool, run_python):
          "the workspace holds more than the 16 MiB"),
     ],
 )  # fmt: skip
-def test_disk_is_limited_by_looking(pool, code, says):
+def test_disk_is_limited_by_repeated_checks(pool, code, says):
     async def go():
         async with await pool.acquire({}) as sandbox:
             result = await sandbox.run(["python", "-c", code])
@@ -136,16 +136,16 @@ os.rmdir(root)
 """
 
 
-def test_folders_that_are_closed_during_a_look_are_counted_or_too_much():
-    said = as_another_user(CLOSING).splitlines()
-    assert said[:3] == ["0 4 True False"] * 3
-    assert said[3:] == [
+def test_folders_that_are_closed_during_a_check_are_counted_or_exceed_the_limit():
+    output = as_another_user(CLOSING).splitlines()
+    assert output[:3] == ["0 4 True False"] * 3
+    assert output[3:] == [
         "True the workspace holds folders that are closed whenever they are opened to be counted",
         "True 4",
     ]
 
 
-def test_who_closes_its_folders_is_limited_and_does_not_end_its_sandbox(pool):
+def test_a_command_that_closes_its_folders_is_limited_and_does_not_end_its_sandbox(pool):
     code = """
     import os, time
     os.makedirs("a/b/c")
@@ -212,7 +212,7 @@ def judge_jobs(root: str) -> None:
     while processes.running_descendants(os.getpid()) != [shell.pid]:
         time.sleep(0.001)
     assert judged.finish_command() != ""
-    assert not judged.is_exceeded() and judged.folders[0].check() == ""  # whoever cleans up now is not blamed
+    assert not judged.is_exceeded() and judged.folders[0].check() == ""  # a later command that cleans up is not stopped
     for _ in range(4):
         background(shell, "true")
     assert judged.is_exceeded() and judged.finish_command() == "there were more than 4 processes and threads at once"
@@ -221,12 +221,12 @@ def judge_jobs(root: str) -> None:
     assert not judged.is_exceeded() and judged.finish_command() == ""
 
 
-def test_what_background_jobs_hold_is_looked_at_between_commands_and_not_forgiven(tmp_path):
+def test_the_disk_usage_of_background_jobs_is_checked_between_commands(tmp_path):
     code = IN_A_PROCESS_OF_ITS_OWN.format(repository=str(REPOSITORY), name=judge_jobs.__name__)
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
 
 
-def test_a_bomb_in_one_sandbox_is_over_for_the_others_when_it_is_for_this_one():
+def test_a_fork_bomb_stops_blocking_other_sandboxes_when_it_is_killed():
     async def go():
         async with LocalSandboxPool(SandboxLimits(processes=16), backend="landlock", size=3) as pool:
             sandboxes = [await pool.acquire({"n": str(number)}) for number in range(3)]

@@ -16,7 +16,7 @@ def pool(landlock_pool):
     return landlock_pool
 
 
-def test_what_a_sandbox_left_on_disk_is_gone_with_it_and_with_its_pool(tmp_path, monkeypatch):
+def test_files_of_a_sandbox_are_removed_with_it_and_with_its_pool(tmp_path, monkeypatch):
     for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         folder.chmod(0o755)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -82,11 +82,11 @@ asyncio.run(main())
 
 def test_as_an_ordinary_user_whose_files_and_processes_have_the_same_uid():
     uid = os.getuid() or 60_999
-    said = as_another_user(AS_ORDINARY_USER)
-    assert said == f"as {uid} []\n" if os.getuid() == 0 else said.startswith(f"as {uid} ")
+    output = as_another_user(AS_ORDINARY_USER)
+    assert output == f"as {uid} []\n" if os.getuid() == 0 else output.startswith(f"as {uid} ")
 
 
-def test_root_is_an_unused_user_without_rights(pool, trace):
+def test_root_becomes_an_unused_user_without_rights(pool, trace):
     async def go():
         async with await pool.acquire({}) as sandbox:
             running = asyncio.create_task(sandbox.run(["sleep", trace.text], timeout_s=5))

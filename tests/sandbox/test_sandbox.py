@@ -1,4 +1,4 @@
-"""What a sandbox does for those who use it: files, commands, outcomes."""
+"""The calls of a sandbox: files, commands, outcomes."""
 
 import asyncio
 import re
@@ -13,7 +13,7 @@ from tests.sandbox.fixtures import LIMITS, contents
 
 @pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
 def pool(request):
-    """All of this holds behind either kind of walls."""
+    """A pool of either isolation, which must give the same results."""
     pool = LocalSandboxPool(LIMITS, size=4, backend=request.param)
     yield pool
     pool.kill()
@@ -127,7 +127,7 @@ def test_script(pool):
     assert (result.outcome, result.exit_code, result.truncated_bytes) == ("nonzero", 3, 0)
 
 
-# Each program is run by the fork server and by a real interpreter; nobody may be able to tell.
+# Each program is run by the fork server and by a real interpreter; the results must be the same.
 PROGRAMS = {
     "traceback": (["program.py"], "def f():\n    1 / 0\n\ntry:\n    f()\n"
                   "except Exception as e:\n    raise KeyError('x') from e\n"),

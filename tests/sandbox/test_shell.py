@@ -190,7 +190,7 @@ def test_a_chatty_job_neither_blocks_nor_counts_against_later_commands():
     asyncio.run(go())
 
 
-def test_descriptors_are_free_and_forged_codes_deceive_nobody_else(pool):
+def test_descriptors_are_free_and_a_forged_code_affects_only_its_command(pool):
     results, _ = say(
         pool,
         "exec 3>three 4>four; echo x >&3; echo y >&4",

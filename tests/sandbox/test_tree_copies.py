@@ -22,7 +22,7 @@ def test_without_overlays_trees_are_copied(folder, backend):
                 mounted = (await one.run(["grep", "-c", " overlay ", "/proc/self/mounts"])).stdout
                 assert backend != "auto" or mounted == "0\n"
                 await one.delete("package/code.py")
-                await one.run(["mkfifo", "pipe"])  # no file: a copy goes without
+                await one.run(["mkfifo", "pipe"])  # not a file: left out of a copy
                 async with await one.fork() as other:
                     await other.write("new.txt", "o")
                     assert await one.read("new.txt") == b"n"
