@@ -1,6 +1,8 @@
-"""Paths and names in the pages for contributors exist."""
+"""Paths and names in the pages for contributors, and in the scripts of CI, exist."""
 
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,10 @@ def test_tables_of_contributing_are_in_their_files():
     assert len(tables) > 8
     for name, path in tables:
         assert re.search(rf"^{name}\b", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), f"{path}: {name}"
+
+
+def test_the_row_with_the_newest_jax_names_tests_that_exist():
+    script = (ROOT / ".ci" / "jax_next").read_text(encoding="utf-8")
+    listed = re.search(r"^tests=\((.*?)^\)", script, re.MULTILINE | re.DOTALL)
+    command = f"cd {shlex.quote(str(ROOT))} && ls -d {' '.join(listed[1].split())}"
+    assert subprocess.run(["bash", "-c", command], capture_output=True).returncode == 0
