@@ -176,7 +176,7 @@ def test_a_text_in_bits_per_byte(folder, tmp_path):
         ),
         (["--checkpoint=hf:{0}", "--out={1}/o.npz", "--text={0}/config.json", "--window=1"], "--window"),
         (["--checkpoint=hf:{0}", "--out={1}/o.npz", "--text=x", "--dtype=int8"], "dtype='int8'"),
-        (["--checkpoint=hf:nope://x", "--out={1}/o.npz", "--text=x"], "neither a folder nor a URL"),
+        (["--checkpoint=hf:nope://x", "--out={1}/o.npz", "--text=x"], "neither a folder nor a readable URL"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(folder, tmp_path, arguments, message):

@@ -51,7 +51,7 @@ def test_what_people_add_to_a_config_of_ours_counts():
 
 def test_a_rotary_part_that_their_rounding_would_change_is_refused():
     odd = small(kv_lora_rank=None, n_kv_heads=3, qk_nope_dim=14, qk_rope_dim=30, v_head_dim=44, rope_halves=True)
-    with pytest.raises(UserError, match="qk_rope_dim=30 has no place in a glm4_moe checkpoint"):
+    with pytest.raises(UserError, match="qk_rope_dim=30 cannot be stored in a glm4_moe checkpoint"):
         hf_config(odd)
 
 
@@ -90,7 +90,7 @@ def test_null_means_what_it_means_there():
 )
 def test_what_the_decoder_cannot_do_is_refused(change):
     (key, value), *_ = change.items()
-    with pytest.raises(UserError, match="can(not)? be read") as error:
+    with pytest.raises(UserError, match="supported") as error:
         model_config(KIMI_K2 | change)
     assert (repr(value.get("type") or value.get("rope_type")) if "rope_" in key and value else key) in str(error.value)
 
@@ -98,7 +98,7 @@ def test_what_the_decoder_cannot_do_is_refused(change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"attention_factor": 1.5}, "attention_factor=1.5; only null can be read yet"),
+        ({"attention_factor": 1.5}, "attention_factor=1.5; only null is supported"),
         ({"mscale_all_dim": 0.0}, "mscale=1.0 and mscale_all_dim=0.0; both or none"),
         ({"factor": 0.5}, "yarn.factor=0.5 would shorten the context"),
         ({"beta_slow": 2.0}, "beta_slow=2.0 <= beta_fast=1.0"),

@@ -1,11 +1,13 @@
-"""Hugging Face checkpoints: read straight into sharded arrays (`load_hf`), written from them (`save_hf`).
+"""Hugging Face checkpoints: read directly into sharded arrays (`load_hf`), written from them (`save_hf`).
 
-layout        names and layouts of the tensors there, and the leaves of our Params they belong to
-config_json   config.json <-> ModelConfig
-files         folders of safetensors files, local or behind a URL
-quantized     DeepSeek's fp8, Kimi K2.5's int4 and gpt-oss's mxfp4, read as floats
-weights       tensors in memory <-> Params
-load, save    folders <-> Params
+families           the architectures of transformers that the Decoder implements
+config_json        config.json <-> ModelConfig
+tensor_layout      name and layout of every tensor, and the leaves of our Params that it holds
+folder             files in a folder, local or at a URL
+safetensors_files  folders of safetensors files
+quantized          DeepSeek's fp8, Kimi K2.5's int4 and gpt-oss's mxfp4, read as floats
+weights            tensors in memory <-> Params
+load, save         folders <-> Params
 """
 
 from composer_jax.checkpoint.huggingface.config_json import hf_config, model_config

@@ -1,7 +1,7 @@
-"""The architectures of transformers that the Decoder can be, and what config.json says of each.
+"""The architectures of transformers that the Decoder implements, and the keys of their config.json.
 
-A family is data: which keys hold which fields of ModelConfig, and what both sides take for granted. Reading goes by
-model_type; writing finds the family that has a place for everything in a ModelConfig.
+A family is data: the key of each field of ModelConfig, and the values that both sides fix. Reading looks the family up
+by model_type; writing finds the family that can hold every field of a ModelConfig.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ _TIED = {"tie_embeddings": ("tie_word_embeddings", False)}
 _NO_EXTRAS = {"embedding_taps": 0, "attention_scale": 1.0}
 _NO_MODULES = {"n_mtp_modules": 0}
 _PLAIN_EXPERTS = {"router_logit_bias": False, "expert_bias": False, "swiglu_limit": None}
-_ALL_LAYERS_ALIKE = {"attention_sinks": False, "sliding_window": None}
+_UNIFORM_LAYERS = {"attention_sinks": False, "sliding_window": None}
 _NO_GROUPS = {"n_expert_groups": 1, "topk_groups": 1, "routed_scaling_factor": 1.0}
 _ONLY_EXPERTS = {"n_dense_layers": 0, "n_shared_experts": 0}
 _HEADS = {"kv_lora_rank": None, "rope_halves": True}
@@ -39,15 +39,15 @@ class Family:
     model_type: str
     architecture: str
     fields: Mapping[str, str]
-    """Our field -> the key that config.json must have; of several, any one, and the first is written."""
+    """Our field -> the required key of config.json; with several, any one is read and the first is written."""
     optional: Mapping[str, tuple[str, Any]]
-    """Our field -> (key, what a config.json without it means)."""
+    """Our field -> (key, value if config.json lacks the key)."""
     only: Mapping[str, Any]
-    """Keys of which one value is built; a config.json without the key means that value."""
+    """Keys of which one value is supported; it is also the meaning of a config.json without the key."""
     fixed: Mapping[str, Any]
-    """Our fields of which such a network has one value."""
+    """Our fields that have one value in this family."""
     also: tuple[str, ...] = ()
-    """Other values of model_type that name the same."""
+    """Further values of model_type for the same architecture."""
 
 
 DEEPSEEK_V3 = Family(
@@ -78,7 +78,7 @@ DEEPSEEK_V3 = Family(
     },
     fixed=_NO_EXTRAS
     | _PLAIN_EXPERTS
-    | _ALL_LAYERS_ALIKE
+    | _UNIFORM_LAYERS
     | {"router_scores": "sigmoid", "normalise_gates": True, "rope_halves": False, "latent_norm_eps": 1e-6},
 )
 
@@ -103,7 +103,7 @@ GLM4_MOE = Family(
     only={"norm_topk_prob": True, "hidden_act": "silu"},
     fixed=_NO_EXTRAS
     | _PLAIN_EXPERTS
-    | _ALL_LAYERS_ALIKE
+    | _UNIFORM_LAYERS
     | _HEADS
     | {"router_scores": "sigmoid", "normalise_gates": True, "out_bias": False},
 )
@@ -127,7 +127,7 @@ QWEN3_MOE = Family(
     fixed=_NO_EXTRAS
     | _NO_MODULES
     | _PLAIN_EXPERTS
-    | _ALL_LAYERS_ALIKE
+    | _UNIFORM_LAYERS
     | _NO_GROUPS
     | _ONLY_EXPERTS
     | _HEADS
@@ -170,25 +170,27 @@ GPT_OSS = Family(
 FAMILIES = (DEEPSEEK_V3, GLM4_MOE, QWEN3_MOE, GPT_OSS)
 
 
-def find_family_by_type(model_type: str) -> Family | None:
-    """By the model_type of a config.json."""
+def find_family_by_type(model_type: str | None) -> Family | None:
+    """Returns the family of a model_type of config.json, or None."""
     return next((f for f in FAMILIES if model_type == f.model_type or model_type in f.also), None)
 
 
 def find_family(config: ModelConfig) -> Family:
-    """The family that has a place for this network. Raises a UserError that names a field for which none has one."""
+    """Returns the family that can store this network. Raises a UserError that names a field that none can store."""
     grouped = GPT_OSS if config.expert_bias else GLM4_MOE if config.router_scores == "sigmoid" else QWEN3_MOE
     by_attention = {"mla": DEEPSEEK_V3, "gqa": grouped}
     name = attention_name(config)
     if name not in by_attention:
         raise UserError(
-            f"attention={name!r} has no place in a Hugging Face checkpoint; use {' or '.join(by_attention)}."
+            f"attention={name!r} cannot be stored in a Hugging Face checkpoint; use {' or '.join(by_attention)}."
         )
     likely = by_attention[name]
     for field, value in likely.fixed.items():
-        found = getattr(config, field)
-        if found != value:
-            raise UserError(f"{field}={found} has no place in a {likely.model_type} checkpoint yet; only {value} has.")
+        actual = getattr(config, field)
+        if actual != value:
+            raise UserError(
+                f"{field}={actual} cannot be stored in a {likely.model_type} checkpoint; only {value} can be."
+            )
     shared: dict[str, str] = {}
     for field, key in [*likely.fields.items(), *((field, key) for field, (key, _) in likely.optional.items())]:
         first = shared.setdefault(key.split()[0], field)

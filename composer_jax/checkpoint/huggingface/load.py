@@ -1,4 +1,4 @@
-"""Reads a Hugging Face checkpoint straight into sharded arrays, layer by layer."""
+"""Reads a Hugging Face checkpoint directly into sharded arrays, layer by layer."""
 
 import dataclasses
 import os
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from composer_jax.checkpoint.dtypes import require_float_dtype
@@ -18,12 +17,18 @@ from composer_jax.checkpoint.huggingface.config_json import TEXT_TOWERS, count_m
 from composer_jax.checkpoint.huggingface.folder import Folder
 from composer_jax.checkpoint.huggingface.quantized import CheckpointFiles
 from composer_jax.checkpoint.huggingface.safetensors_files import SafetensorsFolder
-from composer_jax.checkpoint.huggingface.tensor_layout import TensorLayout, absent_leaves, copy_into, leaf_shapes
+from composer_jax.checkpoint.huggingface.tensor_layout import (
+    TensorLayout,
+    absent_leaves,
+    copy_into,
+    flatten_tree,
+    leaf_shapes,
+)
 from composer_jax.checkpoint.huggingface.weights import group_by_leaf, match_layouts, unflatten_leaves
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.observe.progress import Progress
 
-_THREADS = 8  # each holds a tensor, which quantised ones are several times over while they are expanded
+_THREADS = 8  # each holds one tensor; a quantised one takes several times its size while it is dequantised
 
 _Tensors = Sequence[tuple[str, TensorLayout]]
 
@@ -37,19 +42,19 @@ class Loaded(NamedTuple):
 
 
 def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True) -> Loaded:
-    """The network of a Hugging Face checkpoint folder, its weights where the mesh wants them.
+    """Loads the network of a Hugging Face checkpoint folder, with its weights sharded over the mesh.
 
-    Reads float files and the forms of quantized.py: fp8 in blocks, packed int4, mxfp4. Needs host memory for about two
-    layers of the largest leaf, and per thread a tensor (as float32, where it is quantised). Every process of a
+    Reads float files and the formats of quantized.py: fp8 in blocks, packed int4, mxfp4. Needs host memory for about
+    two layers of the largest leaf, and one tensor per thread (as float32 if it is quantised). Every process of a
     multi-controller run makes the same call and reads the shards of its own devices.
 
     Args:
       path: a local folder, or a URL that fsspec knows (gs://bucket/folder).
       mesh: None puts everything on the first device of this process.
-      dtype: of the weights and of the computation: float32, bfloat16 or float16. None is what config.json names
-        ("torch_dtype"), or bfloat16.
-      mtp: whether to read the multi-token-prediction modules that config.json announces. Folders that transformers
-        wrote announce them and do not have them, which is no mistake.
+      dtype: of the weights and of the computation: float32, bfloat16 or float16. None is the "torch_dtype" of
+        config.json, or bfloat16.
+      mtp: whether to read the multi-token-prediction modules that config.json counts. Folders written by transformers
+        count them and do not contain them, which is accepted.
 
     Raises:
       UserError: an architecture that cannot be read; tensors that are missing, unexpected, of another shape or cut
@@ -66,7 +71,7 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
     files = SafetensorsFolder(folder)
     modules = tuple(f"model.layers.{config.n_layers + i}." for i in range(count_mtp_modules(described)))
     read_modules = mtp and any(name.removeprefix(prefix).startswith(modules) for name in files.tensors)
-    source = CheckpointFiles(files, quantization, prefix, left_out=() if read_modules else modules)
+    source = CheckpointFiles(files, quantization, prefix, excluded=() if read_modules else modules)
     config = dataclasses.replace(
         config, param_dtype=dtype, compute_dtype=dtype, n_mtp_modules=len(modules) if read_modules else 0
     )
@@ -74,26 +79,28 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
     shardings = _shardings(definition, mesh)
     table = match_layouts(source, config)
 
-    parts = group_by_leaf(table)
+    tensors_of = group_by_leaf(table)
     shapes = leaf_shapes(config)
-    size = sum(source.sizes[name] for tensors in parts.values() for name, _ in tensors)
+    size = sum(source.sizes[name] for tensors in tensors_of.values() for name, _ in tensors)
     with (
         Progress(size, "byte", f"load {folder.name}") as progress,
         ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS)) as threads,
     ):
         reader = _Reader(source, threads, progress)
-        arrays = {leaf: reader.leaf(leaf, tensors, shapes[leaf], shardings[leaf]) for leaf, tensors in parts.items()}
+        arrays = {
+            leaf: reader.leaf(leaf, tensors, shapes[leaf], shardings[leaf]) for leaf, tensors in tensors_of.items()
+        }
         for leaf in absent_leaves(config, table):
             arrays[leaf] = _zeros(shapes[leaf], shardings[leaf])
     return Loaded(definition, *unflatten_leaves(arrays))
 
 
 def _shardings(definition: ModelDef, mesh: Mesh | None) -> dict[str, Sharding]:
-    """Of every leaf by its dotted path."""
+    """Returns the sharding of every leaf by its dotted path."""
     if mesh is None:
         return dict.fromkeys(leaf_shapes(definition.config), SingleDeviceSharding(jax.local_devices()[0]))
-    params, bias = (flatten_dict(tree, sep=".") for tree in definition.shardings(mesh))
-    return params | bias
+    params, bias = definition.shardings(mesh)
+    return flatten_tree(params) | flatten_tree(bias)
 
 
 def _zeros(shape: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.Array:
@@ -107,7 +114,7 @@ class _Reader:
     progress: Progress
 
     def leaf(self, leaf: str, tensors: _Tensors, shape: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.Array:
-        """One leaf on its devices; a stack of layers is written one layer at a time into the array that stays."""
+        """Reads one leaf onto its devices; a stack of layers is written layer by layer into one donated array."""
         if not tensors[0][1].index:
             return self._array(leaf, tensors, 0, shape.shape, shape.dtype, sharding)
         whole = _zeros(shape, sharding)
@@ -116,21 +123,23 @@ class _Reader:
             donate_argnums=0,
             out_shardings=sharding,
         )
-        if isinstance(sharding, NamedSharding):  # layers are never spread: the first axis of the spec is None
+        if isinstance(
+            sharding, NamedSharding
+        ):  # the axis of layers is never sharded: the first entry of the spec is None
             sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
         for index in range(shape.shape[0]):
-            here = [(name, tensor) for name, tensor in tensors if tensor.index[0] == index]
-            layer = self._array(leaf, here, 1, shape.shape[1:], shape.dtype, sharding)
+            in_layer = [(name, tensor) for name, tensor in tensors if tensor.index[0] == index]
+            layer = self._array(leaf, in_layer, 1, shape.shape[1:], shape.dtype, sharding)
             whole = write(whole, layer, np.int32(index))
         return whole
 
     def _array(self, leaf: str, tensors: _Tensors, depth: int, shape, dtype, sharding: Sharding) -> jax.Array:
-        """An array of which this process reads what its devices hold, each region once.
+        """Reads the regions of one array that the devices of this process hold, each once.
 
-        depth: how many of the tensors' indices lead to the array.
+        depth: number of the tensors' leading indices that select the array.
         """
         regions = {
-            device: tuple(part.indices(size)[:2] for part, size in zip(region, shape, strict=True))
+            device: tuple(part.indices(size)[:2] for part, size in zip(region or (), shape, strict=True))
             for device, region in sharding.addressable_devices_indices_map(shape).items()
         }
         buffers = {region: np.empty([stop - start for start, stop in region], dtype) for region in regions.values()}
@@ -138,15 +147,16 @@ class _Reader:
         def fill(item: tuple[str, TensorLayout]) -> int:
             name, tensor = item
             index = tensor.index[depth:]
-            wanted = [region for region in buffers if all(a <= i < b for i, (a, b) in zip(index, region, strict=False))]
-            values = tensor.part(self.source.read(name), leaf) if wanted else None
-            for region in wanted:
-                place = tuple(i - start for i, (start, _) in zip(index, region, strict=False))
-                rest = tuple(slice(*part) for part in region[len(index) :])
-                copy_into(buffers[region][place], values[rest])
+            local = [region for region in buffers if all(a <= i < b for i, (a, b) in zip(index, region, strict=False))]
+            if local:
+                values = tensor.slice_leaf(self.source.read(name), leaf)
+                for region in local:
+                    offset = tuple(i - start for i, (start, _) in zip(index, region, strict=False))
+                    rest = tuple(slice(*part) for part in region[len(index) :])
+                    copy_into(buffers[region][offset], values[rest])
             return self.source.sizes[name]
 
         for count in self.threads.map(fill, tensors):
             self.progress.update(count)
-        parts = [jax.device_put(buffers[region], device) for device, region in regions.items()]
-        return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+        shards = [jax.device_put(buffers[region], device) for device, region in regions.items()]
+        return jax.make_array_from_single_device_arrays(shape, sharding, shards)

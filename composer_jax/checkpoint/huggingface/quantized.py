@@ -1,4 +1,4 @@
-"""The quantised forms that large mixtures are published in, read as floats.
+"""Reads the quantised formats of published mixtures of experts as floats.
 
 fp8    DeepSeek-V3: w = q * scale_inv of its block of 128 x 128 weights; q in float8 e4m3
 int4   Kimi K2.5 (compressed-tensors, pack-quantized): w = q * scale of its group of 32 weights along the input;
@@ -20,13 +20,13 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, 
 
 
 def dequantize_fp8(q: np.ndarray, scale_inv: np.ndarray, block: tuple[int, int]) -> np.ndarray:
-    """float32 [O,I] from float8 [O,I] and one float32 scale per block, [ceil(O/block), ceil(I/block)]."""
+    """Returns float32 [O,I] from float8 [O,I] and one float32 scale per block, [ceil(O/block), ceil(I/block)]."""
     scale = scale_inv.astype(np.float32).repeat(block[0], 0)[: q.shape[0]].repeat(block[1], 1)[:, : q.shape[1]]
     return q.astype(np.float32) * scale
 
 
 def dequantize_int4(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """float32 [O,I] from int32 [O,I/8] and scales [O,I/group]."""
+    """Returns float32 [O,I] from int32 [O,I/8] and scales [O,I/group]."""
     shifts = np.arange(0, 32, 4, dtype=np.uint32)
     q = ((packed.view(np.uint32)[:, :, None] >> shifts) & 15).astype(np.int8) - 8
     rows, groups = scale.shape
@@ -34,8 +34,8 @@ def dequantize_int4(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """float32 [E,I,O] from uint8 [E,O,I/32,16] and uint8 exponents [E,O,I/32]."""
-    q = np.empty((*blocks.shape, 2), np.float32)  # filled and scaled in place: it can be gigabytes
+    """Returns float32 [E,I,O] from uint8 [E,O,I/32,16] and uint8 exponents [E,O,I/32]."""
+    q = np.empty((*blocks.shape, 2), np.float32)  # filled and scaled in place, because it can be gigabytes
     q[..., 0], q[..., 1] = _E2M1[blocks & 15], _E2M1[blocks >> 4]
     values = q.reshape(*blocks.shape[:3], 32)
     np.ldexp(values, scales.astype(np.int32)[..., None] - 127, out=values)
@@ -43,16 +43,16 @@ def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 class CheckpointFiles:
-    """The tensors of a checkpoint as weights: quantised ones by their plain name and shape, read into float32.
+    """The tensors of a checkpoint by the name and shape of the weight; quantised ones are read as float32.
 
     Args:
       files: the safetensors files.
-      quantization: quantization_config of config.json; None for a checkpoint without.
-      prefix: what stands before the names of the language model; other tensors are left out. (K2.5: "language_model.".)
-      left_out: how the names of tensors begin that are left out as well, after that prefix.
+      quantization: quantization_config of config.json, or None.
+      prefix: prefix of the names of the language model (K2.5: "language_model."); other tensors are left out.
+      excluded: prefixes, after `prefix`, of further names to leave out.
 
     Raises:
-      UserError: a kind of quantisation that cannot be read, or a tensor whose values need a scale that is not there.
+      UserError: an unsupported quantisation, or a quantised tensor without its scale.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CheckpointFiles:
         files: SafetensorsFolder,
         quantization: Mapping[str, Any] | None,
         prefix: str = "",
-        left_out: tuple[str, ...] = (),
+        excluded: tuple[str, ...] = (),
     ):
         self._files, self._prefix = files, prefix
         if not isinstance(quantization, Mapping | None):
@@ -70,11 +70,11 @@ class CheckpointFiles:
         stored = {
             name.removeprefix(prefix): tensor
             for name, tensor in files.tensors.items()
-            if name.startswith(prefix) and not name.removeprefix(prefix).startswith(left_out)
+            if name.startswith(prefix) and not name.removeprefix(prefix).startswith(excluded)
         }
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.sizes: dict[str, int] = {}
-        """Bytes in the files."""
+        """Bytes in the files, by name."""
         self._packed: set[str] = set()
         self._microscaled: set[str] = set()
         for name, tensor in stored.items():
@@ -108,7 +108,7 @@ class CheckpointFiles:
         if name in self._microscaled:
             return dequantize_mxfp4(self._files.read(f"{full}_blocks"), self._files.read(f"{full}_scales"))
         array = self._files.read(full)
-        if array.dtype == DTYPES["F8_E4M3"]:
+        if array.dtype == DTYPES["F8_E4M3"] and self._block is not None:  # checked by the constructor
             return dequantize_fp8(array, self._files.read(f"{full}_scale_inv"), self._block)
         return array
 
@@ -118,37 +118,37 @@ class CheckpointFiles:
         shape = stored[name].shape
         if len(shape) != 2:
             raise UserError(f"{name} is fp8 of shape {list(shape)}; only matrices can be read.")
-        wanted = tuple(-(-size // block) for size, block in zip(shape, self._block, strict=True))
+        expected = tuple(-(-size // block) for size, block in zip(shape, self._block, strict=True))
         scale = stored.get(f"{name}_scale_inv")
-        if scale is None or scale.shape != wanted:
-            found = "is missing" if scale is None else f"is {list(scale.shape)}"
-            raise UserError(f"{name}_scale_inv {found}; {list(wanted)} belongs to {list(shape)} in fp8.")
+        if scale is None or scale.shape != expected:
+            actual = "is missing" if scale is None else f"is {list(scale.shape)}"
+            raise UserError(f"{name}_scale_inv {actual}; {list(expected)} belongs to {list(shape)} in fp8.")
 
     def _require_int4(self, name: str, stored: Mapping[str, TensorSpan]) -> None:
         if self._group is None:
-            raise UserError(f"{name}_packed is there, but config.json does not say how it is quantised.")
+            raise UserError(f"{name}_packed has no quantization_config in config.json, which says how it is quantised.")
         packed = stored[f"{name}_packed"]
         if len(packed.shape) != 2 or packed.dtype != "I32":
             raise UserError(f"{name}_packed is {packed.dtype}{list(packed.shape)}; matrices of I32 can be read.")
         rows, words = packed.shape
-        wanted = (rows, words * _PER_WORD // self._group)
+        expected = (rows, words * _PER_WORD // self._group)
         scale = stored.get(f"{name}_scale")
-        if scale is None or scale.shape != wanted or words * _PER_WORD % self._group:
-            found = "is missing" if scale is None else f"is {list(scale.shape)}"
+        if scale is None or scale.shape != expected or words * _PER_WORD % self._group:
+            actual = "is missing" if scale is None else f"is {list(scale.shape)}"
             raise UserError(
-                f"{name}_scale {found}; {list(wanted)} belongs to groups of {self._group} of {words * _PER_WORD}."
+                f"{name}_scale {actual}; {list(expected)} belongs to groups of {self._group} of {words * _PER_WORD}."
             )
 
     def _require_mxfp4(self, name: str, stored: Mapping[str, TensorSpan]) -> None:
         shape = stored[f"{name}_blocks"].shape
         scale = stored.get(f"{name}_scales")
-        kinds = {tensor.dtype for tensor in (stored[f"{name}_blocks"], scale) if tensor is not None}
-        if kinds != {"U8"}:
-            raise UserError(f"{name}_blocks and {name}_scales are {', '.join(sorted(kinds))}; U8 can be read.")
+        dtypes = {tensor.dtype for tensor in (stored[f"{name}_blocks"], scale) if tensor is not None}
+        if dtypes != {"U8"}:
+            raise UserError(f"{name}_blocks and {name}_scales are {', '.join(sorted(dtypes))}; U8 can be read.")
         if len(shape) != 4 or shape[3] != 16 or scale is None or scale.shape != shape[:3]:
-            found = "is missing" if scale is None else f"is {list(scale.shape)}"
+            actual = "is missing" if scale is None else f"is {list(scale.shape)}"
             raise UserError(
-                f"{name}_blocks is {list(shape)}, {name}_scales {found}; [E,O,G,16] and [E,O,G] are needed."
+                f"{name}_blocks is {list(shape)}, {name}_scales {actual}; [E,O,G,16] and [E,O,G] are needed."
             )
 
 
@@ -175,13 +175,13 @@ def _int4_group(quantization: Mapping[str, Any] | None) -> int | None:
     groups = quantization.get("config_groups") or {}
     if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
         raise UserError(f"quantization_config has config_groups={groups!r}, which is not an object of objects.")
-    found = [group.get("weights") or {} for group in groups.values()]
-    wanted = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
-    for weights in found:
-        for key, value in wanted.items():
+    sections = [group.get("weights") or {} for group in groups.values()]
+    supported = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
+    for weights in sections:
+        for key, value in supported.items():
             if weights.get(key) != value:
-                raise UserError(f"quantization_config has {key}={weights.get(key)!r}; only {value!r} can be read.")
-    sizes = {weights.get("group_size") for weights in found}
+                raise UserError(f"quantization_config has {key}={weights.get(key)!r}; only {value!r} is supported.")
+    sizes = {weights.get("group_size") for weights in sections}
     if len(sizes) != 1 or not isinstance(size := next(iter(sizes)), int):
         raise UserError(f"quantization_config has group sizes {sorted(map(str, sizes))}; one number is needed.")
     return size

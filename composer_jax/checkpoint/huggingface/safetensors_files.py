@@ -1,9 +1,8 @@
-"""Folders of safetensors files, local or behind any URL that fsspec knows (gs://...): tensors read one at a time, and
-files written in one pass.
+"""Folders of safetensors files: tensors read one at a time, and files written in one pass.
 
 The format (https://huggingface.co/docs/safetensors): eight bytes of length, a JSON header of name -> dtype, shape and
-byte range, then the bytes. The library of that name maps local files into memory; a terabyte in a bucket has to be read
-by byte ranges, and a mapped file counts as memory of the process, so both are read here in one way.
+byte range, then the bytes. The safetensors library maps local files into memory. A checkpoint of a terabyte in a bucket
+has to be read by byte ranges, and a mapped file counts as memory of the process, so both are read by ranges here.
 """
 
 import json
@@ -33,22 +32,22 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class TensorSpan(NamedTuple):
-    """Where a tensor lies."""
+    """The bytes of a tensor in a file."""
 
     file: str
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    """Byte in the file."""
+    """Offset in the file."""
     size: int
     """Bytes."""
 
 
 class SafetensorsFolder:
-    """Every tensor of the safetensors files of a folder. Only headers are read before `read`.
+    """The tensors of all safetensors files in a folder. The constructor reads the headers only.
 
     Raises:
-      UserError: there are no such files, one that the index names is missing, or one is damaged or cut short.
+      UserError: there are no such files, one in the index is missing, or one is damaged or truncated.
     """
 
     def __init__(self, folder: Folder):
@@ -66,20 +65,20 @@ class SafetensorsFolder:
         return data.view(DTYPES[stored.dtype]).reshape(stored.shape)
 
     def _files(self) -> list[str]:
-        there = self.folder.files()
-        if INDEX in there:
+        names = self.folder.files()
+        if INDEX in names:
             weight_map = self.folder.json(INDEX).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise UserError(f"{self.folder.name}/{INDEX} has no weight_map.")
-            named = sorted(set(weight_map.values()))
-            missing = [file for file in named if file not in there]
+            files = sorted(set(weight_map.values()))
+            missing = [file for file in files if file not in names]
             if missing:
                 raise UserError(f"{self.folder.name} lacks {missing[0]}, which its {INDEX} names.")
         else:
-            named = [file for file in there if file.endswith(".safetensors")]
-        if not named:
+            files = [file for file in names if file.endswith(".safetensors")]
+        if not files:
             raise UserError(f"{self.folder.name} has no safetensors files.")
-        return named
+        return files
 
     def _header(self, file: str) -> dict[str, TensorSpan]:
         where = f"{self.folder.name}/{file}"
@@ -89,12 +88,12 @@ class SafetensorsFolder:
         length = int(self.folder.read(file, 0, 8).view("<u8")[0])
         if 8 + length > total:
             raise UserError(
-                f"{where} is cut short or damaged: it has {total} bytes, its header alone {8 + length}; fetch it again."
+                f"{where} is truncated or damaged: it has {total} bytes, its header alone {8 + length}; fetch it again."
             )
         try:
             header = json.loads(self.folder.read(file, 8, length).tobytes())
             header.pop("__metadata__", None)
-            found = {
+            spans = {
                 name: TensorSpan(
                     file,
                     entry["dtype"],
@@ -106,16 +105,16 @@ class SafetensorsFolder:
             }
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise UserError(f"the header of {where} is damaged ({error}); fetch the file again.") from error
-        for name, stored in found.items():
-            if stored.dtype in DTYPES:  # of other dtypes are tensors that nobody asks for
+        for name, stored in spans.items():
+            if stored.dtype in DTYPES:  # tensors of other dtypes are never read
                 size = math.prod(stored.shape) * DTYPES[stored.dtype].itemsize
                 if stored.size != size:
                     raise UserError(f"{name} in {where} has {stored.size} bytes for {size}; the file is damaged.")
             if stored.begin + stored.size > total:
                 raise UserError(
-                    f"{where} is cut short: it has {total} bytes of {stored.begin + stored.size}; fetch it again."
+                    f"{where} is truncated: it has {total} bytes of {stored.begin + stored.size}; fetch it again."
                 )
-        return found
+        return spans
 
 
 def write_safetensors(folder: Folder, file: str, tensors: Iterable[tuple[str, tuple[int, ...], np.dtype]], get) -> None:
@@ -123,9 +122,9 @@ def write_safetensors(folder: Folder, file: str, tensors: Iterable[tuple[str, tu
 
     Args:
       tensors: (name, shape, dtype) of each, in the order of the file.
-      get: name -> C-contiguous array; called once per tensor, when its turn comes.
+      get: name -> C-contiguous array; called once per tensor, in order.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     names, begin = [], 0
     for name, shape, dtype in tensors:
         size = math.prod(shape) * dtype.itemsize
@@ -142,7 +141,7 @@ def write_safetensors(folder: Folder, file: str, tensors: Iterable[tuple[str, tu
 
 
 def split_into_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Names in order, cut into files of at most `limit` bytes (a larger tensor has a file of its own)."""
+    """Divides names, in order, into files of at most `limit` bytes; a larger tensor has a file of its own."""
     files: list[list[str]] = []
     room = 0
     for name, size in sizes.items():

@@ -17,45 +17,45 @@ from flax.traverse_util import flatten_dict
 from composer_jax.checkpoint.huggingface.families import find_family
 from composer_jax.models.attention_kinds import attention_name
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.model_def import ModelDef
+from composer_jax.models.model_def import ModelDef, Params
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorLayout:
-    """One tensor of a checkpoint: its layout there, and which slices of our leaves it holds."""
+    """The layout of one tensor of a checkpoint, and the slices of our leaves that it holds."""
 
     dims: tuple[str, ...]
-    """Its dimensions; several letters are one dimension that is the product of those (`hx`: heads times head width)."""
+    """Its dimensions; several letters are one dimension of their product (`hx`: heads times head width)."""
     order: str
     """The same letters in the order of our leaves."""
     leaves: tuple[str, ...]
-    """Dotted paths of the leaves; several lie side by side along the last letter of `order`, or `interleaved`."""
+    """Dotted paths of the leaves; several are concatenated along the last letter of `order`, or `interleaved`."""
     widths: tuple[int, ...]
-    """How much of the last letter each leaf takes."""
+    """Size of each leaf along the last letter."""
     index: tuple[int, ...]
     """Leading indices into the leaves: (), (layer,) or (layer, expert)."""
     sizes: Mapping[str, int]
     """Size of each letter."""
     interleaved: bool = False
-    """Whether the last letter of `order` counts the leaves, which do not have it themselves."""
+    """Whether the leaves are stacked along the last letter of `order`, which they do not have themselves."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(math.prod(self.sizes[letter] for letter in dim) for dim in self.dims)
 
-    def part(self, array: np.ndarray, leaf: str) -> np.ndarray:
-        """What the tensor `array` holds of a leaf, in the order of the leaf; a view wherever NumPy can give one."""
+    def slice_leaf(self, array: np.ndarray, leaf: str) -> np.ndarray:
+        """Returns the slice of a leaf that the tensor `array` holds, in the leaf's order; a view if possible."""
         letters = "".join(self.dims)
         array = array.reshape([self.sizes[letter] for letter in letters])
         array = array.transpose([letters.index(letter) for letter in self.order])
-        place = self.leaves.index(leaf)
+        index = self.leaves.index(leaf)
         if self.interleaved:
-            return array[..., place]
-        start = sum(self.widths[:place])
-        return array[..., start : start + self.widths[place]]
+            return array[..., index]
+        start = sum(self.widths[:index])
+        return array[..., start : start + self.widths[index]]
 
-    def joined(self, leaves: Mapping[str, Any]) -> np.ndarray:
-        """The tensor as the checkpoint has it, a contiguous copy, from leaves that are NumPy or JAX arrays."""
+    def join_leaves(self, leaves: Mapping[str, Any]) -> np.ndarray:
+        """Returns the tensor in the checkpoint's layout, a contiguous copy, from NumPy or JAX leaves."""
         parts = [np.asarray(leaves[leaf][self.index]) for leaf in self.leaves]
         array = parts[0] if len(parts) == 1 else (np.stack if self.interleaved else np.concatenate)(parts, axis=-1)
         array = array.transpose([self.order.index(letter) for letter in "".join(self.dims)])
@@ -65,8 +65,10 @@ class TensorLayout:
 
 
 def copy_into(target: np.ndarray, source: np.ndarray) -> None:
-    """target[...] = source; values of equal dtype travel as plain integers, which NumPy copies far faster than bfloat16
-    and without the interpreter's lock."""
+    """Copies source into target[...].
+
+    Values of equal dtype are copied as integers, which NumPy does far faster than bfloat16 and without the GIL.
+    """
     if target.dtype == source.dtype and target.dtype.itemsize in (1, 2, 4, 8):
         integers = np.dtype(f"u{target.dtype.itemsize}")
         target, source = target.view(integers), source.view(integers)
@@ -74,37 +76,18 @@ def copy_into(target: np.ndarray, source: np.ndarray) -> None:
 
 
 def tensor_layouts(config: ModelConfig, *, fused_experts: bool = False) -> dict[str, TensorLayout]:
-    """Every tensor of a checkpoint of this network, by name.
+    """Returns the layout of every tensor of a checkpoint of this network, by name.
 
-    Published files hold one tensor per expert; `fused_experts` gives the form that transformers (since 5) holds in
-    memory and that `state_dict()` returns, with the experts of a layer stacked and gate and up in one tensor.
+    Published files hold one tensor per expert. `fused_experts` selects the form of transformers' `state_dict()` (since
+    version 5): the experts of a layer stacked, and gate and up in one tensor.
 
     Raises:
-      UserError: the network has a part that such a checkpoint has no place for.
+      UserError: no checkpoint format can store a part of the network.
     """
     find_family(config)
     c = config
-    sizes = {
-        "w": c.vocab_size,
-        "d": c.d_model,
-        "b": 2 * c.d_model,  # an embedding and a state
-        "h": c.n_heads,
-        "n": c.n_kv_heads or 0,
-        "q": c.q_lora_rank or 0,
-        "x": c.qk_nope_dim + c.qk_rope_dim,  # a query head
-        "r": c.kv_lora_rank or 0,
-        "m": (c.kv_lora_rank or 0) + c.qk_rope_dim,  # the latent and the rotary key
-        "y": c.qk_nope_dim + c.v_head_dim,  # a key head without position, and a value head
-        "v": c.v_head_dim,
-        "f": c.dense_ff_dim,
-        "e": c.n_experts,
-        "g": c.expert_ff_dim,
-        "z": 2 * c.expert_ff_dim,  # gate and up
-        "t": 2,  # gate, up
-        "s": c.n_shared_experts * c.expert_ff_dim,
-    }
+    sizes, ours = _letter_sizes(c), leaf_shapes(c)
     table: dict[str, TensorLayout] = {}
-    ours = leaf_shapes(config)
 
     def add(name: str, spec: str, *leaves: str, index: tuple[int, ...] = ()) -> None:
         dims, order = spec.split(" -> ")
@@ -138,11 +121,34 @@ def tensor_layouts(config: ModelConfig, *, fused_experts: bool = False) -> dict[
     return table
 
 
+def _letter_sizes(c: ModelConfig) -> dict[str, int]:
+    """Returns the size of each letter of the layouts below."""
+    return {
+        "w": c.vocab_size,
+        "d": c.d_model,
+        "b": 2 * c.d_model,  # an embedding and a state
+        "h": c.n_heads,
+        "n": c.n_kv_heads or 0,
+        "q": c.q_lora_rank or 0,
+        "x": c.qk_nope_dim + c.qk_rope_dim,  # a query head
+        "r": c.kv_lora_rank or 0,
+        "m": (c.kv_lora_rank or 0) + c.qk_rope_dim,  # the latent and the rotary key
+        "y": c.qk_nope_dim + c.v_head_dim,  # a key head without position, and a value head
+        "v": c.v_head_dim,
+        "f": c.dense_ff_dim,
+        "e": c.n_experts,
+        "g": c.expert_ff_dim,
+        "z": 2 * c.expert_ff_dim,  # gate and up
+        "t": 2,  # gate, up
+        "s": c.n_shared_experts * c.expert_ff_dim,
+    }
+
+
 _MTP_NORMS = {"enorm": "embedding_norm", "hnorm": "hidden_norm", "shared_head.norm": "final_norm"}
 
 
 def duplicate_tensors(config: ModelConfig) -> dict[str, str]:
-    """Tensors that are stored once more with every MTP module, which shares embedding and head: name -> of what."""
+    """Returns name -> original of the copies of embedding and head in every MTP module, which shares them."""
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
     modules = [f"model.layers.{config.n_layers + row}" for row in range(config.n_mtp_modules)]
     embeddings = {f"{module}.embed_tokens.weight": "model.embed_tokens.weight" for module in modules}
@@ -150,20 +156,25 @@ def duplicate_tensors(config: ModelConfig) -> dict[str, str]:
 
 
 def absent_leaves(config: ModelConfig, table: Mapping[str, TensorLayout]) -> list[str]:
-    """Leaves that such a checkpoint does not hold and that are zero in it: the load rule's bias, where the family has
-    none."""
+    """Returns the leaves that the checkpoint does not store and that are zero: the router bias of load balancing, in
+    families without it."""
     stored = {leaf for tensor in table.values() for leaf in tensor.leaves}
     return [leaf for leaf in leaf_shapes(config) if leaf not in stored]
 
 
 def leaf_shapes(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """Every leaf of (params, router_bias) by its dotted path."""
-    params, bias = (flatten_dict(tree, sep=".") for tree in ModelDef(config).shapes())
-    return params | bias
+    """Returns every leaf of (params, router_bias) by its dotted path."""
+    params, bias = ModelDef(config).shapes()
+    return flatten_tree(params) | flatten_tree(bias)
+
+
+def flatten_tree(tree: Params) -> dict[str, Any]:
+    """Returns the leaves of a nested dict by their dotted paths."""
+    return dict(flatten_dict(tree, sep="."))
 
 
 _Row = tuple[str, str, tuple[str, ...], tuple[int, ...]]
-"""Of one layer: name there, layout, our leaves, () or (expert,)."""
+"""One tensor of a layer: its name, its layout, our leaves, and () or (expert,)."""
 
 
 def _norms() -> Iterator[_Row]:
