@@ -1,12 +1,12 @@
-"""How fast and in how much memory a checkpoint is read: `python -m benchmarks.load_hf [--gigabytes=8] [--folder=DIR]`.
+"""Speed and memory of loading a checkpoint: `python -m benchmarks.load_hf [--gigabytes=8] [--folder=DIR]`.
 
-Writes a synthetic bfloat16 checkpoint of Moonlight's shape (with as many layers as make the size) unless the folder
-has it already, reads it once so that it lies in the page cache, and then loads it in a fresh process. Prints progress
-on stderr and, as the last line of stdout, one JSON object:
-    gigabytes            of the tensors
+Writes a synthetic bfloat16 checkpoint of Moonlight's shape (with the number of layers closest to the size) unless the
+folder contains one, reads it once into the page cache, and then loads it in a new process. Prints progress on stderr
+and, as the last line of stdout, one JSON object:
+    gigabytes            size of the tensors
     save_mb_per_s, load_mb_per_s
-    overhead_gb          peak memory of the loading process, over that of the arrays (destination) and of a process
-                         that has only imported JAX
+    overhead_gb          peak memory of the loading process, minus that of the arrays and of a process that has only
+                         imported JAX
 """
 
 import argparse
@@ -31,8 +31,8 @@ from composer_jax.models.presets import PRESETS
 from launch.huge_pages import restart_with_huge_pages
 
 
-def shaped(gigabytes: float) -> ModelConfig:
-    """Moonlight with fewer layers."""
+def config_of_size(gigabytes: float) -> ModelConfig:
+    """Returns the config of Moonlight with the number of layers that is closest to a size."""
     config = dataclasses.replace(PRESETS["moonlight_16b_a3b"], param_dtype="bfloat16")
     sizes = [
         2 * ModelDef(dataclasses.replace(config, n_layers=n)).parameter_count() for n in range(2, config.n_layers + 1)
@@ -42,19 +42,19 @@ def shaped(gigabytes: float) -> ModelConfig:
 
 
 def random_weights(definition: ModelDef):
-    """NumPy arrays: a few kilobytes of noise, repeated, which is fast."""
+    """Returns NumPy arrays of a few kilobytes of repeated noise, which are fast to generate."""
     noise = np.random.default_rng(0).standard_normal(4099).astype(ml_dtypes.bfloat16)
     return jax.tree.map(lambda leaf: np.resize(noise, leaf.shape).astype(leaf.dtype), definition.shapes())
 
 
 def peak_bytes() -> int:
-    """Of this program alone: what getrusage says includes the process that started it."""
+    """Returns the peak memory of this program; getrusage would include the process that started it."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024
 
 
 def load(folder: Path) -> None:
-    """In a process of its own: prints seconds and bytes."""
+    """Loads the folder and prints seconds and bytes as JSON; runs in a process of its own."""
     jax.block_until_ready(jax.numpy.zeros(1))
     before = peak_bytes()
     started = time.perf_counter()
@@ -68,16 +68,16 @@ def load(folder: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=8.0, help="size of the checkpoint (default: 8)")
-    parser.add_argument("--folder", type=Path, help="where it is kept; left out, a temporary folder")
+    parser.add_argument("--folder", type=Path, help="folder of the checkpoint (default: a temporary one)")
     parser.add_argument("--load-only", action="store_true", help=argparse.SUPPRESS)
-    o = parser.parse_args(argv)
-    if o.load_only:
-        return load(o.folder)
-    folder = o.folder or Path(tempfile.mkdtemp(prefix="load_hf-")) / "checkpoint"
+    options = parser.parse_args(argv)
+    if options.load_only:
+        return load(options.folder)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="load_hf-")) / "checkpoint"
     try:
         figures = {}
         if not (folder / "config.json").exists():
-            definition = ModelDef(shaped(o.gigabytes))
+            definition = ModelDef(config_of_size(options.gigabytes))
             weights = random_weights(definition)
             started = time.perf_counter()
             save_hf(folder, definition, *weights)
@@ -89,20 +89,20 @@ def main(argv: Sequence[str] | None = None) -> None:
                 while opened.read(2**24):
                     continue
         command = [sys.executable, "-m", "benchmarks.load_hf", "--load-only", f"--folder={folder}"]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        found = json.loads(done.stdout.splitlines()[-1])
+        completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        loaded = json.loads(completed.stdout.splitlines()[-1])
     finally:
-        if o.folder is None:
+        if options.folder is None:
             shutil.rmtree(folder.parent, ignore_errors=True)
     figures = {
-        "gigabytes": round(found["bytes"] / 1e9, 2),
+        "gigabytes": round(loaded["bytes"] / 1e9, 2),
         **figures,
-        "load_mb_per_s": round(found["bytes"] / 1e6 / found["seconds"], 1),
-        "overhead_gb": round(found["overhead"] / 1e9, 2),
+        "load_mb_per_s": round(loaded["bytes"] / 1e6 / loaded["seconds"], 1),
+        "overhead_gb": round(loaded["overhead"] / 1e9, 2),
     }
     print(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    restart_with_huge_pages()  # as every entry point does
+    restart_with_huge_pages()  # like every entry point
     main()
