@@ -151,7 +151,7 @@ def _rotary(hf_config: Mapping[str, Any], *, temperatures: bool) -> tuple[float,
         raise UserError(f"config.json has mscale={mscale!r}; only null is supported for this model_type.")
     if bool(mscale) != bool(mscale_all_dim):
         raise UserError(
-            f"config.json has mscale={mscale!r} and mscale_all_dim={mscale_all_dim!r}; only both or none are supported."
+            f"config.json has mscale={mscale!r} and mscale_all_dim={mscale_all_dim!r}; both or none must be set."
         )
     return float(theta), Yarn(
         factor=float(rope["factor"]),
