@@ -50,9 +50,7 @@ def task_of(files, **options):
 
 @pytest.fixture(scope="session")
 def tok():
-    texts = (
-        [*REQUESTS.values()] + ['edit{"path":"old":"new":"return x"}', "run_tests{}", "FAIL is, want"] * 50
-    )
+    texts = [*REQUESTS.values()] + ['edit{"path":"old":"new":"return x"}', "run_tests{}", "FAIL is, want"] * 50
     for index in range(300):
         for family in ("bugfix", "recall"):
             task = generate(family, "train", 0, index)

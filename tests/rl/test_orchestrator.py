@@ -23,9 +23,7 @@ CONFIG = RLConfig(
     batches=((24, 2),),
 )
 COMPACTION = Compaction(132, max_summary_tokens=32)
-TASKS = TasksConfig(
-    families={"bugfix": "composer_jax.demo.bugfix:Bugfix", "recall": "composer_jax.demo.recall:Recall"}
-)
+TASKS = TasksConfig(families={"bugfix": "composer_jax.demo.bugfix:Bugfix", "recall": "composer_jax.demo.recall:Recall"})
 
 
 def orchestrator(seed: int = 0, **changes) -> Orchestrator:
