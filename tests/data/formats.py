@@ -51,14 +51,14 @@ def control_ids(name: str) -> set[int]:
     return set(format_of(name).tokenizer.names)
 
 
-def said(name: str) -> st.SearchStrategy[str]:
+def contents(name: str) -> st.SearchStrategy[str]:
     """Text that likes to spell control tokens, and pieces of them."""
     pieces = [text[start:end] for text in CONTROL[name] for start, end in ((0, None), (0, -1), (1, None))]
     return st.lists(st.text(max_size=6) | st.sampled_from([*pieces, "\n", " ", "composer"]), max_size=4).map("".join)
 
 
 def calls(name: str) -> st.SearchStrategy[ToolCall]:
-    text = said(name)
+    text = contents(name)
     value = st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(text, inner, max_size=2),
@@ -72,7 +72,7 @@ def calls(name: str) -> st.SearchStrategy[ToolCall]:
 def conversations(draw: st.DrawFn, name: str) -> list[Message | AssistantMessage]:
     """A request, then turns of the model, each with as many answers as calls; one without calls is answered by a
     user."""
-    text = said(name)
+    text = contents(name)
     messages: list[Message | AssistantMessage] = [Message("system", draw(text))] if draw(st.booleans()) else []
     messages.append(Message("user", draw(text)))
     for _ in range(draw(st.integers(0, 3))):
@@ -83,5 +83,5 @@ def conversations(draw: st.DrawFn, name: str) -> list[Message | AssistantMessage
 
 
 def declared(name: str) -> st.SearchStrategy[list[Declaration]]:
-    schema = st.fixed_dictionaries({"type": st.just("object"), "title": said(name)})
-    return st.lists(st.builds(Declaration, st.just("read"), said(name), schema), max_size=2)
+    schema = st.fixed_dictionaries({"type": st.just("object"), "title": contents(name)})
+    return st.lists(st.builds(Declaration, st.just("read"), contents(name), schema), max_size=2)

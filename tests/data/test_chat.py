@@ -138,6 +138,6 @@ def test_compact_json():
     assert compact_json({"a": [1, "é\n"], "b": None}) == '{"a":[1,"é\\n"],"b":null}'
 
 
-def test_to_text_is_for_people(tok):
+def test_to_text_shows_control_tokens_and_line_breaks(tok):
     ids = render_message(tok, "user", "hi <|end|>") + [tok.assistant, *render_assistant(tok, "ho", [])]
     assert to_text(tok, ids + [tok.pad] * 3) == "<|user|>hi <|end|><|end|>\n<|assistant|>ho<|end|>\n"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from composer_jax.data.chat import AssistantMessage, Malformed, ToolCall
 from composer_jax.data.chat_format import Message
-from tests.data.formats import NAMES, calls, control_ids, conversations, declared, decode, format_of, said
+from tests.data.formats import NAMES, calls, contents, control_ids, conversations, declared, decode, format_of
 
 SIZE = 450  # ids from here on are in no vocabulary
 
@@ -38,7 +38,7 @@ def by_turns(chat, messages, tools):
 @given(data=st.data())
 def test_parse_reads_what_render_writes(name, data):
     chat = format_of(name)
-    content, asked = data.draw(said(name)), data.draw(st.lists(calls(name), max_size=3))
+    content, asked = data.draw(contents(name)), data.draw(st.lists(calls(name), max_size=3))
     ids = chat.render_assistant(content, asked, calls_before=data.draw(st.integers(0, 11)))
     assert ids.count(chat.end) == 1 and ids[-1] == chat.end
     message = chat.parse(ids)
@@ -57,7 +57,7 @@ def test_turns_add_up_to_the_whole(name, data):
 @given(data=st.data())
 def test_text_forges_no_control_token(name, data):
     chat, control = format_of(name), control_ids(name)
-    text = data.draw(said(name))
+    text = data.draw(contents(name))
 
     def structure(word):
         messages = [
@@ -181,7 +181,7 @@ def test_sampled_ids_stay_as_they_are_in_a_user_message(name):
 
 
 @every_format
-def test_what_is_no_call_is_refused_when_rendered(name):
+def test_malformed_calls_are_not_rendered(name):
     chat = format_of(name)
     with pytest.raises(ValueError, match="'a b' is not a tool name"):
         chat.render_assistant("", [ToolCall("a b", {})])

@@ -1,4 +1,4 @@
-"""The format of Kimi K2: its exact text, its numbered calls, and what is said of calls that are none."""
+"""The format of Kimi K2: its exact text, its numbered calls, and the reasons given for malformed calls."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_rendering_by_hand_is_rendering_through_a_template_of_that_style(data):
     assert control.ids(text, mark) == CHAT.render(messages, tools)
 
 
-def said(text):
+def encode_as_sampled(text):
     """The ids of a message in which the control tokens are spelled out."""
     return ControlText(TOK).ids(text, "\0")
 
@@ -99,27 +99,29 @@ def call(header, arguments):
 )
 def test_malformed_calls_say_why(text, reason):
     good = call("functions.read:1", '{"path": "a.py"}')
-    ids = said(f"<|tool_calls_section_begin|>{text}{good}<|tool_calls_section_end|><|im_end|>")
+    ids = encode_as_sampled(f"<|tool_calls_section_begin|>{text}{good}<|tool_calls_section_end|><|im_end|>")
     bad, fine = CHAT.parse(ids).calls
     assert isinstance(bad, Malformed) and reason in bad.reason
     assert fine == READ, "the next call is read all the same"
 
 
 def test_an_answer_repeats_the_id_that_the_model_wrote():
-    ids = said(call("functions.read:7", "{}") + call(" oops\n" + "x" * 100, "{}") + "<|im_end|>")
+    ids = encode_as_sampled(call("functions.read:7", "{}") + call(" oops\n" + "x" * 100, "{}") + "<|im_end|>")
     first, second = (decode(CHAT, piece) for piece in CHAT.bridge(ids, ["one", "two"]))
     assert first == "<|im_system|>tool<|im_middle|>## Return of functions.read:7\none<|im_end|>"
     assert second == f"<|im_system|>tool<|im_middle|>## Return of oops {'x' * 75}\ntwo<|im_end|>"
 
 
 def test_calls_without_a_section_and_words_after_them_are_understood():
-    ids = said("a" + call(" functions.read:0\n", json.dumps(READ.arguments)) + " \nb<|im_end|>")
+    ids = encode_as_sampled("a" + call(" functions.read:0\n", json.dumps(READ.arguments)) + " \nb<|im_end|>")
     assert CHAT.parse(ids) == AssistantMessage("a\nb", (READ,), True)
 
 
 def test_the_end_of_the_section_ends_a_call_that_was_not_closed():
     begun = "<|tool_call_begin|>functions.read:0<|tool_call_argument_begin|>{}"
-    message = CHAT.parse(said(f"<|tool_calls_section_begin|>{begun}<|tool_calls_section_end|>words<|im_end|>"))
+    message = CHAT.parse(
+        encode_as_sampled(f"<|tool_calls_section_begin|>{begun}<|tool_calls_section_end|>words<|im_end|>")
+    )
     assert message.content == "words"
     [bad] = message.calls
     assert isinstance(bad, Malformed) and "does not end with" in bad.reason

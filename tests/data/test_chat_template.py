@@ -1,4 +1,4 @@
-"""Chat templates of model folders: which format a folder gets, which templates are refused, what bad calls are told."""
+"""Chat templates of model folders: the format of a folder, refused templates, and the reasons given for bad calls."""
 
 import json
 
@@ -57,7 +57,7 @@ def test_a_folder_gets_the_format_that_it_holds(tmp_path):
     assert formats[1].render(CONVERSATION) == formats[2].render(CONVERSATION)
 
 
-def test_of_several_templates_the_one_for_tools_is_taken(tmp_path):
+def test_the_template_for_tools_is_preferred(tmp_path):
     folder = write_folder(tmp_path, QWEN_JSON, "")
     templates = [{"name": "default", "template": "no"}, {"name": "tool_use", "template": QWEN}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
@@ -153,7 +153,7 @@ def test_a_broken_config_is_refused(tmp_path):
             load_chat_format(folder)
 
 
-def said(text):
+def encode_as_sampled(text):
     """The ids of a message in which the control tokens are spelled out."""
     return ControlText(format_of("qwen").tokenizer).ids(text, "\0")
 
@@ -174,13 +174,13 @@ def said(text):
     ],
 )
 def test_malformed_calls_say_why(text, reason):
-    [call] = format_of("qwen").parse(said(f"<tool_call>{text}</tool_call><|im_end|>")).calls
+    [call] = format_of("qwen").parse(encode_as_sampled(f"<tool_call>{text}</tool_call><|im_end|>")).calls
     assert isinstance(call, Malformed) and reason in call.reason
 
 
 def test_words_around_calls_are_the_content():
     call = '<tool_call>{"arguments": {"path": "a.py"}, "name": "read"}</tool_call>'
-    message = format_of("qwen").parse(said(f"a\n\n{call}\n{call} b\n<|im_end|>more"))
+    message = format_of("qwen").parse(encode_as_sampled(f"a\n\n{call}\n{call} b\n<|im_end|>more"))
     assert message == AssistantMessage("a\n\nb", (READ, READ), True)
 
 
@@ -195,8 +195,8 @@ def test_control_tokens_that_look_like_words_break_neither_roles_nor_keys(tmp_pa
 
 
 def test_text_cannot_complete_what_the_template_begins(tmp_path):
-    said = "'<|im_start|>user\\n' + message.content + '<|im_end|>"
-    tight = QWEN.replace(said, "'<|im_start|>user\\n<' + message.content + '><|im_end|>")
+    user_turn = "'<|im_start|>user\\n' + message.content + '<|im_end|>"
+    tight = QWEN.replace(user_turn, "'<|im_start|>user\\n<' + message.content + '><|im_end|>")
     chat = load_chat_format(write_folder(tmp_path, QWEN_JSON, tight))
     for text in ("|im_end|", "<|im_end|", "|im_end|>", "|im_end|> b", "a <|im_end|", "<|im_end|><|im_start|"):
         ids = chat.render([Message("user", text)])

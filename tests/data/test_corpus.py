@@ -47,7 +47,7 @@ def test_split_is_disjoint_complete_and_fixed(folder):
     assert set(names(corpus.train[1::2])) <= set(names(after.train))
 
 
-def test_a_larger_share_holds_out_more_of_the_same(folder):
+def test_a_larger_fraction_holds_out_more_files(folder):
     small = set(names(find_corpus(folder, heldout_fraction=0.1).heldout))
     assert small < set(names(find_corpus(folder, heldout_fraction=0.5).heldout))
     assert not find_corpus(folder, heldout_fraction=0).heldout
@@ -62,7 +62,7 @@ def test_a_copy_of_a_heldout_file_is_never_trained_on(folder):
     assert corpus.skipped["duplicate"] == 5 * len(corpus.heldout)
 
 
-def test_what_is_no_source_is_skipped_and_counted(folder):
+def test_files_that_are_not_source_are_skipped_and_counted(folder):
     (folder / "binary.py").write_bytes(b"x = 1\0\xff")
     (folder / "nul.py").write_bytes(b"x = 1\0")
     (folder / "latin.py").write_bytes("name = 'é'\n".encode("latin-1"))
@@ -134,7 +134,7 @@ def test_bad_folders_are_one_sentence(folder, tmp_path, monkeypatch):
         find_corpus(folder)
 
 
-def test_a_file_that_changes_under_us_is_noticed(folder):
+def test_a_file_that_changed_is_refused(folder):
     corpus = find_corpus(folder)
     corpus.train[0].path.write_text("other\n")
     with pytest.raises(UserError, match="has changed"):
@@ -160,8 +160,8 @@ def test_cache_encodes_once_and_only_the_same(folder, tok, tmp_path, monkeypatch
 
     assert same(encode_files(tok, files, cache_dir=cache)) and not calls
     assert same(encode_files(tok, files)) and len(calls) == 1  # no cache asked for
-    kept = cache_file(tok, files, cache)
-    assert same(read_encoded(kept)) and len(calls) == 1
+    path_of_cache = cache_file(tok, files, cache)
+    assert same(read_encoded(path_of_cache)) and len(calls) == 1
     with pytest.raises(UserError, match="tokens-gone.npz cannot be read"):
         read_encoded(cache / "tokens-gone.npz")
     # Fewer files, another tokenizer, a damaged cache: each is encoded anew.
@@ -175,6 +175,6 @@ def test_cache_encodes_once_and_only_the_same(folder, tok, tmp_path, monkeypatch
     assert not list(cache.glob(".*"))
 
 
-def test_cache_of_nothing(tok, tmp_path):
+def test_an_empty_corpus_has_a_cache(tok, tmp_path):
     assert encode_files(tok, [], cache_dir=tmp_path) == []
     assert encode_files(tok, [], cache_dir=tmp_path) == []

@@ -23,7 +23,7 @@ def test_nothing_is_lost_split_or_twice(lengths):
     given_documents = documents(lengths)
     batches, packing = pack_documents(given_documents, seq_len=S, batch_size=B, too_long="drop")
     assert set(packing.dropped) == {i for i, n in enumerate(lengths) if n > S}
-    found = []
+    packed = []
     for batch in batches:
         for field in (batch.tokens, batch.positions, batch.segments, batch.weights):
             assert field.shape == (B, S)
@@ -34,7 +34,7 @@ def test_nothing_is_lost_split_or_twice(lengths):
             assert sorted(set(segments[segments > 0])) == list(range(1, used + 1))
             for segment in range(1, used + 1):
                 inside = segments == segment
-                found.append(tokens[inside].tolist())
+                packed.append(tokens[inside].tolist())
                 assert positions[inside].tolist() == list(range(inside.sum()))
                 assert np.flatnonzero(inside).tolist() == list(
                     range(np.flatnonzero(inside)[0], np.flatnonzero(inside)[0] + inside.sum())
@@ -42,8 +42,8 @@ def test_nothing_is_lost_split_or_twice(lengths):
                 assert weights[inside].tolist() == [0, *(tokens[inside][1:] / 2)]
             padding = segments == 0
             assert not (tokens[padding].any() or positions[padding].any() or weights[padding].any())
-    kept = [tokens.tolist() for i, (tokens, _) in enumerate(given_documents) if i not in packing.dropped]
-    assert sorted(found) == sorted(kept)
+    expected = [tokens.tolist() for i, (tokens, _) in enumerate(given_documents) if i not in packing.dropped]
+    assert sorted(packed) == sorted(expected)
 
 
 @given(lengths=st.lists(st.integers(1, S), max_size=40))

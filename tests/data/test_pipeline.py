@@ -1,4 +1,4 @@
-"""The Grain pipelines: all data, nobody else's, in an order fixed by the seed, and resumed to the bit."""
+"""The Grain pipelines: every document once per epoch, in an order fixed by the seed, and resumed to the bit."""
 
 import json
 from collections import Counter
@@ -156,7 +156,7 @@ def test_resume_on_other_data_is_refused():
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
 def test_exercises_have_their_share_and_only_the_answers_are_weighted(fraction):
-    given = {
+    expected = {
         int(token) + 10_000: bool(m) for t, mask in cut_masks(make_traces()) for token, m in zip(t, mask, strict=True)
     }
     stream = pretraining(exercises=fraction)
@@ -169,13 +169,13 @@ def test_exercises_have_their_share_and_only_the_answers_are_weighted(fraction):
     # Nothing comes before the first token of an exercise that could predict it.
     predicted = rows[:, None] & (positions > 0) & (tokens >= 10_000)
     for token, weight in zip(tokens[predicted], weights[predicted], strict=True):
-        assert weight == given[int(token)]
+        assert weight == expected[int(token)]
     assert fraction == 0 or weights[predicted].any()
     assert fraction == 1 or (weights[~rows] == 1).mean() > 0.9
 
 
-def test_traces_are_packed_whole_and_only_what_was_said_is_weighted():
-    given = {int(t[0]): (t, m) for t, m in cut_masks(make_traces())}
+def test_traces_are_packed_whole_and_only_masked_tokens_are_weighted():
+    expected = {int(t[0]): (t, m) for t, m in cut_masks(make_traces())}
     stream = traces()
     seen = Counter()
     for _ in range(12):
@@ -186,13 +186,13 @@ def test_traces_are_packed_whole_and_only_what_was_said_is_weighted():
         ):
             for segment in range(1, segments.max() + 1):
                 inside = segments == segment
-                trace, mask = given[int(tokens[inside][0])]
+                trace, mask = expected[int(tokens[inside][0])]
                 seen[int(trace[0])] += 1
                 assert tokens[inside].tolist() == trace.tolist()
                 assert positions[inside].tolist() == list(range(len(trace)))
                 assert weights[inside].tolist() == [0.0, *mask[1:].astype(float)]
             assert not weights[segments == 0].any()
-    assert set(seen) == set(given)
+    assert set(seen) == set(expected)
     assert max(seen.values()) - min(seen.values()) <= 1  # epoch after epoch, none more often than another
 
 

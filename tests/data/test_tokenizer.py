@@ -100,7 +100,7 @@ def test_vocabulary_size_is_an_upper_bound():
         Tokenizer.train([TEXT], vocab_size=100)
 
 
-def test_load_says_what_is_wrong(tmp_path):
+def test_load_refuses_what_is_not_a_tokenizer(tmp_path):
     with pytest.raises(UserError, match="cannot read the tokenizer"):
         Tokenizer.load(tmp_path / "missing.json")
     (tmp_path / "broken.json").write_text("{")

@@ -15,7 +15,7 @@ END = 0
 
 @dataclasses.dataclass
 class Branch:
-    """What one context held in the end; `logprobs` is NaN where a token was given."""
+    """The final content of one context; `logprobs` is NaN for tokens that were not sampled."""
 
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
@@ -76,8 +76,8 @@ def flat(conversations: list[list[Branch]]) -> list[Branch]:
     return [branch for branches in conversations for branch in branches]
 
 
-def assert_same(found: list[list[Branch]], wanted: list[list[Branch]]) -> None:
+def assert_same(actual: list[list[Branch]], expected: list[list[Branch]]) -> None:
     """The same tokens, and log-probabilities that differ by rounding at most."""
-    for a, b in zip(flat(found), flat(wanted), strict=True):
+    for a, b in zip(flat(actual), flat(expected), strict=True):
         assert a.tokens == b.tokens
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)

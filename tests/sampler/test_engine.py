@@ -36,9 +36,9 @@ def conversations(sampler):
 def test_sampled_logprobs_are_those_of_the_learner(conversations, weights):
     branches = flat(conversations)
     assert len(branches) == 24 and max(len(b.tokens) for b in branches) > 30
-    for branch, wanted in zip(branches, learner_logprobs(CONFIG, weights, branches, 64), strict=True):
+    for branch, expected in zip(branches, learner_logprobs(CONFIG, weights, branches, 64), strict=True):
         sampled = ~np.isnan(branch.logprobs)
-        np.testing.assert_allclose(np.array(branch.logprobs)[sampled], wanted[sampled], atol=1e-4)
+        np.testing.assert_allclose(np.array(branch.logprobs)[sampled], expected[sampled], atol=1e-4)
 
 
 def test_tokens_follow_the_distribution_of_the_policy(sampler, weights):
@@ -72,7 +72,7 @@ def test_a_conversation_does_not_depend_on_how_calls_are_cut(new_sampler, conver
     assert_same(run_all(other, SEEDS[:6]), conversations[:6])
 
 
-def test_another_seed_and_another_branch_draw_otherwise(sampler):
+def test_another_seed_and_another_branch_draw_other_tokens(sampler):
     async def first_tokens(session):
         return (await session.sample([5, 6, 7], SamplingParams(12))).tokens
 
@@ -139,9 +139,9 @@ def test_the_context_goes_on_after_an_end_token(sampler, weights):
         inside = [t for t in range(len(branches[0].tokens) - 1) if branches[0].tokens[t] == END]
         if any(not np.isnan(branches[0].logprobs[t]) for t in inside):
             break
-    wanted = learner_logprobs(CONFIG, weights, branches, 64)[0]
+    expected = learner_logprobs(CONFIG, weights, branches, 64)[0]
     sampled = ~np.isnan(branches[0].logprobs)
-    np.testing.assert_allclose(np.array(branches[0].logprobs)[sampled], wanted[sampled], atol=1e-4)
+    np.testing.assert_allclose(np.array(branches[0].logprobs)[sampled], expected[sampled], atol=1e-4)
 
 
 def test_a_new_version_of_the_weights_is_used_and_recorded(sampler, weights, new_sampler):
@@ -162,8 +162,8 @@ def test_a_new_version_of_the_weights_is_used_and_recorded(sampler, weights, new
     finally:
         sampler.update(*weights, version=3)
     assert set(first.versions) == {3} and set(second.versions) == {4}
-    wanted = learner_logprobs(CONFIG, other, [branch_of([1, 2, 3], second)], 64)[0]
-    np.testing.assert_allclose(second.logprobs, wanted[3:], atol=1e-4)
+    expected = learner_logprobs(CONFIG, other, [branch_of([1, 2, 3], second)], 64)[0]
+    np.testing.assert_allclose(second.logprobs, expected[3:], atol=1e-4)
 
 
 def test_the_installed_weights_are_a_copy(new_sampler, weights):
@@ -190,7 +190,7 @@ def in_a_session(sampler, body):
     return asyncio.run(asyncio.wait_for(main(), 120))
 
 
-def test_a_context_is_filled_to_its_capacity_and_no_further(sampler, weights):
+def test_a_context_is_filled_up_to_its_capacity(sampler, weights):
     async def body(session):
         assert session.capacity == 64
         first = await session.sample([1] * 60, SamplingParams(100))
@@ -208,8 +208,8 @@ def test_a_context_is_filled_to_its_capacity_and_no_further(sampler, weights):
         return last, again
 
     last, again = in_a_session(sampler, body)
-    wanted = learner_logprobs(CONFIG, weights, [branch_of([2] * 63, s) for s in (last, again)], 64)
-    np.testing.assert_allclose([last.logprobs[0], again.logprobs[0]], [w[-1] for w in wanted], atol=1e-4)
+    expected = learner_logprobs(CONFIG, weights, [branch_of([2] * 63, s) for s in (last, again)], 64)
+    np.testing.assert_allclose([last.logprobs[0], again.logprobs[0]], [w[-1] for w in expected], atol=1e-4)
 
 
 def branch_of(delta, sample) -> Branch:
@@ -243,14 +243,14 @@ def test_a_closed_session_refuses_and_gives_its_slot_back_once(sampler):
     asyncio.run(main())
 
 
-def test_sizes_that_cannot_work_are_named(new_sampler):
+def test_sizes_that_do_not_fit_are_refused(new_sampler):
     with pytest.raises(UserError, match="capacity of 65 tokens exceeds.*64"):
         new_sampler(capacity=65)
     with pytest.raises(UserError, match="6 sampler slots do not divide over 4 devices; use a multiple of 4"):
         new_sampler({"data": 4}, slots=6)
 
 
-def test_serving_before_any_weights_is_a_programming_error(new_sampler):
+def test_serving_without_weights_raises(new_sampler):
     sampler = new_sampler()
     sampler.version = -1
 
@@ -270,7 +270,7 @@ class Broken(Exception):
 
 
 @pytest.mark.parametrize("call", ["_prefill", "_decode_all"])
-def test_a_failing_device_call_reaches_every_session_and_nobody_hangs(sampler, monkeypatch, call):
+def test_a_failing_device_call_raises_in_every_session(sampler, monkeypatch, call):
     """Twelve conversations on eight slots: some sample, some wait for a slot, some come back later.
 
     The jitted programs are private; nothing public can make a device call fail.

@@ -24,22 +24,22 @@ LEARNER_MESH = make_mesh(jax.devices(), data=4, expert=2)
 
 
 @pytest.fixture(scope="module")
-def wanted(sampler):
+def expected(sampler):
     return run_all(sampler, SEEDS)
 
 
 @pytest.mark.parametrize(("sizes", "model"), MESHES.values(), ids=MESHES.keys())
-def test_sharded_conversations_are_those_of_one_device(new_sampler, wanted, sizes, model):
+def test_sharded_conversations_are_those_of_one_device(new_sampler, expected, sizes, model):
     """More conversations than the sixteen slots; no program is compiled twice."""
     sharded = new_sampler(sizes, model, slots=16, prefill_shapes=((2, 8),))
-    assert_same(run_all(sharded, SEEDS), wanted)
+    assert_same(run_all(sharded, SEEDS), expected)
     before = count_compilations()
-    assert_same(run_all(sharded, SEEDS[:3]), wanted[:3])
+    assert_same(run_all(sharded, SEEDS[:3]), expected[:3])
     assert count_compilations() == before
 
 
-def test_the_reference_itself_is_the_learner(wanted, weights):
-    branches = flat(wanted)
+def test_logprobs_of_the_reference_are_those_of_the_learner(expected, weights):
+    branches = flat(expected)
     for branch, logprobs in zip(branches, learner_logprobs(CONFIG, weights, branches, 64), strict=True):
         for mine, theirs in zip(branch.logprobs, logprobs, strict=True):
             assert mine != mine or mine == pytest.approx(theirs, abs=1e-4)
@@ -64,24 +64,24 @@ def sampler_with_its_own_mesh(weights, definition=RING, **changes) -> Sampler:
     return sampler
 
 
-def test_a_sampler_with_its_own_mesh_reshards_the_weights(weights, wanted):
+def test_a_sampler_with_its_own_mesh_reshards_the_weights(weights, expected):
     sampler = sampler_with_its_own_mesh(weights)
     assert (sampler.mesh.shape["replica"], sampler.mesh.shape["data"]) == (2, 1)
     assert sampler.mesh.devices.size == 8
-    assert_same(run_all(sampler, SEEDS), wanted)
+    assert_same(run_all(sampler, SEEDS), expected)
     before = count_compilations()
     sampler.update(*weights_on_learner_mesh(weights), version=4)
-    assert_same(run_all(sampler, SEEDS[:3]), wanted[:3])
+    assert_same(run_all(sampler, SEEDS[:3]), expected[:3])
     assert count_compilations() == before
 
 
-def test_a_sampler_casts_the_weights_to_the_param_dtype_of_its_config(weights, wanted):
+def test_a_sampler_casts_the_weights_to_the_param_dtype_of_its_config(weights, expected):
     """The conversations are those of a model that stores bfloat16, and not those of the float32 weights."""
     stored = ModelDef(dataclasses.replace(RING.config, param_dtype="bfloat16"))
     cast = sampler_with_its_own_mesh(weights, param_dtype="bfloat16")
     assert cast.definition == stored
     conversations = run_all(cast, SEEDS[:4])
     assert_same(conversations, run_all(sampler_with_its_own_mesh(weights, stored), SEEDS[:4]))
-    logprobs, exact = (np.array(branch.logprobs) for branch in (flat(conversations)[0], flat(wanted)[0]))
+    logprobs, exact = (np.array(branch.logprobs) for branch in (flat(conversations)[0], flat(expected)[0]))
     n = min(len(logprobs), len(exact))
     assert np.nanmax(np.abs(logprobs[:n] - exact[:n])) > 1e-4

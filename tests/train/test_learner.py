@@ -153,7 +153,7 @@ def test_nothing_compiles_after_the_first_step(new_learner, weights):
     assert count_compilations() == before
 
 
-def test_what_cannot_work_is_named(new_learner, weights):
+def test_bad_arguments_are_refused(new_learner, weights):
     with pytest.raises(UserError, match="reduction='sum' is unknown"):
         new_learner(reduction="sum")
     learner = new_learner({"data": 8})

@@ -94,11 +94,11 @@ def rows(folder):
     return [{k: v for k, v in row.items() if k not in ("time", "tokens_per_s")} for row in kept]
 
 
-def assert_same(found, wanted):
-    chex.assert_trees_all_equal(found[0], wanted[0])
-    assert found[1] == wanted[1]
-    for name, values in vars(wanted[2]).items():
-        np.testing.assert_array_equal(getattr(found[2], name), values)
+def assert_same(actual, expected):
+    chex.assert_trees_all_equal(actual[0], expected[0])
+    assert actual[1] == expected[1]
+    for name, values in vars(expected[2]).items():
+        np.testing.assert_array_equal(getattr(actual[2], name), values)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def killed(real):
 
 
 def ctrl_c(real):
-    """In the middle of a call: what it was given is used up, what it returns not yet stored."""
+    """In the middle of a call: its arguments are donated, its result is not stored yet."""
     result = real()
     signal.raise_signal(signal.SIGINT)
     return result
@@ -205,9 +205,7 @@ def test_an_interrupt_of_another_process_stops_and_saves_after_the_same_step(
     assert_same(run(tmp_path, learner, weights), uninterrupted)
 
 
-def test_what_one_of_several_processes_alone_runs_into_it_does_not_save_alone(
-    tmp_path, learner, weights, uninterrupted, two_processes
-):
+def test_an_error_in_one_of_several_processes_saves_nothing(tmp_path, learner, weights, uninterrupted, two_processes):
     stream, taken = new_stream(), iter(range(3))
 
     class Stream:
@@ -231,11 +229,11 @@ def test_batches_that_are_not_those_of_process_0_are_refused(tmp_path, learner, 
     assert [row["step"] for row in rows(tmp_path)] == [0]
 
 
-def test_an_impatient_second_ctrl_c_ends_the_run_at_once(tmp_path, learner, weights, uninterrupted):
+def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path, learner, weights, uninterrupted):
     def twice(real):
         ctrl_c(real)
         signal.raise_signal(signal.SIGINT)
-        raise AssertionError("the second Ctrl-C was held back as well")
+        raise AssertionError("the second Ctrl-C was deferred as well")
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, learner, weights, at={("step", 4): twice})
@@ -243,7 +241,7 @@ def test_an_impatient_second_ctrl_c_ends_the_run_at_once(tmp_path, learner, weig
     assert_same(run(tmp_path, learner, weights), uninterrupted)
 
 
-def test_sigterm_is_held_back_too_where_ctrl_c_is_ignored():
+def test_sigterm_is_deferred_where_ctrl_c_is_ignored():
     """As in the background of a script, where SIGTERM is the only way to be asked to stop."""
 
     def stop(number, frame):
@@ -265,13 +263,13 @@ def test_sigterm_is_held_back_too_where_ctrl_c_is_ignored():
 
 
 @pytest.mark.parametrize("call", [("step", 4), ("evaluate", 2)])
-def test_an_error_is_raised_as_it_is_and_the_run_resumes(tmp_path, learner, weights, uninterrupted, call):
+def test_an_error_is_raised_unchanged_and_the_run_resumes(tmp_path, learner, weights, uninterrupted, call):
     with pytest.raises(ZeroDivisionError):
         run(tmp_path, learner, weights, at={call: broken})
     assert_same(run(tmp_path, learner, weights), uninterrupted)
 
 
-def test_a_step_that_used_up_its_state_and_failed_hides_nothing(tmp_path, learner, weights, uninterrupted):
+def test_an_error_after_a_step_donated_its_state_is_raised(tmp_path, learner, weights, uninterrupted):
     def fails_late(real):
         real()
         raise ZeroDivisionError
@@ -287,7 +285,7 @@ def test_a_finished_run_does_nothing_more(tmp_path, learner, weights, uninterrup
     assert_same(run(tmp_path, learner, weights, at=at), uninterrupted)
 
 
-def test_metrics_of_steps_that_were_lost_are_cut(tmp_path, learner, weights, uninterrupted):
+def test_metrics_after_the_checkpoint_are_cut(tmp_path, learner, weights, uninterrupted):
     """A kill after step 5 leaves its row, but the checkpoint is of step 4."""
     with pytest.raises(Killed):
         with pytest.MonkeyPatch.context() as patch:
@@ -295,8 +293,8 @@ def test_metrics_of_steps_that_were_lost_are_cut(tmp_path, learner, weights, uni
             patch.setattr(loop, "save_state", lambda *a, **k: real_save(*a, **k) if int(a[1].step) % 2 == 0 else None)
             run(tmp_path, learner, weights, at={("step", 6): killed})
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5]
-    found = run(tmp_path, learner, weights)
-    assert_same(found, uninterrupted)
+    actual = run(tmp_path, learner, weights)
+    assert_same(actual, uninterrupted)
 
 
 def test_a_resumed_run_refuses_other_data(tmp_path, learner, weights):

@@ -34,18 +34,18 @@ def chosen_logprobs(states) -> np.ndarray:
 
 def test_language_loss_is_the_weighted_cross_entropy():
     out = LanguageLoss()(TableDecoder(STATES), ROWS, jnp.float32(3))
-    wanted = -(WEIGHTS * chosen_logprobs(STATES)).sum()
-    assert float(out.loss) == pytest.approx(wanted / 3, rel=1e-5)
-    assert float(out.sums["nll"]) == pytest.approx(wanted, rel=1e-5)
+    expected = -(WEIGHTS * chosen_logprobs(STATES)).sum()
+    assert float(out.loss) == pytest.approx(expected / 3, rel=1e-5)
+    assert float(out.sums["nll"]) == pytest.approx(expected, rel=1e-5)
     assert float(out.sums["tokens"]) == pytest.approx(WEIGHTS.sum(), rel=1e-6)
 
 
 def test_language_loss_has_its_closed_form_gradient():
-    found = jax.grad(lambda s: LanguageLoss()(TableDecoder(s), ROWS, jnp.float32(3)).loss)(STATES)
+    actual = jax.grad(lambda s: LanguageLoss()(TableDecoder(s), ROWS, jnp.float32(3)).loss)(STATES)
     onehot = np.eye(W)[TOKENS]
-    wanted = np.zeros((B, S, W))
-    wanted[:, :-1] = WEIGHTS[:, 1:, None] * (np.exp(log_softmax(STATES))[:, :-1] - onehot[:, 1:]) / 3
-    assert relative_error(found, wanted) < 1e-5
+    expected = np.zeros((B, S, W))
+    expected[:, :-1] = WEIGHTS[:, 1:, None] * (np.exp(log_softmax(STATES))[:, :-1] - onehot[:, 1:]) / 3
+    assert relative_error(actual, expected) < 1e-5
 
 
 # -- MTP ----------------------------------------------------------------------------------------------------------
@@ -59,28 +59,28 @@ def mtp_divergence(decoder, batch=ROWS):
 def test_mtp_divergence_is_the_weighted_kl_to_the_main_head_k_later(modules):
     students = [jnp.asarray(RNG.standard_normal((B, S, W)), jnp.float32) for _ in range(modules)]
     out = LanguageLoss(LanguageLossConfig(mtp_weight=0.5))(TableDecoder(STATES, *students), ROWS, jnp.float32(3))
-    p, wanted, terms = log_softmax(STATES), 0.0, 0
+    p, expected, terms = log_softmax(STATES), 0.0, 0
     for k, q in enumerate(map(log_softmax, students), start=1):
         for b in range(B):
             for t in range(S - k - 1):
                 if SEGMENTS[b, t] == SEGMENTS[b, t + k + 1]:
                     divergence = (np.exp(p[b, t + k]) * (p[b, t + k] - q[b, t])).sum()
-                    wanted += WEIGHTS[b, t + k + 1] * divergence / modules
+                    expected += WEIGHTS[b, t + k + 1] * divergence / modules
                     terms += WEIGHTS[b, t + k + 1] > 0
     assert terms > 3 * modules
-    assert float(out.sums["mtp_kl"]) == pytest.approx(wanted, rel=1e-5)
-    assert float(out.loss) == pytest.approx((float(out.sums["nll"]) + 0.5 * wanted) / 3, rel=1e-5)
+    assert float(out.sums["mtp_kl"]) == pytest.approx(expected, rel=1e-5)
+    assert float(out.loss) == pytest.approx((float(out.sums["nll"]) + 0.5 * expected) / 3, rel=1e-5)
 
 
-def test_a_weight_for_modules_that_are_not_there_is_named():
+def test_an_mtp_weight_without_mtp_modules_is_refused():
     with pytest.raises(UserError, match="mtp_weight=0.5 needs MTP modules, but n_mtp_modules=0"):
         mtp_divergence(TableDecoder(STATES))
 
 
 def test_mtp_divergence_is_zero_for_a_student_that_equals_its_teacher():
     student = jnp.roll(STATES, -1, axis=1)
-    found, gradient = jax.value_and_grad(lambda s: mtp_divergence(TableDecoder(STATES, s)))(student)
-    assert abs(float(found)) < 1e-6
+    actual, gradient = jax.value_and_grad(lambda s: mtp_divergence(TableDecoder(STATES, s)))(student)
+    assert abs(float(actual)) < 1e-6
     assert np.abs(gradient).max() < 1e-6
 
 
@@ -122,10 +122,10 @@ def test_chunks_of_positions_change_nothing(loss, chunk):
         return out.loss, (out.sums, out.maxima)
 
     run = jax.jit(jax.value_and_grad(objective, has_aux=True), static_argnums=1)
-    (found, gradient), (wanted, wanted_gradient) = run(params, chunk), run(params, None)
-    for f, w in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    (actual, gradient), (expected, expected_gradient) = run(params, chunk), run(params, None)
+    for f, w in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(f, w, rtol=1e-5)
-    for f, w in zip(jax.tree.leaves(gradient), jax.tree.leaves(wanted_gradient), strict=True):
+    for f, w in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
         assert relative_error(f, w) < 1e-5
 
 
@@ -159,19 +159,19 @@ def test_policy_gradient_is_that_of_importance_weighted_reinforce():
         ratio = jnp.exp(jnp.pad(logprobs, ((0, 0), (1, 0))) - OFF_POLICY)
         return -(SAMPLED * ratio * ADVANTAGES).sum() / Z
 
-    wanted = jax.grad(objective)(STATES)
+    expected = jax.grad(objective)(STATES)
     assert float(objective(STATES)) == pytest.approx(surrogate(STATES), rel=1e-5)
-    assert np.abs(wanted).max() > 0.01
-    assert relative_error(policy_gradient(WIDE), wanted) < 1e-5
+    assert np.abs(expected).max() > 0.01
+    assert relative_error(policy_gradient(WIDE), expected) < 1e-5
 
 
 def test_policy_gradient_agrees_with_finite_differences():
-    found, states, h = policy_gradient(WIDE), np.asarray(STATES, np.float64), 1e-5
+    actual, states, h = policy_gradient(WIDE), np.asarray(STATES, np.float64), 1e-5
     for index in [(0, 0, 1), (0, 2, 3), (0, 4, 0), (1, 1, 4), (1, 3, 2), (1, 6, 0)]:
         step = np.zeros_like(states)
         step[index] = h
-        wanted = (surrogate(states + step) - surrogate(states - step)) / (2 * h)
-        assert found[index] == pytest.approx(wanted, rel=1e-4, abs=1e-7)
+        expected = (surrogate(states + step) - surrogate(states - step)) / (2 * h)
+        assert actual[index] == pytest.approx(expected, rel=1e-4, abs=1e-7)
 
 
 def test_equal_rewards_give_exactly_zero_gradient():
@@ -179,8 +179,8 @@ def test_equal_rewards_give_exactly_zero_gradient():
     np.testing.assert_array_equal(policy_gradient(WIDE, batch), 0)
 
 
-def test_only_sampled_tokens_pull():
-    """The gradient at an output is zero where the token it predicts was given, even with an advantage there."""
+def test_only_sampled_tokens_have_a_gradient():
+    """The gradient at an output is zero where the token it predicts was not sampled, even with an advantage there."""
     gradient = policy_gradient(WIDE, POLICY_ROWS | {"advantages": np.ones((B, S), np.float32)})
     np.testing.assert_array_equal(np.abs(gradient[:, :-1]).max(-1) > 0, SAMPLED[:, 1:])
     np.testing.assert_array_equal(gradient[:, -1], 0)
@@ -196,10 +196,10 @@ def test_tokens_outside_the_trust_region_have_no_gradient(log_ratio, trusted):
     batch = POLICY_ROWS | {"sampler_logprobs": near}
     gradient = policy_gradient(loss, batch)
     if trusted:
-        wanted = -np.exp(log_ratio) * ADVANTAGES[b, t] / Z
+        expected = -np.exp(log_ratio) * ADVANTAGES[b, t] / Z
         onehot = np.eye(W)[TOKENS[b, t]]
         np.testing.assert_allclose(
-            gradient[b, t - 1], wanted * (onehot - np.exp(log_softmax(STATES))[b, t - 1]), rtol=1e-4
+            gradient[b, t - 1], expected * (onehot - np.exp(log_softmax(STATES))[b, t - 1]), rtol=1e-4
         )
     else:
         np.testing.assert_array_equal(gradient[b, t - 1], 0)
@@ -207,7 +207,7 @@ def test_tokens_outside_the_trust_region_have_no_gradient(log_ratio, trusted):
     assert float(sums["masked"]) == (not trusted)
 
 
-def test_what_the_policy_loss_reports():
+def test_metrics_of_the_policy_loss():
     out = WIDE(TableDecoder(STATES), POLICY_ROWS, jnp.float32(Z))
     log_ratio = np.where(SAMPLED, chosen_logprobs(STATES) - OFF_POLICY, 0)
     entropy = -(np.exp(log_softmax(STATES)) * log_softmax(STATES)).sum(-1)

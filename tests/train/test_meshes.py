@@ -37,39 +37,39 @@ def step_and_gradient(learner, weights):
 
 
 @pytest.fixture(scope="module")
-def wanted(learner, weights):
+def expected(learner, weights):
     return step_and_gradient(learner, weights)
 
 
 @pytest.mark.parametrize(("sizes", "how"), MESHES.values(), ids=MESHES.keys())
-def test_a_step_is_that_of_one_device(new_learner, weights, wanted, sizes, how):
+def test_a_step_is_that_of_one_device(new_learner, weights, expected, sizes, how):
     gradient, state, metrics = step_and_gradient(new_learner(sizes, **how), weights)
-    assert_close(gradient, wanted[0])
-    assert_close(state.optimizer, wanted[1].optimizer)
-    assert_close(state.params, wanted[1].params, STEP)
+    assert_close(gradient, expected[0])
+    assert_close(state.optimizer, expected[1].optimizer)
+    assert_close(state.params, expected[1].params, STEP)
     # Counts are whole numbers: the bias moves by exactly the same steps.
-    chex.assert_trees_all_equal(state.router_bias, wanted[1].router_bias)
-    assert metrics.keys() == wanted[2].keys()
+    chex.assert_trees_all_equal(state.router_bias, expected[1].router_bias)
+    assert metrics.keys() == expected[2].keys()
     for name, value in metrics.items():
-        assert value == pytest.approx(wanted[2][name], rel=1e-5), name
+        assert value == pytest.approx(expected[2][name], rel=1e-5), name
 
 
 @pytest.mark.parametrize("sizes", [{"data": 2, "expert": 4}, {"data": 2, "context": 2, "tensor": 2}], ids=str)
-def test_grouped_queries_windows_and_biases_too(new_learner, sizes):
+def test_a_step_with_grouped_queries_windows_and_biases_is_that_of_one_device(new_learner, sizes):
     config = small(n_layers=2, **GROUPED_QUERY)
     weights = random_weights(config)
-    wanted = step_and_gradient(new_learner(config=config), weights)
+    expected = step_and_gradient(new_learner(config=config), weights)
     gradient, state, _ = step_and_gradient(new_learner(sizes, dispatch="ring", config=config), weights)
-    assert_close(gradient, wanted[0])
-    assert_close(state.params, wanted[1].params, STEP)
+    assert_close(gradient, expected[0])
+    assert_close(state.params, expected[1].params, STEP)
 
 
 STEP = 1e-4
 """Of weights: AdamW makes a step of up to peak / eps = 50 times a small gradient, and so of its rounding."""
 
 
-def assert_close(found, wanted, limit=1e-5):
+def assert_close(actual, expected, limit=1e-5):
     """Up to a share of the largest entry of every leaf."""
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    for (path, f), w in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for (path, f), w in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         assert relative_error(f, w) < limit, jax.tree_util.keystr(path)
