@@ -1,14 +1,14 @@
-"""The roofline of composer_jax/scale against steps that others measured: `python -m benchmarks.published_steps`.
+"""The roofline of composer_jax/scale compared with measured steps: `python -m benchmarks.published_steps`.
 
-DeepSeek-V3 pretraining by MaxText, whose reports give the slice, the batch, the seconds of a step and its own count of
-model FLOPs. For each, our step of the same network, batch and slice is traced (not compiled) and predicted. Needs
+The measurements are of DeepSeek-V3 pretraining by MaxText, whose reports give slice, batch, seconds of a step and model
+FLOPs. For each, our step of the same network, batch and slice is traced (not compiled) and predicted. Needs
 libtpu (pip install "composer_jax[tpu]"), no TPU. Prints progress on stderr and, as the last line of stdout, one JSON
 object: name -> predicted seconds under the three assumptions, published seconds, their ratio, and our model FLOPs over
 theirs.
 
-Theirs and ours are alike in what they compute, but not in all: MaxText keeps layer inputs and attention outputs in the
-host's memory, which ours does not do (and so would not fit); ours gathers weights in bfloat16 whatever they are stored
-in; on TPU7x theirs routes tokens at random. Both shard all weights over all chips and have no expert parallelism.
+The programs differ in three points: MaxText keeps layer inputs and attention outputs in the host's memory, and ours,
+which does not, would not fit; ours gathers weights in bfloat16 whatever their storage dtype; MaxText routes tokens at
+random on TPU7x. Both shard all weights over all chips without expert parallelism.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Published:
     """Per second and chip."""
     source: str
     one_backward_kernel: bool
-    """Whether attention's three gradients are made by one kernel, or by two that compute the scores twice."""
+    """Whether one kernel computes the three gradients of attention, or two that each compute the scores."""
 
 
 RECIPES = "github.com/AI-Hypercomputer/tpu-recipes/tree/main/training"
@@ -38,7 +38,7 @@ RUNS = {
     "v5p-512-chips": Published(
         "v5p:8x8x8", 512, 3072, 8192, 90.668, 152.415, f"{RECIPES}/v5p/DeepSeek3-671B-MaxText (MaxText 3eb77db)", False
     ),
-    # The recipe above, run by others on half of the chips; not published by Google.
+    # The recipe above on half of the chips, by others; not published by Google.
     "v5p-256-chips": Published(
         "v5p:4x8x8", 256, 1024, 8192, 68.70, 134.1, "a reproduction of that recipe, July 2026", False
     ),
@@ -47,22 +47,22 @@ RUNS = {
 }
 
 
-def compared(run: Published) -> dict:
-    """Predicted and published figures of one run."""
+def compare(run: Published) -> dict:
+    """Returns predicted and published figures of one run."""
     import jax
 
     from composer_jax.ops import splash
-    from composer_jax.scale.plan import predict_stage
+    from composer_jax.scale.plan import place_steps, predict_step
     from configs.kimi_k2_5 import get_config
 
-    jax.clear_caches()  # traces know nothing of the module constant that is changed below
+    jax.clear_caches()  # cached traces do not depend on the module constant that is changed below
 
     config = get_config("8k").to_dict()
     config["model"] |= _deepseek_v3()
     config["mesh"] |= {"data": run.devices, "expert": 1}
-    config["batch"] |= {"rows": run.rows, "seq_len": run.seq_len}
+    config["pretrain"] |= {"batch_size": run.rows, "seq_len": run.seq_len}
     with mock.patch.object(splash, "MOST_PARTS", splash.MOST_PARTS if run.one_backward_kernel else 0):
-        predicted = predict_stage(config, run.topology, "pretrain")
+        predicted = predict_step(place_steps(config, run.topology, "pretrain")["train"])
     chips = predicted["chips"]
     return {
         "predicted_seconds": predicted["step_seconds"],
@@ -75,9 +75,11 @@ def compared(run: Published) -> dict:
 
 
 def _deepseek_v3() -> dict:
-    """The recipes keep the input of each layer (one of them the output of attention's projection as well, of which the
-    kernel has no use), so that attention is computed twice. Groups of experts, which limit where a token goes, are left
-    out: they change no product."""
+    """Returns the model fields of the recipes.
+
+    The recipes keep only the input of each layer (one also the output of attention's projection, which the kernel does
+    not use), so attention is computed twice. Expert groups, which change no product, are left out.
+    """
     from composer_jax.models.presets import PRESETS
 
     return dataclasses.asdict(PRESETS["deepseek_v3"]) | {
@@ -96,7 +98,7 @@ def _deepseek_v3() -> dict:
 def main() -> None:
     figures = {}
     for name, run in RUNS.items():
-        figures[name] = compared(run)
+        figures[name] = compare(run)
         ratio = figures[name]["predicted_over_published"]
         print(f"{name}: predicted over published {ratio:.2f}", file=sys.stderr, flush=True)
     print(json.dumps(figures))

@@ -1,11 +1,12 @@
-"""Compiles a stage of a large run for a slice of TPUs that need not be there, and predicts a step of it.
+"""Compiles the programs of a stage for a slice of TPUs without the hardware, and predicts the time of a step.
 
-    python -m launch.compile --config=configs/kimi_k2_5.py:32k --topology=v5p:8x8x16 --stage=pretrain --out=plan.json
+    python -m launch.compile --config=kimi_k2_5:32k --topology=v5p:8x8x16 --stage=pretrain --out=plan.json
 
-What is compiled is the step that training or sampling runs, by XLA's compiler for TPUs (pip install
-"composer_jax[tpu]"). The last line printed is JSON: whether it fits into a device's memory and what takes how much of
-it, the predicted seconds of a step and model FLOP utilisation, and the bytes sent over every mesh axis; docs/scale.md
-explains them. Progress and a table go to stderr. --config.FIELD=VALUE changes fields of the configuration.
+The programs are those that the stage runs: the training step of pretrain and sft; the training step, decoding and
+prefill of rl; decoding and prefill of evaluate. XLA's compiler for TPUs compiles them (pip install
+"composer_jax[tpu]"). The last line printed is JSON: whether they fit into a device's memory and what occupies it, the
+predicted seconds of a step and model FLOP utilisation, and the bytes sent over each mesh axis; docs/scale.md explains
+them. Progress and tables go to stderr. --config.FIELD=VALUE changes fields of the config.
 """
 
 import json
@@ -19,9 +20,9 @@ from launch import flags, hosts
 
 def define(values):
     string = lambda name, meaning: absl_flags.DEFINE_string(name, None, meaning, flag_values=values)  # noqa: E731
-    string("topology", "The slice: a chip (v5e, v5p, v6e, tpu7x) and the chips in every dimension, such as v5p:8x8x16.")
-    string("stage", "pretrain, rl or decode.")
-    string("out", "A .json file to write the result to as well.")
+    string("topology", "The slice: a chip (v5e, v5p, v6e, tpu7x) and the chips in each dimension, such as v5p:8x8x16.")
+    string("stage", "pretrain, sft, rl or evaluate.")
+    string("out", "A .json file that the result is also written to.")
     return ("config", "topology", "stage")
 
 

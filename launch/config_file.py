@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, FieldReference, config_dict, config_flags
@@ -85,7 +86,8 @@ def load_config(argv: Sequence[str]) -> ConfigDict | None:
     config = values["config"].value
     if config is None:
         return None
-    file = Path(values["config"].config_filename.split(":", 1)[0])
+    flag: Any = values["config"]  # a config file flag, which knows its file
+    file = Path(flag.config_filename.split(":", 1)[0])
     if not file.is_file():
         beside = [str(other) for other in sorted(file.parent.glob("*.py")) if other.name != "__init__.py"]
         hint = f"; there are {', '.join(beside[:6])}" if beside else "; the path is relative to the current folder"

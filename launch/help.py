@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from absl import flags as absl_flags
@@ -38,10 +40,19 @@ def help_text(
         if config is None:
             lines.append("  --help --config=CONFIG lists the fields of that config with their meaning and default.")
         else:
-            lines += ["", "fields of this config, with the values that they have in it:", *_field_lines(config)]
+            lines += ["", "fields of this config: value (default where it differs), meaning", *_field_lines(config)]
     return "\n".join(lines).strip()
 
 
 def _field_lines(config: ConfigDict) -> Iterator[str]:
+    """Yields the value of each field, its default where that differs, and its meaning."""
+    # Imports the schema, and with it JAX, only for this.
+    from composer_jax.stages.config import RunConfig
+    from composer_jax.stages.field_docs import field_default, field_meaning
+
     for path, value in fields(config):
-        yield f"  --config.{path}={value}"
+        default = field_default(RunConfig, path)
+        differs = default is not dataclasses.MISSING and default != value
+        yield f"  --config.{path}={value}" + (f" (default: {default})" if differs else "")
+        if meaning := field_meaning(RunConfig, path):
+            yield from textwrap.wrap(meaning, WIDTH, initial_indent="      ", subsequent_indent="      ")

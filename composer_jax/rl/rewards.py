@@ -20,19 +20,23 @@ def length_cost(x: float, *, k: float, q: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """R = grade - weight * C_{k,q}(x), x = summary_token * (summary tokens) + turn * (turns). Weights are ours (not
-    published).
+    """R = grade - weight * C_{k,q}(x), x = summary_token * (summary tokens) + turn * (turns).
 
-    zeroed: names of hack_monitor's flags; an episode that has one of them is worth 0. None by default: a flag is a sign
-    and no proof.
+    Weights are ours (not published).
     """
 
     weight: float = 0.0
+    """Factor on the length cost of a solved episode; 0 charges nothing."""
     summary_token: float = 0.01
+    """Contribution of one summary token to the length x."""
     turn: float = 0.0
+    """Contribution of one turn to the length x."""
     k: float = 1.0
+    """Curvature k of the length cost C_{k,q}."""
     q: float = 0.5
+    """Exponent q of the length cost C_{k,q}."""
     zeroed: tuple[str, ...] = ()
+    """Flags of the hack monitor that set an episode's reward to 0; none by default, because a flag is no proof."""
 
     def __post_init__(self) -> None:
         for name in self.zeroed:

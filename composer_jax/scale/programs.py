@@ -1,12 +1,13 @@
-"""The compiled programs of a stage, as training and sampling run them, with abstract arguments on a mesh.
+"""The compiled programs of each stage, as training and sampling run them, with abstract arguments on a mesh.
 
-pretrain: the learner's gradient under the language loss, and its update. rl: the same under the policy loss, on packed
-rows. decode: one token in every slot of the sampler.
+A stage is a list of steps. pretrain and sft have a training step: the learner's gradient under the stage's loss, and
+its update. rl has the same under the policy loss on packed rows, and the steps of the sampler: a decode call and a
+prefill call of each shape. evaluate has the steps of the sampler.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,153 +20,243 @@ from composer_jax.models.flops import forward_flops
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.dispatch.rounds import ROUNDS
-from composer_jax.parallel.mesh import BATCH_AXES, batch_shards
+from composer_jax.parallel.mesh import BATCH_AXES, MeshConfig, batch_shards
 from composer_jax.parallel.sharding import EXPERT_AXES
 from composer_jax.rl.batch import FIELDS
+from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DECODE_LOOP, init_slots
-from composer_jax.sampler.programs import decode_program, slot_specs
-from composer_jax.scale.settings import BatchSettings, ScaleSettings
+from composer_jax.sampler.programs import decode_program, prefill_program, slot_specs
+from composer_jax.stages.config import RunConfig, TrainingConfig
 from composer_jax.train.learner import Learner
-from composer_jax.train.losses import LanguageLossConfig, Loss, PolicyLossConfig, make_loss
+from composer_jax.train.losses import Loss, make_loss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 
 LANGUAGE_FIELDS = ("tokens", "positions", "segments", "weights")
+LOOP_COUNTS = {DECODE_LOOP: 1.0, ROUNDS: 1.0}
+"""Iterations of loops whose length the traced program does not contain: a decode step is one token, and with balanced
+load one round of rows holds all tokens of a device's experts."""
+
+Shape = tuple[int, int]
+"""(rows over all devices, tokens of a row)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    function: Callable
-    """Jitted."""
-    arguments: tuple
+    """A jitted function with abstract arguments."""
+
+    function: Any
+    arguments: tuple[Any, ...]
     """Trees of ShapeDtypeStructs with shardings."""
     keywords: Mapping[str, Any]
     resident: Mapping[str, Any]
-    """Every array that is in HBM while the program runs, arguments included, by what it is for."""
+    """All arrays in HBM while the program runs, arguments included, by purpose."""
     outputs: Mapping[str, Any]
-    """What it returns beside arguments that it overwrites."""
+    """Results that do not overwrite arguments, by purpose."""
     calls_per_step: int = 1
-    """Calls in a step."""
     elementwise: bool = False
-    """It goes over its arguments once; its time is that of reading them and writing what it returns."""
+    """Whether the program passes once over its arguments, so that its time is that of its HBM traffic."""
 
 
 @dataclasses.dataclass(frozen=True)
-class StagePrograms:
-    definition: ModelDef
+class Step:
+    """The programs of one step, on all devices of a mesh."""
+
+    mesh: Mesh
+    model_def: ModelDef
     programs: Mapping[str, Program]
     flops: float
-    """Of a step on all devices, without recomputation: what MFU is measured against."""
+    """Model FLOPs on all devices without recomputation, the numerator of MFU."""
     tokens: int
-    """Of a step on all devices."""
+    """Tokens on all devices."""
 
 
-def pretrain(settings: ScaleSettings, mesh: Mesh) -> StagePrograms:
-    weight = settings.pretrain.mtp_weight
-    loss = make_loss(LanguageLossConfig(mtp_weight=weight))
-    return _training_programs(settings, mesh, settings.batch, loss, LANGUAGE_FIELDS, mtp=bool(weight))
+def stage_steps(config: RunConfig, stage: str, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str, Step]:
+    """Returns the steps of a stage by name: "train", "decode", and "prefill ROWSxTOKENS" for each prefill shape.
+
+    Args:
+      stage: one of STAGES.
+      make_mesh: lays a mesh over the devices.
+
+    Raises:
+      UserError: sizes that do not fit each other.
+    """
+    return STAGES[stage](config, make_mesh)
 
 
-def rl(settings: ScaleSettings, mesh: Mesh) -> StagePrograms:
-    loss = make_loss(PolicyLossConfig(ratio_low=settings.rl.ratio_low, ratio_high=settings.rl.ratio_high))
-    return _training_programs(settings, mesh, settings.rl.batch, loss, tuple(FIELDS), mtp=False)
+def _pretrain(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str, Step]:
+    return {"train": _language_step(config, config.pretrain, "pretrain", make_mesh(config.mesh))}
 
 
-def decode(settings: ScaleSettings, mesh: Mesh) -> StagePrograms:
-    config = dataclasses.replace(settings.model, param_dtype=settings.decode.param_dtype, n_mtp_modules=0)
-    slots, capacity = settings.decode.slots, settings.decode.capacity
-    definition, shards = ModelDef(config), batch_shards(mesh)
-    _require_context("decode.capacity", capacity, config)
-    if slots % shards:
-        raise UserError(f"decode.slots={slots} do not divide over {shards} devices; use a multiple of {shards}.")
-    weights = _weights(definition, mesh)
-    state = jax.tree.map(
-        lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
-        jax.eval_shape(lambda: init_slots(config, slots, capacity)),
-        slot_specs(definition),
+def _sft(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str, Step]:
+    return {"train": _language_step(config, config.sft, "sft", make_mesh(config.mesh))}
+
+
+def _rl(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str, Step]:
+    """A training step has one batch of every shape of rl.batches."""
+    rl = config.rl
+    shapes = [(rows, length) for length, rows in rl.batches]
+    step = _training_step(
+        config.model,
+        make_mesh(config.mesh),
+        make_loss(rl.loss),
+        rl.optimizer,
+        0.0,
+        tuple(FIELDS),
+        shapes,
+        ("rl.batches: rows", "rl.batches: length"),
     )
-    rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    budget = jax.ShapeDtypeStruct((slots,), np.int32, sharding=rows)
-    program = Program(
-        decode_program(definition, mesh, capacity, steps=1, end_token=0),
-        (*weights, state, budget),
-        {},
-        resident={"params": weights[0], "router_bias": weights[1], "cache": state, "batch": budget},
-        outputs={},
-    )
-    flops = slots * (forward_flops(config, capacity) - forward_flops(config, capacity - 1))
-    return StagePrograms(definition, {"decode": program}, flops, slots)
+    return {"train": step} | _evaluate(config, make_mesh)
 
 
-STAGES: dict[str, Callable[[ScaleSettings, Mesh], StagePrograms]] = {"pretrain": pretrain, "rl": rl, "decode": decode}
-LOOP_COUNTS = {DECODE_LOOP: 1.0, ROUNDS: 1.0}
-"""How often loops run whose length the program does not say: one token is decoded, and one round of rows holds what
-belongs to a device's experts where load is balanced."""
+def _evaluate(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str, Step]:
+    mesh = make_mesh(config.sampler.mesh or config.mesh)
+    return _sampler_steps(config.model, config.sampler, mesh)
+
+
+STAGES: dict[str, Callable[[RunConfig, Callable[[MeshConfig], Mesh]], dict[str, Step]]] = {
+    "pretrain": _pretrain,
+    "sft": _sft,
+    "rl": _rl,
+    "evaluate": _evaluate,
+}
 
 
 def expert_buffer_occupancy(config: ModelConfig, mesh: Mesh) -> float:
-    """The share of the rows in an expert layer's buffers that belong to somebody, load being balanced: dispatch makes
-    room for capacity_factor times as many, and never for more than all rows of all devices."""
+    """Returns the fraction of the rows in an expert layer's buffers that hold tokens if load is balanced.
+
+    Dispatch allocates capacity_factor times that many rows, and never more than all rows of all devices.
+    """
     devices = math.prod(mesh.shape[axis] for axis in EXPERT_AXES)
     return 1.0 if config.dispatch == "dense" or devices == 1 else 1 / min(config.capacity_factor, devices)
 
 
-def bytes_per_device(tree) -> float:
-    """Bytes of a tree of sharded arrays on one device."""
+def bytes_per_device(tree: Any) -> float:
+    """Returns the bytes of a tree of sharded arrays on one device."""
     return float(
         sum(math.prod(a.sharding.shard_shape(a.shape)) * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
     )
 
 
-def _training_programs(
-    settings: ScaleSettings, mesh: Mesh, batch: BatchSettings, loss: Loss, fields: tuple[str, ...], *, mtp: bool
-) -> StagePrograms:
-    config, shards = settings.model, batch_shards(mesh)
-    _require_context("batch.seq_len", batch.seq_len, config)
-    if batch.rows % shards:
-        raise UserError(
-            f"batch.rows={batch.rows} do not divide over {shards} devices (mesh axes {', '.join(BATCH_AXES)}); use a "
-            f"multiple of {shards}."
+def _language_step(config: RunConfig, training: TrainingConfig, section: str, mesh: Mesh) -> Step:
+    shape = (training.batch_size, training.seq_len)
+    return _training_step(
+        config.model,
+        mesh,
+        make_loss(training.loss),
+        training.optimizer,
+        training.bias_rate,
+        LANGUAGE_FIELDS,
+        [shape],
+        (f"{section}.batch_size", f"{section}.seq_len"),
+        trains_mtp=bool(training.loss.mtp_weight),
+    )
+
+
+def _training_step(
+    config: ModelConfig,
+    mesh: Mesh,
+    loss: Loss,
+    optimizer: OptimizerConfig,
+    bias_rate: float,
+    fields: Sequence[str],
+    shapes: Sequence[Shape],
+    names: tuple[str, str],
+    *,
+    trains_mtp: bool = False,
+) -> Step:
+    """Returns the gradient program of each batch shape, and the update.
+
+    names: what errors call the rows and the tokens of a shape.
+    """
+    for rows, tokens in shapes:
+        _check_batch(rows, tokens, config, mesh, names)
+    model_def = ModelDef(config)
+    learner = Learner(model_def, make_optimizer(optimizer, steps=1), loss, mesh, bias_rate=bias_rate)
+    programs: dict[str, Program] = {}
+    resident: dict[str, Any] = {}
+    for shape in shapes:
+        functions = learner.programs({name: jax.ShapeDtypeStruct(shape, FIELDS[name]) for name in fields})
+        gradient, arguments, _ = functions["gradient"]
+        update, (state, total, rate), keywords = functions["update"]
+        resident = {
+            "params": state.params,
+            "optimizer": (state.optimizer, state.step),
+            "router_bias": state.router_bias,
+        }
+        accumulated = {"accumulated": total} if len(shapes) > 1 else {}
+        name = "gradient" if len(shapes) == 1 else f"gradient {shape[0]}x{shape[1]}"
+        programs[name] = Program(
+            gradient, arguments, {}, resident | {"batch": arguments[2:]} | accumulated, {"gradient": total}
         )
-    zigzag_order(batch.seq_len, mesh.shape["context"])  # refuses rows that do not divide
-    definition = ModelDef(config)
-    optimizer = make_optimizer(OptimizerConfig(**dataclasses.asdict(settings.optimizer)), steps=1)
-    learner = Learner(definition, optimizer, loss, mesh, bias_rate=settings.pretrain.bias_rate)
-    shape = (batch.rows, batch.seq_len)
-    functions = learner.programs({name: jax.ShapeDtypeStruct(shape, FIELDS[name]) for name in fields})
-    gradient, arguments, _ = functions["gradient"]
-    update, (state, total, rate), keywords = functions["update"]
-    kept = {"params": state.params, "optimizer": (state.optimizer, state.step), "router_bias": state.router_bias}
-    accumulated = {"accumulated": total} if batch.accumulate > 1 else {}
-    programs = {
-        "gradient": Program(
-            gradient,
-            arguments,
-            {},
-            resident=kept | {"batch": arguments[2:]} | accumulated,
-            outputs={"gradient": total},
-            calls_per_step=batch.accumulate,
-        ),
-        "update": Program(
-            update, (state, total, rate), keywords, resident=kept | {"gradient": total}, outputs={}, elementwise=True
-        ),
-    }
-    tokens = batch.rows * batch.accumulate * batch.seq_len
-    counted = config if mtp else dataclasses.replace(config, n_mtp_modules=0)
-    flops = 3 * batch.rows * batch.accumulate * forward_flops(counted, batch.seq_len)
-    return StagePrograms(definition, programs, flops, tokens)
+        programs["update"] = Program(
+            update, (state, total, rate), keywords, resident | {"gradient": total}, {}, elementwise=True
+        )
+    counted = config if trains_mtp else dataclasses.replace(config, n_mtp_modules=0)
+    flops = sum(3 * rows * forward_flops(counted, tokens) for rows, tokens in shapes)
+    return Step(mesh, model_def, programs, flops, sum(rows * tokens for rows, tokens in shapes))
 
 
-def _weights(definition: ModelDef, mesh: Mesh):
+def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> dict[str, Step]:
+    """Returns a decode step (one token in every slot) and the prefill steps, all at the full capacity of the cache."""
+    if sampler.param_dtype:
+        config = dataclasses.replace(config, param_dtype=sampler.param_dtype)
+    model_def, shards = ModelDef(config), batch_shards(mesh)
+    slots, capacity = sampler.slots, sampler.capacity
+    _require_context("sampler.capacity", capacity, config)
+    if slots % shards:
+        raise UserError(f"sampler.slots={slots} does not divide over {shards} devices; use a multiple of {shards}.")
+    weights = _abstract_weights(model_def, mesh)
+    state = jax.tree.map(
+        lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
+        jax.eval_shape(lambda: init_slots(config, slots, capacity)),
+        slot_specs(model_def),
+    )
+    rows_sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+    def step(function: Any, inputs: tuple[jax.ShapeDtypeStruct, ...], name: str, flops: float, tokens: int) -> Step:
+        resident = {"params": weights[0], "router_bias": weights[1], "cache": state, "batch": inputs}
+        return Step(
+            mesh, model_def, {name: Program(function, (*weights, state, *inputs), {}, resident, {})}, flops, tokens
+        )
+
+    def integers(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=rows_sharding)
+
+    decode = decode_program(model_def, mesh, capacity, steps=sampler.decode_steps, end_token=0)
+    decode_flops = slots * (forward_flops(config, capacity) - forward_flops(config, capacity - 1))
+    steps = {"decode": step(decode, (integers(slots),), "decode", decode_flops, slots)}
+    for per_device, length in sampler.prefill_shapes:
+        rows = per_device * shards
+        inputs = (*map(integers, (rows,)), integers(rows, length), integers(rows), integers(rows))
+        inputs = (*inputs, integers(rows, dtype=np.uint32))
+        name = f"prefill {rows}x{length}"
+        flops = rows * forward_flops(config, length)
+        steps[name] = step(prefill_program(model_def, mesh, capacity), inputs, name, flops, rows * length)
+    return steps
+
+
+def _abstract_weights(model_def: ModelDef, mesh: Mesh) -> Any:
     return jax.tree.map(
         lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
-        definition.shapes(),
-        definition.shardings(mesh),
+        model_def.shapes(),
+        model_def.shardings(mesh),
     )
+
+
+def _check_batch(rows: int, tokens: int, config: ModelConfig, mesh: Mesh, names: tuple[str, str]) -> None:
+    shards = batch_shards(mesh)
+    _require_context(names[1], tokens, config)
+    if rows % shards:
+        raise UserError(
+            f"{names[0]}={rows} does not divide over {shards} devices (mesh axes {', '.join(BATCH_AXES)}); use a "
+            f"multiple of {shards}."
+        )
+    zigzag_order(tokens, mesh.shape["context"])  # raises a UserError if the row does not divide
 
 
 def _require_context(name: str, tokens: int, config: ModelConfig) -> None:
     if not 2 <= tokens <= config.max_context:
         raise UserError(
-            f"{name}={tokens} is not between 2 and the model's max_context={config.max_context}; choose a shorter one, "
-            "or a model with a longer context."
+            f"{name}={tokens} is not between 2 and the model's max_context={config.max_context}; use fewer, or a model "
+            "with a longer context."
         )

@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -43,7 +44,8 @@ class Slice:
     chip: Chip
     torus: tuple[int, ...]
     """Chips in each dimension."""
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Any, ...]
+    """jax.Device objects of the compiler's description."""
 
     @property
     def chips(self) -> int:

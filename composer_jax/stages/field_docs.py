@@ -1,4 +1,7 @@
-"""The meaning of config fields, read from the string literal below each field in the dataclass that declares it."""
+"""Meaning and default of config fields, read from the dataclass that declares each.
+
+The meaning is the string literal below the field.
+"""
 
 import ast
 import dataclasses
@@ -9,7 +12,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 _SENTENCE_END = re.compile(r"(?<!e\.g)(?<!i\.e)[.!?](?=\s+[\"'(A-Z0-9])")
 
@@ -19,20 +22,42 @@ def field_meaning(root: type, path: str) -> str:
 
     Args:
       root: a dataclass; its fields may be dataclasses, mappings to dataclasses, or a union of these and None.
-      path: names joined by dots ("rl.reward.weight"). An entry of a mapping of plain values has the mapping's meaning.
+      path: names joined by dots ("rl.reward.weight"). A value inside a mapping of plain or any values
+        has the mapping's meaning.
     """
+    declared = _declaration(root, path)
+    return first_sentence(field_texts(declared[0]).get(declared[1].name, "")) if declared else ""
+
+
+def field_default(root: type, path: str) -> Any:
+    """Returns the default that the dataclass of the field at `path` declares, or dataclasses.MISSING.
+
+    An entry of a mapping of plain values has none.
+    """
+    declared = _declaration(root, path)
+    if declared is None or declared[1].name != path.split(".")[-1]:
+        return dataclasses.MISSING
+    field = declared[1]
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _declaration(root: type, path: str) -> tuple[type, dataclasses.Field] | None:
+    """Returns the dataclass that declares the field at `path`, and the field; None if there is none."""
     hint: Any = root
-    text = ""
+    declared: tuple[type, dataclasses.Field] | None = None
     for name in path.split("."):
         section = _section(hint)
         if section is None:
-            return ""
+            return declared if hint is Any else None  # a value inside a mapping of any values
         if dataclasses.is_dataclass(section):
-            hint = typing.get_type_hints(section).get(name)
-            text = field_texts(section).get(name, "")  # type: ignore[arg-type]
+            section = cast(type, section)
+            field = {field.name: field for field in dataclasses.fields(section)}.get(name)
+            if field is None:
+                return None
+            declared, hint = (section, field), typing.get_type_hints(section)[name]
         else:
             hint = typing.get_args(section)[1]
-    return first_sentence(text)
+    return declared
 
 
 @functools.cache

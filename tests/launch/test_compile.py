@@ -1,4 +1,4 @@
-"""launch.compile as a user runs it, for a small network on slices that are not there."""
+"""launch.compile as a user runs it, for a small network, without TPUs."""
 
 import importlib.util
 import json
@@ -37,14 +37,18 @@ def small(*arguments: str) -> subprocess.CompletedProcess:
     return compiled(*fields, *arguments)
 
 
-@NEEDS_LIBTPU
+TRAINING = {"params", "optimizer", "router_bias", "batch", "gradient"}
+SAMPLING = {"params", "router_bias", "batch", "cache"}
+
+
 @pytest.mark.slow
+@NEEDS_LIBTPU
 @pytest.mark.parametrize(
     ("stage", "topology", "expected"),
     [
-        ("pretrain", "v5e:2x2", {"params", "optimizer", "router_bias", "batch", "gradient"}),
-        ("rl", "v5e:2x2", {"params", "optimizer", "router_bias", "batch", "gradient"}),
-        ("decode", "v5p:2x2x1", {"params", "router_bias", "batch", "cache"}),
+        ("sft", "v5e:2x2", TRAINING),
+        ("rl", "v5e:2x2", TRAINING),
+        ("evaluate", "v5p:2x2x1", SAMPLING),
     ],
 )
 def test_a_stage_compiles_and_the_last_line_is_the_result(stage, topology, expected, tmp_path):
@@ -53,27 +57,36 @@ def test_a_stage_compiles_and_the_last_line_is_the_result(stage, topology, expec
     line = run.stdout.splitlines()[-1]
     assert line + "\n" == (tmp_path / "plan.json").read_text()
     result = json.loads(line)
-    memory = result["bytes_per_chip"]
     assert KEYS <= result.keys() and result["fits"] is True
-    assert memory.keys() == expected | {"temporary", "other", "total", "limit"}
-    assert sum(memory.values()) == pytest.approx(2 * memory["total"] + memory["limit"])
-    assert 0 < result["predicted_mfu"] < 1 and result["params_active"] < result["params_total"]
-    assert result["compile_seconds"] > 0 and result["collective_bytes"].keys() <= {"data", "expert", "data+expert"}
-    times = result["step_seconds"]
-    assert times["full_overlap"] <= times["weight_gathers_overlap"] <= times["no_overlap"]
-    assert result["predicted_step_seconds"] == times["weight_gathers_overlap"]
-    assert sum(result["profile_seconds"].values()) == pytest.approx(times["no_overlap"])
-    if stage != "decode":
-        # Recomputation and the unseen half of attention come on top of what the model asks for.
+    assert_consistent(result, expected)
+    if stage != "evaluate":
+        # Recomputation and the masked half of attention add to the model's own FLOPs.
         assert 1 < result["executed_flops_per_step"] / result["flops_per_step"] < 2
+    assert ("decode" in result) is (stage != "sft")
+    if stage != "sft":
+        assert len(result["prefill"]) == 1
+        for step in (result["decode"], *result["prefill"].values()):
+            assert_consistent(step, SAMPLING)
+        assert "\ndecode: " in run.stderr and "\nprefill " in run.stderr
     assert "fits" in run.stderr and "memory of one device" in run.stderr
 
 
-@NEEDS_LIBTPU
+def assert_consistent(step, memory_keys):
+    memory, times = step["bytes_per_chip"], step["step_seconds"]
+    assert memory.keys() == memory_keys | {"temporary", "other", "total", "limit"}
+    assert sum(memory.values()) == pytest.approx(2 * memory["total"] + memory["limit"])
+    assert 0 < step["predicted_mfu"] < 1 and step["params_active"] < step["params_total"]
+    assert step["compile_seconds"] > 0 and step["collective_bytes"].keys() <= {"data", "expert", "data+expert"}
+    assert times["full_overlap"] <= times["weight_gathers_overlap"] <= times["no_overlap"]
+    assert step["predicted_step_seconds"] == times["weight_gathers_overlap"]
+    assert sum(step["profile_seconds"].values()) == pytest.approx(times["no_overlap"])
+
+
 @pytest.mark.slow
+@NEEDS_LIBTPU
 def test_what_does_not_fit_is_reported_with_the_compilers_numbers():
     run = small(
-        "--topology=v5e:2x2", "--stage=pretrain", "--config.model.vocab_size=8000000", "--config.batch.seq_len=1024"
+        "--topology=v5e:2x2", "--stage=pretrain", "--config.model.vocab_size=8000000", "--config.pretrain.seq_len=1024"
     )
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout.splitlines()[-1])
@@ -87,8 +100,11 @@ def test_what_does_not_fit_is_reported_with_the_compilers_numbers():
     ("arguments", "sentence"),
     [
         (["--stage=pretrain"], "--topology is missing"),
-        (["--topology=v5e:2x2", "--stage=serve"], "--stage=serve is unknown; the stages are pretrain, rl, decode."),
-        (["--topology=v5e:2x2", "--stage=rl", "--config.mesh.exprt=2"], "did you mean mesh.expert,"),
+        (
+            ["--topology=v5e:2x2", "--stage=serve"],
+            "--stage=serve is unknown; the stages are pretrain, sft, rl, evaluate.",
+        ),
+        (["--topology=v5e:2x2", "--stage=rl", "--config.mesh.exprt=2"], "did you mean mesh.expert"),
         (["--topology=v5e", "--stage=rl"], "--topology=v5e is unknown"),
         (["--topology=v5e:2x2", "--stage=rl", "--config.model.heads_at_once=0"], "heads_at_once=0 must be at least 1"),
     ],
@@ -107,8 +123,11 @@ def test_bad_input_is_one_sentence(arguments, sentence):
             ["--topology=v5e:2x2", "--config.mesh.expert=3"],
             "4 devices do not divide over expert=3, which leaves none for data=-1",
         ),
-        (["--topology=v5e:2x2", "--config.batch.seq_len=9000"], "batch.seq_len=9000 is not between 2"),
-        (["--topology=v5e:2x2", "--config.batch.rows=5"], "batch.rows=5 do not divide over 4 devices"),
+        (["--topology=v5e:2x2", "--config.pretrain.seq_len=9000"], "pretrain.seq_len=9000 is not between 2"),
+        (
+            ["--topology=v5e:2x2", "--config.pretrain.batch_size=5"],
+            "pretrain.batch_size=5 does not divide over 4 devices",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_one_sentence(arguments, sentence):

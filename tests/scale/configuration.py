@@ -1,4 +1,4 @@
-"""A configuration of configs/moonlight.py with a network that is small in every dimension."""
+"""configs/moonlight.py with a network that is small in every dimension."""
 
 from configs.moonlight import get_config
 
@@ -18,18 +18,20 @@ MODEL = dict(
 )
 FIELDS = {f"model.{name}": value for name, value in MODEL.items()} | {
     "mesh.expert": 2,
-    "batch.rows": 8,
-    "batch.seq_len": 64,
-    "rl.batch.rows": 8,
-    "rl.batch.seq_len": 64,
-    "decode.mesh.expert": 2,
-    "decode.slots": 16,
-    "decode.capacity": 256,
+    "pretrain.batch_size": 8,
+    "pretrain.seq_len": 64,
+    "sft.batch_size": 8,
+    "sft.seq_len": 32,
+    "rl.batches": ((64, 8),),
+    "sampler.mesh.expert": 2,
+    "sampler.slots": 16,
+    "sampler.capacity": 256,
+    "sampler.prefill_shapes": ((2, 16),),
 }
 
 
 def small_config(**changes):
-    """`changes`: fields by their path with __ for dots."""
+    """changes: values by the path of the field, with __ for dots."""
     config = get_config()
     for path, value in (FIELDS | {path.replace("__", "."): value for path, value in changes.items()}).items():
         config.update_from_flattened_dict({path: value})

@@ -1,4 +1,4 @@
-"""What a plan makes of the compiler's answers; wrong requests."""
+"""Memory breakdowns, the compiler's messages, slices, and wrong requests."""
 
 import importlib.util
 
@@ -33,7 +33,7 @@ PROGRAM = Program(
 )
 
 
-def test_memory_is_what_is_held_what_is_made_and_what_comes_and_goes():
+def test_memory_is_resident_arrays_outputs_and_temporaries():
     assert memory_breakdown(PROGRAM, Memory(arguments=16.0, outputs=11.0, temporary=100.0), 1000.0) == {
         "params": 10,
         "batch": 3,
@@ -46,11 +46,11 @@ def test_memory_is_what_is_held_what_is_made_and_what_comes_and_goes():
     }
 
 
-def test_a_refusal_gives_the_compilers_numbers():
-    found = memory_breakdown(PROGRAM, OutOfMemory(2000.0, 1000.0, "too large"), 1000.0)
-    assert (found["temporary"], found["total"], found["refused"]) == (2000 - 23, 2020, "too large")
-    unsaid = memory_breakdown(PROGRAM, OutOfMemory(None, None, "too large"), 1000.0)
-    assert (unsaid["temporary"], unsaid["total"]) == (0, 43)
+def test_out_of_memory_has_the_compilers_numbers():
+    memory = memory_breakdown(PROGRAM, OutOfMemory(2000.0, 1000.0, "too large"), 1000.0)
+    assert (memory["temporary"], memory["total"], memory["refused"]) == (2000 - 23, 2020, "too large")
+    without_numbers = memory_breakdown(PROGRAM, OutOfMemory(None, None, "too large"), 1000.0)
+    assert (without_numbers["temporary"], without_numbers["total"]) == (0, 43)
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_a_refusal_gives_the_compilers_numbers():
         ("RESOURCE_EXHAUSTED: of something else", None, None),
     ],
 )
-def test_refusals_are_read(message, needed, available):
-    found = parse_out_of_memory(message)
-    assert (found.needed, found.available) == (needed, available) and "\n" not in found.message
+def test_out_of_memory_messages_are_parsed(message, needed, available):
+    error = parse_out_of_memory(message)
+    assert (error.needed, error.available) == (needed, available) and "\n" not in error.message
 
 
-def test_what_is_left_goes_to_the_axis_that_asks_for_it():
+def test_an_axis_of_minus_one_takes_the_remaining_devices():
     eight = Slice("v5e:2x4", None, (2, 4), tuple(jax.devices()))
     sizes = {"replica": 1, "data": -1, "expert": 2, "context": 1, "tensor": 1}
     assert eight.mesh(sizes).shape["data"] == 4
@@ -84,7 +84,7 @@ def test_what_is_left_goes_to_the_axis_that_asks_for_it():
 
 
 @pytest.mark.parametrize("name", ["v9:2x2", "v5p", "v5e:2", "v5p:2xx2"])
-def test_what_is_no_topology(name):
+def test_malformed_topologies_are_refused(name):
     with pytest.raises(UserError, match=f"--topology={name} is unknown; it is a chip"):
         tpu_slice(name)
 
@@ -95,8 +95,8 @@ def test_dimensions_of_other_chips():
 
 
 def test_unknown_stages():
-    with pytest.raises(UserError, match="--stage=sft is unknown; the stages are pretrain, rl, decode"):
-        plan_stage(small_config(), "v5e:2x2", "sft")
+    with pytest.raises(UserError, match="--stage=decode is unknown; the stages are pretrain, sft, rl, evaluate"):
+        plan_stage(small_config(), "v5e:2x2", "decode")
 
 
 def test_without_libtpu_the_sentence_says_what_to_install(monkeypatch):

@@ -1,10 +1,10 @@
-"""Steps that others measured, against what we predict for the same network, batch and slice."""
+"""Published steps against our predictions for the same network, batch and slice."""
 
 import importlib.util
 
 import pytest
 
-from benchmarks.published_steps import RUNS, compared
+from benchmarks.published_steps import RUNS, compare
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason='needs libtpu: pip install "composer_jax[tpu]"'
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_prediction_is_near_the_measured_step(name):
-    """The first run set the constants; the others are within an eighth of what was measured, on the fast side."""
-    found = compared(RUNS[name])
-    assert found["model_flops_over_theirs"] == pytest.approx(1, abs=1e-3)
-    assert 0.85 < found["predicted_over_published"] < 1.05
+    """The first run set the constants; the others are within an eighth of the measurement, on the fast side."""
+    figures = compare(RUNS[name])
+    assert figures["model_flops_over_theirs"] == pytest.approx(1, abs=1e-3)
+    assert 0.85 < figures["predicted_over_published"] < 1.05

@@ -2,11 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.stages.field_docs import field_meaning, field_texts, first_sentence
+from composer_jax.stages.config import RunConfig
+from composer_jax.stages.field_docs import field_default, field_meaning, field_texts, first_sentence
+from configs import kimi_k2_5, tiny
+from launch.config_file import fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Outer:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """How many of each
     kind (ours; not published)."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Arguments."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Child(Outer):
         ("suites.bugs.width", "Columns, e.g. Those of a table."),
         ("counts.recall", "How many of each kind (ours; not published)."),
         ("extra", "Half."),
+        ("options.traces.bugs", "Arguments."),
         ("nothing", ""),
         ("nothing.there", ""),
         ("extra.there", ""),
@@ -53,10 +60,30 @@ def test_meaning_of_a_path(path, meaning):
     assert field_meaning(Child, path) == meaning
 
 
+@pytest.mark.parametrize(
+    ("path", "default"),
+    [
+        ("inner.width", 3),
+        ("maybe", None),
+        ("suites.bugs.height", 4),
+        ("counts", {}),
+        ("counts.recall", dataclasses.MISSING),
+        ("nothing", dataclasses.MISSING),
+    ],
+)
+def test_default_of_a_path(path, default):
+    assert field_default(Child, path) == default
+
+
 def test_texts_of_a_library_dataclass():
     texts = field_texts(ModelConfig)
     assert texts["max_context"].startswith("Longest context in tokens")
     assert set(texts) <= {field.name for field in dataclasses.fields(ModelConfig)}
+
+
+@pytest.mark.parametrize("get_config", [kimi_k2_5.get_config, tiny.get_config], ids=["kimi_k2_5", "tiny"])
+def test_every_field_of_a_config_has_a_meaning(get_config):
+    assert [path for path, _ in fields(get_config()) if not field_meaning(RunConfig, path)] == []
 
 
 def test_a_class_without_source_has_no_texts():
