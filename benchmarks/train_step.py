@@ -1,11 +1,11 @@
-"""How much of the machine's matrix product rate a training step uses: `python -m benchmarks.train_step [--batch=8]`.
+"""The speed of a training step as a fraction of that of matrix products: `python -m benchmarks.train_step [--batch=8]`.
 
-A network of 4 layers, width 512 and 16 experts, of which 4 are chosen, in float32; the whole step: loss, gradients,
-AdamW. Steps and plain products of 2048 x 2048 float32 matrices take turns in one process. Prints progress on stderr
+The network has 4 layers, width 512 and 16 experts, 4 per token, in float32. A step is loss, gradients and
+AdamW. Steps and products of 2048 x 2048 float32 matrices alternate in one process. Prints progress on stderr
 and, as the last line of stdout, one JSON object:
-    fraction_of_matmul_rate    model FLOPs (models/flops.py, three forward passes) per second over the product's
+    fraction_of_matmul_rate    model FLOPs per second (models/flops.py, three forward passes) over those of the product
     tokens_per_s
-    matmul_gflops              of the product
+    matmul_gflops              GFLOP/s of the product
 """
 
 import argparse
@@ -54,6 +54,7 @@ PRODUCT = 2048
 
 
 def matmul_flops_per_s(a: jax.Array) -> float:
+    """Measured FLOP/s of products of `a`, float32 [2048,2048], with itself."""
     started = time.perf_counter()
     for _ in range(4):
         jax.block_until_ready(_multiply(a))

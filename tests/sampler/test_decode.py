@@ -73,3 +73,11 @@ def test_an_impossible_token_is_never_drawn():
     logits = jnp.broadcast_to(jnp.array([-jnp.inf, 0.0, -jnp.inf, 0.0, -jnp.inf]), (N, 5))
     tokens, _ = draw(logits, jnp.arange(N, dtype=jnp.uint32), jnp.zeros(N, jnp.int32))
     assert set(np.unique(tokens)) == {1, 3}
+
+
+def test_arrays_of_another_shape_or_dtype_are_refused():
+    logits, seeds, positions = jnp.zeros((3, 12)), jnp.zeros(3, jnp.uint32), jnp.zeros(3, jnp.int32)
+    with pytest.raises(AssertionError, match=r"seed_B is int32\[3\], not of dtype uint32"):
+        sample_token(logits, positions, positions)
+    with pytest.raises(AssertionError, match=r"position_B is int32\[2\], not \[B\] with B=3"):
+        sample_token(logits, seeds, positions[:2])

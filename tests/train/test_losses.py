@@ -48,6 +48,18 @@ def test_language_loss_has_its_closed_form_gradient():
     assert relative_error(actual, expected) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("field", "values", "message"),
+    [
+        ("positions", POSITIONS[:, :6], r"positions_BS is int32\[2, 6\], not \[B,S\] with B=2, S=7"),
+        ("weights", WEIGHTS.astype(np.int32), r"weights_BS is int32\[2, 7\], not of dtype float32"),
+    ],
+)
+def test_a_field_of_another_shape_or_dtype_is_refused(field, values, message):
+    with pytest.raises(AssertionError, match=message):
+        LanguageLoss()(TableDecoder(STATES), ROWS | {field: values}, jnp.float32(3))
+
+
 # -- MTP ----------------------------------------------------------------------------------------------------------
 
 
