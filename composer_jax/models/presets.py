@@ -1,4 +1,4 @@
-"""Published networks, by the numbers of their config.json. A preset is data: nothing else depends on its name."""
+"""Published networks, with the numbers of their config.json. No code depends on the name of a preset."""
 
 from typing import Any
 

@@ -1,10 +1,16 @@
 """The check of shapes and dtypes at trace time."""
 
+import ast
+import re
+from pathlib import Path
+
 import chex
 import jax
 import jax.numpy as jnp
 import pytest
 
+import composer_jax
+from composer_jax import models
 from composer_jax.ops.shapes import check_shapes
 
 X_TD, IDS_Tk = jnp.zeros((8, 4)), jnp.zeros((8, 2), jnp.int32)
@@ -70,3 +76,16 @@ def test_tracing_raises_and_a_right_program_stays_as_it_was():
     assert str(jax.make_jaxpr(checked)(X_TD, IDS_Tk)) == str(plain)
     with pytest.raises(AssertionError, match=r"ids_Tk is int32\[2, 8\]"):
         jax.jit(checked)(X_TD, IDS_Tk.T)
+
+
+def test_every_checked_letter_is_in_the_shape_legend():
+    legend = set(re.findall(r"(?:^|  )([A-Za-z])  \w", models.__doc__, flags=re.MULTILINE))
+    unknown = []
+    for file in sorted(Path(composer_jax.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("check_shapes"):
+                suffixes = [keyword.arg.rpartition("_")[2] for keyword in node.keywords if "_" in keyword.arg]
+                letters = {letter for suffix in suffixes if suffix[0].isupper() for letter in suffix}
+                unknown += [f"{file.name}:{node.lineno}: {letter}" for letter in sorted(letters - legend)]
+    assert legend >= set("BSTDHNVXk")
+    assert unknown == []
