@@ -1,15 +1,16 @@
-"""Tasks from real repositories, and whether they hold: `python -m benchmarks.tasks [PACKAGE==VERSION ...]`.
+"""Generates and validates tasks of real repositories: `python -m benchmarks.tasks [PACKAGE==VERSION ...]`.
 
-Fetches the source distributions of packages with pip, by default of three small ones (suites included), makes tasks of
+Downloads source distributions with pip, by default of three small packages that include their suites, makes tasks of
 each, and grades every task several times untouched, which must score 0, and solved, which must score 1. Prints progress
-on stderr and, as the last line of stdout, one JSON object: for each package
-    tests, unreliable   of its suite: used, and left out because they did not pass every time
-    tasks, families     made, and of how many families of generators: mutate, stub, delete_feature, delete_file,
-                        combine, and revert_commit where there is a history, which source distributions lack
-    kinds               as families, with each sort of mutation by itself
-    rejected            candidates that a gate stopped, by gate
+on stderr and, as the last line of stdout, one JSON object with, for each package:
+    tests, unreliable   tests of its suite: used, and left out because they did not pass every time
+    tasks, families     tasks made, and the number of generator families they come from: mutate, stub, delete_feature,
+                        delete_file, combine, and revert_commit (needs a history, which source distributions lack)
+    kinds               number of kinds: as families, with each kind of mutation counted by itself
+    of                  tasks of each kind
+    rejected            rejected candidates by gate
     gold, nothing       how many of all gradings scored 1 and 0, as "120 of 120"
-    generate_s, validate_s
+    generate_s, validate_s   wall time in seconds
 """
 
 import argparse
@@ -36,13 +37,13 @@ REQUIREMENTS = ("pytest==9.2.0", "freezegun==1.5.5")
 
 
 def fetch(requirement: str, folder: Path) -> Path:
-    """The unpacked source distribution of `name==version`. Raises UserError when pip cannot get it."""
+    """Downloads and unpacks the source distribution of `name==version`. Raises UserError when pip cannot get it."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-binary", ":all:", "--no-deps", "--dest", str(folder), requirement]
-    done = subprocess.run(command, capture_output=True, text=True)
+    process = subprocess.run(command, capture_output=True, text=True)
     archives = sorted(folder.glob(f"{requirement.partition('==')[0]}*.tar.gz"))
-    if done.returncode or not archives:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+    if process.returncode or not archives:
+        lines = process.stderr.strip().splitlines() or ["pip printed nothing"]
         raise UserError(f"pip could not fetch the source of {requirement}: {lines[-1]}")
     with tarfile.open(archives[0]) as archive:
         archive.extractall(folder, filter="data")
@@ -50,7 +51,7 @@ def fetch(requirement: str, folder: Path) -> Path:
 
 
 async def measure(repository: Path, packages: Path, out: Path, count: int, runs: int) -> dict[str, object]:
-    """The numbers of one package."""
+    """Returns the measurements of one package."""
     jobs = len(os.sched_getaffinity(0))
     async with LocalSandboxPool(SUITE_LIMITS, size=jobs) as pool:
         started = time.monotonic()
@@ -58,10 +59,12 @@ async def measure(repository: Path, packages: Path, out: Path, count: int, runs:
         generated = time.monotonic()
         tasks = [read_task(folder) for folder in built.tasks]
         with Progress(len(tasks), "tasks", "validate") as progress:
-            found = await validate(tasks, pool, runs, jobs, after_task=lambda one: progress.update(last=one.verdict))
+            validations = await validate(
+                tasks, pool, runs, jobs, after_task=lambda one: progress.update(last=one.verdict)
+            )
     baseline = json.loads((out / "baseline.json").read_text())
-    gold = [reward for one in found for reward in one.gold]
-    nothing = [reward for one in found for reward in one.nothing]
+    gold = [reward for one in validations for reward in one.gold]
+    nothing = [reward for one in validations for reward in one.nothing]
     return {
         "tests": baseline["tests"],
         "unreliable": len(baseline["unreliable"]),

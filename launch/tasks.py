@@ -5,16 +5,16 @@
     python -m launch.tasks validate PATH --runs=5
     python -m launch.tasks show PATH
 
-generate copies the repository without caches, history and builds, runs its suite several times in sandboxes, keeps the
-tests that always pass, breaks the code in many ways, and writes a Harbor directory for each way that the suite notices
-and its own repair mends. The suite needs pytest and what the repository imports: --packages is a folder made by
-`pip install --target DIR pytest ...`, --requirements installs into OUT/packages. The repository itself must not be
-among them. The same flags give the same tasks.
+generate copies the repository without caches, history and build outputs, runs its suite several times in sandboxes,
+keeps the tests that always pass, breaks the code in many ways, and writes a Harbor directory for each breakage that the
+suite detects and that its repair undoes. The suite needs pytest and the packages that the repository imports:
+--packages is a folder made by `pip install --target DIR pytest ...`; --requirements installs into OUT/packages. The
+packages must not include the repository itself. The same flags give the same tasks.
 
-validate grades each task of a path without any change, which must score 0, and with its own solution, which must score
-1, several times. It writes validation.json beside them and lists the tasks that are not valid; the exit code is 1 if
-there are any. The path is a task, a folder of tasks, or a .jsonl or .parquet file of SWE-bench or SWE-smith rows, whose
-repositories are then in --repos. show prints what a task or each task of a path is.
+validate grades each task of a path several times untouched, which must score 0, and with its own solution, which must
+score 1. It writes validation.json beside the tasks and lists the invalid ones; the exit code is 1 if there are any. The
+path is a task, a folder of tasks, or a .jsonl or .parquet file of SWE-bench or SWE-smith rows, whose repositories are
+in --repos. show prints a summary of each task of a path, or one task in full.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from composer_jax.errors import UserError
 from launch import flags, hosts
 
 COMMANDS = ("generate", "validate", "show")
-INVALID = 1
+EXIT_INVALID = 1
 
 
 def define(values):
@@ -42,29 +42,35 @@ def define(values):
         name, default, meaning, lower_bound=least, flag_values=values
     )
     listed = lambda name, meaning: absl_flags.DEFINE_list(name, None, meaning, flag_values=values)  # noqa: E731
-    string("repo", "generate: the root of the repository.")
-    string("out", "generate: a folder that does not exist yet, or is empty.")
-    whole("count", 50, "generate: tasks to make.")
+    string("repo", "generate: the root folder of the repository.")
+    string("out", "generate: a new or empty folder.")
+    whole("count", 50, "generate: number of tasks.")
     listed(
         "kinds",
-        "generate: kinds of breakage, separated by commas (mutate: all mutations); everything if left out.",
+        "generate: kinds of breakage, separated by commas (mutate: all mutations); default: all.",
     )
-    whole("seed", 0, "generate: of every draw.", 0)
-    string("packages", "A folder of installed packages, pytest among them; for validate, of rows.")
-    string("repos", "validate, show: a folder of git repositories, for rows.")
-    listed("requirements", "generate: what pip installs for the tests, separated by commas.")
+    whole("seed", 0, "generate: random seed.", 0)
+    string("packages", "A folder of installed packages, including pytest; for validate, the packages of rows.")
+    string("repos", "validate, show: a folder of git repositories for rows.")
+    listed("requirements", "generate: pip requirements of the tests, separated by commas.")
     absl_flags.DEFINE_enum(
         "split", "train", ("train", "heldout", "unseen"), "generate: the split of the tasks.", flag_values=values
     )
     absl_flags.DEFINE_bool(
-        "hide_tests", False, "generate: leave the test files with failing tests out of the workspace.",
+        "hide_tests", False, "generate: remove the test files with failing tests from the workspace.",
         flag_values=values,
     )  # fmt: skip
-    absl_flags.DEFINE_bool("names", True, "generate: tell the names of failing tests.", flag_values=values)
-    absl_flags.DEFINE_bool("message", True, "generate: tell what one of them says.", flag_values=values)
-    absl_flags.DEFINE_bool("docstrings", True, "generate: tell the docstrings of what was removed.", flag_values=values)
-    whole("runs", 5, "Of each task for validate; of the suite before anything is broken for generate.")
-    whole("jobs", os.cpu_count() or 1, "Sandboxes at once.")
+    absl_flags.DEFINE_bool(
+        "names", True, "generate: put the names of failing tests into the instruction.", flag_values=values
+    )
+    absl_flags.DEFINE_bool(
+        "message", True, "generate: put the message of one failing test into the instruction.", flag_values=values
+    )
+    absl_flags.DEFINE_bool(
+        "docstrings", True, "generate: put the docstrings of removed code into the instruction.", flag_values=values
+    )
+    whole("runs", 5, "validate: gradings of each task; generate: runs of the unbroken suite.")
+    whole("jobs", os.cpu_count() or 1, "Number of concurrent sandboxes.")
     return ()
 
 
@@ -75,10 +81,8 @@ def main(values, words):
     if command not in COMMANDS:
         raise UserError(f"there is no command {command!r}; use {', '.join(COMMANDS)}")
     if len(paths) != (command != "generate"):
-        takes = (
-            "no path, but --repo and --out" if command == "generate" else "one path, of a task or of a folder of them"
-        )
-        raise UserError(f"{command} takes {takes}; given were {' '.join(paths) or 'none'}")
+        expected = "no path, but --repo and --out" if command == "generate" else "one path, of a task or of tasks"
+        raise UserError(f"{command} takes {expected}; the arguments were {' '.join(paths) or 'none'}")
     {"generate": generate, "validate": validate, "show": show}[command](values, *map(Path, paths))
 
 
@@ -109,33 +113,35 @@ def generate(values):
     print(f"wrote {len(built.tasks)} tasks to {request.out / 'tasks'}: {kinds or 'none'}")
     print(f"rejected: {rejected or 'none'} (see {request.out / 'rejected.jsonl'})")
     if len(built.tasks) < request.count:
-        print(f"the repository gave {len(built.tasks)} of {request.count} tasks; ask for more kinds or another seed")
+        print(f"the repository gave {len(built.tasks)} of {request.count} tasks; try more kinds or another seed")
 
 
 def validate(values, path):
     from composer_jax.observe.progress import Progress
     from composer_jax.sandbox import LocalSandboxPool
-    from composer_jax.tasks import validate as library
     from composer_jax.tasks.suites.run import SUITE_LIMITS
+    from composer_jax.tasks.validate import validate as validate_tasks
 
     tasks = read(values, path)
 
     async def run():
         with Progress(len(tasks), "tasks", "validate") as progress:
             async with LocalSandboxPool(SUITE_LIMITS, size=values.jobs) as pool:
-                return await library.validate(
-                    tasks, pool, values.runs, values.jobs, after_task=lambda found: progress.update(last=found.verdict)
+                return await validate_tasks(
+                    tasks, pool, values.runs, values.jobs, after_task=lambda one: progress.update(last=one.verdict)
                 )
 
-    found = asyncio.run(run())
+    validations = asyncio.run(run())
     target = (path if path.is_dir() else path.parent) / "validation.json"
-    target.write_text(json.dumps([{**vars(one), "verdict": one.verdict} for one in found], indent=1))
-    bad = [one for one in found if not one.valid]
-    for one in bad:
+    target.write_text(json.dumps([{**vars(one), "verdict": one.verdict} for one in validations], indent=1))
+    invalid = [one for one in validations if not one.valid]
+    for one in invalid:
         print(f"{one.task_id}: {one.verdict}; {one.detail}")
-    print(f"{len(found) - len(bad)} of {len(found)} tasks are valid in {values.runs} runs (see {target})")
-    if bad:
-        sys.exit(INVALID)
+    print(
+        f"{len(validations) - len(invalid)} of {len(validations)} tasks are valid in {values.runs} runs (see {target})"
+    )
+    if invalid:
+        sys.exit(EXIT_INVALID)
 
 
 def show(values, path):
@@ -143,13 +149,13 @@ def show(values, path):
 
     tasks = read(values, path)
     for task in tasks:
-        know = task.metadata
-        print(f"{task.id}  {know.get('kind', task.family)}  {know.get('note', '')}")
-        if "difficulty" in know:
-            print("  difficulty " + ", ".join(f"{name} {value}" for name, value in know["difficulty"].items()))
+        metadata = task.metadata
+        print(f"{task.id}  {metadata.get('kind', task.family)}  {metadata.get('note', '')}")
+        if "difficulty" in metadata:
+            print("  difficulty " + ", ".join(f"{name} {value}" for name, value in metadata["difficulty"].items()))
         if len(tasks) == 1:
             print(f"\n{task.instruction}")
-            print(gold_patch(task, know["gold"]) if "gold" in know else know.get("gold_patch", ""))
+            print(gold_patch(task, metadata["gold"]) if "gold" in metadata else metadata.get("gold_patch", ""))
 
 
 def read(values, path):

@@ -57,7 +57,7 @@ def test_show_and_help(folder):
         (("make",), "there is no command 'make'; use generate, validate, show"),
         (("validate",), "validate takes one path"),
         (("generate", "here"), "generate takes no path"),
-        (("validate", "nowhere"), "there is no nowhere"),
+        (("validate", "nowhere"), "nowhere does not exist"),
         (("generate", "--repo=."), "generate needs --out"),
         (("generate", "--repo=.", "--out=nowhere/out"), "the tests need pytest"),
         (("generate", "--repo=.", "--out=nowhere/out", "--packages=x", "--kinds=typo"), "'typo' is not a kind of task"),

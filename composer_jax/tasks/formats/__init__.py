@@ -1,6 +1,6 @@
 """Published task formats: Harbor and Terminal-Bench directories, rows of SWE-bench and SWE-smith.
 
-tasks = read_tasks("terminal-bench-2/")                                      # whatever the path holds
+tasks = read_tasks("terminal-bench-2/")                                      # the format is detected
 tasks = read_tasks("verified.parquet", Options(repos=Path("mirrors")), skipped := [])
 write_predictions(Path("predictions.jsonl"), [prediction(task, changes, "my-model")])
 """

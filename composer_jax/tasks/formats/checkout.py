@@ -1,4 +1,4 @@
-"""Repositories as they were at a commit, from local mirrors: files only, no history to look things up in."""
+"""Checkouts of repositories at a commit, from local mirrors: files only, without a history to read."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 class Mirrors:
     """A folder of git repositories, named owner__name or owner/name (bare ones may end in .git).
 
-    store: where checkouts are kept for the next time, one folder for each commit.
+    store: the folder that caches checkouts, one folder per commit.
     """
 
     def __init__(self, folder: Path, store: Path):
         if not folder.is_dir():
             raise UserError(
-                f"there is no folder {folder} of repositories; give one with owner__name or owner/name in it"
+                f"the folder {folder} of repositories does not exist; give one that holds owner__name or owner/name"
             )
         self.folder = folder
         self.store = store
 
     def checkout(self, repo: str, commit: str) -> Path:
-        """A folder with the files of `repo` ("owner/name") at `commit`, without .git. It must not be changed.
+        """Returns a read-only folder with the files of `repo` ("owner/name") at `commit`, without .git.
 
-        Raises UserError when there is no such mirror or it lacks the commit.
+        Raises UserError when the mirror does not exist or lacks the commit.
         """
         if not _NAME.fullmatch(repo) or ".." in repo or not _COMMIT.fullmatch(commit):
-            raise UserError(f"{repo!r} at {commit!r} is no repository owner/name and commit hash")
+            raise UserError(f"{repo!r} at {commit!r} is not a repository owner/name and a commit hash")
         flat = repo.replace("/", "__")
         target = self.store / f"{flat}@{commit}"
         if target.is_dir():
@@ -58,14 +58,14 @@ class Mirrors:
             for path in (self.folder / name / ".git", self.folder / name, self.folder / f"{name}.git"):
                 if (path / "HEAD").is_file():
                     return path.resolve()
-        raise UserError(f"there is no git repository {flat} or {repo} in {self.folder}; clone it there")
+        raise UserError(f"{self.folder} holds no git repository {flat} or {repo}; clone it there")
 
 
-def move_into_store(made: Path, target: Path) -> None:
-    """Moves a finished folder to its place in a store, unless another process was faster."""
+def move_into_store(finished: Path, target: Path) -> None:
+    """Moves a finished folder to `target` in a store, or deletes it if another process was faster."""
     try:
-        made.rename(target)
+        finished.rename(target)
     except OSError:
         if not target.is_dir():
             raise
-        shutil.rmtree(made)
+        shutil.rmtree(finished)

@@ -1,14 +1,14 @@
-"""Dockerfiles that need no container: a plain base, and files that are put into the workspace.
+"""Builds the workspace of simple Dockerfiles without a container: a plain base image and copied files.
 
-A sandbox has the programs of its host and shows its workspace as /workspace, /app and /testbed. So a Dockerfile can be
-followed without building an image iff every line of it
+A sandbox has the programs of its host and shows its workspace as /workspace, /app and /testbed. A Dockerfile needs no
+image iff each of its lines
 
-- starts from Python, Debian or Ubuntu (or from what Terminal-Bench makes of them),
-- copies files of its own folder below one of these three,
-- makes one of them the working directory, or makes folders in it,
-- sets a variable that changes nothing here,
-- installs Python packages at stated versions that the user has put into a folder already (nothing is downloaded), or
-- says something about the image that a command in it does not see.
+- starts from Python, Debian or Ubuntu (or from Terminal-Bench's images of them),
+- copies files of its own folder below one of these three folders,
+- makes one of the three the working directory, or creates folders in it,
+- sets a variable that has no effect in a sandbox,
+- installs Python packages at stated versions that are already in the user's folder (nothing is downloaded), or
+- sets a property of the image that its commands cannot observe.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _TB_BASES = re.compile(r"ghcr\.io/laude-institute/t-bench/(?:ubuntu|python|debia
 _HARMLESS_VARIABLES = re.compile(
     r"PYTHONDONTWRITEBYTECODE|PYTHONUNBUFFERED|DEBIAN_FRONTEND|PIP_\w+|LANG|LC_\w+|TZ|TERM"
 )
-_SILENT = ("LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL")
-_WAITING = ("sleep", "bash", "sh", "/bin/bash", "/bin/sh", "tail")  # a CMD that only keeps the container alive
+_WITHOUT_EFFECT = ("LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL")
+_IDLE_COMMANDS = ("sleep", "bash", "sh", "/bin/bash", "/bin/sh", "tail")  # a CMD that only keeps the container alive
 _INSTALLS = re.compile(r"(?:^|[\s;&|(])(?:apt|apt-get|apk|dnf|yum|curl|wget|uv|uvx|pipx?|pip3|npm|npx|conda)\s")
 _PIP = re.compile(r"(?:python3? -m )?pip3? install")
 _PIP_FLAGS = ("--no-cache-dir", "--no-cache", "-q", "--quiet", "--upgrade", "-U", "--break-system-packages")
@@ -40,7 +40,7 @@ _PINNED = re.compile(r"([A-Za-z0-9._-]+)(?:\[[\w,.-]*\])?==([\w.!+-]+)")
 
 
 class NeedsContainer(Exception):
-    """A line that cannot be followed without a container."""
+    """Raised for a line that has no equivalent without a container."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class _Line:
 
 
 def build_workspace(dockerfile: Path, target: Path, packages: Path | None) -> None:
-    """Fills the folder `target` with what the image's workspace would hold.
+    """Fills the folder `target` with the contents of the image's workspace.
 
-    packages: the folder in which pinned packages are looked for. Raises NeedsContainer with the first line that asks
-    for more than that, UserError for one that is no Dockerfile or copies what is not there.
+    packages: the folder of installed packages. Raises NeedsContainer with the first line that needs an image, UserError
+    for a file that is not a Dockerfile or copies missing files.
     """
     root = None
     working = PurePosixPath("/")
     for line in _lines(dockerfile):
         try:
             if line.word in ("COPY", "ADD", "WORKDIR", "RUN"):
-                used, working = _follow(line, dockerfile.parent, target, working, packages)
-                if used is not None and root not in (None, used):
-                    raise NeedsContainer(f"it uses {used} as well as {root}, which are one folder in a sandbox")
-                root = used or root
+                line_root, working = _execute(line, dockerfile.parent, target, working, packages)
+                if line_root is not None and root not in (None, line_root):
+                    raise NeedsContainer(f"it uses {line_root} as well as {root}, which are one folder in a sandbox")
+                root = line_root or root
             else:
                 _check(line)
         except NeedsContainer as why:
@@ -76,14 +76,14 @@ def build_workspace(dockerfile: Path, target: Path, packages: Path | None) -> No
 
 
 def check_script(script: Path) -> None:
-    """Raises NeedsContainer for a script that installs something, which only root of an image of its own can."""
+    """Raises NeedsContainer for a script that installs something: only root in its own image can do that."""
     for number, line in enumerate(script.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         if _INSTALLS.search(line.partition("#")[0]):
             raise NeedsContainer(f"{script}, line {number}: {line.strip()[:100]} (it installs something)")
 
 
 def _lines(dockerfile: Path) -> Iterator[_Line]:
-    """Instructions, with their continuations joined."""
+    """Yields the instructions, with continuation lines joined."""
     try:
         if dockerfile.is_symlink():
             raise OSError("it is a link")
@@ -101,7 +101,7 @@ def _lines(dockerfile: Path) -> Iterator[_Line]:
             continue
         word, _, rest = joined.partition(" ")
         if not word.isalpha():
-            raise UserError(f"{dockerfile}, line {start} is no instruction of a Dockerfile: {joined[:80]!r}")
+            raise UserError(f"{dockerfile}, line {start} is not an instruction of a Dockerfile: {joined[:80]!r}")
         yield _Line(start, word.upper(), rest.strip())
         joined = ""
     if not start:
@@ -109,26 +109,26 @@ def _lines(dockerfile: Path) -> Iterator[_Line]:
 
 
 def _check(line: _Line) -> None:
-    """Raises NeedsContainer unless a line that puts no files anywhere can be left out."""
+    """Raises NeedsContainer unless a line that creates no files has no effect in a sandbox."""
     if line.word == "FROM":
         if not (_BASES.fullmatch(line.rest) or _TB_BASES.fullmatch(line.rest)):
-            raise NeedsContainer("only one stage on Python, Debian or Ubuntu can do without")
+            raise NeedsContainer("only one stage based on Python, Debian or Ubuntu needs no image")
     elif line.word in ("ENV", "ARG"):
         names = re.findall(r"(?:^|\s)(\w+)=", line.rest) or line.rest.split()[:1]
         for name in names:
             if not _HARMLESS_VARIABLES.fullmatch(name):
                 raise NeedsContainer(f"the variable {name} may matter")
     elif line.word in ("CMD", "ENTRYPOINT"):
-        if not (words := _words(line.rest)) or words[0] not in _WAITING:
+        if not (words := _words(line.rest)) or words[0] not in _IDLE_COMMANDS:
             raise NeedsContainer("it starts something")
-    elif line.word not in _SILENT:
+    elif line.word not in _WITHOUT_EFFECT:
         raise NeedsContainer("only an image can do this")
 
 
-def _follow(
+def _execute(
     line: _Line, context: Path, target: Path, working: PurePosixPath, packages: Path | None
 ) -> tuple[str | None, PurePosixPath]:
-    """Carries out an instruction. The root it used, if any, and the working directory after it."""
+    """Executes an instruction. Returns the root it used, or None, and the working directory after it."""
     if line.word == "WORKDIR":
         working = working / _words(line.rest)[0]
         root, inner = _split(working)
@@ -148,7 +148,7 @@ def _follow(
         return None, working
     *sources, destination = _words(line.rest)
     if any(word.startswith("--") for word in sources) or not sources:
-        raise NeedsContainer("only sources and a destination can be followed")
+        raise NeedsContainer("only COPY with sources and a destination needs no image")
     if line.word == "ADD" and any(re.search(r"://|@|\.(?:tar|tgz|gz|bz2|xz)\b", source) for source in sources):
         raise NeedsContainer("it downloads or unpacks")
     root, inner = _split(working / destination)
@@ -157,7 +157,7 @@ def _follow(
 
 
 def _split(path: PurePosixPath) -> tuple[str, PurePosixPath]:
-    """A path below one of the roots, as the root and the rest."""
+    """Splits a path below one of the roots into the root and the rest."""
     if ".." not in path.parts and "$" not in str(path):
         for root in WORKSPACE_PATHS:
             if path.is_relative_to(root):
@@ -166,40 +166,42 @@ def _split(path: PurePosixPath) -> tuple[str, PurePosixPath]:
 
 
 def _copy(sources: list[str], context: Path, workspace: Path, inner: PurePosixPath, into: bool) -> None:
-    """Copies into `inner` of the workspace. Nothing is read through a link, and nothing written through one."""
+    """Copies into `inner` of the workspace. Neither reads nor writes follow links."""
     target = workspace / inner
     for pattern in sources:
         if ".." in PurePosixPath(pattern).parts or "$" in pattern:
-            raise NeedsContainer("a source is not plainly in the folder of the Dockerfile")
+            raise NeedsContainer("a source is not a plain path in the folder of the Dockerfile")
         pattern = str(PurePosixPath("/", pattern).relative_to("/"))
-        found = [context] if pattern == "." else sorted(context.glob(pattern))
-        if not found:
+        matches = [context] if pattern == "." else sorted(context.glob(pattern))
+        if not matches:
             raise UserError(f"{context} has no {pattern!r}, which its Dockerfile copies; add it")
         ignored = _ignored(context)
-        for source in found:
+        for source in matches:
             if source != context and not source.parent.resolve().is_relative_to(context.resolve()):
                 raise NeedsContainer("a source is behind a link that leads out of the folder")
             if source.is_dir() and not source.is_symlink():
                 shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=ignored)
             else:
-                place = target / source.name if into or len(sources) + len(found) > 2 or target.is_dir() else target
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.unlink(missing_ok=True)
-                shutil.copy2(source, place, follow_symlinks=False)
+                destination = (
+                    target / source.name if into or len(sources) + len(matches) > 2 or target.is_dir() else target
+                )
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                destination.unlink(missing_ok=True)
+                shutil.copy2(source, destination, follow_symlinks=False)
             _check_links(workspace)
 
 
 def _check_links(workspace: Path) -> None:
-    """Raises NeedsContainer if a link leads out of the workspace: what is copied next would follow it."""
+    """Raises NeedsContainer if a link leads out of the workspace: the next copy would follow it."""
     for path in workspace.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(workspace.resolve()):
             raise NeedsContainer(f"the link {path.relative_to(workspace)} leads out of the workspace")
 
 
 def _ignored(context: Path) -> Callable[[str, list[str]], set[str]]:
-    """What a copied folder leaves out: the names and patterns of .dockerignore."""
-    listed = context / ".dockerignore"
-    lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
+    """Returns the `ignore` argument of shutil.copytree for the patterns of .dockerignore."""
+    file = context / ".dockerignore"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     patterns = [line.strip().strip("/") for line in lines if line.strip() and not line.startswith("#")]
     if any(pattern.startswith("!") for pattern in patterns):
         raise NeedsContainer("its .dockerignore has exceptions")
@@ -212,20 +214,20 @@ def _ignored(context: Path) -> Callable[[str, list[str]], set[str]]:
 
 
 def _check_pip(command: str, packages: Path | None) -> None:
-    """Raises NeedsContainer unless the command installs exactly what is in the folder of packages already."""
+    """Raises NeedsContainer unless all packages that the command installs are in the folder of packages."""
     if not (match := _PIP.match(command)):
-        raise NeedsContainer("only mkdir and pip install of pinned packages can be followed")
-    wanted = [word for word in _words(command[match.end() :]) if word not in _PIP_FLAGS]
-    have = {}
+        raise NeedsContainer("only mkdir and pip install of pinned packages need no image")
+    requirements = [word for word in _words(command[match.end() :]) if word not in _PIP_FLAGS]
+    installed = {}
     if packages is not None:
-        for found in importlib.metadata.distributions(path=[str(packages)]):
-            have[_canonical(found.metadata["Name"])] = found.version
-    for word in wanted:
+        for distribution in importlib.metadata.distributions(path=[str(packages)]):
+            installed[_canonical(distribution.metadata["Name"])] = distribution.version
+    for word in requirements:
         pinned = _PINNED.fullmatch(word)
         if pinned is None:
-            raise NeedsContainer(f"{word} is no package at a stated version")
-        if have.get(_canonical(pinned[1])) != pinned[2]:
-            where = f"in {packages}" if packages else "given: there is no folder of packages"
+            raise NeedsContainer(f"{word} is not a package at a stated version")
+        if installed.get(_canonical(pinned[1])) != pinned[2]:
+            where = f"in {packages}" if packages else "installed: no folder of packages was given"
             raise NeedsContainer(f"{word} is not {where}")
 
 
@@ -234,11 +236,11 @@ def _canonical(name: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """The words of an instruction, in its JSON form or its shell form; at least one."""
+    """Splits an instruction in JSON or shell form into its words, at least one."""
     try:
         words = json.loads(text) if text.startswith("[") else shlex.split(text)
     except (ValueError, RecursionError):
         words = None
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-        raise NeedsContainer("its words cannot be told apart")
+        raise NeedsContainer("its words cannot be parsed")
     return words

@@ -1,4 +1,4 @@
-"""Fields of a row or of a table that others wrote: each is looked at before it is believed."""
+"""Typed access to the fields of untrusted rows and tables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from composer_jax.errors import UserError
 
 
 class Fields:
-    """A mapping whose values are asked for by type. A missing field and a None are the same, and mean the default.
+    """A mapping whose values are read by type. A missing field and None are equal and give the default.
 
-    where: how errors name it, such as "rows.jsonl, line 3". Every method raises UserError for a value of another type,
-    and for a missing one where there is no default.
+    where: its name in errors, such as "rows.jsonl, line 3". Every method raises UserError for a value of another type
+    and for a missing value without a default.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str):
@@ -30,14 +30,14 @@ class Fields:
         return self._get(name, bool, "true or false", default)
 
     def number(self, name: str, default: float) -> float:
-        """A number from zero to a quadrillion."""
+        """Returns a number from 0 to 1e15."""
         value = self._get(name, (int, float), "a number", default)
         if isinstance(value, bool) or not 0 <= value <= 1e15:
-            raise UserError(f"{self.where} has {name} = {_short(value)}; it has to be a number from 0 to 1e15")
+            raise UserError(f"{self.where} has {name} = {_short(value)}; it must be a number from 0 to 1e15")
         return float(value)
 
     def texts(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """A list of texts, or a text that holds one as JSON."""
+        """Returns a list of texts, or parses one from a JSON text."""
         value = self._get(name, (list, tuple, str), "a list of texts", default)
         if isinstance(value, str):
             try:
@@ -45,7 +45,7 @@ class Fields:
             except (ValueError, RecursionError):
                 value = None
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise UserError(f"{self.where} has a {name} that is no list of texts: {_short(self.values[name])}")
+            raise UserError(f"{self.where} has a {name} that is not a list of texts: {_short(self.values[name])}")
         return tuple(value)
 
     def table(self, name: str) -> Fields:
@@ -54,17 +54,17 @@ class Fields:
     def tables(self, name: str) -> tuple[Mapping[str, Any], ...]:
         value = self._get(name, list, "a list of tables", [])
         if not all(isinstance(item, Mapping) for item in value):
-            raise UserError(f"{self.where} has a {name} that is no list of tables: {_short(value)}")
+            raise UserError(f"{self.where} has a {name} that is not a list of tables: {_short(value)}")
         return tuple(value)
 
     def _get(self, name: str, kind: type | tuple[type, ...], words: str, default: Any) -> Any:
         value = self.values.get(name)
         if value is None:
             if default is None:
-                raise UserError(f"{self.where} has no {name}; it has to be {words}")
+                raise UserError(f"{self.where} has no {name}; it must be {words}")
             return default
         if not isinstance(value, kind):
-            raise UserError(f"{self.where} has {name} = {_short(value)}; it has to be {words}")
+            raise UserError(f"{self.where} has {name} = {_short(value)}; it must be {words}")
         return value
 
 

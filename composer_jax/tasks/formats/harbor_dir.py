@@ -1,9 +1,9 @@
-"""Tasks of others in the directory format of Harbor and Terminal-Bench 2 (schema 1.0 to 1.4, and before it).
+"""Reads task directories of Harbor and Terminal-Bench 2 (schema 1.0 to 1.4 and older) that other projects wrote.
 
     task.toml  instruction.md  environment/{Dockerfile, ...}  tests/{test.sh, ...}  solution/solve.sh
 
-The image of a task is not needed where its Dockerfile can be followed without one (dockerfile.py). What is not run here
-at all, with or without an image, is refused in one sentence that lists it.
+A task needs no image if dockerfile.py can build its workspace without one. Features that are not supported, with or
+without an image, are refused in one error that lists them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 def is_harbor_dir(path: Path) -> bool:
-    """Whether a folder is a task."""
+    """Whether a folder is a task directory."""
     return (path / "task.toml").is_file()
 
 
 def is_composer_task(directory: Path) -> bool:
-    """Whether a task was written by write_task, which says more in it than others do."""
+    """Whether write_task wrote a directory, with its additional metadata."""
     return "composer" in _manifest(directory).table("metadata").values
 
 
 def read_harbor_dir(directory: Path, options: Options) -> Task:
-    """The task in a directory. Raises UserError for one that is incomplete or asks for what is not run here."""
+    """Reads the task in a directory. Raises UserError if it is incomplete or uses unsupported features."""
     top = _manifest(directory)
     environment, verifier, agent = top.table("environment"), top.table("verifier"), top.table("agent")
     if unsupported := list(_unsupported(directory, top)):
@@ -55,7 +55,7 @@ def read_harbor_dir(directory: Path, options: Options) -> Task:
         raise UserError(f"{directory} has neither an environment/Dockerfile nor a docker_image; add one")
     tests = directory / "tests"
     metadata: dict[str, Any] = {
-        "described": _plain(top.values.get("metadata", {})),
+        "described": _to_json_value(top.values.get("metadata", {})),
         "resources": _resources(environment),
     }
     if (directory / "solution").is_dir():
@@ -94,11 +94,11 @@ def _manifest(directory: Path) -> Fields:
     try:
         values = tomllib.loads(_text(path))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is no TOML: {error}") from error
+        raise UserError(f"{path} is not TOML: {error}") from error
     top = Fields(values, str(path))
     if "schema_version" in top or "version" not in top:
         if (schema := top.text("schema_version", "1.0")) not in SCHEMAS:
-            raise UserError(f"{path} is of schema {schema!r}; those that can be read are {', '.join(SCHEMAS)}")
+            raise UserError(f"{path} is of schema {schema!r}; supported are {', '.join(SCHEMAS)}")
     return top
 
 
@@ -128,7 +128,7 @@ def _unsupported(directory: Path, top: Fields) -> Iterator[str]:
     modes = {name: table.text("network_mode", "") for name, table in tables.items()}
     for name, mode in modes.items():
         if mode == "allowlist":
-            yield f"a network of some hosts only ([{name}] network_mode = 'allowlist')"
+            yield f"a network restricted to some hosts ([{name}] network_mode = 'allowlist')"
     if modes["verifier"] and "allowlist" not in modes.values():
         of_agent = "public" if _network(environment, agent) else "no-network"
         if modes["verifier"] != of_agent:
@@ -136,7 +136,7 @@ def _unsupported(directory: Path, top: Fields) -> Iterator[str]:
 
 
 def _network(environment: Fields, agent: Fields) -> bool:
-    """Whether commands may reach the network. The agent's word goes before the environment's."""
+    """Whether commands may reach the network. The agent's setting overrides the environment's."""
     default = "public" if environment.flag("allow_internet", True) else "no-network"
     mode = agent.text("network_mode", environment.text("network_mode", default))
     if mode not in ("public", "no-network"):
@@ -145,7 +145,7 @@ def _network(environment: Fields, agent: Fields) -> bool:
 
 
 def _resources(environment: Fields) -> dict[str, float]:
-    """cpus, memory_mb; the older text such as memory = "2G" counts where the newer number is missing."""
+    """Returns cpus and memory_mb; an older text such as memory = "2G" counts if memory_mb is missing."""
     default = 2048.0
     if "memory" in environment and "memory_mb" not in environment:
         text = environment.text("memory")
@@ -156,19 +156,19 @@ def _resources(environment: Fields) -> dict[str, float]:
 
 
 def _variables(table: Fields) -> dict[str, str]:
-    """Its env, with ${NAME} and ${NAME:-default} filled in from the environment of this process."""
+    """Returns the table's env, with ${NAME} and ${NAME:-default} expanded from the environment of this process."""
 
     def value(match: re.Match[str]) -> str:
-        if (found := os.environ.get(match[1], match[2])) is None:
+        if (text := os.environ.get(match[1], match[2])) is None:
             raise UserError(f"{table.where} [env] needs the environment variable {match[1]}; set it")
-        return found
+        return text
 
     env = table.table("env")
     return {name: _VARIABLE.sub(value, env.text(name)) for name in env.values}
 
 
 def _workspace(directory: Path, environment: Fields, options: Options) -> Path:
-    """The folder that the Dockerfile's workspace would be. Raises NeedsContainer where only an image can be that."""
+    """Returns a folder with the Dockerfile's workspace. Raises NeedsContainer if that needs an image."""
     dockerfile = directory / "environment" / "Dockerfile"
     if not dockerfile.is_file():
         raise NeedsContainer(f"{directory}/task.toml names the image {environment.text('docker_image')}")
@@ -184,7 +184,7 @@ def _workspace(directory: Path, environment: Fields, options: Options) -> Path:
 
 
 def _image_name(directory: Path) -> str:
-    """What an image that is built of this directory is called: it changes with what it is built of."""
+    """Returns the name of the image built from this directory; it contains a hash of the build files."""
     slug = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "task"
     return f"composer-jax/{slug}:{_digest(directory / 'environment')}"
 
@@ -204,20 +204,20 @@ def _digest(folder: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    if path.is_symlink():  # an agent is told what is in it, and a link may lead to anything
+    if path.is_symlink():  # the agent reads its contents, and a link may lead to any file
         raise UserError(f"{path} is a link; put the file itself there")
     try:
         return path.read_bytes().decode()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; a Harbor task needs it") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no UTF-8 text: {error}") from error
+        raise UserError(f"{path} is not UTF-8 text: {error}") from error
 
 
-def _plain(value: Any) -> Any:
-    """TOML values as JSON has them: dates become texts."""
+def _to_json_value(value: Any) -> Any:
+    """Converts TOML values to JSON values: dates become texts."""
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(inner) for inner in value]
+        return [_to_json_value(inner) for inner in value]
     return value if isinstance(value, str | int | float | bool) else str(value)

@@ -1,4 +1,4 @@
-"""Tasks from whatever a path holds."""
+"""Reads the tasks at a path in any supported format."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from composer_jax.tasks.task import Task
 
 
 def read_tasks(path: Path | str, options: Options | None = None, skipped: list[str] | None = None) -> list[Task]:
-    """The tasks that a path holds, in order.
+    """Returns the tasks at a path, in order.
 
-    path: a Harbor or Terminal-Bench directory or a folder of them, ours (write_task) or of others; what `launch.tasks
-      generate` wrote; a .jsonl or .parquet file of SWE-bench or SWE-smith rows, or rows of both; a repository of tasks
-      of SWE-bench 5; a path of a user's own format (Options.formats).
-    skipped: where given, a task that cannot be used is left out and the sentence that says why goes here; else the
-      first one ends the reading.
-    Raises UserError for a path that is none of these, that holds no task, or that holds an id twice.
+    path: a Harbor or Terminal-Bench directory or a folder of them, written by write_task or by other projects; the
+      output of `launch.tasks generate`; a .jsonl or .parquet file of SWE-bench or SWE-smith rows, or of both; a
+      SWE-bench 5 task repository; a path of a user's own format (Options.formats).
+    skipped: receives the error of each unusable task, which is left out; None: the first such task raises.
+    Raises UserError for another kind of path, a path without tasks, or a repeated id.
     """
     path, options = Path(path), options or Options()
-    if (path / "baseline.json").is_file():  # what repository/build.py left there
+    if (path / "baseline.json").is_file():  # the output of repository/build.py
         path /= "tasks"
     tasks: list[Task] = []
-    for make in _makers(path, options):
+    for read_one in _find_readers(path, options):
         try:
-            tasks.append(make())
+            tasks.append(read_one())
         except UserError as error:
             if skipped is None:
                 raise
@@ -46,17 +45,17 @@ def read_tasks(path: Path | str, options: Options | None = None, skipped: list[s
     return tasks
 
 
-def _makers(path: Path, options: Options) -> Sequence[Callable[[], Task]]:
-    """The functions that make the tasks of a path, from the first format that reads it."""
+def _find_readers(path: Path, options: Options) -> Sequence[Callable[[], Task]]:
+    """Returns one function per task of a path, from the first format that reads the path."""
     for name in (*options.formats, *FORMATS):
-        makers = resolve(name, FORMATS, "tasks.formats")(path, options)
-        if makers:
-            return makers
-        if makers is not None:
-            raise UserError(f"there are no tasks in {path}; a task is a folder with a task.toml, or a row of a file")
+        readers = resolve(name, FORMATS, "tasks.formats")(path, options)
+        if readers:
+            return readers
+        if readers is not None:
+            raise UserError(f"{path} holds no tasks; a task is a folder with a task.toml, or a row of a file")
     if path.exists():
-        raise UserError(f"{path} holds no tasks that can be read; files of rows end in {' or '.join(ROW_FILES)}")
-    raise UserError(f"there is no {path}; give a folder of tasks or a file of rows")
+        raise UserError(f"{path} is not a file of rows; their names end in {' or '.join(ROW_FILES)}")
+    raise UserError(f"{path} does not exist; give a folder of tasks or a file of rows")
 
 
 def _read_row_file(path: Path, options: Options) -> Sequence[Callable[[], Task]] | None:
@@ -107,7 +106,7 @@ def _read_row(row: Fields, options: Options) -> Task:
         if row_format.matches(row):
             return row_format.read(row, options)
     fields = ", ".join(sorted(map(repr, row.values))) or "no fields"
-    raise UserError(f"{row.where} is a row neither of SWE-bench nor of SWE-smith; it has {fields[:200]}")
+    raise UserError(f"{row.where} is neither a SWE-bench row nor a SWE-smith row; it has {fields[:200]}")
 
 
 def _read_directory(directory: Path, options: Options) -> Task:

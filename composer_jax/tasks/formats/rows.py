@@ -1,4 +1,4 @@
-"""Rows of a data set: JSON lines or Parquet."""
+"""Reads the rows of a data set from JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ ROW_FILES = (".jsonl", ".parquet")
 
 
 def read_rows(path: Path) -> list[Fields]:
-    """The rows of a .jsonl or .parquet file, each with its place for error messages.
+    """Returns the rows of a .jsonl or .parquet file, each with its location for error messages.
 
-    Raises UserError for a file that cannot be read, a line that is no JSON object, and for Parquet without pyarrow.
+    Raises UserError for an unreadable file, a line that is not a JSON object, and for Parquet without pyarrow.
     """
     if path.suffix == ".parquet":
         return [Fields(row, f"{path}, row {number}") for number, row in enumerate(_parquet(path), 1)]
     rows = []
     try:
-        lines = path.read_bytes().split(b"\n")  # no other line ends: JSON texts may hold U+2028 and the like
+        lines = path.read_bytes().split(b"\n")  # not splitlines: JSON texts may contain U+2028
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, 1):
@@ -34,9 +34,9 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is no JSON: {error}") from error
+        raise UserError(f"{where} is not JSON: {error}") from error
     if not isinstance(row, dict):
-        raise UserError(f"{where} is no JSON object but a {type(row).__name__}; every line has to be one row")
+        raise UserError(f"{where} is not a JSON object but a {type(row).__name__}; every line must be one row")
     return row
 
 
@@ -48,4 +48,4 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     try:
         return parquet.read_table(path).to_pylist()
     except (ArrowException, OSError) as error:
-        raise UserError(f"{path} is no readable Parquet file: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}") from error

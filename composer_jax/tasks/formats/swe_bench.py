@@ -1,11 +1,11 @@
-"""Tasks from the rows of SWE-bench: full, Lite, Verified, Multilingual, and those of its fifth version.
+"""Tasks from the rows of SWE-bench: full, Lite, Verified, Multilingual, and version 5.
 
     repo, instance_id, base_commit, problem_statement, patch, test_patch, FAIL_TO_PASS, PASS_TO_PASS, version, ...;
     Verified has difficulty; version 5 has image, eval_script, log_parser, eval_type (pass_and_fail | fail_only).
 
-A row runs without an image iff its tests have pytest ids, its repository is among the mirrors, and the packages of the
-repository are in the folder of packages. Every other row needs its image and an eval_script: our own runner of pytest
-cannot be relied on in images of old Pythons.
+A row runs without an image iff its tests have pytest ids, its repository is among the mirrors, and its packages are in
+the folder of packages. Every other row needs its image and an eval_script: our pytest runner is unreliable on the old
+Pythons of many images.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ from composer_jax.tasks.grading.log_parsers import parser_of
 from composer_jax.tasks.patches.git_diff import apply_change, changes_from_patch
 from composer_jax.tasks.task import Task
 
-TIMEOUT_S = 1800.0  # of one evaluation, as SWE-bench has it
+TIMEOUT_S = 1800.0  # of one evaluation; SWE-bench's value
 _PYTEST_ID = re.compile(r"[\w./-]+\.py::.+", re.DOTALL)
 _INSTANCE = re.compile(r"[A-Za-z0-9_.-]+")
 _DESCRIBED = ("hints_text", "created_at", "version", "environment_setup_commit", "difficulty", "split", "image_assets")
 
 
 def is_row(row: Fields) -> bool:
-    """Whether a row is one of SWE-bench (SWE-smith's have no test_patch)."""
+    """Whether a row belongs to SWE-bench (SWE-smith rows have no test_patch)."""
     return {"instance_id", "base_commit", "test_patch"} <= row.values.keys()
 
 
 def read_row(row: Fields, options: Options) -> Task:
-    """The task of a row. Raises UserError for one that lacks something, or that nothing here can grade."""
+    """Returns the task of a row. Raises UserError for an incomplete row or one that cannot be graded here."""
     name, repo, commit = instance_id(row), row.text("repo"), row.text("base_commit")
     patches = {"gold_patch": row.text("patch"), "test_patch": row.text("test_patch")}
     f2p, p2p = test_ids(row)
     if (kind := row.text("eval_type", "pass_and_fail")) not in ("pass_and_fail", "fail_only"):
         raise UserError(f"{row.where} has eval_type = {kind!r}; it is pass_and_fail or fail_only")
     checkout = Mirrors(options.repos, options.store).checkout(repo, commit) if options.repos else None
-    packages = packages_of(options, repo, row.text("version", ""))
-    runs_here = checkout is not None and packages is not None and all(map(_PYTEST_ID.fullmatch, f2p + p2p))
-    if runs_here:
-        grader = SuiteGrader(f2p, p2p, _tests(checkout, patches["test_patch"], options.store), timeout_s=TIMEOUT_S)
+    packages = find_packages(options, repo, row.text("version", ""))
+    has_pytest_ids = all(map(_PYTEST_ID.fullmatch, f2p + p2p))
+    if checkout is not None and packages is not None and has_pytest_ids:
+        tests, image = _tests(checkout, patches["test_patch"], options.store), None
+        grader = SuiteGrader(f2p, p2p, tests, timeout_s=TIMEOUT_S)
     else:
-        grader = _log_grader(row, f2p, p2p, kind)
+        grader, image, packages = _log_grader(row, f2p, p2p, kind), image_name(row), None
     return Task(
         id=name,
         family="swe_bench",
@@ -64,33 +65,33 @@ def read_row(row: Fields, options: Options) -> Task:
         grader=grader,
         metadata={"repo": repo, "base_commit": commit, **patches, **select_metadata(row, _DESCRIBED)},
         repository=checkout,
-        packages=packages if runs_here else None,
-        image=None if runs_here else image_of(row),
+        packages=packages,
+        image=image,
     )
 
 
 def gold_changes(task: Task) -> dict[str, Change]:
-    """What the solution of a SWE-bench or SWE-smith task changes in its repository, to validate the task with.
+    """Returns the changes of the solution of a SWE-bench or SWE-smith task, to validate the task.
 
     Raises UserError for a task without a checkout.
     """
     if task.repository is None or "gold_patch" not in task.metadata:
         raise UserError(
-            f"task {task.id} has no checkout and solution; read it with the folder of its repository (repos)"
+            f"task {task.id} has no checkout or no solution; read it with the folder of its repository (repos)"
         )
     return changes_from_patch(task.repository, task.metadata["gold_patch"], task.metadata.get("gold_is_reverse", False))
 
 
 def is_task_repository(path: Path) -> bool:
-    """Whether a folder is a repository of tasks of version 5 (sweb.yaml, tasks/<id>/task.yaml)."""
+    """Whether a folder is a SWE-bench 5 task repository (sweb.yaml, tasks/<id>/task.yaml)."""
     return (path / "sweb.yaml").is_file()
 
 
 def rows_of_repository(path: Path) -> list[Fields]:
-    """The tasks of such a folder as rows. Raises UserError for one that is incomplete."""
+    """Returns the tasks of a task repository as rows. Raises UserError for an incomplete one."""
     folders = sorted(file.parent for file in (path / "tasks").glob("*/task.yaml"))
     if not folders:
-        raise UserError(f"{path} has no tasks/<id>/task.yaml; it is no repository of tasks")
+        raise UserError(f"{path} has no tasks/<id>/task.yaml; it is not a task repository")
     return [_row_of_folder(folder) for folder in folders]
 
 
@@ -109,7 +110,7 @@ def _row_of_folder(folder: Path) -> Fields:
             try:
                 row[field] = (folder / name).read_bytes().decode()
             except UnicodeDecodeError as error:
-                raise UserError(f"{folder / name} is no UTF-8 text: {error}") from error
+                raise UserError(f"{folder / name} is not UTF-8 text: {error}") from error
     return Fields(row, str(folder))
 
 
@@ -119,9 +120,9 @@ def _yaml(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be understood: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds no table of fields")
+        raise UserError(f"{path} does not hold a table of fields")
     return {key: value.isoformat() if hasattr(value, "isoformat") else value for key, value in values.items()}
 
 
@@ -133,30 +134,30 @@ def instance_id(row: Fields) -> str:
 
 
 def test_ids(row: Fields) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """FAIL_TO_PASS and PASS_TO_PASS, each once. What is in both is one that failed before."""
+    """Returns FAIL_TO_PASS and PASS_TO_PASS without duplicates. A test in both counts as fail-to-pass."""
     f2p = tuple(dict.fromkeys(row.texts("FAIL_TO_PASS")))
     p2p = tuple(dict.fromkeys(row.texts("PASS_TO_PASS", ())))
     if not f2p:
-        raise UserError(f"{row.where} has an empty FAIL_TO_PASS; without a test there is nothing to reward")
+        raise UserError(f"{row.where} has an empty FAIL_TO_PASS; it must name at least one test")
     return f2p, tuple(test for test in p2p if test not in set(f2p))
 
 
-def image_of(row: Fields) -> str:
-    """The row's own image, or what SWE-bench calls it on Docker Hub."""
+def image_name(row: Fields) -> str:
+    """Returns the row's own image, or its name at SWE-bench on Docker Hub."""
     default = f"swebench/sweb.eval.x86_64.{row.text('instance_id').replace('__', '_1776_')}".lower()
     return row.text("image", default)
 
 
 def instruction(repo: str, problem: str) -> str:
-    """What the agent is told."""
+    """Returns the instruction for the agent."""
     return (
         f"The workspace holds the repository {repo}. Change its code so that the issue below is resolved; tests that "
         f"you do not see decide. There is no need to change tests.\n\n<issue>\n{problem.strip()}\n</issue>\n"
     )
 
 
-def packages_of(options: Options, repo: str, version: str) -> Path | None:
-    """The folder of packages for a version of a repository, if the user has one."""
+def find_packages(options: Options, repo: str, version: str) -> Path | None:
+    """Returns the user's folder of packages for a version of a repository, or None."""
     if options.packages is None:
         return None
     for name in (f"{repo.replace('/', '__')}/{version}", repo.replace("/", "__")):
@@ -167,23 +168,23 @@ def packages_of(options: Options, repo: str, version: str) -> Path | None:
 
 
 def select_metadata(row: Fields, names: tuple[str, ...]) -> dict[str, Any]:
-    """The fields that say something about a task, as JSON has them."""
-    found = {name: row.values[name] for name in names if row.values.get(name) not in (None, "")}
-    return {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in found.items()}
+    """Returns the named fields that are not empty, as JSON values."""
+    present = {name: row.values[name] for name in names if row.values.get(name) not in (None, "")}
+    return {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in present.items()}
 
 
 def _log_grader(row: Fields, f2p: tuple[str, ...], p2p: tuple[str, ...], kind: str) -> Grader:
     if "eval_script" not in row:
         raise UserError(
-            f"{row.where} ({row.values['instance_id']}) can be graded by nothing here: it has no eval_script for its "
-            "image, and without that it needs pytest ids, its repository (repos) and installed packages (packages)"
+            f"{row.where} ({row.values['instance_id']}) cannot be graded: it has no eval_script for its image, "
+            "and without one it needs pytest ids, its repository (repos) and installed packages (packages)"
         )
     parser_of(row.text("log_parser"))
     return LogGrader(row.text("eval_script"), row.text("log_parser"), f2p, p2p, kind == "fail_only", TIMEOUT_S)
 
 
 def _tests(checkout: Path, patch: str, store: Path) -> Path:
-    """The folder of the test files that `patch` adds or changes, as they are after it."""
+    """Returns a folder of the test files that `patch` adds or changes, after the patch."""
     changes = changes_from_patch(checkout, patch)
     key = hashlib.sha256(f"{checkout.name}\0{patch}".encode(errors="surrogateescape")).hexdigest()
     target = store / f"tests@{key[:16]}"

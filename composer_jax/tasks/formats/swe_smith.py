@@ -1,9 +1,9 @@
-"""Tasks from the rows of SWE-smith: repositories into which a bug was put.
+"""Tasks from the rows of SWE-smith: repositories with an injected bug.
 
-    instance_id (owner__repo.commit8.bugtype__hash), repo (swesmith/<mirror>), patch (what puts the bug in; the solution
-    is to take it back), FAIL_TO_PASS, PASS_TO_PASS, image_name, base_commit, problem_statement (perhaps none).
+    instance_id (owner__repo.commit8.bugtype__hash), repo (swesmith/<mirror>), patch (injects the bug; its reverse is
+    the solution), FAIL_TO_PASS, PASS_TO_PASS, image_name, base_commit, problem_statement (perhaps none).
 
-A test that is missing from the report has failed, and every stated PASS_TO_PASS test is run.
+A test that is missing from the report has failed. Every PASS_TO_PASS test runs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from composer_jax.tasks.formats.checkout import Mirrors, move_into_store
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import Options
 from composer_jax.tasks.formats.swe_bench import (
+    find_packages,
     instance_id,
     instruction,
-    packages_of,
     select_metadata,
     test_ids,
 )
@@ -29,7 +29,7 @@ from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.patches.git_diff import apply_change, changes_from_patch
 from composer_jax.tasks.task import Task
 
-# In the images of SWE-smith, python is that of a conda environment.
+# The images of SWE-smith have their Python in a conda environment.
 IMAGE_VARIABLES = {
     "PATH": "/opt/miniconda3/envs/testbed/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 }
@@ -39,20 +39,22 @@ _DESCRIBED = ("created_at", "strategy")
 
 
 def is_row(row: Fields) -> bool:
-    """Whether a row is one of SWE-smith."""
+    """Whether a row belongs to SWE-smith."""
     return {"instance_id", "patch", "FAIL_TO_PASS"} <= row.values.keys() and "test_patch" not in row.values
 
 
 def read_row(row: Fields, options: Options) -> Task:
-    """The task of a row. Raises UserError for one that lacks something or whose repository is not there."""
+    """Returns the task of a row. Raises UserError for an incomplete row or a missing repository."""
     name, repo, patch = instance_id(row), row.text("repo"), row.text("patch")
     f2p, p2p = test_ids(row)
     if not patch.strip():
-        raise UserError(f"{row.where} has an empty patch; it has to be the diff that puts the bug in")
+        raise UserError(f"{row.where} has an empty patch; it must be the diff that injects the bug")
     if options.repos is None:
-        raise UserError(f"{row.where} is of SWE-smith, which needs the repository {repo}; give their folder (repos)")
-    repository = _with_bug(row, name, repo, patch, options)
-    packages = packages_of(options, repo, "")
+        raise UserError(
+            f"{row.where} is a SWE-smith row and needs the repository {repo}; give the folder of repositories (repos)"
+        )
+    repository = _with_bug(row, name, patch, Mirrors(options.repos, options.store))
+    packages = find_packages(options, repo, "")
     image = None if packages is not None else row.text("image_name")
     variables = {} if image is None else {"environment": IMAGE_VARIABLES}
     problem = row.text("problem_statement", "").strip() or _problem(f2p)
@@ -78,27 +80,27 @@ def read_row(row: Fields, options: Options) -> Task:
 
 
 def _problem(tests: tuple[str, ...]) -> str:
-    """An issue for a row that has none. It names one test, as a report of a failing build would."""
+    """Returns an issue text for a row without one. It names one test, as a report of a failing build would."""
     return f"Something that worked before does not work any more. This test fails, for one: {tests[0]}"
 
 
-def _with_bug(row: Fields, name: str, repo: str, patch: str, options: Options) -> Path:
-    """The folder of the repository with the bug in it: base_commit has it, or the patch puts it in."""
+def _with_bug(row: Fields, name: str, patch: str, mirrors: Mirrors) -> Path:
+    """Returns a folder of the repository with the bug, which base_commit contains or the patch injects."""
     commit = row.text("base_commit", "")
     if not commit:
         if not (match := _COMMIT.search(name)):
             raise UserError(f"{row.where} has neither a base_commit nor one in its instance_id {name!r}")
         commit = match[1]
-    clean = Mirrors(options.repos, options.store).checkout(repo, commit)
+    clean = mirrors.checkout(row.text("repo"), commit)
     try:
-        changes_from_patch(clean, patch, reverse=True)  # is the bug in it already?
+        changes_from_patch(clean, patch, reverse=True)  # succeeds if the commit contains the bug
         return clean
     except UserError:
         changes = changes_from_patch(clean, patch)
     key = hashlib.sha256(patch.encode(errors="surrogateescape")).hexdigest()
-    target = options.store / f"{clean.name}+{key[:16]}"
+    target = mirrors.store / f"{clean.name}+{key[:16]}"
     if not target.is_dir():
-        with tempfile.TemporaryDirectory(dir=options.store, prefix=".bug-") as scratch:
+        with tempfile.TemporaryDirectory(dir=mirrors.store, prefix=".bug-") as scratch:
             files = Path(scratch, "files")
             shutil.copytree(clean, files, symlinks=True)
             for path, change in changes.items():

@@ -43,12 +43,12 @@ async def _grade(
     task: Task, grader: ScriptGrader, changes: Mapping[str, Change], pool: SandboxPool
 ) -> tuple[Grade, bool]:
     """Returns the grade and whether it may be cached: not after a limit was hit, which another run may not hit."""
-    trees = {"packages": await pool.trees.get(task.packages), "tests": await pool.trees.get(grader.tests)}
+    packages, tests = await pool.trees.get(task.packages), await pool.trees.get(grader.tests)
     variables = [f"{name}={value}" for name, value in grader.environment.items()]
 
     async def run() -> tuple[Grade, bool]:
         repository = await pool.trees.get(task.repository)
-        async with await pool.acquire({}, repository, network=task.network, **trees) as sandbox:
+        async with await pool.acquire({}, repository, network=task.network, packages=packages, tests=tests) as sandbox:
             try:
                 await sandbox.apply(changes)
             except SandboxFileError as error:

@@ -141,22 +141,22 @@ def test_a_folder_of_tasks_is_read_in_order_ours_among_them(make, options, tmp_p
     ("line", "why"),
     [
         ("RUN apt-get update && apt-get install -y gcc", "only mkdir and pip install of pinned packages"),
-        ("RUN pip install numpy", "numpy is no package at a stated version"),
-        ("RUN pip install numpy==2.0", "numpy==2.0 is not given: there is no folder of packages"),
+        ("RUN pip install numpy", "numpy is not a package at a stated version"),
+        ("RUN pip install numpy==2.0", "numpy==2.0 is not installed: no folder of packages was given"),
         ("COPY numbers.txt /etc/numbers.txt", "/etc/numbers.txt is not below /workspace, /app, /testbed"),
-        ("COPY --from=other /a /app/a", "only sources and a destination"),
-        ("COPY --chown=user numbers.txt /app/", "only sources and a destination"),
-        ("COPY ../secret /app/", "a source is not plainly in the folder"),
+        ("COPY --from=other /a /app/a", "only COPY with sources and a destination"),
+        ("COPY --chown=user numbers.txt /app/", "only COPY with sources and a destination"),
+        ("COPY ../secret /app/", "a source is not a plain path in the folder"),
         ("COPY numbers.txt /app/../etc/", "is not below"),
         ("COPY numbers.txt /workspace/", "it uses /workspace as well as /app"),
         ("ADD https://example.com/x.tar /app/", "it downloads or unpacks"),
-        ("FROM node:20", "only one stage on Python, Debian or Ubuntu"),
+        ("FROM node:20", "only one stage based on Python, Debian or Ubuntu"),
         ("ENV API_URL=http://localhost", "the variable API_URL may matter"),
         ("USER agent", "only an image can do this"),
         ('CMD ["python", "server.py"]', "it starts something"),
         ("WORKDIR /srv", "/srv is not below"),
         ("RUN mkdir -p /app/$(whoami)", "only mkdir and pip install"),
-        ("COPY 'numbers.txt /app/", "its words cannot be told apart"),
+        ("COPY 'numbers.txt /app/", "its words cannot be parsed"),
     ],
 )
 def test_a_line_that_needs_a_container_is_named(make, options, line, why):
@@ -251,11 +251,11 @@ def test_what_is_not_run_is_refused_by_name(make, options, more, what):
     ("old", "new", "sentence"),
     [
         ("cpus = 2", "gpus = 1", r"GPUs \(gpus = 1\)"),
-        ("cpus = 2", "cpus = 'two'", "cpus = 'two'; it has to be a number"),
-        ("cpus = 2", "cpus = -1", "cpus = -1; it has to be a number from 0 to 1e15"),
+        ("cpus = 2", "cpus = 'two'", "cpus = 'two'; it must be a number"),
+        ("cpus = 2", "cpus = -1", "cpus = -1; it must be a number from 0 to 1e15"),
         ("memory_mb = 4096", "memory = 'much'", "memory = 'much'; write memory_mb = and a number"),
         ("[agent]", "[agent]\nuser = 'me'", "another user"),
-        ("[agent]", "[agent]\nnetwork_mode = 'allowlist'", "a network of some hosts only"),
+        ("[agent]", "[agent]\nnetwork_mode = 'allowlist'", "a network restricted to some hosts"),
         ("[agent]", "[agent]\nnetwork_mode = 'half'", "network_mode = 'half'; it is one of public, no-network"),
         (
             "[verifier]",
@@ -263,9 +263,9 @@ def test_what_is_not_run_is_refused_by_name(make, options, more, what):
             "verifier's own .*'public', not 'no-network'.*run it with",
         ),
         ("[verifier]", "[verifier]\nenvironment_mode = 'separate'", "a verifier in an environment of its own"),
-        ('"1.1"', '"2.0"', "of schema '2.0'; those that can be read are 1.0"),
-        ("[task]", "[task", "is no TOML"),
-        ("[task]\n", "task = 3\n[other]\n", "has task = 3; it has to be a table"),
+        ('"1.1"', '"2.0"', "of schema '2.0'; supported are 1.0"),
+        ("[task]", "[task", "is not TOML"),
+        ("[task]\n", "task = 3\n[other]\n", "has task = 3; it must be a table"),
     ],
 )
 def test_broken_manifests_are_told_in_a_sentence(make, options, old, new, sentence):
@@ -321,7 +321,7 @@ def test_more_than_one_container_and_empty_files_are_told(make, options):
         read_tasks(make({"environment/docker-compose.yaml": "services: {}\n"}, name="compose"), options)
     with pytest.raises(UserError, match="Dockerfile is empty; it needs at least FROM"):
         read_tasks(make({"environment/Dockerfile": "# nothing\n"}, name="empty"), options)
-    with pytest.raises(UserError, match="line 1 is no instruction of a Dockerfile: '<<<<'"):
+    with pytest.raises(UserError, match="line 1 is not an instruction of a Dockerfile: '<<<<'"):
         read_tasks(make({"environment/Dockerfile": "<<<<\n"}, name="conflict"), options)
 
 

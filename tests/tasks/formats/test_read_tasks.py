@@ -93,12 +93,12 @@ def test_paths_that_hold_no_tasks_are_told(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[1]\n')
     (tmp_path / "folder").mkdir()
     for name, sentence in {
-        "nowhere": "there is no .*nowhere; give a folder of tasks or a file of rows",
-        "notes.txt": "files of rows end in .jsonl or .parquet",
-        "empty.jsonl": "there are no tasks in .*empty.jsonl",
-        "folder": "there are no tasks in .*folder",
-        "other.jsonl": "other.jsonl, line 1 is a row neither of SWE-bench nor of SWE-smith; it has 'prompt'",
-        "bad.jsonl": "bad.jsonl, line 2 is no JSON object but a list",
+        "nowhere": "nowhere does not exist; give a folder of tasks or a file of rows",
+        "notes.txt": "is not a file of rows; their names end in .jsonl or .parquet",
+        "empty.jsonl": "empty.jsonl holds no tasks",
+        "folder": "folder holds no tasks",
+        "other.jsonl": "other.jsonl, line 1 is neither a SWE-bench row nor a SWE-smith row; it has 'prompt'",
+        "bad.jsonl": "bad.jsonl, line 2 is not a JSON object but a list",
     }.items():
         with pytest.raises(UserError, match=sentence):
             read_tasks(tmp_path / name)

@@ -117,7 +117,7 @@ def test_rows_of_other_languages_are_graded_by_their_log(read, bench_row):
     assert task.grader == LogGrader("go test ./...", "parse_log_gotest", ("TestDouble",), ("TestHalf",), True)
     assert task.image == "swebench/sweb.eval.x86_64.acme_1776_calc-7"
     assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
-    with pytest.raises(UserError, match="can be graded by nothing here: it has no eval_script"):
+    with pytest.raises(UserError, match="cannot be graded: it has no eval_script"):
         read(bench_row, **names)
     with pytest.raises(UserError, match="log parser 'parse_log_fortran' is unknown"):
         read(bench_row, **names, **{**more, "log_parser": "parse_log_fortran"})
@@ -127,15 +127,15 @@ def test_rows_of_other_languages_are_graded_by_their_log(read, bench_row):
     ("fields", "sentence"),
     [
         ({"base_commit": "0" * 40}, "has no readable commit 0000"),
-        ({"base_commit": "--upload-pack=x"}, "is no repository owner/name and commit hash"),
-        ({"repo": "../../etc"}, "is no repository owner/name and commit hash"),
-        ({"repo": "acme/other"}, "there is no git repository acme__other or acme/other in .*; clone it there"),
+        ({"base_commit": "--upload-pack=x"}, "is not a repository owner/name and a commit hash"),
+        ({"repo": "../../etc"}, "is not a repository owner/name and a commit hash"),
+        ({"repo": "acme/other"}, "holds no git repository acme__other or acme/other; clone it there"),
         ({"instance_id": "../x"}, "instance_id = '../x'; it may hold letters"),
-        ({"FAIL_TO_PASS": "[]"}, "empty FAIL_TO_PASS; without a test there is nothing to reward"),
-        ({"FAIL_TO_PASS": "not json"}, "FAIL_TO_PASS that is no list of texts: 'not json'"),
-        ({"FAIL_TO_PASS": [1]}, r"FAIL_TO_PASS that is no list of texts: \[1\]"),
-        ({"problem_statement": None}, "line 1 has no problem_statement; it has to be a text"),
-        ({"patch": 3}, "line 1 has patch = 3; it has to be a text"),
+        ({"FAIL_TO_PASS": "[]"}, "empty FAIL_TO_PASS; it must name at least one test"),
+        ({"FAIL_TO_PASS": "not json"}, "FAIL_TO_PASS that is not a list of texts: 'not json'"),
+        ({"FAIL_TO_PASS": [1]}, r"FAIL_TO_PASS that is not a list of texts: \[1\]"),
+        ({"problem_statement": None}, "line 1 has no problem_statement; it must be a text"),
+        ({"patch": 3}, "line 1 has patch = 3; it must be a text"),
         ({"test_patch": "no diff"}, "the patch does not fit"),
         ({**EVAL, "eval_type": "maybe"}, "eval_type = 'maybe'; it is pass_and_fail or fail_only"),
     ],
@@ -166,7 +166,7 @@ def test_parquet_is_read_like_lines(bench_row, options, tmp_path):
         (line,) = read_tasks(write_rows(tmp_path / "rows.jsonl", row), options)
         assert task == line
     path.write_bytes(b"PAR1 but no more")
-    with pytest.raises(UserError, match="is no readable Parquet file"):
+    with pytest.raises(UserError, match="is not a readable Parquet file"):
         read_tasks(path)
 
 
@@ -186,13 +186,13 @@ def test_a_repository_of_tasks_of_version_5_is_read(bench_row, project, tmp_path
     assert task.image == "acme/own:1" and task.repository is None
     assert task.grader == LogGrader("make test", "parse_log_pytest", ("test_double",), ("test_half",))
     assert task.metadata["created_at"] == "2024-01-01" and task.metadata["hints_text"] == "hint"
-    with pytest.raises(UserError, match="has no checkout and solution"):
+    with pytest.raises(UserError, match="has no checkout or no solution"):
         gold_changes(task)
     (folder / "gold.patch").unlink()
     with pytest.raises(UserError, match="acme__calc-7 has no patch"):
         read_tasks(tmp_path / "tasks-of-5")
     (folder / "task.yaml").write_text("a: [")
-    with pytest.raises(UserError, match="task.yaml cannot be understood"):
+    with pytest.raises(UserError, match="task.yaml is not YAML"):
         read_tasks(tmp_path / "tasks-of-5")
 
 

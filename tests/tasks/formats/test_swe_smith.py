@@ -81,7 +81,7 @@ def test_a_row_without_an_issue_names_a_test_and_not_the_change(read, smith_row)
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"patch": " "}, "has an empty patch; it has to be the diff that puts the bug in"),
+        ({"patch": " "}, "has an empty patch; it must be the diff that injects the bug"),
         ({"patch": "nonsense"}, "the patch does not fit"),
         ({"image_name": None}, "has no image_name"),
         ({"instance_id": "x", "base_commit": None}, "neither a base_commit nor one in its instance_id 'x'"),
@@ -94,7 +94,7 @@ def test_broken_rows_are_told_in_a_sentence(read, smith_row, fields, sentence):
 
 
 def test_without_the_repository_there_is_no_task(read, smith_row, tmp_path):
-    with pytest.raises(UserError, match=r"needs the repository acme/calc; give their folder \(repos\)"):
+    with pytest.raises(UserError, match=r"needs the repository acme/calc; give the folder of repositories \(repos\)"):
         read(smith_row, Options(store=tmp_path / "store"))
-    with pytest.raises(UserError, match="there is no folder .*nowhere of repositories"):
+    with pytest.raises(UserError, match="the folder .*nowhere of repositories does not exist"):
         read(smith_row, Options(repos=tmp_path / "nowhere", store=tmp_path / "store"))
