@@ -58,7 +58,6 @@ LONGER = {
     "configs/tiny.py: get_config",
     "tests/sandbox/test_pool.py",
     "tests/sandbox/test_trees.py",
-    "tests/tasks/grading/test_suite.py",
 }
 
 
