@@ -79,7 +79,7 @@ def main(values, words):
         raise UserError(f"a command is missing: {', '.join(COMMANDS)}; --help says what they do")
     command, *paths = words
     if command not in COMMANDS:
-        raise UserError(f"there is no command {command!r}; use {', '.join(COMMANDS)}")
+        raise UserError(f"{command!r} is not a command; use {', '.join(COMMANDS)}")
     if len(paths) != (command != "generate"):
         expected = "no path, but --repo and --out" if command == "generate" else "one path, of a task or of tasks"
         raise UserError(f"{command} takes {expected}; the arguments were {' '.join(paths) or 'none'}")

@@ -1,4 +1,4 @@
-"""launch.tasks as it is run: as a command."""
+"""launch.tasks, run as a command."""
 
 import json
 import subprocess
@@ -27,17 +27,17 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_validate_reports_what_does_not_hold(folder):
-    done = run("validate", folder, "--runs=2")
-    assert (done.returncode, "2 of 2 tasks are valid in 2 runs" in done.stdout) == (0, True), done.stderr
-    assert "validate: 2/2 tasks" in done.stderr
+def test_validate_reports_invalid_tasks(folder):
+    process = run("validate", folder, "--runs=2")
+    assert (process.returncode, "2 of 2 tasks are valid in 2 runs" in process.stdout) == (0, True), process.stderr
+    assert "validate: 2/2 tasks" in process.stderr
 
     task = generate("bugfix", "train", 0, 2)
     wrong = {**task.metadata, "new": task.metadata["old"]}
     write_task(Task.from_json({**task.to_json(), "metadata": wrong}), folder / "wrong")
-    done = run("validate", "--runs=1", folder)
-    assert done.returncode == 1
-    assert f"{task.id}: wrong; gold scores 0" in done.stdout and "2 of 3 tasks are valid" in done.stdout
+    process = run("validate", "--runs=1", folder)
+    assert process.returncode == 1
+    assert f"{task.id}: wrong; gold scores 0" in process.stdout and "2 of 3 tasks are valid" in process.stdout
     report = json.loads((folder / "validation.json").read_text())
     assert [entry["verdict"] for entry in report] == ["valid", "valid", "wrong"]
 
@@ -54,7 +54,7 @@ def test_show_and_help(folder):
     ("arguments", "sentence"),
     [
         ((), "a command is missing"),
-        (("make",), "there is no command 'make'; use generate, validate, show"),
+        (("make",), "'make' is not a command; use generate, validate, show"),
         (("validate",), "validate takes one path"),
         (("generate", "here"), "generate takes no path"),
         (("validate", "nowhere"), "nowhere does not exist"),
@@ -64,5 +64,5 @@ def test_show_and_help(folder):
     ],
 )
 def test_bad_command_lines_end_with_a_sentence(arguments, sentence):
-    done = run(*arguments)
-    assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
+    process = run(*arguments)
+    assert process.returncode == 2 and sentence in process.stderr and "Traceback" not in process.stderr

@@ -1,4 +1,4 @@
-"""The cache of results: one run per key, however many ask, and nothing kept that should not be."""
+"""The result cache: one run per key for any number of callers, and no result that may not be cached."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from composer_jax.sandbox import Change
 from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
 
 
-def test_keys_tell_files_and_commands_apart():
+def test_keys_differ_for_different_files_and_commands():
     files = {"a.py": b"1", "b.py": b"2"}
     assert result_key(files, ["run"]) == result_key(dict(reversed(files.items())), ["run"])
     others = [
@@ -21,14 +21,14 @@ def test_keys_tell_files_and_commands_apart():
     assert len(keys) == 4
 
 
-def test_names_of_any_bytes_and_all_that_makes_a_change_are_told_apart():
+def test_keys_differ_for_names_of_any_bytes_modes_and_kinds():
     odd = [os.fsdecode(b"\xff"), os.fsdecode(b"\xfe"), "\xff"]
     changes = [{name: Change("file", b"1")} for name in odd]
     changes += [{"a": Change("file", b"1", 0o755)}, {"a": Change("file", b"1")}, {"a": Change("link", b"1")}]
     assert len({result_key(fingerprint_bytes(each), ["run"]) for each in changes}) == len(changes)
 
 
-def test_who_asks_at_the_same_time_waits_for_one_run():
+def test_concurrent_callers_wait_for_one_run():
     cache = ResultCache()
     runs = []
 
@@ -43,10 +43,10 @@ def test_who_asks_at_the_same_time_waits_for_one_run():
     assert asyncio.run(check()) == ["result"] * 8
     assert (len(runs), cache.runs, cache.hits) == (1, 1, 7)
     assert asyncio.run(check()) == ["result"] * 8, "the cache outlives an event loop"
-    assert not cache._locks
+    assert not cache._locks  # private: a lock that stays would only show as growing memory
 
 
-def test_a_failure_is_the_failure_of_one():
+def test_an_exception_reaches_one_caller_only():
     cache = ResultCache()
     runs = []
 
@@ -65,7 +65,7 @@ def test_a_failure_is_the_failure_of_one():
     assert len(runs) == 2
 
 
-def test_what_may_not_be_kept_runs_again():
+def test_a_result_that_may_not_be_cached_runs_again():
     cache = ResultCache()
 
     async def run():
@@ -77,7 +77,7 @@ def test_what_may_not_be_kept_runs_again():
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_the_least_recently_used_goes_first(size):
+def test_the_least_recently_used_entry_is_evicted_first(size):
     cache = ResultCache(max_entries=size)
 
     async def get(key):
@@ -89,8 +89,12 @@ def test_the_least_recently_used_goes_first(size):
     async def check():
         for key in range(size):
             await get(key)
-        await get(0)  # a hit where it is still there
+        await get(0)  # a hit: it is now the most recently used
         await get(99)
-        return [key for key in [*range(size), 99] if key in cache._results]
+        hits = cache.hits
+        for key in kept:
+            await get(key)
+        return cache.hits - hits, await get(evicted), cache.hits - hits
 
-    assert asyncio.run(check()) == ([0, 2, 99] if size == 3 else [99])
+    kept, evicted = ([0, 2, 99], 1) if size == 3 else ([99], 0)
+    assert asyncio.run(check()) == (len(kept), evicted, len(kept))

@@ -1,4 +1,4 @@
-"""Validation: what it calls valid, flaky, solved and wrong."""
+"""Validation: tasks that are valid, flaky, solved, wrong or unknown."""
 
 import asyncio
 from dataclasses import replace
@@ -29,7 +29,7 @@ def make(tmp_path, packages, code, gold, name):
     )
 
 
-def test_tasks_are_told_apart(pool, packages, tmp_path):
+def test_every_task_gets_its_verdict(pool, packages, tmp_path):
     right = BROKEN.replace("2", "1")
     flaky = "import random\n\n\ndef one():\n    return random.SystemRandom().choice([1] * 9 + [2] * 9)\n"
     tasks = [
@@ -40,14 +40,14 @@ def test_tasks_are_told_apart(pool, packages, tmp_path):
         generate("bugfix", "train", 0, 0),
     ]
     done = []
-    found = asyncio.run(validate(tasks, pool, runs=2, jobs=4, after_task=done.append))
-    assert [one.verdict for one in found[:3]] == ["valid", "solved", "wrong"]
-    assert found[1].detail.startswith("no-op scores 1") and found[2].detail.startswith("gold scores 0")
-    assert found[4].valid and found[4].gold == (1.0, 1.0)
+    validations = asyncio.run(validate(tasks, pool, runs=2, jobs=4, after_task=done.append))
+    assert [one.verdict for one in validations[:3]] == ["valid", "solved", "wrong"]
+    assert validations[1].detail.startswith("no-op scores 1") and validations[2].detail.startswith("gold scores 0")
+    assert validations[4].valid and validations[4].gold == (1.0, 1.0)
     assert sorted(one.task_id for one in done) == sorted(task.id for task in tasks)
 
 
-def test_the_words_for_what_went_wrong():
+def test_verdicts_of_rewards():
     def verdict(nothing, gold):
         return Validation("t", nothing, gold, "").verdict
 
@@ -58,11 +58,11 @@ def test_the_words_for_what_went_wrong():
     assert verdict((0.0, 0.0), (0.0, 0.0)) == "wrong"
 
 
-def test_of_a_task_without_a_known_solution_only_doing_nothing_is_graded(pool, packages, tmp_path):
+def test_a_task_without_a_known_solution_is_graded_untouched_only(pool, packages, tmp_path):
     task = replace(make(tmp_path, packages, BROKEN, BROKEN, "t"), metadata={})
     assert gold_changes(task) is None
-    found = asyncio.run(validate([task], pool, runs=1))[0]
-    assert (found.verdict, found.nothing, found.gold) == ("unknown", (0.0,), ())
+    validation = asyncio.run(validate([task], pool, runs=1))[0]
+    assert (validation.verdict, validation.nothing, validation.gold) == ("unknown", (0.0,), ())
 
 
 def test_the_solution_of_a_swe_bench_row_is_known(pool, packages, tmp_path):
@@ -75,6 +75,6 @@ def test_a_task_that_cannot_be_graded_here_stops_no_other(pool, monkeypatch, tmp
     monkeypatch.setenv("PATH", str(tmp_path))  # no docker, no podman
     good = generate("bugfix", "train", 0, 0)
     with_image = Task("i", "swe_bench", "heldout", "Do it.", {}, (), good.grader, image="some/image")
-    found = asyncio.run(validate([with_image, good], pool, runs=1))
-    assert [one.verdict for one in found] == ["unknown", "valid"]
-    assert "docker" in found[0].detail
+    validations = asyncio.run(validate([with_image, good], pool, runs=1))
+    assert [one.verdict for one in validations] == ["unknown", "valid"]
+    assert "docker" in validations[0].detail

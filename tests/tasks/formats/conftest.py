@@ -20,7 +20,7 @@ NEW_TEST += "def test_double():\n    assert double(3) == 6\n"
 
 
 def run_git(folder, *words):
-    """git as somebody with a name, and without what is set on this machine."""
+    """Runs git with an author and without the configuration of this machine."""
     variables = {"PATH": os.environ["PATH"], "HOME": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     for role in ("AUTHOR", "COMMITTER"):
         variables |= {f"GIT_{role}_NAME": "a", f"GIT_{role}_EMAIL": "a@b", f"GIT_{role}_DATE": "2024-01-01T00:00:00Z"}
@@ -67,7 +67,7 @@ def project(tmp_path):
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory):
-    """A folder of packages that has pytest for the project, and nothing else of this environment."""
+    """A folder of packages with pytest for the project and nothing else of this environment."""
     folder = tmp_path_factory.mktemp("packages")
     for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
         shutil.copytree(Path(importlib.import_module(name).__file__).parent, folder / "acme__calc" / name)

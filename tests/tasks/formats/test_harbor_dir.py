@@ -1,4 +1,4 @@
-"""Harbor and Terminal-Bench directories of others, from what they say to what they reward."""
+"""Harbor and Terminal-Bench directories of other projects, from manifest to reward."""
 
 import asyncio
 import dataclasses
@@ -53,7 +53,7 @@ else echo 0 > /logs/verifier/reward.txt; fi
 
 @pytest.fixture
 def make(tmp_path):
-    """Writes a task directory, with other files where wanted (None: without), and says where."""
+    """Writes a task directory with the given files replaced (None: left out), and returns its path."""
 
     def make(files=(), name="sum-up"):
         contents = {
@@ -165,11 +165,11 @@ def test_a_line_that_needs_a_container_is_named(make, options, line, why):
     assert task.repository is None and task.packages is None
     assert task.image.startswith("composer-jax/sum-up:")
     assert task.metadata["build"] == str(path / "environment")
-    told = task.metadata["needs_image"]
-    assert f"environment/Dockerfile, line 9: {line}" in told and why in told
+    reason = task.metadata["needs_image"]
+    assert f"environment/Dockerfile, line 9: {line}" in reason and why in reason
 
 
-def test_lines_that_change_nothing_here_are_followed(make, options):
+def test_lines_without_effect_in_a_sandbox_need_no_image(make, options):
     more = 'LABEL a="b"\nEXPOSE 80\nCMD ["sleep", "infinity"]\nENTRYPOINT /bin/bash\nRUN mkdir -p /app/deep/er\n'
     task = read_one(make({"environment/Dockerfile": DOCKERFILE + more}), options)
     assert task.image is None and (task.repository / "deep/er").is_dir()
@@ -179,7 +179,7 @@ def test_lines_that_change_nothing_here_are_followed(make, options):
     assert (task.repository / "numbers.txt").is_file() and not (task.repository / "Dockerfile").exists()
 
 
-def test_pinned_packages_that_are_there_need_no_image(make, options, packages, tmp_path):
+def test_installed_pinned_packages_need_no_image(make, options, packages, tmp_path):
     (info := packages / "Some_Package-1.2.dist-info").mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Some_Package\nVersion: 1.2\n")
     options = dataclasses.replace(options, packages=packages)
@@ -190,7 +190,7 @@ def test_pinned_packages_that_are_there_need_no_image(make, options, packages, t
     assert "some-package==1.3 is not in" in task.metadata["needs_image"]
 
 
-def test_an_image_may_be_named_and_is_built_anew_when_its_folder_changes(make, options):
+def test_an_image_may_be_named_or_is_rebuilt_when_its_folder_changes(make, options):
     named = TOML.replace("cpus = 2", 'cpus = 2\ndocker_image = "acme/sum:1"')
     task = read_one(make({"task.toml": named, "environment/Dockerfile": None}, name="named"), options)
     assert task.image == "acme/sum:1" and "build" not in task.metadata
@@ -242,7 +242,7 @@ def test_older_manifests_are_read(make, options):
         ("[[environment.mcp_servers]]\nname = 'x'\n", "MCP servers"),
     ],
 )
-def test_what_is_not_run_is_refused_by_name(make, options, more, what):
+def test_unsupported_features_are_refused_by_name(make, options, more, what):
     with pytest.raises(UserError, match=f"asks for {what}.*, which is not run here; run it with Harbor"):
         read_tasks(make({"task.toml": TOML + more}), options)
 
@@ -268,7 +268,7 @@ def test_what_is_not_run_is_refused_by_name(make, options, more, what):
         ("[task]\n", "task = 3\n[other]\n", "has task = 3; it must be a table"),
     ],
 )
-def test_broken_manifests_are_told_in_a_sentence(make, options, old, new, sentence):
+def test_broken_manifests_are_refused(make, options, old, new, sentence):
     with pytest.raises(UserError, match=sentence):
         read_tasks(make({"task.toml": TOML.replace(old, new, 1)}), options)
 
@@ -282,7 +282,7 @@ def test_broken_manifests_are_told_in_a_sentence(make, options, old, new, senten
         ("environment/numbers.txt", "has no 'numbers.txt', which its Dockerfile copies; add it"),
     ],
 )
-def test_missing_files_are_told_in_a_sentence(make, options, missing, sentence):
+def test_missing_files_are_named(make, options, missing, sentence):
     with pytest.raises(UserError, match=sentence):
         read_tasks(make({missing: None}), options)
 
@@ -295,7 +295,7 @@ def test_a_script_that_installs_something_needs_the_image(make, options):
     assert task.image is None
 
 
-def test_links_lead_nobody_out_of_a_task(make, options, tmp_path):
+def test_links_out_of_a_task_are_not_followed(make, options, tmp_path):
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/key").write_text("mine")
     path = make()
@@ -316,7 +316,7 @@ def test_links_lead_nobody_out_of_a_task(make, options, tmp_path):
         read_tasks(path, options)
 
 
-def test_more_than_one_container_and_empty_files_are_told(make, options):
+def test_several_containers_and_empty_dockerfiles_are_refused(make, options):
     with pytest.raises(UserError, match=r"several containers \(environment/docker-compose.yaml\)"):
         read_tasks(make({"environment/docker-compose.yaml": "services: {}\n"}, name="compose"), options)
     with pytest.raises(UserError, match="Dockerfile is empty; it needs at least FROM"):

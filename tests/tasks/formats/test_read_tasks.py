@@ -1,4 +1,4 @@
-"""Whatever a path holds: tasks, or one sentence."""
+"""Any path, row or directory gives tasks or one error sentence."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_any_row_gives_tasks_or_one_sentence(folder, row, with_repos):
     except UserError as error:
         assert str(error) and "\n" not in str(error)
         assert row != GOOD or with_repos
-        event("told")
+        event("refused")
     else:
         event("read")
         assert all(isinstance(task, Task) and task.to_json() for task in tasks)
@@ -86,7 +86,7 @@ def test_any_directory_gives_a_task_or_one_sentence(folder, toml, dockerfile):
         assert str(error)
 
 
-def test_paths_that_hold_no_tasks_are_told(tmp_path):
+def test_paths_without_tasks_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "empty.jsonl").write_text("\n\n")
     (tmp_path / "other.jsonl").write_text('{"prompt": "x"}\n')

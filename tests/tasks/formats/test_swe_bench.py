@@ -1,4 +1,4 @@
-"""Rows of SWE-bench: what becomes of their fields, and that the solution solves them while nothing else does."""
+"""Rows of SWE-bench: their fields become a task that only the solution solves."""
 
 import asyncio
 import dataclasses
@@ -24,13 +24,13 @@ def write_rows(path, *rows):
 
 @pytest.fixture
 def options(project, packages):
-    """With all that the row of the project needs to run without an image."""
+    """Options with everything that the project's row needs to run without an image."""
     return dataclasses.replace(project.options, packages=packages)
 
 
 @pytest.fixture
 def read(tmp_path, options):
-    """Reads one row, with other fields or options."""
+    """Returns a function that reads one row with other fields or options."""
 
     def read(row, other=None, **fields):
         row = {key: value for key, value in {**row, **fields}.items() if value is not ...}
@@ -140,12 +140,12 @@ def test_rows_of_other_languages_are_graded_by_their_log(read, bench_row):
         ({**EVAL, "eval_type": "maybe"}, "eval_type = 'maybe'; it is pass_and_fail or fail_only"),
     ],
 )
-def test_broken_rows_are_told_in_a_sentence(read, bench_row, fields, sentence):
+def test_broken_rows_are_refused(read, bench_row, fields, sentence):
     with pytest.raises(UserError, match=sentence):
         read(bench_row, **fields)
 
 
-def test_rows_that_cannot_be_used_can_be_left_out(bench_row, options, tmp_path):
+def test_unusable_rows_can_be_skipped(bench_row, options, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", bench_row, {**bench_row, "instance_id": "acme__calc-8", "repo": "x/y"})
     skipped = []
     assert [task.id for task in read_tasks(path, options, skipped)] == ["acme__calc-7"]
@@ -196,7 +196,7 @@ def test_a_repository_of_tasks_of_version_5_is_read(bench_row, project, tmp_path
         read_tasks(tmp_path / "tasks-of-5")
 
 
-def test_predictions_carry_what_was_changed(read, bench_row, project, tmp_path):
+def test_predictions_contain_the_changes(read, bench_row, project, tmp_path):
     task = read(bench_row)
     changes = {
         "calc.py": Change("file", project.right.encode()),

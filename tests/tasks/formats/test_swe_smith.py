@@ -88,7 +88,7 @@ def test_a_row_without_an_issue_names_a_test_and_not_the_change(read, smith_row)
         ({"FAIL_TO_PASS": []}, "empty FAIL_TO_PASS"),
     ],
 )
-def test_broken_rows_are_told_in_a_sentence(read, smith_row, fields, sentence):
+def test_broken_rows_are_refused(read, smith_row, fields, sentence):
     with pytest.raises(UserError, match=sentence):
         read({**smith_row, **fields})
 

@@ -1,4 +1,4 @@
-"""Grading: only knowing the answers scores. Each forgery here is a real submission in a real sandbox."""
+"""Grading by hidden cases: only right values score. Each forgery is a real submission in a real sandbox."""
 
 import asyncio
 
@@ -113,8 +113,8 @@ def test_forgeries_do_not_score(pool, forgery):
     assert result.parts["hidden"] < 1.0
 
 
-def test_whoever_writes_into_the_report_gains_nothing(pool):
-    # Knowing the answers would be needed anyway; and a call that is reported twice counts as not reported.
+def test_forged_lines_in_the_report_gain_nothing(pool):
+    # The forger would need to know the answers, and a call that is reported twice counts as not reported.
     result = graded(pool, {"tools.py": FORGE_LINES + BUGGY})
     assert result.reward == 0.0
     assert "reported twice" in result.detail
@@ -128,7 +128,7 @@ def test_changes_to_tests_are_not_graded(pool, path):
     cheat = "print('PASS 3')\nimport sys\nsys.modules['tools'] = type('T', (), {'scale': lambda x: 15})\n"
     assert not is_submitted(path)
     assert graded(pool, {path: cheat}).reward == 0.0
-    # Nor do they spoil a right solution.
+    # They do not spoil a right solution either.
     assert graded(pool, {"tools.py": RIGHT, path: cheat}).reward == 1.0
 
 
@@ -149,7 +149,7 @@ def test_protected_paths():
     assert all(map(is_submitted, ["a.py", "pkg/attest.py", "latest.py", "contests/a.py"]))
 
 
-def test_a_timeout_fails_what_it_did_not_get_to(pool):
+def test_a_timeout_fails_the_cases_that_did_not_run(pool):
     slow = RIGHT.replace("return x > 2", "while True: pass")
     result = graded(pool, {"tools.py": slow}, make_task(timeout_s=0.5))
     assert result.reward == 0.0
@@ -157,7 +157,7 @@ def test_a_timeout_fails_what_it_did_not_get_to(pool):
     assert "no value (timeout)" in result.detail
 
 
-def test_the_order_of_the_cases_does_not_let_one_failure_hide_the_others(pool):
+def test_one_failure_does_not_hide_the_others(pool):
     raising = RIGHT.replace("return x * 3", "raise ValueError(x)")
     result = graded(pool, {"tools.py": raising})
     assert result.parts == {"hidden": 1 / 3}
@@ -175,7 +175,7 @@ def test_results_are_reused_for_the_same_submission_only(pool):
     assert (cache.hits, cache.runs) == (1, 3)
 
 
-def test_a_timeout_is_not_remembered(pool):
+def test_a_timeout_is_not_cached(pool):
     cache = ResultCache()
     task = make_task(timeout_s=0.3)
     for _ in range(2):
@@ -190,7 +190,7 @@ def test_dying_sandboxes_are_replaced(dying_pool, deaths):
     assert pool.acquired == deaths + 1
 
 
-def test_an_outage_is_an_error_and_not_a_reward(dying_pool):
+def test_an_outage_is_an_error_without_a_reward(dying_pool):
     pool = dying_pool(99)
     with pytest.raises(SandboxDied):
         graded(pool, {"tools.py": RIGHT})
@@ -205,6 +205,6 @@ def test_same_value_compares_types():
     assert not same_value({"a": 1}, {"b": 1})
 
 
-def test_reports_that_no_script_wrote():
+def test_malformed_lines_of_a_report_are_ignored():
     report = "\n".join(["", "{", "[1]", "null", '{"index": true, "value": 1}', '{"index": 0}', "9" * 5000, "[" * 9999])
     assert read_report(report) == ({}, {0: "None"})

@@ -1,4 +1,4 @@
-"""Logs of test runs: what they say of each test, and when nothing that they say counts."""
+"""Logs of test runs: the status of each test, and logs that count for nothing."""
 
 import json
 
@@ -72,7 +72,7 @@ def test_parsers_accept_any_text_and_an_unknown_parser_is_refused():
         parse("parse_log_fortran", "")
 
 
-def test_the_worst_that_a_log_says_of_a_test_counts():
+def test_the_worst_status_of_a_test_counts():
     log = "test a ... FAILED\ntest a ... ok\n"
     assert parse("cargo", log) == {"a": "FAILED"}
 
@@ -121,7 +121,7 @@ def test_a_log_of_failures_only():
     assert judge_log(grader, log_of("test third ... FAILED\n", code=1)).reward == 1.0
 
 
-def test_ids_that_the_data_set_has_cut_off_stand_for_all_that_begin_so():
+def test_a_truncated_id_stands_for_all_ids_with_that_prefix():
     grader = LogGrader("", "pytest", ("a.py::t[one",))
     body = SUMMARY + "PASSED a.py::t[one two]\nPASSED a.py::t[one three]\n"
     assert judge_log(grader, log_of(body)).reward == 1.0
@@ -129,7 +129,7 @@ def test_ids_that_the_data_set_has_cut_off_stand_for_all_that_begin_so():
     assert judge_log(grader, log_of(SUMMARY + "PASSED a.py::t[two]\n")).reward == 0.0
 
 
-def test_the_grader_comes_back_and_wants_a_test():
+def test_the_grader_survives_json_and_needs_a_test():
     grader = LogGrader("echo", "tap", ("a",), ("b",), True, 5.0)
     assert grader_from_json(json.loads(json.dumps(grader_to_json(grader)))) == grader
     with pytest.raises(UserError, match="at least one test in fail_to_pass"):

@@ -1,4 +1,4 @@
-"""Grading by a script: what it leaves is the reward, and whatever is no reward is none."""
+"""Grading by a script: its reward file is the reward, and a malformed one is 0."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ def graded(task, pool, changes=(), cache=None):
         (f"head -c 300000 /dev/zero > {TXT}", 0.0, "holds no reward"),
     ],
 )
-def test_what_a_script_leaves_is_the_reward(make_task, pool, script, reward, detail):
+def test_the_reward_file_is_the_reward(make_task, pool, script, reward, detail):
     result = graded(make_task(script, A="0.75"), pool)
     assert result.reward == reward and detail in result.detail
 
@@ -58,16 +58,16 @@ def test_other_numbers_are_parts(make_task, pool):
 
 
 @pytest.mark.parametrize("text", ["", "null", "true", '"1"', "[1]", "{}", '{"reward": true}', "[" * 99999, "9" * 5000])
-def test_no_text_is_a_reward_by_accident(text):
+def test_malformed_json_is_not_a_reward(text):
     assert read_reward(text, "reward.json").reward == 0.0
 
 
 @pytest.mark.parametrize("text", ["", "inf", "-inf", "1e999", "0x1", "one", "-0.1", "1.0001"])
-def test_no_number_outside_is_a_reward(text):
+def test_text_and_numbers_out_of_range_are_not_a_reward(text):
     assert read_reward(text, "reward.txt").reward == 0.0
 
 
-def test_a_script_that_does_not_end_gives_nothing_and_is_not_remembered(make_task, pool):
+def test_a_script_that_does_not_end_gives_nothing_and_is_not_cached(make_task, pool):
     cache = ResultCache()
     task = make_task(f"echo 1 > {TXT}; sleep 100", timeout_s=0.5)
     for _ in range(2):
@@ -82,25 +82,10 @@ def test_the_same_submission_is_graded_once(make_task, pool):
     assert (cache.hits, cache.runs) == (1, 1)
 
 
-class DyingPool:
-    """Hands out real sandboxes, of which the first `deaths` are dead on arrival."""
-
-    def __init__(self, pool, deaths):
-        self.pool, self.deaths, self.acquired = pool, deaths, 0
-        self.trees = pool.trees
-
-    async def acquire(self, *args, **more):
-        sandbox = await self.pool.acquire(*args, **more)
-        self.acquired += 1
-        if self.acquired <= self.deaths:
-            sandbox.end("a test ended it")
-        return sandbox
-
-
-def test_a_dying_sandbox_is_nobodys_reward(make_task, pool):
+def test_dying_sandboxes_are_replaced_and_an_outage_is_no_reward(make_task, dying_pool):
     task = make_task(f"echo 1 > {TXT}")
-    assert graded(task, DyingPool(pool, ATTEMPTS - 1)).reward == 1.0
-    outage = DyingPool(pool, 99)
+    assert graded(task, dying_pool(ATTEMPTS - 1)).reward == 1.0
+    outage = dying_pool(99)
     with pytest.raises(SandboxDied):
         graded(task, outage)
     assert outage.acquired == ATTEMPTS

@@ -1,4 +1,4 @@
-"""Grading by a test suite: what is graded, what is restored, what is cached, and what is nobody's reward."""
+"""Grading by a test suite: what is graded, what is restored, what is cached, and what gives no reward."""
 
 import asyncio
 import hashlib
@@ -6,13 +6,14 @@ import os
 import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxDied, SandboxLimits
 from composer_jax.tasks import SuiteGrader, Task
-from composer_jax.tasks.grading import grade, suite
+from composer_jax.tasks.grading import grade
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.retry import ATTEMPTS
 from tests.tasks.conftest import lay
@@ -30,7 +31,7 @@ def test_right_and_wrong(pool, task):
     assert (spoiled.reward, spoiled.parts) == (0.0, {"f2p": 1.0, "p2p": 0.5})
 
 
-def test_half_a_repair_is_half_a_reward_only_where_that_is_asked_for(pool, task):
+def test_a_partial_repair_earns_a_partial_reward_only_with_partial(pool, task):
     half = {"calc.py": BUGGY.replace("a - b", "3")}
     assert grade_files(pool, task, half).reward == 0.0
     partial = Task.from_json(
@@ -39,14 +40,14 @@ def test_half_a_repair_is_half_a_reward_only_where_that_is_asked_for(pool, task)
     assert grade_files(pool, partial, half).reward == 0.5
 
 
-def test_deleting_a_folder_leaves_its_tests_and_code_may_be_moved(pool, task, repository):
+def test_tests_of_a_deleted_folder_are_restored_and_code_may_be_moved(pool, task, repository):
     moved = {"calc.py": Change("file", b"from core.calc import add, double\n"), "core": Change("folder", mode=0o755)}
     moved["core/calc.py"] = Change("file", RIGHT.encode())
     assert asyncio.run(grade(task, {**moved, "tests": GONE, "pytest.ini": GONE}, pool)).reward == 1.0
     assert asyncio.run(grade(task, {"calc.py": GONE}, pool)).parts == {"f2p": 0.0, "p2p": 0.0}
 
 
-def test_hidden_tests_are_laid_over_the_workspace(pool, task, tmp_path):
+def test_hidden_tests_replace_those_of_the_workspace(pool, task, tmp_path):
     hidden = lay(
         tmp_path, {"tests/test_more.py": "from calc import add\n\ndef test_more():\n    assert add(5, 6) == 11\n"}
     )
@@ -56,7 +57,7 @@ def test_hidden_tests_are_laid_over_the_workspace(pool, task, tmp_path):
     assert grade_files(pool, hiding, {"tests/test_more.py": "def test_more():\n    pass\n"}).reward == 0.0
 
 
-def test_a_test_that_is_not_there_has_failed(pool, task):
+def test_a_missing_test_has_failed(pool, task):
     for missing in ("tests/test_calc.py::test_nothing", "tests/test_nothing.py::test_a"):
         grader = SuiteGrader((*FAIL, missing), PASS)
         other = Task.from_json({**task.to_json(), "grader": {"kind": "suite", **grader.to_json()}})
@@ -65,7 +66,7 @@ def test_a_test_that_is_not_there_has_failed(pool, task):
         assert f"{missing} missing" in result.detail
 
 
-def test_a_timeout_scores_nothing_and_is_not_remembered(pool, task):
+def test_a_timeout_scores_nothing_and_is_not_cached(pool, task):
     slow = Task.from_json({**task.to_json(), "grader": {"kind": "suite", **SuiteGrader(FAIL, timeout_s=1).to_json()}})
     cache = ResultCache()
     for _ in range(2):
@@ -93,7 +94,7 @@ def test_dying_sandboxes_are_replaced_and_an_outage_is_no_reward(dying_pool, tas
 
 
 def test_a_plugin_that_is_installed_may_replace_parts_of_pytest(pool, task, packages, tmp_path):
-    # As hypothesis does. What the workspace replaces later is still found.
+    # hypothesis does this. A replacement by the workspace is still detected.
     shutil.copytree(packages, tmp_path / "more")
     patch = "from _pytest import fixtures\nfixtures.FixtureFunctionMarker.__call__ = lambda self, function: function\n"
     entry = {"busy-1.0.dist-info/entry_points.txt": "[pytest11]\nbusy = busy\n"}
@@ -103,7 +104,7 @@ def test_a_plugin_that_is_installed_may_replace_parts_of_pytest(pool, task, pack
     assert "functions of the test framework" in grade_files(pool, task, {"calc.py": patch + RIGHT}).detail
 
 
-def test_names_and_links_of_any_bytes_are_graded_and_remembered(pool, task, tmp_path):
+def test_names_and_links_of_any_bytes_are_graded_and_cached(pool, task, tmp_path):
     tests = lay(tmp_path / "tests", {"tests/test_calc.py": TESTS})
     (tests / "away").symlink_to(os.fsdecode(b"\xfe"))
     task = replace(task, grader=replace(task.grader, tests=tests))
@@ -131,37 +132,49 @@ def talkative(tmp_path_factory, task):
     return replace(task, repository=repository, grader=grader)
 
 
-def test_a_report_that_our_limits_cut_is_nobodys_reward(narrow_pool, talkative):
-    cache, why = (
-        ResultCache(),
-        "report on the 40 tests of task r-0 does not fit into SandboxLimits.output_kb = 1; make the pool",
-    )
+def test_a_report_cut_by_too_small_limits_is_an_error(narrow_pool, talkative):
+    cache = ResultCache()
+    message = "report on the 40 tests of task r-0 does not fit into SandboxLimits.output_kb = 1; make the pool"
     for _ in range(2):
-        with pytest.raises(UserError, match=why):
+        with pytest.raises(UserError, match=message):
             grade_files(narrow_pool, talkative, {"calc.py": RIGHT}, cache)
     assert (cache.runs, cache.hits) == (2, 0)
 
 
-def test_code_that_floods_the_report_stops_nobody(narrow_pool, talkative, monkeypatch):
-    monkeypatch.setattr("composer_jax.tasks.suites.run._REPORT_BYTES", 0)
-    monkeypatch.setattr("composer_jax.tasks.suites.run._TEST_BYTES", 1)
+FLOOD = """
+import os
+for fd in range(3, 64):
+    try:
+        os.write(fd, os.urandom(1 << 18).hex().encode() + b"\\n")
+    except OSError:
+        pass
+"""
+
+
+def test_code_that_floods_the_report_fails_without_an_error(task):
     cache = ResultCache()
-    for _ in range(2):
-        found = grade_files(narrow_pool, talkative, {"calc.py": RIGHT}, cache)
-        assert found.reward == 0.0 and "bytes of the report are lost" in found.detail
+    pool = LocalSandboxPool(SandboxLimits(timeout_s=10, output_kb=64), size=1)  # more than a report of ours needs
+    try:
+        assert grade_files(pool, task, {"calc.py": RIGHT}).reward == 1.0
+        for _ in range(2):
+            flooded = grade_files(pool, task, {"calc.py": FLOOD + RIGHT}, cache)
+            assert flooded.reward == 0.0 and "bytes of the report are lost" in flooded.detail
+    finally:
+        pool.kill()
     assert cache.runs == 2
 
 
-def test_files_are_read_away_from_the_event_loop(pool, task, tmp_path, monkeypatch):
+def test_files_are_read_outside_the_event_loop_thread(pool, task, tmp_path, monkeypatch):
     tests = lay(tmp_path / "tests", {"tests/test_calc.py": TESTS})
     task = replace(task, grader=replace(task.grader, tests=tests))
-    read, where = suite._files_below, []
+    read_bytes, threads = Path.read_bytes, []
 
-    def watched(*arguments, **options):
-        where.append(threading.current_thread())
-        return read(*arguments, **options)
+    def watched(path):
+        if path.name == "test_calc.py":
+            threads.append(threading.current_thread())
+        return read_bytes(path)
 
-    monkeypatch.setattr(suite, "_files_below", watched)
+    monkeypatch.setattr(Path, "read_bytes", watched)
     changes = {"calc.py": Change("file", RIGHT.encode()), "tests": GONE, "sub": GONE}
     asyncio.run(grade(task, changes, pool))
-    assert len(where) == 2 and threading.current_thread() not in where
+    assert len(threads) == 2 and threading.current_thread() not in threads

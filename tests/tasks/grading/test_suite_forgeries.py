@@ -94,7 +94,7 @@ def test_forgeries_do_not_score(pool, task, forgery):
     assert result.parts["f2p"] < 1.0 or result.parts["p2p"] < 1.0
 
 
-def test_a_daemon_left_behind_cannot_change_the_report_and_does_not_hold_it_up(pool, task):
+def test_a_daemon_neither_changes_nor_delays_the_report(pool, task):
     daemon = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(60)\n"
     result = grade_files(pool, task, {"calc.py": daemon + "        os._exit(0)\n    os._exit(0)\n" + RIGHT})
     assert result.reward == 1.0
@@ -121,12 +121,12 @@ def test_changes_to_tests_and_their_configuration_are_not_graded(pool, task, pat
     files = {path: CHEATS[path], "cheat.py": CHEAT + "sys.modules['calc'] = Calc\n"}
     assert is_protected(path)
     assert grade_files(pool, task, files).reward == 0.0
-    # Nor do they spoil a right solution.
+    # They do not spoil a right solution either.
     assert grade_files(pool, task, {**files, "calc.py": RIGHT}).reward == 1.0
 
 
 @pytest.mark.parametrize("name", ["json.py", "pytest.py", "_pytest/__init__.py", "xml/__init__.py", "signal.py"])
-def test_modules_that_shadow_what_the_referee_uses_are_not_imported_by_it(pool, task, name):
+def test_the_referee_does_not_import_modules_that_shadow_its_own(pool, task, name):
     files = {name: "import os\nos._exit(0)\n", "calc.py": RIGHT}
     assert grade_files(pool, task, files).reward == 1.0
     assert grade_files(pool, task, {**files, "calc.py": BUGGY}).reward == 0.0

@@ -1,4 +1,4 @@
-"""Tasks on disk: what is written is read back, and the written directory works without this library."""
+"""Tasks on disk: a written task is read back, and its directory works without this library."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize(("family", "split"), [("bugfix", "train"), ("bugfix", "unseen"), ("recall", "heldout")])
-def test_generated_tasks_come_back(tmp_path, family, split):
+def test_generated_tasks_survive_a_round_trip(tmp_path, family, split):
     for index in range(5):
         task = generate(family, split, 0, index)
         back = read_task(write_task(task, tmp_path / task.id))
@@ -44,7 +44,7 @@ def test_generated_tasks_come_back(tmp_path, family, split):
     want=JSON,
     metadata=st.dictionaries(TEXT, JSON, max_size=3),
 )
-def test_any_text_comes_back(tmp_path_factory, task_id, instruction, files, args, want, metadata):
+def test_any_text_survives_a_round_trip(tmp_path_factory, task_id, instruction, files, args, want, metadata):
     task = Task(
         id=task_id,
         family='quo"ted \\ \x7f',
@@ -91,7 +91,7 @@ def test_the_manifest_follows_the_format(tmp_path):
     assert task.metadata["new"] not in visible
 
 
-def test_bad_directories_are_told_in_a_sentence(tmp_path):
+def test_bad_directories_are_refused(tmp_path):
     task = generate("bugfix", "train", 0, 0)
     root = write_task(task, tmp_path / "task")
     with pytest.raises(UserError, match="is not empty"):

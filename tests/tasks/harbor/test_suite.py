@@ -1,4 +1,4 @@
-"""Repository tasks on disk: what is written is read back, and the written directory works without this library."""
+"""Repository tasks on disk: a written task is read back, and its directory works without this library."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_a_written_task_is_read_back(task, tmp_path):
     assert again.grader.fail_to_pass == task.grader.fail_to_pass and again.metadata == task.metadata
 
 
-def test_the_manifest_tells_what_the_task_is_made_of(task, tmp_path):
+def test_the_manifest_lists_tests_and_requirements(task, tmp_path):
     root = write_task(task, tmp_path / "task")
     described = tomllib.loads((root / "task.toml").read_text())["metadata"]["composer"]
     assert (described["kind"], described["id"]) == ("stub", "r-0")
@@ -91,7 +91,7 @@ def test_the_directory_works_on_its_own(task, tmp_path):
         return json.loads((logs / "reward.json").read_text())
 
     assert verify() == {"reward": 0.0, "f2p": 0.0, "p2p": 1.0}
-    # What the agent does to tests and their configuration is undone.
+    # Changes of the agent to tests and their configuration are undone.
     lay(workspace, {"tests/test_calc.py": "def test_add():\n    pass\n\n\ndef test_zero():\n    pass\n"})
     lay(workspace, {"conftest.py": "collect_ignore = ['tests']\n", "tests/conftest.py": "import os\nos._exit(0)\n"})
     assert verify() == {"reward": 0.0, "f2p": 0.0, "p2p": 1.0}
@@ -102,7 +102,7 @@ def test_the_directory_works_on_its_own(task, tmp_path):
     assert not (workspace / "pkg" / "left.py").exists()
 
 
-def test_what_cannot_be_written_or_read_is_told_in_a_sentence(task, tmp_path):
+def test_missing_packages_and_other_graders_are_refused(task, tmp_path):
     root = write_task(task, tmp_path / "task")
     manifest = root / "task.toml"
     manifest.write_text(manifest.read_text().replace("/packages", "/gone"))
@@ -112,7 +112,7 @@ def test_what_cannot_be_written_or_read_is_told_in_a_sentence(task, tmp_path):
         write_task(replace(task, grader=ScriptGrader(tmp_path)), tmp_path / "script")
 
 
-def test_beside_some_hidden_tests_the_verifier_keeps_all_that_is_protected(task, tmp_path):
+def test_the_verifier_gets_hidden_tests_and_all_other_protected_files(task, tmp_path):
     hidden = lay(tmp_path / "hidden", {"tests/test_calc.py": TEXT, "tests/data.txt": "new"})
     lay(task.repository, {"conftest.py": "", "tests/data.txt": "old", "tests/test_more.py": TEXT})
     files = {**task.files, "tests/test_top.py": TEXT, "tests/test_calc.py": "not this\n"}
@@ -142,7 +142,7 @@ def test_the_network_is_written_and_an_image_is_refused(task, tmp_path):
         write_task(replace(task, image="some/image"), tmp_path / "image")
 
 
-def test_what_hidden_cases_have_no_place_for_is_refused(tmp_path):
+def test_parts_that_a_directory_of_hidden_cases_cannot_hold_are_refused(tmp_path):
     task = replace(generate("bugfix", "train", 0, 0), repository=tmp_path, network=True)
     with pytest.raises(
         UserError, match="has repository and network, which a directory of a task graded by hidden cases"

@@ -5,7 +5,7 @@ import json
 from composer_jax.tasks.suites import judge
 
 
-def test_reports_that_do_not_add_up_are_refused():
+def test_inconsistent_reports_are_refused():
     def event(**fields):
         return json.dumps({"secret": "s", **fields})
 

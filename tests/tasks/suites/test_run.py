@@ -11,7 +11,7 @@ from composer_jax.tasks.suites.run import pytest_arguments, run_test_suite
 from tests.tasks.conftest import lay
 
 
-def test_what_a_suite_does_is_told_test_by_test(pool, packages, tmp_path):
+def test_a_report_holds_the_outcome_of_every_test(pool, packages, tmp_path):
     text = """
 import pytest
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_subtests(subtests):
     assert "No module named 'nothing_like_that'" in report.uncollected["test_broken.py"]
 
 
-def test_only_pytest_can_be_refereed():
+def test_only_commands_of_pytest_are_accepted():
     assert pytest_arguments(("pytest", "-q")) == ["-q"]
     with pytest.raises(UserError, match="'make test' does not begin with python -m pytest"):
         pytest_arguments(("make", "test"))
