@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from composer_jax.sandbox import Change, RunResult, SandboxPool
+from composer_jax.sandbox import Change, RunResult, SandboxFileError, SandboxPool
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import judge_cases
 from composer_jax.tasks.grading.result import Grade
@@ -46,7 +46,8 @@ async def grade(
 ) -> Grade:
     """Grades one submission (see submission.grade).
 
-    A case fails when its value is missing, garbled, late, or not of exactly the expected type.
+    A case fails when its value is missing, garbled, late, or not of exactly the expected type. All cases fail when the
+    changes cannot be applied: a folder replaces one of the task's files, or the workspace is full.
     """
     submitted = submitted_changes(task, changes)
     if cache is None:
@@ -63,13 +64,18 @@ async def _grade(
     """Returns the grade and whether it may be cached: not after a limit was hit, which another run may not hit."""
     calls = json.dumps([case.call for case in grader.cases]).encode()
 
-    async def run() -> RunResult:
+    async def run() -> RunResult | SandboxFileError:
         tree, packages = await pool.trees.get(task.repository), await pool.trees.get(task.packages)
         async with await pool.acquire({}, tree, packages=packages) as sandbox:
-            await sandbox.apply({**submitted, SCRIPT: Change("file", SCRIPT_SOURCE)})
+            try:
+                await sandbox.apply({**submitted, SCRIPT: Change("file", SCRIPT_SOURCE)})
+            except SandboxFileError as error:
+                return error
             return await sandbox.run(["python", SCRIPT], stdin=calls, timeout_s=grader.timeout_s)
 
     result = await retry_if_sandbox_dies(run)
+    if isinstance(result, SandboxFileError):
+        return Grade(0.0, {"hidden": 0.0}, f"the changes cannot be made: {result}"), True
     return _judge(grader, result.outcome, result.stdout), result.outcome in ("ok", "nonzero")
 
 

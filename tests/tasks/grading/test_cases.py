@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from composer_jax.sandbox import SandboxDied
+from composer_jax.sandbox import Change, LocalSandboxPool, SandboxDied, SandboxLimits
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.grading import grade
 from composer_jax.tasks.grading.cases import is_submitted, submitted_changes
@@ -142,6 +142,37 @@ def test_helpers_may_be_added_and_modules_deleted(pool):
     rest = {path: text for path, text in TASK.files.items() if path != "tools.py"}
     assert "tools.py" not in submitted_changes(TASK, as_changes(rest))
     assert asyncio.run(grade(TASK, as_changes(rest), pool)).detail.endswith("tools.scale(5): ModuleNotFoundError")
+
+
+BROKEN_WORKSPACES = {
+    "replaces the runner by a folder": {
+        "run_tests.py": Change("folder", mode=0o755),
+        "run_tests.py/module.py": Change("file", b""),
+    },
+    "replaces the cases by a folder": {
+        "cases.json": Change("folder", mode=0o755),
+        "cases.json/module.py": Change("file", b""),
+    },
+    "fills the workspace": {f"large{number}.py": Change("file", bytes(1 << 20)) for number in range(3)},
+}
+
+
+@pytest.fixture(scope="module")
+def small_pool():
+    pool = LocalSandboxPool(SandboxLimits(timeout_s=10, workspace_mb=2), size=1)
+    yield pool
+    pool.kill()
+
+
+@pytest.mark.parametrize("broken", BROKEN_WORKSPACES)
+def test_a_submission_that_breaks_its_workspace_scores_nothing(small_pool, broken):
+    cache = ResultCache()
+    changes = {**as_changes({**TASK.files, "tools.py": RIGHT}), **BROKEN_WORKSPACES[broken]}
+    for _ in range(2):
+        result = asyncio.run(grade(TASK, changes, small_pool, cache))
+        assert (result.reward, result.parts) == (0.0, {"hidden": 0.0})
+        assert result.detail.startswith("the changes cannot be made: ")
+    assert (cache.runs, cache.hits) == (1, 1), "the same changes fail again"
 
 
 def test_protected_paths():
