@@ -65,9 +65,7 @@ def save_hf(
         the arrays do not fit the definition; several processes call it.
     """
     if jax.process_count() > 1:
-        raise UserError(
-            "save_hf writes from one process; restore the checkpoint in a single process and save it there."
-        )
+        raise UserError("save_hf writes from one process; restore the checkpoint in a single process to save it.")
     config = definition.config
     table = export_layouts(config)
     leaves = flatten_leaves(params, router_bias, config, table)
