@@ -252,9 +252,16 @@ class CheckpointStore:
 
     def _read_error(self, step: int, error: Exception) -> UserError:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        earlier = [kept for kept in self._manager().all_steps() if kept < step]
+        problem = f"checkpoint step {step} in {self.directory} cannot be read ({reason})"
+        folder = f"{self.directory}/{step}"
+        if earlier:
+            return UserError(
+                f"{problem}; if its files are damaged, delete {folder} and run the same command again, which falls "
+                f"back on step {max(earlier)}"
+            )
         return UserError(
-            f"checkpoint step {step} in {self.directory} cannot be read ({reason}); "
-            "if its files are damaged, delete that step's folder to fall back on the one before it"
+            f"{problem} and no earlier step is kept; if its files are damaged, delete {folder} to start over"
         )
 
 

@@ -49,9 +49,9 @@ class RunModel:
         """Returns random (params, router_bias) on the mesh."""
         return self.definition.init(self.config.seed, self.mesh)
 
-    def store(self, stage: str, keep: int = 1) -> CheckpointStore:
-        """Opens the checkpoints of a stage."""
-        return CheckpointStore(self.path / "checkpoints" / stage, keep=keep, notes=model_notes(self.definition))
+    def store(self, stage: str) -> CheckpointStore:
+        """Opens the checkpoints of a stage, which keep one step to fall back on if the latest is damaged."""
+        return CheckpointStore(self.path / "checkpoints" / stage, keep=2, notes=model_notes(self.definition))
 
     def weights_of(self, stage: str) -> tuple[Params, Params]:
         """Returns the (params, router_bias) that a finished stage left. Raises UserError if it is not done."""

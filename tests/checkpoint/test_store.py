@@ -1,6 +1,7 @@
 """The checkpoint store: bit-exact, whole or absent, onto any mesh, and clear about what does not fit."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -176,13 +177,30 @@ def test_what_cannot_be_saved_leaves_nothing_behind(tmp_path):
     assert store.steps() == []
 
 
-def test_damaged_files_are_a_sentence(tmp_path):
-    with CheckpointStore(tmp_path) as store:
-        store.save(7, arrays={"w": jnp.ones((64, 64))})
-    for file in (tmp_path / "7" / "w").rglob("*"):
+def truncate_files(folder: Path) -> None:
+    for file in folder.rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(UserError, match=f"step 7 in {tmp_path} cannot be read"):
+
+
+@pytest.mark.parametrize("item", ["w", "meta"])
+def test_damaged_files_name_the_step_to_fall_back_on(tmp_path, item):
+    like = {"w": jnp.ones((64, 64))}
+    with CheckpointStore(tmp_path, keep=2) as store:
+        for step in (3, 5, 7):
+            store.save(step, arrays={"w": jnp.full((64, 64), float(step))})
+    truncate_files(tmp_path / "7" / item)
+    with pytest.raises(UserError, match=f"step 7 in {tmp_path} cannot be read.*delete {tmp_path}/7 .* step 5"):
+        CheckpointStore(tmp_path).restore(like=like)
+    shutil.rmtree(tmp_path / "7")
+    assert CheckpointStore(tmp_path).restore(like=like)[0]["w"][0, 0] == 5
+
+
+def test_damaged_files_of_the_only_step_name_no_other(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        store.save(7, arrays={"w": jnp.ones((64, 64))})
+    truncate_files(tmp_path / "7" / "w")
+    with pytest.raises(UserError, match=f"no earlier step is kept.*delete {tmp_path}/7 to start over"):
         CheckpointStore(tmp_path).restore(like={"w": jnp.ones((64, 64))})
 
 

@@ -188,7 +188,7 @@ def measured(workdir: Path) -> np.ndarray:
 
 def weights(workdir: Path):
     with CheckpointStore(workdir / "checkpoints" / "pretrain") as store:
-        assert store.steps() == [STEPS]
+        assert store.latest_step() == STEPS
         return restore_weights(store, ModelDef(read_model_config(store)), None)
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import jax
+import numpy as np
 import pytest
 
 from composer_jax.demo.generate import generate
@@ -144,3 +145,11 @@ def test_what_works_in_one_process_only_says_so_before_it_does_anything(stage, m
     monkeypatch.setattr(processes, "process_count", lambda: 2)
     with pytest.raises(NotImplementedError, match="supports one process only for now, and there are 2"):
         stage(run=None)
+
+
+def test_a_stage_keeps_the_checkpoint_before_the_latest(new_run):
+    """A damaged latest checkpoint then costs the steps since the one before it, not the whole stage."""
+    with new_run().model.store("pretrain") as store:
+        for step in (1, 2, 3):
+            store.save(step, arrays={"w": np.zeros(2)})
+        assert store.steps() == [2, 3]
