@@ -41,7 +41,7 @@ def test_mtp_modules_have_the_published_names():
     assert hf_config(MODULES)["num_nextn_predict_layers"] == 2
     tensors, params = to_tensors(*MODULES_WEIGHTS, MODULES), MODULES_WEIGHTS[0]
     mtp = jax.tree.map(lambda leaf: leaf[1], params["mtp"])
-    for name, wanted in {
+    for name, expected in {
         "enorm": mtp["embedding_norm"]["scale"],
         "hnorm": mtp["hidden_norm"]["scale"],
         "eh_proj": mtp["projection"].T,
@@ -51,14 +51,14 @@ def test_mtp_modules_have_the_published_names():
         "mlp.experts.3.down_proj": mtp["block"]["feed_forward"]["down"][3].T,
         "self_attn.q_a_proj": mtp["block"]["attention"]["q_down"].T,
     }.items():
-        np.testing.assert_array_equal(tensors[f"model.layers.5.{name}.weight"], wanted)
+        np.testing.assert_array_equal(tensors[f"model.layers.5.{name}.weight"], expected)
 
 
 def test_mtp_modules_can_be_left_out(with_modules):
     loaded = load_hf(with_modules, mtp=False)
     assert loaded.definition.config.n_mtp_modules == 0
-    for found, wanted in zip(loaded[1:], MODULES_WEIGHTS, strict=True):
-        assert_same([found], [{name: leaf for name, leaf in wanted.items() if name != "mtp"}])
+    for actual, expected in zip(loaded[1:], MODULES_WEIGHTS, strict=True):
+        assert_same([actual], [{name: leaf for name, leaf in expected.items() if name != "mtp"}])
 
 
 def test_an_mtp_module_with_another_head_is_refused(with_modules, tmp_path):
@@ -76,11 +76,11 @@ def test_an_mtp_module_with_another_head_is_refused(with_modules, tmp_path):
 
 def test_mtp_modules_are_where_the_config_announces_them(tmp_path):
     """Or nowhere, as in folders that transformers wrote; half of them, or more than announced, is a mistake."""
-    announced = hf_config(MODULES)
-    assert_same(load_hf(write_folder(tmp_path / "nowhere", announced, to_tensors(*WEIGHTS, CONFIG)))[1:], WEIGHTS)
+    config_json = hf_config(MODULES)
+    assert_same(load_hf(write_folder(tmp_path / "nowhere", config_json, to_tensors(*WEIGHTS, CONFIG)))[1:], WEIGHTS)
     tensors = to_tensors(*MODULES_WEIGHTS, MODULES)
     with pytest.raises(UserError, match="has, unexpected, .*model.layers.4"):
         load_hf(write_folder(tmp_path / "surprising", hf_config(CONFIG), tensors))
     half = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.layers.5.")}
     with pytest.raises(UserError, match="lacks model.layers.5.enorm.weight"):
-        load_hf(write_folder(tmp_path / "half", announced, half))
+        load_hf(write_folder(tmp_path / "half", config_json, half))

@@ -142,8 +142,8 @@ def test_mxfp4(tmp_path):
         else:
             stored[name] = meant[name] = array
     described = hf_config(config) | {"quantization_config": {"quant_method": "mxfp4"}}
-    definition, *found = load_hf(write_folder(tmp_path / "mxfp4", described, stored), dtype="float32")
-    assert_same(found, from_tensors(meant, definition.config))
+    definition, *actual = load_hf(write_folder(tmp_path / "mxfp4", described, stored), dtype="float32")
+    assert_same(actual, from_tensors(meant, definition.config))
     del stored["model.layers.1.mlp.experts.down_proj_scales"]
     with pytest.raises(UserError, match="experts.down_proj_scales is missing"):
         load_hf(write_folder(tmp_path / "wrong", described, stored))

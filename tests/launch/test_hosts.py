@@ -1,4 +1,4 @@
-"""Entry points as several processes: two of four devices each do what one of eight does, and end as one."""
+"""Entry points with two processes of four devices compute what one of eight computes, and end together."""
 
 import contextlib
 import os
@@ -67,7 +67,7 @@ HOST_REDUCTION = tuple(f"--config.mesh.{field}" for field in ("reduction=host", 
 # ------------------------------------------------------------------------------ flags
 
 
-def parsed(*arguments: str) -> absl_flags.FlagValues:
+def parse_flags(*arguments: str) -> absl_flags.FlagValues:
     values = absl_flags.FlagValues()
     hosts.define_flags(values)
     values(["prog", *arguments])
@@ -89,7 +89,7 @@ def parsed(*arguments: str) -> absl_flags.FlagValues:
 )
 def test_flags_that_do_not_fit_are_one_sentence(arguments, sentence):
     with pytest.raises(UserError, match=sentence):
-        hosts.join(parsed(*arguments), "prog", hosts.MULTI_PROCESS)
+        hosts.join(parse_flags(*arguments), "prog", hosts.MULTI_PROCESS)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def pod_of_four(monkeypatch):
 
 def test_on_a_pod_no_flag_is_needed(pod_of_four, monkeypatch):
     monkeypatch.setattr("composer_jax.parallel.failure.watch_for_failures", lambda program: f"end of {program}")
-    assert hosts.join(parsed(), "prog", hosts.MULTI_PROCESS) == "end of prog"
+    assert hosts.join(parse_flags(), "prog", hosts.MULTI_PROCESS) == "end of prog"
     assert pod_of_four == [(None,)]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -110,18 +110,18 @@ def test_on_a_pod_no_flag_is_needed(pod_of_four, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "arguments"), [(hosts.MULTI_PROCESS, ["--processes=1"]), (hosts.NO_DEVICES, [])], ids=str
 )
-def test_who_wants_to_be_alone_is_alone_on_a_pod_too(pod_of_four, kind, arguments):
-    assert hosts.join(parsed(*arguments), "prog", kind) is None and not pod_of_four
+def test_a_pod_is_ignored_with_one_process_or_without_devices(pod_of_four, kind, arguments):
+    assert hosts.join(parse_flags(*arguments), "prog", kind) is None and not pod_of_four
 
 
-def test_a_machine_that_says_nothing_is_one_process():
-    assert hosts.join(parsed(), "prog", hosts.SINGLE_PROCESS) is None
+def test_without_a_cluster_environment_there_is_one_process():
+    assert hosts.join(parse_flags(), "prog", hosts.SINGLE_PROCESS) is None
 
 
 @pytest.mark.parametrize("arguments", [[], ["--coordinator=a:1", "--processes=4", "--process=0"]], ids=str)
-def test_what_works_alone_only_refuses_before_it_waits(pod_of_four, arguments):
+def test_a_single_process_entry_point_refuses_before_it_waits(pod_of_four, arguments):
     with pytest.raises(UserError, match="launch.rl supports one process only for now, and there are 4"):
-        hosts.join(parsed(*arguments), "launch.rl", hosts.SINGLE_PROCESS)
+        hosts.join(parse_flags(*arguments), "launch.rl", hosts.SINGLE_PROCESS)
     assert not pod_of_four
 
 
@@ -174,9 +174,9 @@ def start_two(start):
 
 def ends(started: list[subprocess.Popen], code: int = 0) -> list[tuple[str, str]]:
     """(stdout, stderr) of processes that end with an exit code."""
-    said = [process.communicate(timeout=900) for process in started]
-    assert [process.returncode for process in started] == [code] * len(started), said
-    return said
+    outputs = [process.communicate(timeout=900) for process in started]
+    assert [process.returncode for process in started] == [code] * len(started), outputs
+    return outputs
 
 
 def measured(workdir: Path) -> np.ndarray:
@@ -257,8 +257,8 @@ def test_folders_that_differ_end_both_with_the_sentence_of_the_one_who_sees_it(t
 
 @pytest.mark.slow
 def test_gradients_that_the_host_adds_are_refused_by_both(tmp_path, start_two):
-    said = ends(start_two("pretrain", *CONFIG, *HOST_REDUCTION, f"--workdir={tmp_path / 'run'}"), 2)
-    for _, err in said:
+    outputs = ends(start_two("pretrain", *CONFIG, *HOST_REDUCTION, f"--workdir={tmp_path / 'run'}"), 2)
+    for _, err in outputs:
         assert "use --config.mesh.reduction=collective" in err and "Traceback" not in err
     assert not (tmp_path / "run").exists()
 

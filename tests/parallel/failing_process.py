@@ -1,4 +1,4 @@
-"""A process of two that meets the other, says what it found, and fails if it is told to.
+"""One of two processes: joins the other, prints the results of collectives, and fails if FAILING is its index.
 
 python -m tests.parallel.failing_process ADDRESS PROCESS FAILING
 """
@@ -20,21 +20,21 @@ def main(address: str, process: int, failing: str) -> None:
     finish = failure.watch_for_failures("prog")
     rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), PartitionSpec("rows"))
     array = processes.device_put_global({"a": np.arange(6).reshape(2, 3)}, rows)["a"]
-    found = {
+    results = {
         "who": [processes.process_index(), processes.process_count(), processes.is_first_process()],
-        "told": [
+        "broadcast": [
             processes.broadcast_from_process0(lambda: {"by": process}),
             processes.broadcast_from_process0(lambda: [1]),
         ],
         "any": [processes.any_process(False), processes.any_process(process == 1)],
         "here": [shard.data.tolist() for shard in array.addressable_shards],
-        "fetched": processes.gather_to_host(array).tolist(),
+        "gathered": processes.gather_to_host(array).tolist(),
     }
-    print(json.dumps(found), flush=True)
+    print(json.dumps(results), flush=True)
     if failing == str(process):
         failure.abort_all_processes("mine", "no more", 7)
     if failing != "nobody":
-        processes.any_process(True)  # waits for a partner that does not come
+        processes.any_process(True)  # waits for a partner that never calls it
     finish()
 
 

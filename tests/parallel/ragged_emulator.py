@@ -1,11 +1,11 @@
-"""jax.lax.ragged_all_to_all for devices on which XLA does not have it: everybody gets everything and picks."""
+"""Emulates jax.lax.ragged_all_to_all on CPUs: every device all-gathers everything and selects its rows."""
 
 import jax
 import jax.numpy as jnp
 
 
 def emulate_ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):
-    """As the collective's documentation says. Rows that a receiver expects and nobody sends are poison."""
+    """Follows the collective's documentation. Rows that a receiver expects and no sender sends are NaN or -10^6."""
     gathered = (jax.lax.all_gather(a, axis_name) for a in (operand, input_offsets, send_sizes, output_offsets))
     operands, starts, sizes, targets = gathered
     me = jax.lax.axis_index(axis_name)

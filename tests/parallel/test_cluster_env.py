@@ -1,4 +1,4 @@
-"""How many processes a machine says it started, on machines that say it in their ways."""
+"""The number of processes is read from every supported cluster environment."""
 
 import http.server
 import os
@@ -13,7 +13,7 @@ from composer_jax.parallel.cluster_env import detect_process_count
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine that says nothing of itself, until the test sets variables."""
+    """A machine without a cluster environment, until the test sets variables."""
     for name in list(os.environ):
         if name.startswith(("SLURM_", "OMPI_", "KUBERNETES_", "TPU_", "MEGASCALE_", "GCE_", "JOB_COMPLETION_")):
             monkeypatch.delenv(name)
@@ -43,7 +43,7 @@ MPIRUN = {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:1", "OMPI_COMM_WORLD_SIZE
     ],
     ids=["nothing", "SLURM", "SLURM step", "SLURM shell", "mpirun", "Kubernetes"],
 )
-def test_how_many_processes_the_machine_says_there_are(machine, recwarn, variables, count):
+def test_environment_variables_give_the_number_of_processes(machine, recwarn, variables, count):
     machine(**variables)
     assert detect_process_count() == count and not recwarn.list
 
@@ -66,22 +66,22 @@ def tpu(machine, monkeypatch):
     ],
     ids=str,
 )
-def test_a_tpu_says_how_many_hosts_it_has_in_its_variables(tpu, variables, count):
+def test_a_tpu_lists_its_hosts_in_variables(tpu, variables, count):
     tpu(**variables)
     assert detect_process_count() == count
 
 
 @pytest.mark.parametrize(("workers", "count"), [("a,b,c,d", 4), ("x:0:10.0.0.1", 1), (None, 1)], ids=str)
-def test_a_tpu_vm_asks_the_metadata_server(tpu, workers, count):
+def test_a_tpu_vm_queries_the_metadata_server(tpu, workers, count):
     attributes = {"agent-worker-number": "1", "worker-network-endpoints": workers, "tpu-env": ""}
 
     class Metadata(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             name = self.path.removeprefix("/computeMetadata/v1/instance/attributes/")
-            found = self.headers["Metadata-Flavor"] == "Google" and workers is not None and name in attributes
-            self.send_response(200 if found else 404)
+            known = self.headers["Metadata-Flavor"] == "Google" and workers is not None and name in attributes
+            self.send_response(200 if known else 404)
             self.end_headers()
-            self.wfile.write(attributes[name].encode() if found else b"")
+            self.wfile.write(attributes[name].encode() if known else b"")
 
         def log_message(self, *arguments):
             pass
@@ -95,7 +95,7 @@ def test_a_tpu_vm_asks_the_metadata_server(tpu, workers, count):
             server.shutdown()
 
 
-def test_a_machine_that_cannot_say_leaves_a_way_out(machine):
+def test_an_unreadable_environment_names_the_way_out(machine):
     machine(**SLURM, SLURM_STEP_NUM_TASKS="many")
     with pytest.raises(UserError, match="cannot find out.*many.*--processes=1"):
         detect_process_count()

@@ -34,7 +34,7 @@ def test_rows_that_do_not_divide_are_refused_with_the_numbers():
 
 
 def on_devices(function, x, devices: int):
-    """function of each device's part of x [B,S,...], put together in the order of positions."""
+    """Applies `function` to each device's part of x [B,S,...] and returns the results in the order of positions."""
     mesh = make_mesh(jax.devices()[:devices], context=devices)
     spec = PartitionSpec(None, "context")
     cut = zigzag_order(x.shape[1], devices)
@@ -69,7 +69,7 @@ def test_the_gradient_of_a_neighbour_goes_back_to_it():
     def gradient(both):
         return jax.grad(lambda part: (context.shift_left(part) * both[..., 1]).sum())(both[..., 0])
 
-    found = on_devices(gradient, np.stack([x, weight], axis=-1), 4)
-    wanted = np.roll(weight, 1, axis=1)
-    wanted[:, 0] = 0
-    np.testing.assert_array_equal(found, wanted)
+    actual = on_devices(gradient, np.stack([x, weight], axis=-1), 4)
+    expected = np.roll(weight, 1, axis=1)
+    expected[:, 0] = 0
+    np.testing.assert_array_equal(actual, expected)

@@ -1,4 +1,4 @@
-"""Expert dispatch: every form on every mesh is the sum over chosen experts, values and gradients."""
+"""Expert dispatch: every implementation on every mesh equals the sum over chosen experts, in values and gradients."""
 
 import functools
 
@@ -22,7 +22,7 @@ from tests.parallel.ragged_emulator import emulate_ragged_all_to_all
 T, D, F, E, K = 32, 8, 3, 8, 3
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((T, D)).astype(np.float32)
-# Lopsided: most tokens choose the first experts, the last is chosen by nobody.
+# Unbalanced: most tokens choose the first experts, and none the last.
 POPULARITY = np.array([6, 5, 4, 3, 2, 1, 1, 0]) / 22
 IDS = np.stack([RNG.choice(E, K, replace=False, p=POPULARITY) for _ in range(T)])
 GATES = RNG.random((T, K)).astype(np.float32)
@@ -42,7 +42,7 @@ TARGET = RNG.standard_normal((T, D)).astype(np.float32)
 # Sizes of data, expert and tensor.
 MESHES = {"8x1": (8, 1, 1), "1x8": (1, 8, 1), "2x4": (2, 4, 1), "4x2": (4, 2, 1), "1x1": (1, 1, 1)}
 TENSOR_MESHES = {"2x2x2": (2, 2, 2), "1x4x2": (1, 4, 2), "2x1x4": (2, 1, 4)}
-# The ragged collective itself does not exist on CPUs: tests/parallel/test_ragged.py has what can be said of it.
+# XLA has no ragged collective on CPUs, so it is emulated; tests/parallel/test_ragged.py tests its plan.
 FORMS = DISPATCH | {"ragged_all_to_all": functools.partial(dispatch_through, emulate_ragged_all_to_all)}
 ENOUGH = 8.0  # a capacity factor at which nothing here is dropped
 
@@ -52,7 +52,7 @@ def is_axes(node) -> bool:
 
 
 def loop(case: str, ids=IDS) -> np.ndarray:
-    """The contract, token by token, in float64."""
+    """Computes the contract token by token in float64."""
     experts, _, _ = CASES[case]
     biases = experts.biases or Biases(np.zeros((E, F)), np.zeros((E, F)), np.zeros((E, D)))
     x, gates, gate, up, down, *biases = (np.asarray(a, np.float64) for a in (X, GATES, *experts[:3], *biases))
@@ -87,11 +87,11 @@ def program_on(sizes, name: str, case: str, **options):
     def program(x, gates, experts, ids, target):
         def objective(x, gates, experts):
             whole = jax.tree.map(all_gather_fsdp, experts, axes)
-            found = FORMS[name](x, ids, gates, whole, activation, **options)
-            return (found.y_TD * target).sum(), found
+            actual = FORMS[name](x, ids, gates, whole, activation, **options)
+            return (actual.y_TD * target).sum(), actual
 
-        gradients, found = jax.grad(objective, argnums=(0, 1, 2), has_aux=True)(x, gates, experts)
-        return (found.y_TD, gradients), found.dropped[None]
+        gradients, actual = jax.grad(objective, argnums=(0, 1, 2), has_aux=True)(x, gates, experts)
+        return (actual.y_TD, gradients), actual.dropped[None]
 
     return jax.shard_map(
         program,
@@ -102,14 +102,14 @@ def program_on(sizes, name: str, case: str, **options):
 
 
 def on_mesh(name: str, case: str, sizes, ids=IDS, x=X, gates=GATES, target=TARGET, **options):
-    """What program_on computes, jitted, with the dropped pairs as a whole."""
+    """Returns the jitted result of program_on, and the sum of dropped pairs."""
     options = {"capacity_factor": ENOUGH} | options
-    found, dropped = jax.jit(program_on(sizes, name, case, **options))(x, gates, CASES[case][0], ids, target)
-    return found, float(dropped.sum())
+    actual, dropped = jax.jit(program_on(sizes, name, case, **options))(x, gates, CASES[case][0], ids, target)
+    return actual, float(dropped.sum())
 
 
 def einsum_of_all(case: str, ids=IDS, x=X, gates=GATES, target=TARGET):
-    """(y, gradients), of one einsum over all experts and plain autodiff."""
+    """Returns (y, gradients) of one einsum over all experts, by autodiff."""
     experts, _, activation = CASES[case]
 
     def objective(x, gates, experts):
@@ -125,21 +125,21 @@ def einsum_of_all(case: str, ids=IDS, x=X, gates=GATES, target=TARGET):
     return y, gradients
 
 
-def assert_equal(found, wanted):
-    errors = jax.tree.map(relative_error, found, wanted)
+def assert_equal(actual, expected):
+    errors = jax.tree.map(relative_error, actual, expected)
     assert max(jax.tree.leaves(errors)) < 1e-5, errors
 
 
 @functools.cache
-def wanted(case: str):
-    found = einsum_of_all(case)
-    assert relative_error(found[0], loop(case)) < 1e-5
-    return found
+def expected(case: str):
+    actual = einsum_of_all(case)
+    assert relative_error(actual[0], loop(case)) < 1e-5
+    return actual
 
 
 def assert_contract(name: str, case: str, sizes):
-    found, dropped = on_mesh(name, case, sizes)
-    assert_equal(found, wanted(case))
+    actual, dropped = on_mesh(name, case, sizes)
+    assert_equal(actual, expected(case))
     assert dropped == 0
 
 
@@ -156,7 +156,7 @@ def test_experts_without_biases(name):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_experts_stored_along_a_tensor_axis_of_one(name):
-    """Formally different along it, though there is nobody to differ from."""
+    """They are typed as varying over that axis (VMA), which the output must not be."""
     rows, experts = PartitionSpec(BATCH_AXES), PartitionSpec(EXPERT_AXES)
     mapped = jax.shard_map(
         lambda x, ids, gates, experts: FORMS[name](x, ids, gates, experts, capacity_factor=ENOUGH).y_TD,
@@ -172,8 +172,8 @@ def test_experts_stored_along_a_tensor_axis_of_one(name):
 @pytest.mark.parametrize("sizes", [(1, 8, 1), (2, 2, 2)], ids=str)
 def test_a_ring_takes_as_many_rounds_as_it_needs(capacity_factor, case, sizes):
     """A buffer for a tenth of the mean, which is filled many times; nothing is dropped."""
-    found, dropped = on_mesh("ring", case, sizes, capacity_factor=capacity_factor)
-    assert_equal(found, wanted(case))
+    actual, dropped = on_mesh("ring", case, sizes, capacity_factor=capacity_factor)
+    assert_equal(actual, expected(case))
     assert dropped == 0
 
 
@@ -181,26 +181,26 @@ def test_a_ring_takes_as_many_rounds_as_it_needs(capacity_factor, case, sizes):
 def test_tokens_that_do_not_divide_over_tensor(name):
     """Six tokens per device for four that share them."""
     some = dict(ids=IDS[:12], x=X[:12], gates=GATES[:12], target=TARGET[:12])
-    found, dropped = on_mesh(name, "biases_clamped", (1, 2, 4), **some)
-    assert_equal(found, einsum_of_all("biases_clamped", **some))
+    actual, dropped = on_mesh(name, "biases_clamped", (1, 2, 4), **some)
+    assert_equal(actual, einsum_of_all("biases_clamped", **some))
     assert dropped == 0
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2)], ids=str)
 @pytest.mark.parametrize("name", FORMS)
-def test_tokens_that_ask_for_nobody(name, sizes):
+def test_pairs_without_an_expert_add_nothing(name, sizes):
     """Expert -1: all of one token's choices, and the first of a few others."""
     ids = IDS.copy()
     ids[5], ids[20:, 0] = -1, -1
-    found, dropped = on_mesh(name, "biases_clamped", sizes, ids=ids)
-    assert_equal(found, einsum_of_all("biases_clamped", ids=ids))
-    np.testing.assert_array_equal(found[0][5], 0)
+    actual, dropped = on_mesh(name, "biases_clamped", sizes, ids=ids)
+    assert_equal(actual, einsum_of_all("biases_clamped", ids=ids))
+    np.testing.assert_array_equal(actual[0][5], 0)
     assert dropped == 0
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_programs_that_do_not_track_what_varies(name):
-    """The sampler's: without the types, nothing reminds of a sum that is missing."""
+def test_programs_without_vma_checks(name):
+    """As in the sampler: without the types, no error would show a missing psum."""
     rows, experts = PartitionSpec(BATCH_AXES), PartitionSpec(EXPERT_AXES)
     mapped = jax.shard_map(
         lambda x, ids, gates, experts: FORMS[name](x, ids, gates, experts, capacity_factor=ENOUGH).y_TD,
@@ -213,15 +213,15 @@ def test_programs_that_do_not_track_what_varies(name):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_an_expert_that_nobody_chose_gets_no_gradient(name):
+def test_an_unchosen_expert_gets_no_gradient(name):
     assert (IDS != E - 1).all()
-    found = on_mesh(name, "biases_clamped", (2, 4, 1))[0][1][2]
-    for leaf, reference in zip(jax.tree.leaves(found), jax.tree.leaves(wanted("biases_clamped")[1][2]), strict=True):
+    actual = on_mesh(name, "biases_clamped", (2, 4, 1))[0][1][2]
+    for leaf, reference in zip(jax.tree.leaves(actual), jax.tree.leaves(expected("biases_clamped")[1][2]), strict=True):
         np.testing.assert_array_equal(leaf[E - 1], 0)
         assert np.abs(reference[0]).max() > 0
 
 
-def test_gradients_of_biases_do_not_drown_in_bfloat16():
+def test_gradients_of_biases_are_summed_in_float32():
     """Thousands of tokens share an expert's bias; their gradients, all of one sign here, are added up in float32."""
     rows = 4096
     x = RNG.standard_normal((rows, D)).astype(np.float32)
@@ -241,8 +241,8 @@ def test_gradients_of_biases_do_not_drown_in_bfloat16():
 def test_no_token_is_dropped_when_all_choose_the_same_experts(case):
     """The worst load there is: every token goes to the same three experts, which may sit on one device."""
     ids = np.broadcast_to(np.array([0, 1, 2]), (T, K)).copy()
-    found, dropped = on_mesh("ring", case, (2, 4, 1), ids=ids, capacity_factor=0.1)
-    assert relative_error(found[0], loop(case, ids)) < 1e-5
+    actual, dropped = on_mesh("ring", case, (2, 4, 1), ids=ids, capacity_factor=0.1)
+    assert relative_error(actual[0], loop(case, ids)) < 1e-5
     assert dropped == 0
 
 
@@ -287,10 +287,10 @@ def test_what_does_not_fit_is_counted_and_counts_as_gate_zero(name, sizes):
     factor = 0.7
     kept = kept_pairs(name, sizes, factor)
     assert MANY * K / 10 < (~kept).sum() < MANY * K / 2
-    found, dropped = on_mesh(name, "biases_clamped", sizes, **CROWD, capacity_factor=factor)
+    actual, dropped = on_mesh(name, "biases_clamped", sizes, **CROWD, capacity_factor=factor)
     y, (dx, dgates, dexperts) = einsum_of_all("biases_clamped", **(CROWD | {"gates": CROWD["gates"] * kept}))
     assert dropped == (~kept).sum()
-    assert_equal(found, (y, (dx, dgates * kept, dexperts)))
+    assert_equal(actual, (y, (dx, dgates * kept, dexperts)))
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def lowered(name: str, sizes) -> str:
 
 
 @pytest.mark.parametrize("name", DISPATCH)
-def test_one_device_alone_moves_nothing(name):
+def test_a_single_device_has_no_collectives(name):
     mesh = mesh_of(1, 1, 1)
     program = jax.jit(
         jax.shard_map(
@@ -354,13 +354,13 @@ def test_one_device_alone_moves_nothing(name):
 
 
 def scatters_of_rows(jaxpr) -> list[str]:
-    found = []
+    actual = []
     for equation in jaxpr.eqns:
         if equation.primitive.name.startswith("scatter") and equation.invars[0].aval.ndim > 1:
-            found.append(str(equation))
+            actual.append(str(equation))
         for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            found.extend(scatters_of_rows(inner))
-    return found
+            actual.extend(scatters_of_rows(inner))
+    return actual
 
 
 @pytest.mark.parametrize("name", ["ring", "all_to_all", "ragged_all_to_all"])
@@ -371,7 +371,7 @@ def test_rows_are_gathered_in_both_directions(name):
     assert len(scatters_of_rows(plain.jaxpr)) == 1
 
 
-def test_cpus_are_refused_with_the_way_out():
+def test_ragged_dispatch_is_refused_on_cpus():
     mesh_program = jax.shard_map(
         lambda x, ids, gates, *experts: DISPATCH["ragged_all_to_all"](x, ids, gates, Experts(*experts)).y_TD,
         mesh=mesh_of(2, 4, 1),

@@ -18,7 +18,7 @@ def test_axes_that_are_not_named_have_size_one():
     assert batch_shards(make_mesh(jax.devices()[:1])) == 1
 
 
-def test_one_axis_takes_what_the_others_leave():
+def test_an_axis_of_minus_one_takes_the_remaining_devices():
     assert tuple(make_mesh(data=-1, context=2).shape.values()) == (1, 4, 1, 2, 1)
     assert tuple(make_mesh(replica=-1, data=8).shape.values()) == (1, 8, 1, 1, 1)
 
@@ -36,7 +36,7 @@ def test_one_axis_takes_what_the_others_leave():
     ],
     ids=str,
 )
-def test_meshes_that_cannot_be_made_are_named(sizes, error, message):
+def test_impossible_meshes_are_refused_with_the_numbers(sizes, error, message):
     with pytest.raises(error, match=message):
         make_mesh(**sizes)
 

@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 def run_two(module: str, *arguments: str) -> tuple[list[int], list[str]]:
-    """Exit codes, and what they said, of `python -m module ADDRESS PROCESS arguments` as processes 0 and 1."""
+    """Exit codes and outputs of `python -m module ADDRESS PROCESS arguments` as processes 0 and 1."""
     address = f"127.0.0.1:{free_port()}"
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
     started = [
@@ -59,41 +59,41 @@ def run_two(module: str, *arguments: str) -> tuple[list[int], list[str]]:
         )
         for i in range(2)
     ]
-    said = [process.communicate(timeout=600)[0] for process in started]
-    return [process.returncode for process in started], said
+    outputs = [process.communicate(timeout=600)[0] for process in started]
+    return [process.returncode for process in started], outputs
 
 
 @pytest.mark.slow
-def test_a_pod_of_two_processes_steps_as_one(tmp_path):
+def test_two_processes_take_the_same_step_as_one(tmp_path):
     out = tmp_path / "found.npz"
-    codes, said = run_two("tests.parallel.training_process", str(out))
-    assert codes == [0, 0], "\n".join(said)[-4000:]
+    codes, outputs = run_two("tests.parallel.training_process", str(out))
+    assert codes == [0, 0], "\n".join(outputs)[-4000:]
     with np.load(out) as file:
-        found = [file[name] for name in file.files]
-    wanted = jax.tree.leaves(step())
-    assert len(found) == len(wanted)
-    for a, b in zip(found, wanted, strict=True):
+        actual = [file[name] for name in file.files]
+    expected = jax.tree.leaves(step())
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
         assert relative_error(a, b) < 1e-5
 
 
 @pytest.mark.parametrize("failing", ["nobody", "0", "1"])
-def test_two_processes_meet_and_end_together(failing):
-    """One fails, the other is inside a collective."""
-    codes, said = run_two("tests.parallel.failing_process", failing)
+def test_processes_join_communicate_and_end_together(failing):
+    """If one fails, the other is waiting in a collective."""
+    codes, outputs = run_two("tests.parallel.failing_process", failing)
     for i in range(2):
-        found = json.loads(next(line for line in said[i].splitlines() if line.startswith("{")))
-        assert found == {
+        actual = json.loads(next(line for line in outputs[i].splitlines() if line.startswith("{")))
+        assert actual == {
             "who": [i, 2, i == 0],
-            "told": [{"by": 0}, [1]],
+            "broadcast": [{"by": 0}, [1]],
             "any": [False, True],
             "here": [[[3 * i, 3 * i + 1, 3 * i + 2]]],
-            "fetched": [[0, 1, 2], [3, 4, 5]],
+            "gathered": [[0, 1, 2], [3, 4, 5]],
         }
     if failing == "nobody":
-        assert codes == [0, 0], said
+        assert codes == [0, 0], outputs
         return
-    assert codes == [7, 7], said
-    assert "mine" in said[int(failing)] and f"prog: process {failing} ended: no more" in said[1 - int(failing)]
+    assert codes == [7, 7], outputs
+    assert "mine" in outputs[int(failing)] and f"prog: process {failing} ended: no more" in outputs[1 - int(failing)]
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_two_processes_meet_and_end_together(failing):
         ((None, 2, 5), "processes=2 and process=5 need a coordinator"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(arguments, message):
+def test_invalid_arguments_are_one_sentence(arguments, message):
     with pytest.raises(UserError, match=message):
         join_processes(*arguments)
 
 
-def test_the_first_of_one_calls_itself():
+def test_a_single_process_needs_no_coordinator():
     assert (
         processes.broadcast_from_process0(lambda: {1, 2}) == {1, 2}
         and processes.any_process(True)

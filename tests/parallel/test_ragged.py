@@ -1,7 +1,8 @@
-"""The ragged exchange, which no CPU has: its arithmetic on made-up devices, and what the compiler for TPUs says."""
+"""The ragged exchange, which XLA lacks on CPUs: its plan on simulated devices, and compilation for a TPU."""
 
 import importlib.util
 
+import chex
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -16,14 +17,14 @@ from composer_jax.parallel.mesh import AXES, BATCH_AXES
 from composer_jax.parallel.sharding import EXPERT_AXES
 
 
-def everybody_exchanges(operands: list[list], parcels: list[Offsets], room: int) -> list[list]:
-    """jax.lax.ragged_all_to_all, step by step as its documentation says; 0 where nothing arrives."""
-    outputs = [[0] * room for _ in operands]
-    for sender, (operand, sent) in enumerate(zip(operands, parcels, strict=True)):
+def simulate_exchange(operands: list[list], offsets: list[Offsets], capacity: int) -> list[list]:
+    """Computes jax.lax.ragged_all_to_all row by row, as documented; 0 where nothing arrives."""
+    outputs = [[0] * capacity for _ in operands]
+    for sender, (operand, sent) in enumerate(zip(operands, offsets, strict=True)):
         for receiver, begin in enumerate(sent.input_offsets):
             size, at = sent.send_sizes[receiver], sent.output_offsets[receiver]
-            assert size == parcels[receiver].recv_sizes[sender]
-            assert begin + size <= len(operand) and at + size <= room
+            assert size == offsets[receiver].recv_sizes[sender]
+            assert begin + size <= len(operand) and at + size <= capacity
             for i in range(size):
                 assert outputs[receiver][at + i] == 0, "written twice"
                 outputs[receiver][at + i] = operand[begin + i]
@@ -32,7 +33,7 @@ def everybody_exchanges(operands: list[list], parcels: list[Offsets], room: int)
 
 @st.composite
 def loads(draw) -> tuple[np.ndarray, int]:
-    """Rows of every device for every other, many of them none or a great many, and room for some."""
+    """Row counts from every device to every other, often zero or large, and a capacity."""
     n = draw(st.integers(1, 5))
     size = st.one_of(st.just(0), st.integers(0, 4), st.integers(0, 40))
     sizes = np.array(draw(st.lists(size, min_size=n * n, max_size=n * n)), np.int32).reshape(n, n)
@@ -40,42 +41,42 @@ def loads(draw) -> tuple[np.ndarray, int]:
 
 
 @hypothesis.given(loads())
-def test_rows_arrive_in_the_order_of_senders_and_find_home_again(load):
-    sizes, room = load
+def test_rows_arrive_in_the_order_of_senders_and_return(load):
+    sizes, capacity = load
     n = len(sizes)
-    plans = [plan_exchange(sizes, me, room, np) for me in range(n)]
+    plans = [plan_exchange(sizes, me, capacity, np) for me in range(n)]
     sent = np.stack([plan.dispatch.send_sizes for plan in plans])
 
-    # As many as there is room for, those of the first senders first.
+    # As many as fit, those of the first senders first.
     assert (sent <= sizes).all()
-    np.testing.assert_array_equal(sent.sum(0), np.minimum(sizes.sum(0), room))
+    np.testing.assert_array_equal(sent.sum(0), np.minimum(sizes.sum(0), capacity))
     for receiver in range(n):
         short = np.flatnonzero(sent[:, receiver] < sizes[:, receiver])
         assert short.size == 0 or (sent[short[0] + 1 :, receiver] == 0).all()
     assert [plan.dropped for plan in plans] == list((sizes - sent).sum(1))
 
     homes = [[(s, r, i) for r in range(n) for i in range(sent[s, r])] for s in range(n)]
-    arrived = everybody_exchanges(homes, [plan.dispatch for plan in plans], room)
+    arrived = simulate_exchange(homes, [plan.dispatch for plan in plans], capacity)
     for receiver in range(n):
         expected = [(s, receiver, i) for s in range(n) for i in range(sent[s, receiver])]
-        assert arrived[receiver] == expected + [0] * (room - len(expected))
+        assert arrived[receiver] == expected + [0] * (capacity - len(expected))
     rows = int(sizes.sum(1).max())  # every device has a buffer of one length, which its own rows need not fill
-    returned = everybody_exchanges(arrived, [plan.combine for plan in plans], rows)
+    returned = simulate_exchange(arrived, [plan.combine for plan in plans], rows)
     assert returned == [home + [0] * (rows - len(home)) for home in homes]
 
 
 @hypothesis.settings(max_examples=20)
 @hypothesis.given(loads())
 def test_the_plan_is_the_same_in_jax(load):
-    sizes, room = load
+    sizes, capacity = load
     me = len(sizes) - 1
-    found = plan_exchange(jnp.asarray(sizes), jnp.int32(me), room)
-    jax.tree.map(np.testing.assert_array_equal, found, plan_exchange(sizes, me, room, np))
+    actual = plan_exchange(jnp.asarray(sizes), jnp.int32(me), capacity)
+    chex.assert_trees_all_equal(actual, plan_exchange(sizes, me, capacity, np))
 
 
 @pytest.fixture(scope="module")
 def tpus():
-    """Four TPUs that are not there, but compiled for."""
+    """Four TPU devices of a compile-only topology."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("needs libtpu, the compiler for TPUs: pip install libtpu")
     from jax.experimental import topologies
@@ -100,11 +101,11 @@ def test_values_and_gradients_compile_for_a_tpu(tpus, shape):
 
     def program(x, gates, experts, ids):
         def objective(x, gates, experts):
-            found = DISPATCH["ragged_all_to_all"](x, ids, gates, experts)
-            return found.y_TD.astype(jnp.float32).sum(), found
+            actual = DISPATCH["ragged_all_to_all"](x, ids, gates, experts)
+            return actual.y_TD.astype(jnp.float32).sum(), actual
 
-        (_, found), gradients = jax.value_and_grad(objective, argnums=(0, 1, 2), has_aux=True)(x, gates, experts)
-        return found.y_TD, found.dropped[None], gradients
+        (_, actual), gradients = jax.value_and_grad(objective, argnums=(0, 1, 2), has_aux=True)(x, gates, experts)
+        return actual.y_TD, actual.dropped[None], gradients
 
     stored = jax.tree.map(lambda _: spread, experts)
     mapped = jax.shard_map(

@@ -1,4 +1,4 @@
-"""A process of a pod of two, four devices each: a training step, whose results process 0 writes to a file.
+"""One of two processes of four devices each: takes a training step, whose results process 0 writes to a file.
 
 python -m tests.parallel.training_process ADDRESS PROCESS OUT
 """
@@ -19,9 +19,9 @@ def main(address: str, process: int, out: str) -> None:
     from tests.parallel.test_processes import step
 
     metrics, *trees = step()
-    found = jax.tree.leaves((metrics, *process_allgather(trees, tiled=True)))
+    results = jax.tree.leaves((metrics, *process_allgather(trees, tiled=True)))
     if process == 0:
-        np.savez(out, *map(np.asarray, found))
+        np.savez(out, *map(np.asarray, results))
 
 
 if __name__ == "__main__":
