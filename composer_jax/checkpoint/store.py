@@ -252,7 +252,7 @@ class CheckpointStore:
 
     def _read_error(self, step: int, error: Exception) -> UserError:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        earlier = [kept for kept in self._manager().all_steps() if kept < step]
+        earlier = [other for other in self._manager().all_steps() if other < step]
         problem = f"checkpoint step {step} in {self.directory} cannot be read ({reason})"
         folder = f"{self.directory}/{step}"
         if earlier:

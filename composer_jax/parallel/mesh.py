@@ -26,7 +26,7 @@ Devices = Sequence[Any]
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The mesh of a run: how many devices lie along each axis. One axis may be -1 and takes what the others leave.
+    """The mesh of a run: how many devices lie along each axis. One axis may be -1 and takes the remaining devices.
 
     Raises:
       UserError: a size out of range, more than one -1, or an unknown reduction; the message names the field.
@@ -85,7 +85,7 @@ class MeshConfig:
 
 
 def make_mesh(devices: Devices | None = None, **sizes: int) -> Mesh:
-    """Builds the mesh; axes not named have size 1, and one of -1 takes the devices that the others leave.
+    """Builds the mesh. Axes that are not given have size 1; an axis of -1 takes the remaining devices.
 
     Raises:
       UserError: an unknown axis, or sizes whose product is not the number of devices.
