@@ -100,7 +100,7 @@ def test_what_the_decoder_cannot_do_is_refused(change):
     [
         ({"attention_factor": 1.5}, "attention_factor=1.5; only null is supported"),
         ({"mscale_all_dim": 0.0}, "mscale=1.0 and mscale_all_dim=0.0; both or none"),
-        ({"factor": 0.5}, "yarn.factor=0.5 would shorten the context"),
+        ({"factor": 0.5}, "yarn.factor=0.5 shortens the context"),
         ({"beta_slow": 2.0}, "beta_slow=2.0 <= beta_fast=1.0"),
     ],
 )
