@@ -177,7 +177,7 @@ def memory_breakdown(program: Program, memory: Memory | OutOfMemory, limit: floa
         parts |= {"temporary": needed - arguments - outputs, "other": 0.0}
         extra = {"refused": memory.message}
     else:
-        # The difference is negative if the program does not use all arguments (MTP modules in decoding).
+        # The difference is negative if the program leaves arguments unused (the output head in prefill).
         other = max(0.0, memory.arguments + memory.outputs - arguments - outputs)
         parts |= {"temporary": memory.temporary, "other": other}
         extra = {}
