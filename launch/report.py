@@ -1,4 +1,4 @@
-"""Writes results.json, the pictures and report.html from what the workdir holds; any stage may be missing."""
+"""Writes results.json, plots and report.html of a workdir; any stage may be missing."""
 
 from launch import flags, hosts
 

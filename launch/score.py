@@ -1,12 +1,12 @@
-"""Per-token log-probabilities of given tokens or of a text, and its bits per byte, under any weights.
+"""Scores tokens or a text under any weights: log-probabilities per token, and bits per byte of a text.
 
     python -m launch.score --checkpoint=hf:DIR --tokens=tokens.npy --out=scores.npz [--logits]
     python -m launch.score --checkpoint=runs/demo/checkpoints/sft --text=module.py --out=scores.npz
 
---tokens is an integer array [B,S]; every row is a document, negative ids at its end are padding. The output holds
+--tokens is an integer array [B,S]; every row is a document, and negative ids at its end are padding. The output holds
 `logprobs` [B,S-1] of tokens[:, 1:] and, with --logits, `logits` [B,S,W], all float32. A text is encoded with the
-checkpoint's tokenizer.json, without special tokens, and cut into windows that share one token. The last line printed is
-JSON: tokens scored, nll (mean, nats per token) and, for a text, bits_per_byte.
+checkpoint's tokenizer.json, without special tokens, and split into windows that overlap by one token. The last line
+printed is JSON: number of scored tokens, nll (mean, nats per token) and, for a text, bits_per_byte.
 """
 
 from absl import flags as absl_flags
@@ -19,18 +19,18 @@ def define(values):
     integer = lambda name, default, meaning, least=1: absl_flags.DEFINE_integer(  # noqa: E731
         name, default, meaning, lower_bound=least, flag_values=values
     )
-    string("checkpoint", "Weights: a folder with our checkpoints, or hf:DIR for Hugging Face's.")
+    string("checkpoint", "Weights: a folder of our checkpoints, or hf:DIR for a folder in Hugging Face's format.")
     string("tokens", "A .npy file of token ids [B,S].")
     string("text", "A UTF-8 file, instead of --tokens.")
     string("out", "The .npz file to write.")
     absl_flags.DEFINE_bool("logits", False, "Also write the logits.", flag_values=values)
-    absl_flags.DEFINE_string("dtype", "float32", "Of weights and computation.", flag_values=values)
+    absl_flags.DEFINE_string("dtype", "float32", "Dtype of weights and computation.", flag_values=values)
     integer("rows", 1, "Rows per device and call.")
-    integer("window", 2048, "Tokens per window of a text, at most the context of the network.", 2)
+    integer("window", 2048, "Tokens per window of a text, at most the model's max_context.", 2)
     integer("data", 1, "Devices that share the dense weights (mesh axis data).")
     integer("expert", 1, "Devices that share the experts (mesh axis expert).")
     integer("context", 1, "Devices that share a row (mesh axis context).")
-    integer("tensor", 1, "Devices that share heads, hidden columns and words (mesh axis tensor).")
+    integer("tensor", 1, "Devices that share heads, hidden columns and vocabulary (mesh axis tensor).")
     return ("checkpoint", "out")
 
 

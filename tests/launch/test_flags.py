@@ -1,4 +1,4 @@
-"""The command line: overrides reach the config, and everything a person can get wrong is one sentence."""
+"""The command line: overrides reach the config, and every user error is one sentence."""
 
 import asyncio
 import errno
@@ -42,8 +42,8 @@ def parse(config_file: str, *args: str):
     return flags.parse(["prog", f"--config={config_file}", "--workdir=runs/x", *args])
 
 
-def ending(capsys, main, argv: list[str]) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of an entry point."""
+def exit_of(capsys, main, argv: list[str]) -> tuple[int, str, str]:
+    """Returns (exit code, stdout, stderr) of an entry point."""
     with pytest.raises(SystemExit) as stop:
         flags.run(main, argv)
     out, err = capsys.readouterr()
@@ -85,27 +85,27 @@ def test_overrides_of_every_kind(config_file):
         (["stray"], "unexpected argument 'stray'"),
     ],
 )
-def test_what_is_wrong_with_a_flag_is_one_sentence(config_file, args, expected):
+def test_a_wrong_flag_is_one_sentence(config_file, args, expected):
     with pytest.raises(UserError) as error:
         parse(config_file, *args)
     assert expected in str(error.value) and "\n" not in str(error.value)
 
 
 def test_missing_and_misplaced_files(config_file, tmp_path):
-    def complaint(*args: str) -> str:
+    def error_of(*args: str) -> str:
         with pytest.raises(UserError) as error:
             flags.parse(["prog", *args])
         return str(error.value)
 
-    assert "--config is missing" in complaint("--workdir=x")
-    assert "--workdir is missing" in complaint(f"--config={config_file}")
-    assert f"there are {config_file}" in complaint(f"--config={tmp_path}/tine.py")
-    assert "relative to the current folder" in complaint("--config=nowhere/tiny.py")
-    assert complaint(f"--config={config_file}:huge") == "no size 'huge'; sizes are tiny and smoke"
+    assert "--config is missing" in error_of("--workdir=x")
+    assert "--workdir is missing" in error_of(f"--config={config_file}")
+    assert f"there are {config_file}" in error_of(f"--config={tmp_path}/tine.py")
+    assert "relative to the current folder" in error_of("--config=nowhere/tiny.py")
+    assert error_of(f"--config={config_file}:huge") == "no size 'huge'; sizes are tiny and smoke"
     packaged = "there is no packaged config 'nowhere'; packaged are kimi_k2_5, moonlight, tiny; a file of yours"
-    assert packaged in complaint("--config=nowhere:smoke", "--workdir=w")
+    assert packaged in error_of("--config=nowhere:smoke", "--workdir=w")
     (tmp_path / "none.py").write_text("def get_config(): return {}\n")
-    assert "returns dict, not a ConfigDict" in complaint(f"--config={tmp_path}/none.py")
+    assert "returns dict, not a ConfigDict" in error_of(f"--config={tmp_path}/none.py")
 
 
 def test_a_packaged_config_is_found_by_its_name_in_any_folder(tmp_path, monkeypatch):
@@ -117,10 +117,10 @@ def test_a_packaged_config_is_found_by_its_name_in_any_folder(tmp_path, monkeypa
         flags.parse(["prog", "--workdir", "w", "--config=tiny", "--config.rl.stepz=7"])
 
 
-def test_run_hands_over_and_ends_with_zero(capsys, config_file):
+def test_run_calls_main_and_exits_with_zero(capsys, config_file):
     seen = []
     argv = ["prog", f"--config={config_file}", "--workdir=w", "--config.seed=7"]
-    code, out, err = ending(capsys, lambda config, workdir: seen.append((config.seed, workdir)), argv)
+    code, out, err = exit_of(capsys, lambda config, workdir: seen.append((config.seed, workdir)), argv)
     assert (code, out, err) == (0, "", "") and seen == [(7, Path("w"))]
 
 
@@ -131,27 +131,27 @@ def raising(error: BaseException):
     return main
 
 
-def test_errors_a_person_can_act_on(capsys, config_file):
+def test_user_errors_exit_with_a_sentence_and_a_code(capsys, config_file):
     argv = ["prog", f"--config={config_file}", "--workdir=w"]
-    code, out, err = ending(capsys, raising(UserError("the folder\nis gone")), argv)
+    code, out, err = exit_of(capsys, raising(UserError("the folder\nis gone")), argv)
     assert code == 2 and out == "" and err.strip().endswith(": the folder is gone")
-    # What a task group wraps around the error of one of its tasks.
-    code, _, err = ending(capsys, raising(ExceptionGroup("g", [UserError("a"), UserError("b")])), argv)
+    # A task group wraps the errors of its tasks.
+    code, _, err = exit_of(capsys, raising(ExceptionGroup("g", [UserError("a"), UserError("b")])), argv)
     assert code == 2 and err.strip().endswith(": a")
     full = OSError(errno.ENOSPC, "No space left on device", "w/x.bin")
     wrapped = RuntimeError("while saving")
     wrapped.__cause__ = full
     for error in (full, wrapped):
-        code, _, err = ending(capsys, raising(error), argv)
+        code, _, err = exit_of(capsys, raising(error), argv)
         assert code == 3 and "No space left on device (w/x.bin); what was saved is kept" in err
         assert f"--config={config_file} --workdir=w" in err
-    code, _, err = ending(capsys, raising(KeyboardInterrupt()), argv)
+    code, _, err = exit_of(capsys, raising(KeyboardInterrupt()), argv)
     assert code == 130 and "stopped." in err and "the same command continues" in err
-    code, _, err = ending(capsys, lambda *_: None, argv + ["--config.sead=1"])
+    code, _, err = exit_of(capsys, lambda *_: None, argv + ["--config.sead=1"])
     assert code == 2 and err.count("\n") == 2 and "seed" in err
 
 
-def test_errors_nobody_foresaw_keep_their_traceback(config_file):
+def test_unexpected_errors_keep_their_traceback(config_file):
     argv = ["prog", f"--config={config_file}", "--workdir=w"]
     with pytest.raises(ZeroDivisionError):
         flags.run(raising(ZeroDivisionError()), argv)
@@ -159,11 +159,18 @@ def test_errors_nobody_foresaw_keep_their_traceback(config_file):
         flags.run(raising(ExceptionGroup("g", [UserError("a"), ZeroDivisionError()])), argv)
 
 
-def test_help_shows_ours_and_the_fields(capsys, config_file):
-    code, out, _ = ending(capsys, None, ["prog", "--help"])
+def test_help_lists_our_flags_and_the_fields(capsys, config_file):
+    code, out, _ = exit_of(capsys, None, ["prog", "--help"])
     assert code == 0 and "--workdir" in out and "--config" in out and len(out.splitlines()) < 40
-    code, out, _ = ending(capsys, None, ["prog", f"--config={config_file}", "--help"])
+    code, out, _ = exit_of(capsys, None, ["prog", f"--config={config_file}", "--help"])
     assert code == 0 and "--config.rl.steps=60" in out and "--config.data.weights.code=0.5" in out
+
+
+def test_help_gives_each_field_its_meaning_and_default(capsys):
+    code, out, _ = exit_of(capsys, None, ["prog", "--config=tiny:smoke", "--help"])
+    assert code == 0 and "--config.pretrain.steps=12 (default: 1000)\n      Optimizer steps.\n" in out
+    assert "--config.evaluate.suites.bugfix.tasks=4 (default: 32)\n      Number of tasks.\n" in out
+    assert "--config.seed=0\n      Seed of initialisation" in out
 
 
 ENTRY = """
@@ -187,7 +194,7 @@ flags.run(sleeping if kind == "sleep" else lambda config, workdir: asyncio.run(w
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("kind", ["sleep", "asyncio"])
-def test_ctrl_c_and_sigterm_say_how_to_continue(config_file, tmp_path, kind, sent):
+def test_ctrl_c_and_sigterm_print_the_command_that_continues(config_file, tmp_path, kind, sent):
     script = tmp_path / "entry.py"
     script.write_text(ENTRY)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -235,8 +242,8 @@ if __name__ == "__main__":
     command = [sys.executable, "-u", "-c", code, f"--config={config_file}", "--workdir=a b"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    *begun, main = done.stdout.splitlines()
-    assert len(begun) == starts and len(set(begun)) == 1, "the process id stays"
+    *started, main = done.stdout.splitlines()
+    assert len(started) == starts and len(set(started)) == 1, "the process id stays"
     assert main == f"main {after} 0 --config={config_file} --workdir=a b"
 
 
@@ -247,7 +254,7 @@ def test_an_unwritable_place_is_bad_input_too(capsys, config_file):
             raise UserError("no user namespaces")
 
     argv = ["prog", f"--config={config_file}", "--workdir=w"]
-    code, _, err = ending(capsys, lambda *_: asyncio.run(task()), argv)
+    code, _, err = exit_of(capsys, lambda *_: asyncio.run(task()), argv)
     assert code == 2 and "no user namespaces" in err
 
 
