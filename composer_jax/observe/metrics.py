@@ -109,7 +109,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             row = None
         if not isinstance(row, Mapping) or not isinstance(row.get("step"), int):
-            raise UserError(f"line {number} of {path} is not a metrics row; move the file away to start it anew")
+            raise UserError(f"line {number} of {path} is not a metrics row; move the file away to start a new one")
         rows.append(dict(row))
     return rows
 

@@ -33,7 +33,7 @@ MISSING = {
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """The files of a workdir that a report is made from; a missing one is empty."""
+    """The files of a workdir that a report shows; a missing one is empty."""
 
     results: Mapping[str, Any]
     config: Mapping[str, Any]
@@ -185,14 +185,14 @@ def _select_episodes(by_stage: Mapping[str, list[EpisodeRecord]]) -> tuple[list[
     queues = [[{"stage": stage, **record.to_json()} for record in by_stage[stage]] for stage in STAGES]
     longest = max(map(len, queues), default=0)
     turns = [queue[i] for i in range(longest) for queue in queues if i < len(queue)]
-    kept, size = [], 0
+    selected, size = [], 0
     for episode in turns:
         size += len(_json_for_script(episode))
         if size > EPISODE_BYTES:
             break
-        kept.append(episode)
-    kept.sort(key=lambda episode: STAGES.index(episode["stage"]))
-    return kept, len(turns) - len(kept)
+        selected.append(episode)
+    selected.sort(key=lambda episode: STAGES.index(episode["stage"]))
+    return selected, len(turns) - len(selected)
 
 
 def _json_for_script(value: Any) -> Markup:

@@ -90,7 +90,7 @@ def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[l
       NotImplementedError: an unknown primitive contains a program.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    steps: list[Equation] = []
+    equations: list[Equation] = []
     values = dict(zip(jaxpr.invars, inputs, strict=True))
     values |= {v: Value(v.aval) for v in jaxpr.constvars}
 
@@ -108,27 +108,27 @@ def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[l
                 arguments = arguments[1:]
             if primitive == "shard_map":
                 parts = [Value(v.aval) for v in inner.invars]
-                steps += [Equation(SHARD, SHARD, here, {}, [a], [p]) for a, p in zip(arguments, parts, strict=True)]
+                equations += [Equation(SHARD, SHARD, here, {}, [a], [p]) for a, p in zip(arguments, parts, strict=True)]
                 arguments = parts
             below, results = flatten(inner, arguments, kernels, here)
-            steps += below
+            equations += below
         elif _is_alias(primitive, arguments, equation.outvars) and not kernels(name):
             results = [Value(out.aval, a) for a, out in zip(arguments, equation.outvars, strict=True)]
         else:
             results = [Value(v.aval) for v in equation.outvars]
-            steps.append(Equation(primitive, name, here, params, arguments, results))
+            equations.append(Equation(primitive, name, here, params, arguments, results))
         values |= dict(zip(equation.outvars, results, strict=True))
-    return steps, [value(v) for v in jaxpr.outvars]
+    return equations, [value(v) for v in jaxpr.outvars]
 
 
-def eliminate_dead_code(steps: Sequence[Equation], outputs: Iterable[Value]) -> tuple[list[Equation], set[Value]]:
+def eliminate_dead_code(equations: Sequence[Equation], outputs: Iterable[Value]) -> tuple[list[Equation], set[Value]]:
     """Returns the equations whose results are used, and the set of all used values."""
-    used, kept = set(outputs), []
-    for step in reversed(steps):
-        if any(out in used for out in step.outputs):
-            kept.append(step)
-            used.update(step.inputs)
-    return kept[::-1], used
+    used, live = set(outputs), []
+    for equation in reversed(equations):
+        if any(out in used for out in equation.outputs):
+            live.append(equation)
+            used.update(equation.inputs)
+    return live[::-1], used
 
 
 def _name(primitive: str, params: Mapping[str, Any]) -> str:

@@ -64,7 +64,7 @@ def _declaration(root: type, path: str) -> tuple[type, dataclasses.Field] | None
 def field_texts(cls: type) -> Mapping[str, str]:
     """Returns {field: text of the string literal below it} of a dataclass, inherited fields included.
 
-    A class whose source cannot be read (made at run time) has no texts.
+    A class without source (created at run time) has no texts.
     """
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):

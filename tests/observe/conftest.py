@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.observe.made_up_run import make_workdir
+from tests.observe.example_run import make_workdir
 
 
 @pytest.fixture(scope="session")

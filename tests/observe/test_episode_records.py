@@ -2,7 +2,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
-from tests.observe.made_up_run import bug_episode, recall_episode
+from tests.observe.example_run import bug_episode, recall_episode
 
 
 def test_records_come_back_as_written(tmp_path):

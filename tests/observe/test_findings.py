@@ -3,7 +3,7 @@
 import pytest
 
 from composer_jax.observe import findings
-from tests.observe.made_up_run import CONFIG, RESULTS, suite_measures
+from tests.observe.example_run import CONFIG, RESULTS, suite_measures
 
 SUITES = findings.read_suites(RESULTS, CONFIG)
 

@@ -5,7 +5,7 @@ import pytest
 
 from composer_jax.observe import findings, plots
 from composer_jax.observe.metrics import read_metrics
-from tests.observe.made_up_run import CONFIG, RESULTS
+from tests.observe.example_run import CONFIG, RESULTS
 
 NAN = float("nan")
 

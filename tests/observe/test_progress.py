@@ -12,7 +12,7 @@ from composer_jax.observe.progress import Progress, format_rate
 
 
 class Clock:
-    """Time that passes only when told to."""
+    """A clock that advances only when the test sets it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 1000.0

@@ -11,7 +11,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.observe import report
 from composer_jax.observe.episodes import write_episodes
-from tests.observe.made_up_run import bug_episode, recall_episode
+from tests.observe.example_run import bug_episode, recall_episode
 
 EVIL = "</script><img src=x onerror=\"document.title='broken into'\"><script>document.title='broken into'"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -19,7 +19,7 @@ VOID = {"meta", "img", "source", "input", "br", "link"}
 
 
 class Page(html.parser.HTMLParser):
-    """A page taken apart: every tag with its attributes, the text of each script, and whether tags nest."""
+    """A parsed page: its tags with their attributes and the text of each script; asserts that tags nest."""
 
     def __init__(self, text: str):
         super().__init__()

@@ -32,14 +32,14 @@ def test_a_product_counts_its_multiplications_operands_and_result():
     assert (product.flops, product.hbm_bytes) == (2 * 6 * 8 * 5, 2 * (6 * 8 + 8 * 5 + 6 * 5))
 
 
-def test_precision_is_paid_in_passes():
+def test_higher_precision_costs_more_passes():
     def product(precision):
         return cost(lambda x, w: jnp.dot(x, w, precision=precision), (4, 4), (4, 4)).flops()
 
     assert [product(p) / product(None) for p in ("default", "high", "highest")] == [1, 3, 6]
 
 
-def test_a_loop_costs_its_inside_as_often_as_it_runs():
+def test_a_loop_costs_its_body_times_its_length():
     def stack(x, weights):
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
 
@@ -47,13 +47,13 @@ def test_a_loop_costs_its_inside_as_often_as_it_runs():
     assert region.flops() == 7 * 2 * 4 * 8 * 8
     (loop,) = region.regions
     assert (loop.name, loop.times) == ("scan", 7)
-    # Grouped into a loop of loops, the same work.
+    # A loop of loops.
     nested = cost(lambda x, w: jax.lax.scan(lambda x, w: (stack(x, w), None), x, w)[0], (4, 8), (3, 7, 8, 8))
     assert nested.flops() == 3 * region.flops()
 
 
 @pytest.mark.parametrize(("remat", "products"), [(False, 2 + 3), (True, 2 + 2 + 3)])
-def test_what_checkpoint_computes_again_counts_again(remat, products):
+def test_recomputation_of_checkpoint_counts(remat, products):
     """tanh(tanh(x w1) w2): two products forward, and again with remat; backward two for the weights, one through w2."""
 
     def layer(x, weights):
@@ -67,7 +67,7 @@ def test_what_checkpoint_computes_again_counts_again(remat, products):
     assert cost(gradient, (4, 8), (2, 8, 8)).flops() == products * 2 * 4 * 8 * 8
 
 
-def test_what_nobody_needs_is_not_counted():
+def test_dead_code_is_not_counted():
     def wasteful(x, w):
         unused = x @ w
         stacked = jax.lax.scan(lambda c, _: (c, c @ w), x, None, length=5)
@@ -98,8 +98,8 @@ def test_collectives_count_local_shapes_and_axes():
     rules = CostAssumptions({"replica": 1, "context": 1, "tensor": 1} | MESH)
     region = cost(sharded(program, P(("data", "expert")), P()), (64, 16), rules=rules)
     row = 16 * 4
-    found = {(c.pattern, c.axes): c.bytes for _, c in region.walk() if isinstance(c, Collective)}
-    assert found == {
+    collectives = {(c.pattern, c.axes): c.bytes for _, c in region.walk() if isinstance(c, Collective)}
+    assert collectives == {
         ("all_gather", ("data",)): 16 * row,
         ("reduce_scatter", ("expert",)): 16 * row,
         ("all_to_all", ("expert",)): 4 * row,
@@ -126,12 +126,12 @@ def test_gradients_of_gathered_weights_are_scattered():
 
     rules = CostAssumptions({"replica": 1, "context": 1, "tensor": 1} | MESH)
     region = cost(sharded(program, P("data"), P("expert"), P("data")), (16, 8), (4, 16), rules=rules)
-    # The gather itself is needed for nothing but the loss, which nobody asked for.
-    found = [(c.pattern, c.axes, c.bytes) for _, c in region.walk() if isinstance(c, Collective)]
-    assert found == [("reduce_scatter", ("data",), 16 * 8 * 4)]
+    # The gather is dead code, because only the loss uses it and the loss is not returned.
+    collectives = [(c.pattern, c.axes, c.bytes) for _, c in region.walk() if isinstance(c, Collective)]
+    assert collectives == [("reduce_scatter", ("data",), 16 * 8 * 4)]
 
 
-def test_grouped_products_count_the_rows_that_belong_here():
+def test_grouped_products_count_only_occupied_rows():
     rows, d, f, experts = 24, 4, 6, 3
 
     def loss(x, w, sizes):
@@ -151,7 +151,7 @@ def test_grouped_products_count_the_rows_that_belong_here():
         assert region.flops("matmul") == 0
 
 
-def test_loops_of_unknown_length_want_a_name():
+def test_loops_of_unknown_length_need_a_name():
     def until(x, named):
         loop = functools.partial(jax.lax.while_loop, lambda x: x.sum() < 10, lambda x: x @ x)
         with jax.named_scope("search" if named else "other"):
@@ -163,7 +163,7 @@ def test_loops_of_unknown_length_want_a_name():
         cost(lambda x: until(x, False), (4, 4), rules=rules)
 
 
-def test_of_two_branches_the_more_expensive_counts():
+def test_the_more_expensive_branch_counts():
     def either(flag, x):
         return jax.lax.cond(flag, lambda x: x @ x, lambda x: x @ x @ x, x)
 
@@ -172,7 +172,7 @@ def test_of_two_branches_the_more_expensive_counts():
     assert cost(lambda flag, x: either(~flag, x), flag, (4, 4)).flops() == 2 * 2 * 4**3
 
 
-def test_kernels_count_by_what_is_said_of_them():
+def test_kernels_count_by_their_estimate_or_formula():
     def doubled(x, estimate=None, name="doubling"):
         def kernel(x_ref, out_ref):
             out_ref[...] = 2 * x_ref[...]
@@ -225,7 +225,7 @@ def test_small_results_stay_on_the_chip():
     assert hbm(lambda x: jnp.tanh(x), (512, SMALL // 4096)) == 0
 
 
-def test_what_two_computations_use_is_stored_and_what_is_cheap_is_done_again():
+def test_values_with_two_readers_are_stored_and_cheap_ones_recomputed():
     w = jax.ShapeDtypeStruct((LARGE[1], 8), jnp.float32)
     # x is read, exp(x) written and read, and written out once more as both results.
     assert hbm(lambda x: (lambda e: (jnp.sin(e), jnp.cos(e)))(jnp.exp(x)), LARGE) == 5 * BYTES
@@ -249,7 +249,7 @@ def test_parts_of_arrays_are_read_as_parts():
     assert hbm(write, (8 * LARGE[0], LARGE[1]), LARGE) == 2 * BYTES
 
 
-def test_gathers_move_the_rows_they_ask_for():
+def test_gathers_move_only_their_rows():
     ids = jax.ShapeDtypeStruct((512,), jnp.int32)
     assert hbm(lambda x, ids: x.at[ids].get(mode="promise_in_bounds"), (4096, LARGE[1]), ids) == 2 * BYTES
     assert hbm(lambda x, ids, u: x.at[ids].add(u, mode="drop"), (4096, LARGE[1]), ids, LARGE) == 3 * BYTES

@@ -1,4 +1,4 @@
-"""Links of mesh axes on made-up tori, and times of collectives on them by hand."""
+"""Links of mesh axes on invented tori, and times of collectives on them by hand."""
 
 import types
 
@@ -25,7 +25,7 @@ def network(chip, torus, order=None, efficiency=PERFECT, **axes):
     return Network(mesh_of(torus, order or range(len(torus)), **axes), CHIPS[chip], torus, efficiency)
 
 
-def test_an_axis_over_whole_rings_has_two_links_in_each():
+def test_an_axis_over_whole_rings_has_two_links_per_ring():
     links = network("v5p", (8, 8, 16), (0, 1, 2), expert=8, data=128)
     assert links.spans(("data",)) == [Span(8, 2.0), Span(16, 2.0)]
     assert links.bandwidth(("data",)) == 4 * 100e9
@@ -33,7 +33,7 @@ def test_an_axis_over_whole_rings_has_two_links_in_each():
     assert links.bandwidth(("expert", "data")) == 6 * 100e9
 
 
-def test_a_dimension_that_does_not_close_has_one_link():
+def test_a_dimension_that_is_no_ring_has_one_link():
     assert network("v5e", (4, 8), a=4, b=8).bandwidth(("b",)) == 50e9
     assert network("v5e", (4, 16), a=4, b=16).bandwidth(("b",)) == 2 * 50e9
     assert network("v5p", (2, 2, 4), a=4, b=4).bandwidth(("b",)) == 100e9  # less than a cube of 4x4x4

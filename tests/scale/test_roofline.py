@@ -1,4 +1,4 @@
-"""Times of made-up regions on a made-up network, by hand."""
+"""Times of invented regions on an invented network, computed by hand."""
 
 import types
 
@@ -8,12 +8,12 @@ from composer_jax.scale.chips import Chip, Efficiency
 from composer_jax.scale.costs import Collective, Operation, Region
 from composer_jax.scale.roofline import is_weight_collective, largest_costs, operation_seconds, predict_times
 
-CHIP = Chip("made up", peak_flops=100.0, hbm_bandwidth=10.0, hbm_usable=1.0, link_bandwidth=1.0, torus_dims=2)
+CHIP = Chip("invented", peak_flops=100.0, hbm_bandwidth=10.0, hbm_usable=1.0, link_bandwidth=1.0, torus_dims=2)
 PERFECT = Efficiency(matmul=1.0, attention=0.5, grouped_matmul=1.0, hbm=1.0, links=1.0, hop_seconds=0.0)
 NETWORK = types.SimpleNamespace(chip=CHIP, efficiency=PERFECT, seconds=lambda collective: collective.bytes)
 
 
-def test_the_slower_of_arithmetic_and_memory_decides():
+def test_the_slower_of_arithmetic_and_memory_determines_the_time():
     def seconds(kind, flops, hbm_bytes):
         return operation_seconds(Operation(kind, flops, hbm_bytes), CHIP, PERFECT)
 
@@ -23,7 +23,7 @@ def test_the_slower_of_arithmetic_and_memory_decides():
     assert seconds("hbm", 0.0, 20.0) == 2.0
 
 
-def test_a_device_that_is_half_a_chip_has_half_of_it():
+def test_half_a_chip_has_half_of_its_peaks():
     half = Chip("halves", 100.0, 10.0, 1.0, 1.0, 3, devices=2)
     assert operation_seconds(Operation("matmul", 300.0, 20.0), half, PERFECT) == 6.0
     assert operation_seconds(Operation("hbm", 0.0, 20.0), half, PERFECT) == 4.0
@@ -42,7 +42,7 @@ def layer(times=1.0):
     )
 
 
-def test_what_hides_behind_what():
+def test_overlap_under_the_three_assumptions():
     times = predict_times(layer(), NETWORK)
     assert (times.no_overlap, times.weight_gathers_overlap, times.full_overlap) == (15.0, 7.0 + 3.0, 10.0)
     assert times.profile == {"matmul": 4.0, "hbm": 1.0, "data": 7.0, "expert": 2.0, "data+expert": 1.0}
@@ -60,7 +60,7 @@ def test_what_hides_behind_what():
         (("data", "expert"), False),
     ],
 )
-def test_weights_hide_and_tokens_are_waited_for(axes, hidden):
+def test_weight_collectives_overlap_and_token_collectives_do_not(axes, hidden):
     assert is_weight_collective(axes) is hidden
 
 
@@ -76,8 +76,8 @@ def test_regions_follow_each_other_and_repeat():
 
 
 def test_the_largest_come_first_with_repetitions():
-    found = largest_costs(Region("step", regions=[layer(3.0)]), NETWORK, most=2)
-    assert [(f["scope"], f["kind"], f["seconds"]) for f in found] == [
+    costs = largest_costs(Region("step", regions=[layer(3.0)]), NETWORK, most=2)
+    assert [(f["scope"], f["kind"], f["seconds"]) for f in costs] == [
         ("a", "all_gather over data", pytest.approx(21.0)),
         ("a", "matmul", pytest.approx(12.0)),
     ]
