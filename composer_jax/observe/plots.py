@@ -109,7 +109,7 @@ def plot_time_split(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None
     steps = [row["step"] for row in rows]
     middles = [(a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)]
     edges = [steps[0] - 0.5, *middles, steps[-1] + 0.5]
-    parts = _time_parts(rows)
+    parts = time_parts(rows)
     total = sum(map(sum, parts.values())) or 1.0
     floor = [0.0] * len(rows)
     for (name, seconds), color in zip(parts.items(), (*theme.palette[:3], theme.muted), strict=True):
@@ -249,7 +249,9 @@ def _mark_empty(ax: Axes, theme: Theme) -> None:
         ax.set(xticks=[], yticks=[])
 
 
-def _time_parts(rows: Rows) -> dict[str, list[float]]:
+def time_parts(rows: Rows) -> dict[str, list[float]]:
+    """Returns {part of an RL step: its seconds in each row}; "other" is the rest of `step_s`, at least 0."""
+
     def column(key: str) -> list[float]:
         return [finite_number(row.get(key)) or 0.0 for row in rows]
 

@@ -17,10 +17,10 @@ SCALE_FROM = 100_000  # totals from here on are shown as 412k/800k
 _hidden = False
 
 
-def hide_progress() -> None:
-    """Hides progress in this process from now on; process 0 of several shows it."""
+def hide_progress(hidden: bool = True) -> None:
+    """Hides progress in this process from now on, or shows it again; process 0 of several shows it."""
     global _hidden
-    _hidden = True
+    _hidden = hidden
 
 
 class Progress:

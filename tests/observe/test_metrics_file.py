@@ -20,13 +20,13 @@ def test_rows_come_back_as_written_and_are_on_disk_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_null_so_that_the_file_stays_json(tmp_path, value):
+def test_values_that_are_not_finite_are_null(tmp_path, value):
     with MetricsWriter(tmp_path / "m.jsonl") as metrics:
         metrics.write(0, loss=value)
     assert json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=pytest.fail)["loss"] is None
 
 
-def test_truncate_after_drops_later_steps_and_writing_goes_on(tmp_path):
+def test_truncate_after_drops_later_steps_and_writing_continues(tmp_path):
     path = tmp_path / "m.jsonl"
     with MetricsWriter(path) as metrics:
         for step in range(6):
@@ -56,7 +56,7 @@ def test_a_killed_run_loses_only_its_torn_line(tmp_path, torn):
     assert 90.5 <= rows[-1]["time"] < 95  # the clock goes on; the pause is not counted
 
 
-def test_truncating_to_before_the_first_row_starts_anew(tmp_path):
+def test_truncating_to_before_the_first_row_empties_the_file(tmp_path):
     with MetricsWriter(tmp_path / "m.jsonl") as metrics:
         metrics.write(3)
         metrics.truncate_after(-1)

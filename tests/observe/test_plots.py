@@ -74,6 +74,6 @@ def test_drawing_leaves_the_global_state_of_matplotlib_alone(tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
-def test_other_is_what_the_parts_leave_and_never_negative():
-    parts = plots._time_parts([{**ROW, "step_s": 4.0}, ROW])
+def test_the_other_part_is_the_rest_of_a_step_and_never_negative():
+    parts = plots.time_parts([{**ROW, "step_s": 4.0}, ROW])
     assert parts["other"] == [pytest.approx(0.9), 0.0]

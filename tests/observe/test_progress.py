@@ -37,13 +37,15 @@ def test_log_file_gets_a_line_every_ten_seconds_and_one_at_the_end(monkeypatch):
     assert lines[-1] == "pretrain: 100/100 steps in 00:50, 2 steps/s, loss 3.01, tokens 304,128"
 
 
-def test_hidden_progress_counts_and_shows_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "_hidden", False)  # what it is again after the test
-    for shown in (True, False):
-        with Progress(2, "steps", "pretrain") as bar:
-            bar.update(2)
-        assert bar.done == 2 and ("2/2 steps" in capsys.readouterr().err) is shown
-        progress.hide_progress()
+def test_hidden_progress_counts_and_shows_nothing(capsys):
+    try:
+        for hidden in (True, False):
+            progress.hide_progress(hidden)
+            with Progress(2, "steps", "pretrain") as bar:
+                bar.update(2)
+            assert bar.done == 2 and ("2/2 steps" in capsys.readouterr().err) is not hidden
+    finally:
+        progress.hide_progress(False)
 
 
 def test_the_rate_forgets_a_slow_start(monkeypatch):
@@ -69,7 +71,7 @@ def test_steps_of_an_earlier_run_count_as_done_but_not_towards_the_rate(monkeypa
     assert lines[1] == "sft: 100/100 steps in 00:40, 4 s each"
 
 
-def test_an_interrupted_loop_says_where_it_stopped(monkeypatch):
+def test_an_interrupted_loop_prints_its_progress(monkeypatch):
     clock, log = Clock(monkeypatch), io.StringIO()
     with pytest.raises(KeyboardInterrupt), Progress(10, "tasks", "evaluate", log) as bar:
         clock.now += 3
@@ -86,7 +88,7 @@ def test_long_totals_are_scaled(monkeypatch):
     assert "412k/800k tokens" in log.getvalue()
 
 
-def test_a_terminal_gets_a_live_bar_with_rate_time_left_and_metrics():
+def test_a_terminal_gets_a_live_bar_with_rate_remaining_time_and_metrics():
     screen = Screen()
     with Progress(50, "episodes", "rl", screen) as bar:
         for _ in range(50):
@@ -111,7 +113,7 @@ def test_a_terminal_of_unknown_size_gets_a_bar_too(monkeypatch):
     os.close(ours)
 
 
-def test_stderr_is_the_stream_unless_told_otherwise(capsys):
+def test_stderr_is_the_default_stream(capsys):
     with Progress(1, "files", "encode") as bar:
         bar.update()
     captured = capsys.readouterr()
@@ -119,8 +121,8 @@ def test_stderr_is_the_stream_unless_told_otherwise(capsys):
 
 
 @pytest.mark.parametrize(
-    ("rate", "words"),
+    ("rate", "text"),
     [(None, "? steps/s"), (0.25, "4 s each"), (3.216, "3.22 steps/s"), (8412.4, "8,412 steps/s")],
 )
-def test_rate_words(rate, words):
-    assert format_rate(rate, "steps") == words
+def test_format_rate(rate, text):
+    assert format_rate(rate, "steps") == text

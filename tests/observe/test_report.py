@@ -69,7 +69,7 @@ def test_the_page_needs_nothing_but_itself(page):
     assert len(page.text) < 5_000_000
 
 
-def test_only_the_viewer_may_run(page):
+def test_only_the_viewers_script_may_run(page):
     (policy,) = [a["content"] for t, a in page.tags if t == "meta" and "http-equiv" in a]
     viewer = page.scripts[-1]
     digest = base64.b64encode(hashlib.sha256(viewer.encode()).digest()).decode()
@@ -77,7 +77,7 @@ def test_only_the_viewer_may_run(page):
     assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
 
 
-def test_the_page_tells_the_result(page):
+def test_the_page_has_the_results(page):
     for words in ("Pass@1 of bugs rose from 26% to 81%", "24 min 07 s", "4f1c09ab", "+55.1 points"):
         assert words in page.text
     assert "Not in this run yet" not in page.text
@@ -114,7 +114,7 @@ def evil_workdir(workdir):
     return workdir
 
 
-def test_episode_text_stays_text(tmp_path):
+def test_episode_text_is_escaped(tmp_path):
     text = report.write_report(evil_workdir(tmp_path)).read_text()
     page = Page(text)
     assert "<img" not in text and len(page.scripts) == 2
@@ -138,7 +138,7 @@ def test_a_browser_shows_the_episode_and_runs_nothing_of_it(tmp_path):
     assert shown.count("&lt;img src=x onerror=") > 10
 
 
-def test_an_empty_workdir_gives_a_page_that_says_so(tmp_path):
+def test_the_page_of_an_empty_workdir_lists_what_is_missing(tmp_path):
     page = Page(report.write_report(tmp_path).read_text())
     assert "This run has no results yet" in page.text
     for words in report.MISSING.values():
@@ -162,7 +162,7 @@ def test_one_part_alone_is_reported(finished_run, tmp_path, left, title):
     assert title in page.text and "Not in this run yet" in page.text
 
 
-def test_too_many_episodes_are_thinned_evenly_and_it_is_said(tmp_path, monkeypatch):
+def test_too_many_episodes_are_left_out_evenly_and_counted(tmp_path, monkeypatch):
     for stage in ("before", "after"):
         write_episodes(tmp_path / "episodes" / f"{stage}.jsonl", [bug_episode(n, 0, 1.0, None, 0) for n in range(20)])
     monkeypatch.setattr(report, "EPISODE_BYTES", 25_000)
