@@ -30,7 +30,12 @@ class RolloutServices:
 
     @functools.cached_property
     def sampler(self) -> Sampler:
-        """The engine, without weights."""
+        """The engine, without weights. Raises UserError for a dispatch that can drop tokens without counting them."""
+        if self.config.model.dispatch == "all_to_all":
+            raise UserError(
+                "model.dispatch='all_to_all' drops tokens when an expert is full, and the sampler does not count them; "
+                "use model.dispatch=ring for RL and evaluation."
+            )
         return Sampler(self.model.definition, self.model.mesh, self.config.sampler, end_token=self.model.chat.end)
 
     def sampler_with(self, params: Params, router_bias: Params, version: int) -> Sampler:

@@ -147,6 +147,11 @@ def test_what_works_in_one_process_only_says_so_before_it_does_anything(stage, m
         stage(run=None)
 
 
+def test_a_dispatch_that_drops_tokens_is_refused_where_episodes_are_sampled(new_run):
+    with pytest.raises(UserError, match="model.dispatch='all_to_all' drops tokens .* use model.dispatch=ring"):
+        _ = new_run(model={"dispatch": "all_to_all"}).services.sampler
+
+
 def test_a_stage_keeps_the_checkpoint_before_the_latest(new_run):
     """A damaged latest checkpoint then costs the steps since the one before it, not the whole stage."""
     with new_run().model.store("pretrain") as store:
