@@ -19,6 +19,8 @@ from composer_jax.stages.config import default_config
 SLICES = {"v5e": {"expert": 8, "rows": 256, "slots": 256}, "v6e": {"expert": 4, "rows": 128, "slots": 128}}
 TOKENS = 2048
 """Tokens of a row."""
+CAPACITY = 8192
+"""Tokens of the longest episode that the sampler holds; RL trains on rows of this length as well."""
 
 
 def get_config(chip: str = "v6e") -> ConfigDict:
@@ -39,7 +41,7 @@ def get_config(chip: str = "v6e") -> ConfigDict:
         stage.update({"batch_size": sizes["rows"], "seq_len": TOKENS})
     for stage in (config.pretrain, config.sft, config.rl):
         stage.optimizer.update({"peak": 1e-5, "warmup": 100, "final": 0.1})
-    config.rl.batches = ((TOKENS, sizes["rows"]),)
+    config.rl.batches = ((TOKENS, sizes["rows"]), (CAPACITY, sizes["rows"] * TOKENS // CAPACITY))
     config.sampler.mesh = dict(config.mesh) | {"replica": -1, "data": 1}
-    config.sampler.update({"slots": sizes["slots"], "capacity": 8192, "param_dtype": "bfloat16"})
+    config.sampler.update({"slots": sizes["slots"], "capacity": CAPACITY, "param_dtype": "bfloat16"})
     return config

@@ -15,6 +15,7 @@ from composer_jax.errors import UserError
 from composer_jax.stages.config import default_config
 
 SIZES = ("full", "smoke", "sharded")
+FROM_DISK = ("repository", "harbor", "swe_bench", "swe_smith")
 
 
 def get_config(size: str = "full") -> ConfigDict:
@@ -117,6 +118,7 @@ def set_agent(config: ConfigDict) -> None:
         "none": config.agent.compactions.none,
         "short": compaction(132, "short", 64),
         "long": compaction(132, "long", 200),
+        "late": compaction(400, "short", 64),
     }
     config.sampler.update(
         {
@@ -134,7 +136,7 @@ def set_rl(rl: ConfigDict) -> None:
     rl.steps = 110
     rl.groups.update({"bugfix": 5, "recall": 3})
     rl.update({"compaction": "short", "trigger": (126, 140), "uncompacted_fraction": 0.15, "tokens_per_episode": 64.0})
-    rl.uncompacted_families = ("bugfix",)
+    rl.family_compactions = {"bugfix": "none", **dict.fromkeys(FROM_DISK, "late")}
     rl.batches = ((256, 16), (512, 2))
     rl.reward.update({"weight": 0.1, "summary_token": 0.1})
     rl.optimizer.update({"peak": 3e-4, "warmup": 5, "decay": "linear", "final": 0.2, "b2": 0.98, "weight_decay": 0.0})
@@ -181,7 +183,7 @@ def set_evaluate(evaluate: ConfigDict) -> None:
         ),
     }
     evaluate.headline = ("bugfix", "recall_short")
-    evaluate.heldout_compaction = "short"
+    evaluate.heldout_compaction = "late"
     evaluate.recorded_tasks = 6
 
 

@@ -180,7 +180,8 @@ class _Run:
 
             if self.turns == self.limits.max_turns:
                 return "out_of_turns"
-            if self.compaction.is_due(self.transcript.length + len(self.chat.generation_prompt)):
+            length = self.transcript.length + len(self.chat.generation_prompt)
+            if self.compaction.is_due(length, len(prompt.tokens)):
                 if self.summaries + 1 == self.compaction.max_segments:
                     return "out_of_segments"
                 if not await self.compact(prompt, todos.format_plan(workspace.todos)):

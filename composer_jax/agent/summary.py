@@ -30,7 +30,8 @@ class Compaction:
 
     trigger: int | None = None
     """Tokens of context, the next generation prompt included, above which a tool result is followed by a summary; None
-    never summarizes."""
+    never summarizes. A context of which the prompt is half or more is never summarized: every branch repeats the
+    prompt, so there would be little room to gain."""
     request: str = REQUEST
     """Text of the user message that asks for the summary (not published)."""
     max_segments: int = 5
@@ -46,9 +47,9 @@ class Compaction:
             if value is not None and value < 1:
                 raise UserError(f"compaction.{name} is {value}; it must be at least 1")
 
-    def is_due(self, length: int) -> bool:
-        """Returns whether a context of `length` tokens is to be summarized."""
-        return self.trigger is not None and length > self.trigger
+    def is_due(self, length: int, prompt: int) -> bool:
+        """Returns whether a context of `length` tokens, of which `prompt` are the prompt, is to be summarized."""
+        return self.trigger is not None and length > max(self.trigger, 2 * prompt)
 
 
 def carry_message(chat: ChatFormat, number: int, summary: Sequence[int], plan: str = "") -> list[int]:

@@ -39,10 +39,10 @@ class RLConfig:
     """The compaction of agent.compactions that episodes use."""
     trigger: tuple[int, int] | None = None
     """Range in tokens from which the trigger of each group is drawn uniformly; None uses the compaction's own."""
-    uncompacted_families: tuple[str, ...] = ()
-    """Families that always run without compaction."""
+    family_compactions: Mapping[str, str] = field(default_factory=dict)
+    """Task family -> the compaction of agent.compactions that its episodes use, with its own trigger."""
     uncompacted_fraction: float = 0.0
-    """Fraction of the groups of the other families that run without compaction all the same."""
+    """Fraction of the groups with `compaction` that run without compaction all the same."""
     tokens_per_episode: float = 1024.0
     """The loss is divided by episodes * this: Dr. GRPO's constant normaliser (arXiv 2503.20783). Only its product with
     the learning rate matters."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.event_loop import EventLoop
@@ -18,7 +19,7 @@ from composer_jax.observe.compilations import count_compilations
 from composer_jax.rl.algorithm import make_algorithm
 from composer_jax.rl.batch import Group, empty_batch, learner_batches, weighted_rows
 from composer_jax.rl.config import RLConfig
-from composer_jax.rl.rewards import episode_reward
+from composer_jax.rl.rewards import RewardConfig, reward_parts
 from composer_jax.rl.rollout import EpisodeSpec, Rollout, RolloutContext, roll_out
 from composer_jax.sampler.policy import TrainablePolicy
 from composer_jax.seeds import hash_seed
@@ -52,15 +53,15 @@ class Orchestrator:
     def __init__(
         self,
         config: RLConfig,
-        compaction: Compaction,
+        agent: AgentConfig,
         seed: int,
         tasks: TaskSource,
         learner: Learner,
         policy: TrainablePolicy,
         context: RolloutContext,
     ):
-        """compaction: that of the episodes (agent.compactions[config.compaction])."""
-        self.config, self.compaction, self.seed, self.tasks = config, compaction, seed, tasks
+        """agent: has the compactions that `config` names."""
+        self.config, self.agent, self.seed, self.tasks = config, agent, seed, tasks
         self.learner, self.policy, self.context = learner, policy, context
         self.algorithm = make_algorithm(config.algorithm.name, config.algorithm.options)
         self.is_compiled, self.compilations_before = False, count_compilations()
@@ -82,11 +83,12 @@ class Orchestrator:
     def draw_compaction(self, task: Task) -> Compaction:
         """Returns the compaction of a group. It is drawn once, so that its episodes differ only by the policy."""
         config, rng = self.config, random.Random(hash_seed("trigger", self.seed, task.id))
-        if task.family in config.uncompacted_families or rng.random() < config.uncompacted_fraction:
+        if task.family in config.family_compactions:
+            return self.agent.compaction(config.family_compactions[task.family], "rl.family_compactions")
+        compaction = self.agent.compaction(config.compaction, "rl.compaction")
+        if rng.random() < config.uncompacted_fraction:
             return Compaction(None)
-        if config.trigger is None:
-            return self.compaction
-        return dataclasses.replace(self.compaction, trigger=rng.randint(*config.trigger))
+        return dataclasses.replace(compaction, trigger=rng.randint(*config.trigger)) if config.trigger else compaction
 
     def roll_out(
         self,
@@ -105,22 +107,24 @@ class Orchestrator:
     ) -> tuple[TrainState, Cursor, dict[str, float | None]]:
         """Returns the state and cursor after one step on these episodes, and the step's metrics.
 
-        Groups of equal rewards are dropped before they cost a training token.
+        Groups of equal rewards are dropped before they cost a training token. A step without any other group leaves
+        the weights alone: an update with a zero gradient would still move them by Adam's momentum.
         """
         began = time.perf_counter()
         groups = self.groups(rollout)
-        rows = weighted_rows(groups, self.algorithm)
-        batches = learner_batches(rows, self.config.batches)
-        if not self.is_compiled or not batches:
-            # The first step compiles every shape; later an empty batch stands for "no group had anything to teach".
-            batches += [empty_batch(*shape) for shape in self.config.batches]
-            self.is_compiled = True
-        normaliser = len(rollout.specs) * self.config.tokens_per_episode
-        state, learned = self.learner.step(state, batches, normaliser)
-        cursor = Cursor(cursor.task_step + 1, cursor.weight_version + 1, int(state.step))
+        batches = learner_batches(weighted_rows(groups, self.algorithm), self.config.batches)
+        learned: dict[str, float] | None = None
+        if batches:
+            if not self.is_compiled:
+                # The first update compiles every shape, with batches that have no gradient.
+                batches += [empty_batch(*shape) for shape in self.config.batches]
+                self.is_compiled = True
+            normaliser = len(rollout.specs) * self.config.tokens_per_episode
+            state, learned = self.learner.step(state, batches, normaliser)
+        cursor = Cursor(cursor.task_step + 1, cursor.weight_version + bool(batches), int(state.step))
         train_s = time.perf_counter() - began
         row = {
-            **episode_metrics(rollout.episodes),
+            **episode_metrics(rollout.episodes, self.config.reward),
             **learning_metrics(learned),
             "groups_used": sum(bool(self.algorithm(g.rewards).any()) for g in groups),
             "sampled_tokens": sum(e.transcript.total_sampled for e in rollout.episodes),
@@ -141,38 +145,51 @@ class Orchestrator:
             if episode.reward is not None:
                 by_group[spec.group].append(episode)
         return [
-            Group(graded, [episode_reward(episode, self.config.reward) for episode in graded])
+            Group(graded, [reward_parts(episode, self.config.reward).reward for episode in graded])
             for _, graded in sorted(by_group.items())
             if len(graded) > 1
         ]
 
 
-def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float | None]:
-    """Returns means over the graded episodes of one step; reward_FAMILY by family, summary columns over episodes with
-    a summary."""
-    graded = [e for e in episodes if e.reward is not None]
+def episode_metrics(episodes: Sequence[Episode], config: RewardConfig) -> dict[str, float | None]:
+    """Returns means over the graded episodes of one step.
+
+    reward is what is optimised, grade what grading gave; both also by family. Summary columns are means over episodes
+    with a summary.
+    """
+    graded = [(e, reward_parts(e, config)) for e in episodes if e.reward is not None]
 
     def mean(values) -> float | None:
         values = list(values)
         return float(np.mean(values)) if values else None
 
     row = {
-        "reward": mean(e.reward for e in graded),
-        "turns": mean(e.turns for e in graded),
-        "tokens": mean(e.transcript.total_tokens for e in graded),
+        "reward": mean(parts.reward for _, parts in graded),
+        "grade": mean(parts.grade for _, parts in graded),
+        "length_cost": mean(parts.length_cost for _, parts in graded),
+        "zeroed": float(sum(parts.zeroed for _, parts in graded)),
+        "turns": mean(e.turns for e, _ in graded),
+        "tokens": mean(e.transcript.total_tokens for e, _ in graded),
         "infrastructure_failures": len(episodes) - len(graded),
-        "finished": mean(e.outcome == "finished" for e in graded),
+        "finished": mean(e.outcome == "finished" for e, _ in graded),
     }
     for family in sorted({e.family for e in episodes}):
-        row[f"reward_{family}"] = mean(e.reward for e in graded if e.family == family)
-    compacted = [e for e in graded if e.summaries]
-    row["pass_compacted"] = mean(e.reward for e in compacted)
-    row["summaries"] = mean(e.summaries for e in compacted)
-    row["summary_tokens"] = mean(e.summary_tokens for e in compacted)
+        row[f"reward_{family}"] = mean(parts.reward for e, parts in graded if e.family == family)
+        row[f"grade_{family}"] = mean(parts.grade for e, parts in graded if e.family == family)
+    compacted = [(e, parts) for e, parts in graded if e.summaries]
+    row["pass_compacted"] = mean(parts.grade for _, parts in compacted)
+    row["summaries"] = mean(e.summaries for e, _ in compacted)
+    row["summary_tokens"] = mean(e.summary_tokens for e, _ in compacted)
     return row
 
 
-def learning_metrics(learned: dict[str, float]) -> dict[str, float]:
+LEARNING = ("entropy", "masked", "k1", "log_ratio_max", "ratio_max", "grad_norm", "learning_rate", "load_imbalance")
+
+
+def learning_metrics(learned: dict[str, float] | None) -> dict[str, float | None]:
+    """Returns the metrics of one update, per trained token where they are sums; None for a step without an update."""
+    if learned is None:
+        return {"trained_tokens": 0.0, **dict.fromkeys(LEARNING)}
     tokens = max(learned["tokens"], 1.0)
     return {
         "entropy": learned["entropy"] / tokens,

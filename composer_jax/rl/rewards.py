@@ -44,16 +44,36 @@ class RewardConfig:
                 raise UserError(f"rl.reward.zeroed has {name!r}, which is no flag; use some of {', '.join(FLAG_NAMES)}")
 
 
-def episode_reward(episode: Episode, config: RewardConfig) -> float:
-    """The training reward of a graded episode. An infrastructure failure has no reward; callers leave those out.
+@dataclasses.dataclass(frozen=True)
+class RewardParts:
+    """What the training reward of one episode consists of, each part logged by itself."""
 
-    Only an episode that solved its task is charged for length: failing briefly must not become better than failing.
+    grade: float
+    """What grading gave, 0 to 1."""
+    length_cost: float
+    """What the length of a solved episode costs; 0 for an unsolved one."""
+    zeroed: bool
+    """Whether a flag of RewardConfig.zeroed makes the episode worth 0."""
+
+    @property
+    def reward(self) -> float:
+        """The training reward: 0 if zeroed, else the grade minus the length cost."""
+        return 0.0 if self.zeroed else self.grade - self.length_cost
+
+
+def reward_parts(episode: Episode, config: RewardConfig) -> RewardParts:
+    """Returns the parts of a graded episode's training reward.
+
+    Only an episode that solved its task is charged for length, so that failing briefly is never better than failing.
+
+    Raises:
+      ValueError: the episode has no grade, because the infrastructure failed; callers leave such episodes out.
     """
     if episode.reward is None:
         raise ValueError(f"episode of {episode.task_id} was never graded")
-    if any(flag.partition(":")[0] in config.zeroed for flag in episode.flags):
-        return 0.0
-    if config.weight == 0 or episode.reward == 0:
-        return episode.reward
-    x = config.summary_token * episode.summary_tokens + config.turn * episode.turns
-    return episode.reward - config.weight * length_cost(x, k=config.k, q=config.q)
+    zeroed = any(flag.partition(":")[0] in config.zeroed for flag in episode.flags)
+    cost = 0.0
+    if config.weight and episode.reward:
+        x = config.summary_token * episode.summary_tokens + config.turn * episode.turns
+        cost = config.weight * length_cost(x, k=config.k, q=config.q)
+    return RewardParts(episode.reward, cost, zeroed)

@@ -126,6 +126,14 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.agent.compaction(self.rl.compaction, "rl.compaction")
+        for family, name in self.rl.family_compactions.items():
+            self.agent.compaction(name, f"rl.family_compactions.{family}")
+        longest = self.rl.batches[-1][0]
+        if self.sampler.capacity > longest:
+            raise UserError(
+                f"sampler.capacity={self.sampler.capacity} lets episodes grow longer than rl.batches, which hold rows "
+                f"of {longest} tokens; lower the one or add a longer batch."
+            )
         for name, suite in self.evaluate.suites.items():
             self.agent.compaction(suite.compaction, f"evaluate.suites.{name}.compaction")
             if suite.family not in self.tasks.families:

@@ -31,7 +31,7 @@ def reinforce(run: Run) -> None:
         learner = run.model.learner(config.optimizer, config.steps, config.loss)
         orchestrator = Orchestrator(
             config,
-            run.config.agent.compaction(config.compaction, "rl.compaction"),
+            run.config.agent,
             run.config.seed,
             run.services.tasks,
             learner,
@@ -72,7 +72,7 @@ def _take_steps(
     saved_step, is_consistent, per_step = start, True, _episodes_per_step(run)
 
     def save() -> None:
-        save_state(store, state, cursor=cursor.to_json())
+        save_state(store, state, cursor.task_step, cursor=cursor.to_json())
         write_episodes(records_path, records)
 
     try:
@@ -107,6 +107,7 @@ def first_episodes_of_each_family(run: Run, rollout: Rollout, step: int) -> list
     for spec, episode in zip(rollout.specs, rollout.episodes, strict=True):
         counts[episode.family] += 1
         if counts[episode.family] <= 2:
-            condition = "none" if spec.compaction.trigger is None else run.config.rl.compaction
+            chosen = run.config.rl.family_compactions.get(episode.family, run.config.rl.compaction)
+            condition = "none" if spec.compaction.trigger is None else chosen
             records.append(build_episode_record(episode, spec.task, run.model.chat, condition=condition, step=step))
     return records

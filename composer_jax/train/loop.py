@@ -28,9 +28,9 @@ def state_items(state: TrainState) -> dict[str, Any]:
     return {name: getattr(state, name) for name in STATE}
 
 
-def save_state(store: CheckpointStore, state: TrainState, **json: Any) -> None:
-    """Saves the state and JSON values under the state's step, unless the store has that step."""
-    step = int(state.step)
+def save_state(store: CheckpointStore, state: TrainState, step: int | None = None, **json: Any) -> None:
+    """Saves the state and JSON values under `step` (None: the state's own), unless the store has that step."""
+    step = int(state.step) if step is None else step
     if step not in store.steps():
         store.save(step, arrays=state_items(state), json=json)
 

@@ -8,9 +8,15 @@ from composer_jax.errors import UserError
 
 
 def test_is_due():
-    assert not Compaction().is_due(10**9)
-    assert not Compaction(trigger=100).is_due(100)
-    assert Compaction(trigger=100).is_due(101)
+    assert not Compaction().is_due(10**9, prompt=10)
+    assert not Compaction(trigger=100).is_due(100, prompt=10)
+    assert Compaction(trigger=100).is_due(101, prompt=10)
+
+
+def test_a_context_that_is_mostly_prompt_is_not_summarized():
+    """Every branch repeats the prompt: summarizing the rest would gain little and use up a segment."""
+    assert not Compaction(trigger=100).is_due(444, prompt=222)
+    assert Compaction(trigger=100).is_due(445, prompt=222)
 
 
 @pytest.mark.parametrize(

@@ -4,31 +4,39 @@ import dataclasses
 
 import pytest
 
+from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.summary import Compaction
 from composer_jax.rl.config import RLConfig
-from composer_jax.rl.orchestrator import Orchestrator, episode_metrics
+from composer_jax.rl.orchestrator import Cursor, Orchestrator, episode_metrics
 from composer_jax.rl.rewards import RewardConfig
 from composer_jax.rl.rollout import EpisodeSpec, Rollout
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.source import TaskSource
+from composer_jax.train.learner import TrainState
 from tests.rl.made_up import conversation, episode
 
 CONFIG = RLConfig(
     groups={"recall": 3, "bugfix": 2},
     group_size=4,
     trigger=(126, 140),
-    uncompacted_families=("bugfix",),
+    family_compactions={"bugfix": "none", "repository": "late"},
     uncompacted_fraction=0.3,
     tokens_per_episode=64.0,
     batches=((24, 2),),
 )
-COMPACTION = Compaction(132, max_summary_tokens=32)
+AGENT = AgentConfig(
+    compactions={
+        "none": Compaction(None),
+        "summary": Compaction(132, max_summary_tokens=32),
+        "late": Compaction(400),
+    }
+)
 TASKS = TasksConfig(families={"bugfix": "composer_jax.demo.bugfix:Bugfix", "recall": "composer_jax.demo.recall:Recall"})
 
 
 def orchestrator(seed: int = 0, **changes) -> Orchestrator:
     config = dataclasses.replace(CONFIG, **changes)
-    return Orchestrator(config, COMPACTION, seed, TaskSource(seed, TASKS), None, None, None)
+    return Orchestrator(config, AGENT, seed, TaskSource(seed, TASKS), None, None, None)
 
 
 def rollout(episodes) -> Rollout:
@@ -113,7 +121,7 @@ def test_metrics_are_means_over_graded_episodes():
         episode(0.0, conversation(0, turns=1, summaries=1), turns=3, family="recall", summaries=1),
         episode(None),
     ]
-    row = episode_metrics(episodes)
+    row = episode_metrics(episodes, RewardConfig())
     assert row["reward"] == 0.5 and row["turns"] == 2
     assert row["reward_bugfix"] == 1.0 and row["reward_recall"] == 0.0
     assert row["infrastructure_failures"] == 1 and row["finished"] == 1.0
@@ -121,5 +129,33 @@ def test_metrics_are_means_over_graded_episodes():
 
 
 def test_metrics_of_a_step_that_lost_everything_are_empty_not_zero():
-    row = episode_metrics([episode(None), episode(None)])
+    row = episode_metrics([episode(None), episode(None)], RewardConfig())
     assert row["reward"] is None and row["reward_bugfix"] is None and row["infrastructure_failures"] == 2
+
+
+def test_metrics_tell_the_objective_from_the_grade():
+    config = RewardConfig(weight=0.5, summary_token=0.0, turn=1.0, q=0.0, zeroed=("reads_caches",))
+    episodes = [episode(1.0, turns=1), episode(1.0, turns=1, flags=["reads_caches: a.pyc"]), episode(0.0)]
+    row = episode_metrics(episodes, config)
+    assert (row["grade"], row["grade_bugfix"]) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert (row["reward"], row["reward_bugfix"]) == (pytest.approx(0.5 / 3), pytest.approx(0.5 / 3))
+    assert (row["length_cost"], row["zeroed"]) == (pytest.approx(1 / 3), 1)
+
+
+class NeverStepped:
+    def step(self, *_):
+        raise AssertionError("a step without useful groups updates nothing")
+
+
+def test_a_step_without_useful_groups_changes_no_weight_and_uses_up_its_tasks():
+    player = Orchestrator(CONFIG, AGENT, 0, TaskSource(0, TASKS), NeverStepped(), None, None)
+    state = TrainState({}, {}, {}, 7)
+    after, cursor, row = player.learn(state, Cursor(8, 5, 7), rollout([episode(0.0)] * 4 + [episode(1.0)] * 4))
+    assert after is state and cursor == Cursor(task_step=9, weight_version=5, optimizer_step=7)
+    assert row["groups_used"] == 0 and row["trained_tokens"] == 0 and row["grad_norm"] is None
+    assert row["grade"] == 0.5
+
+
+def test_a_family_can_have_a_compaction_of_its_own():
+    task = dataclasses.replace(orchestrator().specs(0)[0].task, family="repository")
+    assert orchestrator().draw_compaction(task) == Compaction(400)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.rl.rewards import RewardConfig, episode_reward, length_cost
+from composer_jax.rl.rewards import RewardConfig, length_cost, reward_parts
 from tests.rl.made_up import conversation, episode
 
 
@@ -49,27 +49,33 @@ def test_a_solved_episode_pays_for_its_summaries_and_turns():
     """Two summaries of two tokens and three turns."""
     solved = episode(1.0, conversation(0, turns=1, summaries=2), turns=3, summaries=2)
     assert solved.summary_tokens == 4
-    assert episode_reward(solved, CONFIG) == pytest.approx(1 - 0.1 * (0.5 * 4 + 0.25 * 3))
+    assert reward_parts(solved, CONFIG).reward == pytest.approx(1 - 0.1 * (0.5 * 4 + 0.25 * 3))
 
 
 def test_a_failed_episode_pays_nothing():
     failed = episode(0.0, conversation(0, turns=1, summaries=2), turns=3, summaries=2)
-    assert episode_reward(failed, CONFIG) == 0
+    assert reward_parts(failed, CONFIG).reward == 0
 
 
 def test_without_a_weight_the_grade_is_the_reward():
-    assert episode_reward(episode(1.0, turns=100), RewardConfig()) == 1.0
+    assert reward_parts(episode(1.0, turns=100), RewardConfig()).reward == 1.0
 
 
 def test_an_episode_that_was_never_graded_has_no_reward():
     with pytest.raises(ValueError, match="never graded"):
-        episode_reward(episode(None), RewardConfig())
+        reward_parts(episode(None), RewardConfig())
 
 
 def test_flags_make_an_episode_worth_nothing_only_where_they_are_named():
     caught = episode(1.0, flags=["reads_caches: shell: a.pyc"])
-    assert episode_reward(caught, RewardConfig()) == 1.0
-    assert episode_reward(caught, RewardConfig(zeroed=("exits",))) == 1.0
-    assert episode_reward(caught, RewardConfig(zeroed=("exits", "reads_caches"))) == 0.0
+    assert reward_parts(caught, RewardConfig()).reward == 1.0
+    assert reward_parts(caught, RewardConfig(zeroed=("exits",))).reward == 1.0
+    assert reward_parts(caught, RewardConfig(zeroed=("exits", "reads_caches"))).reward == 0.0
     with pytest.raises(UserError, match="'cheats', which is no flag; use some of edits_tests"):
         RewardConfig(zeroed=("cheats",))
+
+
+def test_every_part_of_the_reward_is_known_by_itself():
+    long = reward_parts(episode(1.0, turns=3), RewardConfig(weight=0.5, summary_token=0.0, turn=0.1, q=0.0))
+    assert (long.grade, long.zeroed) == (1.0, False)
+    assert long.length_cost == pytest.approx(0.15) and long.reward == pytest.approx(0.85)

@@ -50,7 +50,7 @@ def test_lists_become_tuples_at_every_depth():
     """A sequence set on the command line may be a list; shapes are compared with tuples later."""
     parsed = run_config(changed("sampler.prefill_shapes", [[16, 32], [4, 128]]))
     assert parsed.sampler.prefill_shapes == ((16, 32), (4, 128))
-    assert run_config(changed("rl.batches", ([256, 16],))).rl.batches == ((256, 16),)
+    assert run_config(changed("rl.batches", ([512, 16],))).rl.batches == ((512, 16),)
 
 
 def test_whole_numbers_are_fine_where_fractions_are_asked_for():
@@ -124,6 +124,8 @@ def test_missing_fields_take_their_defaults():
         ("rl.trigger", (140, 126), r"rl.trigger=\(140, 126\) is no range"),
         ("rl.batches", ((512, 2), (256, 16)), "must have ascending row lengths"),
         ("rl.batches", (), "rl.batches is empty"),
+        ("sampler.capacity", 1024, "sampler.capacity=1024 lets episodes grow longer than rl.batches, .* rows of 512"),
+        ("rl.family_compactions", {"recall": "huge"}, "config.rl.family_compactions.recall='huge' is no compaction"),
         ("rl.compaction", "huge", "config.rl.compaction='huge' is no compaction; agent.compactions has"),
         ("pretrain.steps", 0, "pretrain.steps=0; it must be at least 1"),
         ("pretrain.evaluate_every", 0, "pretrain.evaluate_every=0; it must be at least 1"),
