@@ -22,7 +22,9 @@ class EventLoop:
         started: concurrent.futures.Future[asyncio.Task] = concurrent.futures.Future()
 
         async def main() -> T:
-            started.set_result(asyncio.current_task())
+            task = asyncio.current_task()
+            assert task is not None, "the runner runs this coroutine as a task"
+            started.set_result(task)
             return await coroutine
 
         future = None

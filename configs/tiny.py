@@ -8,6 +8,8 @@ This file states what the demo changes; `--help` lists every field with its mean
 unless the field says otherwise.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from composer_jax.demo.prompts import REQUESTS
@@ -23,7 +25,7 @@ def get_config(size: str = "full") -> ConfigDict:
     tensor=2)."""
     if size not in SIZES:
         raise UserError(f"configs/tiny.py has no size {size!r}; use {', '.join(SIZES)}.")
-    config = default_config(MODEL)
+    config: Any = default_config(MODEL)  # Any: a ConfigDict types its sections as plain values
     # Two independent replicas on two cores, gradients added by the host: no collective, so nothing can stall.
     config.mesh.update({"cpu_devices": 2, "reduction": "host"})
     config.data.tokenizer_texts = {"tasks": {"kind": "composer_jax.demo.texts:task_texts", "count": 600}}
@@ -73,7 +75,7 @@ MODEL = dict(
 )
 
 
-def set_pretrain(pretrain: ConfigDict) -> None:
+def set_pretrain(pretrain: Any) -> None:
     pretrain.sources = {
         "documents": {"kind": "documents", "weight": 0.4, "options": {}},
         "copying": {"kind": "composer_jax.demo.copying:copy_curriculum", "weight": 0.2, "options": {}},
@@ -88,7 +90,7 @@ def set_pretrain(pretrain: ConfigDict) -> None:
     pretrain.optimizer.update({"peak": 3e-3, "warmup": 20, "final": 0.3})
 
 
-def set_sft(sft: ConfigDict) -> None:
+def set_sft(sft: Any) -> None:
     sft.sources = {
         "conversations": {
             "kind": "composer_jax.demo.expert_traces:ExpertTraces",
@@ -103,7 +105,7 @@ def set_sft(sft: ConfigDict) -> None:
     sft.optimizer.update({"peak": 2.5e-3, "warmup": 20, "final": 0.05})
 
 
-def set_agent(config: ConfigDict) -> None:
+def set_agent(config: Any) -> None:
     def compaction(trigger, style, max_summary_tokens):
         return {
             "trigger": trigger,
@@ -132,7 +134,7 @@ def set_agent(config: ConfigDict) -> None:
     )
 
 
-def set_rl(rl: ConfigDict) -> None:
+def set_rl(rl: Any) -> None:
     rl.steps = 110
     rl.groups.update({"bugfix": 5, "recall": 3})
     rl.update({"compaction": "short", "trigger": (126, 140), "uncompacted_fraction": 0.15, "tokens_per_episode": 64.0})
@@ -142,7 +144,7 @@ def set_rl(rl: ConfigDict) -> None:
     rl.optimizer.update({"peak": 3e-4, "warmup": 5, "decay": "linear", "final": 0.2, "b2": 0.98, "weight_decay": 0.0})
 
 
-def set_evaluate(evaluate: ConfigDict) -> None:
+def set_evaluate(evaluate: Any) -> None:
     def suite(family, attempts=4, split="heldout", compaction="none", compare_to="", results=()):
         return {
             "family": family,
@@ -187,7 +189,7 @@ def set_evaluate(evaluate: ConfigDict) -> None:
     evaluate.recorded_tasks = 6
 
 
-def shrink(config: ConfigDict) -> None:
+def shrink(config: Any) -> None:
     """Every stage in its smallest form: the same code, too short to learn much."""
     config.data.update({"max_bytes": 400_000, "max_heldout_bytes": 20_000, "tokenizer_bytes": 400_000})
     config.data.tokenizer_texts.tasks.count = 100

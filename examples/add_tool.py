@@ -62,7 +62,7 @@ class ScriptedSession:
     async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
         tokens = next(self.messages)
         self.length += len(delta) + len(tokens)
-        return Sample(tokens, [0.0] * len(tokens), [0] * len(tokens), "end")
+        return Sample(tokens, [0.0] * len(tokens), [0] * len(tokens), "stop")
 
     def reset(self) -> None:
         self.length = 0

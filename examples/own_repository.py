@@ -10,6 +10,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -85,7 +86,7 @@ def make_tasks(repository: Path, out: Path, packages: Path | None) -> Path:
 
 def get_config(tasks: Path) -> ConfigDict:
     """The smoke run of configs/tiny.py, with RL on the tasks alone; steps are cut further."""
-    config = tiny.get_config("smoke")
+    config: Any = tiny.get_config("smoke")
     config.tasks.train = str(tasks)
     config.pretrain.update({"steps": 2, "evaluate_every": 2, "save_every": 2})
     config.sft.update({"steps": 2, "save_every": 2})

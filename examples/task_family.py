@@ -7,6 +7,7 @@ function of split, seed and index. Training and evaluation draw from different s
 """
 
 import asyncio
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -47,7 +48,7 @@ class Offset:
 
 def get_config() -> ConfigDict:
     """The smoke run of configs/tiny.py, with this family in RL and in an evaluation suite."""
-    config = tiny.get_config("smoke")
+    config: Any = tiny.get_config("smoke")
     config.tasks.families.offset = "examples.task_family:Offset"
     config.rl.groups = {"offset": 2}
     config.evaluate.suites.offset = {"family": "offset", "tasks": 4, "attempts": 2}
