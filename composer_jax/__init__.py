@@ -1,15 +1,22 @@
-"""composer_jax: turn an open mixture-of-experts model into a coding agent, from one CPU to a TPU pod.
+"""composer_jax: turns an open mixture-of-experts model into a coding agent.
 
-What a notebook needs is importable from here in one line; nothing is loaded before it is used.
+What a notebook needs is importable from here in one line. A module is loaded when its name is first used.
 """
 
 import importlib
 
 _PUBLIC = {
-    "ModelDef": "composer_jax.models.model_def",
+    "Episode": "composer_jax.agent",
+    "Learner": "composer_jax.train.learner",
+    "LocalSandboxPool": "composer_jax.sandbox",
     "ModelConfig": "composer_jax.models.config",
+    "ModelDef": "composer_jax.models.model_def",
     "Run": "composer_jax.stages.run",
+    "Sampler": "composer_jax.sampler.engine",
+    "SandboxPool": "composer_jax.sandbox",
+    "Task": "composer_jax.tasks",
     "Tokenizer": "composer_jax.data.tokenizer",
+    "Transcript": "composer_jax.agent",
     "UserError": "composer_jax.errors",
     "evaluate": "composer_jax.stages.evaluate",
     "load_hf": "composer_jax.checkpoint.huggingface",
@@ -19,9 +26,11 @@ _PUBLIC = {
     "read_metrics": "composer_jax.observe.metrics",
     "reinforce": "composer_jax.stages.reinforce",
     "report": "composer_jax.stages.report",
+    "run_episode": "composer_jax.agent",
     "save_hf": "composer_jax.checkpoint.huggingface",
     "sft": "composer_jax.stages.sft",
 }
+"""Public name -> the module that has it."""
 
 __all__ = sorted(_PUBLIC)
 
