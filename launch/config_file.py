@@ -16,6 +16,8 @@ from composer_jax.errors import UserError
 
 PACKAGED = Path(__file__).resolve().parents[1] / "configs"
 """The configs that are installed with the entry points: a folder beside launch/, in a checkout and in site-packages."""
+WORKDIR_CONFIG = Path(__file__).with_name("workdir_config.py")
+"""The config file that reads the config of a run folder."""
 
 _CONFIG = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"-{1,2}(?:no)?config\.([^=]+)")
@@ -29,10 +31,14 @@ def packaged_names() -> list[str]:
 def with_config_path(argv: Sequence[str]) -> list[str]:
     """Returns `argv` with the name of a packaged config ('tiny:smoke') replaced by its path.
 
+    Without --config, the config is the one that the folder of --workdir holds, if a run has begun there.
+
     Raises:
       UserError: there is no packaged config of that name.
     """
     argv = list(argv)
+    if not any(_CONFIG.fullmatch(arg) for arg in argv) and (workdir := _begun_workdir(argv)):
+        return [*argv[:1], f"--config={WORKDIR_CONFIG}:{workdir}", *argv[1:]]
     for i, arg in enumerate(argv):
         if arg == "--":
             break
@@ -42,6 +48,16 @@ def with_config_path(argv: Sequence[str]) -> list[str]:
         elif match and i + 1 < len(argv):
             argv[i + 1] = _config_path(argv[i + 1])
     return argv
+
+
+def _begun_workdir(argv: Sequence[str]) -> str | None:
+    """Returns the value of --workdir if that folder holds a config."""
+    values = absl_flags.FlagValues()
+    absl_flags.DEFINE_string("workdir", None, "The run folder.", flag_values=values)
+    values.set_gnu_getopt()
+    values(list(argv), known_only=True)
+    workdir = values["workdir"].value
+    return workdir if workdir and (Path(workdir) / "config.json").exists() else None
 
 
 def _config_path(value: str) -> str:
@@ -106,7 +122,10 @@ def parse_with_config(values: absl_flags.FlagValues, argv: Sequence[str]) -> Non
     """
     config = load_config(argv)
     if config is None:
-        raise UserError("--config is missing: the run's config, e.g. --config=tiny or --config=path/to/mine.py")
+        raise UserError(
+            "--config is missing: the run's config, e.g. --config=tiny or --config=path/to/mine.py; only a --workdir in "
+            "which a run has begun needs none"
+        )
     for path in _overrides(argv):
         _check_field(path, config)
     define_config(values, argv)

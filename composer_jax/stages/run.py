@@ -1,6 +1,7 @@
 """Run: the folder of a run, its config, its devices, and the log of its stages."""
 
 import functools
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,9 +17,11 @@ from composer_jax.parallel.mesh import batch_shards
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
 from composer_jax.stages.config import RunConfig, run_config
+from composer_jax.stages.renamed import RENAMED
 from composer_jax.stages.rollout_services import RolloutServices
 from composer_jax.stages.run_data import RunData
 from composer_jax.stages.run_model import RunModel
+from composer_jax.stages.schema import renamed_fields
 from composer_jax.stages.usage import track_usage
 
 MIN_FREE_BYTES = 500_000_000
@@ -111,7 +114,24 @@ class Run:
 
 
 def _open_workdir(workdir: Path | str, config: dict[str, Any]) -> Workdir:
-    """Opens the folder of a run: process 0 claims it, the other processes share it."""
+    """Opens the folder of a run: process 0 claims it, the other processes share it.
+
+    Raises:
+      UserError: the folder holds a run of an older config schema, of which the sentence names the fields.
+    """
+    _refuse_older_schema(Path(workdir))
     claimed = Workdir(workdir, config) if is_first_process() else None
     holder = broadcast_from_process0(lambda: claimed.holder if claimed else "")
     return claimed or Workdir(workdir, config, holder=holder)
+
+
+def _refuse_older_schema(workdir: Path) -> None:
+    file = workdir / "config.json"
+    if not file.is_file():
+        return
+    changes = renamed_fields(json.loads(file.read_bytes()).get("config", {}), RENAMED)
+    if changes:
+        raise UserError(
+            f"{workdir} holds a run of an older config schema ({changes}); choose another --workdir, or continue it "
+            "with the version of composer_jax that began it."
+        )

@@ -50,11 +50,14 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], path: str, renamed: Ma
       UserError: an unknown or missing field, or a value of a wrong type, named with its whole path; fields of an older
         schema, all of them with their names of today.
     """
-    old = [(name, renamed[name]) for name in field_paths(values) if renamed and name in renamed]
-    if old:
-        changes = "; ".join(f"{name} is now {new}" for name, new in old)
+    if changes := renamed_fields(values, renamed or {}):
         raise UserError(f"{path} has fields of an older schema: {changes}.")
     return _build(cls, values, path)
+
+
+def renamed_fields(values: Mapping[str, Any], renamed: Mapping[str, str]) -> str:
+    """Returns "a is now b; c is now d" for the fields of `values` that `renamed` lists, or ""."""
+    return "; ".join(f"{name} is now {renamed[name]}" for name in field_paths(values) if name in renamed)
 
 
 def field_paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

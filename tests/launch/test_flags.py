@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -276,3 +277,18 @@ def test_flags_of_its_own_beside_a_config(config_file):
     ]:
         with pytest.raises(UserError, match=sentence):
             parsed(*args)
+
+
+def test_a_begun_run_needs_no_config(tmp_path):
+    """The config of the folder, which the command line may still compare with its own values."""
+    config, _ = flags.parse(["prog", "--config=tiny:smoke", f"--workdir={tmp_path}"])
+    (tmp_path / "config.json").write_text(json.dumps({"config": config.to_dict()}))
+    again, workdir = flags.parse(["prog", f"--workdir={tmp_path}", "--config.rl.steps=7"])
+    assert workdir == tmp_path and again.rl.steps == 7
+    again.rl.steps = config.rl.steps
+    assert json.dumps(again.to_dict(), sort_keys=True) == json.dumps(config.to_dict(), sort_keys=True)
+
+
+def test_a_folder_without_a_run_needs_a_config(tmp_path):
+    with pytest.raises(UserError, match="--config is missing.*only a --workdir in which a run has begun needs none"):
+        flags.parse(["prog", f"--workdir={tmp_path}"])

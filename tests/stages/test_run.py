@@ -158,3 +158,11 @@ def test_a_stage_keeps_the_checkpoint_before_the_latest(new_run):
         for step in (1, 2, 3):
             store.save(step, arrays={"w": np.zeros(2)})
         assert store.steps() == [2, 3]
+
+
+def test_a_folder_of_the_older_schema_is_refused_with_the_names_that_changed(tmp_path):
+    stored = {"config_hash": "0", "config": {"seed": 0, "rl": {"ratio_low": 0.2}, "agent": {"max_turns": 4}}}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="older config schema .*agent.max_turns is now agent.limits.max_turns") as error:
+        Run(get_config("smoke"), tmp_path)
+    assert "rl.ratio_low is now rl.loss.ratio_low" in str(error.value)
