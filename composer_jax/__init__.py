@@ -1,4 +1,4 @@
-"""composer_jax: turns an open mixture-of-experts model into a coding agent.
+"""composer_jax trains mixture-of-experts language models to be coding agents.
 
 What a notebook needs is importable from here in one line. A module is loaded when its name is first used.
 """
