@@ -16,7 +16,7 @@ from composer_jax.seeds import seeded_random
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.grading import changes_from_texts, grade
 from composer_jax.tasks.task import Split, Task
-from composer_jax.tasks.workspace import RUN_TESTS, visible_cases
+from composer_jax.tasks.visible_cases import RUN_TESTS, visible_cases
 from configs import tiny
 
 VERBS = {"train": ("add", "shift", "raise"), "heldout": ("move", "lift"), "unseen": ("push",)}

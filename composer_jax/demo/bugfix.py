@@ -17,7 +17,7 @@ from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.task import Split, Task
-from composer_jax.tasks.workspace import RUN_TESTS, visible_cases
+from composer_jax.tasks.visible_cases import RUN_TESTS, visible_cases
 
 FAMILY = "bugfix"
 TOOLS = ("run_tests", "grep", "read", "edit", "finish")

@@ -19,7 +19,7 @@ from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.task import Split, Task
-from composer_jax.tasks.workspace import RUN_TESTS, visible_cases
+from composer_jax.tasks.visible_cases import RUN_TESTS, visible_cases
 
 FAMILY = "recall"
 TOOLS = ("run_tests", "read", "edit", "finish")  # no grep: one line of it would make the long file short

@@ -1,4 +1,4 @@
-"""The files that every generated workspace has in common, and how its modules are laid out."""
+"""The files of a workspace whose agent has the tool run_tests: a runner and the cases that the agent may see."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from composer_jax.tasks.grader import Case
 
 RUN_TESTS = Path(__file__).with_name("run_tests.py").read_text(encoding="utf-8")
-"""The runner that the agent's run_tests tool starts. Real files, so that they are linted and tested like any
-other."""
+"""The text of run_tests.py, which the tool run_tests starts (agent/tools/compact.py)."""
 
 
 def visible_cases(cases: Sequence[Case]) -> str:
