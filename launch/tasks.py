@@ -159,9 +159,9 @@ def show(values, path):
 
 
 def read(values, path):
-    from composer_jax.tasks.formats import Options, read_tasks
+    from composer_jax.tasks.formats import ReadOptions, read_tasks
 
-    options = Options(
+    options = ReadOptions(
         repos=Path(values.repos) if values.repos else None, packages=Path(values.packages) if values.packages else None
     )
     return read_tasks(path, options)

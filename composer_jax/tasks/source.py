@@ -13,7 +13,7 @@ from composer_jax.sandbox import SandboxLimits
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.family import import_families
-from composer_jax.tasks.formats import Options, read_tasks
+from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.images.containers import require_images
 from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.task import Split, Task
@@ -36,7 +36,7 @@ class TaskSource:
         self.seed = seed
         self.families = import_families(config.families)
         train, heldout = _path(config.train) if read_train else None, _path(config.heldout)
-        options = Options(repos=_path(config.repos), packages=_path(config.packages))
+        options = ReadOptions(repos=_path(config.repos), packages=_path(config.packages))
         self.train: Mapping[str, Sequence[Task]] = _by_family(seed, train, "train", options)
         self.heldout: Mapping[str, Sequence[Task]] = _by_family(seed, heldout, "heldout", options)
         every = [task for tasks in (*self.train.values(), *self.heldout.values()) for task in tasks]
@@ -110,7 +110,7 @@ def _path(text: str) -> Path | None:
 
 
 def _by_family(
-    seed: int, path: Path | None, split: Literal["train", "heldout"], options: Options
+    seed: int, path: Path | None, split: Literal["train", "heldout"], options: ReadOptions
 ) -> dict[str, list[Task]]:
     by_family = defaultdict(list)
     if path is not None:

@@ -9,7 +9,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, LocalSandboxPool, SandboxLimits
 from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.tasks import LogGrader, Task
-from composer_jax.tasks.formats import Options, read_tasks
+from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.grading import grade
 from composer_jax.tasks.images.containers import container_pool
 
@@ -60,7 +60,7 @@ def test_a_harbor_task_is_built_solved_and_graded(engine, tmp_path):
     for path, text in files.items():
         (tmp_path / "task" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "task" / path).write_text(text)
-    (task,) = read_tasks(tmp_path / "task", Options(store=tmp_path / "store"))
+    (task,) = read_tasks(tmp_path / "task", ReadOptions(store=tmp_path / "store"))
 
     async def go():
         async with container_pool(task, engine=engine) as pool:

@@ -1,13 +1,13 @@
 """Published task formats: Harbor and Terminal-Bench directories, rows of SWE-bench and SWE-smith.
 
 tasks = read_tasks("terminal-bench-2/")                                      # the format is detected
-tasks = read_tasks("verified.parquet", Options(repos=Path("mirrors")), skipped := [])
+tasks = read_tasks("verified.parquet", ReadOptions(repos=Path("mirrors")), skipped := [])
 write_predictions(Path("predictions.jsonl"), [prediction(task, changes, "my-model")])
 """
 
-from composer_jax.tasks.formats.options import Options
+from composer_jax.tasks.formats.options import ReadOptions
 from composer_jax.tasks.formats.predictions import prediction, write_predictions
 from composer_jax.tasks.formats.read import read_tasks
 from composer_jax.tasks.formats.swe_bench import gold_changes
 
-__all__ = ["Options", "gold_changes", "prediction", "read_tasks", "write_predictions"]
+__all__ = ["ReadOptions", "gold_changes", "prediction", "read_tasks", "write_predictions"]

@@ -21,7 +21,7 @@ from composer_jax.errors import UserError
 from composer_jax.tasks.formats.checkout import move_into_store
 from composer_jax.tasks.formats.dockerfile import NeedsContainer, build_workspace, check_script
 from composer_jax.tasks.formats.fields import Fields
-from composer_jax.tasks.formats.options import Options
+from composer_jax.tasks.formats.options import ReadOptions
 from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.task import Task
 
@@ -41,7 +41,7 @@ def is_composer_task(directory: Path) -> bool:
     return "composer" in _manifest(directory).table("metadata").values
 
 
-def read_harbor_dir(directory: Path, options: Options) -> Task:
+def read_harbor_dir(directory: Path, options: ReadOptions) -> Task:
     """Reads the task in a directory. Raises UserError if it is incomplete or uses unsupported features."""
     top = _manifest(directory)
     environment, verifier, agent = top.table("environment"), top.table("verifier"), top.table("agent")
@@ -167,7 +167,7 @@ def _variables(table: Fields) -> dict[str, str]:
     return {name: _VARIABLE.sub(value, env.text(name)) for name in env.values}
 
 
-def _workspace(directory: Path, environment: Fields, options: Options) -> Path:
+def _workspace(directory: Path, environment: Fields, options: ReadOptions) -> Path:
     """Returns a folder with the Dockerfile's workspace. Raises NeedsContainer if that needs an image."""
     dockerfile = directory / "environment" / "Dockerfile"
     if not dockerfile.is_file():

@@ -1,4 +1,4 @@
-"""Options of read_tasks: what the caller decides, as opposed to the tasks."""
+"""The options of read_tasks: what the caller decides, as opposed to the tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def default_store() -> Path:
 
 
 @dataclass(frozen=True)
-class Options:
+class ReadOptions:
     """repos: a folder of git repositories (owner__name or owner/name) with the commits that rows name. Rows only.
     packages: a folder of installed Python packages. Harbor directories use it as it is; rows use its subfolder
       owner__name/version, or owner__name for rows without a version.

@@ -12,21 +12,21 @@ from composer_jax.extensions import resolve
 from composer_jax.tasks import harbor
 from composer_jax.tasks.formats import harbor_dir, swe_bench, swe_smith
 from composer_jax.tasks.formats.fields import Fields
-from composer_jax.tasks.formats.options import Options
+from composer_jax.tasks.formats.options import ReadOptions
 from composer_jax.tasks.formats.rows import ROW_FILES, read_rows
 from composer_jax.tasks.task import Task
 
 
-def read_tasks(path: Path | str, options: Options | None = None, skipped: list[str] | None = None) -> list[Task]:
+def read_tasks(path: Path | str, options: ReadOptions | None = None, skipped: list[str] | None = None) -> list[Task]:
     """Returns the tasks at a path, in order.
 
     path: a Harbor or Terminal-Bench directory or a folder of them, written by write_task or by other projects; the
       output of `launch.tasks generate`; a .jsonl or .parquet file of SWE-bench or SWE-smith rows, or of both; a
-      SWE-bench 5 task repository; a path of a user's own format (Options.formats).
+      SWE-bench 5 task repository; a path of a user's own format (ReadOptions.formats).
     skipped: receives the error of each unusable task, which is left out; None: the first such task raises.
     Raises UserError for another kind of path, a path without tasks, or a repeated id.
     """
-    path, options = Path(path), options or Options()
+    path, options = Path(path), options or ReadOptions()
     if (path / "baseline.json").is_file():  # the output of repository/build.py
         path /= "tasks"
     tasks: list[Task] = []
@@ -45,7 +45,7 @@ def read_tasks(path: Path | str, options: Options | None = None, skipped: list[s
     return tasks
 
 
-def _find_readers(path: Path, options: Options) -> Sequence[Callable[[], Task]]:
+def _find_readers(path: Path, options: ReadOptions) -> Sequence[Callable[[], Task]]:
     """Returns one function per task of a path, from the first format that reads the path."""
     for name in (*options.formats, *FORMATS):
         readers = resolve(name, FORMATS, "tasks.formats")(path, options)
@@ -58,25 +58,25 @@ def _find_readers(path: Path, options: Options) -> Sequence[Callable[[], Task]]:
     raise UserError(f"{path} does not exist; give a folder of tasks or a file of rows")
 
 
-def _read_row_file(path: Path, options: Options) -> Sequence[Callable[[], Task]] | None:
+def _read_row_file(path: Path, options: ReadOptions) -> Sequence[Callable[[], Task]] | None:
     if not (path.is_file() and path.suffix in ROW_FILES):
         return None
     return [partial(_read_row, row, options) for row in read_rows(path)]
 
 
-def _read_task_repository(path: Path, options: Options) -> Sequence[Callable[[], Task]] | None:
+def _read_task_repository(path: Path, options: ReadOptions) -> Sequence[Callable[[], Task]] | None:
     if not (path.is_dir() and swe_bench.is_task_repository(path)):
         return None
     return [partial(_read_row, row, options) for row in swe_bench.rows_of_repository(path)]
 
 
-def _read_directories(path: Path, options: Options) -> Sequence[Callable[[], Task]] | None:
+def _read_directories(path: Path, options: ReadOptions) -> Sequence[Callable[[], Task]] | None:
     if not path.is_dir():
         return None
     return [partial(_read_directory, directory, options) for directory in _harbor_dirs(path)]
 
 
-Format = Callable[[Path, Options], Sequence[Callable[[], Task]] | None]
+Format = Callable[[Path, ReadOptions], Sequence[Callable[[], Task]] | None]
 """Returns one function per task of a path, or None for a path of another format; the functions raise UserError."""
 FORMATS: Mapping[str, Format] = {
     "rows": _read_row_file,
@@ -91,7 +91,7 @@ class RowFormat:
     """A format of rows. matches: whether a row is of this format. read: makes its task; may raise UserError."""
 
     matches: Callable[[Fields], bool]
-    read: Callable[[Fields, Options], Task]
+    read: Callable[[Fields, ReadOptions], Task]
 
 
 ROW_FORMATS: Mapping[str, RowFormat] = {
@@ -101,7 +101,7 @@ ROW_FORMATS: Mapping[str, RowFormat] = {
 """Formats of rows by name, in the order in which they are tried."""
 
 
-def _read_row(row: Fields, options: Options) -> Task:
+def _read_row(row: Fields, options: ReadOptions) -> Task:
     for row_format in ROW_FORMATS.values():
         if row_format.matches(row):
             return row_format.read(row, options)
@@ -109,7 +109,7 @@ def _read_row(row: Fields, options: Options) -> Task:
     raise UserError(f"{row.where} is neither a SWE-bench row nor a SWE-smith row; it has {fields[:200]}")
 
 
-def _read_directory(directory: Path, options: Options) -> Task:
+def _read_directory(directory: Path, options: ReadOptions) -> Task:
     if harbor_dir.is_composer_task(directory):
         return harbor.read_task(directory)
     return harbor_dir.read_harbor_dir(directory, options)

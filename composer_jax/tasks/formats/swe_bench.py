@@ -23,7 +23,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import Change
 from composer_jax.tasks.formats.checkout import Mirrors, move_into_store
 from composer_jax.tasks.formats.fields import Fields
-from composer_jax.tasks.formats.options import Options
+from composer_jax.tasks.formats.options import ReadOptions
 from composer_jax.tasks.grader import Grader, LogGrader, SuiteGrader
 from composer_jax.tasks.grading.log_parsers import parser_of
 from composer_jax.tasks.patches.git_diff import apply_change, changes_from_patch
@@ -40,7 +40,7 @@ def is_row(row: Fields) -> bool:
     return {"instance_id", "base_commit", "test_patch"} <= row.values.keys()
 
 
-def read_row(row: Fields, options: Options) -> Task:
+def read_row(row: Fields, options: ReadOptions) -> Task:
     """Returns the task of a row. Raises UserError for an incomplete row or one that cannot be graded here."""
     name, repo, commit = instance_id(row), row.text("repo"), row.text("base_commit")
     patches = {"gold_patch": row.text("patch"), "test_patch": row.text("test_patch")}
@@ -156,7 +156,7 @@ def instruction(repo: str, problem: str) -> str:
     )
 
 
-def find_packages(options: Options, repo: str, version: str) -> Path | None:
+def find_packages(options: ReadOptions, repo: str, version: str) -> Path | None:
     """Returns the user's folder of packages for a version of a repository, or None."""
     if options.packages is None:
         return None

@@ -17,7 +17,7 @@ from pathlib import Path
 from composer_jax.errors import UserError
 from composer_jax.tasks.formats.checkout import Mirrors, move_into_store
 from composer_jax.tasks.formats.fields import Fields
-from composer_jax.tasks.formats.options import Options
+from composer_jax.tasks.formats.options import ReadOptions
 from composer_jax.tasks.formats.swe_bench import (
     find_packages,
     instance_id,
@@ -43,7 +43,7 @@ def is_row(row: Fields) -> bool:
     return {"instance_id", "patch", "FAIL_TO_PASS"} <= row.values.keys() and "test_patch" not in row.values
 
 
-def read_row(row: Fields, options: Options) -> Task:
+def read_row(row: Fields, options: ReadOptions) -> Task:
     """Returns the task of a row. Raises UserError for an incomplete row or a missing repository."""
     name, repo, patch = instance_id(row), row.text("repo"), row.text("patch")
     f2p, p2p = test_ids(row)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
-from composer_jax.tasks.formats import Options
+from composer_jax.tasks.formats import ReadOptions
 
 BUGGY = "def double(x):\n    return x + 2\n\n\ndef half(x):\n    return x / 2\n"
 RIGHT = BUGGY.replace("x + 2", "x * 2")
@@ -61,7 +61,7 @@ def project(tmp_path):
         new_test=NEW_TEST,
         git=run_git,
         commit=commit,
-        options=Options(repos=mirrors, store=tmp_path / "store"),
+        options=ReadOptions(repos=mirrors, store=tmp_path / "store"),
     )
 
 

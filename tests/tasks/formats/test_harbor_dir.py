@@ -10,7 +10,7 @@ from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change
 from composer_jax.tasks import ScriptGrader, Task
-from composer_jax.tasks.formats import Options, read_tasks
+from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.grading import grade
 from composer_jax.tasks.harbor import write_task
 
@@ -78,7 +78,7 @@ def make(tmp_path):
 
 @pytest.fixture
 def options(tmp_path):
-    return Options(store=tmp_path / "store")
+    return ReadOptions(store=tmp_path / "store")
 
 
 def read_one(path, options):

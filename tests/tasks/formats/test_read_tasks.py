@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from composer_jax.errors import UserError
 from composer_jax.tasks import Task
-from composer_jax.tasks.formats import Options, read_tasks
+from composer_jax.tasks.formats import ReadOptions, read_tasks
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -50,7 +50,7 @@ def test_any_row_gives_tasks_or_one_sentence(folder, row, with_repos):
     path = folder / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
     (folder / "repos").mkdir(exist_ok=True)
-    options = Options(repos=folder / "repos" if with_repos else None, store=folder / "store")
+    options = ReadOptions(repos=folder / "repos" if with_repos else None, store=folder / "store")
     try:
         tasks = read_tasks(path, options)
     except UserError as error:
@@ -81,7 +81,7 @@ def test_any_directory_gives_a_task_or_one_sentence(folder, toml, dockerfile):
     (path / "environment").mkdir(exist_ok=True)
     (path / "environment/Dockerfile").write_text(dockerfile, errors="replace")
     try:
-        read_tasks(path, Options(store=folder / "store"))
+        read_tasks(path, ReadOptions(store=folder / "store"))
     except UserError as error:
         assert str(error)
 
@@ -125,11 +125,11 @@ def test_a_format_of_the_user_is_named_by_import_path(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "a.note").write_text("one\ntwo\n")
     (tmp_path / "b.note").write_text("")
-    options = Options(formats=("my_formats:read_notes",))
+    options = ReadOptions(formats=("my_formats:read_notes",))
     assert [task.instruction for task in read_tasks(tmp_path / "a.note", options)] == ["one", "two"]
     with pytest.raises(UserError, match="b.note holds no tasks"):
         read_tasks(tmp_path / "b.note", options)
     with pytest.raises(UserError, match="is not a file of rows"):
         read_tasks(tmp_path / "a.note")
     with pytest.raises(UserError, match="tasks.formats='my_formats:nothing' cannot be imported"):
-        read_tasks(tmp_path / "a.note", Options(formats=("my_formats:nothing",)))
+        read_tasks(tmp_path / "a.note", ReadOptions(formats=("my_formats:nothing",)))

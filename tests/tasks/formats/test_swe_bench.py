@@ -10,7 +10,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change
 from composer_jax.tasks import LogGrader, Task
-from composer_jax.tasks.formats import Options, gold_changes, prediction, read_tasks, write_predictions
+from composer_jax.tasks.formats import ReadOptions, gold_changes, prediction, read_tasks, write_predictions
 from composer_jax.tasks.grading import grade
 from composer_jax.tasks.patches.git_diff import changes_from_patch
 
@@ -24,7 +24,7 @@ def write_rows(path, *rows):
 
 @pytest.fixture
 def options(project, packages):
-    """Options with everything that the project's row needs to run without an image."""
+    """ReadOptions with everything that the project's row needs to run without an image."""
     return dataclasses.replace(project.options, packages=packages)
 
 
@@ -90,7 +90,7 @@ def test_mirrors_may_be_called_in_either_way_and_be_bare(read, bench_row, projec
         project.git(tmp_path, "clone", "--quiet", "--bare", str(project.folder), str(other / layout))
     else:
         shutil.copytree(project.folder, other / layout)
-    task = read(bench_row, Options(repos=other, store=tmp_path / "other store"), **EVAL)
+    task = read(bench_row, ReadOptions(repos=other, store=tmp_path / "other store"), **EVAL)
     assert (task.repository / "calc.py").read_text() == project.buggy
 
 

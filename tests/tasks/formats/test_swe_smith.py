@@ -8,7 +8,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change
-from composer_jax.tasks.formats import Options, gold_changes, read_tasks
+from composer_jax.tasks.formats import ReadOptions, gold_changes, read_tasks
 from composer_jax.tasks.grading import grade
 
 
@@ -95,6 +95,6 @@ def test_broken_rows_are_refused(read, smith_row, fields, sentence):
 
 def test_without_the_repository_there_is_no_task(read, smith_row, tmp_path):
     with pytest.raises(UserError, match=r"needs the repository acme/calc; give the folder of repositories \(repos\)"):
-        read(smith_row, Options(store=tmp_path / "store"))
+        read(smith_row, ReadOptions(store=tmp_path / "store"))
     with pytest.raises(UserError, match="the folder .*nowhere of repositories does not exist"):
-        read(smith_row, Options(repos=tmp_path / "nowhere", store=tmp_path / "store"))
+        read(smith_row, ReadOptions(repos=tmp_path / "nowhere", store=tmp_path / "store"))
