@@ -27,9 +27,9 @@ from composer_jax.sandbox import (
     SandboxPool,
 )
 from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
+from composer_jax.tasks.retry import ATTEMPTS
 from composer_jax.tasks.task import Task
 
-ATTEMPTS = 3
 MAX_CHANGED = 32 << 20  # bytes of all changed files together; half of the sandbox's workspace if that is less
 _NEW_FOLDER = Change("folder", mode=0o755)
 

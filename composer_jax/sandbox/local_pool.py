@@ -26,7 +26,7 @@ from composer_jax.sandbox.tree_cache import TreeCache
 WARM = 8  # empty sandboxes kept ready: about 3 MB and no CPU time each
 READY_S = 20.0  # longest a sandbox may take to start; usually milliseconds
 END_S = 1.0  # longest between the end of the zygote's socket and of its process
-ATTEMPTS = 3  # a failed start is tried twice more
+START_ATTEMPTS = 3  # a failed start is tried twice more
 
 
 class LocalSandboxPool:
@@ -142,7 +142,7 @@ class LocalSandboxPool:
         plan = MountPlan(Tree(self) if tree is None else tree, packages, tests, network)
         while len(self._used) >= self.size and not self._closed:
             await self._wait()
-        for attempt in range(ATTEMPTS):
+        for attempt in range(START_ATTEMPTS):
             if self._closed:
                 raise RuntimeError("the sandbox pool is closed; make another one")
             try:
@@ -157,7 +157,7 @@ class LocalSandboxPool:
                 return sandbox
             except SandboxDied:
                 self._drop_warm()  # the cause may have killed them all
-                if attempt + 1 == ATTEMPTS:
+                if attempt + 1 == START_ATTEMPTS:
                     raise
             except BaseException:
                 sandbox.end("its files could not be written")

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from composer_jax.agent import workspace as workspaces
 from composer_jax.agent.search import SearchIndex
-from composer_jax.agent.workspace import ATTEMPTS, Workspace
+from composer_jax.agent.workspace import Workspace
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxDied, SandboxFileError, local_pool
 from composer_jax.sandbox.async_lazy import AsyncLazy
 from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.tasks.retry import ATTEMPTS
 from tests.agent.conftest import DyingPool, task_of
 from tests.sandbox.fixtures import contents
 

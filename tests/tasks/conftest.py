@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.sandbox import Change, LocalSandboxPool, SandboxLimits
+from tests.agent.conftest import DyingPool
 
 NEEDED = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
@@ -29,26 +30,6 @@ def packages(tmp_path_factory):
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, folder / file)
     return folder
-
-
-class DyingPool:
-    """Hands out real sandboxes, of which the first `deaths` are dead on arrival."""
-
-    def __init__(self, pool, deaths):
-        self.pool = pool
-        self.deaths = deaths
-        self.acquired = 0
-        self.trees = pool.trees
-
-    def tree(self, folder):
-        return self.pool.tree(folder)
-
-    async def acquire(self, files, tree=None, **more):
-        sandbox = await self.pool.acquire(files, tree, **more)
-        self.acquired += 1
-        if self.acquired <= self.deaths:
-            sandbox.end("a test ended it")
-        return sandbox
 
 
 @pytest.fixture

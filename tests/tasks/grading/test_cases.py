@@ -216,16 +216,16 @@ def test_a_timeout_is_not_cached(pool):
 
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_dying_sandboxes_are_replaced(dying_pool, deaths):
-    pool = dying_pool(deaths)
+    pool = dying_pool(range(deaths))
     assert graded(pool, {"tools.py": RIGHT}).reward == 1.0
-    assert pool.acquired == deaths + 1
+    assert len(pool.sandboxes) == deaths + 1
 
 
 def test_an_outage_is_an_error_without_a_reward(dying_pool):
-    pool = dying_pool(99)
+    pool = dying_pool(range(99))
     with pytest.raises(SandboxDied):
         graded(pool, {"tools.py": RIGHT})
-    assert pool.acquired == ATTEMPTS
+    assert len(pool.sandboxes) == ATTEMPTS
 
 
 def test_same_value_compares_types():
