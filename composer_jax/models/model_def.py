@@ -5,6 +5,8 @@ the NNX modules inside a traced function; NNX has no part in running a compiled 
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import nnx
@@ -66,9 +68,13 @@ class ModelDef:
         """
         _, params, bias = _abstract(self.config)
         return (
-            _map_axes(params, lambda shape, axes: storage_sharding(mesh, shape, axes)),
-            _map_axes(bias, lambda *_: NamedSharding(mesh, PartitionSpec())),
+            _map_variables(params, lambda variable: storage_sharding(mesh, _shape(variable), _logical_axes(variable))),
+            _map_variables(bias, lambda _: NamedSharding(mesh, PartitionSpec())),
         )
+
+    def decay_mask(self) -> Params:
+        """Returns whether weight decay applies to each parameter, as bools in a tree like params."""
+        return _map_variables(_abstract(self.config)[1], lambda variable: variable.get_metadata()["decays"])
 
     def parameter_count(self) -> int:
         """Returns the number of trained parameters, embedding and head included."""
@@ -90,15 +96,22 @@ def _abstract(config: ModelConfig):
     return nnx.split(model, nnx.Param, RouterBias)
 
 
-def _map_axes(state: nnx.State, function) -> Params:
-    """Maps function(shape, logical axes) over the variables, to a nested dict; stacked layers have a leading unnamed
-    axis."""
+def _shape(variable: nnx.Variable) -> tuple[int, ...]:
+    return variable.get_value().shape
+
+
+def _logical_axes(variable: nnx.Variable) -> tuple[str | None, ...]:
+    """Returns the logical axis of each dimension; stacked layers have a leading unnamed one."""
+    axes = tuple(variable.get_metadata()["axes"])
+    return (None,) * (len(_shape(variable)) - len(axes)) + axes
+
+
+def _map_variables(state: nnx.State, function: Callable[[nnx.Variable], Any]) -> Params:
+    """Maps a function over the variables, to a nested dict."""
     pure = {}
     for path, variable in nnx.to_flat_state(state):
-        shape = variable.get_value().shape
-        axes = tuple(variable.get_metadata()["axes"])
         node = pure
         for part in path[:-1]:
             node = node.setdefault(part, {})
-        node[path[-1]] = function(shape, (None,) * (len(shape) - len(axes)) + axes)
+        node[path[-1]] = function(variable)
     return pure

@@ -65,7 +65,7 @@ class Learner:
         self.definition, self.optimizer, self.mesh = definition, optimizer, mesh
         self.host_reduction = reduction == "host" and mesh.shape["replica"] > 1
         self.replicated = NamedSharding(mesh, PartitionSpec())
-        self.transformation = optimizer.transformation
+        self.transformation = optax.with_extra_args_support(optimizer.transformation)
         self._gradient = jax.jit(self._sharded_gradient(loss))
         self._accumulate = jax.jit(_accumulate, donate_argnums=0)
         self._update = jax.jit(self._apply, static_argnames="bias_rate", donate_argnums=0)
@@ -247,7 +247,9 @@ class Learner:
                 "maxima": jax.tree.map(lambda x: x.max(0), total["maxima"]),
             }
         gradient, sums, maxima = total["gradient"], total["sums"], total["maxima"]
-        direction, optimizer = self.transformation.update(gradient, state.optimizer, state.params)
+        direction, optimizer = self.transformation.update(
+            gradient, state.optimizer, state.params, decay_mask=self.definition.decay_mask()
+        )
         params = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), state.params, direction)
         router_bias = (
             update_router_bias(state.router_bias, sums["counts"], bias_rate) if bias_rate else state.router_bias

@@ -38,7 +38,7 @@ class OptimizerConfig:
     eps: float = 1e-8
     """Added to the root of Adam's second moment. Not published; optax's default."""
     weight_decay: float = 0.1
-    """Decoupled weight decay of all parameters but the scales of norms (DeepSeek-V3: 0.1)."""
+    """Decoupled weight decay of matrices (DeepSeek-V3: 0.1). Norm scales, biases and attention sinks do not decay."""
     clip: float = 1.0
     """Largest global norm of the gradient; a longer gradient is scaled down to it (DeepSeek-V3: 1.0)."""
 
@@ -65,7 +65,8 @@ class Optimizer:
     """What a Learner needs of an optimizer."""
 
     transformation: optax.GradientTransformation
-    """Everything but the learning rate: gradient -> direction, which the step multiplies by minus the rate."""
+    """Everything but the learning rate: gradient -> direction, which the step multiplies by minus the rate. An update
+    that accepts extra arguments gets `decay_mask`: for each parameter, whether it decays (ModelDef.decay_mask)."""
     learning_rate: Callable[[int], float]
     """The rate of an optimizer step, counted from 0. The jitted step receives it as an argument, so that changing it
     does not recompile."""
@@ -97,16 +98,22 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> Callable[[int
 
 def adamw(config: OptimizerConfig, steps: int) -> Optimizer:
     """AdamW (arXiv 1711.05101) after clipping by the global norm."""
-
-    def decays(tree):
-        return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != "scale", tree)
-
     transformation = optax.chain(
         optax.clip_by_global_norm(config.clip),
         optax.scale_by_adam(config.b1, config.b2, config.eps),
-        optax.add_decayed_weights(config.weight_decay, decays),
+        add_masked_weight_decay(config.weight_decay),
     )
     return Optimizer(transformation, learning_rate_schedule(config, steps))
+
+
+def add_masked_weight_decay(weight_decay: float) -> optax.GradientTransformationExtraArgs:
+    """optax.add_decayed_weights for the parameters that the `decay_mask` of the update names."""
+
+    def update(updates, state, params=None, **extra_args):
+        decay = lambda u, w, decays: u + weight_decay * w if decays else u  # noqa: E731
+        return jax.tree.map(decay, updates, params, extra_args["decay_mask"]), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 OPTIMIZERS: Mapping[str, Callable[[OptimizerConfig, int], Optimizer]] = {"adamw": adamw}

@@ -12,8 +12,8 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.models.router import updated_bias
 from composer_jax.observe.compilations import count_compilations
-from composer_jax.train.losses import LanguageLoss
-from tests.models.small import forward, relative_error
+from composer_jax.train.losses import LanguageLoss, LanguageLossConfig
+from tests.models.small import GROUPED_QUERY, forward, random_weights, relative_error, small
 from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER, OPTIMIZER_CONFIG, full_gradient, make_batch
 
 BATCH = make_batch(1)
@@ -84,6 +84,29 @@ def test_weights_after_three_steps_are_those_of_optax_adamw(learner, weights):
         assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
     assert int(state.step) == 3
     assert max(jax.tree.leaves(jax.tree.map(relative_error, state.params, params))) < 1e-5
+
+
+NOT_DECAYED = {
+    "mla": {"scale"},
+    "gqa": {"scale", "sinks", "logit_bias"} | {f"{name}_bias" for name in ("q", "k", "v", "out", "gate", "up", "down")},
+}
+
+
+@pytest.mark.parametrize(("kind", "changes"), [("mla", {"q_lora_rank": 8}), ("gqa", GROUPED_QUERY)])
+def test_weight_decay_moves_matrices_only(new_learner, kind, changes):
+    """A batch without loss tokens has no gradient, so that decay alone moves weights."""
+    weights = random_weights(config := small(embedding_taps=1, **changes))
+    empty = BATCH | {"weights": np.zeros_like(BATCH["weights"])}
+    loss = LanguageLoss(LanguageLossConfig(mtp_weight=0.3))
+    state, _ = steps(new_learner(config=config, loss=loss), weights, [empty], 1.0)
+    rate, unchanged = OPTIMIZER.learning_rate(0) * OPTIMIZER_CONFIG.weight_decay, set()
+    for (path, after), before in zip(jax.tree.leaves_with_path(state.params), jax.tree.leaves(weights[0]), strict=True):
+        if np.array_equal(after, before):
+            unchanged.add(path[-1].key)
+        else:
+            assert path[-1].key not in NOT_DECAYED[kind]
+            np.testing.assert_allclose(after, before * (1 - rate), rtol=1e-5)
+    assert unchanged == NOT_DECAYED[kind]
 
 
 def test_the_router_bias_moves_by_the_counts_of_the_global_batch(learner, weights):

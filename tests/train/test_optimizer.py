@@ -21,6 +21,7 @@ def test_ten_steps_are_those_of_optax_adamw():
         "layers": {"q": jnp.asarray(rng.standard_normal((2, 3, 4)), jnp.float32), "norm": {"scale": jnp.ones((2, 3))}},
         "head": jnp.asarray(rng.standard_normal((4, 5)), jnp.float32),
     }
+    decay_mask = {"layers": {"q": True, "norm": {"scale": False}}, "head": True}
     plain = optax.chain(
         optax.clip_by_global_norm(0.7),
         optax.adamw(
@@ -29,7 +30,7 @@ def test_ten_steps_are_those_of_optax_adamw():
             b2=0.9,
             eps=1e-6,
             weight_decay=0.3,
-            mask={"layers": {"q": True, "norm": {"scale": False}}, "head": True},
+            mask=decay_mask,
         ),
     )
     ours, state, theirs, plain_state = params, optimizer.transformation.init(params), params, plain.init(params)
@@ -37,18 +38,19 @@ def test_ten_steps_are_those_of_optax_adamw():
         # Some gradients are clipped and some are not.
         size = 0.01 if step % 2 else 2.0
         gradient = jax.tree.map(lambda w: jnp.asarray(size * rng.standard_normal(w.shape), jnp.float32), params)  # noqa: B023
-        direction, state = optimizer.transformation.update(gradient, state, ours)
+        direction, state = optimizer.transformation.update(gradient, state, ours, decay_mask=decay_mask)
         ours = jax.tree.map(lambda w, u: w - optimizer.learning_rate(step) * u, ours, direction)  # noqa: B023
         update, plain_state = plain.update(gradient, plain_state, theirs)
         theirs = optax.apply_updates(theirs, update)
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
 
-def test_norms_do_not_decay_and_matrices_do():
+def test_weights_decay_where_the_mask_is_true():
     params = {"norm": {"scale": jnp.ones(3)}, "w": jnp.ones((3, 3))}
     transformation = make_optimizer(OptimizerConfig(peak=1.0, weight_decay=0.5), steps=1).transformation
     nothing = jax.tree.map(jnp.zeros_like, params)
-    direction, _ = transformation.update(nothing, transformation.init(params), params)
+    decay_mask = {"norm": {"scale": False}, "w": True}
+    direction, _ = transformation.update(nothing, transformation.init(params), params, decay_mask=decay_mask)
     np.testing.assert_array_equal(direction["norm"]["scale"], 0)
     np.testing.assert_array_equal(direction["w"], 0.5)
 
