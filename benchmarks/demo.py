@@ -4,7 +4,7 @@ Runs `launch.pipeline` once per seed, one after the other, each in its own folde
 run is continued, and a finished one is read. The last line of stdout is one JSON object:
     seeds       results.json of each seed
     mean        {field: mean over the seeds}; minutes are those of the stages, memory is that of the training process
-    promises    {promise: whether the means keep it}
+    checks      {check: whether the means pass it}
 """
 
 import argparse
@@ -49,26 +49,26 @@ FIELDS = {
 }
 
 
-def promises(mean: Mapping[str, float]) -> dict[str, bool]:
-    """{promise: whether the means keep it}, for a run on two cores."""
+def checks(mean: Mapping[str, float]) -> dict[str, bool]:
+    """Returns {check: whether the means pass it}, for runs of configs/tiny.py on two cores."""
     error, tokens = mean["summary.compaction_error_after"], mean["summary.tokens_after"]
     return {
-        "30 minutes": mean["minutes"] <= 30,
-        "6 GiB": mean["peak_rss_gb"] * 1e9 <= 6 * 2**30,
+        "at most 30 minutes": mean["minutes"] <= 30,
+        "at most 6 GiB": mean["peak_rss_gb"] * 1e9 <= 6 * 2**30,
         "the SFT policy fixes 0.2 to 0.4": 0.2 <= mean["rl.pass_at_1_before"] <= 0.4,
-        "the RL policy fixes 0.8": mean["rl.pass_at_1_after"] >= 0.8,
-        "pass@8 is not lower": mean["rl.pass_at_8_after"] >= mean["rl.pass_at_8_before"],
-        "half the compaction error": error <= mean["summary.compaction_error_before"] / 2,
-        "shorter summaries": tokens < mean["summary.tokens_before"],
-        "half the error of long summaries": error <= mean["long.compaction_error"] / 2,
-        "a fifth of their tokens": tokens <= mean["long.tokens"] / 5,
+        "the RL policy fixes at least 0.8": mean["rl.pass_at_1_after"] >= 0.8,
+        "pass@8 is not lower after RL": mean["rl.pass_at_8_after"] >= mean["rl.pass_at_8_before"],
+        "RL at least halves the compaction error": error <= mean["summary.compaction_error_before"] / 2,
+        "summaries are shorter after RL": tokens < mean["summary.tokens_before"],
+        "at most half the compaction error of long reports": error <= mean["long.compaction_error"] / 2,
+        "at most a fifth of their tokens": tokens <= mean["long.tokens"] / 5,
     }
 
 
 def summarize(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """The printed object, from {seed: results.json}."""
+    """Returns the printed object, from {seed: results.json}."""
     mean = {name: round(statistics.fmean(field(r) for r in results.values()), 4) for name, field in FIELDS.items()}
-    return {"seeds": dict(results), "mean": mean, "promises": promises(mean)}
+    return {"seeds": dict(results), "mean": mean, "checks": checks(mean)}
 
 
 def integers(text: str) -> list[int]:
@@ -76,7 +76,7 @@ def integers(text: str) -> list[int]:
 
 
 def run(seed: int, workdir: Path) -> dict[str, Any]:
-    """results.json of one seed."""
+    """Runs the pipeline with one seed and returns its results.json."""
     command = [sys.executable, "-m", "launch.pipeline", "--config=configs/tiny.py", f"--workdir={workdir}"]
     process = subprocess.Popen([*command, f"--config.seed={seed}"], stdout=sys.stderr, cwd=Path(__file__).parents[1])
     try:

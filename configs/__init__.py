@@ -1,1 +1,1 @@
-"""One file per run a user would start; its get_config() explains every setting where it is set."""
+"""One file per run that a user would start; its get_config() states what differs from the defaults of RunConfig."""

@@ -1,1 +1,1 @@
-"""Entry points: `python -m launch.NAME --config=configs/FILE.py --workdir=DIR`; flags -> config -> a call."""
+"""Entry points: `python -m launch.NAME --config=tiny:smoke --workdir=DIR`; flags -> config -> one library call."""

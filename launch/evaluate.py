@@ -1,5 +1,4 @@
-"""Evaluates on held-out tasks every policy that the workdir holds: the SFT policy, and the RL policy if there is
-one."""
+"""Evaluates the policies of a workdir on the suites of the config: the SFT policy, and the RL policy if RL is done."""
 
 from launch import flags, hosts
 

@@ -1,5 +1,4 @@
-"""The whole pipeline: pretraining, SFT, evaluation, RL, evaluation, report. Run again, it continues where it
-stopped."""
+"""Runs all stages: pretraining, SFT, evaluation, RL, evaluation, report. The same command continues a stopped run."""
 
 from launch import flags, hosts
 

@@ -1,4 +1,4 @@
-"""Continued pretraining on source code. The first stage; it also trains the tokenizer."""
+"""Runs continued pretraining on the sources of the config. It is the first stage and also trains the tokenizer."""
 
 from launch import flags
 

@@ -1,4 +1,4 @@
-"""Writes results.json, plots and report.html of a workdir; any stage may be missing."""
+"""Writes results.json, plots and report.html from the stages of a workdir that are done."""
 
 from launch import flags, hosts
 

@@ -1,4 +1,4 @@
-"""GRPO with self-summarization in sandboxed repositories. Needs launch.sft in the same workdir."""
+"""Runs reinforcement learning (GRPO) with tools and self-summarization. Needs launch.sft in the same workdir."""
 
 from launch import flags, hosts
 

@@ -1,14 +1,14 @@
 """Runs a command in a sandbox, on a copy of a folder.
 
-    python -m launch.sandbox --workspace=DIR -- pytest -q
-    python -m launch.sandbox --workspace=DIR --write-back -- sh -c 'ruff format .'
+    python -m launch.sandbox --workspace=DIR --packages=PACKAGES -- python -m pytest -q
+    python -m launch.sandbox --workspace=DIR --write-back -- sh -c 'sort -o names.txt names.txt'
 
-The command sees the folder as /workspace, a read-only system, and nothing else of this machine: no home, no
-environment, no network unless --network is given. The folder itself changes only with --write-back: the changes of the
-command are then written to it after the command, however it ended. The exit code is that of the command, or 124 (out of
-time), 137 (out of memory), 153 (more than 1 GiB of output), 125 (the sandbox itself failed). Output is printed at the
-end; the middle of long output is left out. Standard input, unless it is a terminal, is read to its end first and passed
-to the command; `< /dev/null` passes none.
+The command sees a copy of the folder as /workspace, a read-only system, and nothing else of this machine: no home, no
+environment, no network unless --network is given. PACKAGES is a folder made by `pip install --target`. The folder
+itself changes only with --write-back: the changes of the command are then written to it after the command, however it
+ended. The exit code is that of the command, or 124 (out of time), 137 (out of memory), 153 (more than 1 GiB of output),
+125 (the sandbox itself failed). Output is printed at the end; the middle of long output is left out. Standard input,
+unless it is a terminal, is read to its end first and passed to the command; `< /dev/null` passes none.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on tool-use traces of the scripted experts. Needs launch.pretrain in the same workdir."""
+"""Runs supervised fine-tuning on the conversations of the config. Needs launch.pretrain in the same workdir."""
 
 from launch import flags
 

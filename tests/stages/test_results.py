@@ -103,9 +103,9 @@ def test_the_demo_benchmark_reads_these_results(run):
     better["rl"]["pass_at_1_after"], better["summary"]["compaction_error_after"] = 1.0, 0.1
     line = demo.summarize({0: summary, 1: better})
     assert line["mean"]["rl.pass_at_1_after"] == 0.75 and line["mean"]["minutes"] == 0.6
-    assert not line["promises"]["the RL policy fixes 0.8"] and line["promises"]["30 minutes"]
-    assert not line["promises"]["half the compaction error"]
-    assert demo.summarize({0: better})["promises"]["half the compaction error"]
+    assert not line["checks"]["the RL policy fixes at least 0.8"] and line["checks"]["at most 30 minutes"]
+    assert not line["checks"]["RL at least halves the compaction error"]
+    assert demo.summarize({0: better})["checks"]["RL at least halves the compaction error"]
 
 
 @pytest.mark.parametrize("n", range(len(DONE)))
