@@ -123,8 +123,8 @@ def parse_with_config(values: absl_flags.FlagValues, argv: Sequence[str]) -> Non
     config = load_config(argv)
     if config is None:
         raise UserError(
-            "--config is missing: the run's config, e.g. --config=tiny or --config=path/to/mine.py; only a --workdir in "
-            "which a run has begun needs none"
+            "--config is missing: the run's config, e.g. --config=tiny or --config=path/to/mine.py; only a --workdir "
+            "in which a run has begun needs none"
         )
     for path in _overrides(argv):
         _check_field(path, config)

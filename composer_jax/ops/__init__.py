@@ -1,1 +1,1 @@
-"""Kernels: arrays in, arrays out."""
+"""Functions of arrays that know nothing of networks: attention, grouped matmul, permutations, and shape checks."""

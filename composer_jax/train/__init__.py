@@ -1,1 +1,1 @@
-"""State, optimizer, losses, one jitted step, and the loop of continued pretraining and SFT."""
+"""Training: state and jitted step (learner), losses, optimizers, and the loop of pretraining and SFT."""
