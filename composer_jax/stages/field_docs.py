@@ -14,7 +14,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, cast
 
-_SENTENCE_END = re.compile(r"(?<!e\.g)(?<!i\.e)[.!?](?=\s+[\"'(A-Z0-9])")
+_SENTENCE_END = re.compile(r"(?<!e\.g)(?<!i\.e)(?<!Dr)[.!?](?=\s+[\"'(A-Z0-9])")
 
 
 def field_meaning(root: type, path: str) -> str:

@@ -37,7 +37,7 @@ class Outer:
 @dataclasses.dataclass(frozen=True)
 class Child(Outer):
     extra: float = 0.5
-    """Half."""
+    """Half of what Dr. Who has. Not published."""
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ class Child(Outer):
         ("maybe.width", "Columns, e.g. Those of a table."),
         ("suites.bugs.width", "Columns, e.g. Those of a table."),
         ("counts.recall", "How many of each kind (ours; not published)."),
-        ("extra", "Half."),
+        ("extra", "Half of what Dr. Who has."),
         ("options.traces.bugs", "Arguments."),
         ("nothing", ""),
         ("nothing.there", ""),
