@@ -20,7 +20,7 @@ from composer_jax.sampler.policy import SamplingParams, Session
 from composer_jax.sandbox import SandboxDied, SandboxPool
 from composer_jax.tasks.grading import grade, hack_monitor
 from composer_jax.tasks.images.pools import ImagePools, TaskWorkspace
-from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.tasks.result_cache import EpisodeCache, ResultCache
 from composer_jax.tasks.task import Task
 
 Outcome = Literal["finished", "out_of_turns", "out_of_context", "out_of_segments", "no_call", "infrastructure"]
@@ -104,9 +104,9 @@ async def run_episode(
 
     The reward is that of the hidden cases if the policy said that it is done, else 0. `chat` is the format of all
     messages; the session ends what it samples at `chat.end`. `seed` is recorded; randomness is the session's.
-    `cache` may be shared by any number of episodes. `embedder` adds meaning to semantic_search, which goes by words
-    without one. `images` has the containers of tasks that need one, which are played there and not in `pool`. The
-    session is left open.
+    `cache` may serve any number of episodes; each has its own results. `embedder` adds meaning to semantic_search,
+    which goes by words without one. `images` has the containers of tasks that need one, which are played there and not
+    in `pool`. The session is left open.
 
     Raises UserError for a task with an image where there are no `images`.
     """
@@ -117,15 +117,16 @@ async def run_episode(
     else:
         where = images.workspace(task)
     run = _Run(task, session, chat, compaction, limits)
+    results = cache.of_episode(task.id, seed) if cache else None
     try:
         async with where as place:
-            return await _played(run, Workspace(task, place.pool, cache, embedder, place.base), place, seed, cache)
+            return await _played(run, Workspace(task, place.pool, results, embedder, place.base), place, seed, results)
     except SandboxDied as error:
         return run.episode("infrastructure", None, {}, str(error), seed)
 
 
 async def _played(
-    run: _Run, workspace: Workspace, place: TaskWorkspace, seed: int, cache: ResultCache | None
+    run: _Run, workspace: Workspace, place: TaskWorkspace, seed: int, cache: EpisodeCache | None
 ) -> Episode:
     try:
         outcome = await run.until_the_end(workspace)

@@ -26,7 +26,7 @@ from composer_jax.sandbox import (
     SandboxFileError,
     SandboxPool,
 )
-from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
+from composer_jax.tasks.result_cache import EpisodeCache, fingerprint_bytes, result_key
 from composer_jax.tasks.retry import ATTEMPTS
 from composer_jax.tasks.task import Task
 
@@ -47,7 +47,7 @@ class Workspace:
         self,
         task: Task,
         pool: SandboxPool | None,
-        cache: ResultCache | None = None,
+        cache: EpisodeCache | None = None,
         embedder: Embedder | None = None,
         base: Path | None = None,
     ) -> None:
@@ -170,14 +170,16 @@ class Workspace:
     async def run(self, argv: Sequence[str], timeout_s: float) -> RunResult:
         """The result of a command on the files, cached for the same command on the same files.
 
+        A run is not cached once a command has left files in /tmp or /dev/shm: the key does not cover them.
         Raises SandboxDied after ATTEMPTS sandboxes died in a row.
         """
 
         async def run_command() -> tuple[RunResult, bool]:
             return await self._in_sandbox(lambda sandbox: sandbox.run(argv, timeout_s=timeout_s))
 
-        # The key does not cover what a shell or the network left outside the workspace.
-        if self._cache is None or self._task.network or self._shell_in is not None:
+        # The key does not cover what commands, a shell or the network left outside the workspace.
+        has_left_files = self._sandbox is not None and not self._sandbox.tmp_is_empty
+        if self._cache is None or self._task.network or self._shell_in is not None or has_left_files:
             return (await run_command())[0]
         return await self._cache.get(self._key(["run", *argv]), run_command)
 
@@ -213,11 +215,12 @@ class Workspace:
     # The sandbox.
 
     async def _in_sandbox(self, command: Callable[[Sandbox], Awaitable[RunResult]]) -> tuple[RunResult, bool]:
-        """(result, whether it may be cached): a run that hit a limit or changed anything may not."""
+        """(result, whether it may be cached): a run that hit a limit, changed anything or met files in /tmp may not."""
         async with self._sandbox_lock:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
                     sandbox = await self._current_sandbox()
+                    began_clean = sandbox.tmp_is_empty
                     result = await command(sandbox)
                     after = await sandbox.changes()
                     break
@@ -230,7 +233,8 @@ class Workspace:
                     raise SandboxFileError(f"{error}; the workspace is again as it was before the command") from error
             before = self.changes
             self._store_changes(after)
-            return result, self.changes == before and not sandbox.jobs and result.outcome in ("ok", "nonzero")
+            left_nothing = self.changes == before and began_clean and sandbox.tmp_is_empty and not sandbox.jobs
+            return result, left_nothing and result.outcome in ("ok", "nonzero")
 
     async def _current_sandbox(self) -> Sandbox:
         """A sandbox that holds the current files."""

@@ -57,7 +57,7 @@ class Rollout:
     sandbox_runs: int
     """Commands that ran in a sandbox."""
     sandbox_hits: int
-    """Commands whose result came from the cache, because the same files had been run before."""
+    """Commands whose result came from the cache, because the episode had run them on the same files before."""
 
 
 async def roll_out(

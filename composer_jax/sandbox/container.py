@@ -56,6 +56,7 @@ class Container:
         self._shell: Shell | None = None
         self.jobs = 0
         """Processes that were running beside the shell when its last command ended."""
+        self.tmp_is_empty = False
 
     async def run(
         self,

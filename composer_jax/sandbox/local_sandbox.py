@@ -37,6 +37,8 @@ class LocalSandbox:
         self._changes: dict[str, Change] = {}  # that the worker has reported so far
         self.jobs = 0
         """Processes that were running beside the shell when its last command ended."""
+        self.tmp_is_empty = True
+        """Whether /tmp and /dev/shm held no files at the last call of `changes`; False without isolation."""
         self._worker: Literal["ready", "starting", "none"] = "ready"  # starting: not ready yet
         self._turn = asyncio.Lock()
         self._busy = False  # a call waits for an answer, at most until the alarm
@@ -105,6 +107,7 @@ class LocalSandbox:
         """
         patience_s = REPLY_S + self.limits.workspace_mb / 10  # a tenth of a second for each MiB
         header, body = await self._call({"op": "changes"}, timeout_s=patience_s)
+        self.tmp_is_empty = header["tmp_is_empty"]
         start = 0
         for path in header["same"]:
             self._changes.pop(path, None)

@@ -55,6 +55,8 @@ class Sandbox(Protocol):
     limits: SandboxLimits
     jobs: int
     """Processes that were running beside the shell when its last command ended."""
+    tmp_is_empty: bool
+    """Whether /tmp and /dev/shm held no files at the last call of `changes`; False where that is unknown."""
 
     async def read(self, path: str) -> bytes:
         """Returns the content of a file. Raises SandboxFileError."""

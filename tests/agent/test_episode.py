@@ -28,7 +28,7 @@ NEVER = Compaction()
 def play(tok, chat_format, pool, scripted_session):
     """Runs an episode in which the model says these messages: calls, (content, calls), or token ids."""
 
-    def run(*messages, compaction=NEVER, limits=None, capacity=4096, pool=pool, task=TASK, cache=None):
+    def run(*messages, compaction=NEVER, limits=None, capacity=4096, pool=pool, task=TASK, cache=None, seed=11):
         ids = [message if isinstance(message, list) else render(message) for message in messages]
         session = scripted_session(ids, capacity)
         episode = asyncio.run(
@@ -39,7 +39,7 @@ def play(tok, chat_format, pool, scripted_session):
                 chat_format,
                 compaction=compaction,
                 limits=limits or EpisodeLimits(),
-                seed=11,
+                seed=seed,
                 cache=cache,
             )
         )
@@ -188,12 +188,12 @@ def test_single_deaths_go_unnoticed(play, dying_pool):
     assert (episode.outcome, episode.reward, len(pool.sandboxes)) == ("finished", 1.0, 4)
 
 
-def test_a_group_shares_its_results(play):
+def test_results_are_cached_within_an_episode_and_not_shared_by_a_group(play):
     cache = ResultCache()
-    for _ in range(3):
-        episode, _ = play(RUN, FIX, RUN, FINISH, cache=cache)
+    for seed in range(3):
+        episode, _ = play(RUN, RUN, FIX, RUN, FINISH, cache=cache, seed=seed)
         assert episode.reward == 1.0
-    assert (cache.runs, cache.hits) == (3, 6)
+    assert (cache.runs, cache.hits) == (9, 3)
 
 
 def test_episodes_come_back_from_json(play):

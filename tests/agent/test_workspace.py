@@ -1,7 +1,6 @@
 """The workspace and its sandbox hold the same files; the sandbox is acquired late and may die."""
 
 import asyncio
-import dataclasses
 import gc
 import threading
 import weakref
@@ -16,7 +15,6 @@ from composer_jax.agent.workspace import Workspace
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxDied, SandboxFileError, local_pool
 from composer_jax.sandbox.async_lazy import AsyncLazy
-from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.retry import ATTEMPTS
 from tests.agent.conftest import DyingPool, task_of
 from tests.sandbox.fixtures import contents
@@ -85,34 +83,6 @@ def test_an_outage_of_all_sandboxes_is_raised(dying_pool):
             await workspace.run(SHOW_THEM, 5)
         assert len(pool.sandboxes) == ATTEMPTS
         await workspace.close()
-
-    asyncio.run(check())
-
-
-def test_a_command_on_the_same_files_runs_once(dying_pool):
-    async def check():
-        pool, cache = dying_pool(set()), ResultCache()
-        outputs = []
-        for text in (b"1", b"1", b"2"):
-            workspace = Workspace(task_of(FILES), pool, cache)
-            workspace.write("a.txt", text)
-            outputs.append((await workspace.run(SHOW_THEM, 5)).stdout)
-            await workspace.close()
-        assert outputs == ["a.txt=1\n", "a.txt=1\n", "a.txt=2\n"]
-        assert (cache.hits, cache.runs, len(pool.sandboxes)) == (1, 2, 2)
-
-    asyncio.run(check())
-
-
-def test_a_command_that_changes_something_is_not_cached(pool):
-    async def check():
-        cache = ResultCache()
-        for _ in range(2):
-            workspace = Workspace(task_of({"make.py": "open('made.txt', 'w').write('x')"}), pool, cache)
-            await workspace.run(["python", "make.py"], 5)
-            assert "made.txt" in workspace.files
-            await workspace.close()
-        assert (cache.hits, cache.runs) == (0, 2)
 
     asyncio.run(check())
 
@@ -292,28 +262,6 @@ def test_packages_can_be_imported(pool, folder, tmp_path_factory):
     asyncio.run(check())
 
 
-def test_results_belong_to_repository_packages_and_changes(pool, folder, tmp_path_factory):
-    other = tmp_path_factory.mktemp("other")
-    cache = ResultCache()
-
-    async def check():
-        for options in ({}, {"repository": folder}, {"repository": folder, "packages": other}, {"repository": folder}):
-            workspace = Workspace(task_of({}, **options), pool, cache)
-            await workspace.run(["ls"], 5)
-            await workspace.close()
-        assert (cache.runs, cache.hits) == (3, 1)
-        workspace = Workspace(task_of({}, repository=folder), pool, cache)
-        workspace.write("run.sh", b"echo run", 0o644)
-        await workspace.run(["ls"], 5)
-        assert (cache.runs, cache.hits) == (4, 1), "permissions count"
-        await workspace.shell("cd d; echo x > /tmp/y", 5)
-        await workspace.run(["ls"], 5)
-        assert (cache.runs, cache.hits) == (4, 1), "what a shell left elsewhere may matter"
-        await workspace.close()
-
-    asyncio.run(check())
-
-
 def test_a_repository_that_is_not_a_folder_is_refused(pool, tmp_path):
     workspace = Workspace(task_of({}, repository=tmp_path / "nowhere"), pool)
     with pytest.raises(UserError, match="nowhere is not a folder; a workspace needs one"):
@@ -357,15 +305,3 @@ def test_the_shell_survives_a_file_that_became_a_folder(pool, folder):
         await workspace.close()
 
     asyncio.run(check())
-
-
-def test_results_are_not_shared_between_images(pool):
-    async def check():
-        cache = ResultCache()
-        for image in (None, "a:1", "a:2", "a:1"):
-            workspace = Workspace(dataclasses.replace(task_of(FILES), image=image), pool, cache)
-            await workspace.run(["true"], 10)
-            await workspace.close()
-        return cache.runs, cache.hits
-
-    assert asyncio.run(check()) == (3, 1)

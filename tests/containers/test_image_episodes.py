@@ -182,7 +182,7 @@ def test_what_a_command_did_outside_of_the_workspace_happens_in_every_episode(en
         cache, seen = ResultCache(), []
         async with ImagePools(size=2, engine=engine) as images, images.workspace(task) as place:
             for _ in range(2):
-                workspace = Workspace(task, place.pool, cache, base=place.base)
+                workspace = Workspace(task, place.pool, cache.of_episode(task.id, 0), base=place.base)
                 await workspace.run(["sh", "-c", "echo x > /tmp/mark"], 5)
                 seen.append((await workspace.shell("cat /tmp/mark", 5))[0].stdout)
                 await workspace.close()

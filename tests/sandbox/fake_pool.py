@@ -26,7 +26,7 @@ class FakeSandbox:
     """One workspace in memory. `commands` holds every argument list that was run."""
 
     def __init__(self, pool: "FakePool", name: str, files: Mapping[str, bytes]):
-        self.name, self.limits, self.jobs = name, pool.limits, 0
+        self.name, self.limits, self.jobs, self.tmp_is_empty = name, pool.limits, 0, True
         self.commands: list[list[str]] = []
         self.is_closed = False
         self._pool, self._files = pool, dict(files)

@@ -1,11 +1,12 @@
-"""The result cache: one run per key for any number of callers, and no result that may not be cached."""
+"""The result cache: one run per episode and key for any number of callers; entries and bytes are bounded."""
 
 import asyncio
 import os
 
 import pytest
 
-from composer_jax.sandbox import Change
+from composer_jax.sandbox import Change, RunResult
+from composer_jax.tasks.grading.result import Grade
 from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
 
 
@@ -30,7 +31,7 @@ def test_keys_differ_for_names_of_any_bytes_modes_and_kinds():
 
 def test_concurrent_callers_wait_for_one_run():
     cache = ResultCache()
-    runs = []
+    results, runs = cache.of_episode("t", 0), []
 
     async def run():
         runs.append(1)
@@ -38,7 +39,7 @@ def test_concurrent_callers_wait_for_one_run():
         return "result", True
 
     async def check():
-        return await asyncio.gather(*(cache.get("key", run) for _ in range(8)))
+        return await asyncio.gather(*(results.get("key", run) for _ in range(8)))
 
     assert asyncio.run(check()) == ["result"] * 8
     assert (len(runs), cache.runs, cache.hits) == (1, 1, 7)
@@ -47,8 +48,7 @@ def test_concurrent_callers_wait_for_one_run():
 
 
 def test_an_exception_reaches_one_caller_only():
-    cache = ResultCache()
-    runs = []
+    results, runs = ResultCache().of_episode("t", 0), []
 
     async def run():
         runs.append(1)
@@ -58,7 +58,7 @@ def test_an_exception_reaches_one_caller_only():
         return "result", True
 
     async def check():
-        return await asyncio.gather(*(cache.get("key", run) for _ in range(3)), return_exceptions=True)
+        return await asyncio.gather(*(results.get("key", run) for _ in range(3)), return_exceptions=True)
 
     first, *others = asyncio.run(check())
     assert isinstance(first, RuntimeError) and others == ["result", "result"]
@@ -72,7 +72,7 @@ def test_a_result_that_may_not_be_cached_runs_again():
         return "unlucky", False
 
     for _ in range(2):
-        assert asyncio.run(cache.get("key", run)) == "unlucky"
+        assert asyncio.run(cache.of_episode("t", 0).get("key", run)) == "unlucky"
     assert (cache.runs, cache.hits) == (2, 0)
 
 
@@ -84,7 +84,7 @@ def test_the_least_recently_used_entry_is_evicted_first(size):
         async def run():
             return key, True
 
-        return await cache.get(key, run)
+        return await cache.of_episode("t", 0).get(key, run)
 
     async def check():
         for key in range(size):
@@ -98,3 +98,54 @@ def test_the_least_recently_used_entry_is_evicted_first(size):
 
     kept, evicted = ([0, 2, 99], 1) if size == 3 else ([99], 0)
     assert asyncio.run(check()) == (len(kept), evicted, len(kept))
+
+
+def get_text(cache, key, text):
+    async def run():
+        return text, True
+
+    return asyncio.run(cache.of_episode("t", 0).get(key, run))
+
+
+def test_episodes_share_no_results():
+    cache = ResultCache()
+
+    async def run():
+        return cache.runs, True
+
+    episodes = [("a", 0), ("a", 1), ("b", 0), ("a", 0)]
+    assert [asyncio.run(cache.of_episode(*each).get("key", run)) for each in episodes] == [1, 2, 3, 1]
+
+
+def test_bytes_are_bounded():
+    cache = ResultCache(max_bytes=100_000)
+    for number in range(50):
+        get_text(cache, str(number), "x" * 9_000)
+        assert cache.num_bytes <= 100_000
+    assert cache.num_bytes > 80_000
+    for number in range(49, 39, -1):
+        get_text(cache, str(number), "")
+    assert cache.hits == 10, "the ten most recent texts fit"
+
+
+def test_a_result_larger_than_the_bound_evicts_nothing():
+    cache = ResultCache(max_bytes=10_000)
+    get_text(cache, "small", "x")
+    for _ in range(2):
+        assert get_text(cache, "large", "x" * 10_000) == "x" * 10_000
+    assert (cache.runs, get_text(cache, "small", ""), cache.hits) == (3, "x", 1)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        RunResult("ok", 0, "x" * 10_000, "", 0.0, 0),
+        RunResult("ok", 0, "", "\N{SNOWMAN}" * 5_000, 0.0, 0),
+        Grade(1.0, {"x" * 10_000: 1.0}),
+        ("x" * 5_000, "y" * 5_000),
+    ],
+)
+def test_the_bytes_of_a_result_are_those_of_its_parts(result):
+    cache = ResultCache()
+    get_text(cache, "key", result)
+    assert 10_000 < cache.num_bytes < 12_000

@@ -23,6 +23,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SECCOMP = {"x86_64": 317, "aarch64": 277}  # the system call
 _SECCOMP_SET_MODE_FILTER, _SECCOMP_ASKING = 1, 8 | 32  # new listener; a received call waits killably
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+TMP_FOLDERS = ("/tmp", "/dev/shm")  # for files of commands; private to one sandbox
 _CAPABILITY_VERSION_3, _LAST_CAPABILITY = 0x20080522, 63
 
 
@@ -135,7 +136,7 @@ def enter_sandbox_namespaces(network: bool) -> None:
 def mount_private_file_systems(tmp_bytes: int) -> None:
     """Mounts a private, size-limited /tmp and /dev/shm, a /proc with processes only, and private terminals."""
     mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "subset=pid")
-    for target in ("/tmp", "/dev/shm"):
+    for target in TMP_FOLDERS:
         mount_tmpfs(target, tmp_bytes)
     mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
 

@@ -57,8 +57,10 @@ class Worker:
             file.write("1000")  # the kernel kills a sandbox before the trainer when memory runs out
         mounted = layers.mount_workspace(self.config, name, plan, overlays)
         root, max_bytes, confinement = mounted.root, self.limits["workspace_bytes"], None
+        self.tmp_folders: tuple[str, ...] = ()  # those of this sandbox alone
         if self.isolation == "namespaces":
             namespaces.mount_private_file_systems(self.limits["tmp_bytes"])
+            self.tmp_folders = namespaces.TMP_FOLDERS
             if plan["tests"]:
                 namespaces.mount_tmpfs(layers.LOGS, self.limits["tmp_bytes"])
                 os.mkdir(f"{layers.LOGS}/verifier")
@@ -74,6 +76,7 @@ class Worker:
             confinement = Confinement(self.config, name, line, mounted)
             confinement.confine_worker(self.filter)
             self.workspace: files.Workspace = confinement.workspace
+            self.tmp_folders = (layers.sandbox_folders(self.config, name)[1],)
         else:
             self.workspace = files.Workspace(root, layers.WORKSPACE, max_bytes)
         self.changes = changes.Changes(self.workspace.root, mounted.base, mounted.layers, max_bytes)
@@ -86,6 +89,13 @@ class Worker:
         if self.shell.pid:
             self.shell.wait_for(channel.fileno())
         return frames.receive(channel)
+
+    def tmp_is_empty(self) -> bool:
+        """Whether the folders for temporary files are empty; False where commands use those of the host."""
+        try:
+            return bool(self.tmp_folders) and not any(map(os.listdir, self.tmp_folders))
+        except OSError:  # a command took the permission to read one
+            return False
 
     def answer(self, header: dict[str, Any], body: bytes) -> bytes:
         """Answers a request with a frame. A mistake of the caller is the header field `refused`, never an exception."""
@@ -106,7 +116,8 @@ class Worker:
             elif operation == "write_files":
                 self.workspace.write_files(header["files"], body)
             elif operation == "changes":
-                return frames.pack(*self.changes.report())
+                report, data = self.changes.report()
+                return frames.pack({**report, "tmp_is_empty": self.tmp_is_empty()}, data)
             elif operation == "apply":
                 self.workspace.apply(header["changes"], body)
             else:

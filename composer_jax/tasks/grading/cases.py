@@ -14,7 +14,7 @@ from composer_jax.sandbox import Change, RunResult, SandboxFileError, SandboxPoo
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import judge_cases
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
+from composer_jax.tasks.result_cache import EpisodeCache, fingerprint_bytes, result_key
 from composer_jax.tasks.retry import retry_if_sandbox_dies
 from composer_jax.tasks.suites.protected import is_protected
 from composer_jax.tasks.task import Task
@@ -42,7 +42,7 @@ async def grade(
     grader: CaseGrader,
     changes: Mapping[str, Change],
     pool: SandboxPool,
-    cache: ResultCache[Grade] | None,
+    cache: EpisodeCache[Grade] | None,
 ) -> Grade:
     """Grades one submission (see submission.grade).
 

@@ -19,7 +19,7 @@ from composer_jax.sandbox import Change, SandboxFileError, SandboxPool
 from composer_jax.tasks.grader import LogGrader
 from composer_jax.tasks.grading.log_parsers import FAILED, PASSED, SKIPPED, XFAIL, parse
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
+from composer_jax.tasks.result_cache import EpisodeCache, fingerprint_bytes, result_key
 from composer_jax.tasks.retry import retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 
@@ -35,7 +35,7 @@ async def grade(
     grader: LogGrader,
     changes: Mapping[str, Change],
     pool: SandboxPool,
-    cache: ResultCache[Grade] | None,
+    cache: EpisodeCache[Grade] | None,
 ) -> Grade:
     """Grades one submission (see submission.grade). pool: containers of the task's image."""
     if cache is None:

@@ -17,7 +17,7 @@ from typing import Any
 from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxFileError, SandboxPool
 from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
+from composer_jax.tasks.result_cache import EpisodeCache, fingerprint_bytes, result_key
 from composer_jax.tasks.retry import retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 
@@ -30,7 +30,7 @@ async def grade(
     grader: ScriptGrader,
     changes: Mapping[str, Change],
     pool: SandboxPool,
-    cache: ResultCache[Grade] | None,
+    cache: EpisodeCache[Grade] | None,
 ) -> Grade:
     """Grades one submission (see submission.grade). A missing or malformed reward is 0, with the cause in `detail`."""
     if cache is None:

@@ -10,7 +10,7 @@ from composer_jax.sandbox import GONE, Change, SandboxPool
 from composer_jax.tasks.grader import CaseGrader, Grader, LogGrader, ScriptGrader, SuiteGrader
 from composer_jax.tasks.grading import cases, log, script, suite
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.tasks.result_cache import EpisodeCache
 from composer_jax.tasks.task import Task
 
 # Grader class -> function of (task, its grader, changes, pool, cache).
@@ -26,13 +26,13 @@ async def grade(
     task: Task,
     changes: Mapping[str, Change],
     pool: SandboxPool,
-    cache: ResultCache[Grade] | None = None,
+    cache: EpisodeCache[Grade] | None = None,
 ) -> Grade:
     """Grades the workspace in which an episode ended.
 
     changes: its differences from the task's repository, or from an empty folder without one (Workspace.changes); they
       include the task's own files.
-    cache: shared by any number of gradings; the same submission to the same grader then runs once.
+    cache: results of this episode; the same submission to the same grader then runs once.
 
     Raises SandboxDied when the infrastructure failed three times in a row: the submission then has no reward. Raises
     UserError for a task with an image and a pool of another image or of none.

@@ -17,7 +17,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxPool
 from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import ResultCache, fingerprint_bytes, result_key
+from composer_jax.tasks.result_cache import EpisodeCache, fingerprint_bytes, result_key
 from composer_jax.tasks.suites import judge
 from composer_jax.tasks.suites.protected import is_protected
 from composer_jax.tasks.suites.run import report_bytes, run_test_suite
@@ -43,7 +43,7 @@ async def grade(
     grader: SuiteGrader,
     changes: Mapping[str, Change],
     pool: SandboxPool,
-    cache: ResultCache[Grade] | None,
+    cache: EpisodeCache[Grade] | None,
 ) -> Grade:
     """Grades one submission (see submission.grade). Raises UserError if the pool's limits are too small."""
     submitted = await asyncio.to_thread(submitted_changes, task, changes)

@@ -87,7 +87,8 @@ class Conversation:
 
     def __init__(self, repository, pool, cache=None, **options):
         self.pool = DyingPool(pool, set())
-        self.workspace = Workspace(task_of({}, repository=repository), self.pool, cache, **options)
+        results = cache and cache.of_episode("t", 0)
+        self.workspace = Workspace(task_of({}, repository=repository), self.pool, results, **options)
 
     @property
     def sandbox(self):

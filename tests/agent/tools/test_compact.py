@@ -178,7 +178,7 @@ def test_an_endless_test_is_reported(pool, monkeypatch):
         monkeypatch.setattr(compact, "TEST_TIMEOUT_S", 0.3)
         cache = ResultCache()
         for _ in range(2):
-            workspace = Workspace(task_of({"run_tests.py": "while True: pass"}), pool, cache)
+            workspace = Workspace(task_of({"run_tests.py": "while True: pass"}), pool, cache.of_episode("t", 0))
             assert await execute_call(ToolCall("run_tests", {}), TOOLS, workspace) == "FAIL timeout"
             await workspace.close()
         assert (cache.hits, cache.runs) == (0, 2), "a timeout is not remembered"

@@ -51,4 +51,4 @@ def task(repository, packages):
 
 
 def grade_files(pool, task, files, cache=None):
-    return asyncio.run(grade(task, as_changes(files), pool, cache))
+    return asyncio.run(grade(task, as_changes(files), pool, cache and cache.of_episode(task.id, 0)))

@@ -38,8 +38,9 @@ def make_task(cases=CASES, timeout_s=3.0, **files):
 TASK = make_task()
 
 
-def graded(pool, files, task=TASK, cache=None):
-    return asyncio.run(grade(task, as_changes({**task.files, **files}), pool, cache))
+def graded(pool, files, task=TASK, cache=None, seed=0):
+    results = cache and cache.of_episode(task.id, seed)
+    return asyncio.run(grade(task, as_changes({**task.files, **files}), pool, results))
 
 
 def test_right_and_wrong(pool):
@@ -169,7 +170,7 @@ def test_a_submission_that_breaks_its_workspace_scores_nothing(small_pool, broke
     cache = ResultCache()
     changes = {**as_changes({**TASK.files, "tools.py": RIGHT}), **BROKEN_WORKSPACES[broken]}
     for _ in range(2):
-        result = asyncio.run(grade(TASK, changes, small_pool, cache))
+        result = asyncio.run(grade(TASK, changes, small_pool, cache.of_episode(TASK.id, 0)))
         assert (result.reward, result.parts) == (0.0, {"hidden": 0.0})
         assert result.detail.startswith("the changes cannot be made: ")
     assert (cache.runs, cache.hits) == (1, 1), "the same changes fail again"
@@ -204,6 +205,16 @@ def test_results_are_reused_for_the_same_submission_only(pool):
     other = make_task(cases=CASES[:1])
     assert graded(pool, {"tools.py": RIGHT}, other, cache).parts == {"hidden": 1.0}
     assert (cache.hits, cache.runs) == (1, 3)
+
+
+def test_attempts_draw_the_grade_of_a_flaky_submission_for_themselves(pool):
+    cache = ResultCache()
+    flaky = RIGHT.replace("return x * 3", "return x * 3 if random.random() < 0.5 else None")
+    flaky, single = "import random\n" + flaky, make_task(cases=CASES[:1])
+    rewards = [graded(pool, {"tools.py": flaky}, single, cache, seed).reward for seed in range(12)]
+    assert set(rewards) == {0.0, 1.0}, "wrong once in 2,048 runs"
+    again = [graded(pool, {"tools.py": flaky}, single, cache, seed).reward for seed in range(12)]
+    assert again == rewards and (cache.runs, cache.hits) == (12, 12)
 
 
 def test_a_timeout_is_not_cached(pool):

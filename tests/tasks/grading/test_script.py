@@ -26,7 +26,7 @@ def make_task(tmp_path):
 
 
 def graded(task, pool, changes=(), cache=None):
-    return asyncio.run(grade(task, dict(changes), pool, cache))
+    return asyncio.run(grade(task, dict(changes), pool, cache and cache.of_episode(task.id, 0)))
 
 
 @pytest.mark.parametrize(

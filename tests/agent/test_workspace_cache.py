@@ -1,0 +1,123 @@
+"""Which commands of a workspace are cached, and for whom."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from composer_jax.agent.workspace import Workspace
+from composer_jax.tasks.result_cache import ResultCache
+from tests.agent.conftest import task_of
+
+SHOW = "import pathlib; print(*sorted(f'{p}={p.read_text()}' for p in pathlib.Path('.').glob('*.txt')), sep=',')"
+FILES = {"show.py": SHOW, "a.txt": "1"}
+SHOW_THEM = ["python", "show.py"]
+
+
+def test_a_command_on_the_same_files_runs_once(dying_pool):
+    async def check():
+        pool, cache = dying_pool(set()), ResultCache()
+        outputs = []
+        for text in (b"1", b"1", b"2"):
+            workspace = Workspace(task_of(FILES), pool, cache.of_episode("t", 0))
+            workspace.write("a.txt", text)
+            outputs.append((await workspace.run(SHOW_THEM, 5)).stdout)
+            await workspace.close()
+        assert outputs == ["a.txt=1\n", "a.txt=1\n", "a.txt=2\n"]
+        assert (cache.hits, cache.runs, len(pool.sandboxes)) == (1, 2, 2)
+
+    asyncio.run(check())
+
+
+TOSS = "import random; print(random.random() < 0.5)"
+
+
+def test_episodes_do_not_share_the_draws_of_a_flaky_test(pool):
+    async def check():
+        cache, outputs = ResultCache(), []
+        for seed in (*range(12), *range(12)):
+            workspace = Workspace(task_of(FILES), pool, cache.of_episode("t", seed))
+            outputs.append({(await workspace.run(["python", "-c", TOSS], 5)).stdout for _ in range(2)})
+            await workspace.close()
+        assert {len(each) for each in outputs} == {1}, "a repeat in one episode is not drawn again"
+        assert set.union(*outputs) == {"True\n", "False\n"} and outputs[:12] == outputs[12:]
+        assert (cache.runs, cache.hits) == (12, 36)
+
+    asyncio.run(check())
+
+
+COUNT = """
+import os
+open("{path}", "a").write("x")
+print(os.path.getsize("{path}"))
+"""
+
+
+@pytest.mark.parametrize("path", ["/tmp/count", "/dev/shm/count"])
+def test_a_command_that_left_files_elsewhere_is_not_cached(pool, path):
+    async def check():
+        cache = ResultCache()
+        workspace = Workspace(task_of(FILES), pool, cache.of_episode("t", 0))
+        assert (await workspace.run(SHOW_THEM, 5)).stdout == "a.txt=1\n"
+        counts = [(await workspace.run(["python", "-c", COUNT.format(path=path)], 5)).stdout for _ in range(3)]
+        assert counts == ["1\n", "2\n", "3\n"] and (cache.runs, cache.hits) == (2, 0)
+        await workspace.run(SHOW_THEM, 5)
+        assert (cache.runs, cache.hits) == (2, 0), "a command may read what another one left"
+        await workspace.run(["rm", path], 5)
+        await workspace.run(SHOW_THEM, 5)
+        assert (cache.runs, cache.hits) == (2, 1)
+        await workspace.close()
+
+    asyncio.run(check())
+
+
+def test_a_command_that_changes_something_is_not_cached(pool):
+    async def check():
+        cache = ResultCache()
+        for _ in range(2):
+            workspace = Workspace(
+                task_of({"make.py": "open('made.txt', 'w').write('x')"}), pool, cache.of_episode("t", 0)
+            )
+            await workspace.run(["python", "make.py"], 5)
+            assert "made.txt" in workspace.files
+            await workspace.close()
+        assert (cache.hits, cache.runs) == (0, 2)
+
+    asyncio.run(check())
+
+
+def test_results_belong_to_repository_packages_and_changes(pool, tmp_path_factory):
+    folder, other = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("other")
+    (folder / "d").mkdir()
+    (folder / "run.sh").write_text("echo run")
+    (folder / "run.sh").chmod(0o755)
+    cache = ResultCache()
+
+    async def check():
+        for options in ({}, {"repository": folder}, {"repository": folder, "packages": other}, {"repository": folder}):
+            workspace = Workspace(task_of({}, **options), pool, cache.of_episode("t", 0))
+            await workspace.run(["ls"], 5)
+            await workspace.close()
+        assert (cache.runs, cache.hits) == (3, 1)
+        workspace = Workspace(task_of({}, repository=folder), pool, cache.of_episode("t", 0))
+        workspace.write("run.sh", b"echo run", 0o644)
+        await workspace.run(["ls"], 5)
+        assert (cache.runs, cache.hits) == (4, 1), "permissions count"
+        await workspace.shell("cd d; echo x > /tmp/y", 5)
+        await workspace.run(["ls"], 5)
+        assert (cache.runs, cache.hits) == (4, 1), "what a shell left elsewhere may matter"
+        await workspace.close()
+
+    asyncio.run(check())
+
+
+def test_results_are_not_shared_between_images(pool):
+    async def check():
+        cache = ResultCache()
+        for image in (None, "a:1", "a:2", "a:1"):
+            workspace = Workspace(dataclasses.replace(task_of(FILES), image=image), pool, cache.of_episode("t", 0))
+            await workspace.run(["true"], 10)
+            await workspace.close()
+        return cache.runs, cache.hits
+
+    assert asyncio.run(check()) == (3, 1)
