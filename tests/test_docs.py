@@ -1,4 +1,4 @@
-"""Paths and names in the pages for contributors, and in the scripts of CI, exist."""
+"""Paths, names, commands and config fields in the pages, and tests in the scripts of CI, exist."""
 
 import re
 import shlex
@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from composer_jax.errors import UserError
+from configs import tiny
+from launch.config_file import fields, load_config, with_config_path
+
 ROOT = Path(__file__).parents[1]
-PAGES = ("CONTRIBUTING.md", "docs/glossary.md", "README.md", "docs/design.md")
+# Without docs/tasks.md, whose tests/test.sh is a file of Harbor's format.
+PAGES = (
+    "CONTRIBUTING.md",
+    "README.md",
+    *(f"docs/{name}.md" for name in "design glossary performance results sandbox scale".split()),
+)
+ALL_PAGES = (*PAGES, "docs/tasks.md", "CHANGELOG.md")
 FOLDERS = ("benchmarks", "composer_jax", "configs", "docs", "examples", "launch", "notebooks", "tests")
 
 
@@ -17,6 +27,29 @@ def test_paths_exist(page):
     paths = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./]+)`", (ROOT / page).read_text(encoding="utf-8"))
     missing = sorted({path for path in paths if not (ROOT / path).exists()})
     assert not missing, f"{page} names {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
+def test_commands_exist(page):
+    modules = re.findall(r"python -m ((?:benchmarks|examples|launch)\.\w+)", (ROOT / page).read_text(encoding="utf-8"))
+    missing = {name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()}
+    assert not missing, f"{page} runs {', '.join(sorted(missing))}"
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
+def test_configs_and_their_fields_exist(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name in set(re.findall(r"--config=([a-z][\w./]*(?::\w+)?)", text)):
+        assert load_config(with_config_path(["docs", f"--config={name}"])), name
+    known = dict(fields(tiny.get_config()))
+    unknown = {path for path in re.findall(r"--config\.([a-z][\w.]*\w)", text) if path not in known}
+    assert not unknown, f"{page} sets {', '.join(sorted(unknown))}"
+
+
+def test_a_config_that_does_not_exist_is_noticed():
+    with pytest.raises(UserError, match="no packaged config 'tinny'"):
+        load_config(with_config_path(["docs", "--config=tinny:smoke"]))
 
 
 def test_tables_of_contributing_are_in_their_files():
