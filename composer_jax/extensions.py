@@ -13,12 +13,12 @@ from composer_jax.errors import UserError
 T = TypeVar("T")
 
 
-def resolve(name: str, table: Mapping[str, T], field: str) -> T:
+def resolve(name: str, table: Mapping[str, T], place: str) -> T:
     """Returns the entry of `table` called `name`, or the object at the import path `name`.
 
     Args:
       table: our implementations by name.
-      field: the config field that holds `name`, for error messages ("rl.algorithm.name").
+      place: what holds `name`, for error messages ("config.rl.algorithm.name").
 
     Raises:
       UserError: `name` is neither in the table nor an import path that resolves.
@@ -27,15 +27,16 @@ def resolve(name: str, table: Mapping[str, T], field: str) -> T:
         return table[name]
     if ":" not in name:
         known = f"use one of {', '.join(table)}, or" if table else "use"
-        raise UserError(f"config.{field}={name!r} is unknown; {known} an import path like 'package.module:Attribute'.")
-    return import_object(name, field)
+        raise UserError(f"{place}={name!r} is unknown; {known} an import path like 'package.module:Attribute'.")
+    return import_object(name, place)
 
 
-def import_object(path: str, field: str) -> Any:
+def import_object(path: str, place: str) -> Any:
     """Returns the object at the import path "package.module:Attribute".
 
     Raises:
-      UserError: the module cannot be imported or lacks the attribute; `field` names the config field.
+      UserError: the module cannot be imported or lacks the attribute; the sentence begins with `place`, which says
+        what holds the path ("config.model.init").
     """
     module, _, attribute = path.partition(":")
     try:
@@ -43,5 +44,5 @@ def import_object(path: str, field: str) -> Any:
         for part in attribute.split("."):
             value = getattr(value, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"config.{field}={path!r} cannot be imported: {error}.") from error
+        raise UserError(f"{place}={path!r} cannot be imported: {error}.") from error
     return value

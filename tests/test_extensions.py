@@ -17,8 +17,8 @@ def test_resolve_prefers_the_table_and_falls_back_to_an_import_path():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mean", "config.x.name='mean' is unknown; use one of sum, or an import path like"),
-        ("no_such_module:f", "config.x.name='no_such_module:f' cannot be imported: No module named 'no_such_module'"),
+        ("mean", "x.name='mean' is unknown; use one of sum, or an import path like"),
+        ("no_such_module:f", "x.name='no_such_module:f' cannot be imported: No module named 'no_such_module'"),
         ("math:no_such_function", "cannot be imported: module 'math' has no attribute 'no_such_function'"),
         (":f", "cannot be imported: Empty module name"),
     ],

@@ -14,15 +14,24 @@ from composer_jax.models.model_def import ModelDef, Params
 
 def model_notes(definition: ModelDef) -> dict[str, Any]:
     """Returns the notes of a store that holds this network's weights."""
-    return {"model": dataclasses.asdict(definition.config)}
+    return {"model": _without_init(dataclasses.asdict(definition.config))}
+
+
+def _without_init(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out the initialiser, which weights that exist do not need; its import path may not resolve elsewhere."""
+    return {name: value for name, value in fields.items() if name != "init"}
 
 
 def read_model_config(store: CheckpointStore) -> ModelConfig:
-    """Returns the ModelConfig in the notes of a store's latest step. Raises a UserError if there is none."""
+    """Returns the ModelConfig in the notes of a store's latest step, with `init` at its default.
+
+    Raises:
+      UserError: the notes have no ModelConfig.
+    """
     notes = store.read_notes()
     if "model" not in notes:
         raise UserError(f"the checkpoint in {store.directory} has no model config in its notes; write it again.")
-    return ModelConfig.from_dict(notes["model"])
+    return ModelConfig.from_dict(_without_init(notes["model"]))
 
 
 def restore_weights(store: CheckpointStore, definition: ModelDef, mesh: Mesh | None) -> tuple[Params, Params]:

@@ -51,7 +51,7 @@ class SourceConfig:
 
     def __post_init__(self) -> None:
         if ":" not in self.kind:
-            resolve(self.kind, SOURCES, "pretrain.sources.NAME.kind")
+            resolve(self.kind, SOURCES, "config.pretrain.sources.NAME.kind")
         if not self.weight >= 0:
             raise UserError(f"a source of pretrain.sources has weight={self.weight}; use 0 or more.")
 
@@ -86,12 +86,12 @@ def make_sources(configs: Mapping[str, SourceConfig], inputs: SourceInputs) -> d
     """
     sources: dict[str, tuple[TokenSource, float]] = {}
     for name, config in sorted(configs.items(), key=lambda item: (item[1].kind != "documents", item[0])):
-        field = f"pretrain.sources.{name}"
+        field = f"config.pretrain.sources.{name}"
         build = resolve(config.kind, SOURCES, f"{field}.kind")
         try:
             source = build(inputs, **config.options)
         except TypeError as error:
             options = dict(config.options)
-            raise UserError(f"config.{field}.options={options} do not fit {config.kind!r}: {error}.") from error
+            raise UserError(f"{field}.options={options} do not fit {config.kind!r}: {error}.") from error
         sources[name] = source, config.weight
     return sources

@@ -58,11 +58,11 @@ class ExpertSession:
 
     async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
         messages = _messages(self._tok, delta)
-        style = next((style for style, text in REQUESTS.items() if text == messages[-1]), None)
+        style: Style | None = next((style for style, text in REQUESTS.items() if text == messages[-1]), None)
         if style is not None:
             turn, ids = None, chat.render_assistant(self._tok, self._summary(style), [])
         else:
-            turn = self._turn(messages, fresh=self.length == 0)
+            turn = self._turn(messages)
             ids = chat.render_assistant(self._tok, turn.thought, [turn.call])
             if turn.cut:
                 ids = [*ids[: -1 - self._rng.randint(1, 8)], self._tok.end]
@@ -78,13 +78,13 @@ class ExpertSession:
         )
 
     def reset(self) -> None:
-        self.length = 0
+        self.length, self._script = 0, None
 
     def close(self) -> None:
         pass
 
-    def _turn(self, messages: list[str], fresh: bool) -> Turn:
-        if not fresh:
+    def _turn(self, messages: list[str]) -> Turn:
+        if self._script is not None:
             return self._script.send(messages[-1])
         # The prompt, and in a later branch the summary below its heading.
         carried = messages[1].partition("\n")[2] if len(messages) > 1 else None

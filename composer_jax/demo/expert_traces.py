@@ -132,7 +132,7 @@ def _arrays(episodes: list[Episode], counts: Mapping[str, int]) -> dict[str, np.
     }
 
 
-def _npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
+def _npz_bytes(arrays: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -53,13 +54,14 @@ def score_files(
     require_float_dtype(dtype)
     address = find_weights(checkpoint)
     network = load_model_config(address)
-    if text is None:
+    if tokens is not None:
         ids, scored_bytes = _load(tokens), None
     else:
+        assert text is not None
         ids, scored_bytes = _encode(address, text)
         ids = windows(ids, min(window, network.max_context, len(ids)))
     check_tokens(ids, network)
-    mesh = make_mesh(replica=-1, **axes)
+    mesh = make_mesh(None, replica=-1, **axes)
     definition, params, bias = load_weights(address, mesh, dtype, mtp=False)
     scores = score(definition, params, bias, ids, mesh=mesh, rows=rows, logits=logits)
 
@@ -75,7 +77,9 @@ def score_files(
 
 
 def _write(out: str, scores: Scores) -> None:
-    arrays = {"logprobs": scores.logprobs} | ({} if scores.logits is None else {"logits": scores.logits})
+    arrays: dict[str, Any] = {"logprobs": scores.logprobs}
+    if scores.logits is not None:
+        arrays["logits"] = scores.logits
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     write_atomically(Path(out), buffer.getvalue())

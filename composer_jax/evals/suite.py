@@ -74,10 +74,10 @@ def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
     graded = [e for e in episodes if e.reward is not None]
     if not graded:
         raise ValueError(f"none of {len(episodes)} episodes was graded: the sandboxes failed every time")
-    by_task: dict[str, list[float]] = defaultdict(list)
+    solved_by_task: dict[str, list[bool]] = defaultdict(list)
     for episode in graded:
-        by_task[episode.task_id].append(episode.reward)
-    at_k = [pass_at_k(len(r), sum(x == 1 for x in r), min(attempts, len(r))) for r in by_task.values()]
+        solved_by_task[episode.task_id].append(episode.reward == 1)
+    at_k = [pass_at_k(len(solved), sum(solved), min(attempts, len(solved))) for solved in solved_by_task.values()]
     outcomes: dict[str, int] = defaultdict(int)
     for episode in episodes:
         outcomes[episode.outcome] += 1

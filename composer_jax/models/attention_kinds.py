@@ -20,4 +20,4 @@ def attention_kind(config: ModelConfig) -> type[Attention]:
     Raises:
       UserError: the name is neither in ATTENTION_KINDS nor an import path that resolves.
     """
-    return resolve(attention_name(config), ATTENTION_KINDS, "model.attention")
+    return resolve(attention_name(config), ATTENTION_KINDS, "config.model.attention")

@@ -26,4 +26,4 @@ INITIALIZERS: dict[str, Initializer] = {"normal": keep_normal}
 
 def initialize(params: Params, config: ModelConfig, key: jax.Array) -> Params:
     """Applies the initialiser that config.init names."""
-    return resolve(config.init, INITIALIZERS, "model.init")(params, config, key)
+    return resolve(config.init, INITIALIZERS, "config.model.init")(params, config, key)

@@ -37,10 +37,10 @@ class GroupAdvantage:
 
     def __call__(self, rewards: Sequence[float]) -> np.ndarray:
         """float32 [G]; exactly zero for a group of equal rewards or of one episode."""
-        rewards = np.asarray(rewards, np.float64)
-        if len(rewards) < 2 or np.all(rewards == rewards[0]):
-            return np.zeros(len(rewards), np.float32)
-        advantage = rewards - rewards.mean()
+        rewards_G = np.asarray(rewards, np.float64)
+        if len(rewards_G) < 2 or np.all(rewards_G == rewards_G[0]):
+            return np.zeros(len(rewards_G), np.float32)
+        advantage = rewards_G - rewards_G.mean()
         if self.leave_one_out:
             advantage *= len(rewards) / (len(rewards) - 1)
         return advantage.astype(np.float32)
@@ -55,7 +55,7 @@ def make_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
     Raises:
       UserError: an unknown name, an import path that does not resolve, or an option that the constructor lacks.
     """
-    kind = resolve(name, ALGORITHMS, "rl.algorithm.name")
+    kind = resolve(name, ALGORITHMS, "config.rl.algorithm.name")
     try:
         return kind(**options)
     except TypeError as error:

@@ -47,7 +47,7 @@ def learner_batches(rows: Sequence[WeightedRow], shapes: Sequence[tuple[int, int
     Raises:
       UserError: a row is longer than every shape.
     """
-    by_shape: dict[tuple[int, int], list[WeightedRow]] = {tuple(shape): [] for shape in shapes}
+    by_shape: dict[tuple[int, int], list[WeightedRow]] = {(length, n_rows): [] for length, n_rows in shapes}
     for row in rows:
         n = len(row.row.tokens)
         fitting = next((shape for shape in by_shape if n <= shape[0]), None)

@@ -68,7 +68,7 @@ def _take_steps(
     run.services.check_task_manifest(start)
     metrics.truncate_after(start)
     records_path = run.path / "episodes" / "rl.jsonl"
-    records = [r for r in read_episodes(records_path) if r.step <= start] if records_path.exists() else []
+    records = [record for record in read_episodes(records_path) if record.step is not None and record.step <= start]
     saved_step, is_consistent, per_step = start, True, _episodes_per_step(run)
 
     def save() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.errors import UserError
@@ -44,7 +45,7 @@ class Run:
 
     def __init__(self, config: Mapping[str, Any], workdir: Path | str):
         self.config: RunConfig = run_config(config)
-        plain = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+        plain = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
         configure_cpu(self.config.mesh.cpu_devices)
         use_compilation_cache()
         if process_count() > 1:
@@ -81,7 +82,8 @@ class Run:
         are those of process 0.
         """
         result: dict[str, Any] = {}
-        with track_usage(self.path / "stages" / f"{name}.used") if is_first_process() else nullcontext() as usage:
+        used = self.path / "stages" / f"{name}.used"
+        with track_usage(used) if is_first_process() else nullcontext(dict) as usage:
             yield result
         broadcast_from_process0(lambda: self.workdir.mark_done(name, {**result, **usage()}))
 

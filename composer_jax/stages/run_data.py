@@ -57,7 +57,7 @@ class RunData:
     def tokenizer_texts(self) -> Iterator[str]:
         """Yields the texts of data.tokenizer_texts, source by source."""
         for name, texts in self.config.data.tokenizer_texts.items():
-            function = import_object(texts.kind, f"data.tokenizer_texts.{name}.kind")
+            function = import_object(texts.kind, f"config.data.tokenizer_texts.{name}.kind")
             yield from function(self.config.seed, texts.count)
 
     def documents(self, part: Literal["train", "heldout"]) -> list[np.ndarray]:

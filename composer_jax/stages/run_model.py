@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from composer_jax.checkpoint.native import model_notes, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.workdir import Workdir
-from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat_formats import chat_format_kind
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.processes import broadcast_from_process0
@@ -42,8 +42,8 @@ class RunModel:
 
     @functools.cached_property
     def chat(self) -> ChatFormat:
-        """The format of all conversations."""
-        return CompactFormat(self.tokenizer)
+        """The format of all conversations, which data.chat_format names."""
+        return chat_format_kind(self.config.data.chat_format)(self.tokenizer)
 
     def init_weights(self) -> tuple[Params, Params]:
         """Returns random (params, router_bias) on the mesh."""

@@ -6,14 +6,17 @@ import operator
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from composer_jax.errors import UserError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance  # of the type checker, not of the standard library
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def to_config_dict(section: Any) -> ConfigDict:
@@ -90,7 +93,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     """Returns `value` as the type `hint`; raises UserError if it has another type."""
     if isinstance(hint, types.UnionType):
         hint = _member_for(hint, value)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _build(hint, value, path)
     origin = typing.get_origin(hint)
     if origin is tuple:

@@ -57,10 +57,10 @@ def make_trace_source(name: str, config: TraceSourceConfig, context: SourceConte
     Raises:
       UserError: an import path that does not resolve, or options that the constructor lacks.
     """
-    field = f"sft.sources.{name}"
-    kind = import_object(config.kind, f"{field}.kind")
+    place = f"config.sft.sources.{name}"
+    kind = import_object(config.kind, f"{place}.kind")
     try:
         return kind(context, **config.options)
     except TypeError as error:
         options = dict(config.options)
-        raise UserError(f"config.{field}.options={options} do not fit {config.kind!r}: {error}.") from error
+        raise UserError(f"{place}.options={options} do not fit {config.kind!r}: {error}.") from error

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from composer_jax.tasks.formats.options import TOOLS
+
 
 @dataclass(frozen=True)
 class TasksConfig:
@@ -19,3 +21,7 @@ class TasksConfig:
     """Folder of git repositories that rows of SWE-bench and SWE-smith need."""
     packages: str = ""
     """Folder of installed packages, for such rows and for Harbor directories that bring none."""
+    tools: tuple[str, ...] = TOOLS
+    """Tools of tasks that are read from such rows and directories: names or import paths (agent/tools)."""
+    formats: tuple[str, ...] = ()
+    """Import paths of task formats of your own (tasks/formats/read.py), which are tried before ours."""

@@ -24,4 +24,4 @@ def import_families(paths: Mapping[str, str]) -> dict[str, TaskFamily]:
     Raises:
       UserError: a path cannot be imported.
     """
-    return {name: import_object(path, f"tasks.families.{name}")() for name, path in paths.items()}
+    return {name: import_object(path, f"config.tasks.families.{name}")() for name, path in paths.items()}

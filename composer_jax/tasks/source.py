@@ -36,7 +36,9 @@ class TaskSource:
         self.seed = seed
         self.families = import_families(config.families)
         train, heldout = _path(config.train) if read_train else None, _path(config.heldout)
-        options = ReadOptions(repos=_path(config.repos), packages=_path(config.packages))
+        options = ReadOptions(
+            repos=_path(config.repos), packages=_path(config.packages), tools=config.tools, formats=config.formats
+        )
         self.train: Mapping[str, Sequence[Task]] = _by_family(seed, train, "train", options)
         self.heldout: Mapping[str, Sequence[Task]] = _by_family(seed, heldout, "heldout", options)
         every = [task for tasks in (*self.train.values(), *self.heldout.values()) for task in tasks]

@@ -234,9 +234,9 @@ def test_metrics_of_the_policy_loss():
     [
         (LanguageLossConfig, {"mtp_weight": -0.1}, "loss.mtp_weight=-0.1 is negative"),
         (LanguageLossConfig, {"balance_weight": -1.0}, "loss.balance_weight=-1.0 is negative"),
-        (LanguageLossConfig, {"name": "speech"}, "config.loss.name='speech' is unknown; use one of language, "),
+        (LanguageLossConfig, {"name": "speech"}, "loss.name='speech' is unknown; use one of language, "),
         (PolicyLossConfig, {"ratio_low": 0.0}, "loss.ratio_low=0.0 trusts no token"),
-        (PolicyLossConfig, {"name": "ppo"}, "config.loss.name='ppo' is unknown"),
+        (PolicyLossConfig, {"name": "ppo"}, "loss.name='ppo' is unknown"),
     ],
     ids=str,
 )

@@ -79,7 +79,7 @@ def test_without_a_warm_up_the_first_step_has_the_peak():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "adamx"}, "config.optimizer.name='adamx' is unknown; use one of adamw"),
+        ({"name": "adamx"}, "optimizer.name='adamx' is unknown; use one of adamw"),
         ({"decay": "sine"}, "optimizer.decay='sine' is unknown; use 'cosine', 'linear' or 'constant'"),
         ({"peak": -1.0}, "optimizer.peak=-1.0 is not positive"),
         ({"clip": 0.0}, "optimizer.clip=0.0 is not positive"),

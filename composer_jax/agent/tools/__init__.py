@@ -45,7 +45,7 @@ def _resolve(name: str) -> Iterator[Tool]:
     elif name in TOOLS:
         yield TOOLS[name]
     elif ":" in name:
-        tool = import_object(name, "task.tools")
+        tool = import_object(name, "a task's tools")
         if not isinstance(tool, Tool):
             raise UserError(f"a task asks for the tool {name!r}, which is a {type(tool).__name__} and not a Tool")
         yield tool

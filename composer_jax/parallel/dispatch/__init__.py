@@ -40,7 +40,7 @@ def find_dispatch(name: str) -> Dispatch:
     Raises:
       UserError: `name` is neither, or cannot be imported.
     """
-    return resolve(name, DISPATCH, "model.dispatch")
+    return resolve(name, DISPATCH, "config.model.dispatch")
 
 
 __all__ = ["DISPATCH", "Biases", "Dispatch", "DispatchAxes", "DispatchOutput", "Experts", "find_dispatch"]

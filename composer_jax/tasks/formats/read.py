@@ -48,7 +48,7 @@ def read_tasks(path: Path | str, options: ReadOptions | None = None, skipped: li
 def _find_readers(path: Path, options: ReadOptions) -> Sequence[Callable[[], Task]]:
     """Returns one function per task of a path, from the first format that reads the path."""
     for name in (*options.formats, *FORMATS):
-        readers = resolve(name, FORMATS, "tasks.formats")(path, options)
+        readers = resolve(name, FORMATS, "config.tasks.formats")(path, options)
         if readers:
             return readers
         if readers is not None:
