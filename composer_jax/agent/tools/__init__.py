@@ -1,4 +1,4 @@
-"""The tools: a name, a JSON schema, and a call on the workspace.
+"""Tools: each is a name, a JSON schema, and an async function of the workspace.
 
 A task names its tools: those of the compact set by their names ("read", "edit"), those of the repository set behind
 the set's name ("repository/grep"), all of that set at once ("repository/*"), and a user's own by import path

@@ -1,4 +1,5 @@
-"""What runs inside a sandbox. Standard library and relative imports only, because this folder is mounted alone.
+"""The programs inside a sandbox. They import the standard library and each other only, because this folder is mounted
+alone.
 
 start       starts the zygote
 zygote      one process per pool, which forks a worker for every sandbox
