@@ -19,6 +19,7 @@ PAGES = (
     *(f"docs/{name}.md" for name in "design glossary performance results sandbox scale".split()),
 )
 ALL_PAGES = (*PAGES, "docs/tasks.md", "CHANGELOG.md")
+FIELDS = dict(fields(tiny.get_config()))
 FOLDERS = ("benchmarks", "composer_jax", "configs", "docs", "examples", "launch", "notebooks", "tests")
 
 
@@ -42,8 +43,7 @@ def test_configs_and_their_fields_exist(page, monkeypatch):
     text = (ROOT / page).read_text(encoding="utf-8")
     for name in set(re.findall(r"--config=([a-z][\w./]*(?::\w+)?)", text)):
         assert load_config(with_config_path(["docs", f"--config={name}"])), name
-    known = dict(fields(tiny.get_config()))
-    unknown = {path for path in re.findall(r"--config\.([a-z][\w.]*\w)", text) if path not in known}
+    unknown = {path for path in re.findall(r"--config\.([a-z][\w.]*\w)", text) if path not in FIELDS}
     assert not unknown, f"{page} sets {', '.join(sorted(unknown))}"
 
 
@@ -58,6 +58,16 @@ def test_tables_of_contributing_are_in_their_files():
     assert len(tables) > 8
     for name, path in tables:
         assert re.search(rf"^{name}\b", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), f"{path}: {name}"
+
+
+def test_config_fields_of_contributing_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    sections = {path.split(".")[0] for path in FIELDS}
+    named = {name for name in re.findall(r"`([a-z]+(?:\.\w+)+)`", text) if name.split(".")[0] in sections}
+    assert len(named) > 10
+    patterns = {name: re.escape(name).replace("NAME", r"\w+") + r"(\.|$)" for name in named}
+    unknown = [name for name, pattern in patterns.items() if not any(re.match(pattern, path) for path in FIELDS)]
+    assert not unknown, f"CONTRIBUTING.md names {', '.join(unknown)}"
 
 
 def test_the_row_with_the_newest_jax_names_tests_that_exist():
