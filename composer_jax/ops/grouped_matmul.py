@@ -20,14 +20,14 @@ BLOCK = 128
 
 
 def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """Returns the product of every row with the matrix of its group, [T,F] in the dtype of x.
+    """Returns the product of every row with the matrix of its group, [T,F] in the promoted dtype of both.
 
     Args:
       x_TD: rows, sorted by group.
-      w_EDF: one matrix per group, in the dtype of x.
+      w_EDF: one matrix per group.
       sizes_E: int32, rows in each group; the sum is at most T.
     """
-    check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, x_TD.dtype), sizes_E=(sizes_E, jnp.int32))
+    check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, jnp.floating), sizes_E=(sizes_E, jnp.int32))
     return jax.lax.platform_dependent(*match_vma(x_TD, w_EDF, sizes_E), tpu=ragged_dot, default=blocked)
 
 
