@@ -29,19 +29,19 @@ def test_a_command_on_the_same_files_runs_once(dying_pool):
     asyncio.run(check())
 
 
-TOSS = "import random; print(random.random() < 0.5)"
+DRAW = ["python", "-c", "import random; print(random.random())"]
 
 
 def test_episodes_do_not_share_the_draws_of_a_flaky_test(pool):
     async def check():
         cache, outputs = ResultCache(), []
-        for seed in (*range(12), *range(12)):
+        for seed in (0, 1, 2, 0, 1, 2):
             workspace = Workspace(task_of(FILES), pool, cache.of_episode("t", seed))
-            outputs.append({(await workspace.run(["python", "-c", TOSS], 5)).stdout for _ in range(2)})
+            outputs.append({(await workspace.run(DRAW, 5)).stdout for _ in range(2)})
             await workspace.close()
         assert {len(each) for each in outputs} == {1}, "a repeat in one episode is not drawn again"
-        assert set.union(*outputs) == {"True\n", "False\n"} and outputs[:12] == outputs[12:]
-        assert (cache.runs, cache.hits) == (12, 36)
+        assert len(set.union(*outputs)) == 3 and outputs[:3] == outputs[3:]
+        assert (cache.runs, cache.hits) == (3, 9)
 
     asyncio.run(check())
 

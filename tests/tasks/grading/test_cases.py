@@ -211,10 +211,10 @@ def test_attempts_draw_the_grade_of_a_flaky_submission_for_themselves(pool):
     cache = ResultCache()
     flaky = RIGHT.replace("return x * 3", "return x * 3 if random.random() < 0.5 else None")
     flaky, single = "import random\n" + flaky, make_task(cases=CASES[:1])
-    rewards = [graded(pool, {"tools.py": flaky}, single, cache, seed).reward for seed in range(12)]
-    assert set(rewards) == {0.0, 1.0}, "wrong once in 2,048 runs"
-    again = [graded(pool, {"tools.py": flaky}, single, cache, seed).reward for seed in range(12)]
-    assert again == rewards and (cache.runs, cache.hits) == (12, 12)
+    rewards = [graded(pool, {"tools.py": flaky}, single, cache, seed).reward for seed in range(20)]
+    assert set(rewards) == {0.0, 1.0}, "wrong once in 500,000 runs"
+    again = [graded(pool, {"tools.py": flaky}, single, cache, seed).reward for seed in range(20)]
+    assert again == rewards and (cache.runs, cache.hits) == (20, 20)
 
 
 def test_a_timeout_is_not_cached(pool):
