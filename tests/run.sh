@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint and tests, set-up included:
+# Lint, types and tests, set-up included:
 #
 #   bash tests/run.sh [--slow] [ARGUMENTS OF PYTEST ...]      e.g. bash tests/run.sh tests/models -k mla
 #
@@ -30,5 +30,6 @@ fi
 use_compilation_cache "$venv"
 
 "$VENV_PYTHON" -m ruff check --quiet .
+"$VENV_PYTHON" -m basedpyright --pythonpath "$VENV_PYTHON" --level error
 # loadfile: the tests of one file share what they compiled. conftest.py orders the files.
 "$VENV_PYTHON" -m pytest -n 2 --dist loadfile --no-loadscope-reorder ${selection[@]+"${selection[@]}"} "$@"
