@@ -31,12 +31,12 @@ class Episode:
     """One attempt at a task.
 
     reward: None when the infrastructure failed; then the attempt says nothing about the policy.
-    outcome: how it ended: the policy called finish; it had used its turns, its context or its segments; it
-      said something without calling a tool; or the sandboxes died again and again.
-    parts: what the grade consists of ("hidden": fraction of hidden cases that pass, whatever the outcome).
+    outcome: how it ended: the policy called finish; it used up its turns, its context or its segments; it sent
+      a message without a tool call; or the sandboxes died in every attempt.
+    parts: the parts of the grade ("hidden": fraction of hidden cases that pass, whatever the outcome).
     detail: the grade in one line, for people.
     turns: messages of the model, summaries not counted. summaries: how many it wrote.
-    flags: what looks like an attempt on the grade, "name: evidence" each (tasks/grading/hack_monitor.py).
+    flags: signs of reward hacking, "name: evidence" each (tasks/grading/hack_monitor.py).
     """
 
     task_id: str
@@ -100,40 +100,41 @@ async def run_episode(
     embedder: Embedder | None = None,
     images: ImagePools | None = None,
 ) -> Episode:
-    """Lets the policy behind `session` work on `task`, and grades what it leaves.
+    """Plays one episode of the policy behind `session` on `task`, and grades the workspace that it leaves.
 
-    The reward is that of the hidden cases if the policy said that it is done, else 0. `chat` is the format of all
+    The reward is that of the grader if the policy called finish, else 0. `chat` is the format of all
     messages; the session ends what it samples at `chat.end`. `seed` is recorded; randomness is the session's.
-    `cache` may serve any number of episodes; each has its own results. `embedder` adds meaning to semantic_search,
-    which goes by words without one. `images` has the containers of tasks that need one, which are played there and not
-    in `pool`. The session is left open.
+    `cache` may serve any number of episodes; each has its own results. `embedder` adds embeddings to semantic_search,
+    which otherwise compares words. Tasks with an image are played in the containers of `images` instead of `pool`. The
+    session is left open.
 
     Raises UserError for a task with an image where there are no `images`.
     """
     if task.image is None:
-        where = nullcontext(TaskWorkspace(pool, task.repository))
+        task_workspace = nullcontext(TaskWorkspace(pool, task.repository))
     elif images is None:
         raise UserError(f"task {task.id} needs the image {task.image}; play it with images=ImagePools()")
     else:
-        where = images.workspace(task)
+        task_workspace = images.workspace(task)
     run = _Run(task, session, chat, compaction, limits)
     results = cache.of_episode(task.id, seed) if cache else None
     try:
-        async with where as place:
-            return await _played(run, Workspace(task, place.pool, results, embedder, place.base), place, seed, results)
+        async with task_workspace as place:
+            workspace = Workspace(task, place.pool, results, embedder, place.base)
+            return await _play_and_grade(run, workspace, place, seed, results)
     except SandboxDied as error:
         return run.episode("infrastructure", None, {}, str(error), seed)
 
 
-async def _played(
+async def _play_and_grade(
     run: _Run, workspace: Workspace, place: TaskWorkspace, seed: int, cache: EpisodeCache | None
 ) -> Episode:
     try:
-        outcome = await run.until_the_end(workspace)
+        outcome = await run.play(workspace)
         await workspace.close()
-        seen = replace(run.task, repository=place.base)
-        found = await asyncio.to_thread(hack_monitor.find_flags, seen, run.calls, workspace.changes)
-        run.flags = [f"{flag.name}: {flag.evidence}" for flag in found]
+        visible_task = replace(run.task, repository=place.base)
+        flags = await asyncio.to_thread(hack_monitor.find_flags, visible_task, run.calls, workspace.changes)
+        run.flags = [f"{flag.name}: {flag.evidence}" for flag in flags]
         result = await grade(run.task, workspace.changes, place.pool, cache)
     finally:
         await workspace.close()
@@ -156,23 +157,23 @@ class _Run:
     calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
 
-    async def until_the_end(self, workspace: Workspace) -> Outcome:
+    async def play(self, workspace: Workspace) -> Outcome:
         available = tools.select_tools(self.task.tools)
         instruction = Message("user", self.task.instruction)
         prompt = self.transcript.append("prompt", self.chat.render([instruction], available.values()))
         while True:
-            said = await self.sample("assistant", self.limits.max_turn_tokens)
-            if said is None:
+            node = await self.sample("assistant", self.limits.max_turn_tokens)
+            if node is None:
                 return "out_of_context"
             self.turns += 1
-            sampled = said.sampled_tokens.tolist()
+            sampled = node.sampled_tokens.tolist()
             message = self.chat.parse(sampled)
             if not message.calls:
                 return "no_call"
 
             done = next((i for i, call in enumerate(message.calls) if tools.is_finish(call, available)), None)
-            made = [call for call in message.calls[:done] if isinstance(call, ToolCall)]
-            self.calls += [(call.name, call.arguments) for call in made]
+            tool_calls = [call for call in message.calls[:done] if isinstance(call, ToolCall)]
+            self.calls += [(call.name, call.arguments) for call in tool_calls]
             answers = await tools.execute_calls(message.calls[:done], available, workspace)
             for observation in self.chat.bridge(sampled, answers):
                 self.transcript.append("tool", observation)
@@ -189,19 +190,19 @@ class _Run:
                     return "out_of_context"
 
     async def sample(self, kind: Kind, max_tokens: int) -> Node | None:
-        """Samples one message after everything the session has not seen yet; None if nothing fits."""
-        given = self.chat.generation_prompt
-        delta = [*self.transcript.tokens_from(self.session.length), *given]
+        """Samples one message after the tokens that the session lacks; None if the context has no room for one."""
+        prefix = self.chat.generation_prompt
+        delta = [*self.transcript.tokens_from(self.session.length), *prefix]
         room = min(
             self.session.capacity - self.session.length - len(delta),
-            self.limits.max_episode_tokens - self.transcript.total_tokens - len(given),
+            self.limits.max_episode_tokens - self.transcript.total_tokens - len(prefix),
         )
         if room < 1:
             return None
         sample = await self.session.sample(delta, SamplingParams(min(max_tokens, room)))
         return self.transcript.append(
             kind,
-            given,
+            prefix,
             sample.tokens,
             sample.logprobs,
             sample.versions,
@@ -210,7 +211,7 @@ class _Run:
         )
 
     async def compact(self, prompt: Node, plan: str) -> bool:
-        """Asks for a summary, and starts a new branch from it; False if there is no room for it."""
+        """Asks for a summary, and starts a new branch from it; False if the context has no room for one."""
         self.transcript.append("summary_request", self.chat.user([self.compaction.request]))
         written = await self.sample("summary", self.compaction.max_summary_tokens)
         if written is None:

@@ -1,4 +1,4 @@
-"""The expert of the bug-fixing family: it knows the repair and uses it with a deliberately imperfect strategy."""
+"""The expert of the bug-fixing family: it knows the repair and follows a deliberately imperfect strategy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from composer_jax.tasks.task import Task
 
 @dataclass(frozen=True)
 class BugfixRates:
-    """How often the bug-fixing expert does what (probabilities).
+    """Probabilities of the bug-fixing expert's decisions.
 
-    give_up_*: finishes at once, with nothing repaired. right_fix: the edit is the right one; another one is a
-    slip. verify: runs the tests after an edit; retry: repairs what they still show to be wrong; reread: looks at
-    the file before that. slip: how often a grep, a read or an edit goes wrong first, and then again.
+    give_up_*: finishes at once without a repair. right_fix: makes the right edit; a wrong one is a slip. verify: runs
+    the tests after an edit; retry: repairs again if they still fail; reread: reads the file before that. slip: a grep,
+    a read or an edit goes wrong first; drawn again after each slip.
     """
 
     give_up_after_failure: float = 0.35
@@ -29,15 +29,15 @@ class BugfixRates:
 
 
 def repair(task: Task) -> Turn:
-    """The edit that solves a bug-fixing task, as the expert writes it."""
+    """Returns the edit that solves a bug-fixing task, as the expert writes it."""
     know = task.metadata
-    # A quotation of the file, so that finding the specification is copying what follows the name.
+    # The thought quotes the file: the specification is found by copying the text after the name.
     thought = know["head"].removeprefix("def ")
     return call("edit", thought, path=know["path"], old=know["old"], new=know["new"])
 
 
 def bugfix_script(task: Task, rates: BugfixRates, rng: random.Random) -> Script:
-    """Run the tests, find the function, read it, repair it, perhaps look whether that helped."""
+    """Runs the tests, finds the function, reads it, repairs it and perhaps runs the tests again."""
     know = task.metadata
     path, line, right = know["path"], know["old"], repair(task)
 

@@ -1,8 +1,8 @@
-"""The copy curriculum: rows in which everything worth predicting has been said before.
+"""The copy curriculum: rows in which every predictable token repeats an earlier one.
 
-An agent's tool calls repeat what it has read, and a small model does not find out how to copy from source
-code alone. These rows leave it nothing else to learn: random segments over a random alphabet, some new, some
-repeats of earlier ones. Only the repeats carry loss weight; the rest is noise that no model could predict.
+An agent's tool calls repeat text that it has read, and a small model does not learn to copy from source code alone.
+These rows teach only that: random segments over a random alphabet, some new, some repeats of earlier ones. Only the
+repeats carry loss weight; the rest is noise that no model could predict.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ALPHABET = (8, 256)
 """Least and most distinct token ids in a row, drawn from all ids but the control tokens."""
 
 COMMON = 10
-"""In every other row so many of the letters make up half of the text, as digits and punctuation do in code: what
-follows one of them is told only by what stood before it."""
+"""Letters that make up half of the text in every other row, as digits and punctuation do in code: the letter after
+one of them depends on the letters before it."""
 
 SEGMENT = (8, 40)
-"""Least and most tokens in a segment; the most is cut to half a row, to leave room to repeat."""
+"""Least and most tokens in a segment; the most is at most half a row, to leave room for a repeat."""
 
 
 class CopyCurriculum:
@@ -49,15 +49,15 @@ class CopyCurriculum:
 
 
 def copy_curriculum(inputs: SourceInputs) -> CopyCurriculum:
-    """The copy curriculum over the vocabulary of the run's tokenizer."""
+    """Returns the copy curriculum over the vocabulary of the run's tokenizer."""
     return CopyCurriculum(inputs.tokenizer.vocab_size)
 
 
 def copy_row(seed: int, index: int, *, seq_len: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row `index` of the endless curriculum `seed`: (tokens int32[S], weights float32[S]).
+    """Returns row `index` of the endless curriculum `seed`: (tokens int32[S], weights float32[S]).
 
-    A repeat's first token has weight 0 (nothing says which segment comes next), the others weight 1. The row
-    depends on nothing but the arguments, and is the same on every machine.
+    A repeat's first token has weight 0 (nothing predicts which segment comes next), the others weight 1. The row is a
+    function of the arguments, the same on every machine.
     """
     rng = np.random.default_rng((seed, index))
     first = len(SPECIAL)

@@ -1,7 +1,7 @@
-"""Repair exercises: the one step of a bug-fixing conversation that takes knowledge, many times over.
+"""Repair exercises: the one step of a bug-fixing conversation that takes knowledge.
 
-A conversation asks at most once what a specification means in code. An exercise is that moment alone: a module as a
-tool shows it, and the edit that repairs it. Pretraining mixes exercises with source code, SFT with conversations.
+A conversation translates a specification into code at most once. An exercise is that step alone: a module as a tool
+shows it, and the edit that repairs it. Pretraining mixes exercises with source code, SFT with conversations.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _STATEMENTS = re.compile(r"(return .*)")
 
 
 def pretraining_exercises(inputs: SourceInputs, *, count: int) -> TraceSource:
-    """`count` exercises as a source of pretraining rows (data/sources.py).
+    """Returns `count` exercises as a source of pretraining rows (data/sources.py).
 
-    Their stream of tasks is pretraining's own, so that no later stage repeats one of them.
+    Their stream of tasks belongs to pretraining, so no later stage repeats one of them.
     """
     seed = hash_seed("pretrain", inputs.seed)
     return TraceSource(repair_exercises(seed, count, inputs.tokenizer, train_module=True))
@@ -37,16 +37,16 @@ def pretraining_exercises(inputs: SourceInputs, *, count: int) -> TraceSource:
 def repair_exercises(
     seed: int, count: int, tok: Tokenizer, *, train_module: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Exercises of the training tasks number 0..count-1 of stream `seed`."""
+    """Returns the exercises of the training tasks number 0..count-1 of stream `seed`."""
     tasks = (generate(bugfix.FAMILY, "train", seed, index) for index in range(count))
     return [repair_exercise(task, tok, train_module) for task in tasks]
 
 
 def repair_exercise(task: Task, tok: Tokenizer, train_module: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens int32[n], trained bool[n]) of a bug-fixing task.
+    """Returns (tokens int32[n], trained bool[n]) of a bug-fixing task.
 
-    Given, as tools answer: where the function is, and its module. Trained: the edit; and if `train_module`, what
-    every function of the module returns that is not broken, for its specification stands in the line before.
+    Not trained, in the form of tool answers: the place of the function, and its module. Trained: the edit; with
+    `train_module` also the return statement of every intact function, whose specification is the line before it.
     """
     know, turn = task.metadata, repair(task)
     text = task.files[know["path"]]
@@ -54,8 +54,8 @@ def repair_exercise(task: Task, tok: Tokenizer, train_module: bool) -> tuple[np.
     parts = [
         (chat.render_message(tok, "tool", f"{know['path']}:{number} {head}"), False),
         ([tok.tool], False),
-        # White space between lines is a token of its own, and so is the word "return": cut there, a module in tokens
-        # is the same as in one piece.
+        # White space between lines and the word "return" are tokens of their own, so a module that is cut there has the
+        # same tokens as in one piece.
         *(
             (tok.encode(part), train_module and part.startswith("return ") and part != know["old"])
             for part in _STATEMENTS.split(text)

@@ -1,9 +1,8 @@
-"""Scripted experts: policies that make the traces a model is first taught with.
+"""Scripted experts: policies that play the traces of SFT.
 
-An expert knows the answer and uses it with a deliberately imperfect strategy: it gives up, does not verify, forgets
-what it will need, writes more than it must. A model that imitates it can do every step, and has a handful of decisions
-left that reinforcement learning can improve. An expert is a Session, so run_episode plays its traces like every other
-episode.
+An expert knows the answer and follows a deliberately imperfect strategy: it gives up, does not verify, forgets facts
+that it needs, writes more than necessary. A model that imitates it can do every step and has a few decisions left for
+reinforcement learning to improve. An expert is a Session, so run_episode plays its traces like every other episode.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ class Rates:
 
 
 class ExpertSession:
-    """A scripted policy behind the interface of a sampler: it reads token ids and says token ids.
+    """A scripted policy behind the interface of a sampler: token ids in, token ids out.
 
-    Log-probabilities are 0 and versions -1: no weights said this.
+    Log-probabilities are 0 and versions -1, because no weights sampled these tokens.
     """
 
     def __init__(self, task: Task, tok: Tokenizer, rates: Rates, rng: random.Random, capacity: int) -> None:
@@ -86,7 +85,7 @@ class ExpertSession:
     def _turn(self, messages: list[str]) -> Turn:
         if self._script is not None:
             return self._script.send(messages[-1])
-        # The prompt, and in a later branch the summary below its heading.
+        # The messages are the prompt and, in a later branch, the summary below its heading.
         carried = messages[1].partition("\n")[2] if len(messages) > 1 else None
         self._script = self._start(carried)
         return next(self._script)
@@ -105,7 +104,7 @@ class ExpertSession:
 
 
 def _messages(tok: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The texts of the messages in `ids`, without their roles."""
+    """Returns the texts of the messages in `ids`, without their roles."""
     texts, body = [], []
     for token in ids:
         if token == tok.end:
@@ -130,9 +129,9 @@ async def make_traces(
     cache: ResultCache | None = None,
     on_done: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
-    """One expert episode per task, in the order of the tasks: a function of the arguments, not of the timing.
+    """Plays one expert episode per task, in the order of the tasks: a function of the arguments, not of the timing.
 
-    compaction_for: given the task and its index, how that episode is compacted.
+    compaction_for: (task, its index) -> compaction of its episode.
     concurrency: episodes in flight. capacity: tokens a context may hold.
     on_done: called with each episode as it ends, in no particular order.
     """
@@ -154,5 +153,5 @@ async def make_traces(
     try:
         return list(await asyncio.gather(*running))
     finally:
-        for episode in running:  # when one failed, the others must not go on in the background
+        for episode in running:  # after an error in one episode, the others must not continue in the background
             episode.cancel()

@@ -1,8 +1,8 @@
 """One-line functions whose comment is their specification, and the plausible mistakes in each.
 
-Every generator builds its modules from these. A kind is a small mapping from words to code ("times" -> "*")
-that a model must know to repair a function of that kind. COMPOSED is the kind that no training task contains:
-it needs two of those mappings at once, and is spelled only with words and operators of the others.
+The task families build their modules from these. A kind is a small mapping from words to code ("times" -> "*")
+that a model must know to repair a function of that kind. No training task contains the kind COMPOSED, which needs two
+of those mappings at once and has only words and operators of the others.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Function:
     comment: its specification, without "# ".
     right: the expression it must return. wrong: plausible mistakes of the same kind, each different from
     `right` on at least one element of `inputs`.
-    inputs: argument tuples that tell right from wrong.
+    inputs: argument tuples that distinguish right from wrong.
     constants: the integers drawn for it (those of its mistakes included), which belong to the split.
     """
 
@@ -62,19 +62,19 @@ class Function:
     constants: tuple[int, ...] = ()
 
     def source(self, expression: str | None = None) -> str:
-        """The text of the function, returning `expression` (default: the right one)."""
+        """Returns the text of the function, which returns `expression` (default: the right one)."""
         return f"{self.head}\n    {statement(expression or self.right)}\n"
 
     @property
     def head(self) -> str:
-        """The lines above the statement: name, parameters and specification."""
+        """Lines above the statement: name, parameters and specification."""
         return f"def {self.name}({', '.join(self.params)}):\n    # {self.comment}"
 
     def value(self, args: Sequence[Any], expression: str | None = None) -> Any:
         return _compiled(self.params, expression or self.right)(*args)
 
     def reveals(self, args: Sequence[Any], mistake: str) -> bool:
-        """Whether `args` shows that `mistake` is not the right expression."""
+        """Returns whether `mistake` has another value than the right expression for `args`."""
         want, got = self.value(args), self.value(args, mistake)
         return type(want) is not type(got) or want != got
 
@@ -89,15 +89,14 @@ def module_text(functions: Sequence[Function], mistakes: Mapping[str, str]) -> s
 
 
 def make(kind: str, name: str, split: Split, rng: random.Random) -> Function:
-    """A function of `kind` (a key of KINDS) called `name`, with constants of `split`."""
+    """Returns a function of `kind` (a key of KINDS) called `name`, with constants of `split`."""
     return KINDS[kind](kind, name, split, rng)
 
 
 def hidden_inputs(function: Function, count: int, used: Sequence[tuple], rng: random.Random) -> list[tuple]:
-    """At least `count` inputs that together reveal every mistake the function may contain.
+    """Returns at least `count` inputs that together reveal every mistake that the function may contain.
 
-    None of `used`, except where no other input reveals a mistake ("at least" and "above" differ in one point
-    only).
+    It leaves out `used`, except if no other input reveals a mistake ("at least" and "above" differ in one point only).
     """
     unused = [args for args in function.inputs if args not in used]
     rng.shuffle(unused)
@@ -135,7 +134,7 @@ def _composed(kind: str, name: str, split: Split, rng: random.Random) -> Functio
 def _arithmetic(
     kind: str, name: str, comment: str, right: str, wrong: tuple[str, ...], drawn: tuple[int, ...]
 ) -> Function:
-    # Small arguments keep failures short to read; 10000 tells division by 98 from division by 99.
+    # Small arguments keep failures short; 10000 distinguishes division by 98 from division by 99.
     inputs = tuple((x,) for x in [*range(2, 13), 40, 57, 86, 95, 10000])
     return Function(kind, name, ("x",), comment, right, wrong, inputs, drawn)
 
@@ -183,5 +182,5 @@ TRAINED_KINDS = tuple(kind for kind in KINDS if kind != COMPOSED)
 
 @lru_cache(maxsize=65536)
 def _compiled(params: tuple[str, ...], expression: str) -> Callable[..., Any]:
-    # The expressions are made above, never read from anywhere.
+    # The expressions come from this module only.
     return eval(f"lambda {', '.join(params)}: {expression}")

@@ -23,7 +23,7 @@ OUTPUT_GAIN = 1.0
 
 
 def orthogonal(key: jax.Array, rows: int, columns: int) -> jax.Array:
-    """A matrix with orthonormal columns (rows >= columns)."""
+    """Returns a matrix with orthonormal columns (rows >= columns)."""
     return jnp.linalg.qr(jax.random.normal(key, (rows, rows)))[0][:, :columns]
 
 

@@ -1,11 +1,10 @@
-"""Recall: a fact read early is needed late, and between the two the context is full.
+"""Recall: a fact is read early and needed late, and the context fills up in between.
 
 A configuration file holds five facts (`rate = 47`) and some functions that only make it long. A function in
 another file must be completed with one of the facts. Reading the configuration fires the summary trigger, so
-that only what the summary keeps is left when the edit is made. The instruction names the fact: what is worth
-keeping is known.
+the edit can use only facts that the summary holds. The instruction names the fact that is needed.
 
-Visible tests exist and reveal nothing: f(0) is 0 with every constant.
+The visible tests reveal nothing: f(0) is 0 with every constant.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ HIDDEN_INPUTS = (0, 1, 2, 5, 10, 37)
 
 
 def fact_line(key: str, value: int) -> str:
-    """A fact as it stands in the file, in a good summary, and in the thought before the edit."""
+    """Returns a fact as it is written in the file, in a good summary and in the thought before the edit."""
     return f"{key} = {value}"
 
 
 def generate(split: Split, seed: int, index: int, facts: int = 5, fillers: int = 3) -> Task:
-    """Task number `index` of a stream: a pure function of its arguments, well under a millisecond.
+    """Returns task number `index` of a stream: a pure function of its arguments, which takes under a millisecond.
 
     facts: lines in the configuration, 1..8; their values have two digits and different first digits.
-    fillers: functions after them. Raises UserError when there are too many facts for that.
+    fillers: functions after them. Raises UserError if there are too many facts for that.
     """
     if not 1 <= facts <= 8:
         raise UserError(f"{facts} facts cannot all start with another digit; use 1 to 8")
@@ -82,7 +81,7 @@ def generate(split: Split, seed: int, index: int, facts: int = 5, fillers: int =
 
 
 def _values(split: Split, count: int, rng: random.Random) -> list[int]:
-    """Two-digit constants of the split, no two with the same first digit."""
+    """Returns two-digit constants of the split, no two with the same first digit."""
     by_digit: dict[int, list[int]] = {}
     for value in constants(split, 10, 99):
         by_digit.setdefault(value // 10, []).append(value)

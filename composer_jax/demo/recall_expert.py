@@ -1,4 +1,4 @@
-"""The expert of the recall family: what it reads, what it writes into a summary, and what it forgets."""
+"""The expert of the recall family: its reads, its summaries and the facts that it forgets."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BOILERPLATE = "This is what was read so far."
 
 @dataclass(frozen=True)
 class RecallRates:
-    """How often the recall expert does what (probabilities; counts where said).
+    """Probabilities of the recall expert's decisions.
 
-    keep: the needed fact is in the summary of a context that shows the file, as its first fact. max_others:
-    most other facts after it (the number is uniform in 0..max_others). boilerplate: the short summary starts
-    with a sentence that says nothing. reread: reads the file again when the summary lacks the fact; otherwise
-    it guesses. verify: runs the tests after the edit. slip: how often a read or an edit goes wrong first.
+    keep: the summary of a context that shows the file begins with the needed fact. max_others: most other facts after
+    it (a count; the number is uniform in 0..max_others). boilerplate: the short summary starts with a sentence without
+    content. reread: reads the file again if the summary lacks the fact, instead of guessing. verify: runs the tests
+    after the edit. slip: a read or an edit goes wrong first.
     """
 
     keep: float = 0.50
@@ -35,11 +35,11 @@ class RecallRates:
 
 @dataclass
 class Notes:
-    """What the recall expert knows in one branch: from the summary it starts with, then from what it does."""
+    """Knowledge of the recall expert in one branch: from the summary at its start, then from its own calls."""
 
     facts: dict[str, int] = field(default_factory=dict)
-    read_conf: bool = False  # this context shows it
-    read_conf_before: bool = False  # an earlier one did, as its summary says
+    read_conf: bool = False  # this context shows the file
+    read_conf_before: bool = False  # an earlier context did, according to its summary
     read_target: bool = False
     edited: bool = False
 
@@ -57,10 +57,10 @@ class Notes:
 
 
 def recall_script(task: Task, carried: str | None, notes: Notes, rates: RecallRates, rng: random.Random) -> Script:
-    """Read the facts, read the target, edit: from wherever the branch starts.
+    """Reads the facts, reads the target, edits; a branch skips the steps that its notes have.
 
-    `carried` is the summary it starts from, None in the first branch. What a turn brings is noted as the turn
-    is made, because the request for a summary may come with its answer.
+    `carried` is the summary at the start of the branch, None in the first branch. The notes are updated before a turn
+    is yielded, because the request for a summary may follow its answer.
     """
     know = task.metadata
     key = know["key"]
@@ -79,7 +79,7 @@ def recall_script(task: Task, carried: str | None, notes: Notes, rates: RecallRa
         if key in notes.facts:
             thought, value = fact_line(key, notes.facts[key]), notes.facts[key]
         else:
-            # A guess has no thought: what is written down must be known.
+            # A guess has no thought: thoughts hold known facts only.
             thought, value = "", rng.choice(constants(task.split, 10, 99))
         edit = call("edit", thought, path=know["path"], old=know["old"], new=statement(f"x * {value}"))
         yield from slips(edit, task, rates.slip, rng)
@@ -91,7 +91,7 @@ def recall_script(task: Task, carried: str | None, notes: Notes, rates: RecallRa
 
 
 def recall_summary(task: Task, notes: Notes, style: Style, rates: RecallRates, rng: random.Random) -> str:
-    """What the recall expert writes when it is asked for a summary."""
+    """Returns the recall expert's answer to a request for a summary."""
     key = task.metadata["key"]
     kept = [key] if key in notes.facts else []
     if notes.read_conf:
@@ -105,7 +105,7 @@ def recall_summary(task: Task, notes: Notes, style: Style, rates: RecallRates, r
 
 def _short_summary(notes: Notes, lines: list[str], rates: RecallRates, rng: random.Random) -> str:
     if notes.edited:
-        lines = ["edited"]  # the facts have served
+        lines = ["edited"]  # the facts are no longer needed
     if rng.random() < rates.boilerplate or not lines:
         lines = [BOILERPLATE, *lines]
     return "\n".join(lines)

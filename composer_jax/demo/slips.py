@@ -1,8 +1,8 @@
-"""Turns of a scripted expert, and the slips that its traces hold.
+"""Turns of a scripted expert, and the slips in its traces.
 
-A slip is what a model gets wrong as well: a path that does not exist, a line copied wrong, a call cut short, a repair
-that repairs nothing. A slip is in the trace and never a target, so a model learns to recover from slips and not to make
-them.
+A slip is a mistake that models make as well: a path that does not exist, a line copied wrong, a call cut short, a
+repair without effect. A slip is in the trace but never a target, so a model learns to recover from slips and not to
+make them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from composer_jax.tasks.task import Task
 
 @dataclass(frozen=True)
 class Turn:
-    """What an expert says: a line of thought ("" for none) and one call. A slip is not to be imitated.
+    """A message of an expert: a line of thought ("" for none) and one call.
 
-    cut: the message stops in the middle of the call.
+    slip: whether the message is a mistake, which is not trained. cut: the message stops in the middle of the call.
     """
 
     thought: str
@@ -32,7 +32,7 @@ class Turn:
     cut: bool = False
 
 
-Script = Generator[Turn, str, None]  # yields turns, is sent observations; ends with finish
+Script = Generator[Turn, str, None]  # yields turns, receives observations; ends with finish
 
 
 def call(name: str, thought: str = "", **arguments: str) -> Turn:
@@ -40,9 +40,9 @@ def call(name: str, thought: str = "", **arguments: str) -> Turn:
 
 
 def slips(turn: Turn, task: Task, rate: float, rng: random.Random) -> Script:
-    """Some ways (often none) to get `turn` wrong, each of which leaves the workspace as it is.
+    """Yields some wrong forms of `turn` (often none), each of which leaves the workspace unchanged.
 
-    None of them shows a file: whoever asks for a summary after one has learned nothing new.
+    None of them shows a file, so a summary after a slip has no new facts.
     """
     name = turn.call.name
     while rng.random() < rate:
@@ -57,7 +57,7 @@ def slips(turn: Turn, task: Task, rate: float, rng: random.Random) -> Script:
 
 
 def _failing_edits(turn: Turn, task: Task, rng: random.Random) -> list[Turn]:
-    """Edits that are nearly `turn` and that the tool refuses."""
+    """Returns edits that are close to `turn` and that the tool refuses."""
     right = turn.call.arguments
     others = [path for path in task.files if is_submitted(path) and path != right["path"]]
     candidates = [
@@ -74,8 +74,8 @@ def _failing_edits(turn: Turn, task: Task, rng: random.Random) -> list[Turn]:
 
 
 def miscopied(line: str, task: Task, rng: random.Random) -> str:
-    """The line with another number (of the task's split), or without one of its characters: a text that is in none
-    of the files."""
+    """Returns the line with another number (of the task's split), or without one of its characters: a text that no
+    file has."""
     number = re.search(r"\d+", line)
     while True:
         if number:

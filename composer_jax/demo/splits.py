@@ -1,10 +1,8 @@
-"""Which names, files and constants belong to training and which are held out: decided by hash, before any
-task exists.
+"""Splits of function names, file names and constants into training and held-out ones, by hash.
 
-The words themselves are shared by all splits, because a model of a million parameters cannot spell a word it
-never saw, while it does recombine words it knows. What is held out is the combination: a function is a (verb,
-noun) pair, a file an (adjective, thing) pair, a constant an integer; each is held out iff the hash of its
-text says so.
+All splits share the words, because a model of a million parameters cannot spell a word that it never saw, but does
+recombine words that it knows. The combinations are held out: a function is a (verb, noun) pair, a file an (adjective,
+thing) pair, a constant an integer; the hash of its text decides.
 """
 
 from __future__ import annotations
@@ -36,36 +34,35 @@ THINGS = tuple(
     "bell bird boat cake corn desk door drum farm fish flag frog gate goat hill lake lamp leaf "
     "moon nest pond rain ring road rock salt ship star tree wolf".split()
 )
-# Names of the facts in a recall task. Shared by all splits: what must not be memorised is the value.
+# Names of the facts in a recall task, shared by all splits; the values are held out.
 KEYS = tuple(
     "age beat cap cost delay depth fee gap height limit mass port power rank rate size speed step tax width".split()
 )
 
 
 def is_heldout(kind: str, text: str) -> bool:
-    """Whether `text` (a "verb_noun", an "adjective_thing", a decimal integer) is held out. Fixed for all
-    time."""
+    """Returns whether `text` (a "verb_noun", an "adjective_thing", a decimal integer) is held out; never changes."""
     digest = hashlib.sha256(f"composer_jax split {kind} {text}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % 100 < HELDOUT_PERCENT
 
 
 @cache
 def function_names(split: Split) -> tuple[str, ...]:
-    """All function names of a split. "unseen" is about families: it uses the held-out names."""
+    """Returns all function names of a split. "unseen" is another kind of function and has the held-out names."""
     names = (f"{verb}_{noun}" for verb in VERBS for noun in NOUNS)
     return tuple(name for name in names if is_heldout("function", name) == (split != "train"))
 
 
 @cache
 def file_stems(split: Split) -> tuple[str, ...]:
-    """All file names of a split, without ".py"."""
+    """Returns all file names of a split, without ".py"."""
     stems = (f"{adjective}_{thing}" for adjective in ADJECTIVES for thing in THINGS)
     return tuple(stem for stem in stems if is_heldout("file", stem) == (split != "train"))
 
 
 @cache
 def constants(split: Split, low: int, high: int) -> tuple[int, ...]:
-    """The integers of a split in low..high (both included; 2 <= low, high <= 99).
+    """Returns the integers of a split in low..high (both included; 2 <= low, high <= 99).
 
     0 and 1 are structure ("return 0", "range(x + 1)") and never drawn.
     """
@@ -75,7 +72,7 @@ def constants(split: Split, low: int, high: int) -> tuple[int, ...]:
 
 
 def draw_names(rng: random.Random, names: tuple[str, ...], count: int) -> list[str]:
-    """`count` names that share no word with each other, so that a partial copy of one is never another."""
+    """Returns `count` names that share no word, so that a partial copy of one is never another."""
     chosen: list[str] = []
     used: set[str] = set()
     while len(chosen) < count:

@@ -1,4 +1,4 @@
-"""What a network thinks of given tokens: the log-probability of each after those before it."""
+"""Scoring: the log-probability that a network gives to each token of a text after the tokens before it."""
 
 import math
 from typing import NamedTuple
@@ -20,11 +20,11 @@ from composer_jax.parallel.processes import device_put_global, gather_to_host
 from composer_jax.train.losses import predict_positions
 
 CHUNK = 256
-"""Positions per device whose logits over the vocabulary exist at once, where only log-probabilities are asked for."""
+"""Positions per device whose logits over the vocabulary exist at once, if only log-probabilities are returned."""
 
 
 class Scores(NamedTuple):
-    """logprobs [B,S-1]: of tokens[:, 1:]; logits [B,S,W], or None where they were not asked for. float32."""
+    """logprobs [B,S-1]: of tokens[:, 1:]; logits [B,S,W], or None if they were not requested. float32."""
 
     logprobs: np.ndarray
     logits: np.ndarray | None
@@ -44,34 +44,34 @@ def score(
 
     Args:
       tokens_BS: integers [B,S], S at least 2; negative ids at the end of a row are padding (their scores are 0).
-      rows: per device and call.
+      rows: rows per device and call.
       logits: whether to return all logits, too.
 
     Raises:
-      UserError: a shape, a token id or a length that the network does not have.
+      UserError: a shape, a token id or a length that the network does not support.
     """
     check_tokens(tokens_BS, definition.config)
     (count, length), step, parts = tokens_BS.shape, rows * batch_shards(mesh), mesh.shape[context.AXIS]
     program = _program(definition, mesh, logits)
     padded_length = length if parts == 1 else math.ceil(length / (2 * parts)) * 2 * parts
-    spread, cut = NamedSharding(mesh, BATCH_SPEC), context.zigzag_order(padded_length, parts)
-    in_order = np.argsort(cut)[:length]
-    found = []
+    sharding, order = NamedSharding(mesh, BATCH_SPEC), context.zigzag_order(padded_length, parts)
+    inverse = np.argsort(order)[:length]
+    outputs = []
     with Progress(count, "row", "score") as progress:
         for start in range(0, count, step):
             part = tokens_BS[start : start + step]
             padded = np.full((step, padded_length), -1, np.int32)
-            padded[: len(part), :length] = part  # int32: what a vocabulary has fits
-            out = program(params, router_bias, device_put_global(padded[:, cut], spread))
-            found.append([gather_to_host(array)[: len(part)][:, in_order] for array in out])
+            padded[: len(part), :length] = part  # int32 holds every id of a vocabulary
+            out = program(params, router_bias, device_put_global(padded[:, order], sharding))
+            outputs.append([gather_to_host(array)[: len(part)][:, inverse] for array in out])
             progress.update(len(part))
-    logprobs, *rest = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    logprobs, *rest = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
     return Scores(logprobs[:, :-1], rest[0] if logits else None)
 
 
 def windows(ids: np.ndarray, length: int) -> np.ndarray:
-    """A long text as rows [B,length] that share one token each, so that every token but the first is scored once; the
-    last row is padded with -1. Rows have at least two tokens."""
+    """Divides a long text into rows [B,length] that share one token each, so that all tokens but the first are scored
+    once; the last row is padded with -1. Rows have at least two tokens."""
     starts = range(0, max(len(ids) - 1, 1), length - 1)
     rows = np.full((len(starts), length), -1, np.int32)
     for row, start in zip(rows, starts, strict=True):
@@ -81,7 +81,7 @@ def windows(ids: np.ndarray, length: int) -> np.ndarray:
 
 
 def check_tokens(tokens_BS: np.ndarray, config: ModelConfig) -> None:
-    """Raises a UserError for a shape, a token id or a length that the network does not have."""
+    """Raises a UserError for a shape, a token id or a length that the network does not support."""
     if tokens_BS.ndim != 2 or not np.issubdtype(tokens_BS.dtype, np.integer) or 0 in tokens_BS.shape:
         raise UserError(f"tokens are {tokens_BS.dtype}{list(tokens_BS.shape)}; rows of integers [B,S] are needed.")
     if tokens_BS.shape[1] < 2:
@@ -97,7 +97,7 @@ def check_tokens(tokens_BS: np.ndarray, config: ModelConfig) -> None:
 
 
 def _program(definition: ModelDef, mesh: Mesh, logits: bool):
-    """The jitted function of (params, router_bias, tokens): (logprobs,) or (logprobs, logits)."""
+    """Returns the jitted function of (params, router_bias, tokens): (logprobs,) or (logprobs, logits)."""
 
     def program(params, router_bias, tokens_BS):
         decoder = definition.bind(params, router_bias)
@@ -113,7 +113,7 @@ def _program(definition: ModelDef, mesh: Mesh, logits: bool):
         return (jnp.where(scored_BS, predict_positions(decoder, position, CHUNK, (states_BSD,), next_BS), 0),)
 
     out = (BATCH_SPEC,) * (1 + logits)
-    # Unchecked: JAX does not see that the gathered logits are the same on all devices of `tensor`.
+    # Without VMA checks: JAX types the gathered logits as varying over `tensor`, though they are replicated.
     return jax.jit(
         jax.shard_map(
             program, mesh=mesh, in_specs=(*definition.specs(mesh), BATCH_SPEC), out_specs=out, check_vma=False

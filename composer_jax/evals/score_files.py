@@ -40,7 +40,7 @@ def score_files(
 ) -> dict[str, float]:
     """Scores a .npy file of tokens or a text file; writes an .npz file, prints one JSON line and returns its content.
 
-    Several processes all need to see the files that are read; the first one writes and prints.
+    Every process reads the input files; process 0 writes and prints.
 
     Args:
       axes: sizes of mesh axes; `replica` takes the devices that they leave.
@@ -67,13 +67,13 @@ def score_files(
 
     count = int((ids[:, 1:] >= 0).sum())
     total = -float(scores.logprobs.sum(dtype=np.float64))
-    found = {"tokens": count, "nll": total / max(count, 1)}
+    summary = {"tokens": count, "nll": total / max(count, 1)}
     if scored_bytes is not None:
-        found["bits_per_byte"] = total / math.log(2) / scored_bytes
+        summary["bits_per_byte"] = total / math.log(2) / scored_bytes
     if is_first_process():
         _write(out, scores)
-        print(json.dumps(found))
-    return found
+        print(json.dumps(summary))
+    return summary
 
 
 def _write(out: str, scores: Scores) -> None:
@@ -87,29 +87,29 @@ def _write(out: str, scores: Scores) -> None:
 
 def _load(tokens: str) -> np.ndarray:
     try:
-        found = np.load(tokens, allow_pickle=False)
+        array = np.load(tokens, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"cannot read the tokens {tokens}: {error}; an array saved by numpy.save is needed.") from error
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise UserError(f"{tokens} holds several arrays; one array saved by numpy.save is needed.")
-    return found
+    return array
 
 
 def _encode(address: Address, text: str) -> tuple[np.ndarray, int]:
-    """Token ids of a file, and the bytes of all of them but the first, which has nothing before it to be scored by."""
+    """Returns the token ids of a file, and the bytes of all but the first, which has no context to be scored in."""
     folder = find_tokenizer_folder(address)
     if folder is None or "tokenizer.json" not in folder.files():
         raise UserError(f"{address} has no tokenizer.json; give --tokens instead of --text.")
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(folder.fs.cat_file(folder.path("tokenizer.json")))
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises plain Exception
         raise UserError(f"{folder.name}/tokenizer.json cannot be read: {error}") from error
     tokenizer.encode_special_tokens = True  # the characters of a control token in a text are characters
     try:
-        written = Path(text).read_bytes().decode()
+        content = Path(text).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the text {text}: {error}") from error
-    encoded = tokenizer.encode(written, add_special_tokens=False)
+    encoded = tokenizer.encode(content, add_special_tokens=False)
     if len(encoded.ids) < 2:
         raise UserError(f"{text} has {len(encoded.ids)} tokens; at least two are needed to score one.")
-    return np.array(encoded.ids), len(written[encoded.offsets[0][1] :].encode())
+    return np.array(encoded.ids), len(content[encoded.offsets[0][1] :].encode())

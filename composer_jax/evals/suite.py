@@ -60,7 +60,7 @@ class SuiteResult:
 async def run_suite(
     suite: Suite, policy: Policy, context: RolloutContext, on_done: Callable[[Episode], None] | None = None
 ) -> tuple[SuiteResult, list[Episode]]:
-    """Plays the suite's episodes and returns their measures and the episodes, in the order of `suite.specs()`."""
+    """Plays the suite's episodes; returns their measures and the episodes, in the order of `suite.specs()`."""
     rollout = await roll_out(suite.specs(), policy, context, on_done)
     return summarise(rollout.episodes, suite.attempts), rollout.episodes
 

@@ -1,4 +1,4 @@
-"""Algorithm: the rewards of a group -> advantages. Pure; the Learner never sees it.
+"""Algorithm: the rewards of a group -> advantages. Pure; the Learner does not depend on it.
 
 A config names one of ALGORITHMS or the import path of a class (rl.algorithm.name); its options are the constructor's
 keyword arguments.
@@ -27,9 +27,9 @@ class GroupAdvantage:
     """Dr. GRPO's advantage (arXiv 2503.20783), as in Composer 2 (arXiv 2603.24477, section 4.1): A_i = R_i - mean_j
     R_j.
 
-    No division by the standard deviation, which would blow small differences up in groups that agree, and no length
-    normaliser. The baseline is taken over episodes, before they fan out into rows; every row of an episode gets its
-    A_i.
+    No division by the standard deviation, which would amplify small differences in groups of similar rewards, and no
+    length normaliser. The baseline is taken over episodes, before they fan out into rows; every row of an episode
+    gets its A_i.
     """
 
     leave_one_out: bool = False

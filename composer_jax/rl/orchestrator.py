@@ -30,10 +30,10 @@ from composer_jax.train.learner import Learner, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Cursor:
-    """Where an RL run stands. Three counts that differ: a step may change no weight, and weights outlive a step."""
+    """Position of an RL run: three counts, which differ because a step may leave the weights unchanged."""
 
     task_step: int = 0
-    """RL steps whose tasks are used up."""
+    """RL steps whose tasks have been used."""
     weight_version: int = 0
     """Version of the weights that the sampler holds; every sampled token records it."""
     optimizer_step: int = 0
@@ -60,14 +60,14 @@ class Orchestrator:
         policy: TrainablePolicy,
         context: RolloutContext,
     ):
-        """agent: has the compactions that `config` names."""
+        """agent: defines the compactions that `config` names."""
         self.config, self.agent, self.seed, self.tasks = config, agent, seed, tasks
         self.learner, self.policy, self.context = learner, policy, context
         self.algorithm = make_algorithm(config.algorithm.name, config.algorithm.options)
         self.is_compiled, self.compilations_before = False, count_compilations()
 
     def specs(self, task_step: int) -> list[EpisodeSpec]:
-        """Returns the episodes of step `task_step` (0 is the first); the G episodes of a group stand side by side."""
+        """Returns the episodes of step `task_step` (0 is the first); the G episodes of a group are adjacent."""
         config, specs = self.config, []
         for family, groups in sorted(config.groups.items()):
             for number in range(groups):
@@ -81,7 +81,7 @@ class Orchestrator:
         return specs
 
     def draw_compaction(self, task: Task) -> Compaction:
-        """Returns the compaction of a group. It is drawn once, so that its episodes differ only by the policy."""
+        """Returns the compaction of a group, drawn once, so that its episodes differ only by the policy."""
         config, rng = self.config, random.Random(hash_seed("trigger", self.seed, task.id))
         if task.family in config.family_compactions:
             return self.agent.compaction(config.family_compactions[task.family], "rl.family_compactions")

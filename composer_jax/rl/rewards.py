@@ -1,4 +1,4 @@
-"""What an episode is worth: the grade, minus what it cost to get there."""
+"""Rewards: the grade of an episode minus a cost of its length."""
 
 import dataclasses
 import math
@@ -46,14 +46,14 @@ class RewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewardParts:
-    """What the training reward of one episode consists of, each part logged by itself."""
+    """The parts of one episode's training reward; each is logged."""
 
     grade: float
-    """What grading gave, 0 to 1."""
+    """The result of grading, 0 to 1."""
     length_cost: float
-    """What the length of a solved episode costs; 0 for an unsolved one."""
+    """Cost of a solved episode's length; 0 for an unsolved one."""
     zeroed: bool
-    """Whether a flag of RewardConfig.zeroed makes the episode worth 0."""
+    """Whether a flag of RewardConfig.zeroed sets the reward to 0."""
 
     @property
     def reward(self) -> float:
@@ -64,10 +64,10 @@ class RewardParts:
 def reward_parts(episode: Episode, config: RewardConfig) -> RewardParts:
     """Returns the parts of a graded episode's training reward.
 
-    Only an episode that solved its task is charged for length, so that failing briefly is never better than failing.
+    Only a solved episode pays for its length, so a short failure is not better than a long one.
 
     Raises:
-      ValueError: the episode has no grade, because the infrastructure failed; callers leave such episodes out.
+      ValueError: the episode has no grade, because the infrastructure failed.
     """
     if episode.reward is None:
         raise ValueError(f"episode of {episode.task_id} was never graded")

@@ -1,4 +1,4 @@
-"""Rollouts: many episodes at once against one policy, each ending in exactly one result."""
+"""Rollouts: concurrent episodes of one policy."""
 
 import asyncio
 import dataclasses
@@ -18,7 +18,7 @@ from composer_jax.tasks.task import Task
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeSpec:
-    """One episode to be played."""
+    """Specification of one episode."""
 
     task: Task
     seed: int
@@ -30,14 +30,14 @@ class EpisodeSpec:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutContext:
-    """What episodes need beside a policy."""
+    """What episodes need besides a policy."""
 
     chat: ChatFormat
     pool: SandboxPool
     limits: EpisodeLimits
     cache: ResultCache
     infrastructure_retries: int = 2
-    """Fresh attempts at an episode whose sandboxes died. Such an episode is never scored."""
+    """Further attempts at an episode whose sandboxes died; it is not scored if all attempts fail."""
     embedder: Embedder | None = None
     """Embeds text for the tool semantic_search (run_episode)."""
     images: ImagePools | None = None
@@ -46,7 +46,7 @@ class RolloutContext:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """Episodes and what playing them took."""
+    """Episodes, and the time and sandbox commands that they took."""
 
     specs: Sequence[EpisodeSpec]
     episodes: list[Episode]
@@ -66,7 +66,7 @@ async def roll_out(
     context: RolloutContext,
     on_done: Callable[[Episode], None] | None = None,
 ) -> Rollout:
-    """Plays all episodes, as many at once as the policy opens sessions.
+    """Plays all episodes; the policy limits how many run at once.
 
     Args:
       on_done: called with each episode as it ends, in no particular order.
@@ -99,7 +99,7 @@ async def roll_out(
 
 
 async def _play(spec: EpisodeSpec, policy: Policy, context: RolloutContext) -> Episode:
-    """Plays one episode; an attempt that the infrastructure lost is repeated."""
+    """Plays one episode, again after an infrastructure failure."""
     for _ in range(context.infrastructure_retries + 1):
         session = await policy.open(spec.seed)
         try:
