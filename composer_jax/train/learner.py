@@ -66,6 +66,7 @@ class Learner:
         self.host_reduction = reduction == "host" and mesh.shape["replica"] > 1
         self.replicated = NamedSharding(mesh, PartitionSpec())
         self.transformation = optax.with_extra_args_support(optimizer.transformation)
+        self.frozen_params: tuple[str, ...] = getattr(loss, "frozen_params", ())
         self._gradient = jax.jit(self._sharded_gradient(loss))
         self._accumulate = jax.jit(_accumulate, donate_argnums=0)
         self._update = jax.jit(self._apply, static_argnames="bias_rate", donate_argnums=0)
@@ -251,6 +252,7 @@ class Learner:
             gradient, state.optimizer, state.params, decay_mask=self.definition.decay_mask()
         )
         params = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), state.params, direction)
+        params |= {name: state.params[name] for name in self.frozen_params if name in params}
         router_bias = (
             update_router_bias(state.router_bias, sums["counts"], bias_rate) if bias_rate else state.router_bias
         )

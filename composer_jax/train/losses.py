@@ -38,6 +38,8 @@ class LossOutput(NamedTuple):
 
 
 Loss = Callable[[Decoder, Batch, jax.Array], LossOutput]
+"""A loss may have an attribute `frozen_params`: names of top-level subtrees of params that get no gradient from it. The
+Learner leaves them as they are; without the attribute it updates all params."""
 
 
 def hidden_states(decoder: Decoder, batch: Batch) -> Hidden:
@@ -162,6 +164,11 @@ class LanguageLoss:
 
     config: LanguageLossConfig = dataclasses.field(default_factory=LanguageLossConfig)
 
+    @property
+    def frozen_params(self) -> tuple[str, ...]:
+        """The MTP modules, if the loss leaves them out."""
+        return () if self.config.mtp_weight else ("mtp",)
+
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
         hidden = hidden_states(decoder, batch)
         states, router_stats = (hidden.last_BSD,), {"moe_layers": hidden.router_stats}
@@ -225,6 +232,11 @@ class PolicyLoss:
     """
 
     config: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
+
+    @property
+    def frozen_params(self) -> tuple[str, ...]:
+        """The MTP modules, which the loss leaves out."""
+        return ("mtp",)
 
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
         hidden = hidden_states(decoder, batch)

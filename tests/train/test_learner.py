@@ -12,7 +12,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.models.router import updated_bias
 from composer_jax.observe.compilations import count_compilations
-from composer_jax.train.losses import LanguageLoss, LanguageLossConfig
+from composer_jax.train.losses import LanguageLoss, LanguageLossConfig, PolicyLoss, PolicyLossConfig
 from tests.models.small import GROUPED_QUERY, forward, random_weights, relative_error, small
 from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER, OPTIMIZER_CONFIG, full_gradient, make_batch
 
@@ -107,6 +107,27 @@ def test_weight_decay_moves_matrices_only(new_learner, kind, changes):
             assert path[-1].key not in NOT_DECAYED[kind]
             np.testing.assert_allclose(after, before * (1 - rate), rtol=1e-5)
     assert unchanged == NOT_DECAYED[kind]
+
+
+POLICY_BATCH = BATCH | {name: BATCH["weights"] - 0.5 for name in ("advantages", "sampler_logprobs")}
+TRUSTING = PolicyLoss(PolicyLossConfig(ratio_low=2.0))  # every ratio below 1 is in the trust region
+
+
+@pytest.mark.parametrize("sizes", [{}, {"data": 2, "expert": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("loss", "batch"), [(LanguageLoss(), BATCH), (TRUSTING, POLICY_BATCH)], ids=["language", "policy"]
+)
+def test_a_loss_without_mtp_leaves_the_mtp_modules_as_they_are(new_learner, weights, sizes, loss, batch):
+    """Bit for bit: neither momentum nor weight decay moves them."""
+    learner = new_learner(sizes, loss=loss)
+    state = learner.init_state(*weights)
+    for _ in range(20):
+        state, _ = learner.step(state, [batch], NORMALISER)
+    after = jax.tree.map(np.asarray, state.params)
+    chex.assert_trees_all_equal(after.pop("mtp"), weights[0]["mtp"])
+    chex.assert_trees_all_equal(state.router_bias["mtp"], weights[1]["mtp"])
+    trained = {name: subtree for name, subtree in weights[0].items() if name != "mtp"}
+    assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, after, trained)))
 
 
 def test_the_router_bias_moves_by_the_counts_of_the_global_batch(learner, weights):
