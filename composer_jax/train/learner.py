@@ -1,7 +1,8 @@
 """The Learner: (TrainState, batches) -> (TrainState, metrics), jitted once per batch shape.
 
 A step has two compiled programs: `gradient` computes the gradient of one batch on the whole mesh under shard_map, and
-`update` applies the accumulated gradient. The gradient is summed over the mesh in one of two ways:
+`update` applies the accumulated gradient. A third program, `evaluate`, computes the loss without a gradient. The
+gradient is summed over the mesh in one of two ways:
 
 - "collective": inside `gradient`, by the transposes of the parameter gathers.
 - "host": each replica keeps its own gradient, and the host adds them. On a CPU with few cores XLA's collectives can
@@ -67,7 +68,8 @@ class Learner:
         self.replicated = NamedSharding(mesh, PartitionSpec())
         self.transformation = optax.with_extra_args_support(optimizer.transformation)
         self.frozen_params: tuple[str, ...] = getattr(loss, "frozen_params", ())
-        self._gradient = jax.jit(self._sharded_gradient(loss))
+        self._gradient = jax.jit(self._sharded_program(loss, with_gradient=True))
+        self._evaluate = jax.jit(self._sharded_program(loss, with_gradient=False))
         self._accumulate = jax.jit(_accumulate, donate_argnums=0)
         self._update = jax.jit(self._apply, static_argnames="bias_rate", donate_argnums=0)
         self.bias_rate = bias_rate
@@ -99,7 +101,7 @@ class Learner:
           batch: shapes and dtypes of the batch's fields, [B,S] each.
 
         Returns:
-          {"gradient": (jitted function, arguments, keyword arguments), "update": the same}.
+          {"gradient": (jitted function, arguments, keyword arguments), "update" and "evaluate": the same}.
         """
         state = self.abstract_state()
         scalar = jax.ShapeDtypeStruct((), np.float32, sharding=self.replicated)
@@ -112,6 +114,7 @@ class Learner:
         update = (state, _with_shardings(total, shardings), scalar)
         return {
             "gradient": (self._gradient, gradient, {}),
+            "evaluate": (self._evaluate, gradient, {}),
             "update": (self._update, update, {"bias_rate": self.bias_rate}),
         }
 
@@ -173,10 +176,10 @@ class Learner:
         return self._gradient(params, router_bias, self.shard_batch(batch), np.float32(normaliser))
 
     def evaluate(self, state: TrainState, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
-        """The sums of the loss over batches, by the step's compiled program; the state does not change."""
+        """The sums of the loss over batches, computed without a gradient; the state does not change."""
         sums: dict[str, float] = {}
         for batch in batches:
-            part = self.gradient(state.params, state.router_bias, batch, 1)["sums"]
+            part = self._evaluate(state.params, state.router_bias, self.shard_batch(batch), np.float32(1))["sums"]
             part.pop("counts")
             for name, value in part.items():
                 sums[name] = sums.get(name, 0.0) + float(np.sum(value))
@@ -198,7 +201,11 @@ class Learner:
             batch = {name: array[:, zigzag_order(array.shape[1], parts)] for name, array in batch.items()}
         return device_put_global(batch, NamedSharding(self.mesh, BATCH_SPEC))
 
-    def _sharded_gradient(self, loss: Loss):
+    def _sharded_program(self, loss: Loss, *, with_gradient: bool):
+        """The loss on the whole mesh, (params, router_bias, batch, normaliser) -> dict.
+
+        Its keys are "gradient" (None without gradient), "sums" and "maxima".
+        """
         reduced = tuple(a for a in TOKEN_AXES if not (self.host_reduction and a == "replica"))
 
         def program(params, router_bias, batch, normaliser):
@@ -209,7 +216,10 @@ class Learner:
                 out = loss(self.definition.bind(params, router_bias), batch, normaliser)
                 return out.loss, out
 
-            (_, out), gradient = jax.value_and_grad(objective, has_aux=True)(params)
+            if with_gradient:
+                (_, out), gradient = jax.value_and_grad(objective, has_aux=True)(params)
+            else:
+                (_, out), gradient = objective(params), None
             sums = jax.tree.map(lambda x: jax.lax.psum(x, reduced), out.sums | {"loss": out.loss})
             maxima = jax.tree.map(lambda x: jax.lax.pmax(x, reduced), out.maxima)
             part = {"gradient": gradient, "sums": sums, "maxima": maxima}
@@ -217,7 +227,7 @@ class Learner:
 
         param_specs, bias_specs = self.definition.specs(self.mesh)
 
-        def gradient_fn(params, router_bias, batch, normaliser):
+        def sharded(params, router_bias, batch, normaliser):
             inner = jax.eval_shape(
                 lambda p, b, x: loss_shapes(self.definition, loss, p, b, x), params, router_bias, batch
             )
@@ -227,7 +237,9 @@ class Learner:
                     lambda s: PartitionSpec(*lead, *s),
                     param_specs,
                     is_leaf=lambda s: isinstance(s, PartitionSpec),
-                ),
+                )
+                if with_gradient
+                else None,
                 "sums": jax.tree.map(lambda _: PartitionSpec(*lead), inner.sums | {"loss": inner.loss}),
                 "maxima": jax.tree.map(lambda _: PartitionSpec(*lead), inner.maxima),
             }
@@ -238,7 +250,7 @@ class Learner:
                 out_specs=out_specs,
             )(params, router_bias, batch, normaliser)
 
-        return gradient_fn
+        return sharded
 
     def _apply(self, state: TrainState, total, learning_rate, *, bias_rate: float):
         if self.host_reduction:

@@ -177,11 +177,36 @@ def test_evaluate_sums_over_batches_and_changes_nothing(learner, weights, whole)
     assert int(state.step) == 0
 
 
+def test_evaluate_computes_no_gradient(learner, weights):
+    """Its value is that of the gradient program, which has backward operations."""
+    programs = learner.programs({name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in BATCH.items()})
+
+    def has_backward_operations(name):
+        function, arguments, keywords = programs[name]
+        return "transpose(jvp(" in function.lower(*arguments, **keywords).as_text(debug_info=True)
+
+    assert has_backward_operations("gradient")
+    assert not has_backward_operations("evaluate")
+    expected = learner.gradient(*weights, BATCH, 1)["sums"]
+    sums = learner.evaluate(learner.init_state(*weights), [BATCH])
+    assert sums.keys() == expected.keys() - {"counts"}
+    for name, value in sums.items():
+        assert value == pytest.approx(float(expected[name]), rel=1e-6), name
+
+
+@pytest.mark.parametrize("sizes", [{"replica": 2}, {"data": 2, "context": 2, "tensor": 2}], ids=str)
+def test_evaluate_on_a_mesh_is_that_of_one_device(new_learner, learner, weights, sizes):
+    sharded = new_learner(sizes, reduction="host")
+    sums = sharded.evaluate(sharded.init_state(*weights), HALVES)
+    for name, value in learner.evaluate(learner.init_state(*weights), HALVES).items():
+        assert sums[name] == pytest.approx(value, rel=1e-5), name
+
+
 def test_nothing_compiles_after_the_first_step(new_learner, weights):
-    """The loss is traced twice: for the shapes of its output, and inside the gradient."""
+    """The loss is traced twice in each of two programs: for the shapes of its output, and in the program itself."""
     language_loss = LanguageLoss()
 
-    @chex.assert_max_traces(n=2)
+    @chex.assert_max_traces(n=4)
     def loss(decoder, batch, normaliser):
         return language_loss(decoder, batch, normaliser)
 
