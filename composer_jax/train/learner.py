@@ -27,6 +27,7 @@ from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, TOKEN_AXES, batch_shards
 from composer_jax.parallel.processes import device_put_global
 from composer_jax.train.losses import Batch, Loss
+from composer_jax.train.master_weights import MasterState, cast_floats, cast_like
 from composer_jax.train.optimizer import Optimizer
 
 
@@ -38,7 +39,7 @@ class TrainState:
     params: Params
     router_bias: Params
     optimizer: Any
-    """State of the optax transformation."""
+    """State of the optax transformation; a MasterState around it if there are master weights."""
     step: jax.Array
     """int32 scalar: optimizer steps taken."""
 
@@ -67,6 +68,7 @@ class Learner:
         self.host_reduction = reduction == "host" and mesh.shape["replica"] > 1
         self.replicated = NamedSharding(mesh, PartitionSpec())
         self.transformation = optax.with_extra_args_support(optimizer.transformation)
+        self.master_dtype = "" if optimizer.master_dtype == definition.config.param_dtype else optimizer.master_dtype
         self.frozen_params: tuple[str, ...] = getattr(loss, "frozen_params", ())
         self._gradient = jax.jit(self._sharded_program(loss, with_gradient=True))
         self._evaluate = jax.jit(self._sharded_program(loss, with_gradient=False))
@@ -79,14 +81,14 @@ class Learner:
         params, router_bias = jax.jit(
             lambda t: jax.tree.map(jnp.copy, t), out_shardings=self.definition.shardings(self.mesh)
         )((params, router_bias))
-        optimizer = jax.jit(self.transformation.init, out_shardings=self._optimizer_shardings())(params)
+        optimizer = jax.jit(self._init_optimizer, out_shardings=self._optimizer_shardings())(params)
         return TrainState(params, router_bias, optimizer, jax.device_put(jnp.int32(0), self.replicated))
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of a TrainState; works on a mesh of devices that this machine lacks."""
         params, router_bias = self.definition.shapes()
         param_shardings, bias_shardings = self.definition.shardings(self.mesh)
-        optimizer = jax.eval_shape(self.transformation.init, params)
+        optimizer = jax.eval_shape(self._init_optimizer, params)
         return TrainState(
             _with_shardings(params, param_shardings),
             _with_shardings(router_bias, bias_shardings),
@@ -118,15 +120,21 @@ class Learner:
             "update": (self._update, update, {"bias_rate": self.bias_rate}),
         }
 
-    def _optimizer_shardings(self):
-        """Shardings of the optimizer's state: the moments of a parameter have the parameter's own."""
-        return optax.tree_map_params(
+    def _init_optimizer(self, params: Params) -> Any:
+        state = self.transformation.init(params)
+        return MasterState(cast_floats(params, self.master_dtype), state) if self.master_dtype else state
+
+    def _optimizer_shardings(self) -> Any:
+        """Shardings of the optimizer's state: a parameter's moments and master weight have the parameter's own."""
+        params = self.definition.shardings(self.mesh)[0]
+        state = optax.tree_map_params(
             self.transformation,
             lambda _, s: s,
             jax.eval_shape(self.transformation.init, self.definition.shapes()[0]),
-            self.definition.shardings(self.mesh)[0],
+            params,
             transform_non_params=lambda _: self.replicated,
         )
+        return MasterState(params, state) if self.master_dtype else state
 
     def step(
         self, state: TrainState, batches: Iterable[dict[str, np.ndarray]], normaliser: float
@@ -260,16 +268,25 @@ class Learner:
                 "maxima": jax.tree.map(lambda x: x.max(0), total["maxima"]),
             }
         gradient, sums, maxima = total["gradient"], total["sums"], total["maxima"]
-        direction, optimizer = self.transformation.update(
-            gradient, state.optimizer, state.params, decay_mask=self.definition.decay_mask()
-        )
-        params = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), state.params, direction)
-        params |= {name: state.params[name] for name in self.frozen_params if name in params}
+        params, optimizer = self._update_weights(state, gradient, learning_rate)
         router_bias = (
             update_router_bias(state.router_bias, sums["counts"], bias_rate) if bias_rate else state.router_bias
         )
         sums = sums | {"grad_norm": optax.tree.norm(gradient)}
         return TrainState(params, router_bias, optimizer, state.step + 1), sums, maxima
+
+    def _update_weights(self, state: TrainState, gradient: Params, learning_rate: jax.Array) -> tuple[Params, Any]:
+        """Returns params and the optimizer's state after a step."""
+        weights, old = state.params, state.optimizer
+        if self.master_dtype:
+            weights, old = state.optimizer
+            gradient, old = cast_floats((gradient, old), self.master_dtype)
+        direction, new = self.transformation.update(gradient, old, weights, decay_mask=self.definition.decay_mask())
+        updated = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), weights, direction)
+        updated |= {name: weights[name] for name in self.frozen_params if name in weights}
+        if not self.master_dtype:
+            return updated, new
+        return cast_like(updated, state.params), MasterState(updated, cast_like(new, state.optimizer.transformation))
 
 
 def loss_shapes(definition: ModelDef, loss: Loss, params, router_bias, batch):

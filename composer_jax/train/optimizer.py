@@ -41,12 +41,17 @@ class OptimizerConfig:
     """Decoupled weight decay of matrices (DeepSeek-V3: 0.1). Norm scales, biases and attention sinks do not decay."""
     clip: float = 1.0
     """Largest global norm of the gradient; a longer gradient is scaled down to it (DeepSeek-V3: 1.0)."""
+    master_dtype: Literal["float32", ""] = "float32"
+    """Dtype of the copy of the weights that the optimizer updates, if model.param_dtype is another one
+    (train/master_weights.py; DeepSeek-V3: float32). Empty: no copy; bfloat16 weights then lose most small updates."""
 
     def __post_init__(self):
         if ":" not in self.name:
             resolve(self.name, OPTIMIZERS, "optimizer.name")
         if self.decay not in ("cosine", "linear", "constant"):
             raise UserError(f"optimizer.decay={self.decay!r} is unknown; use 'cosine', 'linear' or 'constant'.")
+        if self.master_dtype not in ("float32", ""):
+            raise UserError(f"optimizer.master_dtype={self.master_dtype!r} is unknown; use 'float32' or ''.")
         for field in ("peak", "eps", "clip"):
             if not getattr(self, field) > 0:
                 raise UserError(f"optimizer.{field}={getattr(self, field)} is not positive; use a number above 0.")
@@ -70,6 +75,8 @@ class Optimizer:
     learning_rate: Callable[[int], float]
     """The rate of an optimizer step, counted from 0. The jitted step receives it as an argument, so that changing it
     does not recompile."""
+    master_dtype: str = ""
+    """OptimizerConfig.master_dtype, which make_optimizer sets."""
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
@@ -80,7 +87,8 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
     """
     if steps < 1:
         raise UserError(f"An optimizer needs at least one step, not steps={steps}.")
-    return resolve(config.name, OPTIMIZERS, "optimizer.name")(config, steps)
+    optimizer = resolve(config.name, OPTIMIZERS, "optimizer.name")(config, steps)
+    return dataclasses.replace(optimizer, master_dtype=config.master_dtype)
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> Callable[[int], float]:
