@@ -44,6 +44,22 @@ class TrainState:
     """int32 scalar: optimizer steps taken."""
 
 
+@dataclasses.dataclass(frozen=True)
+class StepMetrics:
+    """Metrics of a step that the devices may not have finished yet."""
+
+    arrays: dict[str, Any]
+    """Sums and maxima of the loss and grad_norm, float32 []; "counts": tokens per expert by stack, float32 [L,E]."""
+    learning_rate: float
+
+    def fetch(self) -> dict[str, float]:
+        """Waits for the step and returns its metrics; `Learner.step` lists them."""
+        arrays = dict(self.arrays)
+        counts_LE = arrays.pop("counts")["moe_layers"]
+        metrics = {name: float(value) for name, value in arrays.items()}
+        return metrics | {"learning_rate": self.learning_rate, "load_imbalance": _imbalance(counts_LE)}
+
+
 class Learner:
     """The compiled step of one loss. It holds no weights."""
 
@@ -154,6 +170,17 @@ class Learner:
           UserError: the batch does not divide over the mesh.
           ValueError: there are no batches.
         """
+        state, metrics = self.start_step(state, batches, normaliser, int(state.step))
+        return state, metrics.fetch()
+
+    def start_step(
+        self, state: TrainState, batches: Iterable[dict[str, np.ndarray]], normaliser: float, steps_taken: int
+    ) -> tuple[TrainState, StepMetrics]:
+        """`step` without waiting for the devices, so that the host can prepare the next step meanwhile.
+
+        Args:
+          steps_taken: the value of state.step, which would have to be fetched otherwise.
+        """
         total = None
         for batch in batches:
             part = self.gradient(state.params, state.router_bias, batch, normaliser)
@@ -162,11 +189,9 @@ class Learner:
             raise ValueError("a step needs at least one batch")
         if self.host_reduction:
             total = jax.device_put(total, self.replicated)
-        rate = self.optimizer.learning_rate(int(state.step))
+        rate = self.optimizer.learning_rate(steps_taken)
         state, sums, maxima = self._update(state, total, np.float32(rate), bias_rate=self.bias_rate)
-        counts = sums.pop("counts")
-        metrics = {k: float(v) for k, v in (sums | maxima).items()}
-        return state, metrics | {"learning_rate": rate, "load_imbalance": _imbalance(counts["moe_layers"])}
+        return state, StepMetrics(sums | maxima, rate)
 
     def gradient(
         self, params: Params, router_bias: Params, batch: dict[str, np.ndarray], normaliser: float

@@ -5,7 +5,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from composer_jax.observe.metrics import MetricsWriter
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, process_count, process_index
 from composer_jax.train.interrupt import AllProcessesInterrupted, defer_signals
-from composer_jax.train.learner import Learner, TrainState
+from composer_jax.train.learner import Learner, StepMetrics, TrainState
 
 STATE = ("params", "router_bias", "optimizer", "step")
 """Checkpoint items of a TrainState."""
@@ -87,7 +87,9 @@ def fit(
 
     Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
     grad_norm, load_imbalance, dropped (expert choices beyond the capacity of dispatch), tokens_per_s, and heldout_nll
-    where it was measured. An interrupt takes effect after the current step and saves a checkpoint.
+    where it was measured. An interrupt takes effect after the current step and saves a checkpoint. A single process
+    fetches and writes a row after it has started the next step, so that the devices do not wait for the host; the row
+    precedes the checkpoint of its step.
 
     Each of several processes makes every batch, whole, from its own stream and places the rows of its devices. This
     needs no exchange of data and lets a run resume with another number of processes; the cost is that each host holds
@@ -104,16 +106,30 @@ def fit(
     try:
         with Progress(plan.steps, "step", plan.name, initial=start) as progress, defer_signals() as raise_deferred:
             for step in range(start + 1, plan.steps + 1):
-                row = run.train_step(step, first=step == start + 1)
+                run.train_step(step, first=step == start + 1)
+                row = run.last_row
                 progress.update(1, **{name: row[name] for name in ("loss", "heldout_nll") if name in row})
                 raise_deferred()
     finally:
         # A process cannot save alone after an error that the other processes do not have.
         error = sys.exception()
+        run.write_pending()
         together = process_count() == 1 or error is None or isinstance(error, AllProcessesInterrupted)
         if run.consistent and together and int(run.state.step) > start:
             run.save()
     return run.state
+
+
+class PendingRow(NamedTuple):
+    """The metrics row of a step that has been started."""
+
+    step: int
+    started: float
+    """time.perf_counter() at its start."""
+    tokens: int
+    """Tokens of the step."""
+    tokens_so_far: int
+    metrics: StepMetrics
 
 
 @dataclasses.dataclass
@@ -132,6 +148,11 @@ class _FitRun:
     """Position in the stream after the last batch that was trained."""
     consistent: bool = True
     """False inside a step, which donates the state it starts from: nothing can be saved there."""
+    pending: PendingRow | None = None
+    fetched: float = 0.0
+    """time.perf_counter() when the last row was fetched."""
+    last_row: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The last row that was written."""
 
     def resume(self) -> int:
         """Restores the latest checkpoint, if there is one, and cuts the metrics to it; returns the step."""
@@ -146,26 +167,44 @@ class _FitRun:
         self.metrics.truncate_after(start if restored else -1)
         return start
 
-    def train_step(self, step: int, *, first: bool) -> dict[str, float]:
-        """Trains one batch, evaluates and saves where the plan says so; returns the metrics row."""
+    def train_step(self, step: int, *, first: bool) -> None:
+        """Trains one batch, evaluates and saves where the plan says so; the row may be written by the next call."""
         started = time.perf_counter()
         batch = next(self.stream)
         if first:
             require_same_batch(batch)
         self.consistent = False
-        self.state, row = self.learner.step(self.state, [batch_fields(batch)], batch.weights.sum())
+        self.state, metrics = self.learner.start_step(
+            self.state, [batch_fields(batch)], batch.weights.sum(), steps_taken=step - 1
+        )
         self.position = self.stream.get_state()
+        self.write_pending()
         tokens = int((batch.segments > 0).sum())
         self.tokens += tokens
-        row["tokens_per_s"] = tokens / (time.perf_counter() - started)
-        row["tokens"] = self.tokens
-        if self.heldout and (step % self.plan.evaluate_every == 0 or step == self.plan.steps):
-            row |= self.heldout_nll()
-        self.metrics.write(step, **row)
+        self.pending = PendingRow(step, started, tokens, self.tokens, metrics)
+        last = step == self.plan.steps
+        evaluates = bool(self.heldout) and (last or step % self.plan.evaluate_every == 0)
+        # Several processes agree on interrupts by a collective after every step, which waits for the devices anyway.
+        if evaluates or last or process_count() > 1:
+            self.write_pending(evaluate=evaluates)
         self.consistent = True
         if step % self.plan.save_every == 0:
             self.save()
-        return row
+
+    def write_pending(self, *, evaluate: bool = False) -> None:
+        """Fetches and writes the pending row, if there is one, with the held-out loss of the state on request."""
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return
+        row = pending.metrics.fetch()
+        now = time.perf_counter()
+        row["tokens_per_s"] = pending.tokens / (now - max(pending.started, self.fetched))
+        row["tokens"] = pending.tokens_so_far
+        self.fetched = now
+        if evaluate:
+            row |= self.heldout_nll()
+        self.metrics.write(pending.step, **row)
+        self.last_row = row
 
     def heldout_nll(self) -> dict[str, float]:
         """{"heldout_nll": nats per loss token of the held-out data}."""
@@ -174,5 +213,6 @@ class _FitRun:
         return {"heldout_nll": sums["nll"] / sums["tokens"]}
 
     def save(self) -> None:
-        """Saves the state, the position in the stream and the token count."""
+        """Writes the pending row and saves the state, the position in the stream and the token count."""
+        self.write_pending()
         save_state(self.store, self.state, stream=self.position, tokens=self.tokens)

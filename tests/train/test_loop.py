@@ -50,24 +50,24 @@ def heldout():
 
 
 class Driver:
-    """A Learner that lets a test act at a call: `at` maps ("step" or "evaluate", number from 1) to an action, which is
-    called with the real call as a function."""
+    """A Learner that lets a test act at a call: `at` maps ("start_step" or "evaluate", number from 1) to an action,
+    which is called with the real call as a function."""
 
     def __init__(self, learner, at=None):
-        self.learner, self.at, self.calls = learner, at or {}, {"step": 0, "evaluate": 0}
+        self.learner, self.at, self.calls = learner, at or {}, {"start_step": 0, "evaluate": 0}
 
-    def step(self, *args):
-        return self._call("step", args)
+    def start_step(self, *args, **kwargs):
+        return self._call("start_step", args, kwargs)
 
     def evaluate(self, *args):
-        return self._call("evaluate", args)
+        return self._call("evaluate", args, {})
 
-    def _call(self, name, args):
+    def _call(self, name, args, kwargs):
         self.calls[name] += 1
         action = self.at.get((name, self.calls[name]))
 
         def real():
-            return getattr(self.learner, name)(*args)
+            return getattr(self.learner, name)(*args, **kwargs)
 
         return action(real) if action else real()
 
@@ -146,15 +146,15 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, learner, weights, uninterrup
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_state", save_unless_dead)
         with pytest.raises(Killed):
-            run(tmp_path, learner, weights, at={("step", step): killed})
+            run(tmp_path, learner, weights, at={("start_step", step): killed})
     assert_same(run(tmp_path, learner, weights), uninterrupted)
 
 
-@pytest.mark.parametrize("call", [*[("step", n) for n in (1, 2, 5, 6)], *[("evaluate", n) for n in (1, 2, 3)]])
+@pytest.mark.parametrize("call", [*[("start_step", n) for n in (1, 2, 5, 6)], *[("evaluate", n) for n in (1, 2, 3)]])
 def test_ctrl_c_anywhere_loses_no_step(tmp_path, learner, weights, uninterrupted, call):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, learner, weights, at={call: ctrl_c})
-    done = {"step": call[1], "evaluate": 3 * (call[1] - 1)}[call[0]]
+    done = {"start_step": call[1], "evaluate": 3 * (call[1] - 1)}[call[0]]
     with CheckpointStore(tmp_path / "checkpoints") as store:
         assert store.latest_step() == (done or None)
     assert [row["step"] for row in rows(tmp_path)] == list(range(done + 1))
@@ -199,7 +199,7 @@ def test_an_interrupt_of_another_process_stops_and_saves_after_the_same_step(
         return real()
 
     with pytest.raises(AllProcessesInterrupted):
-        run(tmp_path, learner, weights, at={("step", 3): elsewhere})
+        run(tmp_path, learner, weights, at={("start_step", 3): elsewhere})
     with CheckpointStore(tmp_path / "checkpoints") as store:
         assert store.latest_step() == 3
     assert_same(run(tmp_path, learner, weights), uninterrupted)
@@ -236,7 +236,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path, learner, weights, uninte
         raise AssertionError("the second Ctrl-C was deferred as well")
 
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, learner, weights, at={("step", 4): twice})
+        run(tmp_path, learner, weights, at={("start_step", 4): twice})
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert_same(run(tmp_path, learner, weights), uninterrupted)
 
@@ -262,7 +262,7 @@ def test_sigterm_is_deferred_where_ctrl_c_is_ignored():
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("call", [("step", 4), ("evaluate", 2)])
+@pytest.mark.parametrize("call", [("start_step", 4), ("evaluate", 2)])
 def test_an_error_is_raised_unchanged_and_the_run_resumes(tmp_path, learner, weights, uninterrupted, call):
     with pytest.raises(ZeroDivisionError):
         run(tmp_path, learner, weights, at={call: broken})
@@ -275,13 +275,29 @@ def test_an_error_after_a_step_donated_its_state_is_raised(tmp_path, learner, we
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run(tmp_path, learner, weights, at={("step", 4): fails_late})
+        run(tmp_path, learner, weights, at={("start_step", 4): fails_late})
     assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+def test_a_step_starts_before_the_metrics_of_the_step_before_are_fetched(tmp_path, learner, weights):
+    """Unless that step was evaluated or saved: its row is written with it."""
+    written = {}
+
+    def note(step):
+        def action(real):
+            written[step] = [row["step"] for row in rows(tmp_path)]
+            return real()
+
+        return action
+
+    plan = FitPlan("test", STEPS, save_every=4, evaluate_every=5)
+    run(tmp_path, learner, weights, at={("start_step", n): note(n) for n in range(1, STEPS + 1)}, plan=plan)
+    assert written == {1: [0], 2: [0], 3: [0, 1], 4: [0, 1, 2], 5: [0, 1, 2, 3, 4], 6: [0, 1, 2, 3, 4, 5]}
 
 
 def test_a_finished_run_does_nothing_more(tmp_path, learner, weights, uninterrupted):
     run(tmp_path, learner, weights)
-    at = {("step", 1): broken, ("evaluate", 1): broken}
+    at = {("start_step", 1): broken, ("evaluate", 1): broken}
     assert_same(run(tmp_path, learner, weights, at=at), uninterrupted)
 
 
@@ -291,7 +307,7 @@ def test_metrics_after_the_checkpoint_are_cut(tmp_path, learner, weights, uninte
         with pytest.MonkeyPatch.context() as patch:
             real_save = loop.save_state
             patch.setattr(loop, "save_state", lambda *a, **k: real_save(*a, **k) if int(a[1].step) % 2 == 0 else None)
-            run(tmp_path, learner, weights, at={("step", 6): killed})
+            run(tmp_path, learner, weights, at={("start_step", 6): killed})
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5]
     actual = run(tmp_path, learner, weights)
     assert_same(actual, uninterrupted)
@@ -299,7 +315,7 @@ def test_metrics_after_the_checkpoint_are_cut(tmp_path, learner, weights, uninte
 
 def test_a_resumed_run_refuses_other_data(tmp_path, learner, weights):
     with pytest.raises(Killed):
-        run(tmp_path, learner, weights, at={("step", 4): killed})
+        run(tmp_path, learner, weights, at={("start_step", 4): killed})
     with pytest.raises(UserError, match="other data.*batch_size was 2 and is 4"):
         run(tmp_path, learner, weights, stream=new_stream(batch_size=4))
 
