@@ -1,4 +1,4 @@
-"""The copy curriculum: every token that is to be predicted can be predicted by copying."""
+"""The copy curriculum: every token with weight repeats an earlier one."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from composer_jax.demo.copying import copy_row
 
 
 @pytest.mark.parametrize("seq_len", [32, 128, 512])
-def test_every_weighted_token_was_said_before(seq_len):
+def test_every_weighted_token_repeats_an_earlier_one(seq_len):
     shares = []
     for index in range(50):
         tokens, weights = copy_row(0, index, seq_len=seq_len, vocab_size=1024)

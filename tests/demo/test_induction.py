@@ -1,4 +1,4 @@
-"""The copying initialisation really copies."""
+"""A network with the induction initialiser copies before training."""
 
 import dataclasses
 

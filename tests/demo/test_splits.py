@@ -1,4 +1,4 @@
-"""The splits share words, and nothing that is made of them."""
+"""The splits share words, but no combination of words."""
 
 import re
 
@@ -60,8 +60,8 @@ def test_tasks_stay_on_their_side(family):
         forbidden = [set(function_names(other)), set(file_stems(other)), set(constants(other, 2, 99))]
         for index in range(TASKS):
             task = generate(family, split, 7, index)
-            for found, yes, no in zip(pieces(task), allowed, forbidden, strict=True):
-                assert found <= yes and not found & no, (task.id, found)
+            for names, yes, no in zip(pieces(task), allowed, forbidden, strict=True):
+                assert names <= yes and not names & no, (task.id, names)
             assert set(task.metadata["constants"]) <= allowed[2]
 
 

@@ -46,12 +46,12 @@ def reference(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("length", [2, CHUNK, CHUNK + 1, 2 * CHUNK + 7])
 def test_scores_are_those_of_the_network(length):
     tokens = RNG.integers(0, CONFIG.vocab_size, (3, length))
-    found = score(DEFINITION, *WEIGHTS, tokens, mesh=one_device(), rows=2, logits=True)
-    assert (found.logprobs.shape, found.logits.shape) == ((3, length - 1), (3, length, CONFIG.vocab_size))
+    scores = score(DEFINITION, *WEIGHTS, tokens, mesh=one_device(), rows=2, logits=True)
+    assert (scores.logprobs.shape, scores.logits.shape) == ((3, length - 1), (3, length, CONFIG.vocab_size))
     in_pieces = score(DEFINITION, *WEIGHTS, tokens, mesh=one_device(), rows=2)  # the vocabulary a piece at a time
     assert in_pieces.logits is None
-    np.testing.assert_allclose(in_pieces.logprobs, found.logprobs, atol=1e-5)
-    for row, logprobs, logits in zip(tokens, *found, strict=True):
+    np.testing.assert_allclose(in_pieces.logprobs, scores.logprobs, atol=1e-5)
+    for row, logprobs, logits in zip(tokens, *scores, strict=True):
         wanted_logits, wanted = reference(row)
         assert np.abs(logits - wanted_logits).max() < 1e-5
         assert np.abs(logprobs - wanted).max() < 1e-5
@@ -74,11 +74,11 @@ def test_eight_devices_score_as_one(sizes):
     mesh = make_mesh(**sizes)
     tokens = RNG.integers(0, CONFIG.vocab_size, (11, 15))  # neither the rows nor their length divide
     params, bias = jax.device_put(WEIGHTS, DEFINITION.shardings(mesh))
-    found = score(DEFINITION, params, bias, tokens, mesh=mesh).logprobs
-    np.testing.assert_allclose(found, score(DEFINITION, *WEIGHTS, tokens, mesh=one_device()).logprobs, atol=1e-5)
+    scores = score(DEFINITION, params, bias, tokens, mesh=mesh).logprobs
+    np.testing.assert_allclose(scores, score(DEFINITION, *WEIGHTS, tokens, mesh=one_device()).logprobs, atol=1e-5)
 
 
-def test_windows_share_one_token_and_lose_none():
+def test_windows_share_one_token_and_cover_all():
     ids = np.arange(23)
     rows = windows(ids, 8)
     np.testing.assert_array_equal(rows[:, 0], [0, 7, 14, 21])
@@ -138,8 +138,8 @@ def test_from_files_to_a_file_and_through_a_conversion(folder, tmp_path):
         assert np.abs(files[-1]["logits"] - np.stack(logits)).max() < 1e-5
         assert np.abs(files[-1]["logprobs"] - np.stack(logprobs)).max() < 1e-5
         assert files[-1]["logits"].dtype == files[-1]["logprobs"].dtype == np.float32
-        said = json.loads(done.stdout)
-        assert said["tokens"] == 16 and math.isclose(said["nll"], -np.mean(logprobs), rel_tol=1e-5)
+        summary = json.loads(done.stdout)
+        assert summary["tokens"] == 16 and math.isclose(summary["nll"], -np.mean(logprobs), rel_tol=1e-5)
     np.testing.assert_equal(files[0], files[1])
     again = run("convert", f"--source={tmp_path / 'ours'}", f"--target={tmp_path / 'back'}")
     assert again.returncode == 0, again.stderr
@@ -155,11 +155,11 @@ def test_a_text_in_bits_per_byte(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     ids = np.array(Tokenizer.load(folder / "tokenizer.json").encode(text))
     total = -sum(reference(ids[start : start + 16])[1].sum() for start in range(0, len(ids) - 1, 15))
-    said = json.loads(done.stdout)
-    assert said["tokens"] == len(ids) - 1
+    summary = json.loads(done.stdout)
+    assert summary["tokens"] == len(ids) - 1
     first = len(Tokenizer.load(folder / "tokenizer.json").decode(ids[:1].tolist()).encode())
     scored_bytes = len((tmp_path / "text.py").read_bytes()) - first
-    assert math.isclose(said["bits_per_byte"], total / math.log(2) / scored_bytes, rel_tol=1e-5)
+    assert math.isclose(summary["bits_per_byte"], total / math.log(2) / scored_bytes, rel_tol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_text_in_bits_per_byte(folder, tmp_path):
         (["--checkpoint=hf:nope://x", "--out={1}/o.npz", "--text=x"], "neither a folder nor a readable URL"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(folder, tmp_path, arguments, message):
+def test_bad_input_is_refused_in_one_sentence(folder, tmp_path, arguments, message):
     done = run("score", *(argument.format(folder, tmp_path) for argument in arguments))
     assert done.returncode == 2 and message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1 and not (tmp_path / "o.npz").exists()

@@ -1,4 +1,4 @@
-"""Suites: what is run, and what comes out of it."""
+"""Suites: their episodes and their measures."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_specs_are_all_attempts_at_all_tasks_with_seeds_of_their_own():
 
 
 def test_an_attempt_draws_the_same_numbers_in_every_suite():
-    """So that policies, and conditions, are compared on equal terms."""
+    """Policies and conditions are then compared with equal random numbers."""
     other = suite(name="b", tasks=TASKS[1:], attempts=2, compaction=Compaction(100))
     seeds = {(spec.task.id, i % 4): spec.seed for i, spec in enumerate(suite().specs())}
     assert all(seeds[spec.task.id, i % 2] == spec.seed for i, spec in enumerate(other.specs()))

@@ -12,10 +12,10 @@ REWARDS = st.lists(st.floats(-10, 10, allow_nan=False), min_size=2, max_size=16)
 
 @given(REWARDS)
 def test_advantages_are_distances_from_the_mean_and_sum_to_zero(rewards):
-    found = GroupAdvantage()(rewards)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, np.array(rewards) - np.mean(rewards), atol=1e-5)
-    assert abs(found.astype(np.float64).sum()) < 1e-5 * len(rewards) * 10
+    advantages = GroupAdvantage()(rewards)
+    assert advantages.dtype == np.float32
+    np.testing.assert_allclose(advantages, np.array(rewards) - np.mean(rewards), atol=1e-5)
+    assert abs(advantages.astype(np.float64).sum()) < 1e-5 * len(rewards) * 10
 
 
 @given(st.floats(-10, 10, allow_nan=False), st.integers(1, 16))
@@ -25,7 +25,7 @@ def test_equal_rewards_have_exactly_no_advantage(reward, n):
     assert not GroupAdvantage(leave_one_out=True)([reward] * n).any()
 
 
-def test_three_tenths_are_equal_whatever_their_mean_is_rounded_to():
+def test_equal_rewards_have_no_advantage_though_their_mean_is_rounded():
     assert np.mean([0.1] * 3) != 0.1
     assert not GroupAdvantage()([0.1] * 3).any()
 
@@ -41,13 +41,13 @@ def test_small_differences_stay_small():
 
 
 @given(REWARDS)
-def test_leaving_one_out_is_the_mean_of_the_others(rewards):
-    found = GroupAdvantage(leave_one_out=True)(rewards)
+def test_leave_one_out_baseline_is_the_mean_of_the_other_rewards(rewards):
+    advantages = GroupAdvantage(leave_one_out=True)(rewards)
     if len(set(rewards)) > 1:
         others = [(sum(rewards) - r) / (len(rewards) - 1) for r in rewards]
-        np.testing.assert_allclose(found, np.array(rewards) - others, atol=1e-4)
+        np.testing.assert_allclose(advantages, np.array(rewards) - others, atol=1e-4)
 
 
-def test_the_binary_case():
+def test_advantages_of_binary_rewards():
     np.testing.assert_allclose(GroupAdvantage()([1, 0, 0, 0]), [0.75, -0.25, -0.25, -0.25])
     assert GroupAdvantage()([1, 0]).tolist() == pytest.approx([0.5, -0.5])

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def start(workdir: Path, *arguments: str, cache: Path, entry: str = "launch.pipeline") -> subprocess.Popen:
     """Starts an entry point on a run folder. Compiled programs are kept in `cache` unless the tests have their own."""
-    # What tests/conftest.py sets for eight devices in one process is not how a user runs this.
+    # A user does not set the variables that tests/conftest.py sets for eight devices.
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
     env = {"JAX_COMPILATION_CACHE_DIR": str(cache)} | env
     command = [sys.executable, "-m", entry, f"--workdir={workdir}", *arguments]

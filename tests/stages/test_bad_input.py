@@ -1,4 +1,4 @@
-"""What a user can get wrong is said in one sentence, with exit code 2, before anything is computed."""
+"""Bad input ends in one sentence and exit code 2, before anything is computed."""
 
 import pytest
 
@@ -9,7 +9,7 @@ SMOKE = "--config=configs/tiny.py:smoke"
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory):
-    """(workdir, arguments) -> what the pipeline said when it refused."""
+    """(workdir, arguments) -> the sentence with which the pipeline ends."""
     cache = tmp_path_factory.mktemp("xla")
 
     def run(workdir, *arguments):

@@ -28,7 +28,7 @@ def changed(path: str, value):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_configs_that_are_there_are_valid(size):
+def test_packaged_configs_are_valid(size):
     config = get_config(size)
     assert run_config(config) == run_config(config.to_dict())
 
@@ -53,7 +53,7 @@ def test_lists_become_tuples_at_every_depth():
     assert run_config(changed("rl.batches", ([512, 16],))).rl.batches == ((512, 16),)
 
 
-def test_whole_numbers_are_fine_where_fractions_are_asked_for():
+def test_whole_numbers_are_accepted_as_fractions():
     assert run_config(changed("rl.optimizer.clip", 2)).rl.optimizer.clip == 2.0
 
 
@@ -100,7 +100,7 @@ def test_values_of_a_wrong_type_are_named_with_their_path(path, value):
         run_config(changed(path, value))
 
 
-def test_what_the_model_refuses_is_said_in_its_words():
+def test_checks_of_the_model_config_apply():
     with pytest.raises(UserError, match="experts_per_token=9 is more than n_experts=8"):
         run_config(changed("model.experts_per_token", 9))
 

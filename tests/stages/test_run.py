@@ -55,7 +55,7 @@ def new_run(tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_the_mesh_takes_the_devices_it_is_given(new_run, mesh, sizes):
+def test_mesh_sizes_of_eight_devices(new_run, mesh, sizes):
     assert tuple(new_run(mesh=mesh, rl={"batches": ((256, 16), (512, 8))}).mesh.shape.values()) == sizes
 
 
@@ -141,7 +141,7 @@ def test_a_run_goes_on_with_the_tasks_that_it_began_with_only(new_run, tmp_path)
 
 
 @pytest.mark.parametrize("stage", [pipeline, reinforce, lambda run: evaluate(run, "before")])
-def test_what_works_in_one_process_only_says_so_before_it_does_anything(stage, monkeypatch):
+def test_stages_of_one_process_are_refused_in_several(stage, monkeypatch):
     monkeypatch.setattr(processes, "process_count", lambda: 2)
     with pytest.raises(NotImplementedError, match="supports one process only for now, and there are 2"):
         stage(run=None)

@@ -26,19 +26,19 @@ def steps(workdir, stage) -> list[int]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, cache):
-    """(folder, what the last process printed, its arguments) of a run that was killed in SFT and in RL, and went on."""
+    """(folder, result of the last process, its arguments) of a run that was killed in SFT and in RL and resumed."""
     workdir = tmp_path_factory.mktemp("runs") / "smoke"
-    given = tmp_path_factory.mktemp("given")
+    folder = tmp_path_factory.mktemp("tasks")
     for split, count in (("train", 3), ("heldout", 2)):
         for index in range(count):
             task = dataclasses.replace(generate("bugfix", split, 7, index), family="repository")
-            write_task(task, given / split / task.id)
+            write_task(task, folder / split / task.id)
     arguments = (
         "--config=configs/tiny.py:smoke",
         "--config.rl.steps=3",  # the one after the kill compiles, the one after that must not
         "--config.rl.groups.repository=1",
-        f"--config.tasks.train={given / 'train'}",
-        f"--config.tasks.heldout={given / 'heldout'}",
+        f"--config.tasks.train={folder / 'train'}",
+        f"--config.tasks.heldout={folder / 'heldout'}",
     )
     kill_when(start(workdir, *arguments, cache=cache), lambda: len(steps(workdir, "sft")) > 9)
     assert not (workdir / "stages" / "sft.json").exists()
@@ -73,8 +73,8 @@ def test_tasks_of_a_path_are_trained_on_once(run):
     rows = read_metrics(run[0] / "metrics" / "rl.jsonl")
     assert all(0 <= row["reward_repository"] <= 1 for row in rows)
     recorded = read_episodes(run[0] / "episodes" / "rl.jsonl")
-    given = [(record.step, record.task_id) for record in recorded if record.family == "repository"]
-    assert len({task for _, task in given}) == len({step for step, _ in given}) == 3
+    used = [(record.step, record.task_id) for record in recorded if record.family == "repository"]
+    assert len({task for _, task in used}) == len({step for step, _ in used}) == 3
 
 
 def test_rl_stops_compiling_after_its_first_step(run):
