@@ -134,7 +134,11 @@ def test_the_sampler_has_its_own_mesh_and_weight_dtype():
         ("rl", dict(rl__batches=((64, 4),)), "rl.batches: rows=4 does not divide over 8 devices"),
         ("evaluate", dict(sampler__slots=4), "sampler.slots=4 does not divide over 8 devices"),
         ("sft", dict(sft__seq_len=10_000), "sft.seq_len=10000 is not between 2 and the model's max_context=8192"),
-        ("evaluate", dict(sampler__capacity=10_000, rl__batches=((16_384, 8),)), "sampler.capacity=10000 is not between 2"),
+        (
+            "evaluate",
+            dict(sampler__capacity=10_000, rl__batches=((16_384, 8),)),
+            "sampler.capacity=10000 is not between 2",
+        ),
         ("pretrain", dict(model__d_model=130), "130 embed do not divide over mesh axis data=4"),
     ],
 )
