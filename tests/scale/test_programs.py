@@ -48,12 +48,18 @@ def test_steps_of_a_stage(stage, names):
 @pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_every_program_compiles_with_the_arguments_it_counts(stage):
     for name, step in steps(stage).items():
-        for program in step.programs.values():
+        for program_name, program in step.programs.items():
             compiled = program.function.trace(*program.arguments, **program.keywords).lower().compile()
             arguments = compiled.memory_analysis().argument_size_in_bytes
             counted = bytes_per_device(program.arguments)
-            # Prefill does not use the output head, so XLA drops that argument.
-            assert arguments == counted or (name.startswith("prefill") and arguments < counted)
+            # XLA drops arguments without a use: the output head in prefill, and in an update the bfloat16 weights, which
+            # are rounded from the master copy.
+            if name.startswith("prefill"):
+                assert arguments < counted
+            elif program_name == "update":
+                assert arguments == counted - bytes_per_device(program.resident["params"])
+            else:
+                assert arguments == counted
 
 
 def test_the_abstract_state_equals_a_real_one():
@@ -79,8 +85,9 @@ def test_the_optimizers_state_is_resident_during_the_gradient():
     params = sum(leaf.size * 2 for leaf in jax.tree.leaves(step.model_def.shapes()[0]))
     # Sharded over at most 8 devices, and over more than none.
     assert params / 8 <= bytes_per_device(gradient.resident["params"]) < params / 3
-    moments = 2 * bytes_per_device(gradient.resident["params"])
-    assert moments <= bytes_per_device(gradient.resident["optimizer"]) <= moments + 8
+    # Two moments in bfloat16, and the master copy in float32.
+    optimizer = 4 * bytes_per_device(gradient.resident["params"])
+    assert optimizer <= bytes_per_device(gradient.resident["optimizer"]) <= optimizer + 8
     assert bytes_per_device(gradient.resident["params"]) <= bytes_per_device(gradient.outputs["gradient"])
     assert "accumulated" not in gradient.resident
 
