@@ -184,7 +184,7 @@ def passes(judged: quota.Quota) -> bool:
 IN_A_PROCESS_OF_ITS_OWN = """
 import os, sys
 sys.path.insert(0, {repository!r})
-from tests.sandbox.test_landlock import {name}
+from tests.sandbox.test_landlock_quota import {name}
 {name}(sys.argv[1])
 """
 
