@@ -30,8 +30,8 @@ class Compaction:
 
     trigger: int | None = None
     """Tokens of context, the next generation prompt included, above which a tool result is followed by a summary; None
-    never summarizes. A context of which the prompt is half or more is never summarized: every branch repeats the
-    prompt, so there would be little room to gain."""
+    never summarizes. Every branch repeats the prompt, so a summary also waits until half as many tokens follow the
+    prompt: a long prompt would otherwise be followed by a summary after every answer."""
     request: str = REQUEST
     """Text of the user message that asks for the summary (not published)."""
     max_segments: int = 5
@@ -49,7 +49,7 @@ class Compaction:
 
     def is_due(self, length: int, prompt: int) -> bool:
         """Returns whether a context of `length` tokens, of which `prompt` are the prompt, is to be summarized."""
-        return self.trigger is not None and length > max(self.trigger, 2 * prompt)
+        return self.trigger is not None and length > max(self.trigger, prompt + self.trigger // 2)
 
 
 def carry_message(chat: ChatFormat, number: int, summary: Sequence[int], plan: str = "") -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 from composer_jax.agent import tools
 from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.episode_record import build_episode_record
-from composer_jax.agent.summary import Compaction
+from composer_jax.agent.summary import REQUEST, Compaction
 from composer_jax.data.chat import AssistantMessage, ToolCall
 from composer_jax.data.chat_format import Message
 from composer_jax.data.load_chat_format import load_chat_format
@@ -106,12 +106,15 @@ def test_a_summary_starts_a_new_branch(play, chat, style):
         AssistantMessage("", (READ,), True),
         Message("tool", TASK.files[KNOW["path"]]),
     ]
-    full = len(chat.render(seen, tools.select_tools(TASK.tools).values())) + len(chat.generation_prompt)
-    compaction = Compaction(trigger=full - 1, max_summary_tokens=20)
+    available = tools.select_tools(TASK.tools).values()
+    full = len(chat.render(seen, available)) + len(chat.generation_prompt)
+    # The tools are described in the prompt, which is most of this context.
+    after_prompt = full - len(chat.render(seen[:1], available))
+    compaction = Compaction(trigger=2 * after_prompt - 2, max_summary_tokens=20)
     episode, session = play(("", READ), summary, ("", FIX), ("", FINISH), compaction=compaction)
     assert (episode.outcome, episode.reward, episode.summaries) == ("finished", 1.0, 1)
     asked, carried = decode(chat, session.contexts[1]), decode(chat, session.contexts[2])
     user = {"kimi": "<|im_user|>user<|im_middle|>{}<|im_end|>", "qwen": "<|im_start|>user\n{}<|im_end|>\n"}[style]
-    assert asked.endswith(user.format("Summarize.") + OPENED[style])
+    assert asked.endswith(user.format(REQUEST) + OPENED[style])
     assert carried.endswith(user.format("Summary 1:\nfix it") + OPENED[style])
     assert [n.kind for n in episode.transcript.branches()[1]] == ["prompt", "carry", "assistant", "tool", "assistant"]

@@ -13,10 +13,10 @@ def test_is_due():
     assert Compaction(trigger=100).is_due(101, prompt=10)
 
 
-def test_a_context_that_is_mostly_prompt_is_not_summarized():
-    """Every branch repeats the prompt: summarizing the rest would gain little and use up a segment."""
-    assert not Compaction(trigger=100).is_due(444, prompt=222)
-    assert Compaction(trigger=100).is_due(445, prompt=222)
+def test_a_summary_waits_until_enough_follows_the_prompt():
+    """Every branch repeats the prompt: summarizing the little that follows it would use up a segment."""
+    assert not Compaction(trigger=126).is_due(285, prompt=222)
+    assert Compaction(trigger=126).is_due(286, prompt=222)
 
 
 @pytest.mark.parametrize(
