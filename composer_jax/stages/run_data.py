@@ -29,7 +29,7 @@ class RunData:
         """Source files, divided into training and held-out files."""
         data = self.config.data
         return find_corpus(
-            Path(data.source) if data.source else None,
+            Path(data.source).expanduser() if data.source else None,
             extensions=data.extensions,
             max_bytes=data.max_bytes,
             max_heldout_bytes=data.max_heldout_bytes,

@@ -30,7 +30,7 @@ def test_processes_are_limited(host, pool, run_python):
         assert result.outcome == "nonzero", result
         if code is not bomb:  # a bomb may end without a word
             words = f"there were more than {pool.limits.processes} processes and threads at once\n"
-            # Whoever is faster than two looks meets the kernel's limit for the user.
+            # A program that is faster than two checks of the disk meets the kernel's limit for the user.
             assert result.stderr.endswith((words, "Resource temporarily unavailable\n", "can't start new thread\n"))
     few = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: time.sleep(0.2); os._exit(0)\ntime.sleep(0.2)"
     assert run_python(few).outcome == "ok"
