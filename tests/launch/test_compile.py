@@ -106,7 +106,10 @@ def test_what_does_not_fit_is_reported_with_the_compilers_numbers():
         ),
         (["--topology=v5e:2x2", "--stage=rl", "--config.mesh.exprt=2"], "did you mean mesh.expert"),
         (["--topology=v5e", "--stage=rl"], "--topology=v5e is unknown"),
-        (["--topology=v5e:2x2", "--stage=rl", "--config.model.heads_at_once=0"], "heads_at_once=0 must be at least 1"),
+        (
+            ["--topology=v5e:2x2", "--stage=rl", "--config.model.heads_at_once=0"],
+            "heads_at_once=0 must be a whole number; use at least 1",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence):

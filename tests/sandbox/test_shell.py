@@ -22,6 +22,11 @@ def say(pool, *commands: str, timeout_s: float = 10.0, files=None):
     return asyncio.run(go())
 
 
+def until_ended(pid: str) -> list[str]:
+    """A command that waits until the process is gone, or is a zombie, which its parent can then reap."""
+    return ["sh", "-c", f"while grep -q '^State:[[:space:]]*[^XZ]' /proc/{pid.strip()}/status; do :; done"]
+
+
 def test_folder_variables_functions_and_status_stay(pool):
     results, jobs = say(
         pool, "mkdir d; cd d; X=1; export Y=2; f() { echo f $X; }; false", "echo $? $X; pwd; f; sh -c 'echo $Y'"
@@ -115,7 +120,7 @@ def test_a_shell_killed_between_commands_says_its_last_words_with_the_next(pool,
         async with await pool.acquire({}) as sandbox:
             last = f"cd /tmp; sleep {trace.text} & (sleep 0.2; echo last; kill -9 $$) & echo $$"
             pid = (await sandbox.shell(last)).stdout
-            await sandbox.run(["sh", "-c", f"while [ -e /proc/{pid.strip()}/exe ]; do :; done"])
+            await sandbox.run(until_ended(pid))
             result = await sandbox.shell("pwd")
             assert (result.outcome, result.stdout, sandbox.jobs) == ("ok", "last\n/workspace\n", 0)
             assert ENDED in result.stderr
@@ -128,7 +133,8 @@ def test_a_shell_killed_from_outside_is_replaced(pool):
     async def go():
         async with await pool.acquire({}) as sandbox:
             pid = (await sandbox.shell("echo $$")).stdout.strip()
-            await sandbox.run(["sh", "-c", f"kill -9 {pid}; while [ -e /proc/{pid}/exe ]; do :; done"])
+            await sandbox.run(["sh", "-c", f"kill -9 {pid}"])
+            await sandbox.run(until_ended(pid))
             assert (await sandbox.shell("echo new")).stdout == "new\n"
 
     asyncio.run(go())
