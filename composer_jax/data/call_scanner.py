@@ -14,8 +14,8 @@ class CallTokens:
     """Begins a call."""
     finish: int
     """Finishes a call."""
-    end: int
-    """Ends the message."""
+    ends: frozenset[int]
+    """Each ends the message."""
     around: frozenset[int] = frozenset()
     """Enclose all calls of a message; without meaning by themselves."""
 
@@ -40,7 +40,7 @@ class ScannedMessage:
     """Later ids outside of calls."""
     calls: list[CallSpan] = field(default_factory=list)
     complete: bool = False
-    """Whether the message has its end token."""
+    """Whether the message has an end token."""
 
 
 def scan_calls(ids: Iterable[int], control: CallTokens) -> ScannedMessage:
@@ -49,7 +49,7 @@ def scan_calls(ids: Iterable[int], control: CallTokens) -> ScannedMessage:
     outside = message.before
     call: CallSpan | None = None
     for i in ids:
-        if i == control.end:
+        if i in control.ends:
             message.complete = True
             break
         if i == control.begin:

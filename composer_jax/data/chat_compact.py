@@ -16,8 +16,11 @@ from composer_jax.data.tokenizer import SPECIAL, Tokenizer
 class CompactFormat(ChatFormat):
     """The format of models that were trained from scratch with our own Tokenizer."""
 
+    tokenizer: Tokenizer
+
     def __init__(self, tok: Tokenizer) -> None:
         self.end = tok.end
+        self.end_tokens = (tok.end,)
         self.generation_prompt = [tok.assistant]
         self.tokenizer = tok
 

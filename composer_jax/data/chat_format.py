@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from composer_jax.data.chat import AssistantMessage, Malformed, ToolCall
+from composer_jax.data.model_tokenizer import ModelTokenizer
+from composer_jax.data.text_tokenizer import TextTokenizer
 
 Role = Literal["system", "user", "tool"]
 
@@ -45,8 +47,12 @@ class ToolSpec(Protocol):
 class ChatFormat(ABC):
     """How a conversation is written as token ids. Immutable; safe to share between threads."""
 
+    tokenizer: TextTokenizer
+    """Encodes the text of messages."""
     end: int
-    """The id that ends a message of the model."""
+    """The id with which this format ends a message of the model."""
+    end_tokens: tuple[int, ...]
+    """All ids that end a message of the model, `end` first; sampling stops at each of them."""
     generation_prompt: list[int]
     """The ids before a message of the model, which the model does not sample."""
 
@@ -73,12 +79,15 @@ class ChatFormat(ABC):
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
         """Parses the output of `render_assistant`, or any other ids: bad calls become Malformed, nothing raises.
 
-        The message ends at the first `end`; later ids are ignored. Other control tokens are shown by name.
+        The message ends at the first of `end_tokens`; later ids are ignored. Other control tokens are shown by name.
         """
 
     @abstractmethod
     def close(self, sampled: Sequence[int]) -> list[int]:
-        """Returns the ids between a sampled message and the next: `end` if it was cut off, then the separator."""
+        """Returns the ids between a sampled message and the next: `end` unless it was sampled, then the separator.
+
+        A message that was cut off, or that another of `end_tokens` ended, gets the `end` that the format needs.
+        """
 
     @abstractmethod
     def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
@@ -115,6 +124,11 @@ def declarations(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:
         }
         for tool in tools
     ]
+
+
+def end_tokens(end: int, tok: ModelTokenizer) -> tuple[int, ...]:
+    """Returns `end` and the other ids at which the model's own config ends what it generates."""
+    return tuple(dict.fromkeys((end, *tok.end_ids)))
 
 
 def rendered_calls(message: AssistantMessage) -> list[ToolCall]:

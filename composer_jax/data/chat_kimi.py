@@ -32,6 +32,7 @@ from composer_jax.data.chat_format import (
     ToolSpec,
     check_answers,
     declarations,
+    end_tokens,
     rendered_calls,
 )
 from composer_jax.data.model_tokenizer import ModelTokenizer
@@ -50,14 +51,17 @@ _HEADING = "## Return of "
 class KimiFormat(ChatFormat):
     """The format of a model whose tokenizer has the control tokens CONTROL."""
 
+    tokenizer: ModelTokenizer
+
     def __init__(self, tok: ModelTokenizer) -> None:
         """Raises UserError when the tokenizer lacks one of the control tokens."""
         self.tokenizer = tok
         system, user, assistant, self._middle, self.end, *call_tokens = (tok.id_of(name) for name in CONTROL)
         self._section, self._section_end, self._call, self._argument, self._call_end = call_tokens
         self._openers = {"system": system, "user": user, "assistant": assistant}
+        self.end_tokens = end_tokens(self.end, tok)
         self._call_tokens = CallTokens(
-            self._call, self._call_end, self.end, frozenset({self._section, self._section_end})
+            self._call, self._call_end, frozenset(self.end_tokens), frozenset({self._section, self._section_end})
         )
         self.generation_prompt = self._open("assistant", "assistant")
 

@@ -21,6 +21,7 @@ from composer_jax.data.chat_format import (
     ToolSpec,
     check_answers,
     declarations,
+    end_tokens,
     rendered_calls,
 )
 from composer_jax.data.control_text import ControlText
@@ -39,6 +40,8 @@ _NO_MARK = "\0"  # for texts without guarded values
 class TemplateFormat(ChatFormat):
     """The format of a model with a chat template whose tokenizer has the control tokens CALL."""
 
+    tokenizer: ModelTokenizer
+
     def __init__(self, tok: ModelTokenizer, template: JinjaTemplate) -> None:
         """Raises UserError when the tokenizer lacks the control tokens, or the template is not prefix-stable."""
         self.tokenizer = tok
@@ -54,7 +57,8 @@ class TemplateFormat(ChatFormat):
                 f"the chat template of {template.name} ends no message of the model with a control token; "
                 f"use another template"
             )
-        self._call_tokens = CallTokens(begin, finish, self.end)
+        self.end_tokens = end_tokens(self.end, tok)
+        self._call_tokens = CallTokens(begin, finish, frozenset(self.end_tokens))
         with_call = self._text([_ASK, *_as_dicts([AssistantMessage(_WORD, (ToolCall(_WORD, {}),), True)])])
         self._separator, call, _ = self._added(opened, with_call).partition(_WORD)[2].partition(CALL[0])
         if not call:

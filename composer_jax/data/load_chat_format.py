@@ -1,8 +1,7 @@
-"""Loads the chat format of a model folder, which follows from its tokenizer and template, never from a model's name."""
+"""Loads the tokenizer and the chat format of a published model, which follow from its files, never from its name."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,65 +11,80 @@ from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.chat_kimi import KimiFormat
 from composer_jax.data.chat_template import TemplateFormat
 from composer_jax.data.jinja_template import JinjaTemplate
-from composer_jax.data.model_tokenizer import ModelTokenizer
+from composer_jax.data.model_tokenizer import ModelTokenizer, token_text
+from composer_jax.data.text_files import TextFiles, read_json_object, text_files
 from composer_jax.data.tokenizer import SPECIAL, Tokenizer
 from composer_jax.errors import UserError
 
+TOKENIZER, CONFIG, TEMPLATE, GENERATION = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 _VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")  # fields of tokenizer_config.json that templates use
 
 
-def load_chat_format(folder: Path | str) -> ChatFormat:
-    """Returns the format of a folder with tokenizer.json and tokenizer_config.json or chat_template.jinja.
+def load_tokenizer(source: TextFiles | Path | str) -> Tokenizer | ModelTokenizer:
+    """Returns the tokenizer of a model: Tokenizer if it has our control tokens, else ModelTokenizer.
+
+    source: a folder with tokenizer.json and, for a published model, tokenizer_config.json, generation_config.json and
+    chat_template.jinja, each of which may be missing; its path or URL, or any TextFiles.
+
+    Raises UserError without tokenizer.json, and for files that cannot be read.
+    """
+    files = text_files(source)
+    text = files.text(TOKENIZER)
+    if text is None:
+        raise UserError(
+            f"{files.name} has no tokenizer.json; convert its tokenizer with the transformers library first"
+        )
+    config = read_json_object(files, CONFIG)
+    tok = ModelTokenizer(text, _template(files, config), files.name, config=config, end_ids=_end_ids(files))
+    if set(SPECIAL) <= tok.control.keys():
+        return Tokenizer.from_text(text, f"{files.name}/{TOKENIZER}")
+    return tok
+
+
+def load_chat_format(source: TextFiles | Path | str) -> ChatFormat:
+    """Returns the chat format of a model; its `tokenizer` is that of `load_tokenizer`.
 
     CompactFormat if the tokenizer has its control tokens, KimiFormat likewise, else TemplateFormat if the template
-    writes calls in the style of Hermes and Qwen.
+    writes calls in the style of Hermes and Qwen. source: as in `load_tokenizer`.
 
-    Raises UserError for a folder that fits none of them.
+    Raises UserError for a model that fits none of them.
     """
-    folder = Path(folder)
-    text = _read(folder / "tokenizer.json")
-    if text is None:
-        raise UserError(f"{folder} has no tokenizer.json; convert its tokenizer with the transformers library first")
-    config = _config(folder / "tokenizer_config.json")
-    source = _template(folder / "chat_template.jinja", config)
-    tok = ModelTokenizer(text, source, str(folder))
-    if set(SPECIAL) <= tok.control.keys():
-        return CompactFormat(Tokenizer.load(folder / "tokenizer.json"))
+    files = text_files(source)
+    tok = load_tokenizer(files)
+    if isinstance(tok, Tokenizer):
+        return CompactFormat(tok)
     if set(chat_kimi.CONTROL) <= tok.control.keys():
         return KimiFormat(tok)
-    if not source:
-        raise UserError(f"{folder} has no chat template; use a model that has one, such as an instruct model")
-    if any(token not in source for token in chat_template.CALL):
+    config = read_json_object(files, CONFIG)
+    template = _template(files, config)
+    if not template:
+        raise UserError(f"{files.name} has no chat template; use a model that has one, such as an instruct model")
+    if any(token not in template for token in chat_template.CALL):
         raise UserError(
-            f"the chat template of {folder} writes no calls between {' and '.join(chat_template.CALL)}; "
+            f"the chat template of {files.name} writes no calls between {' and '.join(chat_template.CALL)}; "
             f"use a model whose template does"
         )
-    variables = {name: _token_text(config[name]) for name in _VARIABLES if config.get(name)}
-    return TemplateFormat(tok, JinjaTemplate(source, variables, str(folder)))
+    variables = {name: token_text(config[name]) for name in _VARIABLES if config.get(name)}
+    return TemplateFormat(tok, JinjaTemplate(template, variables, files.name))
 
 
-def _read(path: Path) -> str | None:
-    """The text of a file; None if there is no file."""
-    try:
-        return path.read_text(encoding="utf-8") if path.exists() else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); download it again") from error
+def _end_ids(files: TextFiles) -> tuple[int, ...]:
+    """eos_token_id of generation_config.json, which is a number or a list."""
+    ids = read_json_object(files, GENERATION).get("eos_token_id")
+    ids = [ids] if isinstance(ids, int) else ids or []
+    if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
+        raise UserError(f"{files.name}/{GENERATION} has eos_token_id={ids!r}; it must be a token id or a list of them")
+    return tuple(ids)
 
 
-def _config(path: Path) -> dict[str, Any]:
-    text = _read(path)
-    try:
-        config = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON ({error}); download it again") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not a JSON object; download it again")
-    return config
-
-
-def _template(path: Path, config: dict[str, Any]) -> str:
+def _template(files: TextFiles, config: dict[str, Any]) -> str:
     """The template's source, "" if there is none. Among several in a config, the one for tools."""
-    source = _read(path)
+    source = files.text(TEMPLATE)
     if source is not None:
         return source
     configured = config.get("chat_template") or ""
@@ -78,7 +92,3 @@ def _template(path: Path, config: dict[str, Any]) -> str:
         return configured
     named = {entry["name"]: entry["template"] for entry in configured}
     return named.get("tool_use") or named.get("default", "")
-
-
-def _token_text(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else token["content"]

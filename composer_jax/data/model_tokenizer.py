@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -27,22 +28,41 @@ class ControlToken:
 
 
 class ModelTokenizer:
-    """Text <-> token ids of a published model. Immutable; safe to share between threads.
+    """Text <-> token ids of a published model (a TextTokenizer). Immutable; safe to share between threads.
 
-    control: the control tokens by their text: those that the tokenizer declares special, and those in the chat template
-    (many models do not declare the tokens around tool calls special). names: their texts by id.
+    control: the control tokens by their text: those that the tokenizer declares special, those that its config names,
+    and those in the chat template (many models do not declare the tokens around tool calls special). names: their texts
+    by id. bos, pad, vocab_size: see TextTokenizer. end_ids: the ids that end what the model generates.
     """
 
-    def __init__(self, tokenizer_json: str, chat_template: str, name: str) -> None:
-        """name: where the files come from, for error messages.
+    def __init__(
+        self,
+        tokenizer_json: str,
+        chat_template: str,
+        name: str,
+        *,
+        config: Mapping[str, Any] | None = None,
+        end_ids: Sequence[int] = (),
+    ) -> None:
+        """
+        name: where the files come from, for error messages.
+        config: tokenizer_config.json, of which bos_token, eos_token, pad_token and add_bos_token are read.
+        end_ids: eos_token_id of generation_config.json.
 
         Raises UserError if `tokenizer_json` is not a tokenizer, or the tokenizer loses text.
         """
+        config = config or {}
         try:
             description = json.loads(tokenizer_json)
             self._backend = tokenizers.Tokenizer.from_str(tokenizer_json)
+            named = {name: self._id_in(config, name) for name in ("bos_token", "eos_token", "pad_token")}
+            known = {*named.values(), *end_ids}
             added = {token["content"]: token for token in description.get("added_tokens", ())}
-            control = {text: token for text, token in added.items() if token["special"] or text in chat_template}
+            control = {
+                text: token
+                for text, token in added.items()
+                if token["special"] or text in chat_template or token["id"] in known
+            }
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(_without(description, control)))
         except Exception as error:  # the backend raises plain Exception
             raise UserError(f"{name} holds no tokenizer.json that can be read ({error}); download it again") from error
@@ -52,12 +72,43 @@ class ModelTokenizer:
         }
         self.names = {token.id: text for text, token in self.control.items()}
         self._known = frozenset(self._backend.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = max(self._known, default=-1) + 1
+        self.end_ids = tuple(i for i in end_ids if i in self._known)
+        self.bos = named["bos_token"] if self._adds_bos(named["bos_token"], config) else None
+        # A token that ends what a model generates, but no message of its template, ends a document.
+        ends = [named["eos_token"], *self.end_ids]
+        self._eod = next((i for i in self.end_ids if self.names.get(i, "") not in chat_template), None)
+        if self._eod is None:
+            self._eod = next((i for i in ends if i is not None), None)
+        pad = named["pad_token"] if named["pad_token"] is not None else self._eod
+        self.pad = 0 if pad is None else pad
+        self._fingerprint = hashlib.sha256("\0".join([tokenizer_json, *sorted(control)]).encode()).hexdigest()[:16]
         if self.decode(self.encode(_SAMPLE)) != _SAMPLE:
             raise UserError(f"the tokenizer of {name} does not give text back as it was; use a byte-level tokenizer")
+
+    @property
+    def eod(self) -> int:
+        """The id that ends a document. Raises UserError if the model names none."""
+        if self._eod is None:
+            raise UserError(
+                f"{self.name} names no end of text; set eos_token in tokenizer_config.json, or eos_token_id in "
+                f"generation_config.json"
+            )
+        return self._eod
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of everything that the encoding depends on."""
+        return self._fingerprint
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `text`, never a control token, even if the text spells one."""
         return self._plain.encode(encodable(text), add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes many texts on all cores."""
+        encodings = self._plain.encode_batch_fast([encodable(text) for text in texts], add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of any ids, control tokens by name; broken UTF-8 and unknown ids become U+FFFD."""
@@ -78,6 +129,22 @@ class ModelTokenizer:
     def without_control(self, ids: Iterable[int]) -> list[int]:
         """Returns the ids that are not control tokens."""
         return [i for i in ids if i not in self.names]
+
+    def _id_in(self, config: Mapping[str, Any], name: str) -> int | None:
+        """The id of the token that a field of the config names; None if there is none."""
+        text = token_text(config.get(name))
+        return self._backend.token_to_id(text) if text else None
+
+    def _adds_bos(self, bos: int | None, config: Mapping[str, Any]) -> bool:
+        """Whether the model was trained on texts that begin with `bos`."""
+        if bos is None or "add_bos_token" in config:
+            return bos is not None and bool(config["add_bos_token"])
+        return self._backend.encode("a", add_special_tokens=True).ids[:1] == [bos]
+
+
+def token_text(token: str | Mapping[str, Any] | None) -> str:
+    """Returns the text of a token in tokenizer_config.json, which is a string or an object; "" for null."""
+    return token["content"] if isinstance(token, Mapping) else token or ""
 
 
 def _without(description: dict[str, Any], control: Iterable[str]) -> dict[str, Any]:

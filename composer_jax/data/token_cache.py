@@ -15,14 +15,14 @@ import numpy as np
 
 from composer_jax.atomic_write import open_atomically
 from composer_jax.data.corpus import Progress, SourceFile
-from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 
 _CHUNK_BYTES = 500_000  # per encoding call: large enough to use all cores, small enough for smooth progress
 
 
 def encode_files(
-    tok: Tokenizer,
+    tok: TextTokenizer,
     files: Sequence[SourceFile],
     *,
     cache_dir: Path | str | None = None,
@@ -45,7 +45,7 @@ def encode_files(
     return documents
 
 
-def cache_file(tok: Tokenizer, files: Sequence[SourceFile], cache_dir: Path | str) -> Path:
+def cache_file(tok: TextTokenizer, files: Sequence[SourceFile], cache_dir: Path | str) -> Path:
     """Returns the path of the cache file of `encode_files`."""
     return Path(cache_dir) / f"tokens-{_key(tok, files)}.npz"
 
@@ -58,7 +58,7 @@ def read_encoded(path: Path | str) -> list[np.ndarray]:
     return documents
 
 
-def _encode(tok: Tokenizer, files: Sequence[SourceFile], total: int, progress: Progress | None) -> list[np.ndarray]:
+def _encode(tok: TextTokenizer, files: Sequence[SourceFile], total: int, progress: Progress | None) -> list[np.ndarray]:
     dtype = np.uint16 if tok.vocab_size <= 2**16 else np.int32
     documents: list[np.ndarray] = []
     done = 0
@@ -83,7 +83,7 @@ def _chunks(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
         yield chunk
 
 
-def _key(tok: Tokenizer, files: Sequence[SourceFile]) -> str:
+def _key(tok: TextTokenizer, files: Sequence[SourceFile]) -> str:
     key = hashlib.sha256(tok.fingerprint.encode())
     for file in files:
         key.update(f"\0{file.name}\0{file.digest}".encode("utf-8", errors="surrogateescape"))

@@ -91,13 +91,18 @@ class Tokenizer:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the tokenizer {path} ({error}); train one first") from error
+        return cls.from_text(text, str(path))
+
+    @classmethod
+    def from_text(cls, text: str, name: str) -> Tokenizer:
+        """Makes a tokenizer from the text of a file of `save`, called `name` in errors. Raises UserError as `load`."""
         try:
             backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the backend raises plain Exception
-            raise UserError(f"{path} is not a tokenizer ({error}); delete it to train a new one") from error
+            raise UserError(f"{name} is not a tokenizer ({error}); delete it to train a new one") from error
         if any(backend.token_to_id(name) != i for i, name in enumerate(SPECIAL)):
             raise UserError(
-                f"the tokenizer {path} does not hold the control tokens {SPECIAL[0]}..{SPECIAL[-1]} as ids "
+                f"the tokenizer {name} does not hold the control tokens {SPECIAL[0]}..{SPECIAL[-1]} as ids "
                 f"0..{len(SPECIAL) - 1}; use one written by this library"
             )
         return cls(backend)

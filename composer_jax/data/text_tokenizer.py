@@ -1,0 +1,61 @@
+"""TextTokenizer: what every tokenizer offers, our own (tokenizer.py) and a published model's (model_tokenizer.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from composer_jax.errors import UserError
+
+
+class TextTokenizer(Protocol):
+    """Text <-> token ids. Text never encodes to control tokens. Immutable; safe to share between threads."""
+
+    @property
+    def vocab_size(self) -> int:
+        """All ids are below it."""
+        ...
+
+    @property
+    def eod(self) -> int:
+        """The id that ends a document. Raises UserError for a published model that names none."""
+        ...
+
+    @property
+    def bos(self) -> int | None:
+        """The id that the model expects before a text; None if it expects none."""
+        ...
+
+    @property
+    def pad(self) -> int:
+        """The id of padding."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of everything that the encoding depends on."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of `text`, never a control token, even if the text spells one."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes many texts on all cores."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of any ids, control tokens by name; broken UTF-8 and unknown ids become U+FFFD."""
+        ...
+
+
+def check_vocab_size(tok: TextTokenizer, rows: int, name: str) -> None:
+    """Raises UserError if the tokenizer has ids for which the embedding, of `rows` rows, has none.
+
+    A larger embedding is common: published models pad it to a round number. name: where the model comes from.
+    """
+    if tok.vocab_size > rows:
+        raise UserError(
+            f"the tokenizer of {name} has {tok.vocab_size} ids and the embedding {rows} rows; use the tokenizer that "
+            f"the weights were trained with"
+        )

@@ -1,0 +1,137 @@
+"""Tokenizers of published models: what every TextTokenizer offers, and where their files are read from."""
+
+import json
+
+import fsspec
+import pytest
+
+from composer_jax.data.chat import AssistantMessage, ToolCall
+from composer_jax.data.load_chat_format import load_chat_format, load_tokenizer
+from composer_jax.data.model_tokenizer import ModelTokenizer
+from composer_jax.data.text_tokenizer import TextTokenizer, check_vocab_size
+from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.errors import UserError
+from tests.data.model_folders import QWEN, QWEN_TOKENS, TEXTS, tokenizer_json, write_folder
+
+QWEN_JSON = tokenizer_json(QWEN_TOKENS)
+IDS = {token["content"]: token["id"] for token in json.loads(QWEN_JSON)["added_tokens"]}
+END, ENDOFTEXT = IDS["<|im_end|>"], IDS["<|endoftext|>"]
+READ = ToolCall("read", {"path": "a.py"})
+
+
+class Texts:
+    """Files in memory, as a GGUF file presents them."""
+
+    name = "model.gguf"
+
+    def __init__(self, **texts):
+        self.texts = texts
+
+    def text(self, file):
+        return self.texts.get(file.split(".")[0])
+
+
+def qwen_texts(generation=None, **config):
+    texts = {"tokenizer": QWEN_JSON, "chat_template": QWEN, "tokenizer_config": json.dumps(config)}
+    return Texts(**texts, **({"generation_config": json.dumps(generation)} if generation else {}))
+
+
+@pytest.mark.parametrize("kind", ["ours", "published"])
+def test_every_tokenizer_offers_the_same(kind):
+    tok: TextTokenizer = (
+        Tokenizer.train(TEXTS, 300) if kind == "ours" else load_tokenizer(qwen_texts({"eos_token_id": 1}))
+    )
+    texts = ["def f():\n    return 1\n", "", "<|im_end|><|end|> é", "\ud800"]
+    assert tok.encode_batch(texts) == [tok.encode(text) for text in texts]
+    assert [tok.decode(ids) for ids in tok.encode_batch(texts)] == [*texts[:3], "\ufffd"]
+    assert all(0 <= i < tok.vocab_size for i in (tok.eod, tok.pad, *sum(tok.encode_batch(texts), [])))
+    assert tok.decode([tok.vocab_size]) == "\ufffd" != tok.decode([tok.vocab_size - 1])
+    assert len(tok.fingerprint) == 16
+
+
+def test_the_fingerprint_follows_the_encoding():
+    tok = load_tokenizer(qwen_texts())
+    assert tok.fingerprint == load_tokenizer(qwen_texts(eos_token="<|im_end|>")).fingerprint
+    others = [tokenizer_json(QWEN_TOKENS, vocab_size=280), QWEN_JSON]
+    templates = [QWEN, ""]  # without the template, <tool_call> is no control token
+    prints = [ModelTokenizer(*pair, "x").fingerprint for pair in zip(others, templates, strict=True)]
+    assert len({tok.fingerprint, *prints}) == 3
+
+
+@pytest.mark.parametrize(
+    ("eos_token", "eos_token_id", "eod"),
+    [
+        ("<|im_end|>", None, END),
+        ({"content": "<|endoftext|>"}, None, ENDOFTEXT),
+        (None, END, END),
+        ("<|im_end|>", [END, ENDOFTEXT], ENDOFTEXT),  # what ends no message of the template ends a document
+        ("<|im_end|>", [END], END),
+    ],
+)
+def test_the_id_that_ends_a_document(eos_token, eos_token_id, eod):
+    generation = None if eos_token_id is None else {"eos_token_id": eos_token_id}
+    tok = load_tokenizer(qwen_texts(generation, eos_token=eos_token))
+    assert (tok.eod, tok.pad) == (eod, eod)
+    assert (
+        load_tokenizer(qwen_texts(generation, eos_token=eos_token, pad_token="<|im_start|>")).pad == IDS["<|im_start|>"]
+    )
+
+
+def test_a_model_without_an_end_of_text_says_so_when_it_is_asked():
+    tok = load_tokenizer(qwen_texts())
+    with pytest.raises(UserError, match="model.gguf names no end of text; set eos_token"):
+        _ = tok.eod
+
+
+def test_bos_is_what_the_model_expects_before_a_text():
+    post = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}]}
+    post["single"].append({"Sequence": {"id": "A", "type_id": 0}})
+    post |= {"pair": post["single"], "special_tokens": {}}
+    post["special_tokens"] = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [ENDOFTEXT], "tokens": ["<|endoftext|>"]}}
+    adds = json.dumps(json.loads(QWEN_JSON) | {"post_processor": post})
+
+    def bos(text, **config):
+        return ModelTokenizer(text, QWEN, "x", config={"bos_token": "<|endoftext|>", **config}).bos
+
+    assert bos(adds) == bos(QWEN_JSON, add_bos_token=True) == ENDOFTEXT
+    assert bos(QWEN_JSON) is bos(adds, add_bos_token=False) is bos(adds, bos_token=None) is None
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused():
+    tok = load_tokenizer(qwen_texts())
+    check_vocab_size(tok, tok.vocab_size, "hf:x")
+    check_vocab_size(tok, tok.vocab_size + 64, "hf:x")
+    sentence = f"the tokenizer of hf:x has {tok.vocab_size} ids and the embedding {tok.vocab_size - 1} rows"
+    with pytest.raises(UserError, match=sentence):
+        check_vocab_size(tok, tok.vocab_size - 1, "hf:x")
+
+
+def test_files_come_from_a_folder_a_url_or_a_container(tmp_path):
+    folder = write_folder(tmp_path, QWEN_JSON, QWEN)
+    memory = fsspec.filesystem("memory")
+    for file in folder.iterdir():
+        memory.pipe_file(f"/bucket/model/{file.name}", file.read_bytes())
+    chats = [load_chat_format(source) for source in (folder, str(folder), "memory://bucket/model/", qwen_texts())]
+    assert len({tuple(chat.render_assistant("x", [READ])) for chat in chats}) == 1
+    for source in (Texts(), tmp_path / "none", "memory://bucket/none"):
+        with pytest.raises(UserError, match="has no tokenizer.json"):
+            load_tokenizer(source)
+    with pytest.raises(UserError, match="neither a folder nor a readable URL"):
+        load_tokenizer("nosuch://x")
+    (folder / "generation_config.json").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="generation_config.json cannot be read"):
+        load_tokenizer(folder)
+    with pytest.raises(UserError, match="eos_token_id='x'; it must be a token id"):
+        load_tokenizer(qwen_texts({"eos_token_id": "x"}))
+
+
+def test_every_end_token_ends_a_message():
+    chat = load_chat_format(qwen_texts({"eos_token_id": [END, ENDOFTEXT]}))
+    assert chat.end_tokens == (END, ENDOFTEXT)
+    assert load_chat_format(qwen_texts({"eos_token_id": ENDOFTEXT})).end_tokens == (END, ENDOFTEXT)
+    assert load_chat_format(qwen_texts()).end_tokens == (END,)
+    whole = chat.render_assistant("so", [READ])
+    other = [*whole[:-1], ENDOFTEXT]
+    assert chat.parse(other) == AssistantMessage("so", (READ,), True) == chat.parse([*other, 1, 2])
+    assert chat.close(other) == [END, *chat.close(whole)], "the template needs its own end"
+    assert chat.bridge(other, ["x"])[0] == [END, *chat.bridge(whole, ["x"])[0]]
