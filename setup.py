@@ -29,6 +29,8 @@ EXTRAS = {
     "test": ["basedpyright>=1.36", "hypothesis>=6.120", "pytest>=8.3", "pytest-xdist>=3.6", "ruff>=0.12"],
     # Parquet files of tasks; JSON lines need nothing.
     "tasks": ["pyarrow>=18"],
+    # GGUF files: the container and its quantised types.
+    "gguf": ["gguf>=0.19,<1"],
     "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],
     # Compares our network with the public PyTorch implementation. Large; only CI and the curious need it.
     "parity": ["torch==2.13.0", "transformers>=5.0,<6"],

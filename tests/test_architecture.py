@@ -37,12 +37,22 @@ FLOORS = (
 EVERYWHERE = ("atomic_write", "errors", "event_loop", "extensions", "seeds")
 
 # Floors and modules that work where no JAX is: a sandbox host, a grading machine, a data worker.
-WITHOUT_JAX = ("agent", "data", "sandbox", "tasks", "sampler.policy", "checkpoint.workdir", "rl.rollout", "evals.suite")
+WITHOUT_JAX = (
+    "agent",
+    "data",
+    "sandbox",
+    "tasks",
+    "sampler.policy",
+    "checkpoint.workdir",
+    "checkpoint.gguf.virtual_folder",
+    "rl.rollout",
+    "evals.suite",
+)
 JAX_WORLD = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 # The agent talks to whatever samples through one protocol.
 ONLY_MODULE = {("agent", "sampler"): "sampler.policy"}
 # Heavy or optional: imported inside the function that needs them.
-LAZY = {"torch", "transformers", "gcsfs", "google", "ray", "vllm", "tensorflow"}
+LAZY = {"torch", "transformers", "gguf", "gcsfs", "google", "ray", "vllm", "tensorflow"}
 CATCH_ALL_NAMES = {"util", "utils", "helper", "helpers", "misc", "common"}
 # Numerics follow from the fields of a config, never from what a model is called.
 NETWORK = ("ops", "parallel", "models", "train", "sampler", "rl")

@@ -1,48 +1,66 @@
-"""Addresses of weights on a command line: DIR for a native checkpoint, hf:DIR for one of Hugging Face.
+"""Addresses of weights on a command line: DIR for a native checkpoint, hf:DIR for Hugging Face, gguf:FILE for GGUF.
 
 DIR is a folder or a URL. The folder of a native checkpoint holds the steps, such as runs/demo/checkpoints/sft. The
-prefix hf: is optional for folders that exist.
+prefix hf: is optional for folders that exist, and gguf: for files that end in .gguf.
 """
 
 import dataclasses
+import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
 from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.checkpoint.gguf import open_gguf
+from composer_jax.checkpoint.gguf.load import load_gguf
 from composer_jax.checkpoint.huggingface import Loaded, hf_config, load_hf, model_config, save_hf
 from composer_jax.checkpoint.huggingface.folder import Folder
-from composer_jax.checkpoint.huggingface.save import TOKENIZER_FILES, copy_tokenizer
+from composer_jax.checkpoint.huggingface.save import TOKENIZER_FILES, read_tokenizer_files, write_tokenizer_files
 from composer_jax.checkpoint.native import model_notes, read_model_config, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 
-PREFIX = "hf:"
+PREFIX, GGUF_PREFIX = "hf:", "gguf:"
+PREFIXES = {PREFIX: "hf", GGUF_PREFIX: "gguf"}
 
 
 class Address(NamedTuple):
     path: str
-    huggingface: bool
+    """Of a folder, or of a GGUF file."""
+    format: Literal["native", "hf", "gguf"]
+
+    @property
+    def huggingface(self) -> bool:
+        """Whether it is the folder of a Hugging Face model."""
+        return self.format == "hf"
 
     def __str__(self) -> str:
-        return PREFIX * self.huggingface + self.path
+        return next((prefix for prefix, name in PREFIXES.items() if name == self.format), "") + self.path
 
 
 def parse(text: str, *, huggingface: bool = False) -> Address:
-    """Parses an address; `huggingface` is the meaning of an address without the prefix."""
-    folder = Folder(text.removeprefix(PREFIX))
-    return Address(folder.root if folder.local else folder.name, text.startswith(PREFIX) or huggingface)
+    """Parses an address; `huggingface` is the meaning of an address without a prefix."""
+    prefix = next((prefix for prefix in PREFIXES if text.startswith(prefix)), "")
+    folder = Folder(text.removeprefix(prefix))
+    path = folder.root if folder.local else folder.name
+    if prefix == GGUF_PREFIX or (not prefix and path.endswith(".gguf") and folder.fs.isfile(folder.root)):
+        return Address(path, "gguf")
+    return Address(path, "hf" if prefix or huggingface else "native")
 
 
 def find_weights(text: str) -> Address:
     """Returns the address of existing weights. Raises a UserError if there are none."""
     address = parse(text)
+    if address.format == "gguf":
+        open_gguf(address.path)
+        return address
     files = Folder(address.path).files()
-    address = address._replace(huggingface=address.huggingface or "config.json" in files)
+    if "config.json" in files:
+        address = address._replace(format="hf")
     if not address.huggingface and not any(file.isdigit() for file in files):
         raise UserError(
             f"{address.path} holds neither the steps of a native checkpoint (RUN/checkpoints/STAGE) nor the "
@@ -53,6 +71,8 @@ def find_weights(text: str) -> Address:
 
 def load_model_config(address: Address) -> ModelConfig:
     """Returns the ModelConfig of the weights at an address, without reading them."""
+    if address.format == "gguf":
+        return model_config(open_gguf(address.path).config)
     if address.huggingface:
         return model_config(Folder(address.path).json("config.json"))
     with CheckpointStore(address.path) as store:
@@ -62,9 +82,12 @@ def load_model_config(address: Address) -> ModelConfig:
 def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True) -> Loaded:
     """Loads the weights at an address onto a mesh; dtype and mtp as in `load_hf`.
 
-    From a native checkpoint everything is read whatever `mtp` is, and dtype=None keeps its dtypes.
+    From a native checkpoint everything is read whatever `mtp` is, and dtype=None keeps its dtypes; from a GGUF file
+    dtype=None is float32.
     """
     require_float_dtype(dtype)
+    if address.format == "gguf":
+        return load_gguf(address.path, mesh, dtype)
     if address.huggingface:
         return load_hf(address.path, mesh, dtype, mtp=mtp)
     with CheckpointStore(address.path) as store:
@@ -78,6 +101,8 @@ def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None =
 
 def find_tokenizer_folder(address: Address) -> Folder | None:
     """Returns the folder with the tokenizer of the weights: their own or the data folder of their run, or None."""
+    if address.format == "gguf":
+        return None  # load_tokenizer_files has what is in the file
     folders = [Folder(address.path)]
     if folders[0].local and not address.huggingface:
         folders.append(Folder(Path(address.path).parent.parent / "data"))
@@ -87,27 +112,44 @@ def find_tokenizer_folder(address: Address) -> Folder | None:
     return None
 
 
+def load_tokenizer_files(address: Address) -> dict[str, bytes] | None:
+    """Returns the tokenizer's files of the weights at an address, name -> content, or None if there are none.
+
+    Raises:
+      UserError: a GGUF file with a tokenizer that is not read.
+    """
+    if address.format == "gguf":
+        file = open_gguf(address.path)
+        if not file.has_tokenizer:
+            return None
+        return {name: text.encode() for name, text in {**file.texts, "config.json": json.dumps(file.config)}.items()}
+    folder = find_tokenizer_folder(address)
+    return None if folder is None else read_tokenizer_files(folder)
+
+
 def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = True) -> Address:
-    """Converts weights between the two formats and returns the target; hf: on both sides removes quantisation.
+    """Converts weights between formats and returns the target; hf: on both sides removes quantisation.
 
     All weights pass through the memory of one device. The tokenizer is copied if there is one.
 
     Raises:
-      UserError: `load_hf` or `save_hf` raises it, or the target is not empty.
+      UserError: `load_hf`, `load_gguf` or `save_hf` raises it, or the target is not empty or a GGUF file.
     """
     origin = find_weights(source)
-    to = parse(target, huggingface=not origin.huggingface)
+    to = parse(target, huggingface=origin.format == "native")
+    if to.format == "gguf":
+        raise UserError(f"--target={target} would be a GGUF file, which is not written; use {PREFIX}DIR or DIR.")
     folder = Folder(to.path)
     folder.require_empty()  # before all weights are read
+    tokenizer = load_tokenizer_files(origin)
     if to.huggingface:
         hf_config(load_model_config(origin))  # raises before anything is read
     definition, params, bias = load_weights(origin, dtype=dtype, mtp=mtp)
-    tokenizer = find_tokenizer_folder(origin)
     if to.huggingface:
-        save_hf(to.path, definition, params, bias, tokenizer=tokenizer.name if tokenizer else None)
+        save_hf(to.path, definition, params, bias, tokenizer=tokenizer)
         return to
     with CheckpointStore(to.path, notes=model_notes(definition)) as store:
         store.save(0, arrays={"params": params, "router_bias": bias})
     if tokenizer is not None:
-        copy_tokenizer(tokenizer, folder)
+        write_tokenizer_files(tokenizer, folder)
     return to

@@ -13,9 +13,9 @@ import tokenizers
 from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.address import (
     Address,
-    find_tokenizer_folder,
     find_weights,
     load_model_config,
+    load_tokenizer_files,
     load_weights,
 )
 from composer_jax.checkpoint.dtypes import require_float_dtype
@@ -97,13 +97,13 @@ def _load(tokens: str) -> np.ndarray:
 
 def _encode(address: Address, text: str) -> tuple[np.ndarray, int]:
     """Returns the token ids of a file, and the bytes of all but the first, which has no context to be scored in."""
-    folder = find_tokenizer_folder(address)
-    if folder is None or "tokenizer.json" not in folder.files():
+    files = load_tokenizer_files(address)
+    if files is None or "tokenizer.json" not in files:
         raise UserError(f"{address} has no tokenizer.json; give --tokens instead of --text.")
     try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(folder.fs.cat_file(folder.path("tokenizer.json")))
+        tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
     except Exception as error:  # the library raises plain Exception
-        raise UserError(f"{folder.name}/tokenizer.json cannot be read: {error}") from error
+        raise UserError(f"the tokenizer.json of {address} cannot be read: {error}") from error
     tokenizer.encode_special_tokens = True  # the characters of a control token in a text are characters
     try:
         content = Path(text).read_bytes().decode()

@@ -24,7 +24,7 @@ from composer_jax.checkpoint.huggingface.tensor_layout import (
     flatten_tree,
     leaf_shapes,
 )
-from composer_jax.checkpoint.huggingface.weights import group_by_leaf, match_layouts, unflatten_leaves
+from composer_jax.checkpoint.huggingface.weights import SizedSource, group_by_leaf, match_layouts, unflatten_leaves
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.observe.progress import Progress
 
@@ -75,15 +75,28 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
     config = dataclasses.replace(
         config, param_dtype=dtype, compute_dtype=dtype, n_mtp_modules=len(modules) if read_modules else 0
     )
-    definition = ModelDef(config)
+    return load_tensors(source, ModelDef(config), mesh, folder.name)
+
+
+def load_tensors(source: SizedSource, definition: ModelDef, mesh: Mesh | None, name: str) -> Loaded:
+    """Loads the tensors of a source, by their Hugging Face names, onto a mesh, layer by layer.
+
+    Args:
+      source: reads one tensor at a time, from several threads.
+      mesh: None puts everything on the first device of this process.
+      name: where the tensors come from, for the progress.
+
+    Raises:
+      UserError: tensors that do not fit the definition; a mesh that does not divide the weights.
+    """
+    config = definition.config
     shardings = _shardings(definition, mesh)
     table = match_layouts(source, config)
-
     tensors_of = group_by_leaf(table)
     shapes = leaf_shapes(config)
-    size = sum(source.sizes[name] for tensors in tensors_of.values() for name, _ in tensors)
+    size = sum(source.sizes[tensor] for tensors in tensors_of.values() for tensor, _ in tensors)
     with (
-        Progress(size, "byte", f"load {folder.name}") as progress,
+        Progress(size, "byte", f"load {name}") as progress,
         ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS)) as threads,
     ):
         reader = _Reader(source, threads, progress)
@@ -109,7 +122,7 @@ def _zeros(shape: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    source: CheckpointFiles
+    source: SizedSource
     threads: ThreadPoolExecutor
     progress: Progress
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def save_hf(
     params: Params,
     router_bias: Params,
     *,
-    tokenizer: str | Path | None = None,
+    tokenizer: str | Path | Mapping[str, bytes] | None = None,
     dtype: str | None = None,
     file_bytes: int = FILE_BYTES,
 ) -> None:
@@ -56,7 +56,8 @@ def save_hf(
 
     Args:
       path: a folder that does not exist or is empty, or a URL that fsspec knows.
-      tokenizer: a folder or URL whose tokenizer files are copied, and the ids of special tokens in its config.json.
+      tokenizer: a folder or URL whose tokenizer files are copied, and the ids of special tokens in its config.json;
+        or these files, name -> content.
       dtype: of the weights; None keeps theirs. The router bias stays float32.
       file_bytes: maximum bytes of one file.
 
@@ -75,12 +76,9 @@ def save_hf(
         for name, tensor in table.items()
     }
     described = hf_config(config) | {"torch_dtype": dtypes["model.embed_tokens.weight"].name}
-    copied = None
-    if tokenizer is not None:
-        copied = Folder(tokenizer)
-        list_tokenizer_files(copied)  # raises before all weights are written
-        if "config.json" in copied.files():
-            described |= {key: value for key, value in copied.json("config.json").items() if key in CONFIG_KEYS}
+    files = tokenizer if isinstance(tokenizer, Mapping | None) else read_tokenizer_files(Folder(tokenizer))
+    if files and "config.json" in files:
+        described |= {key: value for key, value in json.loads(files["config.json"]).items() if key in CONFIG_KEYS}
 
     target = Folder(Path(path).expanduser().resolve() if Folder(path).local else path)
     sizes = {name: int(np.prod(tensor.shape)) * dtypes[name].itemsize for name, tensor in table.items()}
@@ -95,8 +93,8 @@ def save_hf(
             write_safetensors(folder, file, [(name, table[name].shape, dtypes[name]) for name in names], get)
             weight_map |= dict.fromkeys(names, file)
         _write_json(folder, INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
-        if copied is not None:
-            copy_tokenizer(copied, folder)
+        if files:
+            write_tokenizer_files(files, folder)
         _write_json(folder, "config.json", described)
 
 
@@ -129,20 +127,28 @@ def _create_folder(target: Folder, path: str | Path) -> Iterator[Folder]:
             shutil.rmtree(temporary.root, ignore_errors=True)
 
 
-def list_tokenizer_files(folder: Folder) -> list[str]:
-    """Returns the names of the tokenizer's files in a folder. Raises a UserError if there are none."""
-    files = [file for file in folder.files() if file.startswith(TOKENIZER_FILES)]
+def read_tokenizer_files(folder: Folder) -> dict[str, bytes]:
+    """Returns the tokenizer's files in a folder and its config.json, if any, name -> content.
+
+    Raises:
+      UserError: there are none, or config.json is no JSON object.
+    """
+    names = folder.files()
+    files = {name: folder.fs.cat_file(folder.path(name)) for name in names if name.startswith(TOKENIZER_FILES)}
     if not files:
         raise UserError(f"{folder.name} has no tokenizer files.")
+    if "config.json" in names:
+        files["config.json"] = json.dumps(folder.json("config.json")).encode()
     return files
 
 
-def copy_tokenizer(source: Folder, target: Folder) -> None:
-    """Copies the tokenizer's files from one folder to another. Raises a UserError if there are none."""
-    target.fs.makedirs(target.root, exist_ok=True)
-    for file in list_tokenizer_files(source):
-        with target.fs.open(target.path(file), "wb") as opened:
-            opened.write(source.fs.cat_file(source.path(file)))
+def write_tokenizer_files(files: Mapping[str, bytes], folder: Folder) -> None:
+    """Writes files of `read_tokenizer_files` into a folder, except config.json, which describes a network."""
+    folder.fs.makedirs(folder.root, exist_ok=True)
+    for name, content in files.items():
+        if name.startswith(TOKENIZER_FILES):
+            with folder.fs.open(folder.path(name), "wb") as opened:
+                opened.write(content)
 
 
 def _write_json(folder: Folder, file: str, value: dict[str, Any]) -> None:

@@ -40,6 +40,15 @@ class Source(Protocol):
         ...
 
 
+class SizedSource(Source, Protocol):
+    """A source that also knows how many bytes it stores, for the progress of reading it."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of the stored form, by name."""
+        ...
+
+
 class InMemory:
     """Tensors in memory. Raises a UserError for dtypes whose values need a scale."""
 

@@ -1,0 +1,49 @@
+"""A GGUF file as the folder of a Hugging Face model."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from composer_jax.checkpoint.gguf.architectures import config_json, find_architecture
+from composer_jax.checkpoint.gguf.container import GGUFContainer
+from composer_jax.checkpoint.gguf.tensors import GGUFTensors
+from composer_jax.checkpoint.gguf.tokenizer import has_tokenizer, tokenizer_texts
+
+
+class GGUFFolder:
+    """What a Hugging Face folder of the same model would hold. Made by `open_gguf`.
+
+    path: of the file. config: its config.json. tensors: `shapes`, `sizes` (bytes in the file) and `read(name)`
+    -> float32, under Hugging Face names. has_tokenizer: whether `texts` can be read at all.
+    """
+
+    def __init__(self, file: GGUFContainer):
+        self._file = file
+        self.path = file.path
+        self.config: dict[str, Any] = config_json(file)
+        _, architecture = find_architecture(file)
+        self.tensors = GGUFTensors(
+            file,
+            architecture,
+            heads=self.config["num_attention_heads"],
+            kv_heads=self.config["num_key_value_heads"],
+        )
+        self.has_tokenizer = has_tokenizer(file)
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The tokenizer's files, name -> content: tokenizer.json, tokenizer_config.json, generation_config.json.
+
+        Raises:
+          UserError: the file has no tokenizer, or one that is not read; the weights can still be loaded.
+        """
+        return tokenizer_texts(self._file)
+
+
+def open_gguf(path: str | Path) -> GGUFFolder:
+    """Opens a GGUF file as a virtual Hugging Face folder; reads its metadata, no tensor but the rotary factors.
+
+    Raises:
+      UserError: the library is missing; the file is missing, no GGUF, truncated, or holds something that is not read.
+    """
+    return GGUFFolder(GGUFContainer(Path(path).expanduser() if "://" not in str(path) else path))
