@@ -53,7 +53,7 @@ async def answer(folder: Path, question: str, max_tokens: int = 32, seed: int = 
     definition, params, router_bias = load_hf(folder, mesh, "float32")
     chat = load_chat_format(folder)
     config = SamplerConfig(slots=1, capacity=min(256, definition.config.max_context), prefill_shapes=((1, 64),))
-    sampler = Sampler(definition, mesh, config, end_token=chat.end)
+    sampler = Sampler(definition, mesh, config, end_tokens=(chat.end,))
     sampler.update(params, router_bias, version=0)
     prompt = [*chat.render([Message("user", question)]), *chat.generation_prompt]
     async with sampler.serving():

@@ -16,6 +16,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import Decoder
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel.sharding import axis_size
+from composer_jax.sampler.token_sampling import RowParams, sample_token
 
 DECODE_LOOP = "decode_loop"
 """The named scope of the loop over new tokens, in profiles and in traced programs."""
@@ -105,21 +106,22 @@ def decode_rows(
     slots: SlotState,
     index_N: jax.Array,
     budget_N: jax.Array,
+    params: RowParams | None = None,
     *,
     steps: int,
-    end_token: int,
+    end_tokens: tuple[int, ...],
     window: int,
 ) -> tuple[SlotState, DecodedTokens]:
     """`decode` of some slots only, which is cheaper than all of them when few conversations are running.
 
     Args:
       index_N: int32, distinct slots; entries with budget 0 are padding and may repeat.
-      budget_N: int32, as in `decode`.
+      budget_N, params: as in `decode`.
     """
     check_shapes(index_N=(index_N, jnp.int32), budget_N=(budget_N, jnp.int32))
     cache = take_rows(slots.cache, index_N, window)
     selected = SlotState(cache, *(jnp.take(a, index_N, axis=0) for a in (slots.length_B, slots.seed_B, slots.last_BD)))
-    selected, out = decode(decoder, selected, budget_N, steps=steps, end_token=end_token, window=window)
+    selected, out = decode(decoder, selected, budget_N, params, steps=steps, end_tokens=end_tokens, window=window)
     target_N = jnp.where(budget_N > 0, index_N, slots.length_B.shape[0])  # out of range, so that padding is dropped
     cache = put_rows(slots.cache, target_N, selected.cache)
     length_B = slots.length_B.at[target_N].set(selected.length_B, mode="drop")
@@ -128,12 +130,20 @@ def decode_rows(
 
 
 def decode(
-    decoder: Decoder, slots: SlotState, budget_B: jax.Array, *, steps: int, end_token: int, window: int
+    decoder: Decoder,
+    slots: SlotState,
+    budget_B: jax.Array,
+    params: RowParams | None = None,
+    *,
+    steps: int,
+    end_tokens: tuple[int, ...],
+    window: int,
 ) -> tuple[SlotState, DecodedTokens]:
-    """Samples up to `steps` tokens in every slot with a budget, stopping after `end_token`.
+    """Samples up to `steps` tokens in every slot with a budget, stopping after any of `end_tokens`.
 
     Args:
       budget_B: int32, most tokens to sample in each slot in this call; 0 leaves the slot alone.
+      params: temperature, top_p and top_k of each slot; None samples from the network's own distribution.
       window: an upper bound on the length of every context after the call; no more of the cache is read.
     """
     check_shapes(
@@ -154,7 +164,7 @@ def decode(
     def sample_one(carry):
         step, slots, budget_B, out = carry
         active_B = budget_B > 0
-        token_B, logprob_B = sample_token(decoder.logits(slots.last_BD), slots.seed_B, slots.length_B)
+        token_B, logprob_B = sample_token(decoder.logits(slots.last_BD), slots.seed_B, slots.length_B, params)
         states_BSD, cache = decoder.extend(
             token_B[:, None], slots.length_B[:, None], active_B[:, None], slots.cache, window
         )
@@ -169,7 +179,10 @@ def decode(
             out.logprobs.at[step].set(logprob_B),
             out.emitted.at[step].set(active_B),
         )
-        return step + 1, slots, jnp.where(token_B == end_token, 0, budget_B - active_B), out
+        ended_B = jnp.zeros(n, bool)
+        for end in end_tokens:
+            ended_B |= token_B == end
+        return step + 1, slots, jnp.where(ended_B, 0, budget_B - active_B), out
 
     with jax.named_scope(DECODE_LOOP):
         _, slots, _, out = jax.lax.while_loop(unfinished, sample_one, (jnp.int32(0), slots, budget_B, out))
@@ -185,25 +198,3 @@ def any_device(flag: jax.Array) -> jax.Array:
         if axis_size(axis) > 1:
             flag = jax.lax.pmax(flag.astype(jnp.int32), axis) > 0
     return flag
-
-
-def sample_token(logits_BW: jax.Array, seed_B: jax.Array, position_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws one token per row from softmax(logits): (tokens int32[B], log p float32[B]).
-
-    Args:
-      logits_BW: float32, of the whole vocabulary.
-      seed_B, position_B: uint32 and int32; a row's draw is a function of its seed, position and logits.
-
-    The cumulative distribution is inverted with one uniform number per row. Gumbel noise takes one per vocabulary
-    entry, which on a CPU would cost more than the layer stack.
-    """
-    check_shapes(logits_BW=(logits_BW, jnp.float32), seed_B=(seed_B, jnp.uint32), position_B=(position_B, jnp.int32))
-    logprobs_BW = jax.nn.log_softmax(logits_BW)
-    cumulative_BW = jnp.cumsum(jnp.exp(logprobs_BW), axis=-1)
-    uniform_B = jax.vmap(lambda seed, position: jax.random.uniform(jax.random.fold_in(jax.random.key(seed), position)))(
-        seed_B, position_B
-    )
-    # Scaling by the last entry absorbs the rounding of the sum, so the result is always a token.
-    token_B = (cumulative_BW <= uniform_B[:, None] * cumulative_BW[:, -1:]).sum(-1).astype(jnp.int32)
-    token_B = jnp.minimum(token_B, logits_BW.shape[-1] - 1)
-    return token_B, jnp.take_along_axis(logprobs_BW, token_B[:, None], axis=-1)[:, 0]

@@ -20,26 +20,10 @@ from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DecodedTokens, init_slots
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.detokenizer import Decode
 from composer_jax.sampler.programs import decode_program, decode_rows_program, prefill_program, slot_specs
-
-
-@dataclasses.dataclass(eq=False)
-class _Request:
-    """One call of Session.sample, from its submission to its Sample."""
-
-    slot: int
-    start: int
-    """Tokens of the slot's context that are in the cache, before those sampled for this request."""
-    pending: np.ndarray
-    """int32: tokens still to be prefilled."""
-    budget: int
-    """Tokens that may still be sampled."""
-    seed: int
-    future: asyncio.Future[Sample]
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[float] = dataclasses.field(default_factory=list)
-    versions: list[int] = dataclasses.field(default_factory=list)
+from composer_jax.sampler.request import Request
+from composer_jax.sampler.session import SlotSession
 
 
 class Sampler:
@@ -48,11 +32,20 @@ class Sampler:
     Open and use sessions inside `async with sampler.serving():`.
     """
 
-    def __init__(self, definition: ModelDef, mesh: Mesh, config: SamplerConfig, *, end_token: int):
+    def __init__(
+        self,
+        definition: ModelDef,
+        mesh: Mesh,
+        config: SamplerConfig,
+        *,
+        end_tokens: Sequence[int],
+        decode: Decode | None = None,
+    ):
         """
         Args:
           mesh: the run's mesh; with config.mesh the sampler makes its own over the same devices.
-          end_token: id of the token that ends a message.
+          end_tokens: ids that end a message, such as ChatFormat.end_tokens.
+          decode: text of token ids, which requests with stop strings need.
 
         Raises:
           UserError: sizes of `config` that do not fit the mesh or the model.
@@ -71,7 +64,8 @@ class Sampler:
                 f"A sampler capacity of {config.capacity} tokens exceeds the model's max_context="
                 f"{definition.config.max_context}."
             )
-        self.definition, self.mesh, self.config, self.end_token = definition, mesh, config, end_token
+        self.definition, self.mesh, self.config = definition, mesh, config
+        self.end_tokens, self.decode = tuple(end_tokens), decode
         self.windows = (*sorted(w for w in config.windows if w < config.capacity), config.capacity)
         self.shards, self.per_shard = shards, config.slots // shards
         self.decode_rows = (*sorted(r for r in config.decode_rows if r < self.per_shard), self.per_shard)
@@ -80,26 +74,37 @@ class Sampler:
         self.busy_seconds = 0.0
         self._compile()
         self._free: list[int] = []
-        self._waiting: list[_Request] = []
-        self._running: dict[int, _Request] = {}
+        self._waiting: list[Request] = []
+        self._running: dict[int, Request] = {}
+        self._serving = False
 
     # -- weights -------------------------------------------------------------------------------------------------
 
-    def update(self, params: Params, router_bias: Params, version: int) -> None:
-        """Installs a copy of the weights, in this sampler's layout and dtypes; later tokens carry `version`."""
-        copy = self._copy((params, router_bias))
-        self._weights = jax.device_put(copy, self.definition.shardings(self.mesh))
+    def update(self, params: Params, router_bias: Params, version: int, *, copy: bool = True) -> None:
+        """Installs the weights in this sampler's layout and dtypes; later tokens carry `version`.
+
+        copy: False shares the arrays that have this layout and dtype already; the caller then never donates them.
+        """
+        weights = (params, router_bias)
+        same_dtypes = all(
+            a.dtype == to.dtype
+            for a, to in zip(jax.tree.leaves(weights), jax.tree.leaves(self.definition.shapes()), strict=True)
+        )
+        if copy or not same_dtypes:
+            weights = self._copy(weights)
+        self._weights = jax.device_put(weights, self.definition.shardings(self.mesh))
         self.version = version
 
     @property
     def num_programs(self) -> int:
-        """Number of compiled programs: one per window and shape of a call."""
+        """Number of programs that `warm_up` compiles: one per window and shape of a call."""
         return len(self.windows) * (len(self.config.prefill_shapes) + len(self.decode_rows))
 
     def warm_up(self, on_done: Callable[[], None] = lambda: None) -> None:
         """Compiles all programs by calls that consist of padding, so that nothing compiles later.
 
         Call `update` before; no session may be open. `on_done` is called after each of the `num_programs` programs.
+        Decode programs with temperature, top_k and top_p compile when the first such request is decoded.
         """
         for window in self.windows:
             for rows, length in self.config.prefill_shapes:
@@ -110,7 +115,7 @@ class Sampler:
                 on_done()
             for rows in self.decode_rows:
                 padding = np.zeros(self.shards * rows, np.int32)
-                self._decode(window, rows, padding, padding)
+                self._decode(window, rows, padding, padding, ())
                 on_done()
 
     # -- sessions ------------------------------------------------------------------------------------------------
@@ -122,24 +127,29 @@ class Sampler:
         If serving fails, every pending request raises the exception, and so does every later one.
 
         Raises:
-          RuntimeError: no weights were installed by `update`.
+          RuntimeError: no weights were installed by `update`, or the sampler is serving already.
         """
         if self.version < 0:
             raise RuntimeError("call Sampler.update before serving")
+        if self._serving:
+            raise RuntimeError("this sampler is serving already; open sessions inside the block that is running")
         self._waiting, self._running, self._error, self._leaving = [], {}, None, False
         self._free = [local * self.shards + shard for shard in range(self.shards) for local in range(self.per_shard)]
         self._free.sort(reverse=True)
         self._slot_freed, self._work = asyncio.Event(), asyncio.Event()
-        server = asyncio.create_task(self._serve())
+        self._serving, server = True, asyncio.create_task(self._serve())
         try:
             yield self
         finally:
             # Cancelling would leave a device call running in its thread, next to those of the next serving.
             self._leaving = True
             self._work.set()
-            await server
+            try:
+                await server
+            finally:
+                self._serving = False
 
-    async def open(self, seed: int) -> "SlotSession":
+    async def open(self, seed: int) -> SlotSession:
         """Returns a session with an empty context, after waiting for a free slot.
 
         Args:
@@ -151,11 +161,16 @@ class Sampler:
             await self._slot_freed.wait()
         return SlotSession(self, self._free.pop(), seed)
 
-    async def _submit(self, request: _Request) -> Sample:
+    def submit(self, request: Request) -> None:
+        """Queues a request of a session; its future gets the Sample."""
         self._raise_if_ended()
         self._waiting.append(request)
         self._work.set()
-        return await request.future
+
+    def release(self, slot: int) -> None:
+        """Frees the slot of a closed session."""
+        self._free.append(slot)
+        self._slot_freed.set()
 
     def _raise_if_ended(self) -> None:
         if self._error is not None:
@@ -186,20 +201,20 @@ class Sampler:
                 if not request.future.done():
                     request.future.set_exception(reason)
 
-    def _drop_cancelled(self) -> list[_Request]:
+    def _drop_cancelled(self) -> list[Request]:
         """Drops waiting requests of cancelled sessions (their slots may be in use again); returns the others."""
         self._waiting = [r for r in self._waiting if not r.future.cancelled()]
         return list(self._waiting)
 
     # -- device calls --------------------------------------------------------------------------------------------
 
-    def _prefill_once(self, waiting: list[_Request]) -> None:
+    def _prefill_once(self, waiting: list[Request]) -> None:
         """Makes one prefill call, with the next piece of as many waiting requests as fit. Runs in a thread."""
         rows, length = self._shape_for(waiting[0])
         # Requests that need this very shape come first; shorter ones fill the remaining rows.
         fitting = [r for r in waiting if self._shape_for(r) == (rows, length)]
         fitting += [r for r in waiting if len(r.pending) <= length and r not in fitting]
-        by_shard: list[list[_Request]] = [[] for _ in range(self.shards)]
+        by_shard: list[list[Request]] = [[] for _ in range(self.shards)]
         for request in fitting:
             shard = by_shard[request.slot % self.shards]
             if len(shard) < rows:
@@ -226,17 +241,18 @@ class Sampler:
                 self._waiting.remove(request)
                 self._running[request.slot] = request
 
-    def _shape_for(self, request: _Request) -> tuple[int, int]:
+    def _shape_for(self, request: Request) -> tuple[int, int]:
         shapes = self.config.prefill_shapes
         return next((shape for shape in shapes if len(request.pending) <= shape[1]), shapes[-1])
 
     def _decode_once(self) -> None:
         """Makes one decode call for all running requests. Runs in a thread."""
-        by_shard: list[list[_Request]] = [[] for _ in range(self.shards)]
+        by_shard: list[list[Request]] = [[] for _ in range(self.shards)]
         for request in self._running.values():
             by_shard[request.slot % self.shards].append(request)
         rows = _smallest_fitting(self.decode_rows, max(map(len, by_shard)))
-        index, budget = np.zeros((2, self.shards, rows), np.int32)
+        index, budget, top_k = np.zeros((3, self.shards, rows), np.int32)
+        temperature, top_p = np.ones((2, self.shards, rows), np.float32)
         if rows == self.per_shard:  # all slots, each in its own row
             placed = [[(request.slot // self.shards, request) for request in requests] for requests in by_shard]
         else:
@@ -244,37 +260,43 @@ class Sampler:
         for shard, requests in enumerate(placed):
             for row, request in requests:
                 index[shard, row], budget[shard, row] = request.slot // self.shards, request.budget
+                wanted = request.params
+                temperature[shard, row], top_p[shard, row] = wanted.temperature, wanted.top_p
+                top_k[shard, row] = wanted.top_k
+        plain = all(request.params.unprocessed for request in self._running.values())
+        params = () if plain else (temperature.reshape(-1), top_p.reshape(-1), top_k.reshape(-1))
         steps = self.config.decode_steps
         longest = max(r.start + len(r.tokens) + min(steps, r.budget) for r in self._running.values())
-        out = self._decode(_smallest_fitting(self.windows, longest), rows, index.reshape(-1), budget.reshape(-1))
+        window = _smallest_fitting(self.windows, longest)
+        out = self._decode(window, rows, index.reshape(-1), budget.reshape(-1), params)
         tokens, logprobs, emitted = (np.asarray(a).reshape(-1, self.shards, rows) for a in out)
         for shard, requests in enumerate(placed):
             for row, request in requests:
                 n = int(emitted[:, shard, row].sum())
-                request.tokens += tokens[:n, shard, row].tolist()
-                request.logprobs += logprobs[:n, shard, row].tolist()
-                request.versions += [self.version] * n
-                request.budget -= n
+                request.extend(tokens[:n, shard, row].tolist(), logprobs[:n, shard, row].tolist(), self.version)
                 self.decoded_tokens += n
 
-    def _decode(self, window: int, rows: int, index: np.ndarray, budget: np.ndarray) -> DecodedTokens:
-        """Decodes the slots `index`. With as many rows as slots, row i is slot i, and the cache is not copied."""
+    def _decode(
+        self, window: int, rows: int, index: np.ndarray, budget: np.ndarray, params: tuple[np.ndarray, ...]
+    ) -> DecodedTokens:
+        """Decodes the slots `index`. With as many rows as slots, row i is slot i, and the cache is not copied.
+
+        params: the arrays of RowParams, or none where every row samples from the network's own distribution, which has
+          programs without them.
+        """
         if rows == self.per_shard:
-            self._slots, out = self._decode_all[window](*self._weights, self._slots, budget)
+            self._slots, out = self._decode_all[window, bool(params)](*self._weights, self._slots, budget, *params)
         else:
-            self._slots, out = self._decode_rows[window](*self._weights, self._slots, index, budget)
+            self._slots, out = self._decode_rows[window, bool(params)](
+                *self._weights, self._slots, index, budget, *params
+            )
         return out
 
     def _finish(self) -> None:
         """Resolves the running requests that are complete, and forgets cancelled ones."""
         for slot, request in list(self._running.items()):
-            ended = bool(request.tokens) and request.tokens[-1] == self.end_token
-            if ended or request.budget == 0 or request.future.cancelled():
+            if request.settle(self.end_tokens):
                 del self._running[slot]
-                if not request.future.done():
-                    request.future.set_result(
-                        Sample(request.tokens, request.logprobs, request.versions, "stop" if ended else "length")
-                    )
 
     def _compile(self) -> None:
         definition, config = self.definition, self.config
@@ -282,9 +304,10 @@ class Sampler:
         self._prefill, self._decode_all, self._decode_rows = {}, {}, {}
         for window in self.windows:
             self._prefill[window] = prefill_program(definition, self.mesh, window)
-            arguments = (definition, self.mesh, window, config.decode_steps, self.end_token)
-            self._decode_all[window] = decode_program(*arguments)
-            self._decode_rows[window] = decode_rows_program(*arguments)
+            for processed in (False, True):
+                arguments = (definition, self.mesh, window, config.decode_steps, self.end_tokens, processed)
+                self._decode_all[window, processed] = decode_program(*arguments)
+                self._decode_rows[window, processed] = decode_rows_program(*arguments)
         self._copy = jax.jit(
             lambda weights: jax.tree.map(lambda a, to: jnp.copy(a).astype(to.dtype), weights, definition.shapes())
         )
@@ -297,54 +320,6 @@ class Sampler:
                 check_vma=False,
             )
         )()
-
-
-class SlotSession:
-    """A Session (sampler/policy.py) on one slot of a Sampler."""
-
-    def __init__(self, sampler: Sampler, slot: int, seed: int):
-        self._sampler, self._slot, self._seed = sampler, slot, seed % 2**32
-        self.length, self.capacity = 0, sampler.config.capacity
-        self._branch = 0
-
-    async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
-        """See Session.sample.
-
-        Raises:
-          ValueError: an empty delta, or delta and one token would not fit into the capacity.
-        """
-        if self._slot is None:
-            raise RuntimeError("this session is closed")
-        if not len(delta):
-            raise ValueError("delta is empty; give the tokens that the sample follows")
-        budget = min(params.max_tokens, self.capacity - self.length - len(delta))
-        if budget < 1:
-            raise ValueError(f"{len(delta)} tokens after {self.length} leave no room in a context of {self.capacity}")
-        # Positions repeat after a reset. Each branch has its own seed, so that random choices do not repeat.
-        seed = (self._seed + 0x9E3779B9 * self._branch) % 2**32
-        request = _Request(
-            self._slot,
-            self.length,
-            np.asarray(delta, np.int32),
-            budget,
-            seed,
-            asyncio.get_running_loop().create_future(),
-        )
-        sample = await self._sampler._submit(request)
-        self.length += len(delta) + len(sample.tokens)
-        return sample
-
-    def reset(self) -> None:
-        """See Session.reset."""
-        self.length = 0
-        self._branch += 1
-
-    def close(self) -> None:
-        """See Session.close. Closing twice has no effect."""
-        if self._slot is not None:
-            self._sampler._free.append(self._slot)
-            self._sampler._slot_freed.set()
-            self._slot = None
 
 
 def _smallest_fitting(sizes: tuple[int, ...], needed: int) -> int:

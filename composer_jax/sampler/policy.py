@@ -1,17 +1,66 @@
 """Policy: what an episode samples from. An engine, a server's client or a script implements it; no JAX here."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
+from composer_jax.errors import UserError
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: float32 probabilities tell them from 0 no longer (vLLM has the same bound)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """Parameters of one sampling request."""
+    """Parameters of one sampling request, named as in vLLM and OpenAI's API.
+
+    The distribution is that of transformers: softmax(logits / temperature), cut to the `top_k` likeliest tokens, then
+    to the likeliest tokens that together have the probability `top_p`.
+
+    Raises:
+      UserError: a number out of range, or an empty stop string.
+    """
 
     max_tokens: int
     """Most tokens to sample, the end token included."""
+    temperature: float = 1.0
+    """Divides the logits. 0 always takes the likeliest token (greedy), whatever top_p and top_k are."""
+    top_p: float = 1.0
+    """Keeps the smallest set of likeliest tokens whose probability, after temperature and top_k, is at least this."""
+    top_k: int = 0
+    """Number of likeliest tokens to sample from; tokens as likely as the last of them stay, too. 0 keeps all."""
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end the message, besides the end tokens of the model. The message includes the id that ends it."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end the message. The message includes all of the token that completes the text."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop_strings, str):
+            raise UserError(f"stop_strings is the text {self.stop_strings!r}; give a tuple of texts.")
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
+        object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
+        if self.max_tokens < 1:
+            raise UserError(f"max_tokens={self.max_tokens} leaves nothing to sample; use 1 or more.")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UserError(f"temperature={self.temperature} is no temperature; use 0 (greedy) or more.")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p} is not above 0 and at most 1; 1 keeps all tokens.")
+        if self.top_k < 0:
+            raise UserError(f"top_k={self.top_k} is negative; 0 keeps all tokens.")
+        if not all(self.stop_strings):
+            raise UserError("stop_strings has an empty text, which would end every message; leave it out.")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken each time."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def unprocessed(self) -> bool:
+        """Whether tokens come from the network's own distribution, as those of RL do."""
+        return self.temperature == 1 and self.top_p == 1 and self.top_k == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +70,25 @@ class Sample:
     tokens: list[int]
     """Token ids, including the end token if the model produced it."""
     logprobs: list[float]
-    """log p of each token under the policy that sampled it."""
+    """log p of each token under the distribution that it was drawn from: after temperature, top_k and top_p (vLLM:
+    processed logprobs). A greedy request has no such distribution; its tokens have log p at temperature 1."""
     versions: list[int]
     """Weight version that produced each token."""
     finish_reason: Literal["stop", "length"]
+    """"stop": an end token, a stop id or a stop string; "length": max_tokens or the end of the context."""
     trained: bool = True
     """False for tokens that are context and never a target, such as a scripted expert's deliberate mistake."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleChunk:
+    """Part of a message that is streamed: what one decode call sampled. The fields are those of Sample."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: Literal["stop", "length"] | None
+    """None in all chunks but the last."""
 
 
 class Session(Protocol):
@@ -40,7 +102,8 @@ class Session(Protocol):
     async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
         """Appends `delta` to the context, samples a message and appends that too.
 
-        Sampling stops after the end token or after params.max_tokens.
+        Sampling stops after an end token, after what `params` names as stops, or after params.max_tokens. The next
+        delta follows the tokens of the returned message.
         """
         ...
 

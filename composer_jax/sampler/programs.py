@@ -9,6 +9,7 @@ from composer_jax.models.cache import cache_spec
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import BATCH_AXES
 from composer_jax.sampler.decode import DecodedTokens, SlotState, decode, decode_rows, init_slots, prefill
+from composer_jax.sampler.token_sampling import RowParams
 
 
 def slot_specs(definition: ModelDef) -> SlotState:
@@ -28,27 +29,39 @@ def prefill_program(definition: ModelDef, mesh: Mesh, window: int) -> Callable[.
 
 
 def decode_program(
-    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
+    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_tokens: tuple[int, ...], processed: bool
 ) -> Callable[..., tuple[SlotState, DecodedTokens]]:
-    """Jitted `decode` on every device: (params, router_bias, slots, budget) -> (slots, DecodedTokens)."""
+    """Jitted `decode` on every device: (params, router_bias, slots, budget) -> (slots, DecodedTokens).
 
-    def program(params, bias, slots, budget):
-        decoder = definition.bind(params, bias)
-        return decode(decoder, slots, budget, steps=steps, end_token=end_token, window=window)
+    processed: whether the program takes the three arrays of RowParams after the budget.
+    """
 
-    return _shard_and_jit(program, definition, mesh, 1, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
+    def program(weights, bias, slots, budget, *rows):
+        decoder = definition.bind(weights, bias)
+        params = RowParams(*rows) if processed else None
+        return decode(decoder, slots, budget, params, steps=steps, end_tokens=end_tokens, window=window)
+
+    return _shard_and_jit(
+        program, definition, mesh, 1 + 3 * processed, (slot_specs(definition), PartitionSpec(None, BATCH_AXES))
+    )
 
 
 def decode_rows_program(
-    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_token: int
+    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_tokens: tuple[int, ...], processed: bool
 ) -> Callable[..., tuple[SlotState, DecodedTokens]]:
-    """Jitted `decode_rows` on every device: (params, router_bias, slots, index, budget) -> (slots, DecodedTokens)."""
+    """Jitted `decode_rows` on every device: (params, router_bias, slots, index, budget) -> (slots, DecodedTokens).
 
-    def program(params, bias, slots, index, budget):
-        decoder = definition.bind(params, bias)
-        return decode_rows(decoder, slots, index, budget, steps=steps, end_token=end_token, window=window)
+    processed: whether the program takes the three arrays of RowParams after the budget.
+    """
 
-    return _shard_and_jit(program, definition, mesh, 2, (slot_specs(definition), PartitionSpec(None, BATCH_AXES)))
+    def program(weights, bias, slots, index, budget, *rows):
+        decoder = definition.bind(weights, bias)
+        params = RowParams(*rows) if processed else None
+        return decode_rows(decoder, slots, index, budget, params, steps=steps, end_tokens=end_tokens, window=window)
+
+    return _shard_and_jit(
+        program, definition, mesh, 2 + 3 * processed, (slot_specs(definition), PartitionSpec(None, BATCH_AXES))
+    )
 
 
 def _shard_and_jit(program, definition: ModelDef, mesh: Mesh, inputs: int, out_specs):

@@ -222,7 +222,7 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
     def integers(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rows_sharding)
 
-    decode = decode_program(model_def, mesh, capacity, steps=sampler.decode_steps, end_token=0)
+    decode = decode_program(model_def, mesh, capacity, steps=sampler.decode_steps, end_tokens=(0,), processed=False)
     decode_flops = slots * (forward_flops(config, capacity) - forward_flops(config, capacity - 1))
     steps = {"decode": step(decode, (integers(slots),), "decode", decode_flops, slots)}
     for per_device, length in sampler.prefill_shapes:

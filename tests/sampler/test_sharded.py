@@ -59,7 +59,7 @@ def sampler_with_its_own_mesh(weights, definition=RING, **changes) -> Sampler:
         mesh=MeshConfig(replica=-1, expert=2, tensor=2),
         **changes,
     )
-    sampler = Sampler(definition, LEARNER_MESH, config, end_token=END)
+    sampler = Sampler(definition, LEARNER_MESH, config, end_tokens=(END,))
     sampler.update(*weights_on_learner_mesh(weights), version=3)
     return sampler
 
