@@ -32,8 +32,9 @@ EXTRAS = {
     # GGUF files: the container and its quantised types.
     "gguf": ["gguf>=0.19,<1"],
     "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],
-    # Compares our network with the public PyTorch implementation. Large; only CI and the curious need it.
-    "parity": ["torch==2.13.0", "transformers>=5.0,<6"],
+    # Compares our network with the public PyTorch implementation. Large; only CI and the curious need it. transformers
+    # needs accelerate to read GGUF files.
+    "parity": ["accelerate>=1.10", "torch==2.13.0", "transformers>=5.0,<6"],
     "tpu": ["jax[tpu]>=0.10.2,<0.12"],
     # CUDA 13 is what the JAX project recommends; with an older driver install jax[cuda12] by hand instead.
     "gpu": ["jax[cuda13]>=0.10.2,<0.12"],

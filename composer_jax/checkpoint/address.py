@@ -5,7 +5,6 @@ prefix hf: is optional for folders that exist, and gguf: for files that end in .
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -122,7 +121,7 @@ def load_tokenizer_files(address: Address) -> dict[str, bytes] | None:
         file = open_gguf(address.path)
         if not file.has_tokenizer:
             return None
-        return {name: text.encode() for name, text in {**file.texts, "config.json": json.dumps(file.config)}.items()}
+        return {name: (file.text(name) or "").encode() for name in ("config.json", *file.texts)}
     folder = find_tokenizer_folder(address)
     return None if folder is None else read_tokenizer_files(folder)
 

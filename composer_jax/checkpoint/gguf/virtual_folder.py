@@ -1,5 +1,6 @@
 """A GGUF file as the folder of a Hugging Face model."""
 
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from composer_jax.checkpoint.gguf.tokenizer import has_tokenizer, tokenizer_text
 class GGUFFolder:
     """What a Hugging Face folder of the same model would hold. Made by `open_gguf`.
 
-    path: of the file. config: its config.json. tensors: `shapes`, `sizes` (bytes in the file) and `read(name)`
-    -> float32, under Hugging Face names. has_tokenizer: whether `texts` can be read at all.
+    path, name: of the file. config: its config.json. tensors: `shapes`, `sizes` (bytes in the file) and `read(name)`
+    -> float32, under Hugging Face names. has_tokenizer: whether the file holds a tokenizer. With `name` and `text` it
+    is a source of texts for `data.load_chat_format`.
     """
 
     def __init__(self, file: GGUFContainer):
         self._file = file
-        self.path = file.path
+        self.path = self.name = file.path
         self.config: dict[str, Any] = config_json(file)
         _, architecture = find_architecture(file)
         self.tensors = GGUFTensors(
@@ -38,6 +40,10 @@ class GGUFFolder:
           UserError: the file has no tokenizer, or one that is not read; the weights can still be loaded.
         """
         return tokenizer_texts(self._file)
+
+    def text(self, file: str) -> str | None:
+        """Returns the content of config.json or of a file of `texts`, or None; raises UserError as `texts`."""
+        return json.dumps(self.config, indent=2) if file == "config.json" else self.texts.get(file)
 
 
 def open_gguf(path: str | Path) -> GGUFFolder:

@@ -7,6 +7,7 @@ import tokenizers
 
 from composer_jax.checkpoint.gguf import open_gguf
 from composer_jax.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
+from composer_jax.data.load_chat_format import load_tokenizer
 from composer_jax.errors import UserError
 from tests.checkpoint.gguf.small_gguf import TEMPLATE, TOKENS, write_small
 
@@ -82,6 +83,16 @@ def test_several_templates_are_a_list(tmp_path):
         {"name": "default", "template": TEMPLATE},
         {"name": "tool_use", "template": "{{ tools }}"},
     ]
+
+
+def test_a_file_is_a_source_of_texts(tmp_path):
+    file = open_gguf(write_small(tmp_path / "a.gguf", tokenizer__ggml__eot_token_id=0))
+    assert file.text("chat_template.jinja") is None
+    assert json.loads(file.text("config.json") or "") == file.config
+    tok = load_tokenizer(file)
+    assert tok.encode("in the<|im_end|>") != tok.encode("in the") + [2]  # the characters of a control token are text
+    assert tok.decode(tok.encode(ODD)) == ODD
+    assert tok.vocab_size == len(TOKENS)
 
 
 REFUSED = {
