@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from composer_jax.errors import UserError
-from composer_jax.models.rope import Yarn
+from composer_jax.models.rope import Llama3Rope, RopeScaling, Yarn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,16 +33,20 @@ class ModelConfig:
     """P: rotated numbers of a query or key head, even (K2: 64)."""
     v_head_dim: int
     """V: width of a value head (K2: 128)."""
-    expert_ff_dim: int
-    """F: hidden width of one expert (K2: 2048)."""
-    n_experts: int
-    """E: routed experts of an expert layer (K2: 384)."""
-    experts_per_token: int
-    """k: routed experts that compute each token (K2: 8)."""
+    expert_ff_dim: int = 0
+    """F: hidden width of one expert (K2: 2048); 0 in a network without experts."""
+    n_experts: int = 0
+    """E: routed experts of an expert layer (K2: 384); 0: no layer has experts (Llama, Qwen2.5, Qwen3-8B)."""
+    experts_per_token: int = 0
+    """k: routed experts that compute each token (K2: 8); 0 in a network without experts."""
     n_dense_layers: int = 0
-    """First layers that have a dense feed-forward block instead of experts (K2: 1, DeepSeek-V3: 3)."""
+    """First layers that have a dense feed-forward block instead of experts (K2: 1, DeepSeek-V3: 3). Without experts all
+    layers are dense, and n_layers is stored as 0."""
+    dense_layers: tuple[int, ...] | None = None
+    """Indices of the layers with a dense feed-forward block where these are not the first ones, ascending from 0
+    (Qwen3-MoE's mlp_only_layers). None: the first n_dense_layers."""
     dense_ff_dim: int = 0
-    """Hidden width of the dense feed-forward blocks (K2: 18,432); unused where n_dense_layers=0."""
+    """Hidden width of the dense feed-forward blocks (K2: 18,432); unused where no layer is dense."""
     n_shared_experts: int = 0
     """Shared experts, one feed-forward block of width n_shared_experts * expert_ff_dim (K2: 1)."""
 
@@ -79,6 +83,8 @@ class ModelConfig:
     """Rotates the pairs (i, i + P/2) of a head (Qwen3, GLM-4.5, gpt-oss) instead of (2i, 2i + 1) (DeepSeek, K2)."""
     yarn: Yarn | None = None
     """YaRN's rescaled frequencies for contexts beyond that of pretraining (models/rope.py); None: plain rotation."""
+    llama3_rope: Llama3Rope | None = None
+    """Llama 3.1's rescaled frequencies instead of YaRN's (models/rope.py); None: plain rotation."""
     max_context: int = 4096
     """Longest context in tokens; longer rows and caches are refused (K2: 131,072)."""
 
@@ -156,17 +162,30 @@ class ModelConfig:
         from composer_jax.models.config_checks import check_config
 
         check_config(self)
+        if self.n_experts == 0:  # one network, one config
+            object.__setattr__(self, "n_dense_layers", 0)
 
     @property
     def n_moe_layers(self) -> int:
         """Layers with experts."""
-        return self.n_layers - self.n_dense_layers
+        return sum(not self.is_dense(layer) for layer in range(self.n_layers))
+
+    @property
+    def rope_scaling(self) -> RopeScaling | None:
+        """The rescaling of the rotary frequencies; None: plain rotation."""
+        return self.yarn or self.llama3_rope
 
     @property
     def logit_scale(self) -> float:
         """Factor on the attention logits."""
-        yarn = 1.0 if self.yarn is None else self.yarn.logit_scale
-        return self.attention_scale * (self.qk_nope_dim + self.qk_rope_dim) ** -0.5 * yarn
+        scaling = 1.0 if self.rope_scaling is None else self.rope_scaling.logit_scale
+        return self.attention_scale * (self.qk_nope_dim + self.qk_rope_dim) ** -0.5 * scaling
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer has a dense feed-forward block instead of experts."""
+        if self.n_experts == 0:
+            return True
+        return layer < self.n_dense_layers if self.dense_layers is None else layer in self.dense_layers
 
     def has_window(self, layer: int) -> bool:
         """Whether a layer attends to the sliding window only."""
@@ -191,18 +210,21 @@ class ModelConfig:
         missing = [n for n, f in known.items() if f.default is dataclasses.MISSING and n not in fields]
         if missing:
             raise UserError(f"The model configuration lacks {', '.join(missing)}; set {missing[0]}.")
-        if isinstance(fields.get("yarn"), Mapping):
-            fields = {**fields, "yarn": _yarn(fields["yarn"])}
-        if "remat_saves" in fields:
-            fields = {**fields, "remat_saves": tuple(fields["remat_saves"])}
+        fields = dict(fields)
+        for name, kind in (("yarn", Yarn), ("llama3_rope", Llama3Rope)):
+            if isinstance(fields.get(name), Mapping):
+                fields[name] = _rope_scaling(name, kind, fields[name])
+        for name in ("remat_saves", "dense_layers"):
+            if isinstance(fields.get(name), list):
+                fields[name] = tuple(fields[name])
         return cls(**fields)
 
 
-def _yarn(fields: Mapping[str, Any]) -> Yarn:
-    known = {f.name for f in dataclasses.fields(Yarn)}
+def _rope_scaling(name: str, kind: type[RopeScaling], fields: Mapping[str, Any]) -> RopeScaling:
+    known = {f.name for f in dataclasses.fields(kind)}
     unknown = sorted(set(fields) - known)
     if unknown:
-        raise UserError(f"Unknown field yarn.{unknown[0]!r}; the fields are {', '.join(sorted(known))}.")
+        raise UserError(f"Unknown field {name}.{unknown[0]!r}; the fields are {', '.join(sorted(known))}.")
     if "factor" not in fields:
-        raise UserError("yarn lacks its factor; set yarn.factor to 1 or more.")
-    return Yarn(**fields)
+        raise UserError(f"{name} lacks its factor; set {name}.factor to 1 or more.")
+    return kind(**fields)

@@ -22,9 +22,9 @@ SMALLEST = {
     "qk_rope_dim": 0,
     "qk_nope_dim": 0,
     "v_head_dim": 1,
-    "expert_ff_dim": 1,
-    "n_experts": 1,
-    "experts_per_token": 1,
+    "expert_ff_dim": 0,
+    "n_experts": 0,
+    "experts_per_token": 0,
     "n_dense_layers": 0,
     "dense_ff_dim": 0,
     "n_shared_experts": 0,
@@ -67,6 +67,21 @@ POSITIVE = (
 )
 """Fields that are finite numbers greater than 0."""
 CHOICES = {"router_scores": ("sigmoid", "softmax"), "cache_dtype": ("compute", "int8")}
+EXPERT_FIELDS = (
+    "expert_ff_dim",
+    "experts_per_token",
+    "dense_layers",
+    "n_shared_experts",
+    "routed_scaling_factor",
+    "n_expert_groups",
+    "topk_groups",
+    "router_scores",
+    "normalise_gates",
+    "router_logit_bias",
+    "expert_bias",
+    "swiglu_limit",
+)
+"""Fields that have their default in a network without experts. Of two that differ in one of them, only one is valid."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -75,7 +90,11 @@ def check_config(config: "ModelConfig") -> None:
     _check_ranges(config)
     _check_names(config)
     _check_layers(config)
-    _check_routing(config)
+    if config.n_experts:
+        _check_dense_layers(config)
+        _check_routing(config)
+    else:
+        _check_without_experts(config)
     attention_kind(config).check_config(config)
 
 
@@ -124,12 +143,8 @@ def _check_names(config: "ModelConfig") -> None:
 def _check_layers(config: "ModelConfig") -> None:
     c = config
     _require(
-        c.n_dense_layers < c.n_layers,
-        f"n_dense_layers={c.n_dense_layers} must be smaller than n_layers={c.n_layers}; use at most {c.n_layers - 1}.",
-    )
-    _require(
-        c.n_dense_layers == 0 or c.dense_ff_dim > 0,
-        f"dense_ff_dim={c.dense_ff_dim} leaves n_dense_layers={c.n_dense_layers} without a width; use 1 or more.",
+        c.yarn is None or c.llama3_rope is None,
+        "yarn and llama3_rope both rescale the rotary frequencies; set one of them to None.",
     )
     _require(
         c.qk_rope_dim % 2 == 0,
@@ -146,8 +161,71 @@ def _check_layers(config: "ModelConfig") -> None:
     )
 
 
+def _check_without_experts(config: "ModelConfig") -> None:
+    for field in EXPERT_FIELDS:
+        value, default = getattr(config, field), type(config).__dataclass_fields__[field].default
+        _require(
+            value == default,
+            f"{field}={value!r} has no use in a network without experts (n_experts=0); use {default!r}, or set "
+            "n_experts.",
+        )
+    _require(
+        config.n_dense_layers in (0, config.n_layers),
+        f"n_dense_layers={config.n_dense_layers} leaves other layers without experts (n_experts=0, "
+        f"n_layers={config.n_layers}); set n_experts, or use 0 for a network of dense layers.",
+    )
+    _require(
+        config.dense_ff_dim > 0,
+        f"dense_ff_dim={config.dense_ff_dim} leaves a network without experts (n_experts=0) without a feed-forward "
+        "width; use 1 or more.",
+    )
+
+
+def _check_dense_layers(config: "ModelConfig") -> None:
+    c = config
+    _require(
+        c.n_dense_layers < c.n_layers,
+        f"n_dense_layers={c.n_dense_layers} must be smaller than n_layers={c.n_layers}; use at most {c.n_layers - 1}, "
+        "or n_experts=0 for a network of dense layers.",
+    )
+    if c.dense_layers is not None:
+        _require(
+            c.n_dense_layers == 0,
+            f"n_dense_layers={c.n_dense_layers} and dense_layers={c.dense_layers} both say which layers are dense; set "
+            "n_dense_layers=0 or dense_layers=None.",
+        )
+        is_set = isinstance(c.dense_layers, tuple) and all(type(layer) is int for layer in c.dense_layers)
+        _require(
+            is_set and list(c.dense_layers) == sorted({*c.dense_layers} & {*range(c.n_layers)}),
+            f"dense_layers={c.dense_layers!r} must be ascending indices of layers; use indices from 0 to "
+            f"{c.n_layers - 1}.",
+        )
+        _require(
+            len(c.dense_layers) < c.n_layers,
+            f"dense_layers={c.dense_layers} are all of n_layers={c.n_layers}; use n_experts=0 for a network of dense "
+            "layers.",
+        )
+        first = len(c.dense_layers)
+        _require(
+            c.dense_layers != tuple(range(first)),
+            f"dense_layers={c.dense_layers} are the first {first} layers; use n_dense_layers={first} and "
+            "dense_layers=None.",
+        )
+    _require(
+        c.dense_ff_dim > 0 or not (c.n_dense_layers or c.dense_layers),
+        f"dense_ff_dim={c.dense_ff_dim} leaves the dense layers (n_dense_layers={c.n_dense_layers}, "
+        f"dense_layers={c.dense_layers}) without a width; use 1 or more.",
+    )
+
+
 def _check_routing(config: "ModelConfig") -> None:
     c = config
+    for field in ("expert_ff_dim", "experts_per_token"):
+        _require(
+            getattr(c, field) > 0,
+            f"{field}={getattr(c, field)} leaves n_experts={c.n_experts} without work; use 1 or more, or n_experts=0 "
+            "for a network of dense layers.",
+        )
     _require(
         c.experts_per_token <= c.n_experts,
         f"experts_per_token={c.experts_per_token} is more than n_experts={c.n_experts}; use at most {c.n_experts}.",

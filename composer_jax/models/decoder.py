@@ -1,7 +1,13 @@
-"""The Decoder: embedding, a stack of dense layers, a stack of expert layers, final norm, head, MTP modules."""
+"""The Decoder: embedding, layers, final norm, head, MTP modules.
+
+Layers of one kind are one stack of weights: `dense_layers` and `moe_layers`. The trunk scans over runs of consecutive
+layers of one kind. The usual network has two runs (the first layers dense, the others with experts), a network without
+experts one, and a network with experts in every other layer as many as layers.
+"""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import chex
@@ -33,8 +39,8 @@ class Hidden(NamedTuple):
 
     last_BSD: jax.Array
     """Normalised states for the head, in the compute dtype."""
-    router_stats: RouterStats
-    """Statistics of every expert layer, with a leading axis of layers."""
+    router_stats: RouterStats | None
+    """Statistics of every expert layer, with a leading axis of layers; None in a network without experts."""
 
 
 class Decoder(nnx.Module):
@@ -44,8 +50,10 @@ class Decoder(nnx.Module):
         self.config = config
         self.embedding = Embedding(config, rngs=rngs)
         block = lambda moe: lambda rngs: Block(config, moe=moe, rngs=rngs)  # noqa: E731
-        self.dense_layers = stack(config.n_dense_layers, block(False), rngs) if config.n_dense_layers else None
-        self.moe_layers = stack(config.n_moe_layers, block(True), rngs)
+        n_moe_layers = config.n_moe_layers
+        n_dense_layers = config.n_layers - n_moe_layers
+        self.dense_layers = stack(n_dense_layers, block(False), rngs) if n_dense_layers else None
+        self.moe_layers = stack(n_moe_layers, block(True), rngs) if n_moe_layers else None
         self.final_norm = RMSNorm(config.d_model, eps=config.norm_eps, dtype=config.param_dtype)
         if not config.tie_embeddings:
             self.head = matrix(
@@ -73,7 +81,7 @@ class Decoder(nnx.Module):
         def layer(x_BSD: jax.Array, block: Block, windowed: jax.Array):
             return block(x_BSD, positions_BS, mask, windowed, token_mask_BS)
 
-        x_BSD, (_, stats) = self._layers(layer, x_BSD)
+        x_BSD, stats = self._layers(layer, x_BSD)
         return Hidden(self.final_norm(x_BSD), stats)
 
     def extend(
@@ -126,8 +134,8 @@ class Decoder(nnx.Module):
 
     def mtp_hidden(
         self, hidden: Hidden, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array
-    ) -> tuple[jax.Array, RouterStats]:
-        """Returns the MTP modules' normalised states for the head, [M,B,S,D], and their RouterStats.
+    ) -> tuple[jax.Array, RouterStats | None]:
+        """Returns the MTP modules' normalised states for the head, [M,B,S,D], and their RouterStats (None: no experts).
 
         The logits of module k (from 1) at position i predict token i+k+1. Module k continues from the states of module
         k-1, the first from the trunk's normalised states, as in vLLM with the published weights. No gradient reaches
@@ -146,7 +154,8 @@ class Decoder(nnx.Module):
         # Shifted after the embedding: taps of token i+1 reach back to token i even where i is the first of a row.
         start = jax.lax.stop_gradient((hidden.last_BSD, self.embedding(tokens_BS, positions_BS)))
         no_window = jnp.zeros(self.config.n_mtp_modules, bool)
-        return self._scan(layer, self.mtp, no_window, start, self.config.remat)[1]
+        graph, stacked = nnx.split(self.mtp)
+        return self._scan(layer, graph, stacked, no_window, start, self.config.remat)[1]
 
     def head_weight(self) -> jax.Array:
         """Returns the head [D,W] in the compute dtype, W being this device's vocabulary shard.
@@ -184,31 +193,40 @@ class Decoder(nnx.Module):
         return full, additive_mask(visible & (entries > last - self.config.sliding_window))
 
     def _layers(self, layer: Callable[..., tuple[Carry, Any]], carry: Carry, *, remat: bool | None = None):
-        """Scans layer(carry, block, windowed) over the dense and then the expert layers.
+        """Scans layer(carry, block, windowed) over the layers, in runs of layers of one kind.
 
         Returns:
-          The last carry, and the outputs of each stack with a leading axis of layers (None for an absent stack).
+          The last carry, and the outputs of the expert layers with a leading axis of layers (None without experts).
         """
-        config, outputs, first = self.config, [], 0
-        for blocks, n in ((self.dense_layers, config.n_dense_layers), (self.moe_layers, config.n_moe_layers)):
-            out = None
-            if blocks is not None:
-                windowed = jnp.array([config.has_window(first + i) for i in range(n)])
-                carry, out = self._scan(layer, blocks, windowed, carry, config.remat if remat is None else remat)
-            outputs.append(out)
+        config, outputs = self.config, []
+        remat = config.remat if remat is None else remat
+        kinds = map(config.is_dense, range(config.n_layers))
+        runs = [(dense, len(list(layers))) for dense, layers in itertools.groupby(kinds)]
+        parts = {
+            dense: _split_stack(modules, [n for of_dense, n in runs if of_dense is dense])
+            for dense, modules in ((True, self.dense_layers), (False, self.moe_layers))
+        }
+        first = 0
+        for dense, n in runs:
+            graph, stacked = next(parts[dense])
+            windowed = jnp.array([config.has_window(first + i) for i in range(n)])
+            carry, out = self._scan(layer, graph, stacked, windowed, carry, remat)
+            if not dense:
+                outputs.append(out)
             first += n
-        return carry, outputs
+        if len(outputs) < 2:
+            return carry, outputs[0] if outputs else None
+        return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
 
     def _scan(
         self,
         layer: Callable[..., tuple[Carry, Any]],
-        modules: nnx.Module,
+        graph: nnx.GraphDef,
+        stacked: nnx.State,
         windowed_L: jax.Array,
         carry: Carry,
         remat: bool,
     ) -> tuple[Carry, Any]:
-        graph, stacked = nnx.split(modules)
-
         def body(carry, inputs):
             state, windowed = inputs
             return layer(carry, nnx.merge(graph, state), windowed)
@@ -235,6 +253,20 @@ def all_gather_vocab(logits: jax.Array) -> jax.Array:
 def stack(n: int, make: Callable[[nnx.Rngs], Module], rngs: nnx.Rngs) -> Module:
     """Returns n modules as one whose arrays have a leading axis of length n."""
     return nnx.split_rngs(splits=n)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
+
+
+def _split_stack(modules: nnx.Module | None, lengths: list[int]) -> Iterator[tuple[nnx.GraphDef, nnx.State]]:
+    """Yields the (graph, state) of consecutive parts of a stack; the whole stack as it is where it has one part."""
+    if modules is None:
+        return
+    graph, stacked = nnx.split(modules)
+    if len(lengths) == 1:
+        yield graph, stacked
+        return
+    leaves, structure = jax.tree.flatten(stacked)
+    # The transpose of lax.split is one concatenation. That of slices would add up zero-padded gradients of the stack.
+    for parts in zip(*(jax.lax.split(leaf, lengths) for leaf in leaves), strict=True):
+        yield graph, jax.tree.unflatten(structure, parts)
 
 
 def _check_rows(tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array) -> None:

@@ -16,8 +16,9 @@ def forward_flops(config: ModelConfig, tokens: int) -> float:
     experts = 3 * c.d_model * c.expert_ff_dim * (c.experts_per_token + c.n_shared_experts) + c.d_model * c.n_experts
     dense = 3 * c.d_model * c.dense_ff_dim
     head = c.d_model * c.vocab_size
-    module = c.n_mtp_modules * (2 * c.d_model**2 + projections + experts + head)
-    per_token = c.n_layers * projections + c.n_dense_layers * dense + c.n_moe_layers * experts + head + module
+    module = c.n_mtp_modules * (2 * c.d_model**2 + projections + (experts if c.n_experts else dense) + head)
+    dense_layers = c.n_layers - c.n_moe_layers
+    per_token = c.n_layers * projections + dense_layers * dense + c.n_moe_layers * experts + head + module
 
     def pairs_in(window: int | None) -> float:
         """Pairs of a query and a key that it attends to."""

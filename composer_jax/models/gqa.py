@@ -103,7 +103,7 @@ class GroupedQueryAttention(nnx.Module):
     def _angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns cos and sin for every head, [B,S,1,P/2]."""
         c = self.config
-        cos, sin = rope_angles(positions_BS, c.qk_rope_dim, c.rope_theta, c.yarn)
+        cos, sin = rope_angles(positions_BS, c.qk_rope_dim, c.rope_theta, c.rope_scaling)
         return cos[:, :, None], sin[:, :, None]
 
     def _rotated(self, x_BSHX: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -77,7 +77,7 @@ class MultiHeadLatentAttention(nnx.Module):
 
     def angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         c = self.config
-        return rope_angles(positions_BS, c.qk_rope_dim, c.rope_theta, c.yarn)
+        return rope_angles(positions_BS, c.qk_rope_dim, c.rope_theta, c.rope_scaling)
 
     def query_latents(self, x_BSD: jax.Array) -> jax.Array:
         """Returns the input of the query projection: the latent of rank q_lora_rank, or x itself."""

@@ -25,7 +25,7 @@ class MTPModule(nnx.Module):
         self.embedding_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
         self.hidden_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
         self.projection = matrix(rngs, (2 * d, d), (None, "embed"), fan_in=2 * d, config=config)
-        self.block = Block(config, moe=True, rngs=rngs)
+        self.block = Block(config, moe=config.n_experts > 0, rngs=rngs)
         self.final_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
 
     def __call__(
@@ -35,11 +35,10 @@ class MTPModule(nnx.Module):
         positions_BS: jax.Array,
         mask: AttentionMask,
         token_mask_BS: jax.Array,
-    ) -> tuple[jax.Array, jax.Array, RouterStats]:
+    ) -> tuple[jax.Array, jax.Array, RouterStats | None]:
         """Returns states [B,S,D] for the next module, normalised states for the head, and the layer's RouterStats."""
         check_shapes(hidden_BSD=(hidden_BSD, jnp.floating), embedding_BSD=(embedding_BSD, jnp.floating))
         joined = jnp.concatenate([self.embedding_norm(embedding_BSD), self.hidden_norm(hidden_BSD)], axis=-1)
         x_BSD = joined @ gather_param(self.projection, hidden_BSD.dtype)
         x_BSD, stats = self.block(x_BSD, positions_BS, mask, None, token_mask_BS)
-        assert stats is not None  # the block has experts
         return x_BSD, self.final_norm(x_BSD), stats

@@ -1,9 +1,9 @@
-"""Published networks, with the numbers of their config.json. No code depends on the name of a preset."""
+"""Published networks, with the numbers of the config.json at the address above each. No code depends on a name."""
 
 from typing import Any
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.rope import Yarn
+from composer_jax.models.rope import Llama3Rope, Yarn
 
 _MLA: dict[str, Any] = dict(kv_lora_rank=512, qk_nope_dim=128, qk_rope_dim=64, v_head_dim=128)
 
@@ -26,6 +26,8 @@ _KIMI_K2: dict[str, Any] = dict(
 )
 
 _HEADS_OF_128: dict[str, Any] = dict(kv_lora_rank=None, v_head_dim=128, rope_halves=True)
+
+_DENSE_HEADS_OF_128: dict[str, Any] = dict(**_HEADS_OF_128, qk_rope_dim=128)
 
 _QWEN3: dict[str, Any] = dict(
     **_HEADS_OF_128,
@@ -180,4 +182,60 @@ PRESETS: dict[str, ModelConfig] = {
     # https://huggingface.co/openai/gpt-oss-20b and -120b
     "gpt_oss_20b": ModelConfig(**_GPT_OSS, n_layers=24, n_experts=32),
     "gpt_oss_120b": ModelConfig(**_GPT_OSS, n_layers=36, n_experts=128),
+    # https://huggingface.co/HuggingFaceTB/SmolLM2-135M
+    "smollm2_135m": ModelConfig(
+        vocab_size=49_152,
+        d_model=576,
+        n_layers=30,
+        n_heads=9,
+        n_kv_heads=3,
+        qk_rope_dim=64,
+        v_head_dim=64,
+        rope_halves=True,
+        dense_ff_dim=1536,
+        norm_eps=1e-5,
+        rope_theta=100_000.0,
+        tie_embeddings=True,
+        max_context=8192,
+    ),
+    # https://huggingface.co/meta-llama/Llama-3.1-8B
+    "llama_3_1_8b": ModelConfig(
+        **_DENSE_HEADS_OF_128,
+        vocab_size=128_256,
+        d_model=4096,
+        n_layers=32,
+        n_heads=32,
+        n_kv_heads=8,
+        dense_ff_dim=14_336,
+        norm_eps=1e-5,
+        rope_theta=500_000.0,
+        llama3_rope=Llama3Rope(8.0),
+        max_context=131_072,
+    ),
+    # https://huggingface.co/Qwen/Qwen2.5-Coder-7B-Instruct
+    "qwen2_5_coder_7b": ModelConfig(
+        **_DENSE_HEADS_OF_128,
+        vocab_size=152_064,
+        d_model=3584,
+        n_layers=28,
+        n_heads=28,
+        n_kv_heads=4,
+        qkv_bias=True,
+        dense_ff_dim=18_944,
+        rope_theta=1_000_000.0,
+        max_context=32_768,
+    ),
+    # https://huggingface.co/Qwen/Qwen3-8B
+    "qwen3_8b": ModelConfig(
+        **_DENSE_HEADS_OF_128,
+        vocab_size=151_936,
+        d_model=4096,
+        n_layers=36,
+        n_heads=32,
+        n_kv_heads=8,
+        qk_norm=True,
+        dense_ff_dim=12_288,
+        rope_theta=1_000_000.0,
+        max_context=40_960,
+    ),
 }

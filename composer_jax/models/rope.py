@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864) and YaRN."""
+"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864), and its rescaling by YaRN and by Llama 3."""
 
 import dataclasses
 import math
@@ -73,17 +73,65 @@ class Yarn:
         return 0.1 * mscale * math.log(self.factor) + 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Llama3Rope:
+    """Llama 3.1's rescaled frequencies (as in transformers' modeling_rope_utils.py, rope_type "llama3").
+
+    Pairs that turn at least high_freq_factor times within the original context keep their frequency, those that turn at
+    most low_freq_factor times are slowed down by `factor`, with a linear ramp in the number of turns between. Attention
+    has no temperature. Defaults are those of Llama 3.1's config.json.
+    """
+
+    factor: float
+    """Ratio of the longest context to the one that slow pairs were trained on (Llama 3.1: 8; 3.2: 32)."""
+    low_freq_factor: float = 1.0
+    """Turns within the original context up to which a pair is slowed down by the whole factor."""
+    high_freq_factor: float = 4.0
+    """Turns within the original context from which a pair keeps its frequency."""
+    original_context: int = 8192
+    """Context length of pretraining, in tokens."""
+
+    rotation_scale = 1.0
+    """Factor on cos and sin."""
+    logit_scale = 1.0
+    """Factor on the attention logits."""
+
+    def __post_init__(self):
+        if self.factor < 1:
+            raise UserError(f"llama3_rope.factor={self.factor} shortens the context; use 1 or more.")
+        if self.original_context < 1:
+            raise UserError(f"llama3_rope.original_context={self.original_context} is a number of tokens; use 8192.")
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise UserError(
+                f"llama3_rope needs 0 < low_freq_factor={self.low_freq_factor} < "
+                f"high_freq_factor={self.high_freq_factor}; use 1 and 4."
+            )
+
+    def frequencies(self, dim: int, theta: float) -> np.ndarray:
+        """Returns the radians per token of each pair, float32 [dim/2]."""
+        plain = plain_frequencies(dim, theta)
+        turns = self.original_context * plain / (2 * math.pi)
+        kept = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
+        return (plain * kept + plain / self.factor * (1 - kept)).astype(np.float32)
+
+
+RopeScaling = Yarn | Llama3Rope
+"""Rescaled frequencies, with their factors on cos and sin and on the attention logits."""
+
+
 def plain_frequencies(dim: int, theta: float) -> np.ndarray:
     """Returns the radians per token of each pair, theta^(-2i/dim), float32 [dim/2]."""
     return (theta ** (-np.arange(0, dim, 2, dtype=np.float32) / dim)).astype(np.float32)
 
 
-def rope_angles(positions: jax.Array, dim: int, theta: float, yarn: Yarn | None = None) -> tuple[jax.Array, jax.Array]:
+def rope_angles(
+    positions: jax.Array, dim: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Returns cos and sin of position times frequency, each float32 [..., dim/2], for integer positions [...]."""
     chex.assert_type(positions, jnp.integer)
     frequency, scale = plain_frequencies(dim, theta), 1.0
-    if yarn is not None:
-        frequency, scale = yarn.frequencies(dim, theta), yarn.rotation_scale
+    if scaling is not None:
+        frequency, scale = scaling.frequencies(dim, theta), scaling.rotation_scale
     angle = positions[..., None].astype(jnp.float32) * frequency
     return jnp.cos(angle) * scale, jnp.sin(angle) * scale
 

@@ -125,7 +125,7 @@ class Orchestrator:
         train_s = time.perf_counter() - began
         row = {
             **episode_metrics(rollout.episodes, self.config.reward),
-            **learning_metrics(learned),
+            **learning_metrics(learned, has_experts=self.learner.definition.config.n_experts > 0),
             "groups_used": sum(bool(self.algorithm(g.rewards).any()) for g in groups),
             "sampled_tokens": sum(e.transcript.total_sampled for e in rollout.episodes),
             "sandbox_runs": rollout.sandbox_runs,
@@ -183,13 +183,16 @@ def episode_metrics(episodes: Sequence[Episode], config: RewardConfig) -> dict[s
     return row
 
 
-LEARNING = ("entropy", "masked", "k1", "log_ratio_max", "ratio_max", "grad_norm", "learning_rate", "load_imbalance")
+LEARNING = ("entropy", "masked", "k1", "log_ratio_max", "ratio_max", "grad_norm", "learning_rate")
+OF_EXPERTS = ("load_imbalance",)
+"""Metrics that only a network with experts has."""
 
 
-def learning_metrics(learned: dict[str, float] | None) -> dict[str, float | None]:
+def learning_metrics(learned: dict[str, float] | None, *, has_experts: bool) -> dict[str, float | None]:
     """Returns the metrics of one update, per trained token where they are sums; None for a step without an update."""
+    of_experts = OF_EXPERTS if has_experts else ()
     if learned is None:
-        return {"trained_tokens": 0.0, **dict.fromkeys(LEARNING)}
+        return {"trained_tokens": 0.0, **dict.fromkeys((*LEARNING, *of_experts))}
     tokens = max(learned["tokens"], 1.0)
     return {
         "entropy": learned["entropy"] / tokens,
@@ -198,5 +201,5 @@ def learning_metrics(learned: dict[str, float] | None) -> dict[str, float | None
         "log_ratio_max": learned["log_ratio"],
         "ratio_max": float(np.exp(learned["log_ratio"])),
         "trained_tokens": learned["tokens"],
-        **{k: learned[k] for k in ("grad_norm", "learning_rate", "load_imbalance")},
+        **{k: learned[k] for k in ("grad_norm", "learning_rate", *of_experts)},
     }

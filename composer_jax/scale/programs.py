@@ -124,10 +124,12 @@ STAGES: dict[str, Callable[[RunConfig, Callable[[MeshConfig], Mesh]], dict[str, 
 def expert_buffer_occupancy(config: ModelConfig, mesh: Mesh) -> float:
     """Returns the fraction of the rows in an expert layer's buffers that hold tokens if load is balanced.
 
-    Dispatch allocates capacity_factor times that many rows, and never more than all rows of all devices.
+    Dispatch allocates capacity_factor times that many rows, and never more than all rows of all devices. Without
+    buffers (no experts, dense dispatch, one device) it is 1.
     """
     devices = math.prod(mesh.shape[axis] for axis in EXPERT_AXES)
-    return 1.0 if config.dispatch == "dense" or devices == 1 else 1 / min(config.capacity_factor, devices)
+    has_buffers = config.n_experts > 0 and config.dispatch != "dense" and devices > 1
+    return 1 / min(config.capacity_factor, devices) if has_buffers else 1.0
 
 
 def bytes_per_device(tree: Any) -> float:

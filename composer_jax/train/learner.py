@@ -49,15 +49,16 @@ class StepMetrics:
     """Metrics of a step that the devices may not have finished yet."""
 
     arrays: dict[str, Any]
-    """Sums and maxima of the loss and grad_norm, float32 []; "counts": tokens per expert by stack, float32 [L,E]."""
+    """Sums and maxima of the loss and grad_norm, float32 []; "counts", where the network has experts: tokens per expert
+    by stack, float32 [L,E]."""
     learning_rate: float
 
     def fetch(self) -> dict[str, float]:
         """Waits for the step and returns its metrics; `Learner.step` lists them."""
         arrays = dict(self.arrays)
-        counts_LE = arrays.pop("counts")["moe_layers"]
-        metrics = {name: float(value) for name, value in arrays.items()}
-        return metrics | {"learning_rate": self.learning_rate, "load_imbalance": _imbalance(counts_LE)}
+        counts = arrays.pop("counts", None)
+        metrics = {name: float(value) for name, value in arrays.items()} | {"learning_rate": self.learning_rate}
+        return metrics if counts is None else metrics | {"load_imbalance": _imbalance(counts["moe_layers"])}
 
 
 class Learner:
@@ -76,7 +77,8 @@ class Learner:
         """
         Args:
           reduction: how gradients are summed over `replica` (the module's docstring); "host" needs a single process.
-          bias_rate: step of the router bias towards even load (DeepSeek-V3: 1e-3); 0 freezes the bias.
+          bias_rate: step of the router bias towards even load (DeepSeek-V3: 1e-3); 0 freezes the bias, and a network
+            without experts has none.
         """
         if reduction not in ("collective", "host"):
             raise UserError(f"reduction={reduction!r} is unknown; use 'collective' or 'host'.")
@@ -163,8 +165,8 @@ class Learner:
           normaliser: divides the summed loss, for example the number of loss tokens of all batches.
 
         Returns:
-          The state after the step, and metrics: the sums and maxima of the loss, grad_norm, learning_rate and
-          load_imbalance (load of the busiest expert over the mean, averaged over layers).
+          The state after the step, and metrics: the sums and maxima of the loss, grad_norm, learning_rate and, where
+          the network has experts, load_imbalance (load of the busiest expert over the mean, averaged over layers).
 
         Raises:
           UserError: the batch does not divide over the mesh.
@@ -213,7 +215,7 @@ class Learner:
         sums: dict[str, float] = {}
         for batch in batches:
             part = self._evaluate(state.params, state.router_bias, self.shard_batch(batch), np.float32(1))["sums"]
-            part.pop("counts")
+            part.pop("counts", None)
             for name, value in part.items():
                 sums[name] = sums.get(name, 0.0) + float(np.sum(value))
         return sums
@@ -294,9 +296,9 @@ class Learner:
             }
         gradient, sums, maxima = total["gradient"], total["sums"], total["maxima"]
         params, optimizer = self._update_weights(state, gradient, learning_rate)
-        router_bias = (
-            update_router_bias(state.router_bias, sums["counts"], bias_rate) if bias_rate else state.router_bias
-        )
+        router_bias = state.router_bias
+        if bias_rate and "counts" in sums:
+            router_bias = update_router_bias(router_bias, sums["counts"], bias_rate)
         sums = sums | {"grad_norm": optax.tree.norm(gradient)}
         return TrainState(params, router_bias, optimizer, state.step + 1), sums, maxima
 

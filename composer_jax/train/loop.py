@@ -86,10 +86,10 @@ def fit(
     """Trains until plan.steps, continuing from the latest checkpoint in `store` if there is one.
 
     Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
-    grad_norm, load_imbalance, dropped (expert choices beyond the capacity of dispatch), tokens_per_s, and heldout_nll
-    where it was measured. An interrupt takes effect after the current step and saves a checkpoint. A single process
-    fetches and writes a row after it has started the next step, so that the devices do not wait for the host; the row
-    precedes the checkpoint of its step.
+    grad_norm, tokens_per_s, heldout_nll where it was measured, and with experts load_imbalance and dropped (expert
+    choices beyond the capacity of dispatch). An interrupt takes effect after the current step and saves a checkpoint. A
+    single process fetches and writes a row after it has started the next step, so that the devices do not wait for the
+    host; the row precedes the checkpoint of its step.
 
     Each of several processes makes every batch, whole, from its own stream and places the rows of its devices. This
     needs no exchange of data and lets a run resume with another number of processes; the cost is that each host holds

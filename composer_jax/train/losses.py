@@ -172,6 +172,10 @@ class LanguageLoss:
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
         hidden = hidden_states(decoder, batch)
         states, router_stats = (hidden.last_BSD,), {"moe_layers": hidden.router_stats}
+        if self.config.balance_weight and hidden.router_stats is None:
+            raise UserError(
+                f"balance_weight={self.config.balance_weight} needs experts, but n_experts=0; set balance_weight=0."
+            )
         if self.config.mtp_weight:
             if not decoder.config.n_mtp_modules:
                 raise UserError(
@@ -200,17 +204,23 @@ class LanguageLoss:
             sums["mtp_kl"] = divergence / len(divergences)
             loss = loss + self.config.mtp_weight * sums["mtp_kl"] / normaliser
         if self.config.balance_weight:
-            balance = sum(stats.sequence_balance.sum() for stats in router_stats.values())
+            balance = sum(stats.sequence_balance.sum() for stats in router_stats.values() if stats is not None)
             loss = loss + self.config.balance_weight * balance / normaliser
             sums["sequence_balance"] = balance
         return LossOutput(loss, sums, {})
 
 
-def router_sums(router_stats: dict[str, RouterStats]) -> dict[str, Any]:
-    """The router metrics of every loss: "counts" of tokens per expert, by stack, and all "dropped" choices."""
+def router_sums(router_stats: dict[str, RouterStats | None]) -> dict[str, Any]:
+    """The router metrics of every loss: "counts" of tokens per expert, by stack, and all "dropped" choices.
+
+    router_stats: None for a stack without experts. Without any experts there are no metrics.
+    """
+    measured = {name: stats for name, stats in router_stats.items() if stats is not None}
+    if not measured:
+        return {}
     return {
-        "counts": {name: stats.counts_E for name, stats in router_stats.items()},
-        "dropped": sum(stats.dropped.sum() for stats in router_stats.values()),
+        "counts": {name: stats.counts_E for name, stats in measured.items()},
+        "dropped": sum(stats.dropped.sum() for stats in measured.values()),
     }
 
 

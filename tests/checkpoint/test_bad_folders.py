@@ -32,7 +32,7 @@ WRONG = {
     "no folder": (lambda folder: folder.rename(folder.with_name("gone")), "there is no|has no config.json"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json; is it the folder"),
     "torn config": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
-    "other architecture": (lambda folder: edit_config(folder, model_type="llama"), "model_type='llama'"),
+    "other architecture": (lambda folder: edit_config(folder, model_type="mistral"), "model_type='mistral'"),
     "other sizes": (lambda folder: edit_config(folder, vocab_size=65), r"embed_tokens.weight as \[64, 16\]"),
     "fewer layers": (lambda folder: edit_config(folder, num_hidden_layers=3), "has, unexpected, model.layers.3."),
     "words for numbers": (

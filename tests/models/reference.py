@@ -4,6 +4,8 @@ Written from the equations of DeepSeek-V3 (arXiv 2412.19437, sections 2.1 and 2.
 code under test but the names of the weights.
 """
 
+import itertools
+
 import jax
 import numpy as np
 
@@ -111,10 +113,14 @@ def trunk(params, bias, tokens, config: ModelConfig):
     """States [n,D] before the final norm, of one document that starts at position 0."""
     params, bias = to_numpy(params), to_numpy(bias)
     x = embed(params, np.asarray(tokens), config)
-    for i in range(config.n_dense_layers):
-        x = block(layer(params["dense_layers"], i), None, x, config)
-    for i in range(config.n_moe_layers):
-        x = block(layer(params["moe_layers"], i), bias["moe_layers"]["feed_forward"]["router"]["bias"][i], x, config)
+    dense, moe = itertools.count(), itertools.count()  # the next layer of each stack
+    for i in range(config.n_layers):
+        if config.n_experts == 0 or i < config.n_dense_layers or i in (config.dense_layers or ()):
+            x = block(layer(params["dense_layers"], next(dense)), None, x, config)
+        else:
+            j = next(moe)
+            router_bias = bias["moe_layers"]["feed_forward"]["router"]["bias"][j]
+            x = block(layer(params["moe_layers"], j), router_bias, x, config)
     return x
 
 
@@ -135,7 +141,7 @@ def mtp_logits(params, bias, tokens, config: ModelConfig):
     x = rms_norm(trunk(params, bias, tokens, config), everything["final_norm"]["scale"], eps)
     out = []
     for k in range(1, config.n_mtp_modules + 1):
-        p, b = (jax.tree.map(lambda leaf, k=k: leaf[k - 1], tree["mtp"]) for tree in (everything, bias))
+        p, b = (jax.tree.map(lambda leaf, k=k: leaf[k - 1], tree.get("mtp")) for tree in (everything, bias))
         joined = np.concatenate(
             [
                 rms_norm(embedded[k:], p["embedding_norm"]["scale"], eps),
@@ -143,6 +149,7 @@ def mtp_logits(params, bias, tokens, config: ModelConfig):
             ],
             axis=1,
         )
-        x = block(p["block"], b["block"]["feed_forward"]["router"]["bias"], joined @ p["projection"], config)
+        router_bias = b["block"]["feed_forward"]["router"]["bias"] if config.n_experts else None
+        x = block(p["block"], router_bias, joined @ p["projection"], config)
         out.append(head(params, rms_norm(x, p["final_norm"]["scale"], eps), config))
     return out

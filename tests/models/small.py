@@ -59,6 +59,25 @@ GROUPED_QUERY = dict(
 """Changes that enable every part of gpt-oss that DeepSeek lacks."""
 
 
+WITHOUT_EXPERTS = dict(
+    n_experts=0, experts_per_token=0, expert_ff_dim=0, n_shared_experts=0, routed_scaling_factor=1.0, n_dense_layers=0
+)
+"""Changes to a network of dense layers."""
+
+LLAMA = WITHOUT_EXPERTS | dict(
+    kv_lora_rank=None,
+    n_kv_heads=2,
+    n_heads=4,
+    qk_nope_dim=0,
+    qk_rope_dim=6,
+    v_head_dim=6,
+    rope_halves=True,
+    embedding_taps=0,
+    n_mtp_modules=0,
+)
+"""Changes to the layers of the families llama, qwen2 and qwen3."""
+
+
 def random_weights(config: ModelConfig, seed: int = 0):
     """(params, router_bias) from NumPy: no scale is 1 and no bias 0, so that a missing one changes the output.
 
@@ -103,17 +122,21 @@ def rows(documents: Sequence[Sequence[Sequence[int]]], length: int) -> dict[str,
 
 @functools.cache
 def forward(config: ModelConfig):
-    """Jitted (params, router_bias, rows) -> dict of logits [B,S,W], MTP logits [M,B,S,W] and expert counts."""
+    """Jitted (params, router_bias, rows) -> dict of logits [B,S,W], MTP logits [M,B,S,W] and, with experts, counts."""
 
     @jax.jit
     def run(params, router_bias, batch):
         decoder = ModelDef(config).bind(params, router_bias)
         fields = batch["tokens"], batch["positions"], batch["segments"]
         hidden = decoder(*fields)
-        out = {"logits": decoder.logits(hidden.last_BSD), "counts": hidden.router_stats.counts_E}
+        out = {"logits": decoder.logits(hidden.last_BSD)}
+        if hidden.router_stats is not None:
+            out["counts"] = hidden.router_stats.counts_E
         if config.n_mtp_modules:
             states, load = decoder.mtp_hidden(hidden, *fields)
-            out |= {"mtp_logits": decoder.logits(states), "mtp_counts": load.counts_E}
+            out["mtp_logits"] = decoder.logits(states)
+            if load is not None:
+                out["mtp_counts"] = load.counts_E
         return out
 
     return run

@@ -10,7 +10,8 @@ import pytest
 from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.cache import Cache, init_cache, quantize
 from composer_jax.models.model_def import ModelDef
-from tests.models.small import GROUPED_QUERY, forward, random_weights, relative_error, rows, small
+from composer_jax.models.rope import Llama3Rope
+from tests.models.small import GROUPED_QUERY, LLAMA, forward, random_weights, relative_error, rows, small
 
 CAPACITY = 24
 LENGTHS = (19, 24)
@@ -20,6 +21,8 @@ CONFIGS = {
     "query_rank": small(n_mtp_modules=0, q_lora_rank=12, tie_embeddings=True, n_layers=2, embedding_taps=0),
     "wide": small(n_mtp_modules=0, kv_lora_rank=131, n_layers=2),
     "grouped_query": small(n_mtp_modules=0, **GROUPED_QUERY),
+    "no_experts": small(**LLAMA | {"qk_norm": True, "llama3_rope": Llama3Rope(8.0, 1.0, 4.0, 16)}),
+    "experts_in_every_other_layer": small(n_mtp_modules=0, n_layers=4, n_dense_layers=0, dense_layers=(0, 2)),
 }
 
 

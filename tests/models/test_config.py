@@ -6,7 +6,8 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
-from tests.models.small import small
+from composer_jax.models.rope import Llama3Rope, Yarn
+from tests.models.small import WITHOUT_EXPERTS, small
 
 FIELDS = dataclasses.asdict(small())
 
@@ -19,7 +20,24 @@ FIELDS = dataclasses.asdict(small())
         ({"n_expert_groups": 4, "topk_groups": 5}, ["topk_groups=5", "n_expert_groups=4"]),
         ({"n_expert_groups": 4, "topk_groups": 0}, ["topk_groups=0"]),
         ({"n_expert_groups": 4, "topk_groups": 1}, ["experts_per_token=3", "topk_groups=1", "2 experts"]),
-        ({"n_dense_layers": 3}, ["n_dense_layers=3", "n_layers=3"]),
+        ({"n_dense_layers": 3}, ["n_dense_layers=3", "n_layers=3", "n_experts=0"]),
+        ({"n_experts": 0}, ["expert_ff_dim=5", "n_experts=0", "use 0"]),
+        (WITHOUT_EXPERTS | {"n_shared_experts": 1}, ["n_shared_experts=1", "n_experts=0"]),
+        (WITHOUT_EXPERTS | {"dense_layers": (1,)}, ["dense_layers=(1,)", "n_experts=0", "use None"]),
+        (WITHOUT_EXPERTS | {"n_dense_layers": 2}, ["n_dense_layers=2", "n_experts=0", "n_layers=3"]),
+        (WITHOUT_EXPERTS | {"dense_ff_dim": 0}, ["dense_ff_dim=0", "n_experts=0"]),
+        ({"n_experts": -1}, ["n_experts=-1", "at least 0"]),
+        ({"expert_ff_dim": 0}, ["expert_ff_dim=0", "n_experts=8"]),
+        ({"experts_per_token": 0}, ["experts_per_token=0", "n_experts=8"]),
+        ({"dense_layers": (1,)}, ["n_dense_layers=1", "dense_layers=(1,)", "both"]),
+        ({"n_dense_layers": 0, "dense_layers": (3,)}, ["dense_layers=(3,)", "from 0 to 2"]),
+        ({"n_dense_layers": 0, "dense_layers": (2, 1)}, ["dense_layers=(2, 1)", "ascending"]),
+        ({"n_dense_layers": 0, "dense_layers": 1}, ["dense_layers=1", "ascending"]),
+        ({"n_dense_layers": 0, "dense_layers": (0, 1, 2)}, ["dense_layers=(0, 1, 2)", "n_layers=3", "n_experts=0"]),
+        ({"n_dense_layers": 0, "dense_layers": (0, 1)}, ["dense_layers=(0, 1)", "n_dense_layers=2"]),
+        ({"n_dense_layers": 0, "dense_layers": ()}, ["dense_layers=()", "n_dense_layers=0"]),
+        ({"n_dense_layers": 0, "dense_layers": (1,), "dense_ff_dim": 0}, ["dense_ff_dim=0", "dense_layers=(1,)"]),
+        ({"yarn": Yarn(2.0), "llama3_rope": Llama3Rope(2.0)}, ["yarn and llama3_rope", "None"]),
         ({"qk_rope_dim": 5}, ["qk_rope_dim=5", "even"]),
         ({"dispatch": "fastest"}, ["dispatch='fastest'", "dense", "ring", "ragged_all_to_all"]),
         ({"capacity_factor": 0.0}, ["capacity_factor=0.0", "greater than 0"]),
@@ -69,7 +87,8 @@ def test_unknown_and_missing_fields_are_named():
 
 def test_extras_for_tiny_models_are_off_by_default():
     required = {f.name for f in dataclasses.fields(ModelConfig) if f.default is dataclasses.MISSING}
-    plain = ModelConfig(**{name: FIELDS[name] for name in required}, kv_lora_rank=16)
+    plain = ModelConfig(**{name: FIELDS[name] for name in required}, kv_lora_rank=16, dense_ff_dim=24)
+    assert (plain.n_experts, plain.n_moe_layers) == (0, 0)
     assert (plain.embedding_taps, plain.attention_scale, plain.init) == (0, 1.0, "normal")
     assert not plain.tie_embeddings
 
@@ -77,4 +96,20 @@ def test_extras_for_tiny_models_are_off_by_default():
 def test_derived_numbers():
     config = small()
     assert config.n_moe_layers == 2
+    assert [config.is_dense(layer) for layer in range(3)] == [True, False, False]
+    some = small(n_dense_layers=0, dense_layers=(1,))
+    assert (some.n_moe_layers, [some.is_dense(layer) for layer in range(3)]) == (2, [False, True, False])
+    assert ModelConfig.from_dict(dataclasses.asdict(some) | {"dense_layers": [1]}) == some
+
+
+def test_a_network_without_experts_has_one_config():
+    """However its layers are counted, and after a change of their number."""
+    counted = small(**WITHOUT_EXPERTS | {"n_dense_layers": 3})
+    assert counted == small(**WITHOUT_EXPERTS)
+    assert counted.n_moe_layers == 0 and all(map(counted.is_dense, range(3)))
+    assert dataclasses.replace(counted, n_layers=5) == small(**WITHOUT_EXPERTS, n_layers=5)
+
+
+def test_dtype():
+    config = small()
     assert config.dtype == "float32"

@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.models.model_def import ModelDef
 from tests.models import reference
-from tests.models.small import forward, random_weights, relative_error, rows, small
+from tests.models.small import WITHOUT_EXPERTS, forward, random_weights, relative_error, rows, small
 
 TOKENS = np.random.default_rng(0).integers(0, 64, 11).tolist()
 
@@ -15,6 +15,14 @@ VARIANTS = {
     "tied": {"tie_embeddings": True},
     "query_rank": {"q_lora_rank": 12, "embedding_taps": 0, "n_dense_layers": 0, "n_layers": 2},
     "modules": {"n_mtp_modules": 3},
+    "no_experts": WITHOUT_EXPERTS,
+    "experts_in_some_layers": {"n_layers": 6, "n_dense_layers": 0, "dense_layers": (1, 2, 5)},
+    "experts_in_every_other_layer": {
+        "n_layers": 4,
+        "n_dense_layers": 0,
+        "dense_layers": (0, 2),
+        "tie_embeddings": True,
+    },
     "groups": {"n_expert_groups": 4, "topk_groups": 2, "n_shared_experts": 0, "attention_scale": 1.5},
 }
 
@@ -40,8 +48,13 @@ def test_only_an_untied_head_has_a_weight():
     assert tied["embedding"]["table"].shape == untied["embedding"]["table"].shape == (64, 32)
 
 
-def test_unrolling_and_rematerialisation_do_not_change_the_output():
-    plain = small(n_layers=4, n_mtp_modules=0)
+@pytest.mark.parametrize(
+    "layers",
+    [{}, {"n_dense_layers": 0, "dense_layers": (1, 3)}, {"n_dense_layers": 0, "dense_layers": (2, 3)}, WITHOUT_EXPERTS],
+    ids=["dense_first", "experts_in_every_other_layer", "experts_first", "no_experts"],
+)
+def test_unrolling_and_rematerialisation_do_not_change_the_output(layers):
+    plain = small(**layers, n_layers=4, n_mtp_modules=0)
     params, bias = random_weights(plain)
     batch = rows([[TOKENS]], 16)
 
@@ -54,8 +67,8 @@ def test_unrolling_and_rematerialisation_do_not_change_the_output():
         return jax.jit(jax.value_and_grad(loss))(params)
 
     expected = loss_and_gradient(plain)
-    # Three expert layers, two of them to an iteration: one is left over.
-    actual = loss_and_gradient(small(n_layers=4, n_mtp_modules=0, scan_unroll=2, remat=True))
+    # Of the first case: three expert layers, two of them to an iteration, one is left over.
+    actual = loss_and_gradient(small(**layers, n_layers=4, n_mtp_modules=0, scan_unroll=2, remat=True))
     assert jax.tree.all(jax.tree.map(lambda f, w: relative_error(f, w) < 1e-5, actual, expected))
 
 

@@ -7,7 +7,7 @@ import pytest
 from composer_jax.models.flops import forward_flops
 from composer_jax.models.model_def import ModelDef
 from composer_jax.scale.costs import CostAssumptions, estimate_cost
-from tests.models.small import GROUPED_QUERY, small
+from tests.models.small import GROUPED_QUERY, LLAMA, WITHOUT_EXPERTS, small
 
 TOKENS = 16
 
@@ -16,6 +16,10 @@ TOKENS = 16
 CASES = {
     "latent": small(embedding_taps=0, experts_per_token=8, n_mtp_modules=0),
     "query_rank": small(embedding_taps=0, experts_per_token=8, n_mtp_modules=0, q_lora_rank=12, n_dense_layers=0),
+    "no_experts": small(**LLAMA),
+    "experts_in_some_layers": small(
+        embedding_taps=0, experts_per_token=8, n_mtp_modules=0, n_layers=4, n_dense_layers=0, dense_layers=(1, 3)
+    ),
     "grouped": small(
         **GROUPED_QUERY | dict(expert_bias=False, sliding_window=None, full_attention_every=1),
         embedding_taps=0,
@@ -53,7 +57,8 @@ def test_a_window_counts_only_the_keys_inside_it():
     assert forward_flops(full, TOKENS) - forward_flops(config, TOKENS) == missing
 
 
-def test_the_module_for_the_token_after_next_is_a_layer_a_projection_and_a_head():
-    one, none = (forward_flops(small(n_mtp_modules=n), TOKENS) for n in (1, 0))
-    deeper = forward_flops(small(n_mtp_modules=0, n_layers=4), TOKENS)
+@pytest.mark.parametrize("changes", [{}, WITHOUT_EXPERTS], ids=["experts", "no_experts"])
+def test_the_module_for_the_token_after_next_is_a_layer_a_projection_and_a_head(changes):
+    one, none = (forward_flops(small(**changes, n_mtp_modules=n), TOKENS) for n in (1, 0))
+    deeper = forward_flops(small(**changes, n_mtp_modules=0, n_layers=4), TOKENS)
     assert one - none == deeper - none + 2 * TOKENS * (2 * 32 * 32 + 32 * 64)

@@ -19,6 +19,17 @@ BILLIONS = {
     "glm_4_5_air": (106, 12, 2),
     "gpt_oss_20b": (20.9, 3.6, 1),
     "gpt_oss_120b": (116.8, 5.1, 1),
+    "smollm2_135m": (0.135, 0.135, 0),
+    "llama_3_1_8b": (8.03, 8.03, 0),
+    "qwen2_5_coder_7b": (7.61, 7.61, 0),
+    "qwen3_8b": (8.2, 8.2, 0),
+}
+EXACT = {
+    # parameters of the published safetensors files
+    "smollm2_135m": 134_515_008,
+    "llama_3_1_8b": 8_030_261_248,
+    "qwen2_5_coder_7b": 7_615_616_512,
+    "qwen3_8b": 8_190_735_360,
 }
 
 
@@ -33,6 +44,13 @@ def test_parameter_counts(name):
     embedding = definition.config.vocab_size * definition.config.d_model
     assert definition.parameter_count() / 1e9 == pytest.approx(total, rel=0.015)
     assert (definition.active_parameter_count() - left_out * embedding) / 1e9 == pytest.approx(active, rel=0.03)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_networks_without_experts_have_every_published_parameter_and_use_it(name):
+    definition = ModelDef(PRESETS[name])
+    assert definition.parameter_count() == definition.active_parameter_count() == EXACT[name]
+    assert definition.shapes()[1] == {}
 
 
 def test_counts_by_hand():

@@ -7,6 +7,7 @@ The same machine writes the same bytes every time; another may differ in the las
 
 import json
 import sys
+from typing import Any
 
 import torch
 
@@ -29,6 +30,21 @@ SMALL = dict(
     tie_word_embeddings=False,
 )
 """Of the families that are not DeepSeek-V3's."""
+
+TINY = SMALL | dict(
+    vocab_size=29, hidden_size=16, intermediate_size=20, moe_intermediate_size=6, head_dim=6, max_position_embeddings=32
+)
+
+
+def _dense(model_type: str, **changes: Any) -> dict[str, Any]:
+    """The sizes above, without experts."""
+    return {k: v for k, v in TINY.items() if k not in ("moe_intermediate_size", "num_experts_per_tok")} | {
+        "model_type": model_type,
+        **changes,
+    }
+
+
+LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 
 CONFIGS = {
     "direct_query_tied": PLAIN | {"tie_word_embeddings": True, "n_shared_experts": 2, "routed_scaling_factor": 2.446},
@@ -67,8 +83,13 @@ CONFIGS = {
         "sliding_window": 5,
         "rope_parameters": yarn(100.0, 8.0, 8, truncate=False),
     },
+    "llama": _dense("llama", rope_parameters={"rope_type": "llama3", "rope_theta": 100.0, **LLAMA3}),
+    "qwen2": _dense("qwen2", tie_word_embeddings=True),
+    "qwen3": _dense("qwen3"),
+    "qwen3_moe_every_other_layer": TINY
+    | {"model_type": "qwen3_moe", "num_experts": 4, "num_hidden_layers": 4, "decoder_sparse_step": 2},
 }
-LIMIT = 700_000
+LIMIT = 800_000
 """Bytes of all files together."""
 
 

@@ -1,5 +1,6 @@
 """config.json of the families: read as the presets, written as it was read, and bad values get one sentence."""
 
+import dataclasses
 import json
 
 import pytest
@@ -33,6 +34,16 @@ def test_configs_of_other_families(name):
         ("qwen3_30b_a3b", {"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor='4', which is not a number"),
         ("glm_4_5", {"partial_rotary_factor": "0.5"}, "partial_rotary_factor='0.5', which is not a number"),
         ("glm_4_5", {"partial_rotary_factor": 2.0}, "qk_nope_dim=-128"),
+        ("smollm2_135m", {"num_key_value_heads": 0}, "n_kv_heads=0 must be a whole number"),
+        ("smollm2_135m", {"mlp_bias": True}, "mlp_bias=True; only False is supported"),
+        ("smollm2_135m", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' is supported"),
+        ("smollm2_135m", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5; only 1 is supported"),
+        ("qwen2_5_coder_7b", {"use_sliding_window": True}, "use_sliding_window=True; only False is supported"),
+        ("qwen3_8b", {"use_sliding_window": True}, "use_sliding_window=True; only False is supported"),
+        ("qwen3_8b", {"layer_types": ["sliding_attention"] * 36}, "only 'full_attention' is supported"),
+        ("qwen3_30b_a3b", {"decoder_sparse_step": 0}, "decoder_sparse_step=0, which must be 1 or more"),
+        ("qwen3_30b_a3b", {"mlp_only_layers": 3}, "mlp_only_layers=3, which is not a list"),
+        ("qwen3_30b_a3b", {"mlp_only_layers": ["3"]}, r"mlp_only_layers=\['3'\], which is not a list"),
         ("gpt_oss_20b", {"sliding_window": 0}, "sliding_window=0"),
         ("gpt_oss_20b", {"layer_types": ["full_attention"] * 24}, "only alternating"),
     ],
@@ -74,7 +85,7 @@ def test_null_means_what_it_means_there():
 @pytest.mark.parametrize(
     "change",
     [
-        {"model_type": "llama"},
+        {"model_type": "mistral"},
         {"rope_scaling": {"type": "longrope", "factor": 32.0}},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, "rope_scaling": None},
         {"scoring_func": "softmax"},
@@ -112,7 +123,79 @@ def test_yarn_that_cannot_be_read_is_refused(change, message):
         model_config(KIMI_K2 | {"rope_scaling": without})
 
 
+def test_which_layers_of_qwen3_moe_have_experts():
+    """The cases of transformers' Qwen3MoeDecoderLayer."""
+    base = PUBLISHED["qwen3_30b_a3b"] | {"num_hidden_layers": 6}
+
+    def dense(**changes):
+        config = model_config(base | changes)
+        assert hf_config(config)["mlp_only_layers"] == [i for i in range(6) if config.is_dense(i)]
+        return config.n_dense_layers, config.dense_layers
+
+    assert dense() == dense(mlp_only_layers=None) == (0, None)
+    assert dense(mlp_only_layers=[0, 1]) == (2, None)
+    assert dense(mlp_only_layers=[4, 1, 9]) == (0, (1, 4))
+    assert dense(decoder_sparse_step=2) == (0, (0, 2, 4))
+    assert dense(decoder_sparse_step=3, mlp_only_layers=[2]) == (5, None)
+    dense_everywhere = model_config(base | {"decoder_sparse_step": 7})
+    assert dense_everywhere == model_config(base | {"num_experts": 0})
+    assert dense_everywhere.n_experts == 0 and hf_config(dense_everywhere)["model_type"] == "qwen3"
+
+
+def test_what_a_llama_config_may_leave_out():
+    """Llama 2's config.json has no rope_theta, that of Llama 1 no num_key_value_heads."""
+    old = {k: v for k, v in PUBLISHED["smollm2_135m"].items() if k not in ("rope_theta", "num_key_value_heads")}
+    config = model_config(old)
+    assert (config.rope_theta, config.n_kv_heads) == (10_000.0, 9)
+    assert model_config(old | {"num_key_value_heads": None}) == config
+
+
+def test_qwen3_has_heads_of_128_unless_its_config_says_otherwise():
+    without = {key: value for key, value in PUBLISHED["qwen3_8b"].items() if key != "head_dim"}
+    assert model_config(without | {"num_attention_heads": 16}).v_head_dim == 128
+
+
+@pytest.mark.parametrize("key", ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])
+def test_the_rescaling_of_llama_3_needs_all_its_numbers(key):
+    published = PUBLISHED["llama_3_1_8b"]
+    scaling = {name: value for name, value in published["rope_scaling"].items() if name != key}
+    with pytest.raises(UserError, match=f"'llama3' and lacks its {key}"):
+        model_config(published | {"rope_scaling": scaling})
+    with pytest.raises(UserError, match=f"{key}='8', which is not a"):
+        model_config(published | {"rope_scaling": scaling | {key: "8"}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"qk_norm": True, "n_mtp_modules": 1}, "n_mtp_modules=1 cannot be stored in a qwen3 checkpoint"),
+        ({"out_bias": True}, "qkv_bias=False and out_bias=True share the key attention_bias of a llama checkpoint"),
+        ({"attention_sinks": True}, "attention_sinks=True cannot be stored in a llama checkpoint"),
+        ({"n_heads": 15}, "n_heads=15 cannot be stored in a llama checkpoint"),
+    ],
+)
+def test_a_network_without_experts_that_no_family_has_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        hf_config(dataclasses.replace(PRESETS["smollm2_135m"], **({"n_heads": 9, "n_kv_heads": 3} | changes)))
+    latent = dataclasses.replace(
+        PRESETS["smollm2_135m"], n_kv_heads=None, kv_lora_rank=16, qk_nope_dim=64, rope_halves=False
+    )
+    with pytest.raises(UserError, match="n_experts=0 cannot be stored in a deepseek_v3 checkpoint"):
+        hf_config(latent)
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [("smollm2_135m", "llama"), ("llama_3_1_8b", "llama"), ("qwen2_5_coder_7b", "qwen2"), ("qwen3_8b", "qwen3")],
+)
+def test_the_family_of_a_network_without_experts(name, model_type):
+    assert hf_config(PRESETS[name])["model_type"] == model_type
+
+
 CONFIGS = PRESETS | {
+    "experts_in_every_other_layer": dataclasses.replace(PRESETS["qwen3_30b_a3b"], dense_layers=(0, 2, 5)),
+    "llama_with_biases": dataclasses.replace(PRESETS["smollm2_135m"], qkv_bias=True, out_bias=True),
+    "llama_with_yarn": dataclasses.replace(PRESETS["smollm2_135m"], yarn=Yarn(4.0, mscale_all_dim=0.0)),
     "yarn_without_mscale": small(yarn=Yarn(4.0, mscale_all_dim=0.0)),
     "tied": small(tie_embeddings=True),
 }

@@ -1,14 +1,18 @@
-"""Live comparison with transformers' Qwen3-MoE, GLM-4.5 and gpt-oss on small random models, float32 on the CPU: the
-forward pass, decoding from the cache, folders in both directions."""
+"""Live comparison with transformers' architectures beside DeepSeek-V3 on small random models, float32 on the CPU: the
+forward pass, its gradient, decoding from the cache, folders in both directions."""
 
 import dataclasses
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from composer_jax.checkpoint.huggingface import from_tensors, load_hf, model_config, save_hf, tensor_layouts, to_tensors
+from composer_jax.checkpoint.huggingface.tensor_layout import flatten_tree
 from composer_jax.models.model_def import ModelDef
+from composer_jax.models.predictions import Predictions
 from tests.parity.decoder import TOLERANCE, decode, forward
 
 pytestmark = pytest.mark.parity
@@ -42,8 +46,30 @@ GLM = COMMON | dict(
 GPT = COMMON | dict(
     model_type="gpt_oss", num_local_experts=8, intermediate_size=14, sliding_window=5, num_hidden_layers=4
 )
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+DENSE = {key: value for key, value in COMMON.items() if key != "num_experts_per_tok"}
+LLAMA = DENSE | dict(model_type="llama", hidden_size=42)  # a multiple of the heads, which transformers demands
+QWEN2 = DENSE | dict(model_type="qwen2")
+QWEN3 = DENSE | dict(model_type="qwen3")
 CASES = {
+    "llama": LLAMA,
+    "llama3_tied": LLAMA | {"rope_parameters": LLAMA3, "tie_word_embeddings": True, "num_key_value_heads": 3},
+    "llama_yarn_biases": LLAMA | {"rope_parameters": YARN, "attention_bias": True, "num_key_value_heads": 6},
+    "qwen2": QWEN2,
+    "qwen2_tied_narrow": QWEN2 | {"tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 4},
+    "qwen3": QWEN3,
+    "qwen3_biases_yarn_tied": QWEN3
+    | {"attention_bias": True, "rope_parameters": YARN, "tie_word_embeddings": True, "head_dim": 16},
     "qwen3_moe": QWEN,
+    "qwen3_moe_every_other_layer": QWEN | {"decoder_sparse_step": 2, "num_hidden_layers": 5},
+    "qwen3_moe_some_layers": QWEN | {"mlp_only_layers": [0, 2, 3], "num_hidden_layers": 5},
     "qwen3_moe_raw_gates_biases": QWEN | {"norm_topk_prob": False, "attention_bias": True},
     "qwen3_moe_yarn_tied": QWEN | {"rope_parameters": YARN, "tie_word_embeddings": True, "num_key_value_heads": 6},
     "glm4_moe": GLM,
@@ -81,6 +107,31 @@ def test_logits_and_logprobs(case, theirs, dispatch):
     worst = np.abs(logits - reference.logits).max(), np.abs(logprobs - reference.logprobs).max()
     print(f"largest difference: logits {worst[0]:.1e}, logprobs {worst[1]:.1e}")
     assert max(worst) <= TOLERANCE
+
+
+def test_gradient_of_the_language_loss(case, theirs):
+    """By tensor, as the largest difference relative to the largest entry."""
+    model, tokens, _, config = case
+    params, bias = from_tensors(theirs.in_memory(model), config)
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        decoder = ModelDef(config).bind(params, bias)
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden = decoder(jnp.asarray(tokens), positions, jnp.ones_like(positions))
+        logprobs = Predictions(decoder.logits(hidden.last_BSD)[:, :-1]).logprob(jnp.asarray(tokens[:, 1:]))
+        return -logprobs.mean()
+
+    expected = theirs.loss_gradient(model, tokens)
+    leaves = flatten_tree(gradient(params)) | flatten_tree(bias)
+    layouts = tensor_layouts(config, fused_experts=any("gate_up_proj" in name for name in expected))
+    assert expected.keys() <= layouts.keys()
+    for name, wanted in expected.items():
+        actual = layouts[name].join_leaves(leaves)
+        largest = np.abs(wanted).max()
+        assert largest > 0, name
+        assert np.abs(actual - wanted).max() <= 2e-4 * largest, name
 
 
 def test_decoding_from_the_cache(case, theirs):

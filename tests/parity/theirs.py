@@ -169,12 +169,22 @@ def routing_margin(model: PreTrainedModel, tokens: np.ndarray) -> float:
         gap(scores.reshape(len(outputs[0]), -1), config.num_experts_per_tok)
 
     routers = [module for module in model.modules() if "router" in type(module).__name__.lower()]
-    assert routers
+    assert bool(routers) == hasattr(config, "num_experts_per_tok")
     hooks = [router.register_forward_hook(watch) for router in routers]
     compute(model, tokens)
     for hook in hooks:
         hook.remove()
     return min(margins, default=1.0)
+
+
+def loss_gradient(model: PreTrainedModel, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """The gradient of the mean of -log p(tokens[:, 1:]), by the names of the tensors in memory."""
+    ids = torch.from_numpy(np.asarray(tokens, np.int64))
+    model.zero_grad()
+    with torch.enable_grad():
+        logprobs = model(ids, use_cache=False).logits[:, :-1].log_softmax(-1)
+        (-logprobs.gather(-1, ids[:, 1:, None]).mean()).backward()
+    return {name: tensor.grad.numpy() for name, tensor in model.named_parameters()}
 
 
 def in_memory(model: PreTrainedModel) -> dict[str, np.ndarray]:

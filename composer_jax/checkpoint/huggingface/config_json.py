@@ -8,13 +8,17 @@ from composer_jax.checkpoint.huggingface.families import (
     FAMILIES,
     GLM4_MOE,
     GPT_OSS,
+    LLAMA,
+    QWEN3_MOE,
     Family,
     find_family,
     find_family_by_type,
 )
+from composer_jax.checkpoint.huggingface.json_value import checked_value
+from composer_jax.checkpoint.huggingface.rope_json import read_rope, write_rope
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.rope import Yarn
+from composer_jax.models.rope import Llama3Rope, Yarn
 
 TEXT_TOWERS = ("kimi_k25",)
 """Values of model_type with a vision tower, which is not read, beside a language model described by text_config."""
@@ -63,123 +67,91 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
         null_means_value = not value or key == "num_key_value_heads"
         if actual != value and not (actual is None and null_means_value):
             raise UserError(f"config.json has {key}={actual!r}; only {value!r} is supported.")
-    theta, yarn = _rotary(hf_config, temperatures=family is DEEPSEEK_V3)
+    theta, scaling = read_rope(hf_config, temperatures=family is DEEPSEEK_V3, default_theta=family.rope_theta)
     fields = dict(family.fixed)
     for ours, key in keys.items():
-        fields[ours] = _checked(key, hf_config[key], 1.0 if ours in _REAL else 1, optional=ours in _NULLABLE)
+        fields[ours] = checked_value(key, hf_config[key], 1.0 if ours in _REAL else 1, optional=ours in _NULLABLE)
     for ours, (key, default) in family.optional.items():
-        value = _checked(key, hf_config.get(key), default, optional=True)
+        value = checked_value(key, hf_config.get(key), default, optional=True)
         fields[ours] = default if value is None else value
     for ours in ("n_expert_groups", "topk_groups"):  # 0 or null groups mean one group
-        fields[ours] = fields[ours] or 1
+        if ours in fields:
+            fields[ours] = fields[ours] or 1
     if family is not DEEPSEEK_V3:
         fields |= _heads(hf_config, family)
-    return ModelConfig(**fields, rope_theta=theta, yarn=yarn)
+        _check_layer_types(hf_config, family)
+    if family is QWEN3_MOE:
+        fields |= _dense_layers(hf_config, fields["n_experts"])
+    return ModelConfig(
+        **fields,
+        rope_theta=theta,
+        yarn=scaling if isinstance(scaling, Yarn) else None,
+        llama3_rope=scaling if isinstance(scaling, Llama3Rope) else None,
+    )
 
 
 _REAL = ("norm_eps", "routed_scaling_factor")
 _NULLABLE = ("q_lora_rank", "sliding_window")
-
-
-def _checked(key: str, value: Any, like: bool | int | float, *, optional: bool = False) -> Any:
-    """Returns the value if it has the type of `like` and is no negative integer. None passes if it is optional."""
-    if value is None and optional:
-        return None
-    types = {bool: bool, int: int, float: int | float}[type(like)]
-    if value is None or not isinstance(value, types) or (isinstance(value, bool) and not isinstance(like, bool)):
-        expected = {bool: "true or false", int: "a whole number", float: "a number"}[type(like)]
-        raise UserError(f"config.json has {key}={value!r}, which is not {expected}.")
-    if isinstance(like, int) and value < 0:
-        raise UserError(f"config.json has {key}={value!r}, which cannot be negative.")
-    return value
+_EXPERTS_OFF = {"router_scores": "sigmoid", "normalise_gates": True}
+"""Defaults of the expert fields that Qwen3-MoE sets otherwise, for a network of it in which no layer has experts."""
 
 
 def _heads(hf_config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Returns the widths of heads. Raises a UserError if the layers of gpt-oss do not alternate in its own order."""
-    width = _checked("head_dim", hf_config.get("head_dim"), 1, optional=True)
+    """Returns the number of heads of keys and values where config.json may leave it out, and the widths of heads."""
+    heads = hf_config["num_attention_heads"]
+    fields: dict[str, Any] = {}
+    if "n_kv_heads" in family.optional and hf_config.get("num_key_value_heads") is None:
+        fields["n_kv_heads"] = heads
+    width = checked_value("head_dim", hf_config.get("head_dim"), 1, optional=True) or family.head_dim
     if not width:
-        width = hf_config["hidden_size"] // max(hf_config["num_attention_heads"], 1)
-    rotary_fraction = 1.0
-    if family is GLM4_MOE:
-        rope = hf_config.get("rope_parameters") or {}
-        rotary_fraction = rope.get("partial_rotary_factor", hf_config.get("partial_rotary_factor", 0.5))
-        rotary_fraction = _checked("partial_rotary_factor", rotary_fraction, 1.0)
-    rotary = int(width * rotary_fraction)
-    if family is GPT_OSS:
-        layers = hf_config["num_hidden_layers"]
-        alternating = [("sliding", "full")[i % 2] + "_attention" for i in range(layers)]
-        if (hf_config.get("layer_types") or alternating) != alternating:
-            raise UserError(
-                f"config.json has layer_types={hf_config['layer_types']}; only alternating ones are supported."
-            )
-    return {"qk_nope_dim": width - rotary, "qk_rope_dim": rotary, "v_head_dim": width}
-
-
-def _rotary(hf_config: Mapping[str, Any], *, temperatures: bool) -> tuple[float, Yarn | None]:
-    """Returns (theta, YaRN).
-
-    transformers 5 stores both in rope_parameters; earlier versions store theta at the top and YaRN in rope_scaling.
-
-    temperatures: whether the attention of this family reads DeepSeek's mscale and mscale_all_dim.
-    """
-    # With both keys, as `hf_config` writes them, transformers uses rope_scaling, and people edit it.
-    sections = [hf_config.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
-    for section in sections:
-        if not isinstance(section, Mapping):
-            raise UserError(f"config.json scales positions by {section!r}, which is not an object.")
-    rope = sections[0] or sections[1]
-    thetas = [section["rope_theta"] for section in (rope, sections[1], hf_config) if "rope_theta" in section]
-    if not thetas:
-        raise UserError("config.json lacks rope_theta.")
-    theta = _checked("rope_theta", thetas[0], 1.0)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return float(theta), None
-    if kind != "yarn":
-        raise UserError(f"config.json scales positions by {kind!r}; only 'yarn' and 'default' are supported.")
-    if rope.get("attention_factor") is not None:
-        raise UserError(f"config.json has attention_factor={rope['attention_factor']!r}; only null is supported.")
-    if "factor" not in rope:
-        raise UserError("config.json scales positions by 'yarn' and lacks its factor.")
-    numbers = ("factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
-    rope = {**rope, **{key: _checked(key, rope.get(key), 1.0, optional=key != "factor") for key in numbers}}
-    original = _checked(
-        "original_max_position_embeddings", rope.get("original_max_position_embeddings"), 1, optional=True
-    )
-    mscale, mscale_all_dim = (rope[key] or 0.0 for key in ("mscale", "mscale_all_dim"))
-    if mscale and not temperatures:
-        raise UserError(f"config.json has mscale={mscale!r}; only null is supported for this model_type.")
-    if bool(mscale) != bool(mscale_all_dim):
+        width = hf_config["hidden_size"] // max(heads, 1)
+    rope = hf_config.get("rope_parameters") or {}
+    rotary_fraction = rope.get("partial_rotary_factor", hf_config.get("partial_rotary_factor"))
+    if rotary_fraction is None:
+        rotary_fraction = 0.5 if family is GLM4_MOE else 1.0
+    rotary_fraction = checked_value("partial_rotary_factor", rotary_fraction, 1.0)
+    if rotary_fraction != 1 and family is not GLM4_MOE:
         raise UserError(
-            f"config.json has mscale={mscale!r} and mscale_all_dim={mscale_all_dim!r}; both or none must be set."
+            f"config.json has partial_rotary_factor={rotary_fraction}; only 1 is supported for this model_type."
         )
-    return float(theta), Yarn(
-        factor=float(rope["factor"]),
-        original_context=original or hf_config["max_position_embeddings"],
-        beta_fast=float(rope["beta_fast"] or 32.0),
-        beta_slow=float(rope["beta_slow"] or 1.0),
-        mscale=float(mscale or 1.0),
-        mscale_all_dim=float(mscale_all_dim),
-        truncate=rope.get("truncate", True),
-    )
+    rotary = int(width * rotary_fraction)
+    return fields | {"qk_nope_dim": width - rotary, "qk_rope_dim": rotary, "v_head_dim": width}
+
+
+def _check_layer_types(hf_config: Mapping[str, Any], family: Family) -> None:
+    """Raises a UserError if layers have other windows than every layer of the family."""
+    kinds = ("sliding", "full") if family is GPT_OSS else ("full",)
+    expected = [f"{kinds[i % len(kinds)]}_attention" for i in range(hf_config["num_hidden_layers"])]
+    if (hf_config.get("layer_types") or expected) != expected:
+        supported = "alternating ones are" if family is GPT_OSS else "'full_attention' is"
+        raise UserError(f"config.json has layer_types={hf_config['layer_types']}; only {supported} supported.")
+
+
+def _dense_layers(hf_config: Mapping[str, Any], n_experts: int) -> dict[str, Any]:
+    """Returns the fields that say which layers of Qwen3-MoE have experts.
+
+    A layer has experts if mlp_only_layers does not list it and decoder_sparse_step divides its number, counted from 1.
+    """
+    step = checked_value("decoder_sparse_step", hf_config.get("decoder_sparse_step", 1), 1)
+    if step < 1:
+        raise UserError(f"config.json has decoder_sparse_step={step}, which must be 1 or more.")
+    listed = hf_config.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
+        raise UserError(f"config.json has mlp_only_layers={listed!r}, which is not a list of layer numbers.")
+    layers = range(hf_config["num_hidden_layers"])
+    dense = tuple(layer for layer in layers if layer in listed or (layer + 1) % step or not n_experts)
+    if len(dense) == len(layers):  # none has experts
+        return {"n_experts": 0, "experts_per_token": 0, "expert_ff_dim": 0, **_EXPERTS_OFF}
+    if dense == tuple(range(len(dense))):
+        return {"n_dense_layers": len(dense)}
+    return {"dense_layers": dense}
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
     """Returns the config.json of this network, as transformers reads it."""
     family = find_family(config)
-    rope: dict[str, Any] = {"rope_type": "default"}
     if config.yarn is not None:
-        rope = {
-            "rope_type": "yarn",
-            "factor": config.yarn.factor,
-            "original_max_position_embeddings": config.yarn.original_context,
-            "beta_fast": config.yarn.beta_fast,
-            "beta_slow": config.yarn.beta_slow,
-            "truncate": config.yarn.truncate,
-        }
-        if config.yarn.mscale_all_dim:
-            rope |= {"mscale": config.yarn.mscale, "mscale_all_dim": config.yarn.mscale_all_dim}
-        else:
+        if not config.yarn.mscale_all_dim:
             _require(config.yarn.mscale == 1, "yarn.mscale", config.yarn.mscale, family)
         if family is not DEEPSEEK_V3:
             _require(not config.yarn.mscale_all_dim, "yarn.mscale_all_dim", config.yarn.mscale_all_dim, family)
@@ -189,11 +161,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         **family.only,
         **{key: getattr(config, ours) for ours, (key, _) in family.optional.items()},
         **{names.split()[0]: getattr(config, ours) for ours, names in family.fields.items()},
-        # For both generations of transformers: theta beside the scaling, and within the parameters.
-        "rope_theta": config.rope_theta,
-        # The code that DeepSeek and Moonshot ship with their weights reads the key "type".
-        "rope_scaling": None if config.yarn is None else rope | {"type": "yarn"},
-        "rope_parameters": {"rope_theta": config.rope_theta, **rope},
+        **write_rope(config.rope_theta, config.rope_scaling),
         "torch_dtype": config.param_dtype,
     }
     if family is DEEPSEEK_V3:
@@ -209,6 +177,11 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         written["num_nextn_predict_layers"] = config.n_mtp_modules
     else:
         _require(config.qk_nope_dim == 0, "qk_nope_dim", config.qk_nope_dim, family)
+    if family is QWEN3_MOE:
+        written["mlp_only_layers"] = [layer for layer in range(config.n_layers) if config.is_dense(layer)]
+        written["decoder_sparse_step"] = 1
+    if family is LLAMA:  # transformers refuses it, although head_dim is stated
+        _require(config.d_model % config.n_heads == 0, "n_heads", config.n_heads, family)
     if family is GPT_OSS:
         written["layer_types"] = [
             ("sliding" if config.has_window(layer) else "full") + "_attention" for layer in range(config.n_layers)
@@ -224,5 +197,7 @@ def _require(condition: bool, field: str, value: Any, family: Family) -> None:
 def count_mtp_modules(hf_config: Mapping[str, Any]) -> int:
     """Returns the number of multi-token-prediction modules after the last layer of the checkpoint."""
     text = text_config(hf_config)
-    counts = [_checked(key, text.get(key), 1, optional=True) for key in ("num_nextn_predict_layers", "num_mtp_layers")]
+    counts = [
+        checked_value(key, text.get(key), 1, optional=True) for key in ("num_nextn_predict_layers", "num_mtp_layers")
+    ]
     return counts[0] or counts[1] or 0

@@ -18,10 +18,10 @@ _COMMON = {
     "n_layers": "num_hidden_layers",
     "n_heads": "num_attention_heads",
     "dense_ff_dim": "intermediate_size",
-    "experts_per_token": "num_experts_per_tok",
     "norm_eps": "rms_norm_eps",
     "max_context": "max_position_embeddings",
 }
+_EXPERTS = {"experts_per_token": "num_experts_per_tok"}
 _GROUPED = {"n_expert_groups": ("n_group", 1), "topk_groups": ("topk_group", 1)}
 _TIED = {"tie_embeddings": ("tie_word_embeddings", False)}
 
@@ -30,7 +30,9 @@ _NO_MODULES = {"n_mtp_modules": 0}
 _PLAIN_EXPERTS = {"router_logit_bias": False, "expert_bias": False, "swiglu_limit": None}
 _UNIFORM_LAYERS = {"attention_sinks": False, "sliding_window": None}
 _NO_GROUPS = {"n_expert_groups": 1, "topk_groups": 1, "routed_scaling_factor": 1.0}
-_ONLY_EXPERTS = {"n_dense_layers": 0, "n_shared_experts": 0}
+_FIRST_DENSE = {"dense_layers": None}
+_ONLY_EXPERTS = _FIRST_DENSE | {"n_dense_layers": 0, "n_shared_experts": 0}
+_NO_EXPERTS = {"n_experts": 0}
 _HEADS = {"kv_lora_rank": None, "rope_halves": True}
 
 
@@ -48,6 +50,10 @@ class Family:
     """Our fields that have one value in this family."""
     also: tuple[str, ...] = ()
     """Further values of model_type for the same architecture."""
+    head_dim: int | None = None
+    """Width of a head where config.json has no head_dim; None: hidden_size over num_attention_heads."""
+    rope_theta: float | None = None
+    """Rotary base where config.json has none; None: it has to have one."""
 
 
 DEEPSEEK_V3 = Family(
@@ -55,6 +61,7 @@ DEEPSEEK_V3 = Family(
     architecture="DeepseekV3ForCausalLM",
     also=("kimi_k2",),
     fields=_COMMON
+    | _EXPERTS
     | {
         "n_dense_layers": "first_k_dense_replace",
         "kv_lora_rank": "kv_lora_rank",
@@ -79,6 +86,7 @@ DEEPSEEK_V3 = Family(
     fixed=_NO_EXTRAS
     | _PLAIN_EXPERTS
     | _UNIFORM_LAYERS
+    | _FIRST_DENSE
     | {"router_scores": "sigmoid", "normalise_gates": True, "rope_halves": False, "latent_norm_eps": 1e-6},
 )
 
@@ -86,6 +94,7 @@ GLM4_MOE = Family(
     model_type="glm4_moe",
     architecture="Glm4MoeForCausalLM",
     fields=_COMMON
+    | _EXPERTS
     | {
         "n_dense_layers": "first_k_dense_replace",
         "n_kv_heads": "num_key_value_heads",
@@ -105,6 +114,7 @@ GLM4_MOE = Family(
     | _PLAIN_EXPERTS
     | _UNIFORM_LAYERS
     | _HEADS
+    | _FIRST_DENSE
     | {"router_scores": "sigmoid", "normalise_gates": True, "out_bias": False},
 )
 
@@ -112,6 +122,7 @@ QWEN3_MOE = Family(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     fields=_COMMON
+    | _EXPERTS
     | {
         "n_kv_heads": "num_key_value_heads",
         "expert_ff_dim": "moe_intermediate_size",
@@ -123,21 +134,21 @@ QWEN3_MOE = Family(
         "qkv_bias": ("attention_bias", False),
         "out_bias": ("attention_bias", False),
     },
-    only={"hidden_act": "silu", "decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
+    only={"hidden_act": "silu", "use_sliding_window": False},
     fixed=_NO_EXTRAS
     | _NO_MODULES
     | _PLAIN_EXPERTS
     | _UNIFORM_LAYERS
     | _NO_GROUPS
-    | _ONLY_EXPERTS
     | _HEADS
-    | {"router_scores": "softmax", "qk_norm": True},
+    | {"router_scores": "softmax", "qk_norm": True, "n_shared_experts": 0},
 )
 
 GPT_OSS = Family(
     model_type="gpt_oss",
     architecture="GptOssForCausalLM",
     fields=_COMMON
+    | _EXPERTS
     | {
         "n_kv_heads": "num_key_value_heads",
         "expert_ff_dim": "intermediate_size",
@@ -167,7 +178,40 @@ GPT_OSS = Family(
     },
 )
 
-FAMILIES = (DEEPSEEK_V3, GLM4_MOE, QWEN3_MOE, GPT_OSS)
+_DENSE = _NO_EXTRAS | _NO_MODULES | _UNIFORM_LAYERS | _NO_EXPERTS | _HEADS
+_BIASES = {"qkv_bias": ("attention_bias", False), "out_bias": ("attention_bias", False)}
+
+LLAMA = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    fields=_COMMON,
+    # Without the key, and with null, there are as many heads of keys as of queries (config_json.py).
+    optional=_TIED | _BIASES | {"n_kv_heads": ("num_key_value_heads", 0)},
+    only={"hidden_act": "silu", "mlp_bias": False},
+    fixed=_DENSE | {"qk_norm": False},
+    rope_theta=10_000.0,
+)
+
+QWEN2 = Family(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    fields=_COMMON | {"n_kv_heads": "num_key_value_heads"},
+    optional=_TIED,
+    only={"hidden_act": "silu", "use_sliding_window": False},
+    fixed=_DENSE | {"qkv_bias": True, "out_bias": False, "qk_norm": False},
+)
+
+QWEN3 = Family(
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    fields=_COMMON | {"n_kv_heads": "num_key_value_heads"},
+    optional=_TIED | _BIASES,
+    only={"hidden_act": "silu", "use_sliding_window": False},
+    fixed=_DENSE | {"qk_norm": True},
+    head_dim=128,
+)
+
+FAMILIES = (DEEPSEEK_V3, GLM4_MOE, QWEN3_MOE, GPT_OSS, LLAMA, QWEN2, QWEN3)
 
 
 def find_family_by_type(model_type: str | None) -> Family | None:
@@ -177,14 +221,18 @@ def find_family_by_type(model_type: str | None) -> Family | None:
 
 def find_family(config: ModelConfig) -> Family:
     """Returns the family that can store this network. Raises a UserError that names a field that none can store."""
-    grouped = GPT_OSS if config.expert_bias else GLM4_MOE if config.router_scores == "sigmoid" else QWEN3_MOE
-    by_attention = {"mla": DEEPSEEK_V3, "gqa": grouped}
+    by_attention = {"mla": DEEPSEEK_V3, "gqa": _grouped_family(config)}
     name = attention_name(config)
     if name not in by_attention:
         raise UserError(
             f"attention={name!r} cannot be stored in a Hugging Face checkpoint; use {' or '.join(by_attention)}."
         )
     likely = by_attention[name]
+    if not config.n_experts and "n_experts" not in likely.fixed:
+        raise UserError(
+            f"n_experts=0 cannot be stored in a {likely.model_type} checkpoint; use grouped-query attention for a "
+            "network without experts."
+        )
     for field, value in likely.fixed.items():
         actual = getattr(config, field)
         if actual != value:
@@ -200,3 +248,12 @@ def find_family(config: ModelConfig) -> Family:
                 f"{likely.model_type} checkpoint."
             )
     return likely
+
+
+def _grouped_family(config: ModelConfig) -> Family:
+    """Returns the family that a network with grouped-query attention resembles most."""
+    if config.n_experts == 0:
+        if config.qk_norm:
+            return QWEN3
+        return QWEN2 if config.qkv_bias and not config.out_bias else LLAMA
+    return GPT_OSS if config.expert_bias else GLM4_MOE if config.router_scores == "sigmoid" else QWEN3_MOE

@@ -97,24 +97,24 @@ def tensor_layouts(config: ModelConfig, *, fused_experts: bool = False) -> dict[
             tuple(dims.split()), order, leaves, widths, index, sizes, interleaved=order[-1] == "t"
         )
 
-    def add_block(layer: int, stack: str, row: int) -> None:
-        dense = stack == "dense_layers"
+    def add_block(layer: int, stack: str, row: int, *, dense: bool) -> None:
         feed_forward = _feed_forward("mlp", "feed_forward", "f") if dense else _experts(config, fused_experts)
         attention = _ATTENTION[attention_name(config)](config)
         for name, spec, leaves, expert in [*_norms(), *attention, *feed_forward]:
             add(f"model.layers.{layer}.{name}", spec, *(f"{stack}.{leaf}" for leaf in leaves), index=(row, *expert))
 
     add("model.embed_tokens.weight", "w d -> w d", "embedding.table")
-    for layer in range(c.n_dense_layers):
-        add_block(layer, "dense_layers", layer)
-    for row in range(c.n_moe_layers):
-        add_block(c.n_dense_layers + row, "moe_layers", row)
+    rows = {True: 0, False: 0}  # in the stack of dense layers, and in that of expert layers
+    for layer in range(c.n_layers):
+        dense = c.is_dense(layer)
+        add_block(layer, "dense_layers" if dense else "moe_layers", rows[dense], dense=dense)
+        rows[dense] += 1
     for row in range(c.n_mtp_modules):
         layer = c.n_layers + row
         for name, leaf in _MTP_NORMS.items():
             add(f"model.layers.{layer}.{name}.weight", "d -> d", f"mtp.{leaf}.scale", index=(row,))
         add(f"model.layers.{layer}.eh_proj.weight", "d b -> b d", "mtp.projection", index=(row,))
-        add_block(layer, "mtp.block", row)
+        add_block(layer, "mtp.block", row, dense=False)
     add("model.norm.weight", "d -> d", "final_norm.scale")
     if not c.tie_embeddings:
         add("lm_head.weight", "w d -> d w", "head")

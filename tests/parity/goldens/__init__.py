@@ -15,7 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 FOLDER = Path(__file__).parent
-GOLDENS = ("direct_query_tied", "deepseek_grouped_fused", "kimi_like", "qwen3_moe", "glm4_moe", "gpt_oss")
+GOLDENS = (
+    "direct_query_tied",
+    "deepseek_grouped_fused",
+    "kimi_like",
+    "qwen3_moe",
+    "glm4_moe",
+    "gpt_oss",
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe_every_other_layer",
+)
 
 
 class Golden(NamedTuple):
