@@ -193,7 +193,11 @@ def test_filling_its_pipes_between_two_requests(host, pool):
             result = await sandbox.shell("echo now", timeout_s=2.0)
             assert result.outcome in ("ok", "output_limit") and result.seconds < 5
             assert len(result.stdout) < 3 * pool.limits.output_kb * 1024
-            assert (await sandbox.shell("kill %1 %2; wait; echo quiet")).stdout.endswith("quiet\n")
+            for _ in range(10):  # the flood may reach the limit of the command that is to end it
+                result = await sandbox.shell("kill %1 %2; wait; echo quiet")
+                if result.outcome == "ok":
+                    break
+            assert result.stdout.endswith("quiet\n")
 
     asyncio.run(go())
 
