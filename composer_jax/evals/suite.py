@@ -8,6 +8,7 @@ import numpy as np
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.summary import Compaction
+from composer_jax.evals.interval import interval
 from composer_jax.evals.pass_at_k import pass_at_k
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out
 from composer_jax.sampler.policy import Policy
@@ -39,9 +40,15 @@ class SuiteResult:
     """Means over graded episodes; infrastructure failures are counted separately and never score."""
 
     pass_at_1: float
+    low: float
+    """Lower end of the 95 % interval of pass@1 (evals/interval.py)."""
+    high: float
+    """Upper end of that interval."""
     pass_at_k: float
     """Probability that at least one of `attempts` attempts solves a task; a task with fewer graded attempts counts with
     those."""
+    tasks: int
+    """Tasks with a graded attempt."""
     attempts: int
     episodes: int
     infrastructure_failures: int
@@ -55,6 +62,8 @@ class SuiteResult:
     summary_tokens: float
     """Summary tokens per episode."""
     outcomes: dict[str, int]
+    solved: dict[str, float]
+    """Task id -> fraction of its graded attempts that solved it, to compare policies task by task."""
 
 
 async def run_suite(
@@ -85,10 +94,15 @@ def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
     def mean(values) -> float:
         return float(np.mean([float(v) for v in values]))
 
+    solved = {task: mean(attempts_at) for task, attempts_at in solved_by_task.items()}
+    low, high = interval(list(solved.values()))
     summaries, summary_tokens = mean(e.summaries for e in graded), mean(e.summary_tokens for e in graded)
     return SuiteResult(
         pass_at_1=mean(e.reward == 1 for e in graded),
+        low=low,
+        high=high,
         pass_at_k=float(np.mean(at_k)),
+        tasks=len(solved),
         attempts=attempts,
         episodes=len(graded),
         infrastructure_failures=len(episodes) - len(graded),
@@ -99,6 +113,7 @@ def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
         tokens_per_summary=summary_tokens / summaries if summaries else 0.0,
         summary_tokens=summary_tokens,
         outcomes=dict(outcomes),
+        solved=solved,
     )
 
 
