@@ -20,6 +20,8 @@ class AgentConfig:
     """What one episode may use."""
     compactions: Mapping[str, Compaction] = field(default_factory=_default_compactions)
     """Named ways of compaction, which rl.compaction and the suites of evaluate.suites choose from."""
+    system_prompt: str = ""
+    """Text of the system message of every episode (agent/prompts/system.py has one); empty writes none."""
     concurrency: int = 16
     """Sandboxes in use at once, and as many containers for tasks that need an image."""
 

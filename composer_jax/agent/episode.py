@@ -99,14 +99,15 @@ async def run_episode(
     cache: ResultCache | None = None,
     embedder: Embedder | None = None,
     images: ImagePools | None = None,
+    system_prompt: str = "",
 ) -> Episode:
     """Plays one episode of the policy behind `session` on `task`, and grades the workspace that it leaves.
 
     The reward is that of the grader if the policy called finish, else 0. `chat` is the format of all
     messages; the session ends what it samples at `chat.end`. `seed` is recorded; randomness is the session's.
     `cache` may serve any number of episodes; each has its own results. `embedder` adds embeddings to semantic_search,
-    which otherwise compares words. Tasks with an image are played in the containers of `images` instead of `pool`. The
-    session is left open.
+    which otherwise compares words. Tasks with an image are played in the containers of `images` instead of `pool`.
+    `system_prompt` is the text of a system message before the instruction; "" writes none. The session is left open.
 
     Raises UserError for a task with an image where there are no `images`.
     """
@@ -116,7 +117,7 @@ async def run_episode(
         raise UserError(f"task {task.id} needs the image {task.image}; play it with images=ImagePools()")
     else:
         task_workspace = images.workspace(task)
-    run = _Run(task, session, chat, compaction, limits)
+    run = _Run(task, session, chat, compaction, limits, system_prompt)
     results = cache.of_episode(task.id, seed) if cache else None
     try:
         async with task_workspace as place:
@@ -151,6 +152,7 @@ class _Run:
     chat: ChatFormat
     compaction: Compaction
     limits: EpisodeLimits
+    system_prompt: str = ""
     transcript: Transcript = field(default_factory=Transcript)
     turns: int = 0
     summaries: int = 0
@@ -159,8 +161,9 @@ class _Run:
 
     async def play(self, workspace: Workspace) -> Outcome:
         available = tools.select_tools(self.task.tools)
-        instruction = Message("user", self.task.instruction)
-        prompt = self.transcript.append("prompt", self.chat.render([instruction], available.values()))
+        system = [Message("system", self.system_prompt)] if self.system_prompt else []
+        messages = [*system, Message("user", self.task.instruction)]
+        prompt = self.transcript.append("prompt", self.chat.render(messages, available.values()))
         while True:
             node = await self.sample("assistant", self.limits.max_turn_tokens)
             if node is None:

@@ -42,6 +42,8 @@ class RolloutContext:
     """Embeds text for the tool semantic_search (run_episode)."""
     images: ImagePools | None = None
     """Containers for tasks with an image; None refuses such tasks."""
+    system_prompt: str = ""
+    """Text of the system message of every episode; "" writes none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,7 @@ async def _play(spec: EpisodeSpec, policy: Policy, context: RolloutContext) -> E
                 cache=context.cache,
                 embedder=context.embedder,
                 images=context.images,
+                system_prompt=context.system_prompt,
             )
         finally:
             session.close()

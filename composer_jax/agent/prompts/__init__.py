@@ -1,0 +1,1 @@
+"""Texts that agents are prompted with, one per file."""
