@@ -1,7 +1,8 @@
 """Addresses of weights on a command line: DIR for a native checkpoint, hf:DIR for Hugging Face, gguf:FILE for GGUF.
 
-DIR is a folder or a URL. The folder of a native checkpoint holds the steps, such as runs/demo/checkpoints/sft. The
-prefix hf: is optional for folders that exist, and gguf: for files that end in .gguf.
+DIR is a folder or a URL. The folder of a native checkpoint holds the steps, such as runs/demo/checkpoints/sft; the
+folder of a run (runs/demo) stands for the weights of its last finished stage. The prefix hf: is optional for folders
+that exist, and gguf: for files that end in .gguf.
 """
 
 import dataclasses
@@ -23,6 +24,8 @@ from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 
+STAGES = ("pretrain", "sft", "rl")
+"""Stages of a run that leave weights, in their order."""
 PREFIX, GGUF_PREFIX = "hf:", "gguf:"
 PREFIXES = {PREFIX: "hf", GGUF_PREFIX: "gguf"}
 
@@ -57,8 +60,12 @@ def find_weights(text: str) -> Address:
     if address.format == "gguf":
         open_gguf(address.path)
         return address
-    files = Folder(address.path).files()
-    if "config.json" in files:
+    folder = Folder(address.path)
+    files = folder.files()
+    if address.format == "native" and "checkpoints" in files:
+        address = address._replace(path=_last_stage(folder))
+        files = Folder(address.path).files()
+    elif "config.json" in files:
         address = address._replace(format="hf")
     if not address.huggingface and not any(file.isdigit() for file in files):
         raise UserError(
@@ -66,6 +73,14 @@ def find_weights(text: str) -> Address:
             "config.json of a Hugging Face checkpoint."
         )
     return address
+
+
+def _last_stage(run: Folder) -> str:
+    """Returns the folder of the checkpoints that a run's last finished stage left. Raises a UserError without one."""
+    done = [stage for stage in reversed(STAGES) if run.fs.exists(run.path(f"stages/{stage}.json"))]
+    if not done:
+        raise UserError(f"{run.name} is a run in which no stage of {', '.join(STAGES)} is done; run one first.")
+    return f"{run.root if run.local else run.name}/checkpoints/{done[0]}"
 
 
 def load_model_config(address: Address) -> ModelConfig:
@@ -99,12 +114,13 @@ def load_weights(address: Address, mesh: Mesh | None = None, dtype: str | None =
 
 
 def find_tokenizer_folder(address: Address) -> Folder | None:
-    """Returns the folder with the tokenizer of the weights: their own or the data folder of their run, or None."""
+    """Returns the folder with the tokenizer of the weights: their own, or that of their run's data or base, or None."""
     if address.format == "gguf":
         return None  # load_tokenizer_files has what is in the file
     folders = [Folder(address.path)]
     if folders[0].local and not address.huggingface:
-        folders.append(Folder(Path(address.path).parent.parent / "data"))
+        run = Path(address.path).parent.parent
+        folders += [Folder(run / "base"), Folder(run / "data")]
     for folder in folders:
         if folder.fs.isdir(folder.root) and any(file.startswith(TOKENIZER_FILES) for file in folder.files()):
             return folder
