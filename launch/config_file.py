@@ -31,7 +31,8 @@ def packaged_names() -> list[str]:
 def with_config_path(argv: Sequence[str]) -> list[str]:
     """Returns `argv` with the name of a packaged config ('tiny:smoke') replaced by its path.
 
-    Without --config, the config is the one that the folder of --workdir holds, if a run has begun there.
+    Without --config, the config is the one that the folder of --workdir holds, if a run has begun there, and otherwise
+    the packaged `base`, if --config.base names one.
 
     Raises:
       UserError: there is no packaged config of that name.
@@ -39,6 +40,8 @@ def with_config_path(argv: Sequence[str]) -> list[str]:
     argv = list(argv)
     if not any(_CONFIG.fullmatch(arg) for arg in argv) and (workdir := _begun_workdir(argv)):
         return [*argv[:1], f"--config={WORKDIR_CONFIG}:{workdir}", *argv[1:]]
+    if not any(_CONFIG.fullmatch(arg) for arg in argv) and "base" in _overrides(argv):
+        return [*argv[:1], f"--config={PACKAGED / 'base.py'}", *argv[1:]]
     for i, arg in enumerate(argv):
         if arg == "--":
             break
@@ -123,8 +126,8 @@ def parse_with_config(values: absl_flags.FlagValues, argv: Sequence[str]) -> Non
     config = load_config(argv)
     if config is None:
         raise UserError(
-            "--config is missing: the run's config, e.g. --config=tiny or --config=path/to/mine.py; only a --workdir "
-            "in which a run has begun needs none"
+            "--config is missing: the run's config, e.g. --config=tiny or --config=path/to/mine.py; a --workdir in "
+            "which a run has begun and a command with --config.base=hf:DIR need none"
         )
     for path in _overrides(argv):
         _check_field(path, config)

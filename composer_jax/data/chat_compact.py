@@ -11,6 +11,7 @@ from composer_jax.data import chat
 from composer_jax.data.chat import AssistantMessage, ToolCall
 from composer_jax.data.chat_format import ChatFormat, Conversation, ToolSpec, check_answers, rendered_calls
 from composer_jax.data.tokenizer import SPECIAL, Tokenizer
+from composer_jax.errors import UserError
 
 
 class CompactFormat(ChatFormat):
@@ -19,6 +20,9 @@ class CompactFormat(ChatFormat):
     tokenizer: Tokenizer
 
     def __init__(self, tok: Tokenizer) -> None:
+        """Raises UserError for the tokenizer of a published model, which lacks the control tokens."""
+        if not isinstance(tok, Tokenizer):
+            raise UserError('data.chat_format="compact" needs our own tokenizer; leave it empty in a run with a base.')
         self.end = tok.end
         self.end_tokens = (tok.end,)
         self.generation_prompt = [tok.assistant]

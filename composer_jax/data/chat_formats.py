@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.chat_format import ChatFormat
-from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.extensions import resolve
 
-CHAT_FORMATS: Mapping[str, Callable[[Tokenizer], ChatFormat]] = {"compact": CompactFormat}
+CHAT_FORMATS: Mapping[str, Callable[..., ChatFormat]] = {"compact": CompactFormat}
 """Builders by DataConfig.chat_format."""
 
 
-def chat_format_kind(name: str) -> Callable[[Tokenizer], ChatFormat]:
+def chat_format_kind(name: str) -> Callable[..., ChatFormat]:
     """Returns the builder that data.chat_format names.
 
     Raises:

@@ -33,12 +33,13 @@ class DataConfig:
     """Bytes of training source that the tokenizer is trained on."""
     tokenizer_texts: Mapping[str, TokenizerTextConfig] = field(default_factory=dict)
     """Name -> further texts for the tokenizer, such as tool calls, whose JSON source code does not show."""
-    chat_format: str = "compact"
+    chat_format: str = ""
     """How conversations become token ids: a name in data/chat_formats.py, or the import path of a class Tokenizer ->
-    ChatFormat."""
+    ChatFormat. Empty is the base's own format, and compact in a run without a base."""
 
     def __post_init__(self) -> None:
-        chat_format_kind(self.chat_format)
+        if self.chat_format:
+            chat_format_kind(self.chat_format)
         for name in ("max_bytes", "max_heldout_bytes", "tokenizer_bytes"):
             if getattr(self, name) < 1:
                 raise UserError(f"data.{name}={getattr(self, name)}; it must be at least 1 byte.")

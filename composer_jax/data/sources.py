@@ -10,7 +10,7 @@ import grain
 import numpy as np
 
 from composer_jax.data.documents import DocumentSource
-from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
 
@@ -62,7 +62,7 @@ class SourceInputs:
 
     documents: Sequence[np.ndarray]
     """Token ids, int32[n] each, of the files to train on."""
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     seed: int
     """The run's seed."""
 

@@ -18,6 +18,7 @@ from composer_jax.data.traces import TraceSource
 from composer_jax.demo import bugfix
 from composer_jax.demo.bugfix_expert import repair
 from composer_jax.demo.generate import generate
+from composer_jax.demo.tokenizer import require_own_tokenizer
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.trace_sources import SourceContext
 from composer_jax.tasks.task import Task
@@ -31,7 +32,7 @@ def pretraining_exercises(inputs: SourceInputs, *, count: int) -> TraceSource:
     Their stream of tasks belongs to pretraining, so no later stage repeats one of them.
     """
     seed = hash_seed("pretrain", inputs.seed)
-    return TraceSource(repair_exercises(seed, count, inputs.tokenizer, train_module=True))
+    return TraceSource(repair_exercises(seed, count, require_own_tokenizer(inputs.tokenizer), train_module=True))
 
 
 def repair_exercises(
@@ -76,7 +77,7 @@ class RepairExercises:
     def traces(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns (tokens int32 [n], trained bool [n]) of every exercise; only the edit is trained."""
         seed = hash_seed("sft exercises", self.context.seed)
-        return repair_exercises(seed, self.count, self.context.tokenizer, train_module=False)
+        return repair_exercises(seed, self.count, require_own_tokenizer(self.context.tokenizer), train_module=False)
 
     def report(self) -> dict[str, Any]:
         """Returns nothing: exercises have no results."""

@@ -17,6 +17,7 @@ from composer_jax.demo.bugfix_expert import BugfixRates
 from composer_jax.demo.expert import Rates, make_traces
 from composer_jax.demo.generate import generate
 from composer_jax.demo.recall_expert import RecallRates
+from composer_jax.demo.tokenizer import require_own_tokenizer
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.progress import Progress
@@ -90,7 +91,7 @@ def play_experts(tasks, compactions: list[Compaction], context: SourceContext, r
                 tasks,
                 lambda task, index: compactions[index],
                 pool,
-                context.tokenizer,
+                require_own_tokenizer(context.tokenizer),
                 limits=EpisodeLimits(agent.limits.max_turns, 10_000, 10_000),
                 seed=context.seed,
                 rates=rates,

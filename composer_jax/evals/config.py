@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from composer_jax.errors import UserError
 from composer_jax.tasks.task import SPLITS, Split
 
-WHICH = ("before", "after")
-"""The two evaluations of a run: of the SFT policy and of the RL policy."""
+WHICH = {"base": "evaluate the base", "before": "evaluate before RL", "after": "evaluate after RL"}
+"""The evaluations of a run in their order, and what their progress bars say."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class SuiteConfig:
     """Suite of the same tasks without compaction; the compaction error is its pass@1 minus this suite's."""
     results: Mapping[str, str] = field(default_factory=dict)
     """Measure (pass_at_1, pass_at_k, tokens_per_summary, compaction_error, ...) -> further dotted key of results.json.
-    "{which}" stands for before or after, "{k}" for the number of attempts; a key without "{which}" keeps the value of
-    the first evaluation."""
+    "{which}" stands for base, before or after, "{k}" for the number of attempts; a key without "{which}" keeps the
+    value of the first evaluation."""
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -41,7 +41,7 @@ class SuiteConfig:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """What is evaluated before and after RL."""
+    """What is evaluated: the base of a run that has one, the policy before RL, and the policy after it."""
 
     suites: Mapping[str, SuiteConfig] = field(default_factory=dict)
     """Name -> suite of generated tasks."""

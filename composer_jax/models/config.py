@@ -9,6 +9,21 @@ import jax.numpy as jnp
 from composer_jax.errors import UserError
 from composer_jax.models.rope import Llama3Rope, RopeScaling, Yarn
 
+COMPUTATION_FIELDS = (
+    "dispatch",
+    "capacity_factor",
+    "cache_dtype",
+    "param_dtype",
+    "compute_dtype",
+    "scan_unroll",
+    "heads_at_once",
+    "head_chunk",
+    "expert_chunk",
+    "remat",
+    "remat_saves",
+)
+"""Fields that say how a network is computed; all others say which network it is."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -126,7 +141,7 @@ class ModelConfig:
     init_std: float | None = None
     """Standard deviation of every weight matrix (DeepSeek-V3: 0.006); None: 1/sqrt(fan in)."""
 
-    # -- Computation: changes speed and memory, and rounding at most
+    # -- Computation: changes speed and memory, and rounding at most (COMPUTATION_FIELDS)
     dispatch: str = "ring"
     """Expert dispatch: a name in parallel/dispatch ("dense", "ring", "all_to_all", "ragged_all_to_all") or an import
     path. dense computes every expert for every token; ring never drops a token; the other two send less where the

@@ -13,7 +13,7 @@ from typing import Any, Self
 from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
 
-STAGES = ("before", "after", "rl")
+STAGES = ("base", "before", "after", "rl")
 KINDS = ("prompt", "assistant", "tool", "summary_request", "summary", "carry")
 
 

@@ -74,6 +74,7 @@ def read_suites(results: Results, config: Mapping[str, Any]) -> list[SuiteMeasur
             name, configs.get(name, {}), measured[name].get("before") or {}, measured[name].get("after") or {}
         )
         for name in dict.fromkeys((*headline, *measured))
+        if "before" in measured[name] or "after" in measured[name]
     ]
 
 

@@ -7,25 +7,32 @@ file states only what it changes:
         config = default_config(PRESETS["moonlight_16b_a3b"])
         config.pretrain.steps = 1000
         return config
+
+A run that starts from published weights names them as config.base and may leave the network to them:
+`default_config()` has a model section without sizes, which the base fills in.
 """
 
+import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from composer_jax.agent.config import AgentConfig
+from composer_jax.checkpoint.address import STAGES
 from composer_jax.data.config import DataConfig
 from composer_jax.data.sources import SourceConfig
 from composer_jax.errors import UserError
 from composer_jax.evals.config import EvaluateConfig
 from composer_jax.models.config import ModelConfig
+from composer_jax.models.presets import PRESETS
 from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.rl.config import RLConfig
 from composer_jax.sampler.config import SamplerConfig
+from composer_jax.stages.base import NETWORK_FIELDS, with_base_model
 from composer_jax.stages.renamed import RENAMED
-from composer_jax.stages.schema import from_mapping, to_config_dict
+from composer_jax.stages.schema import from_mapping, plain_value, to_config_dict
 from composer_jax.stages.trace_sources import TraceSourceConfig
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.train.losses import LanguageLossConfig
@@ -100,6 +107,12 @@ class RunConfig:
 
     model: ModelConfig
     """What the network is and how it is computed."""
+    base: str = ""
+    """Address of the weights that the run starts from: hf:DIR (a folder or gs:// URL of a published model), gguf:FILE,
+    or the folder of a native checkpoint; empty starts from random weights."""
+    stages: tuple[str, ...] = STAGES
+    """Training stages of the run, of pretrain, sft and rl. A stage that is left out is skipped: the next one starts
+    from the weights before it."""
     seed: int = 0
     """Seed of initialisation, data order, tasks and sampling."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
@@ -122,6 +135,11 @@ class RunConfig:
     """Evaluation before and after RL."""
 
     def __post_init__(self) -> None:
+        if list(self.stages) != [name for name in STAGES if name in self.stages]:
+            raise UserError(
+                f"config.stages={self.stages} is not a selection of {', '.join(STAGES)} in this order; use "
+                'for example ("sft", "rl").'
+            )
         self.agent.compaction(self.rl.compaction, "rl.compaction")
         for family, name in self.rl.family_compactions.items():
             self.agent.compaction(name, f"rl.family_compactions.{family}")
@@ -140,22 +158,34 @@ class RunConfig:
         self.agent.compaction(self.evaluate.heldout_compaction, "evaluate.heldout_compaction")
 
 
-def default_config(model: ModelConfig | Mapping[str, Any]) -> ConfigDict:
+def default_config(model: ModelConfig | Mapping[str, Any] | None = None) -> ConfigDict:
     """Returns a ConfigDict with every field of RunConfig at its default, for a config file to change.
 
     Args:
-      model: the network; a preset of models/presets.py or the fields of one.
+      model: the network; a preset of models/presets.py or the fields of one. None leaves it to config.base.
     """
-    if not isinstance(model, ModelConfig):
-        model = ModelConfig(**model)
-    return to_config_dict(RunConfig(model))
+    if model is not None:
+        return to_config_dict(RunConfig(model if isinstance(model, ModelConfig) else ModelConfig(**model)))
+    any_network = next(iter(PRESETS.values()))
+    config = to_config_dict(RunConfig(any_network))
+    defaults = {field.name: field.default for field in fields(ModelConfig)}
+    hints = typing.get_type_hints(ModelConfig)
+    config.model = ConfigDict(
+        {
+            name: plain_value(None if name in NETWORK_FIELDS else default, hints[name])
+            for name, default in defaults.items()
+        }
+    )
+    return config
 
 
 def run_config(config: Mapping[str, Any]) -> RunConfig:
     """Builds the RunConfig of a ConfigDict or nested dict, and checks it.
 
+    A model section without sizes is filled in from config.base, which is read for it.
+
     Raises:
       UserError: an unknown, missing or renamed field, or a value of a wrong type or out of range, named in the
         sentence.
     """
-    return from_mapping(RunConfig, config, "config", RENAMED)
+    return from_mapping(RunConfig, with_base_model(config), "config", RENAMED)

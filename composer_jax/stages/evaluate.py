@@ -1,20 +1,43 @@
-"""Evaluation on held-out tasks, before and after RL."""
+"""Evaluation on held-out tasks: of the base, before RL, and after RL."""
 
 import dataclasses
 from typing import Any
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_record import build_episode_record
+from composer_jax.evals.config import WHICH
 from composer_jax.evals.suite import Suite, SuiteResult, compaction_error, run_suite
 from composer_jax.observe.episodes import EpisodeRecord, write_episodes
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import require_one_process
 from composer_jax.stages.run import Run
 
-POLICIES = {"before": "sft", "after": "rl"}
-"""Evaluation -> the stage whose weights it measures."""
 HELDOUT = "heldout_"
 """Beginning of the names of the suites of tasks.heldout; the task family follows."""
+
+
+def evaluations(run: Run) -> list[str]:
+    """Returns the evaluations that the run has, of evals/config.py: WHICH, in their order.
+
+    "base" is left out where RL starts from the base itself, which "before" then measures, and "after" without RL.
+    """
+    has = {
+        "base": bool(run.config.base) and run.model.stage_before("rl") is not None,
+        "before": True,
+        "after": "rl" in run.config.stages,
+    }
+    return [which for which in WHICH if has[which]]
+
+
+def policy_stage(run: Run, which: str) -> str | None:
+    """Returns the training stage whose weights an evaluation measures; None for the run's initial weights."""
+    return {"base": None, "before": run.model.stage_before("rl"), "after": "rl"}[which]
+
+
+def is_ready(run: Run, which: str) -> bool:
+    """Returns whether the weights that an evaluation measures are there."""
+    stage = policy_stage(run, which)
+    return stage is None or run.is_done(stage)
 
 
 def suites(run: Run) -> dict[str, Suite]:
@@ -42,20 +65,21 @@ def evaluate(run: Run, which: str) -> None:
     """Measures all suites and leaves episodes/WHICH.jsonl.
 
     Args:
-      which: "before" (the policy that SFT left) or "after" (the one that RL left).
+      which: "base" (the untouched base), "before" (the policy that RL starts from) or "after" (the one that RL left).
     """
     name = f"evaluate_{which}"
     require_one_process("evaluation")
     if run.workdir.stage_done(name):
         return
-    weights = run.model.weights_of(POLICIES[which])
+    stage = policy_stage(run, which)
+    weights = run.model.initial_weights() if stage is None else run.model.weights_of(stage)
     with run.stage(name) as result, run.services.rollout_context() as (context, loop):
         sampler = run.services.sampler_with(*weights, version=0)
         chosen = suites(run)
         measures: dict[str, SuiteResult] = {}
         records: list[EpisodeRecord] = []
         decoded, busy = sampler.decoded_tokens, sampler.busy_seconds
-        with Progress(sum(len(s.specs()) for s in chosen.values()), "episode", f"evaluate {which} RL") as progress:
+        with Progress(sum(len(s.specs()) for s in chosen.values()), "episode", WHICH[which]) as progress:
             for suite in chosen.values():
                 measures[suite.name], episodes = loop.run(
                     run_suite(suite, sampler, context, lambda _, name=suite.name: progress.update(1, suite=name))

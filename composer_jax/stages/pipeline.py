@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from composer_jax.evals.config import WHICH
 from composer_jax.parallel.processes import require_one_process
-from composer_jax.stages.evaluate import evaluate
+from composer_jax.stages.evaluate import evaluate, evaluations
 from composer_jax.stages.pretrain import pretrain
 from composer_jax.stages.reinforce import reinforce
 from composer_jax.stages.report import report, results
@@ -16,16 +17,15 @@ from composer_jax.stages.sft import sft
 def pipeline(run: Run) -> Path:
     """Runs every stage and returns the report's path; its last line on stdout holds the headline results."""
     require_one_process("the whole pipeline")
-    if not run.is_done("evaluate_after"):
+    measured = evaluations(run)
+    if not run.is_done(f"evaluate_{measured[-1]}"):
         run.services.check()
-    for stage in (
-        pretrain,
-        sft,
-        lambda run: evaluate(run, "before"),
-        reinforce,
-        lambda run: evaluate(run, "after"),
-    ):
-        stage(run)
+    train = {"pretrain": pretrain, "sft": sft, "rl": reinforce}
+    for step in ("base", "pretrain", "sft", "before", "rl", "after"):
+        if step in run.config.stages:
+            train[step](run)
+        elif step in measured:
+            evaluate(run, step)
         sys.stderr.flush()
     path = report(run)
     summary = results(run)
@@ -35,12 +35,14 @@ def pipeline(run: Run) -> Path:
 
 
 def headline(name: str, suite: dict[str, Any]) -> str:
-    """Returns the results of one suite in words: "bugfix pass@1 0.30 -> 0.89"."""
-    before, after = suite["before"], suite["after"]
-    words = f"{name} pass@1 {before['pass_at_1']:.2f} -> {after['pass_at_1']:.2f}"
-    if "compaction_error" in before:
-        words += (
-            f", compaction error {before['compaction_error']:.2f} -> {after['compaction_error']:.2f}, summaries of "
-            f"{before['tokens_per_summary']:.0f} -> {after['tokens_per_summary']:.0f} tokens"
-        )
+    """Returns the results of one suite in words, an arrow between evaluations: "bugfix pass@1 0.30 -> 0.89"."""
+    measured = [suite[which] for which in WHICH if which in suite]
+
+    def course(measure: str, digits: int) -> str:
+        return " -> ".join(f"{measures[measure]:.{digits}f}" for measures in measured)
+
+    words = f"{name} pass@1 {course('pass_at_1', 2)}"
+    if "compaction_error" in measured[0]:
+        words += f", compaction error {course('compaction_error', 2)}, summaries of "
+        words += f"{course('tokens_per_summary', 0)} tokens"
     return words

@@ -14,6 +14,7 @@ def pretrain(run: Run) -> None:
     """Leaves checkpoints/pretrain and metrics/pretrain.jsonl."""
     if run.is_done("pretrain"):
         return
+    weights = run.model.weights_before("pretrain")
     config = run.config.pretrain
     with run.stage("pretrain") as result:
         tok = run.model.tokenizer
@@ -25,7 +26,7 @@ def pretrain(run: Run) -> None:
             seed=run.config.seed,
         )
         learner = run.model.learner(config.optimizer, config.steps, config.loss, config.bias_rate)
-        state = learner.init_state(*run.model.init_weights())
+        state = learner.init_state(*weights)
         plan = FitPlan("pretrain", config.steps, config.save_every, config.evaluate_every)
         with run.model.store("pretrain") as store, run.metrics("pretrain") as metrics:
             fit(

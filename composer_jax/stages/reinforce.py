@@ -25,7 +25,7 @@ def reinforce(run: Run) -> None:
     require_one_process("RL")
     if run.workdir.stage_done("rl"):
         return
-    params, router_bias = run.model.weights_of("sft")
+    params, router_bias = run.model.weights_before("rl")
     config = run.config.rl
     with run.stage("rl") as result, run.services.rollout_context() as (context, loop):
         learner = run.model.learner(config.optimizer, config.steps, config.loss)

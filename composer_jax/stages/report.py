@@ -1,16 +1,18 @@
 """results.json, and the report made from it. The config says what is measured; results.json follows from it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.evals.config import WHICH
+from composer_jax.evals.interval import interval
 from composer_jax.observe.report import write_report
-from composer_jax.stages.evaluate import HELDOUT
+from composer_jax.stages.evaluate import HELDOUT, policy_stage
 from composer_jax.stages.run import Run
 
-STAGES = ("pretrain", "sft", "evaluate_before", "rl", "evaluate_after")
+STAGES = ("evaluate_base", "pretrain", "sft", "evaluate_before", "rl", "evaluate_after")
 
 
 def report(run: Run) -> Path:
@@ -50,18 +52,37 @@ def results(run: Run) -> dict[str, Any]:
 def _add_suites(run: Run, out: dict[str, Any], which: str, suites: dict[str, dict[str, Any]]) -> None:
     """Adds every measure under suites.NAME.WHICH, and those that the config names under their own keys."""
     for name, measures in suites.items():
-        out.setdefault("suites", {}).setdefault(name, {})[which] = measures
+        kept = {key: value for key, value in measures.items() if key != "solved"}
+        out.setdefault("suites", {}).setdefault(name, {})[which] = kept
         if name.startswith(HELDOUT):
             family = name.removeprefix(HELDOUT).replace(".", "_")  # a dot leads to a field within a field
             _put(out, f"heldout.{family}.pass_at_1_{which}", measures["pass_at_1"])
     for name, suite in run.config.evaluate.suites.items():
         for measure, key in suite.results.items():
-            if "{which}" in key or which == WHICH[0]:
-                _put(out, key.format(which=which, k=suite.attempts), suites[name][measure])
+            _put(out, key.format(which=which, k=suite.attempts), suites[name][measure])
+    if run.config.base and (pooled := pool(suites)):
+        out["suites"][policy_stage(run, which) or "base"] = pooled
+
+
+def pool(suites: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns pass@1 with its 95 % interval over the tasks of all suites of tasks.heldout; {} where there are none."""
+    heldout = [measures for name, measures in suites.items() if name.startswith(HELDOUT)]
+    solved = [rate for measures in heldout for rate in measures["solved"].values()]
+    if not solved:
+        return {}
+    low, high = interval(solved)
+    return {
+        "pass_at_1": sum(solved) / len(solved),
+        "low": low,
+        "high": high,
+        "tasks": len(solved),
+        "attempts": heldout[0]["attempts"],
+    }
 
 
 def _put(out: dict[str, Any], path: str, value: Any) -> None:
+    """Puts a value at a dotted path; a value of an earlier evaluation stays."""
     *sections, name = path.split(".")
     for section in sections:
         out = out.setdefault(section, {})
-    out[name] = value
+    out.setdefault(name, value)

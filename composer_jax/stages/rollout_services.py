@@ -83,7 +83,15 @@ class RolloutServices:
             pool = LocalSandboxPool(self.tasks.limits, size=agent.concurrency)
             images = ImagePools(agent.concurrency)
             try:
-                yield RolloutContext(self.model.chat, pool, agent.limits, ResultCache(), images=images), loop
+                context = RolloutContext(
+                    self.model.chat,
+                    pool,
+                    agent.limits,
+                    ResultCache(),
+                    images=images,
+                    system_prompt=agent.system_prompt,
+                )
+                yield context, loop
             finally:
                 loop.run(pool.close())
                 loop.run(images.close())

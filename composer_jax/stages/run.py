@@ -17,6 +17,7 @@ from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
+from composer_jax.stages.base import with_base_model
 from composer_jax.stages.config import RunConfig, run_config
 from composer_jax.stages.renamed import RENAMED
 from composer_jax.stages.rollout_services import RolloutServices
@@ -44,6 +45,8 @@ class Run:
     """
 
     def __init__(self, config: Mapping[str, Any], workdir: Path | str):
+        # The run keeps what its base says about the network: a base that changes later does not go unnoticed.
+        config = with_base_model(config)
         self.config: RunConfig = run_config(config)
         plain = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
         configure_cpu(self.config.mesh.cpu_devices)
@@ -56,6 +59,8 @@ class Run:
         self.data = RunData(self.config, self.path)
         self.model = RunModel(self.config, self.path, lambda: self.mesh, self.data, self.workdir)
         self.services = RolloutServices(self.config, self.path, self.model, self.workdir)
+        if not self.config.stages or not self.is_done(self.config.stages[0]):
+            self.model.check_base()  # before anything large is loaded
 
     def __enter__(self) -> "Run":
         return self
@@ -99,19 +104,21 @@ class Run:
             )
 
     def _require_divisible(self, mesh: Mesh) -> None:
-        """Checks all stages before the first one starts."""
+        """Checks all stages of the run before the first one starts."""
         config, shards = self.config, batch_shards(mesh)
-        rows_of = {
-            "pretrain.batch_size": config.pretrain.batch_size,
-            "sft.batch_size": config.sft.batch_size,
-            **({"sampler.slots": config.sampler.slots} if config.sampler.mesh is None else {}),
-            **{f"rl.batches[{i}]": rows for i, (_, rows) in enumerate(config.rl.batches)},
+        shapes_of = {
+            "pretrain": {"pretrain.batch_size": (config.pretrain.batch_size, config.pretrain.seq_len)},
+            "sft": {"sft.batch_size": (config.sft.batch_size, config.sft.seq_len)},
+            "rl": {f"rl.batches[{i}]": (rows, length) for i, (length, rows) in enumerate(config.rl.batches)},
         }
+        shapes = {name: shape for stage in config.stages for name, shape in shapes_of[stage].items()}
+        rows_of = {name: rows for name, (rows, _) in shapes.items()}
+        if config.sampler.mesh is None:
+            rows_of["sampler.slots"] = config.sampler.slots
         for name, rows in rows_of.items():
             if rows % shards:
                 raise UserError(f"{name} has {rows} rows for {shards} devices; use a multiple of {shards}.")
-        lengths = (config.pretrain.seq_len, config.sft.seq_len, *(length for length, _ in config.rl.batches))
-        for length in lengths:
+        for _, length in shapes.values():
             zigzag_order(length, mesh.shape["context"])  # raises UserError for lengths that do not divide
 
 

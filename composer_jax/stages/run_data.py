@@ -8,13 +8,17 @@ from typing import Literal
 
 import numpy as np
 
+from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.corpus import Corpus, SourceFile, find_corpus, read_texts
+from composer_jax.data.load_chat_format import load_chat_format
+from composer_jax.data.text_tokenizer import TextTokenizer, check_vocab_size
 from composer_jax.data.token_cache import cache_file, encode_files, read_encoded
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from composer_jax.extensions import import_object
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
+from composer_jax.stages.base import copy_base_files
 from composer_jax.stages.config import RunConfig
 
 
@@ -36,8 +40,25 @@ class RunData:
         )
 
     @functools.cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer; process 0 trains it once per run."""
+    def base_chat(self) -> ChatFormat | None:
+        """The chat format of the run's base, with its tokenizer; None without a base.
+
+        Raises:
+          UserError: the base has no tokenizer or chat template, or its tokenizer has more ids than the embedding.
+        """
+        if not self.config.base:
+            return None
+        folder = self.folder.parent / "base"
+        broadcast_from_process0(lambda: None if folder.exists() else copy_base_files(self.config.base, folder))
+        chat = load_chat_format(folder)
+        check_vocab_size(chat.tokenizer, self.config.model.vocab_size, self.config.base)
+        return chat
+
+    @functools.cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer: the base's, or one that process 0 trains once per run."""
+        if self.base_chat is not None:
+            return self.base_chat.tokenizer
         path = self.folder / "tokenizer.json"
         broadcast_from_process0(lambda: None if path.exists() else self._train_tokenizer(path))
         return Tokenizer.load(path)

@@ -6,14 +6,17 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
+from composer_jax.checkpoint.address import STAGES
 from composer_jax.checkpoint.native import model_notes, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.chat_formats import chat_format_kind
-from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.data.text_tokenizer import TextTokenizer
+from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.processes import broadcast_from_process0
+from composer_jax.stages.base import check_base_model, load_base_weights
 from composer_jax.stages.config import RunConfig
 from composer_jax.stages.run_data import RunData
 from composer_jax.train.learner import Learner
@@ -36,18 +39,28 @@ class RunModel:
         return self._mesh()
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> TextTokenizer:
         """The run's tokenizer."""
         return self.data.tokenizer
 
     @functools.cached_property
     def chat(self) -> ChatFormat:
-        """The format of all conversations, which data.chat_format names."""
-        return chat_format_kind(self.config.data.chat_format)(self.tokenizer)
+        """The format of all conversations: the one that data.chat_format names, or the base's own."""
+        name = self.config.data.chat_format
+        if not name and self.data.base_chat is not None:
+            return self.data.base_chat
+        return chat_format_kind(name or "compact")(self.tokenizer)
 
-    def init_weights(self) -> tuple[Params, Params]:
-        """Returns random (params, router_bias) on the mesh."""
+    def initial_weights(self) -> tuple[Params, Params]:
+        """Returns the (params, router_bias) that the run starts from, of its base or random, on the mesh."""
+        if self.config.base:
+            return load_base_weights(self.config.base, self.definition, self.mesh)
         return self.definition.init(self.config.seed, self.mesh)
+
+    def check_base(self) -> None:
+        """Raises a UserError if the base cannot be read, or config.model contradicts it."""
+        if self.config.base:
+            check_base_model(self.config.base, self.definition.config)
 
     def store(self, stage: str) -> CheckpointStore:
         """Opens the checkpoints of a stage, which keep one step to fall back on if the latest is damaged."""
@@ -58,6 +71,24 @@ class RunModel:
         broadcast_from_process0(lambda: self.workdir.stage_result(stage))
         with self.store(stage) as store:
             return restore_weights(store, self.definition, self.mesh)
+
+    def stage_before(self, stage: str) -> str | None:
+        """Returns the training stage whose weights `stage` starts from; None where it starts from the initial ones."""
+        earlier = STAGES[: STAGES.index(stage)]
+        return next((name for name in reversed(earlier) if name in self.config.stages), None)
+
+    def weights_before(self, stage: str) -> tuple[Params, Params]:
+        """Returns the (params, router_bias) that a training stage starts from.
+
+        Raises:
+          UserError: the run skips this stage, or the stage before it is not done.
+        """
+        if stage not in self.config.stages:
+            raise UserError(
+                f"config.stages={self.config.stages} leaves out {stage}; begin a run whose config.stages names it."
+            )
+        before = self.stage_before(stage)
+        return self.initial_weights() if before is None else self.weights_of(before)
 
     def learner(
         self,

@@ -26,18 +26,23 @@ def to_config_dict(section: Any) -> ConfigDict:
     type, so that the command line can set it.
     """
     if not dataclasses.is_dataclass(section):
-        return ConfigDict({name: _plain(value, Any) for name, value in section.items()})
+        return ConfigDict({name: plain_value(value, Any) for name, value in section.items()})
     hints = typing.get_type_hints(type(section))
     return ConfigDict(
-        {field.name: _plain(getattr(section, field.name), hints[field.name]) for field in dataclasses.fields(section)}
+        {
+            field.name: plain_value(getattr(section, field.name), hints[field.name])
+            for field in dataclasses.fields(section)
+        }
     )
 
 
-def _plain(value: Any, hint: Any) -> Any:
+def plain_value(value: Any, hint: Any) -> Any:
+    """Returns the value of a field as a ConfigDict holds it; None of a plain type is a placeholder of that type."""
     if dataclasses.is_dataclass(value) or isinstance(value, Mapping):
         return to_config_dict(value)
     if value is None:
-        kinds = [kind for kind in typing.get_args(hint) if kind in (bool, int, float, str)]
+        options = (hint, *(type(o) if isinstance(o, str) else o for o in typing.get_args(hint)))  # Literals are strings
+        kinds = [kind for kind in options if kind in (bool, int, float, str)]
         return placeholder(kinds[0]) if kinds else None
     return value
 

@@ -18,7 +18,7 @@ def sft(run: Run) -> None:
     """Leaves checkpoints/sft and metrics/sft.jsonl."""
     if run.is_done("sft"):
         return
-    params, router_bias = run.model.weights_of("pretrain")
+    params, router_bias = run.model.weights_before("sft")
     broadcast_from_process0(run.services.check)
     config = run.config.sft
     with run.stage("sft") as result:

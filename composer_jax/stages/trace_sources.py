@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from composer_jax.agent.config import AgentConfig
 from composer_jax.data.chat_format import ChatFormat
-from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.data.traces import Trace
 from composer_jax.errors import UserError
 from composer_jax.extensions import import_object
@@ -19,7 +19,7 @@ class SourceContext:
 
     seed: int
     """The run's seed."""
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     """The run's tokenizer."""
     chat: ChatFormat
     """Format of all conversations."""

@@ -103,7 +103,7 @@ def test_missing_and_misplaced_files(config_file, tmp_path):
     assert f"there are {config_file}" in error_of(f"--config={tmp_path}/tine.py")
     assert "relative to the current folder" in error_of("--config=nowhere/tiny.py")
     assert error_of(f"--config={config_file}:huge") == "no size 'huge'; sizes are tiny and smoke"
-    packaged = "there is no packaged config 'nowhere'; packaged are kimi_k2_5, moonlight, tiny; a file of yours"
+    packaged = "there is no packaged config 'nowhere'; packaged are base, kimi_k2_5, moonlight, tiny; a file of yours"
     assert packaged in error_of("--config=nowhere:smoke", "--workdir=w")
     (tmp_path / "none.py").write_text("def get_config(): return {}\n")
     assert "returns dict, not a ConfigDict" in error_of(f"--config={tmp_path}/none.py")
@@ -290,5 +290,5 @@ def test_a_begun_run_needs_no_config(tmp_path):
 
 
 def test_a_folder_without_a_run_needs_a_config(tmp_path):
-    with pytest.raises(UserError, match="--config is missing.*only a --workdir in which a run has begun needs none"):
+    with pytest.raises(UserError, match="--config is missing.*a --workdir in which a run has begun"):
         flags.parse(["prog", f"--workdir={tmp_path}"])

@@ -1,0 +1,109 @@
+"""Base: the weights that a run starts from, with the network, tokenizer and chat format that belong to them.
+
+config.base is the address of a published model (hf:DIR, gguf:FILE) or of a native checkpoint (RUN/checkpoints/STAGE).
+Fields of config.model that describe the network then come from the base. A field that the config sets as well must
+agree with the base; fields that say how the network is computed stay the config's.
+"""
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from composer_jax.atomic_write import write_atomically
+from composer_jax.checkpoint.address import (
+    find_weights,
+    load_model_config,
+    load_tokenizer_files,
+    load_weights,
+)
+from composer_jax.errors import UserError
+from composer_jax.models.config import COMPUTATION_FIELDS, ModelConfig
+from composer_jax.models.model_def import ModelDef, Params
+
+UNSTORED_FIELDS = ("init", "init_std")
+"""Fields about initial weights, which a base has already."""
+NETWORK_FIELDS = tuple(
+    field.name for field in dataclasses.fields(ModelConfig) if field.name not in (*COMPUTATION_FIELDS, *UNSTORED_FIELDS)
+)
+
+
+@functools.lru_cache(maxsize=8)
+def read_base_model(base: str) -> ModelConfig:
+    """Returns the ModelConfig of the weights at the address `base`. Raises UserError if there are none."""
+    return load_model_config(find_weights(base))
+
+
+def with_base_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the config with the network fields that are None filled in from config.base.
+
+    A model section that states its sizes (vocab_size) is complete, and the base is not read.
+
+    Raises:
+      UserError: sizes are missing and there is no base, or none can be read there.
+    """
+    model: Any = config.get("model")
+    if not hasattr(model, "items") or model.get("vocab_size", 0) is not None:
+        return config
+    base = config.get("base")
+    if not base:
+        raise UserError(
+            "config.base is empty and config.model has no sizes; name a base, e.g. --config.base=hf:DIR, or use a "
+            "config that describes a network."
+        )
+    theirs = dataclasses.asdict(read_base_model(base))
+    fields = {name: theirs.get(name) if value is None else value for name, value in model.items()}
+    plain = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
+    return plain | {"model": fields}
+
+
+def check_base_model(base: str, model: ModelConfig) -> None:
+    """Raises a UserError that names the first network field in which the config differs from its base.
+
+    A config may shorten max_context; a longer one than the base allows is refused.
+    """
+    theirs = read_base_model(base)
+    for name in NETWORK_FIELDS:
+        here, there = getattr(model, name), getattr(theirs, name)
+        if name == "max_context":
+            if here > there:
+                raise UserError(
+                    f"config.model.max_context={here} is longer than the {there} tokens that {base} allows; use at "
+                    f"most {there}."
+                )
+        elif here != there:
+            raise UserError(
+                f"config.model.{name}={here!r} differs from {name}={there!r} of {base}; leave it out, because the "
+                "base says what the network is."
+            )
+
+
+def load_base_weights(base: str, definition: ModelDef, mesh: Mesh) -> tuple[Params, Params]:
+    """Loads (params, router_bias) of a base onto the mesh, in the param_dtype of the run's network."""
+    check_base_model(base, definition.config)
+    loaded = load_weights(find_weights(base), mesh, dtype=definition.config.param_dtype)
+    return loaded.params, loaded.router_bias
+
+
+def copy_base_files(base: str, folder: Path) -> None:
+    """Copies tokenizer, chat template and generation defaults of a base into a folder, all or none.
+
+    Report and resume then do not need the base.
+
+    Raises:
+      UserError: there are no weights at the address, or no tokenizer beside them.
+    """
+    files = load_tokenizer_files(find_weights(base))
+    if files is None:
+        raise UserError(f"{base} has no tokenizer.json; add the tokenizer of the model to that folder.")
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, content in files.items():
+        write_atomically(partial / name, content)
+    partial.rename(folder)

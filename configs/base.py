@@ -1,0 +1,40 @@
+"""Any published model as an agent: the network comes from --config.base, everything else is a default to change.
+
+    python -m launch.evaluate --config.base=hf:DIR --config.tasks.heldout=TASKS --workdir=runs/before
+    python -m launch.sft --config=base --config.base=hf:DIR --workdir=runs/mine ...
+
+This is the config of a command that names a base and no --config. Sizes are for a context of 32 thousand tokens, on as
+many devices as there are; a model with a shorter context takes `base:8192`. Numbers are ours (not published).
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from composer_jax.agent.prompts.system import SYSTEM
+from composer_jax.errors import UserError
+from composer_jax.stages.config import default_config
+
+CONTEXT = 32_768
+SHORTEST = 1024
+
+
+def get_config(context: str = str(CONTEXT)) -> ConfigDict:
+    """context: tokens of the longest episode, which the sampler holds and RL trains on."""
+    if not context.isdigit() or int(context) < SHORTEST:
+        raise UserError(f"configs/base.py takes a context of at least {SHORTEST} tokens, not {context!r}.")
+    tokens = int(context)
+    config: Any = default_config()  # Any: a ConfigDict types its sections as plain values
+    config.stages = ("sft", "rl")
+    config.model.update({"param_dtype": "float32", "head_chunk": 2048})
+    for stage in (config.pretrain, config.sft):
+        stage.update({"batch_size": 8, "seq_len": tokens})
+    for stage in (config.pretrain, config.sft, config.rl):
+        stage.optimizer.update({"peak": 1e-5, "warmup": 10, "final": 0.1})
+    config.agent.system_prompt = SYSTEM
+    config.agent.limits.update({"max_turn_tokens": min(2048, tokens // 8), "max_episode_tokens": 2 * tokens})
+    config.agent.compactions.summary.update({"trigger": 3 * tokens // 4, "max_summary_tokens": min(1024, tokens // 8)})
+    config.rl.batches = ((tokens, 8),)
+    config.rl.trigger = (5 * tokens // 8, 3 * tokens // 4)
+    config.sampler.update({"slots": 16, "capacity": tokens, "prefill_shapes": ((4, 128), (1, 1024))})
+    return config
