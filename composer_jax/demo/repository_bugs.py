@@ -1,0 +1,158 @@
+"""Bugs of the bug-fixing family, played with the tools of repositories: for published models, which know such tools.
+
+The workspace is that of composer_jax/demo/bugfix.py. The agent runs `python run_tests.py` in the shell, reads files
+with line numbers and edits them by replacement. `RepositoryBugTraces` is an SFT source of an expert without planted
+weaknesses, which plays training tasks in sandboxes; its traces are conversations of any chat format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from composer_jax.agent.episode import Episode, run_episode
+from composer_jax.atomic_write import open_atomically
+from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.traces import Trace
+from composer_jax.demo import bugfix
+from composer_jax.errors import UserError
+from composer_jax.event_loop import EventLoop
+from composer_jax.observe.progress import Progress
+from composer_jax.parallel.processes import broadcast_from_process0
+from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sandbox import LocalSandboxPool
+from composer_jax.seeds import hash_seed, seeded_random
+from composer_jax.stages.trace_sources import SourceContext
+from composer_jax.tasks.task import Split, Task
+
+FAMILY = "bugs"
+TOOLS = tuple(f"repository/{name}" for name in ("read_file", "edit_file", "shell", "finish"))
+INSTRUCTION = (
+    "A function in this folder does not do what the comment below its name says. Find it with `python run_tests.py` "
+    "and correct its code."
+)
+RUN_TESTS = "python run_tests.py"
+
+
+class RepositoryBugs:
+    """The task family of this file."""
+
+    def generate(self, split: Split, seed: int, index: int) -> Task:
+        task = bugfix.generate(split, hash_seed(FAMILY, seed) % 2**31, index)
+        return dataclasses.replace(
+            task, id=f"{FAMILY}-{split}-{seed}-{index}", family=FAMILY, tools=TOOLS, instruction=INSTRUCTION
+        )
+
+
+def expert_turns(task: Task, rng: random.Random) -> Iterator[tuple[str, ToolCall]]:
+    """Yields the text and the call of every turn of a complete repair; the wording varies with `rng`."""
+    know = task.metadata
+    path, name, comment = know["path"], know["function"], know["head"].partition("# ")[2].strip()
+    yield rng.choice(("I run the tests.", "First I run the tests.")), ToolCall("shell", {"command": RUN_TESTS})
+    yield f"{name} is wrong. I look for it.", ToolCall("shell", {"command": f"grep -n 'def {name}' *.py"})
+    yield f"It is in {path}.", ToolCall("read_file", {"path": path})
+    yield (
+        f"{name} should return: {comment}. I correct its code.",
+        ToolCall("edit_file", {"path": path, "old": know["old"], "new": know["new"]}),
+    )
+    yield "I run the tests again.", ToolCall("shell", {"command": RUN_TESTS})
+    yield rng.choice(("All tests pass.", "The tests pass now.")), ToolCall("finish", {})
+
+
+class ScriptedSession:
+    """A Session (sampler/policy.py) that says the turns of a script, whatever the observations are.
+
+    Log-probabilities are 0 and versions -1, because no weights sampled these tokens.
+    """
+
+    def __init__(self, turns: Iterator[tuple[str, ToolCall]], chat: ChatFormat, capacity: int):
+        self.length, self.capacity = 0, capacity
+        self._turns, self._chat, self._calls = turns, chat, 0
+
+    async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
+        content, call = next(self._turns)
+        ids = self._chat.render_assistant(content, [call], calls_before=self._calls)[: params.max_tokens]
+        self._calls += 1
+        self.length += len(delta) + len(ids)
+        reason = "stop" if ids[-1] in self._chat.end_tokens else "length"
+        return Sample(ids, [0.0] * len(ids), [-1] * len(ids), reason)
+
+    def reset(self) -> None:
+        raise UserError("the expert of repository bugs writes no summaries; make its traces without compaction.")
+
+    def close(self) -> None:
+        self._turns = iter(())
+
+
+class RepositoryBugTraces:
+    """A ConversationSource (stages/trace_sources.py): expert episodes, played once per run and kept in DIR/data.
+
+    count: number of training tasks, none of which RL sees.
+    """
+
+    def __init__(self, context: SourceContext, count: int):
+        self.context, self.count = context, count
+        self.path = context.folder / "repository_bugs.npz"
+
+    def traces(self) -> list[Trace]:
+        """Returns (tokens int32 [n], trained bool [n]) of every episode. Process 0 plays them."""
+        broadcast_from_process0(lambda: None if self.path.exists() else self._write(self.play()))
+        with np.load(self.path) as file:
+            ends = np.cumsum(file["lengths"])[:-1]
+            return list(zip(np.split(file["tokens"], ends), np.split(file["trained"], ends), strict=True))
+
+    def report(self) -> Mapping[str, Any]:
+        """Returns {"expert_reward": {"bugs": mean reward}}."""
+        with np.load(self.path) as file:
+            return {"expert_reward": {FAMILY: float(file["reward"])}}
+
+    def play(self) -> list[Episode]:
+        """Plays the expert on `count` tasks, in sandboxes, with a progress bar."""
+        agent, seed, family = self.context.agent, self.context.seed, RepositoryBugs()
+        limits = dataclasses.replace(agent.limits, max_episode_tokens=1 << 20, max_turn_tokens=1 << 20, max_turns=100)
+        tasks = [family.generate("train", hash_seed("sft", seed) % 2**31, i) for i in range(self.count)]
+
+        async def play_all(progress: Progress) -> list[Episode]:
+            slots = asyncio.Semaphore(agent.concurrency)
+
+            async def one(task: Task, pool: LocalSandboxPool) -> Episode:
+                async with slots:
+                    turns = expert_turns(task, seeded_random("expert", seed, task.id))
+                    session = ScriptedSession(turns, self.context.chat, capacity=1 << 20)
+                    compaction = agent.compaction("none", "agent.compactions")
+                    episode = await run_episode(
+                        task,
+                        session,
+                        pool,
+                        self.context.chat,
+                        compaction=compaction,
+                        limits=limits,
+                        system_prompt=agent.system_prompt,
+                    )
+                progress.update(1)
+                return episode
+
+            async with LocalSandboxPool(size=agent.concurrency) as pool, asyncio.TaskGroup() as group:
+                running = [group.create_task(one(task, pool)) for task in tasks]
+            return [episode.result() for episode in running]
+
+        with EventLoop() as loop, Progress(self.count, "trace", "expert traces") as progress:
+            return loop.run(play_all(progress))
+
+    def _write(self, episodes: Sequence[Episode]) -> None:
+        rows = [row for episode in episodes for row in episode.transcript.rows()]
+        rewards = [episode.reward for episode in episodes if episode.reward is not None]
+        with open_atomically(self.path) as file:
+            np.savez_compressed(
+                file,
+                tokens=np.concatenate([row.tokens for row in rows]),
+                trained=np.concatenate([row.trained for row in rows]),
+                lengths=np.array([len(row.tokens) for row in rows], np.int32),
+                reward=np.float32(np.mean(rewards)),
+            )
