@@ -9,8 +9,8 @@ import composer_jax
 
 NOTEBOOK = {
     *("Task", "Episode", "Transcript", "run_episode", "Sampler", "Learner", "SandboxPool", "LocalSandboxPool"),
-    *("Run", "pretrain", "sft", "reinforce", "evaluate", "report", "pipeline", "load_hf", "save_hf"),
-    *("ModelConfig", "ModelDef", "Tokenizer", "UserError", "read_episodes", "read_metrics"),
+    *("Run", "pretrain", "sft", "reinforce", "evaluate", "report", "pipeline", "load_hf", "load_model", "save_hf"),
+    *("Model", "ModelConfig", "ModelDef", "Tokenizer", "UserError", "read_episodes", "read_metrics"),
 }
 
 

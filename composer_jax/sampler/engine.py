@@ -76,7 +76,7 @@ class Sampler:
         self._free: list[int] = []
         self._waiting: list[Request] = []
         self._running: dict[int, Request] = {}
-        self._serving = False
+        self.is_serving = False
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -131,13 +131,13 @@ class Sampler:
         """
         if self.version < 0:
             raise RuntimeError("call Sampler.update before serving")
-        if self._serving:
+        if self.is_serving:
             raise RuntimeError("this sampler is serving already; open sessions inside the block that is running")
         self._waiting, self._running, self._error, self._leaving = [], {}, None, False
         self._free = [local * self.shards + shard for shard in range(self.shards) for local in range(self.per_shard)]
         self._free.sort(reverse=True)
         self._slot_freed, self._work = asyncio.Event(), asyncio.Event()
-        self._serving, server = True, asyncio.create_task(self._serve())
+        self.is_serving, server = True, asyncio.create_task(self._serve())
         try:
             yield self
         finally:
@@ -147,7 +147,7 @@ class Sampler:
             try:
                 await server
             finally:
-                self._serving = False
+                self.is_serving = False
 
     async def open(self, seed: int) -> SlotSession:
         """Returns a session with an empty context, after waiting for a free slot.

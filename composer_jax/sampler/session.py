@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +37,7 @@ class SlotSession:
         self.length = context + len(sample.tokens)
         return sample
 
-    async def stream(self, delta: Sequence[int], params: SamplingParams) -> AsyncIterator[SampleChunk]:
+    async def stream(self, delta: Sequence[int], params: SamplingParams) -> AsyncGenerator[SampleChunk]:
         """Like `sample`, but yields the tokens as decode calls finish; the last chunk has the finish reason.
 
         Closing the iterator early ends the message after the chunks that it yielded. So does the session's next call.

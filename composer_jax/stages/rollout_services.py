@@ -36,8 +36,8 @@ class RolloutServices:
                 "model.dispatch='all_to_all' drops tokens when an expert is full, and the sampler does not count them; "
                 "use model.dispatch=ring for RL and evaluation."
             )
-        chat = self.model.chat
-        return Sampler(self.model.definition, self.model.mesh, self.config.sampler, end_tokens=(chat.end,))
+        model = self.model
+        return Sampler(model.definition, model.mesh, self.config.sampler, end_tokens=model.chat.end_tokens)
 
     def sampler_with(self, params: Params, router_bias: Params, version: int) -> Sampler:
         """Returns the run's sampler with these weights; the first call compiles all of its programs."""

@@ -58,7 +58,7 @@ def test_read_episodes(tmp_path, capsys):
 
 def test_sample_weights_is_fixed_by_the_seed(tmp_path):
     sample_weights.write_small_model(tmp_path / "model")
-    sample = lambda seed: asyncio.run(sample_weights.answer(tmp_path / "model", "Add.", 12, seed))  # noqa: E731
+    sample = lambda seed: sample_weights.answer(tmp_path / "model", "Add.", 12, seed)  # noqa: E731
     first = sample(0)
     assert first and first == sample(0) and first != sample(1)
 

@@ -1,0 +1,47 @@
+"""Generates text from weights at an address: what `launch.generate` does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import jax
+
+from composer_jax.checkpoint.address import find_weights, load_model_config
+from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.platform import use_compilation_cache
+from composer_jax.stages.model import load_model
+from composer_jax.stages.text_processor import SamplingOptions, open_text_processor
+
+
+def generate(
+    checkpoint: str,
+    prompt: str,
+    *,
+    chat: bool,
+    dtype: str | None,
+    axes: Mapping[str, int],
+    seed: int,
+    options: SamplingOptions,
+) -> Iterator[str]:
+    """Yields the text that follows a prompt, or with `chat` the answer to it, as it is sampled.
+
+    Args:
+      checkpoint: an address (checkpoint/address.py).
+      axes: sizes of mesh axes; none of them is one device.
+      seed, options: as in Model.generate.
+
+    Raises:
+      UserError: no such weights, an unusable prompt, or parameters out of range; before any weight is read.
+    """
+    use_compilation_cache()
+    require_float_dtype(dtype)
+    address = find_weights(checkpoint)
+    text = open_text_processor(address, load_model_config(address))
+    text.params(**options)
+    text.encode_chat(prompt) if chat else text.encode_prompt(prompt)
+    mesh = make_mesh(jax.devices()[: math.prod(axes.values())], **axes) if axes else None
+    model = load_model(address, mesh, dtype, mtp=False)
+    answer = model.chat if chat else model.generate
+    yield from answer(prompt, stream=True, seed=seed, **options)

@@ -1,0 +1,67 @@
+"""Plays one episode from a notebook: opens the sandboxes and the session that it needs, and closes them."""
+
+from __future__ import annotations
+
+from composer_jax import agent
+from composer_jax.agent.config import AgentConfig
+from composer_jax.agent.episode import Episode, EpisodeLimits
+from composer_jax.agent.summary import Compaction
+from composer_jax.data.chat_format import ChatFormat
+from composer_jax.errors import UserError
+from composer_jax.event_loop import EventLoop
+from composer_jax.sampler.policy import Policy
+from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
+from composer_jax.stages.model import Model
+from composer_jax.tasks.images.pools import ImagePools
+from composer_jax.tasks.suites.run import SUITE_LIMITS
+from composer_jax.tasks.task import Task
+
+
+def run_episode(
+    task: Task,
+    policy: Model | Policy,
+    *,
+    seed: int = 0,
+    chat: ChatFormat | None = None,
+    limits: EpisodeLimits | None = None,
+    compaction: Compaction | None = None,
+) -> Episode:
+    """Plays one episode of a policy on a task in a sandbox of this machine, and returns it graded.
+
+    Blocks, also in a notebook. `composer_jax.agent.run_episode` is the form for code that has a session and sandboxes.
+
+    Args:
+      seed: uint32; fixes what the policy samples.
+      chat: the format of messages; None is that of a Model.
+      limits: None is the default of agent.limits.
+      compaction: None asks for a summary when three quarters of the session's context are full.
+
+    Raises:
+      UserError: a model without a chat format, or a task whose image is not on this machine.
+    """
+    if chat is None:
+        if not isinstance(policy, Model):
+            raise UserError(f"{type(policy).__name__} has no chat format of its own; give chat=.")
+        chat = policy.chat_format
+    with EventLoop() as loop:
+        return loop.run(_play(task, policy, seed, chat, limits or AgentConfig().limits, compaction))
+
+
+async def _play(
+    task: Task, policy: Policy, seed: int, chat: ChatFormat, limits: EpisodeLimits, compaction: Compaction | None
+) -> Episode:
+    pool = LocalSandboxPool(SandboxLimits() if task.repository is None else SUITE_LIMITS, size=1)
+    images = ImagePools(1)
+    try:
+        async with policy.serving():
+            session = await policy.open(seed)
+            try:
+                summaries = compaction or Compaction(trigger=max(1, session.capacity * 3 // 4))
+                return await agent.run_episode(
+                    task, session, pool, chat, compaction=summaries, limits=limits, seed=seed, images=images
+                )
+            finally:
+                session.close()
+    finally:
+        await pool.close()
+        await images.close()
