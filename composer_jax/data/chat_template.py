@@ -1,104 +1,124 @@
-"""The chat format of a published model with a Jinja template and tool calls in the style of Hermes and Qwen.
+"""The chat format of a published model with a Jinja template: the template's frames around text and sampled ids.
 
-    call = <tool_call>, {"name": NAME, "arguments": {...}}, </tool_call>; both are control tokens of the tokenizer
+A frame is what the template writes around a message: the ids before its content and those after it. An episode takes
+only the frames of new messages from the template. Its history stays as it was sampled, even where the template would
+rewrite earlier messages (Qwen3 drops the thinking of earlier turns). Frames are found by rendering short conversations
+with an anchor, a word that occurs nowhere else, in the last message of the history. A given conversation (`render`) is
+what the template makes of it.
 
-The ids of a turn are those that the template appends to the conversation. A template that rewrites earlier messages
-when a later one is added is refused: the model's context would not hold the ids that it sampled.
+How tools are declared, called and answered is up to the subclasses in chat_hermes.py and chat_text_tools.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
-from composer_jax.data.call_scanner import CallSpan, CallTokens, join_content, scan_calls
-from composer_jax.data.chat import AssistantMessage, Malformed, ToolCall, check_call, is_tool_name, read_json
+from composer_jax.data.chat import AssistantMessage, ToolCall
 from composer_jax.data.chat_format import (
     ChatFormat,
     Conversation,
     Message,
     ToolSpec,
     check_answers,
-    declarations,
     end_tokens,
-    rendered_calls,
 )
-from composer_jax.data.control_text import ControlText
+from composer_jax.data.control_text import THINKING, ControlText
 from composer_jax.data.jinja_template import JinjaTemplate
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.errors import UserError
 
-CALL = ("<tool_call>", "</tool_call>")
-"""The control tokens around a call."""
-
 _WORD = "composer"  # stands for any text, to find what the template writes around it
-_ASK = {"role": "user", "content": _WORD}
+_ANCHOR = "composeranchor"  # marks the end of a history
 _NO_MARK = "\0"  # for texts without guarded values
+
+Dicts = list[dict[str, Any]]
+"""Messages, or declarations of tools, as a template takes them."""
 
 
 class TemplateFormat(ChatFormat):
-    """The format of a model with a chat template whose tokenizer has the control tokens CALL."""
+    """The format of a model with a chat template whose messages end with a control token."""
 
     tokenizer: ModelTokenizer
 
     def __init__(self, tok: ModelTokenizer, template: JinjaTemplate) -> None:
-        """Raises UserError when the tokenizer lacks the control tokens, or the template is not prefix-stable."""
+        """Raises UserError for a template of which the frames of new messages cannot be isolated."""
         self.tokenizer = tok
-        self._template = template
-        begin, finish = (tok.id_of(name) for name in CALL)
-        self._control = ControlText(tok)
-        asked, opened = self._text([_ASK]), self._text([_ASK], opened=True)
-        self.generation_prompt = self._control.ids(self._added(asked, opened), _NO_MARK)
-        message = self._added(opened, self._text([_ASK, {"role": "assistant", "content": _WORD}]))
-        self.end, *self._tail = self._control.ids(message.partition(_WORD)[2], _NO_MARK) or [-1]
+        self.template = template
+        self.control = ControlText(tok)
+        opened = self._added([Message("user", _ANCHOR)], (), opened=True)
+        self.generation_prompt = self._ids(opened)
+        newest = self._added([Message("user", _ANCHOR)], [_say(_WORD)])
+        # What every message of the model begins with. The generation prompt may go on, for instance with <think>.
+        self._head = commonprefix([opened, newest])
+        self._opening = opened[len(self._head) :]
+        # What the model is to write before a content without thinking.
+        self._written = newest[len(opened) :].partition(_WORD)[0].replace(_NO_MARK, "")
+        if self._opening:
+            self._written = f"\n{THINKING[1]}\n\n" if THINKING[0] in self._opening else ""
+        self.end, *self._tail = self._ids(self._rest([Message("user", _WORD), _say(_ANCHOR)])) or [-1]
         if self.end not in tok.names:
             raise UserError(
                 f"the chat template of {template.name} ends no message of the model with a control token; "
                 f"use another template"
             )
         self.end_tokens = end_tokens(self.end, tok)
-        self._call_tokens = CallTokens(begin, finish, frozenset(self.end_tokens))
-        with_call = self._text([_ASK, *_as_dicts([AssistantMessage(_WORD, (ToolCall(_WORD, {}),), True)])])
-        self._separator, call, _ = self._added(opened, with_call).partition(_WORD)[2].partition(CALL[0])
-        if not call:
-            raise UserError(
-                f"the chat template of {template.name} writes no calls between {CALL[0]} and {CALL[1]}; "
-                f"use a model whose template does"
-            )
         self._check()
 
+    @abstractmethod
+    def _dicts(
+        self, messages: Conversation, tools: Iterable[ToolSpec], mark: str, calls_before: int = 0
+    ) -> tuple[Dicts, Dicts]:
+        """Returns the messages and the tools for the template, with everything that is not ours guarded by `mark`."""
+
+    @abstractmethod
+    def _content(self, sampled: Sequence[int]) -> AssistantMessage:
+        """Parses a message of the model; `_written` may still be in front of its content."""
+
     def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
-        mark, guarded = self._guarded(messages, declared := declarations(tools))
-        declared = [{**tool, "function": self._control.broken(tool["function"], mark)} for tool in declared]
+        tools = list(tools)
+        mark = self._mark(messages, tools)
+        dicts, declared = self._dicts(messages, tools, mark)
         ids: list[int] = []
         tail: list[int] = []  # what follows the end token of the model's last message
         before = ""
-        for count in _turn_ends(guarded):
+        for count in _turn_ends(dicts):
             ids += tail
-            text, tail = self._text(guarded[:count], declared), []
-            if guarded[count - 1]["role"] == "assistant":
-                opened = self._text(guarded[: count - 1], declared, opened=True)
-                ids += self._control.ids(self._added(before, opened), mark)
-                sampled, tail = self._split(self._control.ids(self._added(opened, text), mark))
-                ids += sampled
-            else:
-                ids += self._control.ids(self._added(before, text), mark)
-            before = text
+            text, tail = self.template.text(dicts[:count], declared, False), []
+            steps = [text]
+            if dicts[count - 1]["role"] == "assistant":
+                steps = [self.template.text(dicts[: count - 1], declared, True), text]
+            for step in steps:
+                if not step.startswith(before):
+                    return self._render_whole(dicts, declared, mark)
+                added, before = self.control.ids(step[len(before) :], mark), step
+                ids += added
+            if len(steps) > 1:
+                length = len(ids) - len(added)
+                sampled, tail = self._split(added)
+                ids[length:] = sampled
         return ids
 
     def render_assistant(self, content: str, calls: Sequence[ToolCall], *, calls_before: int = 0) -> list[int]:
-        mark, guarded = self._guarded([AssistantMessage(content, tuple(calls), True)], calls_before=calls_before)
-        opened, text = self._text([_ASK], opened=True), self._text([_ASK, *guarded])
-        return self._split(self._control.ids(self._added(opened, text), mark))[0]
+        history, message = Message("user", _ANCHOR), AssistantMessage(content, tuple(calls), True)
+        mark = self._mark([message])
+        text = self._added([history], [message], mark=mark, calls_before=calls_before)
+        if not self._opening:
+            return self._split(self.control.ids(text[len(self._head) :], mark))[0]
+        # The generation prompt goes beyond what the template writes before a message of a history, so the content
+        # continues it instead of being what the template makes of it.
+        anchored = AssistantMessage(_ANCHOR, message.calls, True)
+        after = self._rest([history, anchored], mark=mark, calls_before=calls_before, anchors=2)
+        unthinking = "" if THINKING[1] in content else self._written
+        guarded = self.control.guard_said(unthinking + content.removeprefix(self._opening), mark)
+        return self._split(self.control.ids(guarded + after, mark))[0]
 
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
-        message = scan_calls(ids, self._call_tokens)
-        before = self.tokenizer.decode(message.before)
-        if message.calls:
-            before = before.removesuffix(self._separator)
-        calls = tuple(self._parse_call(span) for span in message.calls)
-        return AssistantMessage(join_content(before, self.tokenizer.decode(message.after)), calls, message.complete)
+        message = self._content(list(ids))
+        return AssistantMessage(message.content.removeprefix(self._written), message.calls, message.complete)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
         return [*([] if self.end in sampled else [self.end]), *self._tail]
@@ -111,7 +131,7 @@ class TemplateFormat(ChatFormat):
         pieces, at = [], 0
         for number, turn in enumerate(turns):
             # A template may put all answers of a turn into one message: an answer ends where the next one differs.
-            end = max(at, _common_prefix(turn, turns[-1]))
+            end = max(at, len(commonprefix([turn, turns[-1]])))
             pieces.append([*(self.close(sampled) if number == 0 else []), *turns[-1][at:end]])
             at = end
         return pieces
@@ -133,32 +153,70 @@ class TemplateFormat(ChatFormat):
                 return text[len(head) : len(text) - len(foot)]
         return self.text(ids)
 
-    def _guarded(
-        self, messages: Conversation, declared: Sequence[dict[str, Any]] = (), calls_before: int = 0
-    ) -> tuple[str, list[dict[str, Any]]]:
-        """Returns a mark, and the messages for the template with contents and arguments guarded by it."""
-        mark = self._control.mark(_as_dicts(messages, calls_before), list(declared), self._template.source)
-        return mark, _as_dicts(messages, calls_before, lambda value: self._control.guard(value, mark))
+    def _mark(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> str:
+        """A mark that occurs in nothing that is rendered."""
+        return self.control.mark(self._dicts(messages, tools, _NO_MARK), self.template.source)
 
-    def _text(
-        self, messages: list[dict[str, Any]], declared: Sequence[dict[str, Any]] = (), opened: bool = False
+    def _ids(self, text: str) -> list[int]:
+        return self.control.ids(text, _NO_MARK)
+
+    def _rest(
+        self,
+        messages: Conversation,
+        *,
+        opened: bool = False,
+        mark: str = _NO_MARK,
+        calls_before: int = 0,
+        anchors: int = 1,
     ) -> str:
-        return self._template.text(messages, declared, opened)
+        """The text that the template writes after the anchor; after the last of several `anchors`."""
+        dicts, _ = self._dicts(messages, (), mark, calls_before)
+        _, *rest = self.template.text(dicts, (), opened).split(_ANCHOR, anchors)
+        if len(rest) < anchors:
+            raise self._not_isolated("it leaves out or changes an earlier message when a later one comes")
+        return rest[-1]
 
-    def _added(self, before: str, after: str) -> str:
-        """The text that the template appended. Raises UserError if it rewrote the text before."""
+    def _added(
+        self,
+        history: Conversation,
+        new: Conversation,
+        *,
+        opened: bool = False,
+        mark: str = _NO_MARK,
+        calls_before: int = 0,
+    ) -> str:
+        """The text that the template writes for new messages, after a history whose last message has the anchor."""
+        before = self._rest(history, mark=mark, calls_before=calls_before)
+        after = self._rest([*history, *new], opened=opened, mark=mark, calls_before=calls_before)
         if not after.startswith(before):
-            raise UserError(
-                f"the chat template of {self._template.name} rewrites earlier messages when a later one comes, so "
-                f"a model would not see what it sampled; use a template that only appends"
-            )
+            raise self._not_isolated("it rewrites the end of a message when a later one comes")
         return after[len(before) :]
+
+    def _not_isolated(self, reason: str) -> UserError:
+        return UserError(
+            f"the chat template of {self.template.name} does not let the frames of new messages be isolated: {reason}; "
+            f"use another template"
+        )
+
+    def _render_whole(self, dicts: Dicts, declared: Dicts, mark: str) -> list[int]:
+        """Renders a conversation in which the template rewrites earlier messages.
+
+        As elsewhere, the content of a message of the model is encoded apart from what is before it.
+        """
+        text = self.template.text(dicts, declared, False)
+        pieces = text.split(self._head) if any(i in self.tokenizer.names for i in self._ids(self._head)) else [text]
+        ids = self.control.ids(pieces[0], mark)
+        for piece in pieces[1:]:
+            ids += [*self._ids(self._head), *self.control.ids(piece, mark)]
+        if dicts[-1]["role"] == "assistant" and self.end in ids:
+            del ids[len(ids) - ids[::-1].index(self.end) :]
+        return ids
 
     def _split(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """Splits a message of the model into the ids that it samples and those that follow."""
         if self.end not in ids:
             raise UserError(
-                f"the chat template of {self._template.name} does not end every message of the model with "
+                f"the chat template of {self.template.name} does not end every message of the model with "
                 f"{self.tokenizer.names[self.end]}; use another template"
             )
         end = ids.index(self.end) + 1
@@ -166,23 +224,27 @@ class TemplateFormat(ChatFormat):
 
     def _answered(self, names: Sequence[str], answers: Sequence[str]) -> list[int]:
         """The ids of answers to calls of tools of these names."""
-        calls = AssistantMessage("", tuple(ToolCall(name, {}) for name in names), True)
-        mark, guarded = self._guarded([calls, *(Message("tool", answer) for answer in answers)])
-        before, after = self._text([_ASK, guarded[0]]), self._text([_ASK, *guarded])
-        return self._control.ids(self._added(before, after), mark)
+        calls = AssistantMessage(_ANCHOR, tuple(ToolCall(name, {}) for name in names), True)
+        new = [Message("tool", answer) for answer in answers]
+        mark = self._mark([calls, *new])
+        return self.control.ids(self._added([Message("user", _WORD), calls], new, mark=mark), mark)
 
     @cached_property
     def _user_frame(self) -> tuple[list[int], list[int]]:
         """The ids before and after the body of a user message."""
-        calls = _as_dicts([AssistantMessage("", (ToolCall(_WORD, {}),), True), Message("tool", _WORD)])
+        call = ToolCall(_WORD, {})
+        histories: list[Conversation] = [
+            [Message("user", _WORD), _say(_ANCHOR)],
+            [Message("user", _WORD), _say(_WORD, call), Message("tool", _ANCHOR)],
+        ]
         frames = []
-        for before in ([_ASK], [_ASK, *calls]):
-            head, _, foot = self._added(self._text(before), self._text([*before, _ASK])).partition(_WORD)
-            frames.append((self._control.ids(head, _NO_MARK), self._control.ids(foot, _NO_MARK)))
+        for history in histories:
+            head, _, foot = self._added(history, [Message("user", _WORD)]).partition(_WORD)
+            frames.append((self._ids(head), self._ids(foot)))
         if frames[0] != frames[1]:
             raise UserError(
-                f"the chat template of {self._template.name} writes a user message after another one differently than "
-                f"after the answer of a tool; use another template"
+                f"the chat template of {self.template.name} writes a user message after a message of the model "
+                f"differently than after the answer of a tool; use another template"
             )
         return frames[0]
 
@@ -198,76 +260,34 @@ class TemplateFormat(ChatFormat):
         return frames
 
     def _check(self) -> None:
-        """Raises UserError unless a conversation has the same ids rendered whole and turn by turn."""
+        """Raises UserError unless the frames of new messages are the same early and late in a conversation."""
         calls = (ToolCall(_WORD, {_WORD: _WORD}), ToolCall(_WORD, {}))
-        ask, answer = Message("user", _WORD), Message("tool", _WORD)
-        whole: list[Message | AssistantMessage] = [ask]
-        turns = [self.render(whole)]
-        for calls_before in (0, len(calls)):
-            sampled = self.render_assistant(_WORD, calls, calls_before=calls_before)
-            turns += [self.generation_prompt, sampled, *self.bridge(sampled, [_WORD, _WORD])]
-            whole += [AssistantMessage(_WORD, calls, True), answer, answer]
-        turns += [self.generation_prompt, self.render_assistant(_WORD, ())]
-        whole.append(AssistantMessage(_WORD, (), True))
-        self.render([*whole, ask])
-        if self.render(whole) != [i for turn in turns for i in turn]:
+        answers = [Message("tool", _WORD), Message("tool", _WORD)]
+
+        def frames(history: Conversation, last: Message) -> list[str]:
+            said = AssistantMessage(_ANCHOR, calls, True)
+            return [
+                self._added([*history, Message(last.role, _ANCHOR)], (), opened=True),
+                self._added([*history, Message(last.role, _ANCHOR)], [_say(_WORD)]),
+                self._rest([*history, last, said]),
+                self._added([*history, last, said], answers),
+            ]
+
+        ask = Message("user", _WORD)
+        early = frames([], ask)
+        late = frames([ask, AssistantMessage(_WORD, calls, True), answers[0]], answers[1])
+        if early != late:
             raise UserError(
-                f"the chat template of {self._template.name} writes a message differently depending on those before "
+                f"the chat template of {self.template.name} writes a message differently depending on those before "
                 f"it; use another template"
             )
 
-    def _parse_call(self, span: CallSpan) -> ToolCall | Malformed:
-        text = self.tokenizer.decode(span.ids)
-        if not span.closed:
-            return Malformed(text, f"the call does not end with {CALL[1]}")
-        if self.tokenizer.without_control(span.ids) != span.ids:
-            return Malformed(text, "a control token is inside the call")
-        try:
-            value = read_json(text, "the name and arguments")
-        except ValueError as error:
-            return Malformed(text, str(error))
-        if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:
-            return Malformed(text, 'a call is a JSON object, like {"name": "tool", "arguments": {"key": "value"}}')
-        if not isinstance(value["name"], str) or not is_tool_name(value["name"]):
-            return Malformed(text, f"{value['name']!r} is not a tool name")
-        if not isinstance(value["arguments"], dict):
-            return Malformed(text, "the arguments are not a JSON object")
-        return ToolCall(value["name"], value["arguments"])
+
+def _say(content: str, *calls: ToolCall) -> AssistantMessage:
+    return AssistantMessage(content, calls, True)
 
 
-def _as_dicts(
-    messages: Conversation, calls_before: int = 0, guard: Callable[[Any], Any] = lambda value: value
-) -> list[dict[str, Any]]:
-    """The messages as dicts for a template; calls have ids, and answers name their call.
-
-    guard: applied to contents and arguments.
-    """
-    dicts: list[dict[str, Any]] = []
-    unanswered: list[tuple[str, str]] = []
-    for message in messages:
-        if isinstance(message, AssistantMessage):
-            calls = rendered_calls(message)
-            unanswered = [(f"call{number:05d}", call.name) for number, call in enumerate(calls, calls_before)]
-            calls_before += len(calls)
-            dicts.append({"role": "assistant", "content": guard(message.content)})
-            if calls:
-                keys = (key for key, _ in unanswered)
-                dicts[-1]["tool_calls"] = [_call(call, key, guard) for call, key in zip(calls, keys, strict=True)]
-        elif message.role == "tool":
-            check_answers(len(unanswered), 1)
-            key, name = unanswered.pop(0)
-            dicts.append({"role": "tool", "content": guard(message.content), "name": name, "tool_call_id": key})
-        else:
-            dicts.append({"role": message.role, "content": guard(message.content)})
-    return dicts
-
-
-def _call(call: ToolCall, key: str, guard: Callable[[Any], Any]) -> dict[str, Any]:
-    check_call(call)
-    return {"id": key, "type": "function", "function": {"name": call.name, "arguments": guard(call.arguments)}}
-
-
-def _turn_ends(messages: Sequence[dict[str, Any]]) -> list[int]:
+def _turn_ends(messages: Dicts) -> list[int]:
     """Number of messages up to the end of each turn. Answers in a row are one turn; a system message ends none."""
     roles = [message["role"] for message in messages]
     return [
@@ -275,9 +295,3 @@ def _turn_ends(messages: Sequence[dict[str, Any]]) -> list[int]:
         for count, (role, following) in enumerate(zip(roles, [*roles[1:], None], strict=True), 1)
         if following is None or not (role == "system" or role == following == "tool")
     ]
-
-
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

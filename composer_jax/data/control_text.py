@@ -7,10 +7,14 @@ mark is put into every place that spells a control token or could be a part of o
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 from composer_jax.data.model_tokenizer import ModelTokenizer
+
+THINKING = ("<think>", "</think>")
+"""Markers around what a model thinks. Templates look for them in the content of its messages."""
 
 
 class ControlText:
@@ -23,7 +27,8 @@ class ControlText:
         )  # of alternatives that start at one place, re takes the first
         self._ids = [tok.control[text].id for text in spelled]
         self._cut = re.compile("|".join(f"({_pattern(tok, text)})" for text in spelled))
-        self._begins = re.compile(f"(?={'|'.join(map(re.escape, spelled))})")
+        self._begins = _beginning(spelled)
+        self._begins_in_said = _beginning([text for text in spelled if text not in THINKING])
         self._longest = max(map(len, spelled), default=1)
         self._heads = {text[:n] for text in spelled for n in range(1, len(text))}
         self._tails = {text[n:] for text in spelled for n in range(1, len(text))}
@@ -44,11 +49,15 @@ class ControlText:
             return {self.broken(key, mark): self.guard(item, mark) for key, item in value.items()}
         return [self.guard(item, mark) for item in value] if isinstance(value, list) else value
 
+    def guard_said(self, content: str, mark: str) -> str:
+        """Returns the content of a model's own message, guarded but for THINKING, which a model may write."""
+        ends = self._at_the_ends(content, mark)
+        return ends + _cut(content, mark, self._begins_in_said) + ends
+
     def broken(self, value: Any, mark: str) -> Any:
         """Returns the value (JSON-like) with `mark` inside every control token that one of its strings spells."""
         if isinstance(value, str):
-            cuts = [match.start() + 1 for match in self._begins.finditer(value)]
-            return mark.join(value[start:end] for start, end in zip([0, *cuts], [*cuts, len(value)], strict=True))
+            return _cut(value, mark, self._begins)
         if isinstance(value, dict):
             return {self.broken(key, mark): self.broken(item, mark) for key, item in value.items()}
         return [self.broken(item, mark) for item in value] if isinstance(value, list) else value
@@ -75,6 +84,17 @@ class ControlText:
 def _pattern(tok: ModelTokenizer, text: str) -> str:
     token = tok.control[text]
     return (r"\s*" if token.lstrip else "") + re.escape(text) + (r"\s*" if token.rstrip else "")
+
+
+def _beginning(spelled: Sequence[str]) -> re.Pattern[str]:
+    """Matches where one of the texts begins; nowhere without any."""
+    return re.compile(f"(?={'|'.join(map(re.escape, spelled))})" if spelled else r"(?!)")
+
+
+def _cut(text: str, mark: str, begins: re.Pattern[str]) -> str:
+    """Returns the text with `mark` after the first character of each match."""
+    cuts = [match.start() + 1 for match in begins.finditer(text)]
+    return mark.join(text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True))
 
 
 def _strings(value: Any) -> list[str]:

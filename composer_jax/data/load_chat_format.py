@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from composer_jax.data import chat_kimi, chat_template
+from composer_jax.data import chat_kimi
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat_hermes import HermesFormat, writes_calls
 from composer_jax.data.chat_kimi import KimiFormat
-from composer_jax.data.chat_template import TemplateFormat
+from composer_jax.data.chat_text_tools import TextToolsFormat
 from composer_jax.data.jinja_template import JinjaTemplate
 from composer_jax.data.model_tokenizer import ModelTokenizer, token_text
 from composer_jax.data.text_files import TextFiles, read_json_object, text_files
 from composer_jax.data.tokenizer import SPECIAL, Tokenizer
+from composer_jax.data.tool_prompt import TOOL_PROMPT
 from composer_jax.errors import UserError
 
 TOKENIZER, CONFIG, TEMPLATE, GENERATION = (
@@ -46,13 +48,17 @@ def load_tokenizer(source: TextFiles | Path | str) -> Tokenizer | ModelTokenizer
     return tok
 
 
-def load_chat_format(source: TextFiles | Path | str) -> ChatFormat:
+def load_chat_format(source: TextFiles | Path | str, *, tool_prompt: str = TOOL_PROMPT) -> ChatFormat:
     """Returns the chat format of a model; its `tokenizer` is that of `load_tokenizer`.
 
-    CompactFormat if the tokenizer has its control tokens, KimiFormat likewise, else TemplateFormat if the template
-    writes calls in the style of Hermes and Qwen. source: as in `load_tokenizer`.
+    CompactFormat if the tokenizer has its control tokens, KimiFormat likewise, HermesFormat if the template writes
+    calls between control tokens as Hermes and Qwen do, else TextToolsFormat.
 
-    Raises UserError for a model that fits none of them.
+    Args:
+      source: as in `load_tokenizer`.
+      tool_prompt: declares the tools in TextToolsFormat (data/tool_prompt.py); other formats declare them their way.
+
+    Raises UserError for a model without tokenizer or template, and for a template that cannot be used.
     """
     files = text_files(source)
     tok = load_tokenizer(files)
@@ -61,16 +67,12 @@ def load_chat_format(source: TextFiles | Path | str) -> ChatFormat:
     if set(chat_kimi.CONTROL) <= tok.control.keys():
         return KimiFormat(tok)
     config = read_json_object(files, CONFIG)
-    template = _template(files, config)
-    if not template:
+    source_text = _template(files, config)
+    if not source_text:
         raise UserError(f"{files.name} has no chat template; use a model that has one, such as an instruct model")
-    if any(token not in template for token in chat_template.CALL):
-        raise UserError(
-            f"the chat template of {files.name} writes no calls between {' and '.join(chat_template.CALL)}; "
-            f"use a model whose template does"
-        )
     variables = {name: token_text(config[name]) for name in _VARIABLES if config.get(name)}
-    return TemplateFormat(tok, JinjaTemplate(template, variables, files.name))
+    template = JinjaTemplate(source_text, variables, files.name)
+    return HermesFormat(tok, template) if writes_calls(tok, template) else TextToolsFormat(tok, template, tool_prompt)
 
 
 def _end_ids(files: TextFiles) -> tuple[int, ...]:

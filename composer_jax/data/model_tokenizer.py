@@ -57,11 +57,12 @@ class ModelTokenizer:
             self._backend = tokenizers.Tokenizer.from_str(tokenizer_json)
             named = {name: self._id_in(config, name) for name in ("bos_token", "eos_token", "pad_token")}
             known = {*named.values(), *end_ids}
+            numbered = isinstance(description["model"]["vocab"], dict)  # a list has no place for ids of added tokens
             added = {token["content"]: token for token in description.get("added_tokens", ())}
             control = {
                 text: token
                 for text, token in added.items()
-                if token["special"] or text in chat_template or token["id"] in known
+                if token["special"] or text in chat_template or token["id"] in known or not numbered
             }
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(_without(description, control)))
         except Exception as error:  # the backend raises plain Exception
@@ -158,5 +159,7 @@ def _without(description: dict[str, Any], control: Iterable[str]) -> dict[str, A
     if isinstance(vocabulary, dict):
         known = set(control) - {model.get("unk_token")}
         vocabulary = {text: i for text, i in vocabulary.items() if text not in known}
+        # An added token of the vocabulary keeps its id; the others would be numbered anew, as if none were left out.
+        vocabulary |= {token["content"]: token["id"] for token in added if token["content"] not in vocabulary}
     removed = dict.fromkeys(("post_processor", "truncation", "padding"))
     return {**description, **removed, "added_tokens": added, "model": {**model, "vocab": vocabulary}}

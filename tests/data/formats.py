@@ -16,10 +16,35 @@ from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.chat_format import ChatFormat, Message
 from composer_jax.data.load_chat_format import load_chat_format
 from composer_jax.data.tokenizer import SPECIAL, Tokenizer
-from tests.data.model_folders import KIMI, KIMI_TOKENS, QWEN, QWEN_TOKENS, TEXTS, tokenizer_json, write_folder
+from tests.data.model_folders import (
+    CHATML,
+    CHATML_TOKENS,
+    HEADER_TOKENS,
+    HEADERS,
+    KIMI,
+    KIMI_TOKENS,
+    OPENS,
+    QWEN,
+    QWEN_TOKENS,
+    TEXTS,
+    THINKING_TOKENS,
+    THINKS,
+    tokenizer_json,
+    write_folder,
+)
 
-NAMES = ("compact", "qwen", "kimi")
-CONTROL = {"compact": SPECIAL, "qwen": tuple(QWEN_TOKENS), "kimi": chat_kimi.CONTROL}
+NAMES = ("compact", "qwen", "kimi", "chatml", "headers")
+TEMPLATES = {
+    "qwen": (QWEN_TOKENS, QWEN),
+    "kimi": (KIMI_TOKENS, KIMI),
+    "chatml": (CHATML_TOKENS, CHATML),
+    "headers": (HEADER_TOKENS, HEADERS.replace(" | trim", "")),
+    "thinks": (THINKING_TOKENS, THINKS),
+    "opens": (CHATML_TOKENS, OPENS),
+}
+"""Name -> control tokens and template. Those that rewrite what they are given are not in NAMES."""
+CONTROL = {"compact": SPECIAL} | {name: tuple(tokens) for name, (tokens, _) in TEMPLATES.items()}
+CONTROL["kimi"] = chat_kimi.CONTROL
 
 
 @dataclass(frozen=True)
@@ -35,7 +60,7 @@ class Declaration:
 def format_of(name: str) -> ChatFormat:
     if name == "compact":
         return CompactFormat(Tokenizer.train(TEXTS, 320))
-    tokens, template = (QWEN_TOKENS, QWEN) if name == "qwen" else (KIMI_TOKENS, KIMI)
+    tokens, template = TEMPLATES[name]
     with tempfile.TemporaryDirectory() as folder:
         return load_chat_format(write_folder(Path(folder), tokenizer_json(tokens), template))
 

@@ -7,13 +7,16 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from composer_jax.data import chat_kimi, chat_template
+from composer_jax.data import chat_kimi, hermes_calls
 
 QWEN_TOKENS = {"<|endoftext|>": True, "<|im_start|>": True, "<|im_end|>": True} | dict.fromkeys(
     # As in the published tokenizers, the marks of calls and answers are tokens, but not special ones.
-    (*chat_template.CALL, "<tool_response>", "</tool_response>"),
+    (*hermes_calls.CALL, *hermes_calls.ANSWER),
     False,
 )
+CHATML_TOKENS = dict.fromkeys(("<|endoftext|>", "<|im_start|>", "<|im_end|>"), True)
+THINKING_TOKENS = QWEN_TOKENS | {"<think>": False, "</think>": False}
+HEADER_TOKENS = dict.fromkeys(("<|begin|>", "<|end|>", "<|head|>", "<|/head|>", "<|eot|>", "<|eom|>", "<|call|>"), True)
 KIMI_TOKENS = dict.fromkeys(("[BOS]", "[EOS]", *chat_kimi.CONTROL), True)
 
 # Tools in the first message; the answers of one turn in one message of the user.
@@ -67,6 +70,61 @@ KIMI = """
 {{- '<|im_end|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_assistant|>assistant<|im_middle|>' }}{%- endif %}
+"""
+
+# No tools; a system message that the template adds by itself.
+CHATML = """
+{%- for message in messages %}
+{%- if loop.first and message.role != 'system' %}{{- '<|im_start|>system\\nYou answer.<|im_end|>\\n' }}{%- endif %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+# Thinking stays in messages after the last one of the user; the newest message has a place for it even without any.
+THINKS = QWEN.replace(
+    "{{- '<|im_start|>assistant\\n' + message.content }}",
+    """{%- set said = message.content.split('</think>')[-1].lstrip('\\n') %}
+{%- set thought = message.content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+{%- set thought = thought if '</think>' in message.content else '' %}
+{{- '<|im_start|>assistant\\n' }}
+{%- if loop.index0 > asked.last and (loop.last or thought) %}
+{{- '<think>\\n' + thought + '\\n</think>\\n\\n' }}
+{%- endif %}
+{{- said }}""",
+).replace(
+    "{%- for message in messages %}",
+    """{%- set asked = namespace(last=-1) %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{%- set asked.last = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- for message in messages %}""",
+    1,
+)
+
+# The generation prompt begins the thinking, which no message of a history has.
+OPENS = CHATML.replace("+ message.content +", "+ message.content.split('</think>')[-1].lstrip('\\n') +").replace(
+    "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+)
+
+# Headers, the day, white space trimmed, calls in a form that we do not read.
+HEADERS = """
+{{- '<|begin|>' }}
+{%- set system = '' %}
+{%- if messages[0].role == 'system' %}
+{%- set system = messages[0].content | trim %}
+{%- set messages = messages[1:] %}
+{%- endif %}
+{{- '<|head|>system<|/head|>\\n\\nToday: ' + strftime_now('%d %b %Y') + '\\n\\n' + system + '<|eot|>' }}
+{%- for message in messages %}
+{{- '<|head|>' + message.role + '<|/head|>\\n\\n' }}
+{%- if message.tool_calls %}
+{{- '<|call|>' + message.tool_calls[0].function.arguments | tojson + '<|eom|>' }}
+{%- else %}
+{{- message.content | trim + '<|eot|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|head|>assistant<|/head|>\\n\\n' }}{%- endif %}
 """
 
 TEXTS = ['{"name": "read", "arguments": {"path": "a.py"}} functions.read:0 user assistant system tool'] * 8

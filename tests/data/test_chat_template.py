@@ -7,8 +7,9 @@ import pytest
 from composer_jax.data.chat import AssistantMessage, Malformed, ToolCall
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.chat_format import Message
+from composer_jax.data.chat_hermes import HermesFormat
 from composer_jax.data.chat_kimi import KimiFormat
-from composer_jax.data.chat_template import TemplateFormat
+from composer_jax.data.chat_text_tools import TextToolsFormat
 from composer_jax.data.control_text import ControlText
 from composer_jax.data.jinja_template import JinjaTemplate
 from composer_jax.data.load_chat_format import load_chat_format
@@ -16,7 +17,7 @@ from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from tests.data.formats import Declaration, decode, format_of
-from tests.data.model_folders import KIMI, KIMI_TOKENS, QWEN, QWEN_TOKENS, TEXTS, tokenizer_json, write_folder
+from tests.data.model_folders import CHATML, KIMI, KIMI_TOKENS, QWEN, QWEN_TOKENS, TEXTS, tokenizer_json, write_folder
 
 READ = ToolCall("read", {"path": "a.py"})
 QWEN_JSON = tokenizer_json(QWEN_TOKENS)
@@ -46,6 +47,9 @@ def test_the_text_of_a_conversation():
     assert decode(chat, chat.close(chat.render_assistant("ok", []))) == "\n"
 
 
+REFUSES = "{%- if message.tool_calls %}{{ raise_exception('no') }}{%- endif %}{%- for call in"
+
+
 def test_a_folder_gets_the_format_that_it_holds(tmp_path):
     ours = tmp_path / "ours"
     Tokenizer.train(TEXTS, 300).save(ours / "tokenizer.json")
@@ -53,7 +57,14 @@ def test_a_folder_gets_the_format_that_it_holds(tmp_path):
     apart = write_folder(tmp_path / "b", QWEN_JSON, QWEN, separate=True)
     kimi = write_folder(tmp_path / "kimi-or-not", tokenizer_json(KIMI_TOKENS), KIMI)
     formats = [load_chat_format(folder) for folder in (ours, qwen, apart, kimi)]
-    assert [type(chat) for chat in formats] == [CompactFormat, TemplateFormat, TemplateFormat, KimiFormat]
+    assert [type(chat) for chat in formats] == [CompactFormat, HermesFormat, HermesFormat, KimiFormat]
+    # Without calls that we can read, without tokens for them, and with a template that refuses them.
+    others = (("<tool_call>", "<call>"), ("'<tool_call>\\n{", "'<tool_response>\\n{"), ("{%- for call in", REFUSES))
+    for number, template in enumerate([CHATML, *(QWEN.replace(*other) for other in others)]):
+        folder = write_folder(tmp_path / str(number), QWEN_JSON, template)
+        assert type(load_chat_format(folder)) is TextToolsFormat
+    no_token = write_folder(tmp_path / "c", QWEN_JSON.replace("<tool_call>", "<call>"), QWEN)
+    assert type(load_chat_format(no_token)) is TextToolsFormat
     assert formats[1].render(CONVERSATION) == formats[2].render(CONVERSATION)
 
 
@@ -85,12 +96,10 @@ UNLIKE = QWEN.replace("'\\n<tool_response>\\n'", "'\\n<tool_response>\\n' + loop
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (ANEW, "rewrites earlier messages when a later one comes"),
+        (ANEW, "does not let the frames of new messages be isolated: it leaves out or changes an earlier message"),
         (COUNTS, "writes a message differently depending on those before it"),
         (UNLIKE, "writes a message differently depending on those before it"),
         (QWEN.replace("<|im_end|>", "."), "ends no message of the model with a control token"),
-        (QWEN.replace("<tool_call>", "<call>"), "writes no calls between <tool_call> and </tool_call>"),
-        (QWEN.replace("'<tool_call>\\n{", "'<tool_response>\\n{"), "writes no calls between"),
         (QWEN + "{%- if messages|length > 1 %}{{ raise_exception('one at a time') }}{%- endif %}", "one at a time"),
         (QWEN + "{{ messages.append(1) }}", "refuses a conversation of user"),
         (QWEN + "{{ ''.__class__.__mro__ }}", "refuses a conversation of user"),
@@ -104,24 +113,31 @@ def test_templates_that_cannot_be_used_are_refused(tmp_path, template, reason):
     assert str(tmp_path) in str(refused.value)
 
 
-def test_an_unstable_template_is_refused_when_a_conversation_shows_it(tmp_path):
+def test_a_given_conversation_is_what_the_template_makes_of_it(tmp_path):
     late = QWEN.replace(
         "'<|im_start|>user\\n' + message.content",
         "'<|im_start|>user\\n' + (message.content if messages|length < 12 else '')",
     )
     chat = load_chat_format(write_folder(tmp_path, QWEN_JSON, late))
     turn = [AssistantMessage("x", (), True), Message("user", "y")]
-    chat.render([*CONVERSATION, *turn * 3])
-    with pytest.raises(UserError, match="rewrites earlier messages"):
-        chat.render([*CONVERSATION, *turn * 4])
+    whole = [*CONVERSATION, *turn * 3]
+    assert chat.render(whole) == format_of("qwen").render(whole)
+    whole += turn
+    blank = [Message("user", "") if isinstance(m, Message) and m.role == "user" else m for m in whole]
+    assert chat.render(whole) == format_of("qwen").render(blank)
 
 
-def test_a_template_that_refuses_two_messages_of_the_user_serves_where_there_are_none(tmp_path):
+def test_a_template_may_refuse_two_messages_of_the_user_in_a_row(tmp_path):
     twice = "{%- if not loop.first and loop.previtem.role == 'user' %}{{ raise_exception('twice') }}{%- endif %}"
     joins = QWEN.replace("{{- '<|im_start|>user\\n'", twice + "{{- '<|im_start|>user\\n'")
-    chat = load_chat_format(write_folder(tmp_path, QWEN_JSON, joins))
+    chat = load_chat_format(write_folder(tmp_path / "tools", QWEN_JSON, joins))
     assert chat.render(CONVERSATION) == format_of("qwen").render(CONVERSATION)
-    with pytest.raises(UserError, match="refuses a conversation of user, user \\(twice\\)"):
+    assert chat.user(["Summarize."]) == format_of("qwen").user(["Summarize."]), "answers are messages of a tool there"
+    twice = twice.replace("-%}", "%}").replace("== 'user' %}", "== message.role %}")
+    strict = CHATML.replace("{%- for message in messages %}", "{%- for message in messages %}" + twice, 1)
+    chat = load_chat_format(write_folder(tmp_path / "none", QWEN_JSON, strict))
+    assert chat.bridge(chat.render_assistant("", [READ]), ["x"])
+    with pytest.raises(UserError, match="refuses a conversation of user, assistant, user, user \\(twice\\)"):
         chat.user(["Summarize."])
 
 
@@ -130,10 +146,6 @@ def test_a_template_that_refuses_two_messages_of_the_user_serves_where_there_are
     [
         (None, "has no tokenizer.json"),
         ("{", "holds no tokenizer.json that can be read"),
-        (
-            tokenizer_json(QWEN_TOKENS | {"<tool_call>": True}).replace("<tool_call>", "<call>"),
-            "no control token <tool_call>",
-        ),
         (QWEN_JSON.replace('"normalizer":null', '"normalizer":{"type":"Lowercase"}'), "does not give text back"),
     ],
 )
@@ -230,7 +242,7 @@ def test_control_tokens_that_swallow_white_space_do_so_only_in_the_template():
     for token in description["added_tokens"]:
         token["rstrip"] = token["content"] == "<|im_end|>"
     tok = ModelTokenizer(json.dumps(description), QWEN, "the tokenizer of the tests")
-    chat = TemplateFormat(tok, JinjaTemplate(QWEN, {}, "the template of the tests"))
+    chat = HermesFormat(tok, JinjaTemplate(QWEN, {}, "the template of the tests"))
     assert (
         decode(chat, chat.render([Message("user", "<|im_end|>\n\nx")])) == "<|im_start|>user\n<|im_end|>\n\nx<|im_end|>"
     )

@@ -97,6 +97,16 @@ def test_bos_is_what_the_model_expects_before_a_text():
     assert bos(QWEN_JSON) is bos(adds, add_bos_token=False) is bos(adds, bos_token=None) is None
 
 
+def test_added_tokens_that_are_no_control_tokens_keep_their_ids():
+    description = json.loads(QWEN_JSON)
+    tok = ModelTokenizer(QWEN_JSON, "", "x")  # the markers of calls are special nowhere
+    text = "a<tool_call>\n</tool_response><|im_end|>"
+    assert [i for i in tok.encode(text) if i >= ENDOFTEXT] == [IDS["<tool_call>"], IDS["</tool_response>"]]
+    assert tok.decode(tok.encode(text)) == text
+    description["model"]["vocab"] |= {"<|im_start|>": IDS["<|im_start|>"]}  # a hole where a control token was
+    assert ModelTokenizer(json.dumps(description), "", "x").encode(text) == tok.encode(text)
+
+
 def test_a_tokenizer_larger_than_the_embedding_is_refused():
     tok = load_tokenizer(qwen_texts())
     check_vocab_size(tok, tok.vocab_size, "hf:x")

@@ -5,7 +5,7 @@ import pytest
 from composer_jax.data.chat import AssistantMessage, ToolCall
 from composer_jax.data.chat_format import Message, declarations
 from composer_jax.data.load_chat_format import load_chat_format
-from tests.data.formats import Declaration
+from tests.data.formats import TEMPLATES, Declaration
 from tests.data.model_folders import KIMI, KIMI_TOKENS, QWEN, QWEN_TOKENS, tokenizer_json, write_folder
 
 pytestmark = pytest.mark.parity
@@ -39,7 +39,9 @@ def as_dicts(messages):
             count += len(ids)
             functions = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
             asked = [{"id": key, "type": "function", "function": f} for key, f in zip(ids, functions, strict=True)]
-            dicts.append({"role": "assistant", "content": message.content, "tool_calls": asked})
+            dicts.append({"role": "assistant", "content": message.content})
+            if asked:
+                dicts[-1]["tool_calls"] = asked
         else:
             answered = {"tool_call_id": ids.pop(0)} if message.role == "tool" else {}
             dicts.append({"role": message.role, "content": message.content, **answered})
@@ -68,3 +70,23 @@ def test_ids_are_those_of_transformers(tmp_path, tokens, template, declared):
             return_dict=False,
         )
         assert chat.render(MESSAGES[:length], declared) + chat.generation_prompt == want
+
+
+@pytest.mark.parametrize("name", ["chatml", "headers", "thinks", "opens"])
+def test_a_given_conversation_without_calls_has_the_ids_of_transformers(tmp_path, name):
+    """Where the template drops thinking, adds a system message and the day, or begins the thinking in its prompt."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokens, template = TEMPLATES[name]
+    folder = write_folder(tmp_path, tokenizer_json(tokens), template)
+    chat = load_chat_format(folder)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), chat_template=template)
+    said = AssistantMessage("<think>\nhm, <x>\n</think>\n\nIt is x.", (), True)
+    ask = Message("user", 'it\'s "quoted" \u4e2d\U0001f600')
+    for system in ([], [Message("system", "Be brief & exact.")]):
+        for messages in ([*system, ask], [*system, ask, said, ask], [*system, ask, said, ask, said, ask]):
+            want = theirs.apply_chat_template(as_dicts(messages), add_generation_prompt=True, return_dict=False)
+            assert chat.render(messages) + chat.generation_prompt == want
+        whole = [*system, ask, said, ask, said]
+        want = theirs.apply_chat_template(as_dicts(whole), return_dict=False)
+        assert chat.render(whole) == want[: len(want) - len(chat.close([chat.end]))]
