@@ -1,0 +1,101 @@
+"""launch.generate as a user runs it: the text and nothing else on stdout, one sentence for bad input."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import composer_jax
+from launch import flags, generate, hosts
+from tests.stages.small_model import CONFIG, TEXT, write_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("generate") / "hf")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return composer_jax.load_hf(folder, dtype="float32")
+
+
+def run(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "launch.generate", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, input=stdin, timeout=300)
+
+
+def expected_text(text: str) -> bytes:
+    return text.encode()
+
+
+def test_only_the_text_is_on_stdout(folder, model):
+    done = run(f"--checkpoint=hf:{folder}", f"--prompt={TEXT}", "--max_tokens=30", "--temperature=0", "--dtype=float32")
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == expected_text(model.generate(TEXT, max_tokens=30, temperature=0))
+    assert len(done.stdout) > 10
+
+
+def test_a_conversation_from_standard_input(folder, model, tmp_path):
+    options = ["--chat", "--max_tokens=25", "--temperature=0.8", "--top_p=0.9", "--top_k=50", "--seed=7"]
+    done = run(f"--checkpoint={folder}", "--dtype=float32", *options, stdin="größer?".encode())
+    assert done.returncode == 0, done.stderr.decode()
+    answer = model.chat("größer?", max_tokens=25, temperature=0.8, top_p=0.9, top_k=50, seed=7)
+    assert done.stdout == expected_text(answer)
+
+
+def run_here(capsys, *arguments: object) -> tuple[int, str, str]:
+    """The command in this process: (exit code, stdout, stderr)."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        argv = ["launch.generate", *map(str, arguments)]
+        flags.run(generate.main, argv, define=generate.define, processes=hosts.SINGLE_PROCESS)
+    return end.value.code, *capsys.readouterr()
+
+
+def test_a_prompt_from_a_file_and_stop_texts(folder, model, tmp_path, capsys):
+    (tmp_path / "prompt.txt").write_text(TEXT)
+    whole = model.generate(TEXT, max_tokens=30, temperature=0)
+    arguments = [f"--checkpoint=hf:{folder}", f"--file={tmp_path}/prompt.txt", "--dtype=float32", "--temperature=0"]
+    code, out, _ = run_here(capsys, *arguments, "--max_tokens=30", "--stop=never written", f"--stop={whole[4:6]}")
+    assert (code, out) == (0, whole[: whole.index(whole[4:6]) + 2])
+
+
+BAD = {
+    "there is no folder": ["--checkpoint=hf:{0}/none", "--prompt=x"],
+    "holds neither the steps of a native checkpoint": ["--checkpoint={1}", "--prompt=x"],
+    "--checkpoint is missing": ["--prompt=x"],
+    "the prompt is empty; give a text": ["--checkpoint={0}", "--prompt="],
+    "the prompt is empty: a message": ["--checkpoint={0}", "--prompt=", "--chat"],
+    "give either --prompt=TEXT or --file=FILE": ["--checkpoint={0}", "--prompt=x", "--file=y"],
+    "cannot read the prompt {1}/none": ["--checkpoint={0}", "--file={1}/none"],
+    "cannot read the prompt {1}/binary": ["--checkpoint={0}", "--file={1}/binary"],
+    "tokens, and the context of {0} holds 640, the answer included": ["--checkpoint={0}", "--file={1}/long"],
+    "max_tokens=0 leaves nothing to sample": ["--checkpoint={0}", "--prompt=x", "--max_tokens=0"],
+    "temperature=-1.0 is no temperature": ["--checkpoint={0}", "--prompt=x", "--temperature=-1"],
+    "top_p=2.0 is not above 0": ["--checkpoint={0}", "--prompt=x", "--top_p=2"],
+    "top_k=-3 is negative": ["--checkpoint={0}", "--prompt=x", "--top_k=-3"],
+    "dtype='int8'": ["--checkpoint={0}", "--prompt=x", "--dtype=int8"],
+    "Unknown command line flag 'temprature'": ["--checkpoint={0}", "--prompt=x", "--temprature=0"],
+}
+
+
+@pytest.mark.parametrize(("sentence", "arguments"), BAD.items(), ids=BAD)
+def test_bad_input_ends_with_a_sentence_before_weights_are_read(
+    folder, tmp_path, capsys, monkeypatch, sentence, arguments
+):
+    monkeypatch.setattr("composer_jax.stages.model.load_weights", None)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "long").write_text("a b " * CONFIG.max_context)
+    code, out, err = run_here(capsys, *(argument.format(folder, tmp_path) for argument in arguments))
+    assert code == 2 and out == "" and sentence.format(folder, tmp_path) in err
+    assert "Traceback" not in err and len(err.strip().splitlines()) <= 2
+
+
+def test_a_bad_checkpoint_ends_the_process_with_a_sentence(tmp_path):
+    done = run(f"--checkpoint=hf:{tmp_path}/none", "--prompt=x")
+    assert done.returncode == 2 and done.stdout == b""
+    assert b"there is no folder" in done.stderr and b"Traceback" not in done.stderr
