@@ -8,7 +8,9 @@ from composer_jax.checkpoint.native import model_notes, read_model_config, resto
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
-from tests.models.small import small
+from composer_jax.models.rope import Llama3Rope
+from composer_jax.parallel.mesh import make_mesh
+from tests.models.small import LLAMA, random_weights, small
 
 CONFIG = small()
 
@@ -25,6 +27,26 @@ def test_weights_are_readable_where_their_initialiser_is_unknown(tmp_path, init)
         assert read_model_config(store) == CONFIG
         restored = restore_weights(store, ModelDef(read_model_config(store)), None)
     jax.tree.map(np.testing.assert_array_equal, restored, (params, router_bias))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        small(**LLAMA, llama3_rope=Llama3Rope(8.0)),
+        small(n_layers=4, n_dense_layers=0, dense_layers=(0, 2), n_mtp_modules=0),
+    ],
+    ids=["no_experts", "experts_in_every_other_layer"],
+)
+def test_a_network_with_experts_in_no_or_some_layers_comes_back(tmp_path, config):
+    weights = random_weights(config)
+    with CheckpointStore(tmp_path, notes=model_notes(ModelDef(config))) as store:
+        store.save(1, arrays=dict(zip(("params", "router_bias"), weights, strict=True)))
+    with CheckpointStore(tmp_path) as store:
+        assert read_model_config(store) == config
+        for mesh in (None, make_mesh(data=2, expert=2, tensor=2)):
+            restored = restore_weights(store, ModelDef(config), mesh)
+            assert jax.tree.structure(restored) == jax.tree.structure(weights)
+            jax.tree.map(np.testing.assert_array_equal, restored, weights)
 
 
 def test_notes_hold_the_network_without_its_initialiser(tmp_path):

@@ -1,16 +1,19 @@
 """The sampler on eight devices gives the conversations of one device."""
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
 import pytest
 
 from composer_jax.models.model_def import ModelDef
+from composer_jax.models.rope import Llama3Rope
 from composer_jax.observe.compilations import count_compilations
 from composer_jax.parallel.mesh import MeshConfig, make_mesh
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
+from tests.models.small import LLAMA, random_weights, small
 from tests.sampler.conversations import CONFIG, END, assert_same, flat, learner_logprobs, run_all
 
 SEEDS = list(range(200, 220))
@@ -43,6 +46,44 @@ def test_logprobs_of_the_reference_are_those_of_the_learner(expected, weights):
     for branch, logprobs in zip(branches, learner_logprobs(CONFIG, weights, branches, 64), strict=True):
         for mine, theirs in zip(branch.logprobs, logprobs, strict=True):
             assert mine != mine or mine == pytest.approx(theirs, abs=1e-4)
+
+
+LLAMA_MODEL = small(**LLAMA, vocab_size=24, n_layers=2, qk_norm=True, llama3_rope=Llama3Rope(8.0, 1.0, 4.0, 16))
+
+
+@pytest.fixture(scope="module")
+def new_llama():
+    """Mesh sizes -> a sampler of a network without experts."""
+    weights = random_weights(LLAMA_MODEL)
+
+    def make(sizes, cache_dtype="compute", prefill_shapes=((2, 8),)):
+        mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
+        config = SamplerConfig(slots=8, capacity=64, decode_steps=4, prefill_shapes=prefill_shapes)
+        definition = ModelDef(dataclasses.replace(LLAMA_MODEL, cache_dtype=cache_dtype))
+        sampler = Sampler(definition, mesh, config, end_tokens=(END,))
+        sampler.update(*jax.device_put(weights, definition.shardings(mesh)), version=1)
+        return sampler
+
+    return make, weights
+
+
+def test_a_network_without_experts_samples_with_the_logprobs_of_the_learner(new_llama):
+    make, weights = new_llama
+    alone = run_all(make({}, prefill_shapes=((8, 8),)), SEEDS[:8])
+    for branch, logprobs in zip(flat(alone), learner_logprobs(LLAMA_MODEL, weights, flat(alone), 64), strict=True):
+        sampled = ~np.isnan(branch.logprobs)
+        assert sampled.sum() > 3
+        np.testing.assert_allclose(np.array(branch.logprobs)[sampled], logprobs[sampled], atol=1e-4)
+    for sizes in ({"data": 2, "tensor": 2}, {"replica": 2, "expert": 2, "tensor": 2}):
+        assert_same(run_all(make(sizes), SEEDS[:8]), alone)
+
+
+def test_an_int8_cache_of_a_network_without_experts_is_close(new_llama):
+    make, weights = new_llama
+    branches = flat(run_all(make({"tensor": 2}, cache_dtype="int8", prefill_shapes=((8, 8),)), SEEDS[:4]))
+    exact = learner_logprobs(LLAMA_MODEL, weights, branches, 64)
+    worst = max(np.nanmax(np.abs(np.array(b.logprobs) - logprobs)) for b, logprobs in zip(branches, exact, strict=True))
+    assert 1e-5 < worst < 0.3
 
 
 def weights_on_learner_mesh(weights):

@@ -13,7 +13,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.router import updated_bias
 from composer_jax.observe.compilations import count_compilations
 from composer_jax.train.losses import LanguageLoss, LanguageLossConfig, PolicyLoss, PolicyLossConfig
-from tests.models.small import GROUPED_QUERY, forward, random_weights, relative_error, small
+from tests.models.small import GROUPED_QUERY, LLAMA, forward, random_weights, relative_error, small
 from tests.train.small_step import BIAS_RATE, CONFIG, OPTIMIZER, OPTIMIZER_CONFIG, full_gradient, make_batch
 
 BATCH = make_batch(1)
@@ -128,6 +128,26 @@ def test_a_loss_without_mtp_leaves_the_mtp_modules_as_they_are(new_learner, weig
     chex.assert_trees_all_equal(state.router_bias["mtp"], weights[1]["mtp"])
     trained = {name: subtree for name, subtree in weights[0].items() if name != "mtp"}
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, after, trained)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch"), [(LanguageLoss(), BATCH), (TRUSTING, POLICY_BATCH)], ids=["language", "policy"]
+)
+def test_a_network_without_experts_learns_and_has_no_metrics_of_experts(new_learner, loss, batch):
+    config = small(**LLAMA, n_layers=2, qkv_bias=True)
+    weights = random_weights(config)
+    learner = new_learner(config=config, loss=loss)
+    state = learner.init_state(*weights)
+    rows = []
+    for _ in range(3):
+        state, metrics = learner.step(state, [batch, batch], 2 * NORMALISER)
+        rows.append(metrics)
+    assert rows[-1]["loss"] != rows[0]["loss"]
+    assert not rows[0].keys() & {"counts", "dropped", "load_imbalance"}
+    assert all(np.isfinite(list(row.values())).all() for row in rows)
+    assert state.router_bias == {}
+    assert learner.evaluate(state, [batch]).keys() == rows[0].keys() - {"grad_norm", "learning_rate", "log_ratio"}
+    assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, jax.device_get(state.params), weights[0])))
 
 
 def test_the_router_bias_moves_by_the_counts_of_the_global_batch(learner, weights):

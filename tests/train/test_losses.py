@@ -10,7 +10,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.train.losses import LanguageLoss, LanguageLossConfig, PolicyLoss, PolicyLossConfig, make_loss
-from tests.models.small import random_weights, relative_error, rows, small
+from tests.models.small import LLAMA, random_weights, relative_error, rows, small
 from tests.train.table_decoder import TableDecoder, log_softmax
 
 RNG = np.random.default_rng(0)
@@ -87,6 +87,12 @@ def test_mtp_divergence_is_the_weighted_kl_to_the_main_head_k_later(modules):
 def test_an_mtp_weight_without_mtp_modules_is_refused():
     with pytest.raises(UserError, match="mtp_weight=0.5 needs MTP modules, but n_mtp_modules=0"):
         mtp_divergence(TableDecoder(STATES))
+
+
+def test_a_balance_weight_without_experts_is_refused():
+    loss, definition = LanguageLoss(LanguageLossConfig(balance_weight=0.1)), ModelDef(small(**LLAMA))
+    with pytest.raises(UserError, match=r"balance_weight=0\.1 needs experts, but n_experts=0"):
+        jax.eval_shape(lambda *weights: loss(definition.bind(*weights), ROWS, jnp.float32(1)), *definition.shapes())
 
 
 def test_mtp_divergence_is_zero_for_a_student_that_equals_its_teacher():

@@ -1,11 +1,15 @@
 """One step on every mesh is the step of one device: loss, gradients, weights, router bias."""
 
+import functools
+
 import chex
 import jax
 import numpy as np
 import pytest
 
-from tests.models.small import GROUPED_QUERY, random_weights, relative_error, small
+from composer_jax.models.rope import Llama3Rope
+from composer_jax.train.losses import LanguageLoss, LanguageLossConfig
+from tests.models.small import GROUPED_QUERY, LLAMA, WITHOUT_EXPERTS, random_weights, relative_error, small
 from tests.train.small_step import full_gradient, make_batch
 
 BATCH = make_batch(1)
@@ -62,6 +66,63 @@ def test_a_step_with_grouped_queries_windows_and_biases_is_that_of_one_device(ne
     gradient, state, _ = step_and_gradient(new_learner(sizes, dispatch="ring", config=config), weights)
     assert_close(gradient, expected[0])
     assert_close(state.params, expected[1].params, STEP)
+
+
+NO_EXPERTS = {
+    "llama": small(**LLAMA, n_layers=2, tie_embeddings=True, llama3_rope=Llama3Rope(8.0, 1.0, 4.0, 8)),
+    "qwen3": small(**LLAMA | {"qk_norm": True}, n_layers=2),
+    "latent_attention_and_modules": small(**WITHOUT_EXPERTS, n_layers=2, embedding_taps=1),
+}
+"""The last one has MTP modules."""
+
+
+@pytest.fixture(scope="module")
+def one_device(new_learner):
+    """Network without experts -> (its config, loss, weights, the step of one device)."""
+
+    @functools.cache
+    def compute(name):
+        config = NO_EXPERTS[name]
+        loss = LanguageLoss(LanguageLossConfig(mtp_weight=0.3 if config.n_mtp_modules else 0.0))
+        weights = random_weights(config)
+        return config, loss, weights, step_and_gradient(new_learner(config=config, loss=loss), weights)
+
+    return compute
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "how"),
+    [
+        ("llama", {"data": 2, "context": 2, "tensor": 2}, {}),
+        ("llama", {"replica": 2, "data": 2, "tensor": 2}, {"reduction": "host"}),
+        ("qwen3", {"context": 4, "tensor": 2}, {}),
+        ("qwen3", {"expert": 8}, {}),  # shards the rows only
+        ("latent_attention_and_modules", {"data": 2, "expert": 2, "tensor": 2}, {"dispatch": "all_to_all"}),
+    ],
+    ids=str,
+)
+def test_a_step_without_experts_is_that_of_one_device(new_learner, one_device, name, sizes, how):
+    config, loss, weights, expected = one_device(name)
+    gradient, state, metrics = step_and_gradient(new_learner(sizes, config=config, loss=loss, **how), weights)
+    assert_close(gradient, expected[0])
+    assert_close(state.params, expected[1].params, STEP)
+    assert state.router_bias == {}
+    assert metrics.keys() == expected[2].keys() and not metrics.keys() & {"counts", "dropped", "load_imbalance"}
+    for metric, value in metrics.items():
+        assert value == pytest.approx(expected[2][metric], rel=1e-5), metric
+
+
+def test_a_step_with_a_dense_layer_between_experts_is_that_of_one_device(new_learner):
+    config = small(n_dense_layers=0, dense_layers=(1,), n_mtp_modules=0, embedding_taps=0, n_shared_experts=0)
+    loss, weights = LanguageLoss(LanguageLossConfig(balance_weight=0.1)), random_weights(config)
+    expected = step_and_gradient(new_learner(config=config, loss=loss), weights)
+    learner = new_learner({"data": 2, "expert": 2, "tensor": 2}, dispatch="ring", config=config, loss=loss)
+    gradient, state, metrics = step_and_gradient(learner, weights)
+    assert_close(gradient, expected[0])
+    assert_close(state.params, expected[1].params, STEP)
+    chex.assert_trees_all_equal(state.router_bias, expected[1].router_bias)
+    for metric, value in metrics.items():
+        assert value == pytest.approx(expected[2][metric], rel=1e-5), metric
 
 
 STEP = 1e-4
