@@ -13,8 +13,10 @@ from composer_jax.checkpoint.huggingface.folder import Folder
 from composer_jax.checkpoint.huggingface.safetensors_files import split_into_files
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
+from composer_jax.models.rope import Llama3Rope
 from composer_jax.parallel.mesh import make_mesh
 from tests.checkpoint.hf_folder import CONFIG, DEFINITION, WEIGHTS, assert_same, save_weights
+from tests.models.small import LLAMA, random_weights, small
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (8, 1), (1, 8), (2, 4), (4, 2)])
@@ -31,6 +33,18 @@ def test_there_and_back_on_every_mesh_is_exact(tmp_path, sizes):
     save_hf(tmp_path / "again", definition, params, bias)
     for file in (tmp_path / "hf").iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"data": 2, "context": 2, "tensor": 2}, {"expert": 8}], ids=str)
+def test_a_network_without_experts_there_and_back(tmp_path, sizes):
+    config = small(**LLAMA, qk_norm=True, tie_embeddings=True, llama3_rope=Llama3Rope(8.0))
+    definition, weights = ModelDef(config), random_weights(config)
+    save_hf(tmp_path / "hf", definition, *weights)
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["model_type"] == "qwen3"
+    loaded = load_hf(tmp_path / "hf", make_mesh(**sizes) if sizes else None, "float32")
+    assert loaded.definition.config == dataclasses.replace(config, dispatch="ring", remat=True)
+    assert loaded.router_bias == {}
+    assert_same(loaded[1:], weights)
 
 
 def test_many_files_and_a_url():

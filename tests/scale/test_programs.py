@@ -114,6 +114,29 @@ def test_model_flops_are_those_of_the_formula():
     assert [step.tokens for step in (train_step("rl"), *sampler.values())] == [8 * 64, 16, 16 * 16]
 
 
+WITHOUT_EXPERTS = dict(
+    model__n_experts=0,
+    model__experts_per_token=0,
+    model__expert_ff_dim=0,
+    model__n_shared_experts=0,
+    model__routed_scaling_factor=1.0,
+    model__n_dense_layers=0,
+    model__dispatch="ring",
+)
+
+
+def test_the_programs_of_a_network_without_experts():
+    config = run_config(small_config(**WITHOUT_EXPERTS)).model
+    for name, step in steps("rl", **WITHOUT_EXPERTS).items():
+        assert step.model_def.parameter_count() == step.model_def.active_parameter_count()
+        assert step.model_def.config == config and expert_buffer_occupancy(config, MESH) == 1
+        assert step.flops > 0
+        for program in step.programs.values():
+            program.function.trace(*program.arguments, **program.keywords)
+            if "router_bias" in program.resident:
+                assert bytes_per_device(program.resident["router_bias"]) == 0, name
+
+
 def test_mtp_modules_count_where_they_are_trained():
     with_module = dict(model__n_mtp_modules=1)
     config = run_config(small_config(**with_module)).model

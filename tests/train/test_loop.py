@@ -21,7 +21,7 @@ from composer_jax.train.learner import Learner
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
-from tests.models.small import random_weights, small
+from tests.models.small import LLAMA, random_weights, small
 
 CONFIG = small(n_layers=2, n_mtp_modules=0, embedding_taps=0, d_model=16, kv_lora_rank=8)
 STEPS = 6
@@ -133,6 +133,18 @@ def test_an_uninterrupted_run_has_a_row_for_every_step(uninterrupted):
     # Every position of these rows is a real token.
     assert [row["tokens"] for row in metrics] == [32 * step for step in range(STEPS + 1)]
     assert metrics[1].keys() >= {"loss", "learning_rate", "grad_norm", "load_imbalance"}
+
+
+def test_a_network_without_experts_resumes_bit_for_bit(tmp_path):
+    config = small(**LLAMA, n_layers=2)
+    optimizer = make_optimizer(OptimizerConfig(peak=0.01, warmup=2), STEPS)
+    learner = Learner(ModelDef(config), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), bias_rate=0.01)
+    weights = random_weights(config)
+    expected = run(tmp_path / "whole", learner, weights)
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", learner, weights, at={("start_step", 5): killed})
+    assert_same(run(tmp_path / "killed", learner, weights), expected)
+    assert "load_imbalance" not in expected[1][1] and "dropped" not in expected[1][1]
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
