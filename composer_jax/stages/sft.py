@@ -1,5 +1,6 @@
 """Supervised fine-tuning on traces of conversations."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -43,14 +44,23 @@ def sft(run: Run) -> None:
             }
 
 
+def source_context(run: Run) -> SourceContext:
+    """Returns what the sources of a run may use of it."""
+    config, model = run.config, run.model
+    return SourceContext(config.seed, model.tokenizer, model.chat, config.agent, run.data.folder, config.sft.seq_len)
+
+
 def collect_traces(run: Run) -> tuple[list[Trace], dict[str, Any]]:
     """Returns the traces of all sources, in the order of the config, and the sources' reports."""
-    context = SourceContext(run.config.seed, run.model.tokenizer, run.model.chat, run.config.agent, run.data.folder)
+    context = source_context(run)
     if not run.config.sft.sources:
         raise UserError("config.sft.sources is empty; name a source of traces, such as those of configs/tiny.py.")
-    traces, reports = [], {}
+    traces: list[Trace] = []
+    reports: dict[str, Any] = {}
     for name, config in run.config.sft.sources.items():
         source = make_trace_source(name, config, context)
         traces += source.traces()
-        reports |= source.report()
+        for key, value in source.report().items():  # two sources of a kind report under one key
+            both = isinstance(value, Mapping) and isinstance(reports.get(key), Mapping)
+            reports[key] = {**reports[key], **value} if both else value
     return traces, reports

@@ -1,16 +1,19 @@
-"""Sources of SFT traces that a config names by import path."""
+"""Sources of SFT traces: ours by name, a user's by import path."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from composer_jax.agent.config import AgentConfig
 from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.conversations import conversation_trace, read_conversation
+from composer_jax.data.packing import TooLong
+from composer_jax.data.row_files import read_rows
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.data.traces import Trace
 from composer_jax.errors import UserError
-from composer_jax.extensions import import_object
+from composer_jax.extensions import resolve
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class SourceContext:
     """Limits and compactions of episodes."""
     folder: Path
     """The run's data folder, in which a source may keep what is expensive to make."""
+    seq_len: int | None = None
+    """Tokens of a row, which no trace may exceed; None where the traces are not packed into rows."""
 
 
 class ConversationSource(Protocol):
@@ -41,24 +46,92 @@ class ConversationSource(Protocol):
         ...
 
 
+class ConversationFiles:
+    """A ConversationSource: conversations in files of JSON lines or Parquet (data/conversations.py).
+
+    Args:
+      files: a path or URL, or several.
+      invalid: what happens to a row that is no conversation to train on: "error" raises a UserError that names its
+        place, "drop" counts it in the report.
+      too_long: the same for a conversation longer than a row of the stage.
+    """
+
+    def __init__(
+        self,
+        context: SourceContext,
+        files: str | Sequence[str],
+        invalid: TooLong = "error",
+        too_long: TooLong = "error",
+    ):
+        for name, value in (("invalid", invalid), ("too_long", too_long)):
+            if value not in ("error", "drop"):
+                raise UserError(f'the option {name}={value!r} of conversations is neither "error" nor "drop".')
+        self._context, self._files = context, (files,) if isinstance(files, str) else tuple(files)
+        self._drops = {"invalid": invalid == "drop", "too_long": too_long == "drop"}
+        self._counts = {"conversations": 0, "invalid": 0, "too_long": 0}
+
+    def traces(self) -> list[Trace]:
+        """Returns (tokens int32[n], trained bool[n]) of every conversation, in the order of the files.
+
+        Raises:
+          UserError: a file that cannot be read, or a row that is to be refused.
+        """
+        traces: list[Trace] = []
+        self._counts = dict.fromkeys(self._counts, 0)
+        for file in self._files:
+            path = str(Path(file).expanduser()) if file.startswith("~") else file
+            for place, row in read_rows(path, lambda sentence: self._refuse("invalid", sentence)):
+                try:
+                    trace = conversation_trace(read_conversation(row), self._context.chat)
+                except (ValueError, UserError) as error:
+                    self._refuse("invalid", f"{place}: {error}.", error)
+                    continue
+                length, seq_len = len(trace[0]), self._context.seq_len
+                if seq_len is not None and length > seq_len:
+                    self._refuse(
+                        "too_long",
+                        f"{place}: the conversation has {length} tokens and a row {seq_len}; raise sft.seq_len, or set "
+                        'the option too_long="drop".',
+                    )
+                    continue
+                traces.append(trace)
+        self._counts["conversations"] = len(traces)
+        return traces
+
+    def report(self) -> dict[str, Any]:
+        """Returns {"conversations": {the files: how many were read, and dropped as invalid or too long}}."""
+        return {"conversations": {", ".join(self._files): dict(self._counts)}}
+
+    def _refuse(self, reason: str, sentence: str, cause: Exception | None = None) -> None:
+        if not self._drops[reason]:
+            raise UserError(sentence) from cause
+        self._counts[reason] += 1
+
+
 @dataclass(frozen=True)
 class TraceSourceConfig:
     """One source of SFT traces."""
 
     kind: str
-    """Import path of a class (SourceContext, **options) -> ConversationSource."""
+    """A name in TRACE_SOURCES ("conversations": files of conversations), or the import path of a class (SourceContext,
+    **options) -> ConversationSource."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of its constructor."""
+
+
+TRACE_SOURCES: Mapping[str, Callable[..., ConversationSource]] = {"conversations": ConversationFiles}
+"""Classes by TraceSourceConfig.kind."""
 
 
 def make_trace_source(name: str, config: TraceSourceConfig, context: SourceContext) -> ConversationSource:
     """Constructs the source that sft.sources.NAME describes.
 
     Raises:
-      UserError: an import path that does not resolve, or options that the constructor lacks.
+      UserError: a kind that is neither in TRACE_SOURCES nor an import path that resolves, or options that the
+        constructor lacks.
     """
     place = f"config.sft.sources.{name}"
-    kind = import_object(config.kind, f"{place}.kind")
+    kind = resolve(config.kind, TRACE_SOURCES, f"{place}.kind")
     try:
         return kind(context, **config.options)
     except TypeError as error:

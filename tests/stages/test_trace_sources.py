@@ -1,0 +1,108 @@
+"""Files of conversations as a source of SFT: which rows are refused or dropped, and what is trained on."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from composer_jax.agent.config import AgentConfig
+from composer_jax.data.pipeline import trace_batches
+from composer_jax.errors import UserError
+from composer_jax.stages.trace_sources import SourceContext, TraceSourceConfig, make_trace_source
+from tests.data.formats import format_of
+
+CHAT = format_of("chatml")
+
+
+def row(*texts):
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]}
+
+
+GOOD, LONG, BAD = row("Hi", "Hello"), row("x", "y" * 300), row("x")
+
+
+@pytest.fixture
+def source(tmp_path):
+    context = SourceContext(0, CHAT.tokenizer, CHAT, AgentConfig(), tmp_path, seq_len=128)
+
+    def make(*rows, context=context, **options):
+        file = tmp_path / "talk.jsonl"
+        file.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in rows))
+        config = TraceSourceConfig("conversations", {"files": str(file), **options})
+        return make_trace_source("talk", config, context)
+
+    make.context = context
+    return make
+
+
+def test_a_config_names_files_of_conversations(source, tmp_path):
+    both = source(GOOD, GOOD, files=(str(tmp_path / "talk.jsonl"), str(tmp_path / "talk.jsonl")))
+    traces = both.traces()
+    assert len(traces) == 4 and both.report()["conversations"].popitem()[1]["conversations"] == 4
+    tokens, mask = traces[0]
+    assert tokens[mask].tolist() == CHAT.render_assistant("Hello", [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ((GOOD, BAD), r"talk.jsonl, line 2: no message is the model's"),
+        ((GOOD, "{\n"), r"talk.jsonl, line 2 is not JSON"),
+        (("\n", LONG), r"talk.jsonl, line 2: the conversation has \d+ tokens and a row 128; raise sft.seq_len"),
+        ((row("x", "<tool_call>"),), r"talk.jsonl, line 1: the content spells <tool_call>"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(source, rows, sentence):
+    with pytest.raises(UserError, match=sentence):
+        source(*rows).traces()
+
+
+def test_bad_rows_can_be_dropped_and_are_counted(source):
+    made = source(GOOD, BAD, LONG, "{\n", GOOD, invalid="drop", too_long="drop")
+    for _ in range(2):
+        assert len(made.traces()) == 2
+        assert list(made.report()["conversations"].values()) == [{"conversations": 2, "invalid": 2, "too_long": 1}]
+    with pytest.raises(UserError, match="line 3: the conversation has"):
+        source(GOOD, BAD, LONG, invalid="drop").traces()
+    no_rows = dataclasses.replace(source.context, seq_len=None)
+    assert len(source(GOOD, LONG, context=no_rows).traces()) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"invalid": "ignore"}, "the option invalid='ignore' of conversations is neither"),
+        ({"file": "x"}, "config.sft.sources.talk.options=.* do not fit 'conversations'"),
+        ({"files": "none.jsonl"}, "none.jsonl cannot be read"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(source, options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        source(GOOD, **options).traces()
+
+
+def test_an_unknown_kind_is_named(source):
+    with pytest.raises(UserError, match="config.sft.sources.talk.kind='chats' is unknown; use one of conversations"):
+        make_trace_source("talk", TraceSourceConfig("chats"), source.context)
+
+
+def test_conversations_are_packed_and_a_stream_of_them_resumes(source):
+    traces = source(*(row(f"Question {n}", f"Answer {n}") for n in range(9))).traces()
+
+    def stream():
+        return trace_batches(traces, seq_len=128, batch_size=2, seed=1)
+
+    first, second = stream(), stream()
+    batches = [next(first) for _ in range(6)]
+    for _ in range(3):
+        next(second)
+    state = json.loads(json.dumps(second.get_state()))
+    third = stream()
+    third.set_state(state)
+    for want in batches[3:]:
+        got = next(third)
+        np.testing.assert_array_equal(got.tokens, want.tokens)
+        np.testing.assert_array_equal(got.weights, want.weights)
+    assert batches[0].segments.max() > 1, "several conversations share a row"
