@@ -65,20 +65,24 @@ def process_logits(logits_BW: jax.Array, params: RowParams) -> jax.Array:
     # A small temperature overflows no logit, because the largest is 0. log_softmax subtracts the largest, too, so its
     # result at temperature 1 is that of the logits themselves, bit for bit.
     scaled_BW = (logits_BW - logits_BW.max(axis=-1, keepdims=True)) / temperature_B[:, None]
-    return jax.lax.cond(
-        ((top_p_B < 1) | (top_k_B > 0)).any(), _keep_top_k_top_p, lambda scaled, *_: scaled, scaled_BW, top_k_B, top_p_B
-    )
+    unchanged = lambda scaled_BW, _: scaled_BW  # noqa: E731
+    scaled_BW = jax.lax.cond((top_k_B > 0).any(), _keep_top_k, unchanged, scaled_BW, top_k_B)
+    return jax.lax.cond((top_p_B < 1).any(), _keep_top_p, unchanged, scaled_BW, top_p_B)
 
 
-def _keep_top_k_top_p(logits_BW: jax.Array, top_k_B: jax.Array, top_p_B: jax.Array) -> jax.Array:
-    """Finds the least likely kept logit of each row by bisection, which is much cheaper than sorting a vocabulary."""
+# The least likely kept logit of each row is found by bisection, which is much cheaper than sorting a vocabulary.
+
+
+def _keep_top_k(logits_BW: jax.Array, top_k_B: jax.Array) -> jax.Array:
     vocabulary = logits_BW.shape[-1]
     key_BW = _ordered_bits(logits_BW)
     count_B = jnp.where((top_k_B > 0) & (top_k_B < vocabulary), top_k_B, vocabulary)
     kth_B = _largest_key(lambda key_B: (key_BW >= key_B[:, None]).sum(-1) >= count_B, len(logits_BW))
-    logits_BW = jnp.where(key_BW >= kth_B[:, None], logits_BW, -jnp.inf)
+    return jnp.where(key_BW >= kth_B[:, None], logits_BW, -jnp.inf)
 
-    p_BW = jax.nn.softmax(logits_BW)
+
+def _keep_top_p(logits_BW: jax.Array, top_p_B: jax.Array) -> jax.Array:
+    key_BW, p_BW = _ordered_bits(logits_BW), jax.nn.softmax(logits_BW)
     mass_from = lambda key_B: jnp.where(key_BW >= key_B[:, None], p_BW, 0).sum(-1)  # noqa: E731
     last_B = _largest_key(lambda key_B: mass_from(key_B) >= top_p_B, len(logits_BW))
     last_B = jnp.minimum(last_B, key_BW.max(-1))  # the likeliest token stays, however small top_p is
