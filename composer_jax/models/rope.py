@@ -120,8 +120,14 @@ RopeScaling = Yarn | Llama3Rope
 
 
 def plain_frequencies(dim: int, theta: float) -> np.ndarray:
-    """Returns the radians per token of each pair, theta^(-2i/dim), float32 [dim/2]."""
-    return (theta ** (-np.arange(0, dim, 2, dtype=np.float32) / dim)).astype(np.float32)
+    """Returns the radians per token of each pair, theta^(-2i/dim), float32 [dim/2].
+
+    They are rounded as in PyTorch, in which published models were trained: the exponent, the power and its reciprocal.
+    An angle is thousands of times the frequency, so that another last bit moves logits at position 2,000 by 1e-3.
+    """
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    powers = np.float64(theta) ** exponents.astype(np.float64)
+    return np.float32(1) / powers.astype(np.float32)
 
 
 def rope_angles(

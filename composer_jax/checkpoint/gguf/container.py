@@ -26,11 +26,10 @@ class GGUFContainer:
         _require_magic(self.path)
         size = Path(self.path).stat().st_size
         try:
-            self._reader = self._library.GGUFReader(self.path)
+            self._reader = _bounded_reader(self._library)(self.path)
         except _DAMAGED as error:
             raise UserError(
-                f"{self.path} is truncated or damaged: the gguf library cannot read its {size:,} bytes ({error}); "
-                "fetch it again."
+                f"{self.path} of {size:,} bytes is truncated or damaged ({error}); fetch it again."
             ) from error
         if self._reader.endianess != self._library.GGUFEndian.LITTLE:
             raise UserError(f"{self.path} is big-endian; only little-endian GGUF files are read.")
@@ -113,6 +112,22 @@ def _import_gguf() -> Any:
     except ImportError as error:
         raise UserError('GGUF files are read by the gguf library: pip install "composer_jax[gguf]".') from error
     return gguf
+
+
+def _bounded_reader(library: Any) -> Any:
+    """Returns the library's reader with a check that everything it reads is within the file.
+
+    The library takes what is beyond the end for empty arrays, and would loop for ever over a damaged number of values.
+    """
+
+    class BoundedReader(library.GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+            end = int(offset) + np.dtype(dtype).itemsize * int(count)
+            if end > len(self.data):
+                raise ValueError(f"it needs {end:,} bytes")
+            return super()._get(offset, dtype, count, override_order)
+
+    return BoundedReader
 
 
 def _require_magic(path: str) -> None:

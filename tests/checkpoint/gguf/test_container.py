@@ -1,5 +1,6 @@
 """GGUF files: config.json, tensors bit for bit, and one sentence for whatever is wrong before any tensor is read."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -159,7 +160,7 @@ SPOILED = {
         r"is not a GGUF file: it begins with b'PK",
     ),
     "empty": (lambda path: path.write_bytes(b""), "is not a GGUF file: it begins with b''"),
-    "truncated tensors": (cut(200), "a.gguf is truncated or damaged: the gguf library cannot read its [0-9,]+ bytes"),
+    "truncated tensors": (cut(200), r"a.gguf of [0-9,]+ bytes is truncated or damaged \(it needs [0-9,]+ bytes\)"),
     "truncated metadata": (head(900), "is truncated or damaged"),
     "truncated header": (head(10), "is truncated or damaged"),
     "another version": (lambda path: path.write_bytes(b"GGUF\x01" + path.read_bytes()[5:]), "appears to be version 1"),
@@ -173,6 +174,21 @@ def test_a_damaged_file_is_one_sentence(tmp_path, name):
     spoil(path)
     with pytest.raises(UserError, match=message):
         open_gguf(path)
+
+
+def test_every_cut_and_every_damaged_byte_is_a_sentence_or_harmless(tmp_path):
+    path = write_small(tmp_path / "a.gguf")
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for size in np.linspace(0, len(whole) - 40, 20, dtype=int):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError):
+            open_gguf(path)
+    for _ in range(60):
+        at = int(rng.integers(4, 8000))  # header, metadata, descriptions of tensors
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ int(rng.integers(1, 256))]) + whole[at + 1 :])
+        with contextlib.suppress(UserError):
+            _ = open_gguf(path).texts
 
 
 REFUSED = {
@@ -233,6 +249,16 @@ def test_a_big_endian_file(tmp_path):
     writer.close()
     with pytest.raises(UserError, match="is big-endian"):
         open_gguf(tmp_path / "a.gguf")
+
+
+def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path, monkeypatch):
+    path = write_small(tmp_path / "a.gguf")
+    assert open_gguf(path).config == open_gguf(path).config
+    with monkeypatch.context() as patched:
+        patched.setattr(gguf, "GGUFReader", None)
+        assert open_gguf(path).config["model_type"] == "llama"
+    path.unlink()
+    assert open_gguf(write_small(path, "qwen2")).config["model_type"] == "qwen2"
 
 
 def test_the_library_is_missing(tmp_path, monkeypatch):
