@@ -32,6 +32,7 @@ def build_episode_record(
         parts={**episode.parts, "detail": episode.detail, **_flags(episode)},
         instruction=task.instruction,
         segments=tuple(_segment(branch, chat) for branch in transcript.branches()),
+        tools=tuple(task.tools),
     )
 
 
@@ -50,6 +51,8 @@ def _message(node: Node, later: list[Node], chat: ChatFormat) -> MessageRecord:
         text, calls = message.content, _calls(message.calls, later, chat)
     elif node.kind == "tool":
         text = chat.answer_text(node.tokens.tolist())
+    elif node.kind in ("summary_request", "carry"):
+        text = chat.tokenizer.decode(chat.user_body(node.tokens.tolist()))
     else:
         text = chat.text((node.sampled_tokens if node.sampled else node.tokens).tolist())
     version = int(node.versions[-1]) if node.sampled else None

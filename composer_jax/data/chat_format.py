@@ -106,6 +106,13 @@ class ChatFormat(ABC):
         control tokens: a body can neither open nor close a message.
         """
 
+    def user_body(self, ids: Sequence[int]) -> list[int]:
+        """Returns the ids of the body of a message that `user` made."""
+        empty = self.user([""])
+        heads = (n for n in range(len(empty), -1, -1) if ids[:n] == empty[:n])
+        head = next(n for n in heads if ids[len(ids) - (len(empty) - n) :] == empty[n:])
+        return list(ids[head : len(ids) - (len(empty) - head)])
+
     @abstractmethod
     def text(self, ids: Sequence[int]) -> str:
         """Returns ids of messages as text to read: no control tokens, and no headings that the format can recognise."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import fsspec
+from fsspec.core import url_to_fs
 
 from composer_jax.errors import UserError
 
@@ -30,8 +31,7 @@ def read_rows(path: str, bad_line: Callable[[str], None] = refuse) -> Iterator[t
         yield from _parquet(path)
         return
     try:
-        with fsspec.open(path, "rb") as file:
-            lines = file.read().split(b"\n")  # bytes, because JSON texts may contain U+2028
+        lines = _content(path).split(b"\n")  # bytes, because JSON texts may contain U+2028
     except Exception as error:  # remote file systems raise exceptions of their own types
         raise UserError(f"{path} cannot be read ({error})") from error
     for number, line in enumerate(lines, 1):
@@ -45,14 +45,18 @@ def read_rows(path: str, bad_line: Callable[[str], None] = refuse) -> Iterator[t
         yield f"{path}, line {number}", row
 
 
+def _content(path: str) -> bytes:
+    fs, inner = url_to_fs(path)
+    return fs.cat_file(inner)
+
+
 def _parquet(path: str) -> Iterator[tuple[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise UserError(f"reading {path} needs pyarrow; pip install 'composer_jax[tasks]'") from None
     try:
-        with fsspec.open(path, "rb") as file:
-            rows = parquet.read_table(file).to_pylist()
+        rows = parquet.read_table(io.BytesIO(_content(path))).to_pylist()
     except (ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]})") from error
     for number, row in enumerate(rows, 1):

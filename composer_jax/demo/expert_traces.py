@@ -25,6 +25,7 @@ from composer_jax.parallel.processes import broadcast_from_process0
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.trace_sources import SourceContext
+from composer_jax.tasks.task import Task
 
 KINDS = {
     "bugfix": (bugfix.FAMILY, "none"),
@@ -40,6 +41,8 @@ class ExpertTraces:
 
     traces: number of traces of each of KINDS. rates: changes of the experts' rates, by family.
     """
+
+    system_prompt = ""  # the experts are played without one
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class ExpertTraces:
 
         Process 0 plays the episodes; the others need no sandbox.
         """
-        broadcast_from_process0(lambda: None if self.path.exists() else self._play())
+        broadcast_from_process0(lambda: None if self.path.exists() else self._write())
         with np.load(self.path) as file:
             ends = np.cumsum(file["lengths"])[:-1]
             tokens, trained = file["tokens"].astype(np.int32), file["trained"]
@@ -69,7 +72,8 @@ class ExpertTraces:
         with np.load(self.path) as file:
             return {"expert_reward": {kind: float(file[key]) for kind in KINDS if (key := f"reward_{kind}") in file}}
 
-    def _play(self) -> None:
+    def play(self) -> list[tuple[Task, Episode]]:
+        """Plays all episodes, in sandboxes, with a progress bar; returns the tasks with their episodes."""
         seed, agent = self.context.seed, self.context.agent
         tasks, compactions = [], []
         for kind, count in sorted(self.counts.items()):
@@ -77,7 +81,10 @@ class ExpertTraces:
             # SFT and RL draw from different streams of the training split, so RL repeats no task of SFT.
             tasks += [generate(family, "train", hash_seed("sft", seed, kind), i) for i in range(count)]
             compactions += [agent.compaction(compaction, "agent.compactions")] * count
-        episodes = play_experts(tasks, compactions, self.context, self.rates)
+        return list(zip(tasks, play_experts(tasks, compactions, self.context, self.rates), strict=True))
+
+    def _write(self) -> None:
+        episodes = [episode for _, episode in self.play()]
         write_atomically(self.path, _npz_bytes(_arrays(episodes, self.counts)))
 
 

@@ -102,7 +102,7 @@ class RepositoryBugTraces:
 
     def traces(self) -> list[Trace]:
         """Returns (tokens int32 [n], trained bool [n]) of every episode. Process 0 plays them."""
-        broadcast_from_process0(lambda: None if self.path.exists() else self._write(self.play()))
+        broadcast_from_process0(lambda: None if self.path.exists() else self._write())
         with np.load(self.path) as file:
             ends = np.cumsum(file["lengths"])[:-1]
             return list(zip(np.split(file["tokens"], ends), np.split(file["trained"], ends), strict=True))
@@ -112,13 +112,18 @@ class RepositoryBugTraces:
         with np.load(self.path) as file:
             return {"expert_reward": {FAMILY: float(file["reward"])}}
 
-    def play(self) -> list[Episode]:
-        """Plays the expert on `count` tasks, in sandboxes, with a progress bar."""
+    @property
+    def system_prompt(self) -> str:
+        """The system message of the episodes."""
+        return self.context.agent.system_prompt
+
+    def play(self) -> list[tuple[Task, Episode]]:
+        """Plays the expert on `count` tasks, in sandboxes, with a progress bar; returns tasks and their episodes."""
         agent, seed, family = self.context.agent, self.context.seed, RepositoryBugs()
         limits = dataclasses.replace(agent.limits, max_episode_tokens=1 << 20, max_turn_tokens=1 << 20, max_turns=100)
         tasks = [family.generate("train", hash_seed("sft", seed) % 2**31, i) for i in range(self.count)]
 
-        async def play_all(progress: Progress) -> list[Episode]:
+        async def play_all(progress: Progress) -> list[tuple[Task, Episode]]:
             slots = asyncio.Semaphore(agent.concurrency)
 
             async def one(task: Task, pool: LocalSandboxPool) -> Episode:
@@ -133,19 +138,20 @@ class RepositoryBugTraces:
                         self.context.chat,
                         compaction=compaction,
                         limits=limits,
-                        system_prompt=agent.system_prompt,
+                        system_prompt=self.system_prompt,
                     )
                 progress.update(1)
                 return episode
 
             async with LocalSandboxPool(size=agent.concurrency) as pool, asyncio.TaskGroup() as group:
                 running = [group.create_task(one(task, pool)) for task in tasks]
-            return [episode.result() for episode in running]
+            return [(task, episode.result()) for task, episode in zip(tasks, running, strict=True)]
 
         with EventLoop() as loop, Progress(self.count, "trace", "expert traces") as progress:
             return loop.run(play_all(progress))
 
-    def _write(self, episodes: Sequence[Episode]) -> None:
+    def _write(self) -> None:
+        episodes = [episode for _, episode in self.play()]
         rows = [row for episode in episodes for row in episode.transcript.rows()]
         rewards = [episode.reward for episode in episodes if episode.reward is not None]
         with open_atomically(self.path) as file:

@@ -74,6 +74,7 @@ class EpisodeRecord:
     parts: Mapping[str, Any]  # of the reward
     instruction: str
     segments: tuple[tuple[MessageRecord, ...], ...]  # in order; each but the first starts from a summary
+    tools: tuple[str, ...] = ()  # names of the task's tools; () in records of older runs
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -84,7 +85,7 @@ class EpisodeRecord:
         """
         fields = _known_fields(cls, value)
         segments = tuple(tuple(MessageRecord.from_json(item) for item in segment) for segment in fields["segments"])
-        return cls(**{**fields, "segments": segments})
+        return cls(**{**fields, "segments": segments, "tools": tuple(fields.get("tools") or ())})
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from composer_jax.agent.config import AgentConfig
+from composer_jax.agent.episode import Episode
 from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.conversations import conversation_trace, read_conversation
 from composer_jax.data.packing import TooLong
@@ -14,6 +15,7 @@ from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.data.traces import Trace
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
+from composer_jax.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,20 @@ class ConversationSource(Protocol):
 
     def report(self) -> Mapping[str, Any]:
         """Returns JSON values for the stage's results, after `traces`."""
+        ...
+
+
+@runtime_checkable
+class EpisodeSource(Protocol):
+    """A ConversationSource whose traces are those of episodes, which launch.traces can write as conversations."""
+
+    @property
+    def system_prompt(self) -> str:
+        """The system message of all episodes; "" for none."""
+        ...
+
+    def play(self) -> list[tuple[Task, Episode]]:
+        """Plays the episodes and returns them with their tasks, in the order of `traces`."""
         ...
 
 

@@ -1,0 +1,47 @@
+"""Writes a file of conversations for SFT: from the experts of a config, or from the recorded episodes of a run.
+
+    python -m launch.traces --config=tiny:smoke --workdir=runs/tiny --out=traces.jsonl
+    python -m launch.traces --workdir=runs/tiny --episodes=rl,after --min_reward=1 --out=traces.jsonl
+
+Each line is a conversation in OpenAI's form, which the source "conversations" of config.sft.sources reads back:
+
+    --config.sft.sources.mine.kind=conversations --config.sft.sources.mine.options.files=traces.jsonl
+
+Without --episodes the experts of config.sft.sources are played in sandboxes. Read back with the same tokenizer, their
+conversations have the same token ids and the same mask. Recorded episodes (DIR/episodes/NAME.jsonl) are text, which is
+encoded anew; those with a malformed call are left out and counted.
+"""
+
+from absl import flags as absl_flags
+
+from launch import flags, hosts
+
+
+def define(values):
+    string = lambda name, meaning: absl_flags.DEFINE_string(name, None, meaning, flag_values=values)  # noqa: E731
+    string("workdir", "The run folder: its recorded episodes, or the place of the tokenizer that the experts use.")
+    string("out", "The file to write, a path or URL that ends in .jsonl.")
+    absl_flags.DEFINE_list(
+        "episodes", [], "Names of recorded episodes in DIR/episodes, such as before,after,rl.", flag_values=values
+    )
+    absl_flags.DEFINE_float("min_reward", None, "Leaves out episodes with less reward.", flag_values=values)
+    return ("config", "workdir", "out")
+
+
+def main(values):
+    from composer_jax.stages.run import Run
+    from composer_jax.stages.write_traces import write_expert_traces, write_recorded_traces
+
+    with Run(values.config, values.workdir) as run:
+        if values.episodes:
+            written = write_recorded_traces(run, values.episodes, values.out, values.min_reward)
+        else:
+            written = write_expert_traces(run, values.out, values.min_reward)
+    print(
+        f"wrote {written.conversations} conversations of {written.episodes} episodes to {values.out}; left out "
+        f"{written.below_min_reward} below the least reward and {written.malformed} with a malformed call"
+    )
+
+
+if __name__ == "__main__":
+    flags.run(main, define=define, processes=hosts.SINGLE_PROCESS)
