@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from composer_jax.data.chat_formats import chat_format_kind
+from composer_jax.data.tool_prompt import TOOLS_PLACE
 from composer_jax.errors import UserError
 
 
@@ -37,7 +38,13 @@ class DataConfig:
     """How conversations become token ids: a name in data/chat_formats.py, or the import path of a class Tokenizer ->
     ChatFormat. Empty is the base's own format, and compact in a run without a base."""
 
+    tool_prompt: str = ""
+    """Text that declares the tools to a base whose chat template knows none; {tools} in it stands for them. Empty is
+    the text of data/tool_prompt.py."""
+
     def __post_init__(self) -> None:
+        if self.tool_prompt and TOOLS_PLACE not in self.tool_prompt:
+            raise UserError(f"data.tool_prompt lacks {TOOLS_PLACE}, which stands for the declared tools; add it.")
         if self.chat_format:
             chat_format_kind(self.chat_format)
         for name in ("max_bytes", "max_heldout_bytes", "tokenizer_bytes"):

@@ -14,6 +14,7 @@ from composer_jax.data.load_chat_format import load_chat_format
 from composer_jax.data.text_tokenizer import TextTokenizer, check_vocab_size
 from composer_jax.data.token_cache import cache_file, encode_files, read_encoded
 from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.data.tool_prompt import TOOL_PROMPT
 from composer_jax.errors import UserError
 from composer_jax.extensions import import_object
 from composer_jax.observe.progress import Progress
@@ -50,7 +51,7 @@ class RunData:
             return None
         folder = self.folder.parent / "base"
         broadcast_from_process0(lambda: None if folder.exists() else copy_base_files(self.config.base, folder))
-        chat = load_chat_format(folder)
+        chat = load_chat_format(folder, tool_prompt=self.config.data.tool_prompt or TOOL_PROMPT)
         check_vocab_size(chat.tokenizer, self.config.model.vocab_size, self.config.base)
         return chat
 

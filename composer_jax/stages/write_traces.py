@@ -1,4 +1,4 @@
-"""Writes episodes as files of conversations: those of a run's experts, or those that a run recorded."""
+"""Writes episodes as files of conversations: of a run's experts, recorded by a run, or sampled for the file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ import fsspec
 from composer_jax.agent.conversation_rows import episode_rows, record_rows
 from composer_jax.errors import UserError
 from composer_jax.observe.episodes import read_episodes
+from composer_jax.observe.progress import Progress
+from composer_jax.rl.rollout import EpisodeSpec, roll_out
+from composer_jax.seeds import hash_seed
+from composer_jax.stages.base import check_base_model, load_base_weights
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import source_context
 from composer_jax.stages.trace_sources import EpisodeSource, make_trace_source
+from composer_jax.tasks.formats import ReadOptions, read_tasks
+from composer_jax.tasks.task import Task
 
 
 @dataclass
@@ -86,6 +92,66 @@ def write_recorded_traces(run: Run, names: Sequence[str], out: str, min_reward: 
 
     _write(out, rows(), written)
     return written
+
+
+def write_sampled_traces(
+    run: Run, policy: str, tasks: Sequence[str], attempts: int, out: str, min_reward: float | None = None
+) -> Written:
+    """Lets a policy attempt tasks and writes its episodes to `out`, one conversation a line, with the sampled ids.
+
+    Args:
+      policy: address of weights for the run's network (checkpoint/address.py).
+      tasks: "FAMILY:COUNT" for tasks that a family of tasks.families generates, none of which RL or evaluation sees, or
+        paths of tasks.
+      attempts: episodes of each task. Episodes are not summarized.
+
+    Raises:
+      UserError: weights of another network, no such tasks, nothing to write, or `out` cannot be written.
+    """
+    if attempts < 1:
+        raise UserError(f"{attempts} attempts at a task sample nothing; use at least 1.")
+    check_base_model(policy, run.config.model)
+    chosen, seed = find_tasks(run, tasks), run.config.seed
+    compaction = run.config.agent.compaction("none", "agent.compactions")
+    specs = [
+        EpisodeSpec(task, hash_seed("traces", seed, task.id, attempt), compaction, group)
+        for group, task in enumerate(chosen)
+        for attempt in range(attempts)
+    ]
+    written = Written()
+    with run.services.rollout_context() as (context, loop):
+        sampler = run.services.sampler_with(*load_base_weights(policy, run.model.definition, run.mesh), version=0)
+        with Progress(len(specs), "episode", "sample") as progress:
+            rollout = loop.run(roll_out(specs, sampler, context, lambda _: progress.update(1)))
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for spec, episode in zip(specs, rollout.episodes, strict=True):
+            if _is_enough(episode.reward, min_reward, written):
+                yield from episode_rows(episode, spec.task, run.model.chat, run.config.agent.system_prompt)
+
+    _write(out, rows(), written)
+    return written
+
+
+def find_tasks(run: Run, names: Sequence[str]) -> list[Task]:
+    """Returns the tasks that "FAMILY:COUNT" and paths name. Raises UserError for a name that is neither."""
+    found: list[Task] = []
+    config = run.config.tasks
+    for name in names:
+        family, _, count = name.rpartition(":")
+        if family in config.families and count.isdigit():
+            seed = hash_seed("traces", run.config.seed) % 2**31
+            found += [run.services.tasks.generate(family, "train", seed, index) for index in range(int(count))]
+        elif Path(name).expanduser().exists():
+            repos, packages = (Path(path).expanduser() if path else None for path in (config.repos, config.packages))
+            options = ReadOptions(repos=repos, packages=packages, tools=config.tools, formats=config.formats)
+            found += read_tasks(Path(name).expanduser(), options)
+        else:
+            families = ", ".join(config.families) or "none"
+            raise UserError(
+                f"{name!r} names no tasks; use a path, or FAMILY:COUNT for a family of tasks.families ({families})."
+            )
+    return found
 
 
 def _is_enough(reward: float | None, least: float | None, written: Written) -> bool:

@@ -6,11 +6,14 @@ import chex
 import jax
 import pytest
 
+from composer_jax.data.chat_format import Message
 from composer_jax.errors import UserError
 from composer_jax.stages.base import NETWORK_FIELDS
 from composer_jax.stages.config import default_config, run_config
 from composer_jax.stages.run import Run
 from configs import base
+from tests.data.formats import Declaration
+from tests.data.model_folders import CHATML
 from tests.stages.base_model import NETWORK, weights, write_base
 
 
@@ -114,3 +117,15 @@ def test_a_base_without_a_tokenizer_is_refused(tmp_path):
     (folder / "tokenizer_config.json").unlink()
     with Run(config_with(folder), tmp_path / "run") as run, pytest.raises(UserError, match="has no tokenizer.json"):
         _ = run.model.chat
+
+
+def test_a_config_words_the_declaration_of_tools_to_a_base_without_any(tmp_path):
+    config = config_with(write_base(tmp_path / "model", template=CHATML))
+    config.data.tool_prompt = "Use {tools}!"
+    tools = [Declaration("read", "Reads.", {"type": "object"})]
+    with Run(config, tmp_path / "run") as run:
+        ids = run.model.chat.render([Message("user", "x")], tools)
+        assert 'system\nUse {"type": "function"' in run.model.tokenizer.decode(ids)
+    config.data.tool_prompt = "Use tools!"
+    with pytest.raises(UserError, match="data.tool_prompt lacks {tools}, which stands for the declared tools"):
+        run_config(config)

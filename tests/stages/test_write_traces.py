@@ -10,17 +10,25 @@ import pytest
 from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
+from composer_jax.checkpoint.huggingface import save_hf
 from composer_jax.demo.repository_bugs import RepositoryBugs, ScriptedSession, expert_turns
 from composer_jax.errors import UserError
+from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.episodes import write_episodes
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.seeds import seeded_random
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import collect_traces
-from composer_jax.stages.write_traces import write_expert_traces, write_recorded_traces
+from composer_jax.stages.write_traces import (
+    find_tasks,
+    write_expert_traces,
+    write_recorded_traces,
+    write_sampled_traces,
+)
+from configs import base
 from configs.tiny import get_config
 from launch import flags, traces
-from tests.stages.base_model import write_base
+from tests.stages.base_model import NETWORK, write_base
 from tests.stages.test_base import config_with
 
 
@@ -112,3 +120,73 @@ def test_what_cannot_be_written_is_a_sentence(recorded, tmp_path):
     write_episodes(run.path / "episodes" / "old.jsonl", [dataclasses.replace(record, tools=())])
     with pytest.raises(UserError, match="recorded by an older version"):
         write_recorded_traces(run, ["old"], str(tmp_path / "x.jsonl"))
+
+
+@pytest.fixture
+def sampling(tmp_path):
+    """A run on a base of random weights, with small limits and a task family."""
+    folder = write_base(tmp_path / "model")
+    config = base.get_config("4096")
+    config.base = f"hf:{folder}"
+    config.mesh.update({"cpu_devices": 1, "replica": 1})
+    config.sampler.update({"slots": 4, "prefill_shapes": ((4, 1024),), "decode_steps": 8})
+    config.agent.limits.update({"max_turns": 2, "max_turn_tokens": 8})
+    config.tasks.families = {"bugs": "composer_jax.demo.repository_bugs:RepositoryBugs"}
+    with Run(config, tmp_path / "run") as run:
+        yield run, config
+
+
+def test_a_policy_samples_conversations_with_its_ids(sampling, tmp_path):
+    run, config = sampling
+    out = tmp_path / "sampled.jsonl"
+    written = write_sampled_traces(run, config.base, ["bugs:2"], 2, str(out))
+    assert (written.episodes, written.conversations) == (4, 4)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["task_id"] for row in rows] == [task.id for task in find_tasks(run, ["bugs:2"]) for _ in range(2)]
+    sampled = [row["messages"][-1] for row in rows]
+    assert len({json.dumps(message) for message in sampled}) > 1, "attempts differ"
+    config.sft.sources = {"files": {"kind": "conversations", "options": {"files": str(out)}}}
+    with Run(config, tmp_path / "again") as again:
+        traces_, _ = collect_traces(again)
+    for message, (ids, mask) in zip(sampled, traces_, strict=True):
+        assert mask.sum() <= 8 and ("token_ids" not in message or ids[mask].tolist() == message["token_ids"])
+    assert any("token_ids" in message for message in sampled), "random ids are seldom those of their text"
+    own = {task.id for task in find_tasks(run, ["bugs:2"])}
+    assert not own & {run.services.tasks.task("bugs", index).id for index in range(50)}, "RL sees other tasks"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "attempts", "sentence"),
+    [
+        (["bugs"], 1, "'bugs' names no tasks; use a path, or FAMILY:COUNT for a family of tasks.families"),
+        (["birds:3"], 1, "'birds:3' names no tasks"),
+        (["bugs:1"], 0, "0 attempts at a task sample nothing"),
+    ],
+)
+def test_sampling_without_tasks_is_a_sentence(sampling, tmp_path, tasks, attempts, sentence):
+    run, config = sampling
+    with pytest.raises(UserError, match=sentence):
+        write_sampled_traces(run, config.base, tasks, attempts, str(tmp_path / "x.jsonl"))
+
+
+def test_weights_of_another_network_do_not_sample(sampling, tmp_path):
+    run, _ = sampling
+    other = ModelDef(dataclasses.replace(NETWORK, d_model=16))
+    save_hf(str(tmp_path / "other"), other, *other.init(0))
+    with pytest.raises(UserError, match="config.model.d_model=32 differs from d_model=16 of hf:"):
+        write_sampled_traces(run, f"hf:{tmp_path / 'other'}", ["bugs:1"], 1, str(tmp_path / "x.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--policy=hf:x"], "--policy samples episodes of --tasks"),
+        (["--policy=hf:x", "--tasks=a:1", "--episodes=rl"], "goes without --episodes"),
+        (["--tasks=a:1"], "name its weights, e.g. --policy=hf:DIR"),
+    ],
+)
+def test_flags_that_do_not_fit_are_a_sentence(tmp_path, capsys, words, sentence):
+    command = ["traces", "--config=tiny:smoke", f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'x'}", *words]
+    with pytest.raises(SystemExit) as ended:
+        flags.run(traces.main, command, define=traces.define)
+    assert ended.value.code != 0 and sentence in capsys.readouterr().err
