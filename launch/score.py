@@ -19,7 +19,7 @@ def define(values):
     integer = lambda name, default, meaning, least=1: absl_flags.DEFINE_integer(  # noqa: E731
         name, default, meaning, lower_bound=least, flag_values=values
     )
-    string("checkpoint", "Weights: a folder of our checkpoints, or hf:DIR for a folder in Hugging Face's format.")
+    string("checkpoint", "Weights: a folder of our checkpoints, hf:DIR in Hugging Face's format, or gguf:FILE.")
     string("tokens", "A .npy file of token ids [B,S].")
     string("text", "A UTF-8 file, instead of --tokens.")
     string("out", "The .npz file to write.")

@@ -8,9 +8,11 @@ import gguf
 import numpy as np
 import pytest
 
+from composer_jax.checkpoint.address import load_model_config, parse
 from composer_jax.checkpoint.gguf import open_gguf
 from composer_jax.checkpoint.gguf.container import GGUFContainer
 from composer_jax.errors import UserError
+from composer_jax.models.rope import Llama3Rope, plain_frequencies
 from tests.checkpoint.gguf.small_gguf import (
     HEAD,
     HEADS,
@@ -108,7 +110,12 @@ def write_scaled(path: Path, divisors: np.ndarray, width: int, theta: float) -> 
 @pytest.mark.parametrize(("factor", "width"), [(8.0, 128), (32.0, 64), (32.0, 128)])
 def test_the_scaling_of_llama_3_is_recovered_from_its_frequencies(tmp_path, factor, width):
     divisors = rope_freqs(500_000.0, width, factor, 1.0, 4.0, 8192)
-    config = open_gguf(write_scaled(tmp_path / "a.gguf", divisors, width, 500_000.0)).config
+    path = write_scaled(tmp_path / "a.gguf", divisors, width, 500_000.0)
+    config = open_gguf(path).config
+    scaling = load_model_config(parse(f"gguf:{path}")).rope_scaling
+    assert scaling == Llama3Rope(factor, 1.0, 4.0, 8192)
+    plain = plain_frequencies(width, 500_000.0)
+    np.testing.assert_allclose(plain / scaling.frequencies(width, 500_000.0), divisors, rtol=1e-5)
     assert config["rope_scaling"] == {
         "rope_type": "llama3",
         "factor": factor,
