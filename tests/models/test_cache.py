@@ -150,7 +150,7 @@ def test_the_cache_holds_one_latent_per_token_and_layer(model):
 def test_an_int8_cache_is_close_and_takes_a_quarter_of_the_memory(name, piece):
     """The output is close to that of the exact cache but not equal, which an int8 cache kept in float32 would be."""
     # All experts are chosen: rounding could change a close choice, and the outputs with it.
-    exact = dataclasses.replace(CONFIGS[name], experts_per_token=8)
+    exact = dataclasses.replace(CONFIGS[name], experts_per_token=CONFIGS[name].n_experts)
     config = dataclasses.replace(exact, cache_dtype="int8")
     params, bias = random_weights(config)
     tokens = np.array([c[:16] for c in CONTEXTS], np.int32)

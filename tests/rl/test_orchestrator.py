@@ -7,7 +7,7 @@ import pytest
 from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.summary import Compaction
 from composer_jax.rl.config import RLConfig
-from composer_jax.rl.orchestrator import Cursor, Orchestrator, episode_metrics
+from composer_jax.rl.orchestrator import Cursor, Orchestrator, episode_metrics, learning_metrics
 from composer_jax.rl.rewards import RewardConfig
 from composer_jax.rl.rollout import EpisodeSpec, Rollout
 from composer_jax.tasks.config import TasksConfig
@@ -159,3 +159,13 @@ def test_a_step_without_useful_groups_changes_no_weight_and_uses_up_its_tasks():
 def test_a_family_can_have_a_compaction_of_its_own():
     task = dataclasses.replace(orchestrator().specs(0)[0].task, family="repository")
     assert orchestrator().draw_compaction(task) == Compaction(400)
+
+
+@pytest.mark.parametrize("has_experts", [True, False])
+def test_only_a_network_with_experts_has_metrics_of_their_load(has_experts):
+    learned = dict.fromkeys(("tokens", "entropy", "masked", "k1", "log_ratio", "grad_norm", "learning_rate"), 0.5)
+    learned |= {"load_imbalance": 1.5} if has_experts else {}
+    updated, without_update = (learning_metrics(row, has_experts=has_experts) for row in (learned, None))
+    assert updated.keys() == without_update.keys()
+    assert updated.get("load_imbalance") == (1.5 if has_experts else None)
+    assert ("load_imbalance" in updated) is has_experts
