@@ -7,7 +7,7 @@
 
 Each line is a conversation in OpenAI's form, which the source "conversations" of config.sft.sources reads back:
 
-    --config.sft.sources.mine.kind=conversations --config.sft.sources.mine.options.files=traces.jsonl
+    python -m launch.sft --config.base=hf:DIR --config.sft.sources.conversations.options.files=traces.jsonl ...
 
 Without --episodes the experts of config.sft.sources are played in sandboxes. Read back with the same tokenizer, their
 conversations have the same token ids and the same mask. Recorded episodes (DIR/episodes/NAME.jsonl) are text, which is

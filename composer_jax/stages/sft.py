@@ -19,7 +19,9 @@ def sft(run: Run) -> None:
     """Leaves checkpoints/sft and metrics/sft.jsonl."""
     if run.is_done("sft"):
         return
-    params, router_bias = run.model.weights_before("sft")
+    before = run.model.stage_before("sft")
+    if before is not None:
+        broadcast_from_process0(lambda: run.workdir.stage_result(before))  # raises before experts play for minutes
     broadcast_from_process0(run.services.check)
     config = run.config.sft
     with run.stage("sft") as result:
@@ -28,6 +30,7 @@ def sft(run: Run) -> None:
         stream = trace_batches(
             traces, seq_len=config.seq_len, batch_size=config.batch_size, seed=run.config.seed, too_long="drop"
         )
+        params, router_bias = run.model.weights_before("sft")  # after the traces, in which a bad line ends the stage
         learner = run.model.learner(config.optimizer, config.steps, config.loss, config.bias_rate)
         state = learner.init_state(params, router_bias)
         plan = FitPlan("SFT", config.steps, config.save_every, evaluate_every=0)

@@ -66,7 +66,7 @@ class ConversationFiles:
     """A ConversationSource: conversations in files of JSON lines or Parquet (data/conversations.py).
 
     Args:
-      files: a path or URL, or several.
+      files: a path or URL, or several: a sequence, or a text in which commas separate them.
       invalid: what happens to a row that is no conversation to train on: "error" raises a UserError that names its
         place, "drop" counts it in the report.
       too_long: the same for a conversation longer than a row of the stage.
@@ -82,7 +82,13 @@ class ConversationFiles:
         for name, value in (("invalid", invalid), ("too_long", too_long)):
             if value not in ("error", "drop"):
                 raise UserError(f'the option {name}={value!r} of conversations is neither "error" nor "drop".')
-        self._context, self._files = context, (files,) if isinstance(files, str) else tuple(files)
+        names = files.split(",") if isinstance(files, str) else files
+        self._context, self._files = context, tuple(name.strip() for name in names if name.strip())
+        if not self._files:
+            raise UserError(
+                "the option files of conversations is empty; name files, e.g. "
+                "--config.sft.sources.conversations.options.files=traces.jsonl."
+            )
         self._drops = {"invalid": invalid == "drop", "too_long": too_long == "drop"}
         self._counts = {"conversations": 0, "invalid": 0, "too_long": 0}
 

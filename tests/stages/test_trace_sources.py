@@ -9,8 +9,12 @@ import pytest
 from composer_jax.agent.config import AgentConfig
 from composer_jax.data.pipeline import trace_batches
 from composer_jax.errors import UserError
+from composer_jax.stages.run import Run
+from composer_jax.stages.sft import sft
 from composer_jax.stages.trace_sources import SourceContext, TraceSourceConfig, make_trace_source
 from tests.data.formats import format_of
+from tests.stages.base_model import write_base
+from tests.stages.test_base import config_with
 
 CHAT = format_of("chatml")
 
@@ -39,7 +43,9 @@ def source(tmp_path):
 
 def test_a_config_names_files_of_conversations(source, tmp_path):
     both = source(GOOD, GOOD, files=(str(tmp_path / "talk.jsonl"), str(tmp_path / "talk.jsonl")))
+    joined = source(GOOD, GOOD, files=", ".join([str(tmp_path / "talk.jsonl")] * 2))
     traces = both.traces()
+    assert len(joined.traces()) == len(traces)
     assert len(traces) == 4 and both.report()["conversations"].popitem()[1]["conversations"] == 4
     tokens, mask = traces[0]
     assert tokens[mask].tolist() == CHAT.render_assistant("Hello", [])
@@ -76,6 +82,7 @@ def test_bad_rows_can_be_dropped_and_are_counted(source):
         ({"invalid": "ignore"}, "the option invalid='ignore' of conversations is neither"),
         ({"file": "x"}, "config.sft.sources.talk.options=.* do not fit 'conversations'"),
         ({"files": "none.jsonl"}, "none.jsonl cannot be read"),
+        ({"files": " , "}, "the option files of conversations is empty; name files, e.g. --config.sft.sources"),
     ],
 )
 def test_options_that_do_not_fit_are_named(source, options, sentence):
@@ -106,3 +113,21 @@ def test_conversations_are_packed_and_a_stream_of_them_resumes(source):
         np.testing.assert_array_equal(got.tokens, want.tokens)
         np.testing.assert_array_equal(got.weights, want.weights)
     assert batches[0].segments.max() > 1, "several conversations share a row"
+
+
+def test_a_published_model_is_tuned_on_a_file_of_conversations(tmp_path, monkeypatch):
+    config = config_with(write_base(tmp_path / "model"))
+    config.sft.update({"steps": 2, "batch_size": 2, "seq_len": 128, "save_every": 2})
+    file = tmp_path / "talk.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in (GOOD, LONG, BAD)))
+    config.sft.sources.conversations.options.update({"files": str(file), "too_long": "drop"})
+    with Run(config, tmp_path / "run") as run:
+        with monkeypatch.context() as patch, pytest.raises(UserError, match="line 3: no message is the model's"):
+            patch.setattr(run.model, "initial_weights", None)  # a bad line ends the stage before weights are read
+            sft(run)
+    config.sft.sources.conversations.options.invalid = "drop"
+    with Run(config, tmp_path / "again") as run:
+        sft(run)
+        result = run.workdir.stage_result("sft")
+    assert result["conversations"] == {str(file): {"conversations": 1, "invalid": 1, "too_long": 1}}
+    assert result["tokens"] > 0 and result["loss_last"] > 0
