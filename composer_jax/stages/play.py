@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from composer_jax import agent
 from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.episode import Episode, EpisodeLimits
@@ -25,6 +27,7 @@ def run_episode(
     chat: ChatFormat | None = None,
     limits: EpisodeLimits | None = None,
     compaction: Compaction | None = None,
+    system_prompt: str = "",
 ) -> Episode:
     """Plays one episode of a policy on a task in a sandbox of this machine, and returns it graded.
 
@@ -35,6 +38,7 @@ def run_episode(
       chat: the format of messages; None is that of a Model.
       limits: None is the default of agent.limits.
       compaction: None asks for a summary when three quarters of the session's context are full.
+      system_prompt: text of a system message, such as agent.prompts.system.SYSTEM; "" writes none.
 
     Raises:
       UserError: a model without a chat format, or a task whose image is not on this machine.
@@ -44,12 +48,14 @@ def run_episode(
             raise UserError(f"{type(policy).__name__} has no chat format of its own; give chat=.")
         chat = policy.chat_format
     with EventLoop() as loop:
-        return loop.run(_play(task, policy, seed, chat, limits or AgentConfig().limits, compaction))
+        limits = limits or AgentConfig().limits
+        return loop.run(_play(task, policy, chat, compaction, seed=seed, limits=limits, system_prompt=system_prompt))
 
 
 async def _play(
-    task: Task, policy: Policy, seed: int, chat: ChatFormat, limits: EpisodeLimits, compaction: Compaction | None
+    task: Task, policy: Policy, chat: ChatFormat, compaction: Compaction | None, *, seed: int, **options: Any
 ) -> Episode:
+    """options: further arguments of agent.run_episode."""
     pool = LocalSandboxPool(SandboxLimits() if task.repository is None else SUITE_LIMITS, size=1)
     images = ImagePools(1)
     try:
@@ -58,7 +64,7 @@ async def _play(
             try:
                 summaries = compaction or Compaction(trigger=max(1, session.capacity * 3 // 4))
                 return await agent.run_episode(
-                    task, session, pool, chat, compaction=summaries, limits=limits, seed=seed, images=images
+                    task, session, pool, chat, compaction=summaries, seed=seed, images=images, **options
                 )
             finally:
                 session.close()

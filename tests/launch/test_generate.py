@@ -47,6 +47,14 @@ def test_a_conversation_from_standard_input(folder, model, tmp_path):
     assert done.stdout == expected_text(answer)
 
 
+def test_a_reader_that_leaves_early_is_no_error(folder):
+    command = [sys.executable, "-m", "launch.generate", f"--checkpoint={folder}", "--prompt=x", "--dtype=float32"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(300) == 0 and b"Traceback" not in errors and b"Exception ignored" not in errors, errors
+
+
 def run_here(capsys, *arguments: object) -> tuple[int, str, str]:
     """The command in this process: (exit code, stdout, stderr)."""
     capsys.readouterr()

@@ -198,9 +198,8 @@ def test_weights_on_a_mesh_generate_the_same(model, folder):
     mesh = make_mesh(jax.devices()[:4], data=2, tensor=2)
     sharded = composer_jax.load_hf(folder, mesh, "float32")
     assert sharded.mesh is mesh
-    assert sharded.generate([7, 9], max_tokens=12, temperature=0) == model.generate(
-        [7, 9], max_tokens=12, temperature=0
-    )
+    for options in ({"temperature": 0}, {"temperature": 0.7, "top_p": 0.8, "top_k": 40}):
+        assert sharded.generate([7, 9], max_tokens=12, **options) == model.generate([7, 9], max_tokens=12, **options)
 
 
 def test_native_checkpoints_and_run_folders_load_as_models(model, folder, tmp_path):
@@ -266,12 +265,15 @@ def test_open_without_serving_says_what_to_do(folder):
 
 def test_a_model_plays_an_episode(model):
     """Random weights write no call; the transcript is what they sampled."""
-    episode = composer_jax.run_episode(TASK, model, seed=4, limits=EpisodeLimits(max_turn_tokens=12))
+    limits = EpisodeLimits(max_turn_tokens=12)
+    episode = composer_jax.run_episode(TASK, model, seed=4, limits=limits, system_prompt="Be brief.")
     assert episode.outcome == "no_call" and episode.reward == 0.0 and episode.seed == 4
     prompt, answer = episode.transcript.nodes
-    assert prompt.tokens.tolist() == model.chat_format.render([Message("user", TASK.instruction)])
+    assert prompt.tokens.tolist() == model.chat_format.render(
+        [Message("system", "Be brief."), Message("user", TASK.instruction)]
+    )
     assert 0 < len(answer.sampled_tokens) <= 12
-    again = composer_jax.run_episode(TASK, model, seed=4, limits=EpisodeLimits(max_turn_tokens=12))
+    again = composer_jax.run_episode(TASK, model, seed=4, limits=limits, system_prompt="Be brief.")
     assert again.transcript.nodes[1].tokens.tolist() == answer.tokens.tolist()
 
 
