@@ -10,6 +10,7 @@ import grain
 import numpy as np
 
 from composer_jax.data.documents import DocumentSource
+from composer_jax.data.text_sources import source_tree, text_rows
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
@@ -72,7 +73,11 @@ def documents(inputs: SourceInputs) -> DocumentSource:
     return DocumentSource(inputs.documents, inputs.tokenizer.eod)
 
 
-SOURCES: Mapping[str, Callable[..., TokenSource]] = {"documents": documents}
+SOURCES: Mapping[str, Callable[..., TokenSource]] = {
+    "documents": documents,
+    "source_tree": source_tree,
+    "text_rows": text_rows,
+}
 """Builders by SourceConfig.kind."""
 
 

@@ -1,7 +1,9 @@
 """Data sources by name and by import path."""
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from composer_jax.data.documents import DocumentSource
 from composer_jax.data.pipeline import pretraining_batches
@@ -50,7 +52,40 @@ def test_sources_that_cannot_be_built_are_refused(inputs, config, message):
 
 
 def test_a_value_out_of_range_is_refused_by_its_name():
-    with pytest.raises(UserError, match="pretrain.sources.NAME.kind='copying' is unknown; use one of documents"):
+    with pytest.raises(
+        UserError, match="pretrain.sources.NAME.kind='copying' is unknown; use one of documents, source_tree, text_rows"
+    ):
         SourceConfig("copying")
     with pytest.raises(UserError, match="a source of pretrain.sources has weight=-0.5"):
         SourceConfig("documents", -0.5)
+
+
+def texts_of(source, tok):
+    """The texts of a source's documents, from enough full rows to hold each once."""
+    row = next(iter(source.rows(seq_len=64, batch_size=1, seed=0)))
+    return {text for text in tok.decode(row["tokens"].tolist()).split("<|eod|>") if text}
+
+
+def test_source_trees_and_rows_of_text_are_documents(inputs, tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "b.txt").write_text("no source")
+    (tmp_path / "rows.jsonl").write_text('{"text": "some text"}\n\n{"text": "more text", "id": 2}\n')
+    parquet.write_table(pyarrow.table({"body": ["other text"]}), tmp_path / "rows.parquet")
+    sources = {
+        "tree": SourceConfig("source_tree", 1.0, {"path": str(tmp_path)}),
+        "lines": SourceConfig("text_rows", 1.0, {"files": str(tmp_path / "rows.jsonl")}),
+        "first": SourceConfig("text_rows", 1.0, {"files": [str(tmp_path / "rows.jsonl")], "max_bytes": 9}),
+        "table": SourceConfig("text_rows", 1.0, {"files": str(tmp_path / "rows.parquet"), "field": "body"}),
+    }
+    texts = {name: texts_of(source, inputs.tokenizer) for name, (source, _) in make_sources(sources, inputs).items()}
+    assert {"x = 1\n"} <= texts["tree"] and not any("no source" in text for text in texts["tree"])
+    assert {"some text", "more text"} <= texts["lines"]
+    assert "some text" in texts["first"] and "more text" not in texts["first"]
+    assert "other text" in texts["table"]
+
+
+def test_a_row_without_text_is_named(inputs, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "fine"}\n{"content": "x"}\n')
+    with pytest.raises(UserError, match=r"rows.jsonl, line 2 has no text in the field 'text'; name its field"):
+        make_sources({"x": SourceConfig("text_rows", options={"files": str(file)})}, inputs)
