@@ -97,6 +97,8 @@ class PretrainConfig(TrainingConfig):
 class SFTConfig(TrainingConfig):
     """Supervised fine-tuning on traces of conversations."""
 
+    data: str = ""
+    """Path or URL of conversations (JSON lines or Parquet; docs/bases.md) to train on beside `sources`, or empty."""
     sources: Mapping[str, TraceSourceConfig] = field(default_factory=dict)
     """Name -> source of traces; the traces of all sources are packed together."""
 

@@ -11,7 +11,7 @@ from composer_jax.errors import UserError
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
 from composer_jax.stages.run import Run
-from composer_jax.stages.trace_sources import SourceContext, make_trace_source
+from composer_jax.stages.trace_sources import SourceContext, TraceSourceConfig, make_trace_source
 from composer_jax.train.loop import FitPlan, fit
 
 
@@ -56,11 +56,17 @@ def source_context(run: Run) -> SourceContext:
 def collect_traces(run: Run) -> tuple[list[Trace], dict[str, Any]]:
     """Returns the traces of all sources, in the order of the config, and the sources' reports."""
     context = source_context(run)
-    if not run.config.sft.sources:
-        raise UserError("config.sft.sources is empty; name a source of traces, such as those of configs/tiny.py.")
+    sources = dict(run.config.sft.sources)
+    if run.config.sft.data:
+        sources["data"] = TraceSourceConfig("conversations", {"files": run.config.sft.data})
+    if not sources:
+        raise UserError(
+            "SFT has nothing to train on: config.sft.data and config.sft.sources are empty; name a file of "
+            "conversations as --config.sft.data=FILE."
+        )
     traces: list[Trace] = []
     reports: dict[str, Any] = {}
-    for name, config in run.config.sft.sources.items():
+    for name, config in sources.items():
         source = make_trace_source(name, config, context)
         traces += source.traces()
         for key, value in source.report().items():  # two sources of a kind report under one key
