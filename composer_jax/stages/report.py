@@ -1,7 +1,7 @@
 """results.json, and the report made from it. The config says what is measured; results.json follows from it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +60,17 @@ def _add_suites(run: Run, out: dict[str, Any], which: str, suites: dict[str, dic
     for name, suite in run.config.evaluate.suites.items():
         for measure, key in suite.results.items():
             _put(out, key.format(which=which, k=suite.attempts), suites[name][measure])
-    if run.config.base and (pooled := pool(suites)):
+    repeated = {name for name, suite in run.config.evaluate.suites.items() if suite.compare_to}
+    if run.config.base and (pooled := pool([suites[name] for name in suites if name not in repeated])):
         out["suites"][policy_stage(run, which) or "base"] = pooled
 
 
-def pool(suites: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns pass@1 with its 95 % interval over the tasks of all suites of tasks.heldout; {} where there are none."""
-    heldout = [measures for name, measures in suites.items() if name.startswith(HELDOUT)]
-    solved = [rate for measures in heldout for rate in measures["solved"].values()]
+def pool(suites: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns pass@1 with its 95 % interval over the tasks of several suites; {} where there are none.
+
+    "attempts" is the smallest number of attempts at a task.
+    """
+    solved = [rate for measures in suites for rate in measures["solved"].values()]
     if not solved:
         return {}
     low, high = interval(solved)
@@ -76,7 +79,7 @@ def pool(suites: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "low": low,
         "high": high,
         "tasks": len(solved),
-        "attempts": heldout[0]["attempts"],
+        "attempts": min(measures["attempts"] for measures in suites),
     }
 
 
