@@ -29,7 +29,8 @@ def get_config(context: str = str(CONTEXT)) -> ConfigDict:
     config.stages = ("sft", "rl")
     config.model.update({"param_dtype": "float32", "head_chunk": 2048})
     for stage in (config.pretrain, config.sft):
-        stage.update({"batch_size": 8, "seq_len": tokens})
+        # Most families of published models store no selection bias of the router.
+        stage.update({"batch_size": 8, "seq_len": tokens, "bias_rate": 0.0})
     for stage in (config.pretrain, config.sft, config.rl):
         stage.optimizer.update({"peak": 1e-5, "warmup": 10, "final": 0.1})
     config.sft.sources = {

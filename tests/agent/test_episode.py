@@ -28,7 +28,9 @@ NEVER = Compaction()
 def play(tok, chat_format, pool, scripted_session):
     """Runs an episode in which the model says these messages: calls, (content, calls), or token ids."""
 
-    def run(*messages, compaction=NEVER, limits=None, capacity=4096, pool=pool, task=TASK, cache=None, seed=11):
+    def run(
+        *messages, compaction=NEVER, limits=None, capacity=4096, pool=pool, task=TASK, cache=None, seed=11, system=""
+    ):
         ids = [message if isinstance(message, list) else render(message) for message in messages]
         session = scripted_session(ids, capacity)
         episode = asyncio.run(
@@ -41,6 +43,7 @@ def play(tok, chat_format, pool, scripted_session):
                 limits=limits or EpisodeLimits(),
                 seed=seed,
                 cache=cache,
+                system_prompt=system,
             )
         )
         return episode, session
@@ -66,6 +69,12 @@ def test_a_repair(play, tok):
     assert sorted(set(row.versions[row.trained].tolist())) == [1, 2, 3, 4, 5]
     assert row.logprobs[row.versions == 3].tolist() == pytest.approx([-0.3] * int((row.versions == 3).sum()))
     assert not session.messages
+
+
+def test_a_system_message_precedes_the_instruction(play, tok):
+    _, session = play(FINISH, system="Be brief.")
+    shown = chat.to_text(tok, session.contexts[0])
+    assert shown == f"<|bos|><|system|>Be brief.<|end|>\n<|user|>{TASK.instruction}<|end|>\n<|assistant|>"
 
 
 def test_what_the_model_is_shown(play, tok):

@@ -27,6 +27,12 @@ NETWORK = ModelConfig(
 )
 """A network of the family qwen3_moe."""
 
+TEXTS = [
+    '{"type": "function", "function": {"name": "shell", "description": "Run a command", "parameters": ',
+    '{"type": "object", "properties": {"path": {"type": "string", "description": "path relative to the workspace"}}',
+] * 8
+"""Text like the declarations of tools, so that the small tokenizer writes them in few tokens."""
+
 
 @functools.cache
 def weights():
@@ -38,4 +44,4 @@ def write_base(folder: Path, *, added: int = 0, template: str = QWEN) -> Path:
     """Writes the folder of a published model; `added` is a number of tokens that are added to its tokenizer."""
     save_hf(str(folder), ModelDef(NETWORK), *weights())
     tokens = QWEN_TOKENS | {f"<|extra_{i}|>": True for i in range(added)}
-    return write_folder(folder, tokenizer_json(tokens, vocab_size=480), template)
+    return write_folder(folder, tokenizer_json(tokens, TEXTS, vocab_size=480), template)

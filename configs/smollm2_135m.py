@@ -1,0 +1,66 @@
+"""SmolLM2-135M-Instruct, a real pretrained model, on one CPU: it learns to repair bugs with the tools of repositories.
+
+    bash launch/smollm2.sh                                                      # fetches the model, then every stage
+    python -m launch.pipeline --config=smollm2_135m --config.base=hf:DIR --workdir=runs/smollm2
+
+`smollm2_135m:long` is the same with as many steps as fit into eight hours on two cores; `smollm2_135m:smoke` takes one
+step of each stage. Numbers are ours (not published).
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from composer_jax.agent.prompts.system import SYSTEM
+from composer_jax.errors import UserError
+from composer_jax.stages.config import default_config
+
+ROW = 1536
+"""Tokens of the longest episode, of the sampler's contexts and of training rows."""
+SIZES = {
+    # SFT steps, RL steps, held-out tasks, attempts at each
+    "short": (40, 6, 24, 2),
+    "long": (300, 60, 64, 4),
+    "smoke": (1, 1, 1, 2),
+}
+
+
+def get_config(size: str = "short") -> ConfigDict:
+    """size: one of SIZES."""
+    if size not in SIZES:
+        raise UserError(f"configs/smollm2_135m.py has no size {size!r}; use {', '.join(SIZES)}.")
+    sft_steps, rl_steps, tasks, attempts = SIZES[size]
+    config: Any = default_config()  # Any: a ConfigDict types its sections as plain values
+    config.stages = ("sft", "rl")
+    config.mesh.update({"cpu_devices": 1, "replica": 1})
+    config.model.update({"compute_dtype": "float32", "head_chunk": 512, "remat_saves": ("attention", "feed_forward")})
+    config.tasks.families = {"bugs": "composer_jax.demo.repository_bugs:RepositoryBugs"}
+    config.agent.system_prompt = SYSTEM
+    config.agent.limits.update({"max_turns": 12, "max_turn_tokens": 128, "max_episode_tokens": 2 * ROW})
+    config.agent.concurrency = 16
+    config.agent.compactions.summary.update({"trigger": ROW - 384, "max_summary_tokens": 128})
+    config.sft.sources = {
+        "bugs": {"kind": "composer_jax.demo.repository_bugs:RepositoryBugTraces", "options": {"count": 8 * sft_steps}}
+    }
+    config.sft.update({"steps": sft_steps, "batch_size": 8, "seq_len": ROW, "save_every": 10, "bias_rate": 0.0})
+    config.sft.optimizer.update({"peak": 2e-4, "warmup": max(1, sft_steps // 10), "final": 0.1})
+    config.sampler.update(
+        {"slots": 16, "capacity": ROW, "decode_steps": 8, "prefill_shapes": ((8, 64), (1, 512)), "windows": (768,)}
+    )
+    config.rl.groups.update({"bugs": 2})
+    config.rl.update({"steps": rl_steps, "group_size": 8, "compaction": "none", "save_every": 2, "record_every": 2})
+    config.rl.update({"tokens_per_episode": 256.0, "batches": ((ROW, 4),)})
+    config.rl.optimizer.update({"peak": 1e-5, "warmup": 1, "decay": "linear", "final": 0.2, "weight_decay": 0.0})
+    config.evaluate.suites = {
+        "bugs": {
+            "family": "bugs",
+            "split": "heldout",
+            "tasks": tasks,
+            "attempts": attempts,
+            "compaction": "none",
+            "compare_to": "",
+            "results": {},
+        }
+    }
+    config.evaluate.headline = ("bugs",)
+    return config

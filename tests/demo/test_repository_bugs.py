@@ -1,0 +1,47 @@
+"""Bugs with the tools of repositories: the tasks, and the expert in every chat format that declares tools."""
+
+import asyncio
+
+import pytest
+
+from composer_jax.agent.config import AgentConfig
+from composer_jax.agent.prompts.system import SYSTEM
+from composer_jax.data.chat import ToolCall
+from composer_jax.demo.repository_bugs import FAMILY, RepositoryBugs, RepositoryBugTraces, ScriptedSession
+from composer_jax.errors import UserError
+from composer_jax.sampler.policy import SamplingParams
+from composer_jax.stages.trace_sources import SourceContext
+from tests.data.formats import format_of
+
+
+def test_a_task_is_a_function_of_its_arguments_and_has_repository_tools():
+    family = RepositoryBugs()
+    task = family.generate("heldout", 3, 5)
+    assert task == family.generate("heldout", 3, 5) != family.generate("heldout", 3, 6)
+    assert task.family == FAMILY and task.split == "heldout"
+    assert task.tools == tuple(f"repository/{name}" for name in ("read_file", "edit_file", "shell", "finish"))
+
+
+@pytest.mark.parametrize("name", ["qwen", "kimi"])
+def test_the_expert_solves_training_tasks(name, tmp_path):
+    chat = format_of(name)
+    agent = AgentConfig(system_prompt=SYSTEM, concurrency=2)
+    source = RepositoryBugTraces(SourceContext(7, chat.tokenizer, chat, agent, tmp_path), count=2)
+    traces = source.traces()
+    assert source.report() == {"expert_reward": {FAMILY: 1.0}} and len(traces) == 2
+    for tokens, trained in traces:
+        text = chat.tokenizer.decode(tokens.tolist())
+        assert SYSTEM in text and "edit_file" in text and "PASS" in text
+        spoken = chat.tokenizer.decode(tokens[trained].tolist())
+        assert spoken.count("run_tests.py") == 2 and "PASS" not in spoken, "observations are context, not targets"
+    again = source.traces()
+    assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(traces, again, strict=True))
+
+
+def test_a_script_counts_its_tokens_and_refuses_summaries():
+    chat = format_of("qwen")
+    session = ScriptedSession(iter([("I look.", ToolCall("shell", {"command": "ls"}))]), chat, capacity=1000)
+    sample = asyncio.run(session.sample([1, 2, 3], SamplingParams(max_tokens=500)))
+    assert sample.finish_reason == "stop" and session.length == 3 + len(sample.tokens)
+    with pytest.raises(UserError, match="writes no summaries"):
+        session.reset()
