@@ -14,6 +14,7 @@ from absl import flags as absl_flags
 
 from composer_jax.errors import UserError
 from launch import flags
+from launch.config_file import packaged_names
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,7 +104,7 @@ def test_missing_and_misplaced_files(config_file, tmp_path):
     assert f"there are {config_file}" in error_of(f"--config={tmp_path}/tine.py")
     assert "relative to the current folder" in error_of("--config=nowhere/tiny.py")
     assert error_of(f"--config={config_file}:huge") == "no size 'huge'; sizes are tiny and smoke"
-    packaged = "there is no packaged config 'nowhere'; packaged are base, kimi_k2_5, moonlight, tiny; a file of yours"
+    packaged = f"there is no packaged config 'nowhere'; packaged are {', '.join(packaged_names())}; a file of yours"
     assert packaged in error_of("--config=nowhere:smoke", "--workdir=w")
     (tmp_path / "none.py").write_text("def get_config(): return {}\n")
     assert "returns dict, not a ConfigDict" in error_of(f"--config={tmp_path}/none.py")
@@ -292,3 +293,9 @@ def test_a_begun_run_needs_no_config(tmp_path):
 def test_a_folder_without_a_run_needs_a_config(tmp_path):
     with pytest.raises(UserError, match="--config is missing.*a --workdir in which a run has begun"):
         flags.parse(["prog", f"--workdir={tmp_path}"])
+
+
+def test_a_base_needs_no_config():
+    config, _ = flags.parse(["prog", "--config.base=hf:somewhere", "--workdir=w", "--config.seed=4"])
+    assert (config.base, config.seed, config.stages) == ("hf:somewhere", 4, ("sft", "rl"))
+    assert config.model.vocab_size is None and config.sampler.capacity == 32_768

@@ -40,16 +40,6 @@ class Folder:
         if self.fs.exists(self.root) and (not self.fs.isdir(self.root) or self.files()):
             raise UserError(f"{self.name} exists and is not empty; choose another folder, or delete it.")
 
-    def text(self, file: str) -> str:
-        """Returns the text of a file. Raises a UserError if it is missing or is not UTF-8."""
-        try:
-            with self._naming_errors(f"{self.name}/{file}"):
-                return self.fs.cat_file(self.path(file)).decode("utf-8")
-        except FileNotFoundError as error:
-            raise UserError(f"{self.name} has no {file}.") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{self.name}/{file} is not UTF-8 text: {error}; fetch it again.") from error
-
     def json(self, file: str) -> dict[str, Any]:
         """Returns the JSON object in a file."""
         try:
