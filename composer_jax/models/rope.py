@@ -108,11 +108,12 @@ class Llama3Rope:
             )
 
     def frequencies(self, dim: int, theta: float) -> np.ndarray:
-        """Returns the radians per token of each pair, float32 [dim/2]."""
+        """Returns the radians per token of each pair, float32 [dim/2], rounded as in PyTorch."""
         plain = plain_frequencies(dim, theta)
-        turns = self.original_context * plain / (2 * math.pi)
-        kept = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
-        return (plain * kept + plain / self.factor * (1 - kept)).astype(np.float32)
+        turns = np.float32(self.original_context) / (np.float32(2 * math.pi) / plain)
+        kept = (turns - np.float32(self.low_freq_factor)) / np.float32(self.high_freq_factor - self.low_freq_factor)
+        kept, factor = np.clip(kept, 0, 1), np.float32(self.factor)
+        return (1 - kept) * plain / factor + kept * plain
 
 
 RopeScaling = Yarn | Llama3Rope

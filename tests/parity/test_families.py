@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.huggingface import from_tensors, load_hf, model_config, save_hf, tensor_layouts, to_tensors
+from composer_jax.checkpoint.huggingface.rope_json import write_rope
 from composer_jax.checkpoint.huggingface.tensor_layout import flatten_tree
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.predictions import Predictions
+from composer_jax.models.rope import Llama3Rope
 from tests.parity.decoder import TOLERANCE, decode, forward
 
 pytestmark = pytest.mark.parity
@@ -162,6 +164,22 @@ def test_folders_in_both_directions(case, theirs, tmp_path):
     )
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     np.testing.assert_array_equal(theirs.compute(again.eval(), tokens).logits, reference.logits)
+
+
+@pytest.mark.parametrize(
+    ("dim", "theta", "scaling"),
+    [(128, 500_000.0, Llama3Rope(8.0)), (64, 500_000.0, Llama3Rope(32.0)), (12, 100.0, Llama3Rope(8.0, 1.0, 4.0, 16))],
+    ids=["llama_3_1_8b", "llama_3_2_1b", "small"],
+)
+def test_the_rescaled_frequencies_of_llama_3_are_theirs_bit_for_bit(dim, theta, scaling):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = write_rope(theta, scaling)["rope_parameters"]
+    theirs = LlamaConfig(hidden_size=4 * dim, num_attention_heads=4, head_dim=dim, rope_parameters=rope)
+    expected, temperature = ROPE_INIT_FUNCTIONS["llama3"](theirs)
+    np.testing.assert_array_equal(scaling.frequencies(dim, theta), expected.numpy(), strict=True)
+    assert temperature == scaling.rotation_scale
 
 
 def test_mxfp4_means_what_it_means_there():
