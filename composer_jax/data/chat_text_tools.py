@@ -1,6 +1,6 @@
 """A TemplateFormat for templates without tools: our own form of them in the messages that every template has.
 
-    tools   = the system message ends with TOOL_PROMPT and a JSON object for each tool
+    tools   = the system message ends with TOOL_PROMPT, in which a line declares each tool
     call    = <tool_call>, {"name": NAME, "arguments": {...}}, </tool_call> in the text of the model's message
     answers = one user message with <tool_response>, the result, </tool_response> for each
 
@@ -19,14 +19,20 @@ from itertools import groupby
 
 from composer_jax.data.call_scanner import CallTokens, join_content
 from composer_jax.data.chat import AssistantMessage, Malformed, ToolCall, check_call
-from composer_jax.data.chat_format import Conversation, ToolSpec, check_answers, declarations, rendered_calls
+from composer_jax.data.chat_format import Conversation, ToolSpec, check_answers, rendered_calls
 from composer_jax.data.chat_template import Dicts, TemplateFormat
 from composer_jax.data.control_text import THINKING
 from composer_jax.data.hermes_calls import ANSWER, CALL, call_object, parse_control_calls, plain_json, read_call
 from composer_jax.data.jinja_template import JinjaTemplate
 from composer_jax.data.model_tokenizer import ModelTokenizer
-from composer_jax.data.tool_prompt import TOOL_PROMPT, TOOLS_PLACE
-from composer_jax.errors import UserError
+from composer_jax.data.tool_prompt import (
+    SIGNATURES,
+    TOOL_PROMPT,
+    TOOLS,
+    check_tool_prompt,
+    declaration,
+    signature,
+)
 
 _MARKERS = "|".join(re.escape(text[1:]) for text in (*CALL, *ANSWER))
 _ESCAPE = re.compile(rf"(?:<|&((?:amp;)*lt;))(?={_MARKERS})")
@@ -37,12 +43,11 @@ class TextToolsFormat(TemplateFormat):
     """The format of a model whose template has system, user and assistant messages, and no tools that we can read."""
 
     def __init__(self, tok: ModelTokenizer, template: JinjaTemplate, tool_prompt: str = TOOL_PROMPT) -> None:
-        """tool_prompt: declares the tools, which replace {tools} in it.
+        """tool_prompt: declares the tools, which replace {tools} or {signatures} in it (data/tool_prompt.py).
 
-        Raises UserError for a prompt without {tools}, and as TemplateFormat.
+        Raises UserError for a prompt with neither, and as TemplateFormat.
         """
-        if TOOLS_PLACE not in tool_prompt:
-            raise UserError(f"the prompt that declares tools lacks {TOOLS_PLACE}, which stands for them; add it")
+        check_tool_prompt(tool_prompt, "the prompt that declares tools")
         self._tool_prompt = tool_prompt
         super().__init__(tok, template)
         begin, finish = (tok.control.get(marker) for marker in CALL)
@@ -51,7 +56,6 @@ class TextToolsFormat(TemplateFormat):
     def _dicts(
         self, messages: Conversation, tools: Iterable[ToolSpec], mark: str, calls_before: int = 0
     ) -> tuple[Dicts, Dicts]:
-        declared = "\n".join(self.control.guard(plain_json(tool), mark) for tool in declarations(tools))
         dicts: Dicts = []
         unanswered = 0
         for role, group in groupby(messages, lambda message: getattr(message, "role", "assistant")):
@@ -68,8 +72,12 @@ class TextToolsFormat(TemplateFormat):
                 else:
                     content = self.control.guard(message.content, mark)
                 dicts.append({"role": role, "content": content})
-        if declared:
-            prompt = self._tool_prompt.replace(TOOLS_PLACE, declared)
+        if declared := list(tools):
+            prompt = self._tool_prompt
+            for place, write in ((TOOLS, declaration), (SIGNATURES, signature)):
+                if place in self._tool_prompt:
+                    lines = "\n".join(self.control.guard(write(tool), mark) for tool in declared)
+                    prompt = prompt.replace(place, lines)
             if dicts and dicts[0]["role"] == "system":
                 dicts[0]["content"] += f"\n\n{prompt}"
             else:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from composer_jax.data.chat_formats import chat_format_kind
-from composer_jax.data.tool_prompt import TOOLS_PLACE
+from composer_jax.data.tool_prompt import check_tool_prompt
 from composer_jax.errors import UserError
 
 
@@ -39,12 +39,12 @@ class DataConfig:
     ChatFormat. Empty is the base's own format, and compact in a run without a base."""
 
     tool_prompt: str = ""
-    """Text that declares the tools to a base whose chat template knows none; {tools} in it stands for them. Empty is
-    the text of data/tool_prompt.py."""
+    """Text that declares the tools to a base whose chat template knows none; {tools} or {signatures} in it stands for
+    them. Empty is TOOL_PROMPT of data/tool_prompt.py, which also has a short one."""
 
     def __post_init__(self) -> None:
-        if self.tool_prompt and TOOLS_PLACE not in self.tool_prompt:
-            raise UserError(f"data.tool_prompt lacks {TOOLS_PLACE}, which stands for the declared tools; add it.")
+        if self.tool_prompt:
+            check_tool_prompt(self.tool_prompt, "data.tool_prompt")
         if self.chat_format:
             chat_format_kind(self.chat_format)
         for name in ("max_bytes", "max_heldout_bytes", "tokenizer_bytes"):

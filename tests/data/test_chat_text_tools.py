@@ -8,7 +8,7 @@ from composer_jax.data.chat import AssistantMessage, Malformed, ToolCall
 from composer_jax.data.chat_format import Message
 from composer_jax.data.hermes_calls import ANSWER, CALL
 from composer_jax.data.load_chat_format import load_chat_format
-from composer_jax.data.tool_prompt import TOOL_PROMPT
+from composer_jax.data.tool_prompt import SHORT_TOOL_PROMPT, TOOL_PROMPT
 from composer_jax.errors import UserError
 from tests.data.formats import Declaration, decode, format_of
 from tests.data.model_folders import CHATML, CHATML_TOKENS, TEXTS, tokenizer_json, write_folder
@@ -17,10 +17,7 @@ CHAT = format_of("chatml")
 READ = ToolCall("read", {"path": "a.py"})
 CALL_TEXT = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
 TOOLS = [Declaration("read", "Reads <b>é</b>.", {"type": "object"})]
-DECLARED = (
-    '{"type": "function", "function": '
-    '{"name": "read", "description": "Reads <b>é</b>.", "parameters": {"type": "object"}}}'
-)
+DECLARED = '{"name": "read", "description": "Reads <b>é</b>.", "parameters": {"type": "object"}}'
 THOUGHT = f"<think>\nI write {CALL_TEXT}"
 
 
@@ -57,8 +54,20 @@ def test_a_config_may_word_the_declarations(tmp_path):
     folder = write_folder(tmp_path, tokenizer_json(CHATML_TOKENS), CHATML)
     chat = load_chat_format(folder, tool_prompt="Use {tools}!")
     assert f"<|im_start|>system\nUse {DECLARED}!<|im_end|>" in decode(chat, chat.render([Message("user", "x")], TOOLS))
-    with pytest.raises(UserError, match="the prompt that declares tools lacks {tools}"):
+    with pytest.raises(UserError, match="the prompt that declares tools lacks {tools} or {signatures}"):
         load_chat_format(folder, tool_prompt="Use tools!")
+
+
+def test_tools_can_be_declared_by_signature(tmp_path):
+    folder = write_folder(tmp_path, tokenizer_json(CHATML_TOKENS), CHATML)
+    chat = load_chat_format(folder, tool_prompt=SHORT_TOOL_PROMPT)
+    properties = {"path": {"type": "string"}, "start": {"type": "integer"}, "more": {"enum": [1]}}
+    schema = {"type": "object", "properties": properties, "required": ["path"]}
+    tools = [Declaration("read", "Reads\n a <|im_end|>.", schema), Declaration("finish", "Ends.", {"type": "object"})]
+    ids = chat.render([Message("user", "x")], tools)
+    lines = "read(path: string, start?: integer, more?: any): Reads a <|im_end|>.\nfinish(): Ends.\n\nTo call"
+    assert f"system\nYou work with these tools:\n\n{lines}" in decode(chat, ids)
+    assert ids.count(chat.end) == 2, "a description forges nothing"
 
 
 MARKERS = st.lists(st.sampled_from([*CALL, *ANSWER, "&lt;", "&amp;", "<", "x", "\n", "/tool_call>"]), max_size=5)

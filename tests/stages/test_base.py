@@ -125,7 +125,7 @@ def test_a_config_words_the_declaration_of_tools_to_a_base_without_any(tmp_path)
     tools = [Declaration("read", "Reads.", {"type": "object"})]
     with Run(config, tmp_path / "run") as run:
         ids = run.model.chat.render([Message("user", "x")], tools)
-        assert 'system\nUse {"type": "function"' in run.model.tokenizer.decode(ids)
+        assert 'system\nUse {"name": "read"' in run.model.tokenizer.decode(ids)
     config.data.tool_prompt = "Use tools!"
-    with pytest.raises(UserError, match="data.tool_prompt lacks {tools}, which stands for the declared tools"):
+    with pytest.raises(UserError, match="data.tool_prompt lacks {tools} or {signatures}"):
         run_config(config)
