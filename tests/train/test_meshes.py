@@ -97,7 +97,12 @@ def one_device(new_learner):
         ("llama", {"replica": 2, "data": 2, "tensor": 2}, {"reduction": "host"}),
         ("qwen3", {"context": 4, "tensor": 2}, {}),
         ("qwen3", {"expert": 8}, {}),  # shards the rows only
-        ("latent_attention_and_modules", {"data": 2, "expert": 2, "tensor": 2}, {"dispatch": "all_to_all"}),
+        pytest.param(
+            "latent_attention_and_modules",
+            {"data": 2, "expert": 2, "tensor": 2},
+            {"dispatch": "all_to_all"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )
