@@ -58,8 +58,8 @@ def carry_message(chat: ChatFormat, number: int, summary: Sequence[int], plan: s
     Args:
       number: count of summaries so far, this one included.
       summary: token ids of the summary. Control tokens are left out (ChatFormat.user), so a summary cannot open a
-        message of another role.
+        message of another role. What the model thought before it is left out, too (ChatFormat.without_thinking).
       plan: the agent's to-do list (todos.plan), cut to MAX_PLAN_CHARACTERS.
     """
     plan_parts = [f"\nPlan:\n{plan[:MAX_PLAN_CHARACTERS]}"] if plan else []
-    return chat.user([f"Summary {number}:\n", summary, *plan_parts])
+    return chat.user([f"Summary {number}:\n", chat.without_thinking(summary), *plan_parts])

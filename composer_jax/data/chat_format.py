@@ -106,6 +106,10 @@ class ChatFormat(ABC):
         control tokens: a body can neither open nor close a message.
         """
 
+    def without_thinking(self, sampled: Sequence[int]) -> list[int]:
+        """Returns the ids that follow what the model thought; all of them if it did not think or did not finish."""
+        return list(sampled)
+
     def user_body(self, ids: Sequence[int]) -> list[int]:
         """Returns the ids of the body of a message that `user` made."""
         empty = self.user([""])

@@ -12,6 +12,7 @@ How tools are declared, called and answered is up to the subclasses in chat_herm
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from os.path import commonprefix
@@ -119,6 +120,14 @@ class TemplateFormat(ChatFormat):
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
         message = self._content(list(ids))
         return AssistantMessage(message.content.removeprefix(self._written), message.calls, message.complete)
+
+    def without_thinking(self, sampled: Sequence[int]) -> list[int]:
+        ids = list(sampled)
+        begun = self._opening + self.tokenizer.decode(ids)
+        if begun.lstrip().startswith(THINKING[0]) and THINKING[1] in begun:
+            is_finished = lambda count: THINKING[1] in self.tokenizer.decode(ids[:count])  # noqa: E731
+            return ids[bisect_left(range(len(ids)), True, key=is_finished) :]
+        return ids
 
     def close(self, sampled: Sequence[int]) -> list[int]:
         return [*([] if self.end in sampled else [self.end]), *self._tail]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from composer_jax.agent.summary import carry_message
 from composer_jax.data.chat import AssistantMessage, ToolCall
 from composer_jax.data.chat_format import Message
 from composer_jax.data.load_chat_format import load_chat_format
@@ -62,6 +63,19 @@ def test_what_the_model_samples_where_the_generation_prompt_begins_the_thinking(
     silent = chat.render_assistant("It is x.", [])
     assert decode(chat, silent) == "\n</think>\n\nIt is x.<|im_end|>", "the thinking that was begun is ended"
     assert chat.parse(silent) == PLAIN
+
+
+@pytest.mark.parametrize("name", ["thinks", "opens", "chatml"])
+def test_a_summary_is_carried_without_what_was_thought(name):
+    chat = format_of(name)
+    thoughtful = chat.render_assistant("<think>\nhm <think> hm\n</think>\n\nIt is x.", [])
+    assert chat.text(chat.without_thinking(thoughtful)).strip() == "It is x."
+    carried = decode(chat, carry_message(chat, 1, thoughtful, "Look."))
+    assert "hm" not in carried and "Summary 1:\n" in carried and "It is x.\nPlan:\nLook." in carried
+    plain = chat.render_assistant("It is x.", [])
+    assert chat.text(chat.without_thinking(plain)).strip() == "It is x."
+    unfinished = chat.tokenizer.encode("<think>\nhm")
+    assert chat.without_thinking(unfinished) == unfinished and chat.without_thinking([]) == []
 
 
 def test_the_system_message_of_a_template_belongs_to_the_beginning_alone(tmp_path):
