@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from composer_jax.agent.prompts.system import SYSTEM
+from composer_jax.data.tool_prompt import SHORT_TOOL_PROMPT
 from composer_jax.errors import UserError
 from composer_jax.stages.config import default_config
 
@@ -34,6 +35,7 @@ def get_config(size: str = "short") -> ConfigDict:
     config.stages = ("sft", "rl")
     config.mesh.update({"cpu_devices": 1, "replica": 1})
     config.model.update({"compute_dtype": "float32", "head_chunk": 512, "remat_saves": ("attention", "feed_forward")})
+    config.data.tool_prompt = SHORT_TOOL_PROMPT
     config.tasks.families = {"bugs": "composer_jax.demo.repository_bugs:RepositoryBugs"}
     config.agent.system_prompt = SYSTEM
     config.agent.limits.update({"max_turns": 12, "max_turn_tokens": 128, "max_episode_tokens": 2 * ROW})
