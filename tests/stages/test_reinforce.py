@@ -77,7 +77,7 @@ def reinforce(tmp_path, monkeypatch):
 
         model = types.SimpleNamespace(
             chat=None,
-            weights_of=lambda _: ({"w": jnp.zeros(3)}, {}),
+            weights_before=lambda _: ({"w": jnp.zeros(3)}, {}),
             learner=lambda *_: FakeLearner(),
             store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=1),
         )
