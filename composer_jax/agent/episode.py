@@ -222,7 +222,9 @@ class _Run:
         self.summaries += 1
         self.session.reset()
         self.transcript.branch(prompt)
-        carried = summary.carry_message(self.chat, self.summaries, written.sampled_tokens.tolist(), plan)
+        carried = summary.carry_message(
+            self.chat, self.summaries, written.sampled_tokens.tolist(), plan, self.compaction.carry
+        )
         self.transcript.append("carry", carried)
         return True
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from composer_jax.agent.prompts.summary import CARRY, PLAN, REQUEST, SUMMARY
 from composer_jax.data.chat_format import ChatFormat
 from composer_jax.errors import UserError
 
-REQUEST = (
-    "The context is nearly full. Write a summary from which you can continue without it: the goal, the files you "
-    "changed and how, the facts and paths you still need, what failed, and the next step."
-)
 MAX_PLAN_CHARACTERS = 2000
 """Characters of a plan that are carried over a summary (not published). A longer plan would fill the freed context."""
 
@@ -25,7 +22,7 @@ class Compaction:
     """When and how an episode's context is summarized.
 
     Raises:
-      UserError: a number below 1, or an empty request.
+      UserError: a number below 1, an empty request, or a text to carry without the summary.
     """
 
     trigger: int | None = None
@@ -38,10 +35,15 @@ class Compaction:
     """Branches of an episode, the first included; an episode that needs one more ends."""
     max_summary_tokens: int = 1024
     """Longest summary in tokens; a longer one is cut."""
+    carry: str = CARRY
+    """Text of the user message that follows the prompt in the next branch (not published). {summary} stands for the
+    summary, {number} for the count of summaries, {plan} for the plan below its heading."""
 
     def __post_init__(self) -> None:
         if not self.request:
             raise UserError("compaction.request is empty; give the text that asks for a summary")
+        if SUMMARY not in self.carry:
+            raise UserError(f"compaction.carry={self.carry!r} lacks {SUMMARY}, which stands for the summary; add it")
         for name in ("trigger", "max_segments", "max_summary_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -52,7 +54,9 @@ class Compaction:
         return self.trigger is not None and length > max(self.trigger, prompt + self.trigger // 2)
 
 
-def carry_message(chat: ChatFormat, number: int, summary: Sequence[int], plan: str = "") -> list[int]:
+def carry_message(
+    chat: ChatFormat, number: int, summary: Sequence[int], plan: str = "", carry: str = CARRY
+) -> list[int]:
     """Returns the user message that a new branch starts with, after the prompt.
 
     Args:
@@ -60,6 +64,9 @@ def carry_message(chat: ChatFormat, number: int, summary: Sequence[int], plan: s
       summary: token ids of the summary. Control tokens are left out (ChatFormat.user), so a summary cannot open a
         message of another role. What the model thought before it is left out, too (ChatFormat.without_thinking).
       plan: the agent's to-do list (todos.plan), cut to MAX_PLAN_CHARACTERS.
+      carry: as in Compaction.
     """
-    plan_parts = [f"\nPlan:\n{plan[:MAX_PLAN_CHARACTERS]}"] if plan else []
-    return chat.user([f"Summary {number}:\n", chat.without_thinking(summary), *plan_parts])
+    plan_text = f"{PLAN}{plan[:MAX_PLAN_CHARACTERS]}" if plan else ""
+    filled = (text.replace("{number}", str(number)).replace("{plan}", plan_text) for text in carry.split(SUMMARY, 1))
+    before, after = filled
+    return chat.user([before, chat.without_thinking(summary), after])

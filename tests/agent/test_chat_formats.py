@@ -7,7 +7,8 @@ import pytest
 from composer_jax.agent import tools
 from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.episode_record import build_episode_record
-from composer_jax.agent.summary import REQUEST, Compaction
+from composer_jax.agent.prompts.summary import REQUEST
+from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import AssistantMessage, ToolCall
 from composer_jax.data.chat_format import Message
 from composer_jax.data.load_chat_format import load_chat_format

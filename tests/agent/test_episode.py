@@ -7,7 +7,8 @@ import json
 import pytest
 
 from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
-from composer_jax.agent.summary import REQUEST, Compaction
+from composer_jax.agent.prompts.summary import REQUEST
+from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
 from composer_jax.demo.generate import generate

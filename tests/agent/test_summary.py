@@ -51,3 +51,11 @@ def test_of_a_long_plan_the_beginning_is_carried(tok, chat_format):
     assert tok.decode(summary.carry_message(chat_format, 1, [], plan)) == (
         f"<|user|>Summary 1:\n\nPlan:\n{plan[: summary.MAX_PLAN_CHARACTERS]}<|end|>"
     )
+
+
+def test_a_config_words_what_is_carried(tok, chat_format):
+    ids = tok.encode("all read")
+    carried = summary.carry_message(chat_format, 2, ids, "[ ] mend {number}", "{number}{plan}\nSo far: {summary}.")
+    assert tok.decode(carried) == "<|user|>2\nPlan:\n[ ] mend {number}\nSo far: all read.<|end|>"
+    with pytest.raises(UserError, match="compaction.carry='So far.' lacks {summary}"):
+        Compaction(100, carry="So far.")
