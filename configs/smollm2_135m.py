@@ -16,7 +16,7 @@ from composer_jax.data.tool_prompt import SHORT_TOOL_PROMPT
 from composer_jax.errors import UserError
 from composer_jax.stages.config import default_config
 
-ROW = 1536
+ROW = 1152
 """Tokens of the longest episode, of the sampler's contexts and of training rows."""
 SIZES = {
     # SFT steps, RL steps, held-out tasks, attempts at each
@@ -47,7 +47,7 @@ def get_config(size: str = "short") -> ConfigDict:
     config.sft.update({"steps": sft_steps, "batch_size": 8, "seq_len": ROW, "save_every": 10, "bias_rate": 0.0})
     config.sft.optimizer.update({"peak": 2e-4, "warmup": max(1, sft_steps // 10), "final": 0.1})
     config.sampler.update(
-        {"slots": 16, "capacity": ROW, "decode_steps": 8, "prefill_shapes": ((8, 64), (1, 512)), "windows": (768,)}
+        {"slots": 16, "capacity": ROW, "decode_steps": 8, "prefill_shapes": ((8, 64), (1, 512)), "windows": (640,)}
     )
     config.rl.groups.update({"bugs": 2})
     config.rl.update({"steps": rl_steps, "group_size": 8, "compaction": "none", "save_every": 2, "record_every": 2})

@@ -13,8 +13,9 @@ from pathlib import Path, PurePosixPath
 from composer_jax.sandbox import Change, RunResult, SandboxFileError, SandboxPool
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import judge_cases
+from composer_jax.tasks.grading.cached import cached_grade
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import EpisodeCache, fingerprint_bytes, result_key
+from composer_jax.tasks.result_cache import EpisodeCache
 from composer_jax.tasks.retry import retry_if_sandbox_dies
 from composer_jax.tasks.suites.protected import is_protected
 from composer_jax.tasks.task import Task
@@ -50,12 +51,8 @@ async def grade(
     changes cannot be applied: a folder replaces one of the task's files, or the workspace is full.
     """
     submitted = submitted_changes(task, changes)
-    if cache is None:
-        return (await _grade(task, grader, submitted, pool))[0]
-    what = ["grade", grader.to_json(), str(task.repository), str(task.packages)]
-    return await cache.get(
-        result_key(fingerprint_bytes(submitted), what), lambda: _grade(task, grader, submitted, pool)
-    )
+    what = [grader.to_json(), str(task.repository), str(task.packages)]
+    return await cached_grade(cache, submitted, what, lambda: _grade(task, grader, submitted, pool))
 
 
 async def _grade(

@@ -16,8 +16,9 @@ from typing import Any
 
 from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxFileError, SandboxPool
 from composer_jax.tasks.grader import ScriptGrader
+from composer_jax.tasks.grading.cached import cached_grade
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import EpisodeCache, fingerprint_bytes, result_key
+from composer_jax.tasks.result_cache import EpisodeCache
 from composer_jax.tasks.retry import retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 
@@ -33,10 +34,7 @@ async def grade(
     cache: EpisodeCache[Grade] | None,
 ) -> Grade:
     """Grades one submission (see submission.grade). A missing or malformed reward is 0, with the cause in `detail`."""
-    if cache is None:
-        return (await _grade(task, grader, changes, pool))[0]
-    key = result_key(fingerprint_bytes(changes), ["grade", task.digest])
-    return await cache.get(key, lambda: _grade(task, grader, changes, pool))
+    return await cached_grade(cache, changes, [task.digest], lambda: _grade(task, grader, changes, pool))
 
 
 async def _grade(

@@ -16,8 +16,9 @@ from pathlib import Path
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxPool
 from composer_jax.tasks.grader import SuiteGrader
+from composer_jax.tasks.grading.cached import cached_grade
 from composer_jax.tasks.grading.result import Grade
-from composer_jax.tasks.result_cache import EpisodeCache, fingerprint_bytes, result_key
+from composer_jax.tasks.result_cache import EpisodeCache
 from composer_jax.tasks.suites import judge
 from composer_jax.tasks.suites.protected import is_protected
 from composer_jax.tasks.suites.run import report_bytes, run_test_suite
@@ -47,10 +48,7 @@ async def grade(
 ) -> Grade:
     """Grades one submission (see submission.grade). Raises UserError if the pool's limits are too small."""
     submitted = await asyncio.to_thread(submitted_changes, task, changes)
-    if cache is None:
-        return (await _grade(task, grader, submitted, pool))[0]
-    key = result_key(fingerprint_bytes(submitted), ["grade", task.digest])
-    return await cache.get(key, lambda: _grade(task, grader, submitted, pool))
+    return await cached_grade(cache, submitted, [task.digest], lambda: _grade(task, grader, submitted, pool))
 
 
 async def _grade(
