@@ -78,7 +78,9 @@ def compare_with_transformers(model: Model, file: Path, tokens: np.ndarray, logp
     import torch
     import transformers
 
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
     with torch.no_grad():
         logits = theirs(torch.as_tensor(tokens, dtype=torch.long)).logits[0, :-1]
         expected = torch.log_softmax(logits, -1).gather(1, torch.as_tensor(tokens[0, 1:, None], dtype=torch.long))

@@ -103,10 +103,10 @@ async def run_episode(
 ) -> Episode:
     """Plays one episode of the policy behind `session` on `task`, and grades the workspace that it leaves.
 
-    The reward is that of the grader if the policy called finish, else 0. `chat` is the format of all
-    messages; the session ends what it samples at `chat.end`. `seed` is recorded; randomness is the session's.
-    `cache` may serve any number of episodes; each has its own results. `embedder` adds embeddings to semantic_search,
-    which otherwise compares words. Tasks with an image are played in the containers of `images` instead of `pool`.
+    The reward is that of the grader if the policy called finish, else 0. `chat` is the format of all messages; the
+    session ends what it samples at one of `chat.end_tokens`. `seed` is recorded; randomness is the session's. `cache`
+    may serve any number of episodes; each has its own results. `embedder` adds embeddings to semantic_search, which
+    otherwise compares words. Tasks with an image are played in the containers of `images` instead of `pool`.
     `system_prompt` is the text of a system message before the instruction; "" writes none. The session is left open.
 
     Raises UserError for a task with an image where there are no `images`.
