@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.errors import UserError
@@ -17,13 +16,12 @@ from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
-from composer_jax.stages.base import with_base_model
 from composer_jax.stages.config import RunConfig, run_config
 from composer_jax.stages.renamed import RENAMED
 from composer_jax.stages.rollout_services import RolloutServices
 from composer_jax.stages.run_data import RunData
 from composer_jax.stages.run_model import RunModel
-from composer_jax.stages.schema import renamed_fields
+from composer_jax.stages.schema import renamed_fields, to_config_dict
 from composer_jax.stages.usage import track_usage
 
 MIN_FREE_BYTES = 500_000_000
@@ -45,10 +43,10 @@ class Run:
     """
 
     def __init__(self, config: Mapping[str, Any], workdir: Path | str):
-        # The run keeps what its base says about the network: a base that changes later does not go unnoticed.
-        config = with_base_model(config)
         self.config: RunConfig = run_config(config)
-        plain = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
+        # Every field is kept, with what the base says about the network: neither a default of a later version nor a
+        # base that changes goes unnoticed.
+        plain = to_config_dict(self.config).to_dict()
         configure_cpu(self.config.mesh.cpu_devices)
         use_compilation_cache()
         if process_count() > 1:

@@ -13,6 +13,8 @@ import pytest
 from absl import flags as absl_flags
 
 from composer_jax.errors import UserError
+from composer_jax.stages.config import run_config
+from composer_jax.stages.run import Run
 from launch import flags
 from launch.config_file import packaged_names
 
@@ -283,11 +285,14 @@ def test_flags_of_its_own_beside_a_config(config_file):
 def test_a_begun_run_needs_no_config(tmp_path):
     """The config of the folder, which the command line may still compare with its own values."""
     config, _ = flags.parse(["prog", "--config=tiny:smoke", f"--workdir={tmp_path}"])
-    (tmp_path / "config.json").write_text(json.dumps({"config": config.to_dict()}))
+    with Run(config, tmp_path):
+        stored = json.loads((tmp_path / "config.json").read_bytes())["config"]
     again, workdir = flags.parse(["prog", f"--workdir={tmp_path}", "--config.rl.steps=7"])
     assert workdir == tmp_path and again.rl.steps == 7
     again.rl.steps = config.rl.steps
-    assert json.dumps(again.to_dict(), sort_keys=True) == json.dumps(config.to_dict(), sort_keys=True)
+    assert json.loads(json.dumps(again.to_dict())) == stored
+    with Run(again, tmp_path) as run:  # the folder takes both for the same config
+        assert run.config == run_config(config)
 
 
 def test_a_folder_without_a_run_needs_a_config(tmp_path):

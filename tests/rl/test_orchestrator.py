@@ -6,6 +6,7 @@ import pytest
 
 from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.summary import Compaction
+from composer_jax.models.model_def import ModelDef
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.orchestrator import Cursor, Orchestrator, episode_metrics, learning_metrics
 from composer_jax.rl.rewards import RewardConfig
@@ -13,6 +14,7 @@ from composer_jax.rl.rollout import EpisodeSpec, Rollout
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.source import TaskSource
 from composer_jax.train.learner import TrainState
+from tests.models.small import small
 from tests.rl.made_up import conversation, episode
 
 CONFIG = RLConfig(
@@ -143,6 +145,8 @@ def test_metrics_tell_the_objective_from_the_grade():
 
 
 class NeverStepped:
+    definition = ModelDef(small())
+
     def step(self, *_):
         raise AssertionError("a step without useful groups updates nothing")
 
