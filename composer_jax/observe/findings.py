@@ -27,6 +27,8 @@ class SuiteMeasures:
     """Its entry of evaluate.suites; empty for a suite of tasks.heldout."""
     before: Mapping[str, Any]
     after: Mapping[str, Any]
+    base: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Measures of the untouched base; empty in a run without one."""
 
     @property
     def family(self) -> str:
@@ -39,7 +41,7 @@ class SuiteMeasures:
     @property
     def attempts(self) -> int:
         """k of the suite's pass@k: the attempts per task that were drawn."""
-        return int((self.after or self.before).get("attempts", 1))
+        return int((self.after or self.before or self.base).get("attempts", 1))
 
     @property
     def title(self) -> str:
@@ -71,10 +73,14 @@ def read_suites(results: Results, config: Mapping[str, Any]) -> list[SuiteMeasur
     headline = [name for name in lookup(config, "evaluate.headline") or () if name in measured]
     return [
         SuiteMeasures(
-            name, configs.get(name, {}), measured[name].get("before") or {}, measured[name].get("after") or {}
+            name,
+            configs.get(name, {}),
+            measured[name].get("before") or {},
+            measured[name].get("after") or {},
+            measured[name].get("base") or {},
         )
         for name in dict.fromkeys((*headline, *measured))
-        if "before" in measured[name] or "after" in measured[name]
+        if measured[name].keys() & {"base", "before", "after"}  # not the pooled results of a policy
     ]
 
 
@@ -101,6 +107,8 @@ def headline(results: Results, suites: list[SuiteMeasures]) -> str:
             return f"Pass@1 {where} {_moved(before, after)}"
         if before is not None:
             return f"Pass@1 {where} is {_percent(before)} before RL; RL is not done yet"
+        if (base := number_at(suites[0].base, "pass_at_1")) is not None:
+            return f"Pass@1 {where} is {_percent(base)} for the untouched base; no training stage is measured yet"
     first, last = number_at(results, "cpt.heldout_nll_first"), number_at(results, "cpt.heldout_nll_last")
     if first is not None and last is not None:
         return f"Held-out loss went from {first:.2f} to {last:.2f} nats per token; RL is not done yet"
@@ -108,7 +116,7 @@ def headline(results: Results, suites: list[SuiteMeasures]) -> str:
 
 
 def sentences(suites: list[SuiteMeasures]) -> list[str]:
-    """Returns a sentence for each measure beside the headline that was taken before and after RL."""
+    """Returns a sentence for each measure beside the headline that was taken before and after RL, or of the base."""
     texts = []
     for place, suite in enumerate(suites):
         name = _readable(suite.name)
@@ -123,6 +131,8 @@ def sentences(suites: list[SuiteMeasures]) -> list[str]:
         before, after = suite.pair("tokens_per_summary")
         if before and after:
             texts.append(f"Summaries of {name} went from {before:.1f} to {after:.1f} tokens each.")
+        if (base := number_at(suite.base, "pass_at_1")) is not None:
+            texts.append(f"The untouched base passes {_percent(base)} of {name}.")
     return texts
 
 

@@ -36,7 +36,7 @@ class RunFiles:
     """The files of a workdir that a report shows; a missing one is empty."""
 
     results: Mapping[str, Any]
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # without the hash beside it in config.json (checkpoint/workdir.py)
     metrics: Mapping[str, list[dict[str, Any]]]  # "pretrain" | "sft" | "rl" -> rows
     episodes: Mapping[str, list[EpisodeRecord]]  # one of STAGES -> records
 
@@ -44,7 +44,7 @@ class RunFiles:
     def read(cls, workdir: Path) -> "RunFiles":
         return cls(
             results=_read_object(workdir / "results.json"),
-            config=_read_object(workdir / "config.json"),
+            config=_read_object(workdir / "config.json").get("config", {}),
             metrics={name: read_metrics(workdir / "metrics" / f"{name}.jsonl") for name in ("pretrain", "sft", "rl")},
             episodes={stage: read_episodes(workdir / "episodes" / f"{stage}.jsonl") for stage in STAGES},
         )

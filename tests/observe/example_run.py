@@ -150,7 +150,7 @@ def make_workdir(workdir: Path) -> Path:
     draw = random.Random(0)
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / "results.json").write_text(json.dumps(RESULTS))
-    (workdir / "config.json").write_text(json.dumps(CONFIG))
+    (workdir / "config.json").write_text(json.dumps({"config_hash": RESULTS["config_hash"], "config": CONFIG}))
     with MetricsWriter(workdir / "metrics" / "pretrain.jsonl") as metrics:
         for step in range(1, 265):
             loss = 3.3 + 3.7 * math.exp(-step / 45) + draw.gauss(0, 0.07)

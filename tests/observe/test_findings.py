@@ -123,3 +123,13 @@ def test_phases_add_up_to_the_run():
     assert [name for name, _, _ in phases][:2] == ["data", "pretrain"]
     assert sum(percent for _, _, percent in phases) == pytest.approx(100)
     assert findings.phase_fractions({"phases_s": None}) == []
+
+
+def test_a_run_with_a_base_says_what_the_base_passes():
+    measured = {"bugs": {"base": {"pass_at_1": 0.25, "attempts": 2}}, "base": {"pass_at_1": 0.25, "low": 0.1}}
+    suites = findings.read_suites({"suites": measured}, {})
+    assert [suite.name for suite in suites] == ["bugs"], "the pooled result of a policy is no suite"
+    assert findings.headline({}, suites) == (
+        "Pass@1 of bugs is 25% for the untouched base; no training stage is measured yet"
+    )
+    assert "The untouched base passes 25% of bugs." in findings.sentences(suites)

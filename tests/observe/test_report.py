@@ -110,7 +110,7 @@ def evil_workdir(workdir):
     write_episodes(workdir / "episodes" / "before.jsonl", [record])
     evil_results = {"config_hash": EVIL, "phases_s": {EVIL: 3.0}}
     (workdir / "results.json").write_text(json.dumps(evil_results))
-    (workdir / "config.json").write_text(json.dumps({EVIL: EVIL}))
+    (workdir / "config.json").write_text(json.dumps({"config": {EVIL: EVIL}}))
     return workdir
 
 

@@ -86,6 +86,7 @@ def test_the_report_is_one_file_without_a_network(run):
     page = (run[0] / "report.html").read_text(encoding="utf-8")
     assert len(page) > 10_000
     assert 'src="http' not in page and 'href="http' not in page
+    assert "pass@1 of recall whole minus pass@1 here" in page, "the page knows the suites of the config"
     assert list(run[0].rglob("*.png"))
 
 
