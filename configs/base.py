@@ -1,8 +1,7 @@
 """Any published model as an agent: the network comes from --config.base, everything else is a default to change.
 
     python -m launch.evaluate --config.base=hf:DIR --config.tasks.heldout=TASKS --workdir=runs/before
-    python -m launch.sft --config.base=hf:DIR --config.sft.sources.conversations.options.files=talk.jsonl \\
-        --workdir=runs/mine
+    python -m launch.sft --config.base=hf:DIR --config.sft.data=traces.jsonl --workdir=runs/mine
 
 This is the config of a command that names a base and no --config. Sizes are for a context of 32 thousand tokens, on as
 many devices as there are; a model with a shorter context takes `base:8192`. Numbers are ours (not published).
@@ -33,12 +32,6 @@ def get_config(context: str = str(CONTEXT)) -> ConfigDict:
         stage.update({"batch_size": 8, "seq_len": tokens, "bias_rate": 0.0})
     for stage in (config.pretrain, config.sft, config.rl):
         stage.optimizer.update({"peak": 1e-5, "warmup": 10, "final": 0.1})
-    config.sft.sources = {
-        "conversations": {
-            "kind": "conversations",
-            "options": {"files": "", "invalid": "error", "too_long": "error"},
-        }
-    }
     config.agent.system_prompt = SYSTEM
     config.agent.limits.update({"max_turn_tokens": min(2048, tokens // 8), "max_episode_tokens": 2 * tokens})
     config.agent.compactions.summary.update({"trigger": 3 * tokens // 4, "max_summary_tokens": min(1024, tokens // 8)})

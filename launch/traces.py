@@ -5,9 +5,9 @@
     python -m launch.traces --workdir=runs/mine --policy=runs/mine --tasks=bugs:200 --attempts=8 --min_reward=1 \\
         --out=sampled.jsonl
 
-Each line is a conversation in OpenAI's form, which the source "conversations" of config.sft.sources reads back:
+Each line is a conversation in OpenAI's form, which config.sft.data reads back:
 
-    python -m launch.sft --config.base=hf:DIR --config.sft.sources.conversations.options.files=traces.jsonl ...
+    python -m launch.sft --config.base=hf:DIR --config.sft.data=traces.jsonl ...
 
 Without --episodes the experts of config.sft.sources are played in sandboxes. Read back with the same tokenizer, their
 conversations have the same token ids and the same mask. Recorded episodes (DIR/episodes/NAME.jsonl) are text, which is

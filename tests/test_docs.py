@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.errors import UserError
-from configs import tiny
+from configs import base, tiny
 from launch.config_file import fields, load_config, with_config_path
 
 ROOT = Path(__file__).parents[1]
@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     "CONTRIBUTING.md",
     "README.md",
-    *(f"docs/{name}.md" for name in "design glossary performance results sandbox scale".split()),
+    *(f"docs/{name}.md" for name in "bases design glossary performance results sandbox scale".split()),
 )
 ALL_PAGES = (*PAGES, "docs/tasks.md", "CHANGELOG.md")
-FIELDS = dict(fields(tiny.get_config()))
+FIELDS = dict(fields(tiny.get_config())) | dict(fields(base.get_config()))
 FOLDERS = ("benchmarks", "composer_jax", "configs", "docs", "examples", "launch", "notebooks", "tests")
 
 

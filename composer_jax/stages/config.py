@@ -15,7 +15,7 @@ A run that starts from published weights names them as config.base and may leave
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
@@ -98,9 +98,16 @@ class SFTConfig(TrainingConfig):
     """Supervised fine-tuning on traces of conversations."""
 
     data: str = ""
-    """Path or URL of conversations (JSON lines or Parquet; docs/bases.md) to train on beside `sources`, or empty."""
+    """Paths or URLs of conversations to train on beside `sources`, joined by commas (docs/bases.md), or empty."""
+    bad_rows: Literal["error", "drop"] = "error"
+    """Rows of `data` that are no conversation or exceed seq_len: "error" refuses the first, "drop" counts them."""
     sources: Mapping[str, TraceSourceConfig] = field(default_factory=dict)
     """Name -> source of traces; the traces of all sources are packed together."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bad_rows not in ("error", "drop"):
+            raise UserError(f"sft.bad_rows={self.bad_rows!r} is unknown; use error or drop.")
 
 
 @dataclass(frozen=True)

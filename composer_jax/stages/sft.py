@@ -58,7 +58,9 @@ def collect_traces(run: Run) -> tuple[list[Trace], dict[str, Any]]:
     context = source_context(run)
     sources = dict(run.config.sft.sources)
     if run.config.sft.data:
-        sources["data"] = TraceSourceConfig("conversations", {"files": run.config.sft.data})
+        bad = run.config.sft.bad_rows
+        options = {"files": run.config.sft.data, "invalid": bad, "too_long": bad}
+        sources["data"] = TraceSourceConfig("conversations", options)
     if not sources:
         raise UserError(
             "SFT has nothing to train on: config.sft.data and config.sft.sources are empty; name a file of "

@@ -86,8 +86,7 @@ class ConversationFiles:
         self._context, self._files = context, tuple(name.strip() for name in names if name.strip())
         if not self._files:
             raise UserError(
-                "the option files of conversations is empty; name files, e.g. "
-                "--config.sft.sources.conversations.options.files=traces.jsonl."
+                "the option files of conversations is empty; name files, e.g. --config.sft.data=traces.jsonl."
             )
         self._drops = {"invalid": invalid == "drop", "too_long": too_long == "drop"}
         self._counts = {"conversations": 0, "invalid": 0, "too_long": 0}

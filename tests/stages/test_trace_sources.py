@@ -82,7 +82,7 @@ def test_bad_rows_can_be_dropped_and_are_counted(source):
         ({"invalid": "ignore"}, "the option invalid='ignore' of conversations is neither"),
         ({"file": "x"}, "config.sft.sources.talk.options=.* do not fit 'conversations'"),
         ({"files": "none.jsonl"}, "none.jsonl cannot be read"),
-        ({"files": " , "}, "the option files of conversations is empty; name files, e.g. --config.sft.sources"),
+        ({"files": " , "}, "the option files of conversations is empty; name files, e.g. --config.sft.data"),
     ],
 )
 def test_options_that_do_not_fit_are_named(source, options, sentence):
@@ -120,12 +120,14 @@ def test_a_published_model_is_tuned_on_a_file_of_conversations(tmp_path, monkeyp
     config.sft.update({"steps": 2, "batch_size": 2, "seq_len": 128, "save_every": 2})
     file = tmp_path / "talk.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in (GOOD, LONG, BAD)))
-    config.sft.sources.conversations.options.update({"files": str(file), "too_long": "drop"})
+    options = {"files": str(file), "too_long": "drop"}
+    config.sft.sources = {"talk": {"kind": "conversations", "options": options}}
     with Run(config, tmp_path / "run") as run:
         with monkeypatch.context() as patch, pytest.raises(UserError, match="line 3: no message is the model's"):
             patch.setattr(run.model, "initial_weights", None)  # a bad line ends the stage before weights are read
             sft(run)
-    config.sft.sources.conversations.options.invalid = "drop"
+    config.sft.sources = {}
+    config.sft.update({"data": str(file), "bad_rows": "drop"})
     with Run(config, tmp_path / "again") as run:
         sft(run)
         result = run.workdir.stage_result("sft")
