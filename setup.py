@@ -10,6 +10,7 @@ INSTALL = [
     "chex>=0.1.92,<0.2",
     "flax>=0.12.8,<0.13",
     "gcsfs>=2025.3",
+    "google-cloud-storage>=3.0,<4",
     "grain>=0.2.14,<0.3",
     "jax>=0.10.2,<0.12",
     "jinja2>=3.1,<4",
@@ -26,7 +27,15 @@ INSTALL = [
 ]
 
 EXTRAS = {
-    "test": ["basedpyright>=1.36", "hypothesis>=6.120", "pytest>=8.3", "pytest-xdist>=3.6", "ruff>=0.12"],
+    "test": [
+        "basedpyright>=1.36",
+        # Buckets of Google Cloud Storage without the network.
+        "gcp-storage-emulator>=2026.7",
+        "hypothesis>=6.120",
+        "pytest>=8.3",
+        "pytest-xdist>=3.6",
+        "ruff>=0.12",
+    ],
     # Parquet files of tasks; JSON lines need nothing.
     "tasks": ["pyarrow>=18"],
     # GGUF files: the container and its quantised types.

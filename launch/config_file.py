@@ -54,13 +54,17 @@ def with_config_path(argv: Sequence[str]) -> list[str]:
 
 
 def _begun_workdir(argv: Sequence[str]) -> str | None:
-    """Returns the value of --workdir if that folder holds a config."""
+    """Returns the value of --workdir if that folder, of this machine or in a bucket, holds a config."""
     values = absl_flags.FlagValues()
     absl_flags.DEFINE_string("workdir", None, "The run folder.", flag_values=values)
     values.set_gnu_getopt()
     values(list(argv), known_only=True)
     workdir = values["workdir"].value
-    return workdir if workdir and (Path(workdir) / "config.json").exists() else None
+    if not workdir:
+        return None
+    from composer_jax.checkpoint.workdir import read_run_config
+
+    return workdir if read_run_config(workdir) is not None else None
 
 
 def _config_path(value: str) -> str:

@@ -47,8 +47,8 @@ from launch.help import help_text
 from launch.huge_pages import restart_with_huge_pages
 
 Main = Callable[..., None]
-"""main(config: ConfigDict, workdir: Path); with `define`, main(values: FlagValues); with `arguments`, main(values,
-words: list[str])."""
+"""main(config: ConfigDict, workdir: Path, or str for a URL); with `define`, main(values: FlagValues); with `arguments`,
+main(values, words: list[str])."""
 Define = Callable[[absl_flags.FlagValues], Sequence[str]]
 
 
@@ -105,15 +105,17 @@ def run(
     sys.exit(0)
 
 
-def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path]:
-    """Returns (config with its overrides applied and locked, run folder) of a command line; argv[0] is the program.
+def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path | str]:
+    """Returns (config with its overrides applied and locked, run folder or its URL) of a command line.
+
+    argv[0] is the program.
 
     Raises:
       UserError: a flag or field is unknown, missing, or has a value of the wrong type; there is no such
         config file.
     """
     values, _ = parse_flags(argv, _define_run)
-    return values.config, Path(values.workdir)
+    return values.config, _workdir(values)
 
 
 def parse_flags(
@@ -150,7 +152,8 @@ def _define_run(values: absl_flags.FlagValues) -> Sequence[str]:
     absl_flags.DEFINE_string(
         "workdir",
         None,
-        "The folder the run writes to, e.g. --workdir=runs/first. The same command continues a run that was stopped.",
+        "The folder the run writes to, e.g. --workdir=runs/first or --workdir=gs://BUCKET/first. The same command "
+        "continues a run that was stopped.",
         flag_values=values,
     )
     hosts.define_flags(values)
@@ -172,8 +175,12 @@ def _main_arguments(
     values: absl_flags.FlagValues, words: list[str], define: Define | None, arguments: str
 ) -> tuple[Any, ...]:
     if define is None:
-        return values.config, Path(values.workdir)
+        return values.config, _workdir(values)
     return (values, words) if arguments else (values,)
+
+
+def _workdir(values: absl_flags.FlagValues) -> Path | str:
+    return values.workdir if "://" in values.workdir else Path(values.workdir)
 
 
 def _program(argv: Sequence[str]) -> str:

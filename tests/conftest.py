@@ -4,6 +4,7 @@ import collections
 import importlib.util
 import os
 import signal
+import uuid
 
 # A process started in the background of a shell ignores SIGINT and so do its children; tests of Ctrl-C need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,6 +35,8 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.storage_emulator import BUCKET, storage_emulator  # noqa: E402
+
 # JAX reads JAX_COMPILATION_CACHE_DIR, which tests/run.sh sets; a plain `pytest` has no cache.
 if os.environ["JAX_PLATFORMS"] == "cpu":
     jax.config.update("jax_num_cpu_devices", 8)
@@ -50,6 +53,25 @@ PARITY_MISSING = [name for name in ("torch", "transformers") if importlib.util.f
 def pytest_configure() -> None:
     if os.environ.get("COMPOSER_PARITY") == "1" and PARITY_MISSING:
         raise pytest.UsageError(f"COMPOSER_PARITY=1, but there is no {' and no '.join(PARITY_MISSING)} here")
+
+
+@pytest.fixture(scope="session")
+def emulated_storage():
+    """Environment variables that lead to an emulator of Google Cloud Storage (tests/storage_emulator.py).
+
+    One for the whole process, because gcsfs and TensorStore keep the address that they read first.
+    """
+    with storage_emulator() as environment:
+        yield environment
+
+
+@pytest.fixture
+def bucket_url(emulated_storage, tmp_path, monkeypatch) -> str:
+    """The gs:// URL of an empty folder; mirrors and copies lie in tmp_path/cache."""
+    for name, value in emulated_storage.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return f"gs://{BUCKET}/{uuid.uuid4().hex}"
 
 
 SLOW_TEST_WEIGHT = 100  # a slow test takes about as long as so many others

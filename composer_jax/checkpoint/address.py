@@ -6,7 +6,6 @@ that exist, and gguf: for files that end in .gguf.
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jax
@@ -118,9 +117,8 @@ def find_tokenizer_folder(address: Address) -> Folder | None:
     if address.format == "gguf":
         return None  # load_tokenizer_files has what is in the file
     folders = [Folder(address.path)]
-    if folders[0].local and not address.huggingface:
-        run = Path(address.path).parent.parent
-        folders += [Folder(run / "base"), Folder(run / "data")]
+    if not address.huggingface and (run := address.path.rstrip("/").rpartition("/checkpoints/")[0]):
+        folders += [Folder(f"{run}/base"), Folder(f"{run}/data")]
     for folder in folders:
         if folder.fs.isdir(folder.root) and any(file.startswith(TOKENIZER_FILES) for file in folder.files()):
             return folder

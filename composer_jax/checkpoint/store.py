@@ -12,7 +12,7 @@ from __future__ import annotations
 import json as json_module
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class CheckpointStore:
       itself (`read_notes`).
     asynchronous: `save` returns once the arrays are copied to host memory and writes in the background; `wait` waits
       for it. Useful if a save takes seconds.
+    before_save: called before a step is written, such as Workdir.publish: the step then relies only on files that are
+      safe.
 
     Several processes make the same calls on a shared folder, and Orbax lets each write its own shards. Process 0 lists
     the steps for all, because the file systems of two hosts can show a new step at different times.
@@ -52,6 +54,7 @@ class CheckpointStore:
         *,
         notes: Mapping[str, Any] | None = None,
         asynchronous: bool = False,
+        before_save: Callable[[], None] | None = None,
     ):
         if keep is not None and keep < 1:
             raise UserError(f"keep={keep} must be at least 1; use keep=None to keep all steps")
@@ -61,6 +64,7 @@ class CheckpointStore:
         self._keep = keep
         self._notes = dict(notes or {})
         self._asynchronous = asynchronous
+        self._before_save = before_save
         self._writing = False
         self._manager_if_open: ocp.CheckpointManager | None = None
 
@@ -86,6 +90,8 @@ class CheckpointStore:
         manager = self._manager(writing=True)
         if step in manager.all_steps():
             raise UserError(f"step {step} is already saved in {self.directory}; use a new step number")
+        if self._before_save is not None:
+            self._before_save()
         _register(self._registry, flat)
         items: dict[str, ocp.args.CheckpointArgs] = {
             name: ocp.args.PyTreeSave(leaves) for name, leaves in flat.items() if leaves

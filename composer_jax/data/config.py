@@ -23,7 +23,7 @@ class DataConfig:
     """Source code for pretraining and the tokenizer that is trained on it."""
 
     source: str = ""
-    """Folder of source code; empty means the standard library of the running Python."""
+    """Folder of source code, or its URL (gs://...); empty means the standard library of the running Python."""
     extensions: tuple[str, ...] = (".py",)
     """Endings of the files that are read."""
     max_bytes: int = 4_000_000

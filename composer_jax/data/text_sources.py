@@ -10,6 +10,7 @@ import numpy as np
 
 from composer_jax.data.corpus import find_corpus
 from composer_jax.data.documents import DocumentSource
+from composer_jax.data.local_copy import local_copy
 from composer_jax.data.row_files import read_rows
 from composer_jax.errors import UserError
 
@@ -24,7 +25,7 @@ BATCH = 256
 def source_tree(
     inputs: SourceInputs, path: str, extensions: Sequence[str] = (".py",), max_bytes: int | None = None
 ) -> DocumentSource:
-    """Returns the source files below a folder as documents; nothing is held out.
+    """Returns the source files below a folder, of this machine or at a URL, as documents; nothing is held out.
 
     Args:
       extensions: endings of the files that are read.
@@ -33,7 +34,7 @@ def source_tree(
     Raises:
       UserError: a folder that is missing or holds no such files.
     """
-    corpus = find_corpus(Path(path).expanduser(), extensions=extensions, heldout_fraction=0.0, max_bytes=max_bytes)
+    corpus = find_corpus(local_copy(path), extensions=extensions, heldout_fraction=0.0, max_bytes=max_bytes)
     return _documents(inputs.tokenizer, (file.read() for file in corpus.train))
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from composer_jax.demo.tokenizer import require_own_tokenizer
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.processes import broadcast_from_process0
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.trace_sources import SourceContext
@@ -61,8 +61,7 @@ class ExpertTraces:
 
         Process 0 plays the episodes; the others need no sandbox.
         """
-        broadcast_from_process0(lambda: None if self.path.exists() else self._write())
-        with np.load(self.path) as file:
+        with np.load(self.context.make_shared(self._write)) as file:
             ends = np.cumsum(file["lengths"])[:-1]
             tokens, trained = file["tokens"].astype(np.int32), file["trained"]
             return list(zip(np.split(tokens, ends), np.split(trained, ends), strict=True))
@@ -83,9 +82,11 @@ class ExpertTraces:
             compactions += [agent.compaction(compaction, "agent.compactions")] * count
         return list(zip(tasks, play_experts(tasks, compactions, self.context, self.rates), strict=True))
 
-    def _write(self) -> None:
+    def _write(self) -> Path:
+        if self.path.exists():
+            return self.path
         episodes = [episode for _, episode in self.play()]
-        write_atomically(self.path, _npz_bytes(_arrays(episodes, self.counts)))
+        return write_atomically(self.path, _npz_bytes(_arrays(episodes, self.counts)))
 
 
 def play_experts(tasks, compactions: list[Compaction], context: SourceContext, rates: Rates) -> list[Episode]:

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from composer_jax.demo import bugfix
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.processes import broadcast_from_process0
 from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.seeds import hash_seed, seeded_random
@@ -102,8 +102,7 @@ class RepositoryBugTraces:
 
     def traces(self) -> list[Trace]:
         """Returns (tokens int32 [n], trained bool [n]) of every episode. Process 0 plays them."""
-        broadcast_from_process0(lambda: None if self.path.exists() else self._write())
-        with np.load(self.path) as file:
+        with np.load(self.context.make_shared(self._write)) as file:
             ends = np.cumsum(file["lengths"])[:-1]
             return list(zip(np.split(file["tokens"], ends), np.split(file["trained"], ends), strict=True))
 
@@ -150,7 +149,9 @@ class RepositoryBugTraces:
         with EventLoop() as loop, Progress(self.count, "trace", "expert traces") as progress:
             return loop.run(play_all(progress))
 
-    def _write(self) -> None:
+    def _write(self) -> Path:
+        if self.path.exists():
+            return self.path
         episodes = [episode for _, episode in self.play()]
         rows = [row for episode in episodes for row in episode.transcript.rows()]
         rewards = [episode.reward for episode in episodes if episode.reward is not None]
@@ -162,3 +163,4 @@ class RepositoryBugTraces:
                 lengths=np.array([len(row.tokens) for row in rows], np.int32),
                 reward=np.float32(np.mean(rewards)),
             )
+        return self.path

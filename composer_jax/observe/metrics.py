@@ -8,7 +8,7 @@ import json
 import math
 import numbers
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,12 +19,15 @@ from composer_jax.errors import UserError
 class MetricsWriter:
     """Appends rows to a metrics file and flushes each; a context manager.
 
+    before_write: called before every row, such as Workdir.require_held: a run that lost its folder ends at the next
+      step.
+
     Opening an existing file continues it: an incomplete last line (the run was killed while writing) is dropped, and
     the clock continues from the last row. A run that resumes from an older checkpoint calls `truncate_after` first.
     """
 
-    def __init__(self, path: Path):
-        self.path = Path(path)
+    def __init__(self, path: Path, before_write: Callable[[], None] | None = None):
+        self.path, self._before_write = Path(path), before_write
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -43,6 +46,8 @@ class MetricsWriter:
             )
         if "time" in values:
             raise ValueError('"time" is written by the MetricsWriter; use another name for the value')
+        if self._before_write is not None:
+            self._before_write()
         seconds = round(time.monotonic() - self._started, 3)
         row = {"step": int(step), "time": seconds, **{name: _number(value) for name, value in values.items()}}
         self._file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")

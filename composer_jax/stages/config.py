@@ -118,7 +118,7 @@ class RunConfig:
     """What the network is and how it is computed."""
     base: str = ""
     """Address of the weights that the run starts from: hf:DIR (a folder or gs:// URL of a published model), gguf:FILE,
-    or the folder of a native checkpoint; empty starts from random weights."""
+    or the folder or gs:// URL of a native checkpoint or a run; empty starts from random weights."""
     stages: tuple[str, ...] = STAGES
     """Training stages of the run, of pretrain, sft and rl. A stage that is left out is skipped: the next one starts
     from the weights before it."""

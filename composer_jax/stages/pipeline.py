@@ -14,8 +14,8 @@ from composer_jax.stages.run import Run
 from composer_jax.stages.sft import sft
 
 
-def pipeline(run: Run) -> Path:
-    """Runs every stage and returns the report's path; its last line on stdout holds the headline results."""
+def pipeline(run: Run) -> Path | str:
+    """Runs every stage and returns the report's path or URL; its last line on stdout holds the headline results."""
     require_one_process("the whole pipeline")
     measured = evaluations(run)
     if not run.is_done(f"evaluate_{measured[-1]}"):

@@ -40,7 +40,8 @@ def reinforce(run: Run) -> None:
         )
         state = learner.init_state(params, router_bias)
         metrics_path = run.path / "metrics" / "rl.jsonl"
-        with run.model.store("rl") as store, MetricsWriter(metrics_path) as metrics:
+        metrics = MetricsWriter(metrics_path, run.workdir.require_held)
+        with run.model.store("rl") as store, metrics:
             _take_steps(run, orchestrator, state, loop, store, metrics)
         rows = read_metrics(metrics_path)
         result |= {
@@ -72,8 +73,8 @@ def _take_steps(
     saved_step, is_consistent, per_step = start, True, _episodes_per_step(run)
 
     def save() -> None:
+        write_episodes(records_path, records)  # first: a resumed run drops the records after its checkpoint
         save_state(store, state, cursor.task_step, cursor=cursor.to_json())
-        write_episodes(records_path, records)
 
     try:
         with Progress(config.steps * per_step, "episode", "RL", initial=start * per_step) as progress:

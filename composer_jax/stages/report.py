@@ -15,10 +15,12 @@ from composer_jax.stages.run import Run
 STAGES = ("evaluate_base", "pretrain", "sft", "evaluate_before", "rl", "evaluate_after")
 
 
-def report(run: Run) -> Path:
-    """Writes results.json from the stages that are done, plots and report.html; returns the report's path."""
+def report(run: Run) -> Path | str:
+    """Writes results.json from the stages that are done, plots and report.html; returns the report's path or URL."""
     write_atomically(run.path / "results.json", (json.dumps(results(run), indent=1) + "\n").encode())
-    return write_report(run.path)
+    page = write_report(run.path)
+    run.workdir.publish()
+    return run.workdir.location(page)
 
 
 def results(run: Run) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Run: the folder of a run, its config, its devices, and the log of its stages."""
 
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from composer_jax.checkpoint.workdir import Workdir
+from composer_jax.checkpoint.workdir import Workdir, read_run_config
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.parallel.context import zigzag_order
@@ -30,6 +29,8 @@ MIN_FREE_BYTES = 500_000_000
 
 class Run:
     """One run: `with Run(config, "runs/mine") as run: pipeline(run)`. It locks its folder until the block ends.
+
+    The folder is one of this machine or gs://BUCKET/FOLDER, which the stages then see as a local mirror (run.path).
 
     Processes (parallel/processes.py) that make the same Run share its folder. Process 0 decides which stages are done
     and writes files; every process writes its shards of checkpoints.
@@ -54,7 +55,7 @@ class Run:
         self.workdir = _open_workdir(workdir, plain)
         self.path = self.workdir.path
         self.workdir.require_free(MIN_FREE_BYTES)
-        self.data = RunData(self.config, self.path)
+        self.data = RunData(self.config, self.path, self.workdir)
         self.model = RunModel(self.config, self.path, lambda: self.mesh, self.data, self.workdir)
         self.services = RolloutServices(self.config, self.path, self.model, self.workdir)
         if not self.config.stages or not self.is_done(self.config.stages[0]):
@@ -63,8 +64,8 @@ class Run:
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *_) -> None:
-        self.workdir.close()
+    def __exit__(self, *error) -> None:
+        self.workdir.__exit__(*error)
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -92,7 +93,9 @@ class Run:
 
     def metrics(self, stage: str) -> MetricsWriter | NoMetrics:
         """Returns the writer of metrics/STAGE.jsonl; only process 0 writes."""
-        return MetricsWriter(self.path / "metrics" / f"{stage}.jsonl") if is_first_process() else NoMetrics()
+        if not is_first_process():
+            return NoMetrics()
+        return MetricsWriter(self.path / "metrics" / f"{stage}.jsonl", self.workdir.require_held)
 
     def _require_collectives(self) -> None:
         if self.config.mesh.reduction == "host" and self.mesh.shape["replica"] > 1:
@@ -126,18 +129,16 @@ def _open_workdir(workdir: Path | str, config: dict[str, Any]) -> Workdir:
     Raises:
       UserError: the folder holds a run of an older config schema, of which the sentence names the fields.
     """
-    _refuse_older_schema(Path(workdir))
+    if is_first_process():
+        _refuse_older_schema(workdir)
     claimed = Workdir(workdir, config) if is_first_process() else None
     holder = broadcast_from_process0(lambda: claimed.holder if claimed else "")
     return claimed or Workdir(workdir, config, holder=holder)
 
 
-def _refuse_older_schema(workdir: Path) -> None:
-    file = workdir / "config.json"
-    if not file.is_file():
-        return
-    changes = renamed_fields(json.loads(file.read_bytes()).get("config", {}), RENAMED)
-    if changes:
+def _refuse_older_schema(workdir: Path | str) -> None:
+    stored = read_run_config(workdir)
+    if stored is not None and (changes := renamed_fields(stored["config"], RENAMED)):
         raise UserError(
             f"{workdir} holds a run of an older config schema ({changes}); choose another --workdir, or continue it "
             "with the version of composer_jax that began it."

@@ -8,9 +8,11 @@ from typing import Literal
 
 import numpy as np
 
+from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.corpus import Corpus, SourceFile, find_corpus, read_texts
 from composer_jax.data.load_chat_format import load_chat_format
+from composer_jax.data.local_copy import local_copy
 from composer_jax.data.text_tokenizer import TextTokenizer, check_vocab_size
 from composer_jax.data.token_cache import cache_file, encode_files, read_encoded
 from composer_jax.data.tokenizer import Tokenizer
@@ -18,23 +20,25 @@ from composer_jax.data.tool_prompt import TOOL_PROMPT
 from composer_jax.errors import UserError
 from composer_jax.extensions import import_object
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
+from composer_jax.parallel.processes import is_first_process
 from composer_jax.stages.base import copy_base_files
 from composer_jax.stages.config import RunConfig
+from composer_jax.stages.shared_files import make_shared
 
 
 class RunData:
     """What the data section of a config names; everything is made on first use and kept in DIR/data."""
 
-    def __init__(self, config: RunConfig, path: Path):
-        self.config, self.folder = config, path / "data"
+    def __init__(self, config: RunConfig, path: Path, workdir: Workdir | None = None):
+        """workdir: the run's folder, through whose bucket processes on several hosts share files."""
+        self.config, self.folder, self.workdir = config, path / "data", workdir
 
     @functools.cached_property
     def corpus(self) -> Corpus:
         """Source files, divided into training and held-out files."""
         data = self.config.data
         return find_corpus(
-            Path(data.source).expanduser() if data.source else None,
+            local_copy(data.source) if data.source else None,
             extensions=data.extensions,
             max_bytes=data.max_bytes,
             max_heldout_bytes=data.max_heldout_bytes,
@@ -50,7 +54,13 @@ class RunData:
         if not self.config.base:
             return None
         folder = self.folder.parent / "base"
-        broadcast_from_process0(lambda: None if folder.exists() else copy_base_files(self.config.base, folder))
+
+        def copy() -> Path:
+            if not folder.exists():
+                copy_base_files(self.config.base, folder)
+            return folder
+
+        make_shared(self.workdir, copy)
         chat = load_chat_format(folder, tool_prompt=self.config.data.tool_prompt or TOOL_PROMPT)
         check_vocab_size(chat.tokenizer, self.config.model.vocab_size, self.config.base)
         return chat
@@ -60,11 +70,12 @@ class RunData:
         """The tokenizer: the base's, or one that process 0 trains once per run."""
         if self.base_chat is not None:
             return self.base_chat.tokenizer
-        path = self.folder / "tokenizer.json"
-        broadcast_from_process0(lambda: None if path.exists() else self._train_tokenizer(path))
-        return Tokenizer.load(path)
+        return Tokenizer.load(make_shared(self.workdir, self._train_tokenizer))
 
-    def _train_tokenizer(self, path: Path) -> None:
+    def _train_tokenizer(self) -> Path:
+        path = self.folder / "tokenizer.json"
+        if path.exists():
+            return path
         path.parent.mkdir(exist_ok=True)
         source = read_texts(self.corpus.train, max_bytes=self.config.data.tokenizer_bytes)
         vocab_size = self.config.model.vocab_size
@@ -75,6 +86,7 @@ class RunData:
                 f"model.vocab_size={tokenizer.vocab_size} or use more source (data.source)."
             )
         tokenizer.save(path)
+        return path
 
     def tokenizer_texts(self) -> Iterator[str]:
         """Yields the texts of data.tokenizer_texts, source by source."""
@@ -86,10 +98,10 @@ class RunData:
         """Returns the token ids of every file in one part of the corpus; only process 0 needs to have the files."""
         tokenizer = self.tokenizer
         if not is_first_process():
-            return read_encoded(self.folder / broadcast_from_process0(lambda: ""))
+            return read_encoded(make_shared(self.workdir, lambda: self.folder))
         files = getattr(self.corpus, part)
         documents = self._encode(files, {"train": "source", "heldout": "held-out source"}[part])
-        broadcast_from_process0(lambda: cache_file(tokenizer, files, self.folder).name)
+        make_shared(self.workdir, lambda: cache_file(tokenizer, files, self.folder))
         return documents
 
     def _encode(self, files: Sequence[SourceFile], name: str) -> list[np.ndarray]:

@@ -64,7 +64,12 @@ class RunModel:
 
     def store(self, stage: str) -> CheckpointStore:
         """Opens the checkpoints of a stage, which keep one step to fall back on if the latest is damaged."""
-        return CheckpointStore(self.path / "checkpoints" / stage, keep=2, notes=model_notes(self.definition))
+        return CheckpointStore(
+            self.workdir.checkpoints(stage),
+            keep=2,
+            notes=model_notes(self.definition),
+            before_save=self.workdir.publish,
+        )
 
     def weights_of(self, stage: str) -> tuple[Params, Params]:
         """Returns the (params, router_bias) that a finished stage left. Raises UserError if it is not done."""

@@ -50,7 +50,9 @@ def sft(run: Run) -> None:
 def source_context(run: Run) -> SourceContext:
     """Returns what the sources of a run may use of it."""
     config, model = run.config, run.model
-    return SourceContext(config.seed, model.tokenizer, model.chat, config.agent, run.data.folder, config.sft.seq_len)
+    return SourceContext(
+        config.seed, model.tokenizer, model.chat, config.agent, run.data.folder, config.sft.seq_len, run.workdir
+    )
 
 
 def collect_traces(run: Run) -> tuple[list[Trace], dict[str, Any]]:

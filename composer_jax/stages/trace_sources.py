@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.episode import Episode
+from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.conversations import conversation_trace, read_conversation
 from composer_jax.data.packing import TooLong
@@ -15,6 +16,7 @@ from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.data.traces import Trace
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
+from composer_jax.stages.shared_files import make_shared
 from composer_jax.tasks.task import Task
 
 
@@ -34,6 +36,12 @@ class SourceContext:
     """The run's data folder, in which a source may keep what is expensive to make."""
     seq_len: int | None = None
     """Tokens of a row, which no trace may exceed; None where the traces are not packed into rows."""
+    workdir: Workdir | None = None
+    """The run's folder; None where all processes share `folder`."""
+
+    def make_shared(self, make: Callable[[], Path]) -> Path:
+        """Calls `make` in process 0, which returns a path below `folder`; returns the path once all can read it."""
+        return make_shared(self.workdir, make)
 
 
 class ConversationSource(Protocol):

@@ -11,6 +11,8 @@ from typing import Any
 import fsspec
 
 from composer_jax.agent.conversation_rows import episode_rows, record_rows
+from composer_jax.checkpoint.bucket import is_url
+from composer_jax.data.local_copy import local_copy
 from composer_jax.errors import UserError
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.progress import Progress
@@ -142,10 +144,10 @@ def find_tasks(run: Run, names: Sequence[str]) -> list[Task]:
         if family in config.families and count.isdigit():
             seed = hash_seed("traces", run.config.seed) % 2**31
             found += [run.services.tasks.generate(family, "train", seed, index) for index in range(int(count))]
-        elif Path(name).expanduser().exists():
-            repos, packages = (Path(path).expanduser() if path else None for path in (config.repos, config.packages))
+        elif is_url(name) or Path(name).expanduser().exists():
+            repos, packages = (local_copy(path) if path else None for path in (config.repos, config.packages))
             options = ReadOptions(repos=repos, packages=packages, tools=config.tools, formats=config.formats)
-            found += read_tasks(Path(name).expanduser(), options)
+            found += read_tasks(local_copy(name), options)
         else:
             families = ", ".join(config.families) or "none"
             raise UserError(

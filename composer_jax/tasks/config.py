@@ -14,13 +14,13 @@ class TasksConfig:
     families: Mapping[str, str] = field(default_factory=dict)
     """Name -> import path of a task family (tasks/family.py); its tasks are generated."""
     train: str = ""
-    """Path of tasks to train on, or empty; rl.groups says how many of each family. Each task is used once."""
+    """Path or URL (gs://...) of tasks to train on, or empty; rl.groups says how many of each family. Each task is used once."""
     heldout: str = ""
-    """Path of tasks to evaluate on, or empty; each family becomes a suite of its own, with all its tasks."""
+    """Path or URL of tasks to evaluate on, or empty; each family becomes a suite of its own, with all its tasks."""
     repos: str = ""
-    """Folder of git repositories that rows of SWE-bench and SWE-smith need."""
+    """Folder or URL of git repositories that rows of SWE-bench and SWE-smith need."""
     packages: str = ""
-    """Folder of installed packages, for such rows and for Harbor directories that bring none."""
+    """Folder or URL of installed packages, for such rows and for Harbor directories that bring none."""
     tools: tuple[str, ...] = TOOLS
     """Tools of tasks that are read from such rows and directories: names or import paths (agent/tools)."""
     formats: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from composer_jax.data.local_copy import local_copy
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxLimits
 from composer_jax.seeds import seeded_random
@@ -46,7 +47,9 @@ class TaskSource:
         trained_on = {task.id for tasks in self.train.values() for task in tasks}
         for task in (task for tasks in self.heldout.values() for task in tasks):
             if task.id in trained_on:
-                raise UserError(f"task {task.id} is in {train} and in {heldout}; take it out of one of them.")
+                raise UserError(
+                    f"task {task.id} is in {config.train} and in {config.heldout}; take it out of one of them."
+                )
 
     def task(self, family: str, index: int) -> Task:
         """Returns task number `index` to train on.
@@ -108,7 +111,7 @@ class TaskSource:
 
 
 def _path(text: str) -> Path | None:
-    return Path(text).expanduser() if text else None
+    return local_copy(text) if text else None
 
 
 def _by_family(
