@@ -14,7 +14,8 @@ class TasksConfig:
     families: Mapping[str, str] = field(default_factory=dict)
     """Name -> import path of a task family (tasks/family.py); its tasks are generated."""
     train: str = ""
-    """Path or URL (gs://...) of tasks to train on, or empty; rl.groups says how many of each family. Each task is used once."""
+    """Path or URL (gs://...) of tasks to train on, or empty; rl.groups says how many of each family. Each task is used
+    once."""
     heldout: str = ""
     """Path or URL of tasks to evaluate on, or empty; each family becomes a suite of its own, with all its tasks."""
     repos: str = ""
