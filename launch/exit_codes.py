@@ -45,6 +45,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
+    seen: set[int] = set()  # `raise error from error` makes an error its own cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__

@@ -1,8 +1,9 @@
 """An emulator of Google Cloud Storage in a process of its own, for tests of runs in buckets.
 
 gcp-storage-emulator keeps objects but ignores the conditions of requests (ifGenerationMatch, generation), on which our
-locks rely. The server below, which `python -m tests.storage_emulator` runs, adds them. It serves one request at a time,
-so a condition and the write that it guards are one step, as in the real service.
+locks rely, and leaves the generation out of downloads, from which TensorStore takes it for its next conditional write.
+The server below, which `python -m tests.storage_emulator` runs, adds both. It serves one request at a time, so a
+condition and the write that it guards are one step, as in the real service.
 
 gcsfs and google-cloud-storage find it by STORAGE_EMULATOR_HOST, TensorStore (the arrays of Orbax) by
 TENSORSTORE_GCS_HTTP_URL.
@@ -56,6 +57,7 @@ def serve() -> None:
 
     class ConditionalStorage(Storage):
         conditions: dict[str, list[str]] = {}  # the query of the request that is being served
+        generation: str | None = None  # of the object that it reads
         uploads: dict[str, dict[str, list[str]]] = {}  # the query that began an upload in parts
 
         def _check(self, bucket, name, conditions):
@@ -81,6 +83,7 @@ def serve() -> None:
             found = super().get_file_obj(bucket_name, file_name)
             if self.conditions.get("generation", [found["generation"]]) != [found["generation"]]:
                 raise NotFound
+            self.generation = found["generation"]
             return found
 
     class Handler(RequestHandler):
@@ -95,7 +98,13 @@ def serve() -> None:
         def parse_request(self):
             parsed = super().parse_request()
             self.storage.conditions = parse_qs(urlparse(self.path).query) if parsed else {}
+            self.storage.generation = None
             return parsed
+
+        def end_headers(self):
+            if self.storage.generation is not None:
+                self.send_header("x-goog-generation", self.storage.generation)
+            super().end_headers()
 
     logging.disable(logging.CRITICAL)
     storage = ConditionalStorage(use_memory_fs=True)

@@ -14,12 +14,13 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from composer_jax.checkpoint.bucket import is_url
 from composer_jax.errors import UserError
 from composer_jax.parallel.processes import broadcast_from_process0
 
@@ -28,6 +29,8 @@ PyTree = Any
 _META = "meta"
 _FORMAT = 1
 _SHOWN = 4  # mismatches listed in one error
+_CLIENTS = ("aiohttp", "gcsfs", "google", "requests")
+"""Packages whose exceptions mean that a bucket cannot be reached."""
 _OS_ERROR = re.compile(r"([^:\s][^:]*?) \[os_error_code=")
 
 
@@ -60,7 +63,7 @@ class CheckpointStore:
             raise UserError(f"keep={keep} must be at least 1; use keep=None to keep all steps")
         # Orbax logs a traceback in each of its threads, and the caller gets the same error as an exception.
         logging.getLogger("absl").addFilter(_is_not_from_orbax)
-        self.directory = directory if "://" in str(directory) else Path(directory).absolute()
+        self.directory = directory if is_url(directory) else Path(directory).absolute()
         self._keep = keep
         self._notes = dict(notes or {})
         self._asynchronous = asynchronous
@@ -100,7 +103,7 @@ class CheckpointStore:
         try:
             manager.save(step, args=ocp.args.Composite(**items), force=True)
         except Exception as error:
-            raise self._write_error(error) from error
+            self._raise_write_error(error)
 
     def wait(self) -> None:
         """Waits until every save is on disk. Raises a UserError if a background save failed."""
@@ -108,7 +111,7 @@ class CheckpointStore:
             try:
                 self._manager_if_open.wait_until_finished()
             except Exception as error:
-                raise self._write_error(error) from error
+                self._raise_write_error(error)
 
     def close(self) -> None:
         """Waits for pending saves and releases the folder; raises like `wait`."""
@@ -244,17 +247,22 @@ class CheckpointStore:
                 "Use the config that wrote the checkpoint, or start from another one"
             )
 
-    def _write_error(self, error: Exception) -> Exception:
-        """Returns what to raise for a failed save: a UserError if the disk is the cause, else the error itself."""
+    def _raise_write_error(self, error: Exception) -> NoReturn:
+        """Raises what a failed save becomes: a UserError if disk or bucket are the cause, else the error itself."""
         # The array writer reports an error of the operating system as a ValueError with its message and code.
         os_error = _OS_ERROR.search(str(error))
-        if isinstance(error, OSError) or os_error:
-            reason = os_error.group(1) if os_error else getattr(error, "strerror", None) or str(error)
-            return UserError(
-                f"cannot write a checkpoint to {self.directory}: {reason}; the steps saved before are "
-                "intact; free some space (or raise the limit) and run the same command again"
-            )
-        return error
+        remote = is_url(self.directory) and (
+            str(self.directory) in str(error) or type(error).__module__.partition(".")[0] in _CLIENTS
+        )
+        if not isinstance(error, OSError) and not os_error and not remote:
+            raise error
+        reason = os_error.group(1) if os_error else getattr(error, "strerror", None) or str(error)
+        reason = (reason.strip() or type(error).__name__).splitlines()[0][:200]
+        advice = "" if is_url(self.directory) else "free some space (or raise the limit) and "
+        raise UserError(
+            f"cannot write a checkpoint to {self.directory}: {reason}; the steps saved before are "
+            f"intact; {advice}run the same command again"
+        ) from error
 
     def _read_error(self, step: int, error: Exception) -> UserError:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -161,6 +161,10 @@ def test_unexpected_errors_keep_their_traceback(config_file):
         flags.run(raising(ZeroDivisionError()), argv)
     with pytest.raises(ExceptionGroup):
         flags.run(raising(ExceptionGroup("g", [UserError("a"), ZeroDivisionError()])), argv)
+    its_own_cause = ZeroDivisionError()
+    its_own_cause.__cause__ = its_own_cause
+    with pytest.raises(ZeroDivisionError):
+        flags.run(raising(its_own_cause), argv)
 
 
 def test_help_lists_our_flags_and_the_fields(capsys, config_file):
@@ -293,6 +297,20 @@ def test_a_begun_run_needs_no_config(tmp_path):
     assert json.loads(json.dumps(again.to_dict())) == stored
     with Run(again, tmp_path) as run:  # the folder takes both for the same config
         assert run.config == run_config(config)
+
+
+def test_a_run_in_a_bucket_needs_no_config_either(bucket_url):
+    config, workdir = flags.parse(["prog", "--config=tiny:smoke", f"--workdir={bucket_url}"])
+    assert workdir == bucket_url
+    with pytest.raises(UserError, match="--config is missing"):
+        flags.parse(["prog", f"--workdir={bucket_url}"])
+    with Run(config, bucket_url):
+        again, _ = flags.parse(["prog", f"--workdir={bucket_url}"])
+    with Run(again, workdir) as run:
+        assert run.config == run_config(config) and run.workdir.url == bucket_url
+    for url, sentence in (("gs://no-such-bucket/run", "does not exist"), ("s3://bucket/run", "is no place for a run")):
+        with pytest.raises(UserError, match=sentence):
+            flags.parse(["prog", f"--workdir={url}"])
 
 
 def test_a_folder_without_a_run_needs_a_config(tmp_path):

@@ -7,6 +7,15 @@ from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 
 
+def test_a_row_is_written_only_if_the_run_still_has_its_folder(tmp_path):
+    def taken_over():
+        raise UserError("taken over")
+
+    with MetricsWriter(tmp_path / "m.jsonl", taken_over) as writer, pytest.raises(UserError, match="taken over"):
+        writer.write(1, loss=1.0)
+    assert read_metrics(tmp_path / "m.jsonl") == []
+
+
 def test_rows_come_back_as_written_and_are_on_disk_at_once(tmp_path):
     path = tmp_path / "metrics" / "rl.jsonl"
     with MetricsWriter(path) as metrics:

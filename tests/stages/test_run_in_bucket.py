@@ -16,7 +16,7 @@ from tests.stages.command_line import finish, kill_when, start
 
 pytestmark = pytest.mark.slow
 
-STEPS = 6
+STEPS = 4
 CONFIG = (
     "--config=configs/base.py:1024",
     "--config.mesh.cpu_devices=1",

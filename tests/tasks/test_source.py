@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from composer_jax.checkpoint.bucket import BucketFolder
 from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxLimits
@@ -27,6 +28,19 @@ def written(folder, split, numbers, family="repository"):
     for task in tasks:
         write_task(task, folder / task.id)
     return folder, {task.id for task in tasks}
+
+
+def test_tasks_come_from_a_bucket_like_from_a_folder(tmp_path, bucket_url):
+    folder, _ = written(tmp_path / "tasks", "train", range(3))
+    bucket = BucketFolder(f"{bucket_url}/tasks")
+    for file in folder.rglob("*"):
+        if file.is_file():
+            bucket.write(file.relative_to(folder).as_posix(), file.read_bytes(), 0)
+    here, there = source_of(0, folder), source_of(0, f"{bucket_url}/tasks")
+    assert [task.id for task in there.train["repository"]] == [task.id for task in here.train["repository"]]
+    assert there.train["repository"][0].files == here.train["repository"][0].files
+    with pytest.raises(UserError, match="of the split 'train'"):
+        source_of(0, "", f"{bucket_url}/tasks")
 
 
 def test_without_paths_there_are_generators(tmp_path):
