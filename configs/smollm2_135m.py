@@ -4,7 +4,8 @@
     python -m launch.pipeline --config=smollm2_135m --config.base=hf:DIR --workdir=runs/smollm2
 
 `smollm2_135m:long` is the same with as many steps as fit into eight hours on two cores; `smollm2_135m:smoke` takes one
-step of each stage. Numbers are ours (not published).
+step of each stage. `rft` and `greedy` are the controls of the long run, whose base is its checkpoint after SFT: SFT on
+the solved ones of its own episodes (sft.data), and that checkpoint sampled greedily. Numbers are ours (not published).
 """
 
 from typing import Any
@@ -23,7 +24,10 @@ SIZES = {
     "short": (40, 6, 24, 2),
     "long": (300, 60, 64, 4),
     "smoke": (1, 1, 1, 2),
+    "rft": (60, 1, 64, 4),
+    "greedy": (1, 1, 64, 1),
 }
+STAGES = {"rft": ("sft",), "greedy": ()}
 
 
 def get_config(size: str = "short") -> ConfigDict:
@@ -32,7 +36,7 @@ def get_config(size: str = "short") -> ConfigDict:
         raise UserError(f"configs/smollm2_135m.py has no size {size!r}; use {', '.join(SIZES)}.")
     sft_steps, rl_steps, tasks, attempts = SIZES[size]
     config: Any = default_config()  # Any: a ConfigDict types its sections as plain values
-    config.stages = ("sft", "rl")
+    config.stages = STAGES.get(size, ("sft", "rl"))
     config.mesh.update({"cpu_devices": 1, "replica": 1})
     config.model.update({"compute_dtype": "float32", "head_chunk": 512, "remat_saves": ("attention", "feed_forward")})
     config.data.tool_prompt = SHORT_TOOL_PROMPT
@@ -41,11 +45,12 @@ def get_config(size: str = "short") -> ConfigDict:
     config.agent.limits.update({"max_turns": 12, "max_turn_tokens": 128, "max_episode_tokens": 2 * ROW})
     config.agent.concurrency = 16
     config.agent.compactions.summary.update({"trigger": ROW - 384, "max_summary_tokens": 128})
-    config.sft.sources = {
-        "bugs": {"kind": "composer_jax.demo.repository_bugs:RepositoryBugTraces", "options": {"count": 8 * sft_steps}}
-    }
+    if size not in STAGES:
+        expert = "composer_jax.demo.repository_bugs:RepositoryBugTraces"
+        config.sft.sources = {"bugs": {"kind": expert, "options": {"count": 8 * sft_steps}}}
     config.sft.update({"steps": sft_steps, "batch_size": 8, "seq_len": ROW, "save_every": 10, "bias_rate": 0.0})
-    config.sft.optimizer.update({"peak": 2e-4, "warmup": max(1, sft_steps // 10), "final": 0.1})
+    peak = 5e-5 if size == "rft" else 2e-4
+    config.sft.optimizer.update({"peak": peak, "warmup": max(1, sft_steps // 10), "final": 0.1})
     config.sampler.update(
         {"slots": 16, "capacity": ROW, "decode_steps": 8, "prefill_shapes": ((8, 64), (1, 512)), "windows": (640,)}
     )
@@ -64,5 +69,8 @@ def get_config(size: str = "short") -> ConfigDict:
             "results": {},
         }
     }
+    if size in STAGES:  # the long run has measured their base
+        config.evaluate.which = ("before",)
+    config.evaluate.temperature = 0.0 if size == "greedy" else 1.0
     config.evaluate.headline = ("bugs",)
     return config

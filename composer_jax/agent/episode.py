@@ -100,6 +100,7 @@ async def run_episode(
     embedder: Embedder | None = None,
     images: ImagePools | None = None,
     system_prompt: str = "",
+    temperature: float = 1.0,
 ) -> Episode:
     """Plays one episode of the policy behind `session` on `task`, and grades the workspace that it leaves.
 
@@ -107,7 +108,8 @@ async def run_episode(
     session ends what it samples at one of `chat.end_tokens`. `seed` is recorded; randomness is the session's. `cache`
     may serve any number of episodes; each has its own results. `embedder` adds embeddings to semantic_search, which
     otherwise compares words. Tasks with an image are played in the containers of `images` instead of `pool`.
-    `system_prompt` is the text of a system message before the instruction; "" writes none. The session is left open.
+    `system_prompt` is the text of a system message before the instruction; "" writes none. `temperature` is that of all
+    messages; 0 is greedy. The session is left open.
 
     Raises UserError for a task with an image where there are no `images`.
     """
@@ -117,7 +119,7 @@ async def run_episode(
         raise UserError(f"task {task.id} needs the image {task.image}; play it with images=ImagePools()")
     else:
         task_workspace = images.workspace(task)
-    run = _Run(task, session, chat, compaction, limits, system_prompt)
+    run = _Run(task, session, chat, compaction, limits, system_prompt, temperature)
     results = cache.of_episode(task.id, seed) if cache else None
     try:
         async with task_workspace as place:
@@ -153,6 +155,7 @@ class _Run:
     compaction: Compaction
     limits: EpisodeLimits
     system_prompt: str = ""
+    temperature: float = 1.0
     transcript: Transcript = field(default_factory=Transcript)
     turns: int = 0
     summaries: int = 0
@@ -202,7 +205,8 @@ class _Run:
         )
         if room < 1:
             return None
-        sample = await self.session.sample(delta, SamplingParams(min(max_tokens, room)))
+        params = SamplingParams(min(max_tokens, room), temperature=self.temperature)
+        sample = await self.session.sample(delta, params)
         return self.transcript.append(
             kind,
             prefix,

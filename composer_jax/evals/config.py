@@ -45,6 +45,10 @@ class EvaluateConfig:
 
     suites: Mapping[str, SuiteConfig] = field(default_factory=dict)
     """Name -> suite of generated tasks."""
+    which: tuple[str, ...] = tuple(WHICH)
+    """Evaluations that are made, of "base", "before" and "after" RL, where the run has them."""
+    temperature: float = 1.0
+    """Temperature of all evaluations; 0 is greedy, and attempts at a task then agree."""
     headline: tuple[str, ...] = ()
     """Suites whose results the pipeline prints in its last line, in this order."""
     heldout_attempts: int = 4
@@ -55,6 +59,11 @@ class EvaluateConfig:
     """Tasks of each suite whose first two attempts go into the report."""
 
     def __post_init__(self) -> None:
+        for which in self.which:
+            if which not in WHICH:
+                raise UserError(f"evaluate.which names {which!r}; the evaluations are {', '.join(WHICH)}.")
+        if self.temperature < 0:
+            raise UserError(f"evaluate.temperature={self.temperature} is negative; use 0 to sample greedily.")
         if self.heldout_attempts < 1:
             raise UserError(f"evaluate.heldout_attempts={self.heldout_attempts}; it must be at least 1.")
         if self.recorded_tasks < 0:

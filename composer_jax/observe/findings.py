@@ -136,6 +136,18 @@ def sentences(suites: list[SuiteMeasures]) -> list[str]:
     return texts
 
 
+def control_sentences(results: Results) -> list[str]:
+    """Returns a sentence for each control: how the final policy differs from it, with the interval over tasks."""
+    texts = []
+    for name, compared in (lookup(results, "controls") or {}).items():
+        difference, low, high = (f"{100 * compared[key]:+.1f}" for key in ("difference", "low", "high"))
+        texts.append(
+            f"Pass@1 minus that of the control {_readable(name)}: {difference} points (95% interval {low} to {high}, "
+            f"{compared['tasks']} tasks)."
+        )
+    return texts
+
+
 def run_facts(results: Results) -> list[tuple[str, str]]:
     """Returns the size of the run as (what, how much) pairs for the head of the report."""
     facts = [

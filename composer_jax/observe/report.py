@@ -94,7 +94,7 @@ def write_report(workdir: Path) -> Path:
     page = environment.from_string((template / "report.html").read_text("utf-8")).render(
         name=workdir.resolve().name,
         headline=findings.headline(results, suites),
-        sentences=findings.sentences(suites),
+        sentences=[*findings.sentences(suites), *findings.control_sentences(results)],
         facts=findings.run_facts(results),
         missing=run.missing(),
         sections=findings.result_tables(suites),

@@ -44,6 +44,8 @@ class RolloutContext:
     """Containers for tasks with an image; None refuses such tasks."""
     system_prompt: str = ""
     """Text of the system message of every episode; "" writes none."""
+    temperature: float = 1.0
+    """Of everything that is sampled; RL trains on episodes of temperature 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +119,7 @@ async def _play(spec: EpisodeSpec, policy: Policy, context: RolloutContext) -> E
                 embedder=context.embedder,
                 images=context.images,
                 system_prompt=context.system_prompt,
+                temperature=context.temperature,
             )
         finally:
             session.close()

@@ -5,6 +5,7 @@ from typing import Any
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_record import build_episode_record
+from composer_jax.errors import UserError
 from composer_jax.evals.config import WHICH
 from composer_jax.evals.suite import Suite, SuiteResult, compaction_error, run_suite
 from composer_jax.observe.episodes import EpisodeRecord, write_episodes
@@ -20,13 +21,20 @@ def evaluations(run: Run) -> list[str]:
     """Returns the evaluations that the run has, of evals/config.py: WHICH, in their order.
 
     "base" is left out where RL starts from the base itself, which "before" then measures, and "after" without RL.
+
+    Raises:
+      UserError: evaluate.which names none of them.
     """
     has = {
         "base": bool(run.config.base) and run.model.stage_before("rl") is not None,
         "before": True,
         "after": "rl" in run.config.stages,
     }
-    return [which for which in WHICH if has[which]]
+    chosen = [which for which in WHICH if has[which] and which in run.config.evaluate.which]
+    if not chosen:
+        there = ", ".join(which for which in WHICH if has[which])
+        raise UserError(f"evaluate.which={run.config.evaluate.which} leaves no evaluation; this run has {there}.")
+    return chosen
 
 
 def policy_stage(run: Run, which: str) -> str | None:
@@ -74,6 +82,7 @@ def evaluate(run: Run, which: str) -> None:
     stage = policy_stage(run, which)
     weights = run.model.initial_weights() if stage is None else run.model.weights_of(stage)
     with run.stage(name) as result, run.services.rollout_context() as (context, loop):
+        context = dataclasses.replace(context, temperature=run.config.evaluate.temperature)
         sampler = run.services.sampler_with(*weights, version=0)
         chosen = suites(run)
         measures: dict[str, SuiteResult] = {}

@@ -28,6 +28,7 @@ def run_episode(
     limits: EpisodeLimits | None = None,
     compaction: Compaction | None = None,
     system_prompt: str = "",
+    temperature: float = 1.0,
 ) -> Episode:
     """Plays one episode of a policy on a task in a sandbox of this machine, and returns it graded.
 
@@ -39,6 +40,7 @@ def run_episode(
       limits: None is the default of agent.limits.
       compaction: None asks for a summary when three quarters of the session's context are full.
       system_prompt: text of a system message, such as agent.prompts.system.SYSTEM; "" writes none.
+      temperature: of all messages; 0 is greedy.
 
     Raises:
       UserError: a model without a chat format, or a task whose image is not on this machine.
@@ -48,8 +50,8 @@ def run_episode(
             raise UserError(f"{type(policy).__name__} has no chat format of its own; give chat=.")
         chat = policy.chat_format
     with EventLoop() as loop:
-        limits = limits or AgentConfig().limits
-        return loop.run(_play(task, policy, chat, compaction, seed=seed, limits=limits, system_prompt=system_prompt))
+        options = {"limits": limits or AgentConfig().limits, "system_prompt": system_prompt, "temperature": temperature}
+        return loop.run(_play(task, policy, chat, compaction, seed=seed, **options))
 
 
 async def _play(

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from composer_jax.atomic_write import write_atomically
+from composer_jax.errors import UserError
 from composer_jax.evals.config import WHICH
 from composer_jax.evals.interval import interval
 from composer_jax.observe.report import write_report
+from composer_jax.stages.controls import compare_by_task, control_suites, final_suites
 from composer_jax.stages.evaluate import HELDOUT, policy_stage
 from composer_jax.stages.run import Run
 
@@ -48,7 +50,27 @@ def results(run: Run) -> dict[str, Any]:
         if stage := done.get(f"evaluate_{which}"):
             out["throughput"]["decode_tokens_per_s"] = stage["decode_tokens_per_s"]
             _add_suites(run, out, which, stage["suites"])
+    if controls := control_suites(run.path):
+        _add_controls(run, out, controls)
     return out
+
+
+def _add_controls(run: Run, out: dict[str, Any], controls: Mapping[str, dict[str, dict[str, Any]]]) -> None:
+    """Adds pass@1 of every control under suites.NAME, and how the final policy differs from it under controls.NAME."""
+    ours = _pooled(run, final_suites(run.path))
+    for name, suites in controls.items():
+        if name in out.get("suites", {}):
+            raise UserError(f"{run.path}/controls/{name} has the name of a suite; rename that folder.")
+        theirs = {suite: measures for suite, measures in suites.items() if suite in ours}
+        compared = compare_by_task(ours, theirs, name)
+        out.setdefault("suites", {})[name] = pool(list(theirs.values()))
+        out.setdefault("controls", {})[name] = compared
+
+
+def _pooled(run: Run, suites: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the suites whose tasks are pooled: not those that repeat the tasks of another one."""
+    repeated = {name for name, suite in run.config.evaluate.suites.items() if suite.compare_to}
+    return {name: measures for name, measures in suites.items() if name not in repeated}
 
 
 def _add_suites(run: Run, out: dict[str, Any], which: str, suites: dict[str, dict[str, Any]]) -> None:
@@ -62,8 +84,7 @@ def _add_suites(run: Run, out: dict[str, Any], which: str, suites: dict[str, dic
     for name, suite in run.config.evaluate.suites.items():
         for measure, key in suite.results.items():
             _put(out, key.format(which=which, k=suite.attempts), suites[name][measure])
-    repeated = {name for name, suite in run.config.evaluate.suites.items() if suite.compare_to}
-    if run.config.base and (pooled := pool([suites[name] for name in suites if name not in repeated])):
+    if run.config.base and (pooled := pool(list(_pooled(run, suites).values()))):
         out["suites"][policy_stage(run, which) or "base"] = pooled
 
 

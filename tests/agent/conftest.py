@@ -75,6 +75,7 @@ class ScriptedSession:
         self.context = []
         self.contexts = []  # the context before each message
         self.max_tokens = []  # of each message
+        self.temperatures = []  # of each message
 
     @property
     def length(self):
@@ -86,6 +87,7 @@ class ScriptedSession:
         assert len(self.context) + max_tokens <= self.capacity
         self.contexts.append(list(self.context))
         self.max_tokens.append(max_tokens)
+        self.temperatures.append(params.temperature)
         ids = self.messages.pop(0)
         tokens = list(ids)[:max_tokens]
         self.context += tokens

@@ -30,7 +30,16 @@ def play(tok, chat_format, pool, scripted_session):
     """Runs an episode in which the model says these messages: calls, (content, calls), or token ids."""
 
     def run(
-        *messages, compaction=NEVER, limits=None, capacity=4096, pool=pool, task=TASK, cache=None, seed=11, system=""
+        *messages,
+        compaction=NEVER,
+        limits=None,
+        capacity=4096,
+        pool=pool,
+        task=TASK,
+        cache=None,
+        seed=11,
+        system="",
+        **options,
     ):
         ids = [message if isinstance(message, list) else render(message) for message in messages]
         session = scripted_session(ids, capacity)
@@ -45,6 +54,7 @@ def play(tok, chat_format, pool, scripted_session):
                 seed=seed,
                 cache=cache,
                 system_prompt=system,
+                **options,
             )
         )
         return episode, session
@@ -54,6 +64,12 @@ def play(tok, chat_format, pool, scripted_session):
         return chat.render_assistant(tok, content, calls)
 
     return run
+
+
+@pytest.mark.parametrize(("options", "temperature"), [({}, 1.0), ({"temperature": 0.0}, 0.0)])
+def test_every_message_has_the_temperature_of_the_episode(play, options, temperature):
+    _, session = play(RUN, FINISH, **options)
+    assert session.temperatures == [temperature] * 2
 
 
 def test_a_repair(play, tok):

@@ -7,6 +7,7 @@ import pytest
 
 from composer_jax.checkpoint.address import convert, find_weights
 from composer_jax.evals.score import score
+from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.stages.model import load_hf
 from composer_jax.stages.pipeline import pipeline
@@ -28,6 +29,7 @@ def run(tmp_path_factory):
     config.sampler.update({"slots": 4, "capacity": 4096, "windows": ()})
     config.rl.update({"batches": ((4096, 1),), "group_size": 2})
     config.rl.groups.bugs = 1
+    config.evaluate.temperature = 0.0
     workdir = tmp_path_factory.mktemp("runs") / "base"
     with Run(config, workdir) as opened:
         pipeline(opened)
@@ -40,6 +42,13 @@ def test_every_policy_is_measured_with_an_interval(run):
         assert set(suites[policy]) == {"pass_at_1", "low", "high", "tasks", "attempts"}
         assert 0 <= suites[policy]["low"] <= suites[policy]["pass_at_1"] <= suites[policy]["high"] <= 1
     assert set(suites["bugs"]) == {"base", "before", "after"}
+
+
+def test_greedy_attempts_at_a_task_are_equal(run):
+    for which in ("base", "before", "after"):
+        first, second = read_episodes(run / "episodes" / f"{which}.jsonl")
+        assert first.seed != second.seed
+        assert [m.text for m in first.segments[0]] == [m.text for m in second.segments[0]]
 
 
 def test_the_expert_solves_its_tasks(run):

@@ -1,0 +1,101 @@
+"""Controls of a run: other runs on the same tasks, whose pass@1 its own is compared with task by task."""
+
+import json
+
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.evals.interval import interval
+from composer_jax.observe.findings import control_sentences
+from composer_jax.stages.evaluate import evaluations
+from composer_jax.stages.report import report
+from composer_jax.stages.run import Run
+from configs import smollm2_135m
+from tests.stages.base_model import write_base
+
+OURS = {"a": 1.0, "b": 0.5, "c": 0.5, "d": 0.0}
+THEIRS = {"a": 0.5, "b": 0.5, "c": 0.0, "d": 0.0}
+
+
+def measures(solved):
+    rate = sum(solved.values()) / len(solved)
+    return {"suites": {"bugs": {"pass_at_1": rate, "attempts": 2, "tokens_per_summary": 0.0, "solved": solved}}}
+
+
+def evaluated(folder, which, solved):
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {"decode_tokens_per_s": 1.0, "sandbox_runs": 0, "sandbox_hits": 0, "seconds": 1.0, "peak_rss_gb": 0.1}
+    (folder / f"evaluate_{which}.json").write_text(json.dumps({**measures(solved), **figures}))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_base(tmp_path_factory.mktemp("published") / "model")
+
+
+@pytest.fixture
+def run(base, tmp_path):
+    """A run whose final policy was evaluated."""
+    config = smollm2_135m.get_config("smoke")
+    config.base = f"hf:{base}"
+    config.sampler.capacity = 512
+    config.sampler.windows = ()
+    with Run(config, tmp_path / "run") as opened:
+        evaluated(opened.path / "stages", "before", THEIRS)
+        evaluated(opened.path / "stages", "after", OURS)
+        yield opened
+
+
+def test_the_difference_is_paired_by_task(run):
+    evaluated(run.path / "controls" / "rft" / "stages", "before", THEIRS)
+    report(run)
+    results = json.loads((run.path / "results.json").read_text())
+    assert results["suites"]["rl"]["pass_at_1"] == 0.5
+    assert results["suites"]["rft"]["pass_at_1"] == 0.25 and results["suites"]["rft"]["tasks"] == 4
+    low, high = interval([0.5, 0.0, 0.5, 0.0])
+    assert results["controls"] == {"rft": {"difference": 0.25, "low": low, "high": high, "tasks": 4}}
+    between = f"{100 * low:+.1f} to {100 * high:+.1f}, 4 tasks"
+    sentence = f"Pass@1 minus that of the control rft: +25.0 points (95% interval {between})."
+    assert control_sentences(results) == [sentence]
+    assert "Pass@1 minus that of the control rft: +25.0 points" in (run.path / "report.html").read_text()
+
+
+def test_a_control_that_is_not_evaluated_yet_is_left_out(run):
+    (run.path / "controls" / "rft").mkdir(parents=True)
+    report(run)
+    assert "controls" not in json.loads((run.path / "results.json").read_text())
+
+
+def test_a_control_on_other_tasks_is_refused(run):
+    evaluated(run.path / "controls" / "rft" / "stages", "before", {"a": 1.0, "x": 0.0})
+    with pytest.raises(UserError, match="'rft' was measured on 2 tasks, of which 1 are among the 4 of this run"):
+        report(run)
+
+
+def test_a_control_does_not_take_the_name_of_a_suite(run):
+    evaluated(run.path / "controls" / "bugs" / "stages", "before", OURS)
+    with pytest.raises(UserError, match="controls/bugs has the name of a suite"):
+        report(run)
+
+
+@pytest.mark.parametrize(("size", "stages"), [("rft", ("sft",)), ("greedy", ())])
+def test_a_control_is_measured_once_on_the_tasks_of_the_long_run(base, tmp_path, size, stages):
+    config, long = smollm2_135m.get_config(size), smollm2_135m.get_config("long")
+    assert config.evaluate.suites.bugs.tasks == long.evaluate.suites.bugs.tasks and config.seed == long.seed
+    config.base = f"hf:{base}"
+    with Run(config, tmp_path / size) as run:
+        assert run.config.stages == stages and evaluations(run) == ["before"]
+        assert run.config.evaluate.temperature == (0 if size == "greedy" else 1)
+
+
+def test_evaluations_that_the_run_does_not_have_are_refused(base, tmp_path):
+    config = smollm2_135m.get_config("greedy")
+    config.base, config.evaluate.which = f"hf:{base}", ("after",)
+    with (
+        Run(config, tmp_path / "run") as run,
+        pytest.raises(UserError, match="leaves no evaluation; this run has before"),
+    ):
+        evaluations(run)
+    config.evaluate.which = ("later",)
+    with pytest.raises(UserError, match="evaluate.which names 'later'; the evaluations are base, before, after"):
+        Run(config, tmp_path / "other")
