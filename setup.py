@@ -19,6 +19,7 @@ INSTALL = [
     "numpy>=2.1,<3",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.12,<0.13",
+    "psutil>=6.0",
     "pyyaml>=6.0",
     "tokenizers>=0.21,<0.24",
     "tqdm>=4.66",

@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
+import psutil
 
 from composer_jax.parallel.processes import (
     broadcast_from_process0,
+    coordinator_address,
     coordinator_client,
     process_count,
     process_index,
@@ -30,6 +32,8 @@ POLL_S = 1.0
 GRACE_S = 5.0
 """Seconds that a process may continue after another one failed. An error that both detect (bad input, an agreed
 interrupt) ends it within that time through its own exception, after it has closed its files."""
+DISCONNECT_POLL_S = 0.01
+"""Seconds between two looks at the connections to the coordinator."""
 EXIT_WAIT_S = 5.0
 """Further seconds that the last processes wait for the others to exit. JAX's heartbeat ends those that do not."""
 
@@ -95,7 +99,7 @@ def _watch(program: str, finished: threading.Event) -> None:
 def _exit(code: int, *, last: bool) -> NoReturn:
     """Ends this process; `last`: after the others, because JAX prints errors in them once a partner has exited.
 
-    Process 0 exits after all others, because it hosts the coordinator.
+    Process 0 exits after all others, because it hosts the coordinator: JAX aborts a process that loses it.
     """
     deadline = time.monotonic() + GRACE_S + EXIT_WAIT_S
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # the others hang or have exited; this one exits all the same
@@ -104,6 +108,7 @@ def _exit(code: int, *, last: bool) -> NoReturn:
         coordinator_client().key_value_set(f"{_FAILED}/{process_index()}", "exited")
         if process_index() == 0:
             _wait_for_others(deadline)
+            _wait_until_disconnected(deadline)
     sys.stdout.flush()
     os._exit(code)
 
@@ -113,3 +118,19 @@ def _wait_for_others(deadline: float) -> None:
         if other != process_index():
             remaining_ms = max(1, int(1000 * (deadline - time.monotonic())))
             coordinator_client().blocking_key_value_get(f"{_FAILED}/{other}", remaining_ms)
+
+
+def _wait_until_disconnected(deadline: float) -> None:
+    """Waits until no other process is connected to the coordinator: it announces its end a moment before it exits."""
+    port, own = int(coordinator_address().rpartition(":")[2]), psutil.Process()
+    while time.monotonic() < deadline:
+        connections = [c for c in own.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
+        ours = {_socket_address(c.laddr) for c in connections}
+        if all(_socket_address(c.raddr) in ours for c in connections if c.laddr.port == port):
+            return
+        time.sleep(DISCONNECT_POLL_S)
+
+
+def _socket_address(address: Any) -> tuple[str, int]:
+    """(IP, port); an IPv4 address is the same whichever kind of socket shows it."""
+    return address.ip.removeprefix("::ffff:"), address.port

@@ -137,6 +137,11 @@ def coordinator_client() -> Any:
     return global_state.client
 
 
+def coordinator_address() -> str:
+    """Returns HOST:PORT of the coordinator. Only for processes that have joined."""
+    return str(global_state.coordinator_address)
+
+
 def wait_for_key(key: str) -> str:
     """Returns the coordinator's value for `key`; waits, without a timeout, until some process has set it."""
     while True:
