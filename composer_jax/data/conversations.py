@@ -82,7 +82,29 @@ def read_conversation(row: Any) -> TrainingConversation:
         raise ValueError("the conversation ends with a user; the last message must be the model's")
     if not any(turn.trained for turn in turns):
         raise ValueError("no message of the model is to be trained")
-    return TrainingConversation(tuple(prompt), tuple(turns), _tools(row.get("tools")), str(row.get("tokenizer") or ""))
+    tools = read_tools(row.get("tools"))
+    return TrainingConversation(tuple(prompt), tuple(turns), tools, str(row.get("tokenizer") or ""))
+
+
+def read_messages(rows: Sequence[Mapping[str, Any]]) -> list[Message | AssistantMessage]:
+    """Parses a conversation that the model is to answer. Raises ValueError with a reason that names the message."""
+    prompt: list[Message] = []
+    turns: list[ModelTurn] = []
+    for number, row in enumerate(rows, 1):
+        try:
+            _add(dict(row), prompt, turns)
+        except ValueError as error:
+            raise ValueError(f"message {number}: {error}") from error
+    messages: list[Message | AssistantMessage] = [*prompt]
+    for turn in turns:
+        messages += [turn.message, *(Message("tool", turn.answers[place]) for place in sorted(turn.answers))]
+        for user in turn.users:
+            if not isinstance(user, str):
+                raise ValueError("a message of the user has token_ids, which only training reads; leave them out")
+            messages.append(Message("user", user))
+    if turns and len(turns[-1].answers) < len(turns[-1].message.calls):
+        raise ValueError("the last tool calls have no answers")
+    return messages
 
 
 def conversation_trace(conversation: TrainingConversation, chat: ChatFormat) -> tuple[np.ndarray, np.ndarray]:
@@ -202,8 +224,8 @@ def _token_ids(message: dict[str, Any]) -> tuple[int, ...] | None:
     return tuple(ids)
 
 
-def _tools(tools: Any) -> tuple[DeclaredTool, ...]:
-    """The declared tools; some data sets hold them as a string of JSON."""
+def read_tools(tools: Any) -> tuple[DeclaredTool, ...]:
+    """Parses declared tools, of which some data sets have a string of JSON. Raises ValueError with a reason."""
     if isinstance(tools, str):
         tools = read_json(tools, "the tools") if tools else None
     if tools is not None and not isinstance(tools, list):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import jax
 from jax.sharding import Mesh
@@ -123,24 +123,38 @@ class Model:
 
     @overload
     def chat(
-        self, messages: Messages, *, stream: Literal[False] = False, seed: int = 0, **options: Unpack[SamplingOptions]
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        stream: Literal[False] = False,
+        seed: int = 0,
+        **options: Unpack[SamplingOptions],
     ) -> str: ...
     @overload
     def chat(
-        self, messages: Messages, *, stream: Literal[True], seed: int = 0, **options: Unpack[SamplingOptions]
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        stream: Literal[True],
+        seed: int = 0,
+        **options: Unpack[SamplingOptions],
     ) -> Iterator[str]: ...
 
-    def chat(self, messages, *, stream=False, seed=0, **options):
-        """Answers a conversation in the model's chat format; returns the text of the answer.
+    def chat(self, messages, *, tools=(), stream=False, seed=0, **options):
+        """Answers a conversation in the model's chat format; returns the text of the answer, with calls as written.
 
         Args:
-          messages: a user message as text, or messages; OpenAI's {"role": ..., "content": ...} are understood.
+          messages: a user message as text, or messages, which may be OpenAI's {"role": ..., "content": ...} with
+            tool_calls and tool_call_id.
+          tools: declarations of tools in OpenAI's form.
           stream, seed, options: as in `generate`.
 
         Raises:
           UserError: an empty conversation, one that fills the context, parameters out of range, or no chat format.
         """
-        ids = self.text.encode_chat(messages)
+        ids = self.text.encode_chat(messages, tools)
         pieces = _stream_text(self._stream_tokens(ids, self.text.params(**options), seed), self.chat_format.text)
         return pieces if stream else "".join(pieces)
 

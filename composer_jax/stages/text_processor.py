@@ -12,6 +12,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from composer_jax.checkpoint.address import Address, load_tokenizer_files
 from composer_jax.data.chat import AssistantMessage
 from composer_jax.data.chat_format import ChatFormat, Message
+from composer_jax.data.conversations import assistant_row, read_messages, read_tools, text_row
 from composer_jax.data.load_chat_format import load_chat_format, load_tokenizer
 from composer_jax.data.text_files import TextFiles
 from composer_jax.data.text_tokenizer import TextTokenizer, check_vocab_size
@@ -25,7 +26,7 @@ MAX_TOKENS = 512
 
 T = TypeVar("T")
 Messages = str | Sequence[Message | AssistantMessage | Mapping[str, Any]]
-"""A conversation: one user message, or messages, which may be OpenAI's {"role": ..., "content": ...}."""
+"""A conversation: one user message, or messages, which may be OpenAI's {"role": ..., "content": ..., ...}."""
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -114,15 +115,18 @@ class TextProcessor:
             return self._check([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
         return self._check(list(prompt))
 
-    def encode_chat(self, messages: Messages) -> list[int]:
+    def encode_chat(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Returns the ids of a conversation and of the beginning of the model's answer.
 
+        tools: declarations in OpenAI's form.
+
         Raises:
-          UserError: an empty conversation or message, one that the model ends, or one that fills the context.
+          UserError: an empty conversation or message, one that the model ends, one that fills the context, or calls
+            without answers.
         """
         conversation = as_conversation(messages)
         try:
-            rendered = self.chat_format.render(conversation)
+            rendered = self.chat_format.render(conversation, read_tools(list(tools)))
         except ValueError as error:
             raise UserError(f"the conversation cannot be written: {error}") from error
         return self._check([*rendered, *self.chat_format.generation_prompt])
@@ -164,11 +168,11 @@ def as_conversation(messages: Messages) -> list[Message | AssistantMessage]:
     """Returns messages in the form of chat formats.
 
     Raises:
-      UserError: no messages, an empty one of the user, one whose content is no text, or a last one of the model.
+      UserError: no messages, an empty one of the user, one that is not OpenAI's form, or a last one of the model.
     """
     if isinstance(messages, str):
         messages = [Message("user", messages)]
-    conversation = [_as_message(message) for message in messages]
+    conversation = _parse([*messages])
     if not conversation:
         raise UserError("the conversation is empty; give at least one message.")
     if isinstance(conversation[-1], AssistantMessage):
@@ -179,16 +183,18 @@ def as_conversation(messages: Messages) -> list[Message | AssistantMessage]:
     return conversation
 
 
-def _as_message(message: Message | AssistantMessage | Mapping[str, Any]) -> Message | AssistantMessage:
-    if isinstance(message, Message | AssistantMessage):
-        return message
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(content, str):
-        raise UserError(f"a message of {role!r} has the content {content!r}; text is needed.")
-    if message.get("tool_calls") or role == "tool":
-        raise UserError("messages with tool calls need data/chat.py's AssistantMessage and ToolCall; give those.")
-    if role == "assistant":
-        return AssistantMessage(content, (), True)
-    if role in ("system", "user"):
-        return Message(role, content)
-    raise UserError(f"{role!r} is no role of a message; use system, user or assistant.")
+def _parse(messages: list[Message | AssistantMessage | Mapping[str, Any]]) -> list[Message | AssistantMessage]:
+    """Returns messages of which some may be rows in OpenAI's form."""
+    rows: list[Mapping[str, Any]] = []
+    for message in messages:
+        if isinstance(message, AssistantMessage):
+            row: Mapping[str, Any] = assistant_row(message, 0)
+        elif isinstance(message, Message):
+            row = text_row(message.role, message.content)
+        else:
+            row = message
+        rows.append(row)
+    try:
+        return read_messages(rows)
+    except ValueError as error:
+        raise UserError(f"the conversation cannot be read: {error}.") from error

@@ -151,12 +151,18 @@ def test_a_folder_without_a_template_continues_text_and_refuses_to_chat(tmp_path
         model.chat("x")
 
 
-def test_a_published_template(tmp_path):
-    folder = write_model(tmp_path / "hf", tokenizer=False)
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory) -> Model:
+    """A model with a published template, which declares tools."""
+    folder = write_model(tmp_path_factory.mktemp("qwen") / "hf", tokenizer=False)
     (folder / "tokenizer.json").write_text(tokenizer_json(QWEN_TOKENS, vocab_size=270))
     config = {"eos_token": "<|im_end|>", "chat_template": QWEN}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    model = composer_jax.load_hf(folder, dtype="float32")
+    return composer_jax.load_hf(folder, dtype="float32")
+
+
+def test_a_published_template(qwen):
+    model = qwen
     assert model.text.end_tokens[0] == model.chat_format.end == model.chat_format.tokenizer.id_of("<|im_end|>")
     assert isinstance(model.chat("add?", max_tokens=8), str)
 
@@ -169,15 +175,41 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path):
         model.generate("x")
 
 
+CALLED = [AssistantMessage("", (ToolCall("read", {"path": "a.py"}),), True)]
+
+
+def test_a_conversation_with_tools_is_openais_or_ours(model):
+    call = {"id": "7", "type": "function", "function": {"name": "read", "arguments": '{"path": "a.py"}'}}
+    rows = [
+        {"role": "user", "content": [{"type": "text", "text": "add?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "7", "content": "x = 1"},
+        {"role": "user", "content": "and now?"},
+    ]
+    ours = [Message("user", "add?"), *CALLED, Message("tool", "x = 1"), Message("user", "and now?")]
+    rendered = model.chat_format.render(ours)
+    assert model.text.encode_chat(rows) == model.text.encode_chat(ours)
+    assert model.text.encode_chat(rows)[: len(rendered)] == rendered
+    assert isinstance(model.chat(rows, max_tokens=2), str)
+
+
+def test_tools_are_declared_as_the_format_does(qwen):
+    tool = {"type": "function", "function": {"name": "read", "description": "Reads.", "parameters": {}}}
+    declared = qwen.tokenizer.decode(qwen.text.encode_chat("add?", [tool]))
+    assert "Reads." in declared and "Reads." not in qwen.tokenizer.decode(qwen.text.encode_chat("add?"))
+
+
 BAD = {
     "the prompt is empty; give a text": lambda m: m.generate(""),
     "the prompt is empty; give at least one token": lambda m: m.generate([]),
     "the prompt is empty: a message": lambda m: m.chat(""),
     "the conversation is empty": lambda m: m.chat([]),
     "ends with a message of the model": lambda m: m.chat([Message("user", "a"), AssistantMessage("b", (), True)]),
-    "'robot' is no role": lambda m: m.chat([{"role": "robot", "content": "a"}]),
-    "has the content None": lambda m: m.chat([{"role": "user", "content": None}]),
-    "messages with tool calls need": lambda m: m.chat([{"role": "tool", "content": "a"}]),
+    "message 1: 'robot' is not a role": lambda m: m.chat([{"role": "robot", "content": "a"}]),
+    "message 1: its content is not text": lambda m: m.chat([{"role": "user", "content": 3}]),
+    "message 1: it is the answer of a tool, and no call": lambda m: m.chat([{"role": "tool", "content": "a"}]),
+    "the last tool calls have no answers": lambda m: m.chat([Message("user", "a"), *CALLED]),
+    "cannot be written: tool 1 has no function": lambda m: m.chat("a", tools=[{"type": "function"}]),
     "the prompt has 640 tokens, and the context of": lambda m: m.generate([5] * 640),
     "the prompt has the token id 290; those of": lambda m: m.generate([5, 290]),
     "max_tokens=0 leaves nothing": lambda m: m.generate("a", max_tokens=0),
