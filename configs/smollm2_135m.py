@@ -18,11 +18,13 @@ from composer_jax.errors import UserError
 from composer_jax.stages.config import default_config
 
 ROW = 1152
-"""Tokens of the longest episode, of the sampler's contexts and of training rows."""
+"""Tokens of the longest episode, of the sampler's contexts and of RL's training rows."""
+TWO_TRACES = 1792
+"""Tokens of a row of SFT, which holds two traces of the expert: they have 865 tokens on average."""
 SIZES = {
     # SFT steps, RL steps, held-out tasks, attempts at each
-    "short": (40, 6, 24, 2),
-    "long": (300, 60, 64, 4),
+    "short": (10, 6, 24, 2),
+    "long": (10, 60, 64, 4),
     "smoke": (1, 1, 1, 2),
     "rft": (60, 1, 64, 4),
     "greedy": (1, 1, 64, 1),
@@ -48,7 +50,7 @@ def get_config(size: str = "short") -> ConfigDict:
     if size not in STAGES:
         expert = "composer_jax.demo.repository_bugs:RepositoryBugTraces"
         config.sft.sources = {"bugs": {"kind": expert, "options": {"count": 8 * sft_steps}}}
-    config.sft.update({"steps": sft_steps, "batch_size": 8, "seq_len": ROW, "save_every": 10, "bias_rate": 0.0})
+    config.sft.update({"steps": sft_steps, "batch_size": 4, "seq_len": TWO_TRACES, "save_every": 10, "bias_rate": 0.0})
     peak = 5e-5 if size == "rft" else 2e-4
     config.sft.optimizer.update({"peak": peak, "warmup": max(1, sft_steps // 10), "final": 0.1})
     config.sampler.update(
