@@ -17,6 +17,7 @@ from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxDied, Sa
 from composer_jax.sandbox.async_lazy import AsyncLazy
 from composer_jax.tasks.retry import ATTEMPTS
 from tests.agent.conftest import DyingPool, task_of
+from tests.many import many
 from tests.sandbox.fixtures import contents
 
 SHOW = "import pathlib; print(*sorted(f'{p}={p.read_text()}' for p in pathlib.Path('.').glob('*.txt')), sep=',')"
@@ -203,7 +204,7 @@ def test_workspace_and_sandbox_agree_after_any_operations(pool, folder, chosen):
 
 
 @pytest.mark.slow
-@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=many(500), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(chosen=SOME)
 def test_workspace_and_sandbox_agree_after_very_many_operations(pool, folder, chosen):
     check_operations(pool, folder, chosen)

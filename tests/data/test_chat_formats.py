@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from composer_jax.data.chat import AssistantMessage, Malformed, ToolCall
 from composer_jax.data.chat_format import Message
 from tests.data.formats import NAMES, calls, contents, control_ids, conversations, declared, decode, format_of
+from tests.many import many
 
 SIZE = 450  # ids from here on are in no vocabulary
 
@@ -127,7 +128,7 @@ def test_parse_is_total(name, data):
 @pytest.mark.slow
 @every_format
 def test_parse_is_total_on_thousands_of_messages(name):
-    @settings(max_examples=8_000, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=many(8_000), suppress_health_check=list(HealthCheck))
     @given(ids=broken(name))
     def check(ids):
         check_parse(name, ids)

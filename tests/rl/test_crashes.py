@@ -6,9 +6,10 @@ import tempfile
 import pytest
 
 from benchmarks import episodes
+from tests.many import many
 
 
-@pytest.mark.parametrize(("count", "share"), [(80, 0.2), pytest.param(600, 0.1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "share"), [(80, 0.2), pytest.param(many(1200), 0.1, marks=pytest.mark.slow)])
 def test_every_episode_ends_once_and_nothing_is_left(tmp_path, monkeypatch, count, share):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = asyncio.run(episodes.measure(count, share, tmp_path))

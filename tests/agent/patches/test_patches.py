@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from composer_jax.agent.patches import apply_hunks, parse_patch
 from composer_jax.tasks.patches import FilePatch, Hunk, PatchError
+from tests.many import many
 
 LINES = st.lists(st.sampled_from(["a", "b", "-- x", "++ y", "@@ -1 +1 @@", "", " ", "\\ No", "c\r", "--- a/f", "é\f"]))
 TEXTS = st.one_of(
@@ -53,7 +54,7 @@ def test_a_unified_diff_turns_one_text_into_the_other(before, after, context):
 
 
 @pytest.mark.slow
-@settings(max_examples=15_000)
+@settings(max_examples=many(15_000))
 @given(TEXTS, TEXTS, st.integers(0, 4))
 def test_diffs_of_very_many_texts(before, after, context):
     check_round_trip(before, after, context)
@@ -106,7 +107,7 @@ def test_no_text_breaks_the_parser(text):
 
 
 @pytest.mark.slow
-@settings(max_examples=15_000)
+@settings(max_examples=many(15_000))
 @given(NEARLY)
 def test_very_many_texts_do_not_break_the_parser(text):
     check_no_text_breaks_it(text)

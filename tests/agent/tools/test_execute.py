@@ -21,6 +21,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied
 from tests.agent.conftest import task_of
 from tests.agent.tools.conftest import TOOLS, make_repository
+from tests.many import many
 
 KEYWORDS = {
     "type", "properties", "required", "additionalProperties", "items", "enum", "minimum", "maximum", "minLength",
@@ -292,7 +293,7 @@ def test_any_calls_give_observations(repository, calls):
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=many(5000), suppress_health_check=[HealthCheck.too_slow])
 @given(calls=st.lists(some_calls(SAFE), max_size=6))
 def test_very_many_calls_give_observations(repository, calls):
     asyncio.run(check_calls(repository, calls))
