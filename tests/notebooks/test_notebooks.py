@@ -8,6 +8,8 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from tests.parity import smollm2
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SECONDS = 900  # for the slowest cell
@@ -29,6 +31,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="minutes long; CI=true bash tests/run.sh runs it")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook(path, tmp_path):
+    if "fetch_smollm2" in path.read_text():  # the model that the tests have fetched, or a skipped test without it
+        (tmp_path / "models").symlink_to(smollm2.fetch().parent)
     execute(nbformat.read(path, as_version=4), tmp_path)
 
 
