@@ -1,6 +1,7 @@
 """The host's side of one local sandbox."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import Mapping, Sequence
@@ -244,7 +245,9 @@ class LocalSandbox:
         self._alarm = loop.call_later(timeout_s, self._on_timeout, f"no answer within {timeout_s:.0f} s")
         try:
             if request is not None:
-                await loop.sock_sendall(self._channel, request)
+                # A worker that has ended leaves its reason to be received.
+                with contextlib.suppress(BrokenPipeError):
+                    await loop.sock_sendall(self._channel, request)
             reply, data = await self._receive(loop)
             if "broken" in reply:
                 raise ConnectionError(reply["broken"])

@@ -13,6 +13,7 @@ from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
 from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
+from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
@@ -57,6 +58,8 @@ def play(tok, chat_format, pool, scripted_session):
                 **options,
             )
         )
+        if isinstance(pool, LocalSandboxPool):
+            assert episode.outcome != "infrastructure", episode.detail
         return episode, session
 
     def render(message):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.sandbox import LocalSandboxPool, SandboxDied, SandboxFileError
+from composer_jax.sandbox.inside import frames
 from tests.sandbox.fixtures import REPOSITORY, as_another_user, zygote_of
 
 
@@ -120,6 +122,20 @@ def test_a_killed_worker_is_an_infrastructure_error(pool, trace):
         trace.wait_until_gone()
         await sandbox.close()
         await (await pool.acquire({})).close()
+
+    asyncio.run(go())
+
+
+def test_a_worker_that_ended_between_two_requests_says_why(pool):
+    async def go():
+        sandbox = await pool.acquire({"a": "b"})
+        with sandbox._channel:  # its worker ends with it
+            sandbox._channel, worker = socket.socketpair()
+        sandbox._channel.setblocking(False)
+        with worker:
+            worker.sendall(frames.pack({"broken": "MemoryError: no room"}))
+        with pytest.raises(SandboxDied, match="MemoryError: no room"):
+            await sandbox.list()
 
     asyncio.run(go())
 
