@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils.epath import backend as epath_backend
 
 from composer_jax.checkpoint.bucket import is_url
 from composer_jax.errors import UserError
@@ -133,6 +134,9 @@ class CheckpointStore:
     def steps(self) -> list[int]:
         """Returns the complete steps on disk, ascending, including those that other programs wrote meanwhile."""
         manager = self._manager()
+        if is_url(self.directory):
+            # gcsfs remembers listings until this process changes them; this is the file system that Orbax lists with.
+            epath_backend.fsspec_backend.fs(str(self.directory)).invalidate_cache()
         manager.reload()
         return broadcast_from_process0(lambda: sorted(manager.all_steps()))
 

@@ -26,6 +26,18 @@ def test_steps_are_saved_restored_and_deleted(bucket_url):
     assert {name.split("/")[0] for name in BucketFolder(f"{bucket_url}/sft").list()} == {"2"}
 
 
+def test_steps_that_another_machine_writes_are_seen(bucket_url):
+    with CheckpointStore(f"{bucket_url}/sft") as store:
+        store.save(1, arrays=ARRAYS)
+    folder = BucketFolder(f"{bucket_url}/sft")
+    with CheckpointStore(f"{bucket_url}/sft") as store:
+        assert store.steps() == [1]
+        for name in folder.list("1/"):
+            folder.write(name.replace("1/", "2/", 1), folder.read(name)[0], 0)
+        assert store.steps() == [1, 2]
+        store.restore(2, like=ARRAYS)
+
+
 def test_a_step_without_its_end_does_not_exist(bucket_url):
     with CheckpointStore(f"{bucket_url}/sft") as store:
         store.save(1, arrays=ARRAYS)
