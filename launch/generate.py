@@ -13,7 +13,6 @@ model's generation_config.json, or to 1, 1 and 0. Temperature 0 always takes the
 import io
 import os
 import sys
-from pathlib import Path
 
 from absl import flags as absl_flags
 
@@ -85,8 +84,10 @@ def _read_prompt(prompt: str | None, file: str | None) -> str:
         return prompt
     if file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UserError("a prompt is missing: give --prompt=TEXT, --file=FILE, or a text on standard input.")
+    from composer_jax.data.local_copy import local_copy
+
     try:
-        return (sys.stdin.buffer.read() if file is None else Path(file).read_bytes()).decode()
+        return (sys.stdin.buffer.read() if file is None else local_copy(file).read_bytes()).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the prompt {file or 'on standard input'}: {error}") from error
 

@@ -18,7 +18,9 @@ from composer_jax.checkpoint.address import (
     load_tokenizer_files,
     load_weights,
 )
+from composer_jax.checkpoint.bucket import is_url
 from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.data.local_copy import local_copy
 from composer_jax.errors import UserError
 from composer_jax.evals.score import Scores, check_tokens, score, windows
 from composer_jax.parallel.mesh import make_mesh
@@ -40,7 +42,7 @@ def score_files(
 ) -> dict[str, float]:
     """Scores a .npy file of tokens or a text file; writes an .npz file, prints one JSON line and returns its content.
 
-    Every process reads the input files; process 0 writes and prints.
+    Every process reads the input files, which can be URLs; process 0 writes and prints.
 
     Args:
       axes: sizes of mesh axes; `replica` takes the devices that they leave.
@@ -51,6 +53,8 @@ def score_files(
     use_compilation_cache()
     if (tokens is None) == (text is None):
         raise UserError("give either --tokens=FILE.npy or --text=FILE.")
+    if is_url(out):
+        raise UserError(f"--out={out} is a URL, and scores are written to a file of this machine; name one.")
     require_float_dtype(dtype)
     address = find_weights(checkpoint)
     network = load_model_config(address)
@@ -87,7 +91,7 @@ def _write(out: str, scores: Scores) -> None:
 
 def _load(tokens: str) -> np.ndarray:
     try:
-        array = np.load(tokens, allow_pickle=False)
+        array = np.load(local_copy(tokens), allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"cannot read the tokens {tokens}: {error}; an array saved by numpy.save is needed.") from error
     if not isinstance(array, np.ndarray):
@@ -106,7 +110,7 @@ def _encode(address: Address, text: str) -> tuple[np.ndarray, int]:
         raise UserError(f"the tokenizer.json of {address} cannot be read: {error}") from error
     tokenizer.encode_special_tokens = True  # the characters of a control token in a text are characters
     try:
-        content = Path(text).read_bytes().decode()
+        content = local_copy(text).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the text {text}: {error}") from error
     encoded = tokenizer.encode(content, add_special_tokens=False)

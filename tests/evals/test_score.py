@@ -170,6 +170,7 @@ def test_a_text_in_bits_per_byte(folder, tmp_path):
         (["--checkpoint=hf:{0}", "--out={1}/o.npz", "--tokens={1}/none.npy"], "cannot read the tokens"),
         (["--checkpoint={1}", "--out={1}/o.npz", "--tokens=x"], "holds neither the steps of a native checkpoint"),
         (["--checkpoint=hf:{1}/none", "--out={1}/o.npz", "--tokens=x"], "there is no folder"),
+        (["--checkpoint=hf:{0}", "--out=gs://b/o.npz", "--tokens=x"], "--out=gs://b/o.npz is a URL"),
         (
             ["--checkpoint=hf:{0}", "--out={1}/o.npz", "--text={0}/config.json", "--expert=3"],
             "do not divide over expert=3",

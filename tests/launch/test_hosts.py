@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from absl import flags as absl_flags
 
+from composer_jax.checkpoint.bucket import BucketFolder
 from composer_jax.checkpoint.native import read_model_config, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
@@ -187,8 +188,8 @@ def measured(workdir: Path) -> np.ndarray:
     return np.array([[row["step"], row["loss"], row["grad_norm"]] for row in rows])
 
 
-def weights(workdir: Path):
-    with CheckpointStore(workdir / "checkpoints" / "pretrain") as store:
+def weights(workdir: Path | str):
+    with CheckpointStore(f"{workdir}/checkpoints/pretrain") as store:
         assert store.latest_step() == STEPS
         return restore_weights(store, ModelDef(read_model_config(store)), None)
 
@@ -212,6 +213,20 @@ def test_two_processes_train_as_one(tmp_path, start_two, alone):
     (_, first), (_, second) = ends(start_two("pretrain", *CONFIG, f"--workdir={tmp_path / 'run'}"))
     assert_same(tmp_path / "run", alone)
     assert f"{STEPS}/{STEPS} step" in first and "step" not in second, "the first shows progress"
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_bucket(tmp_path, bucket_url, start_two, alone):
+    """Neither reads the other's disk: each has a mirror of its own."""
+    ends(start_two("pretrain", *CONFIG, f"--workdir={bucket_url}"))
+    bucket = BucketFolder(bucket_url)
+    assert {"config.json", "stages/pretrain.json", "data/tokenizer.json"} <= bucket.list().keys()
+    assert bucket.read(".lock") is None
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "pretrain.jsonl").write_bytes(bucket.read("metrics/pretrain.jsonl")[0])
+    np.testing.assert_allclose(measured(tmp_path), measured(alone), rtol=1e-6)
+    ours, theirs = weights(bucket_url), weights(alone)
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, ours, theirs))) < 1e-5
 
 
 @pytest.mark.slow
