@@ -1,4 +1,4 @@
-"""A real pretrained model in numbers: `python -m benchmarks.real_model [--folder=DIR]`.
+"""A real pretrained model in numbers: `python -m benchmarks.real_model [--folder=DIR | --model=DIR]`.
 
 Fetches SmolLM2-135M-Instruct (launch/fetch_smollm2.py), loads it in float32 on one device, and compares it with
 transformers where that is installed. Prints progress on stderr and, as the last line of stdout, one JSON object:
@@ -8,6 +8,7 @@ transformers where that is installed. Prints progress on stderr and, as the last
     train_fraction_of_matmul_rate   model FLOPs per second of a training step over FLOP/s of a matrix product
     decode_fraction_of_limit        seconds that the weights' products alone take, over those of a decode step
     load_s, peak_gb                 seconds of loading the weights; largest resident memory of the process
+--model=DIR measures the Hugging Face folder of another model instead, such as an agent that was trained from it.
 Without transformers, max_logprob_difference and greedy_equal are left out, and stderr says so. textwrap.py differs
 between versions of Python; the published comparison is that of Python 3.11.7.
 """
@@ -70,17 +71,16 @@ def text_tokens(model: Model) -> np.ndarray:
     return np.asarray([model.tokenizer.encode(source)[:SCORED]], np.int32)
 
 
-def compare_with_transformers(model: Model, file: Path, tokens: np.ndarray, logprobs: np.ndarray) -> dict[str, Any]:
-    """Returns max_logprob_difference and greedy_equal; {} without transformers."""
+def compare_with_transformers(model: Model, path: Path, tokens: np.ndarray, logprobs: np.ndarray) -> dict[str, Any]:
+    """Returns max_logprob_difference and greedy_equal for the GGUF file or folder at `path`; {} without transformers."""
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
         note("transformers is not installed: max_logprob_difference and greedy_equal are left out")
         return {}
     import torch
     import transformers
 
-    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32
-    )
+    place = (path, None) if path.is_dir() else (path.parent, path.name)
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(place[0], gguf_file=place[1], dtype=torch.float32)
     with torch.no_grad():
         logits = theirs(torch.as_tensor(tokens, dtype=torch.long)).logits[0, :-1]
         expected = torch.log_softmax(logits, -1).gather(1, torch.as_tensor(tokens[0, 1:, None], dtype=torch.long))
@@ -183,20 +183,21 @@ def products_seconds(model: Model) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", default="runs/models", help="folder of the model file (default: runs/models)")
+    parser.add_argument("--model", default="", help="Hugging Face folder of another model")
     parser.add_argument("--steps", type=int, default=3, help="training steps that are timed (default: 3)")
     o = parser.parse_args(argv)
 
     configure_cpu(1)
-    file = fetch(Path(o.folder))
+    path = Path(o.model) if o.model else fetch(Path(o.folder))
     started = time.perf_counter()
-    model = load_model(f"gguf:{file}", dtype="float32")
+    model = load_model(f"hf:{path}" if o.model else f"gguf:{path}", dtype="float32")
     jax.block_until_ready(model.params)
     figures: dict[str, Any] = {"load_s": time.perf_counter() - started}
     tokens = text_tokens(model)
     logprobs = score(model.definition, model.params, model.router_bias, tokens, mesh=model.mesh).logprobs
     figures["nll"] = -float(np.mean(logprobs))
     note(f"loaded in {figures['load_s']:.1f} s; {figures['nll']:.4f} nats per token")
-    figures |= compare_with_transformers(model, file, tokens, logprobs)
+    figures |= compare_with_transformers(model, path, tokens, logprobs)
     figures["decode_fraction_of_limit"] = decode_fraction(model)
     figures["train_fraction_of_matmul_rate"] = train_fraction(model, 2, 1024, o.steps)
     figures["peak_gb"] = peak_rss_gb()
