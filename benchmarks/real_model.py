@@ -72,15 +72,15 @@ def text_tokens(model: Model) -> np.ndarray:
 
 
 def compare_with_transformers(model: Model, path: Path, tokens: np.ndarray, logprobs: np.ndarray) -> dict[str, Any]:
-    """Returns max_logprob_difference and greedy_equal for the GGUF file or folder at `path`; {} without transformers."""
+    """Returns max_logprob_difference and greedy_equal for a GGUF file or a folder; {} without transformers."""
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
         note("transformers is not installed: max_logprob_difference and greedy_equal are left out")
         return {}
     import torch
     import transformers
 
-    place = (path, None) if path.is_dir() else (path.parent, path.name)
-    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(place[0], gguf_file=place[1], dtype=torch.float32)
+    folder, options = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, **options, dtype=torch.float32)
     with torch.no_grad():
         logits = theirs(torch.as_tensor(tokens, dtype=torch.long)).logits[0, :-1]
         expected = torch.log_softmax(logits, -1).gather(1, torch.as_tensor(tokens[0, 1:, None], dtype=torch.long))
