@@ -3,8 +3,9 @@
     python -m launch.evaluate --config.base=hf:DIR --config.tasks.heldout=TASKS --workdir=runs/before
     python -m launch.sft --config.base=hf:DIR --config.sft.data=traces.jsonl --workdir=runs/mine
 
-This is the config of a command that names a base and no --config. Sizes are for a context of 32 thousand tokens, on as
-many devices as there are; a model with a shorter context takes `base:8192`. Numbers are ours (not published).
+This is the config of a command that names a base and no --config. Sizes are for a context of 32 thousand tokens, or of
+as many as the base allows, on as many devices as there are; `--config=base:8192` chooses another length. Numbers are
+ours (not published).
 """
 
 from typing import Any

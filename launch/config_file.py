@@ -32,16 +32,16 @@ def with_config_path(argv: Sequence[str]) -> list[str]:
     """Returns `argv` with the name of a packaged config ('tiny:smoke') replaced by its path.
 
     Without --config, the config is the one that the folder of --workdir holds, if a run has begun there, and otherwise
-    the packaged `base`, if --config.base names one.
+    the packaged `base`, if --config.base names one, for contexts that this base allows.
 
     Raises:
-      UserError: there is no packaged config of that name.
+      UserError: there is no packaged config of that name, or no base at that address.
     """
     argv = list(argv)
     if not any(_CONFIG.fullmatch(arg) for arg in argv) and (workdir := _begun_workdir(argv)):
         return [*argv[:1], f"--config={WORKDIR_CONFIG}:{workdir}", *argv[1:]]
-    if not any(_CONFIG.fullmatch(arg) for arg in argv) and "base" in _overrides(argv):
-        return [*argv[:1], f"--config={PACKAGED / 'base.py'}", *argv[1:]]
+    if not any(_CONFIG.fullmatch(arg) for arg in argv) and (base := _base(argv)):
+        return [*argv[:1], f"--config={PACKAGED / 'base.py'}{_context_of(base)}", *argv[1:]]
     for i, arg in enumerate(argv):
         if arg == "--":
             break
@@ -51,6 +51,24 @@ def with_config_path(argv: Sequence[str]) -> list[str]:
         elif match and i + 1 < len(argv):
             argv[i + 1] = _config_path(argv[i + 1])
     return argv
+
+
+def _base(argv: Sequence[str]) -> str | None:
+    """Returns the value of --config.base."""
+    values = absl_flags.FlagValues()
+    absl_flags.DEFINE_string("config.base", None, "The base.", flag_values=values)
+    values.set_gnu_getopt()
+    values(list(argv), known_only=True)
+    return values["config.base"].value
+
+
+def _context_of(base: str) -> str:
+    """Returns ":8192", the argument of configs/base.py for a base with a shorter context than that config has."""
+    from composer_jax.stages.base import read_base_model
+    from configs.base import CONTEXT
+
+    longest = read_base_model(base).max_context
+    return f":{longest}" if longest < CONTEXT else ""
 
 
 def _begun_workdir(argv: Sequence[str]) -> str | None:

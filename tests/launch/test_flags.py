@@ -17,6 +17,7 @@ from composer_jax.stages.config import run_config
 from composer_jax.stages.run import Run
 from launch import flags
 from launch.config_file import packaged_names
+from tests.stages.base_model import write_base
 
 ROOT = Path(__file__).parents[2]
 
@@ -318,7 +319,17 @@ def test_a_folder_without_a_run_needs_a_config(tmp_path):
         flags.parse(["prog", f"--workdir={tmp_path}"])
 
 
-def test_a_base_needs_no_config():
-    config, _ = flags.parse(["prog", "--config.base=hf:somewhere", "--workdir=w", "--config.seed=4"])
-    assert (config.base, config.seed, config.stages) == ("hf:somewhere", 4, ("sft", "rl"))
-    assert config.model.vocab_size is None and config.sampler.capacity == 32_768
+@pytest.mark.parametrize(("context", "length"), [(4096, 4096), (131_072, 32_768)])
+def test_a_base_needs_no_config(tmp_path, context, length):
+    folder = write_base(tmp_path / "base")
+    network = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(network | {"max_position_embeddings": context}))
+    base = f"hf:{folder}"
+    config, _ = flags.parse(["prog", f"--config.base={base}", "--workdir=w", "--config.seed=4"])
+    assert (config.base, config.seed, config.stages) == (base, 4, ("sft", "rl"))
+    assert (config.sft.seq_len, config.sampler.capacity, config.rl.batches[0][0]) == (length, length, length)
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=str(tmp_path / "none")):
+        flags.parse(["prog", f"--config.base=hf:{tmp_path / 'none'}", "--workdir=w"])
