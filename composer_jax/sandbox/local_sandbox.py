@@ -226,8 +226,21 @@ class LocalSandbox:
         self.end("it was closed")
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Waits until the worker is ready. Raises SandboxDied with its reason when it cannot start."""
+        """Waits until the worker is ready. Raises SandboxDied when it cannot start, or has ended since it was ready."""
         await self._answer(None, timeout_s)
+        if self._has_hung_up():
+            self.end("its worker has ended")
+            self._require_alive()
+
+    def _has_hung_up(self) -> bool:
+        """Whether the worker, which was asked nothing, has closed its socket or written there why it ends."""
+        try:
+            self._channel.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+        return True
 
     async def _call(self, header: dict[str, Any], body: bytes = b"", timeout_s: float = REPLY_S) -> tuple[dict, bytes]:
         async with self._turn:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -138,6 +139,34 @@ def test_a_worker_that_ended_between_two_requests_says_why(pool):
             await sandbox.list()
 
     asyncio.run(go())
+
+
+def test_sandboxes_that_died_before_they_were_used_are_replaced():
+    """Such as by a process of the same user that kills everybody, where the kernel cannot confine signals."""
+    pool = LocalSandboxPool(size=4)
+
+    async def go():
+        used = await pool.acquire({})
+        for warm in pool._warm:
+            assert select.select([warm._channel], [], [], 30)[0]  # it has written that it is ready
+        children = Path("/proc/{0}/task/{0}/children".format(zygote_of(pool)))
+        deadline = time.monotonic() + 30
+        while len(workers := children.read_text().split()) != 4:  # not counting those that started the workers
+            assert time.monotonic() < deadline
+        for worker in map(int, workers):
+            end = os.pidfd_open(worker)
+            os.kill(worker, signal.SIGKILL)
+            assert select.select([end], [], [], 30)[0]
+            os.close(end)
+        await used.close()
+        for files in ({}, {"a": "b"}):
+            async with await pool.acquire(files) as sandbox:
+                assert await sandbox.list() == list(files)
+
+    try:
+        asyncio.run(go())
+    finally:
+        pool.kill()
 
 
 def test_a_killed_zygote_is_replaced():
