@@ -23,8 +23,8 @@ TWO_TRACES = 1792
 """Tokens of a row of SFT, which holds two traces of the expert: they have 865 tokens on average."""
 SIZES = {
     # SFT steps, RL steps, held-out tasks, attempts at each
-    "short": (10, 6, 24, 2),
-    "long": (10, 60, 64, 4),
+    "short": (20, 6, 24, 2),
+    "long": (20, 60, 64, 4),
     "smoke": (1, 1, 1, 2),
     "rft": (60, 1, 64, 4),
     "greedy": (1, 1, 64, 1),
