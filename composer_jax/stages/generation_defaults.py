@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 from composer_jax.data.text_files import TextFiles, read_json_object
 from composer_jax.errors import UserError
 
 FILE = "generation_config.json"
+NOT_APPLIED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": 0.0, "typical_p": 1.0}
+"""Fields that change what transformers samples and that this sampler does not have, with the value that does nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,7 @@ def read_generation_defaults(files: TextFiles) -> GenerationDefaults:
     """Reads generation_config.json; a field that is absent or null has its value in GenerationDefaults.
 
     Without eos_token_id there, that of config.json counts. `"do_sample": false` is temperature 0, as in transformers.
-    Penalties and length limits are not read.
+    A field of NOT_APPLIED that changes something is named in a warning. Length limits are not read.
 
     Raises:
       UserError: a file that is no JSON object, or a field of another type.
@@ -41,6 +44,13 @@ def read_generation_defaults(files: TextFiles) -> GenerationDefaults:
             numbers[field] = value
     if config.get("do_sample") is False:
         numbers["temperature"] = 0.0
+    for field, neutral in NOT_APPLIED.items():
+        if config.get(field, neutral) not in (None, neutral):
+            warnings.warn(
+                f"{files.name}/{FILE} has {field}={config[field]}, which the sampler does not apply; its samples can "
+                "differ from those that the model's authors intend.",
+                stacklevel=2,
+            )
     end_ids = _token_ids(files, FILE, config) or _token_ids(
         files, "config.json", read_json_object(files, "config.json")
     )

@@ -125,6 +125,14 @@ def test_end_ids_and_parameters_come_from_generation_config(folder, tmp_path):
     assert params == SamplingParams(3, 0.7, 0.5, 20)
 
 
+def test_a_parameter_that_the_sampler_lacks_is_named(tmp_path):
+    generation = {"repetition_penalty": 1.1, "min_p": 0.0, "typical_p": None}
+    model = composer_jax.load_hf(write_model(tmp_path / "hf", generation=generation), dtype="float32")
+    with pytest.warns(UserWarning, match=r"repetition_penalty=1\.1, which the sampler does not apply") as caught:
+        assert model.defaults.temperature == 1
+    assert len(caught) == 1
+
+
 @pytest.mark.parametrize("config", [{"temperature": "hot"}, {"top_k": 1.5}, {"top_p": True}], ids=str)
 def test_a_generation_config_of_other_types_is_refused(tmp_path, config):
     model = composer_jax.load_hf(write_model(tmp_path / "hf", generation=config), dtype="float32")
