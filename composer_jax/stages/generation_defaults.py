@@ -11,7 +11,7 @@ from composer_jax.errors import UserError
 
 FILE = "generation_config.json"
 NOT_APPLIED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": 0.0, "typical_p": 1.0}
-"""Fields that change what transformers samples and that this sampler does not have, with the value that does nothing."""
+"""Fields that change what transformers samples and that this sampler lacks, with the value that changes nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
