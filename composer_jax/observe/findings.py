@@ -60,6 +60,8 @@ class TableRow:
 
     name: str
     meaning: str
+    base: str
+    """Of the untouched base; "" in a suite in which none was measured."""
     before: str
     after: str
     change: str
@@ -187,19 +189,23 @@ def _rows(suite: SuiteMeasures) -> Iterator[TableRow]:
         before, after = suite.pair(key)
         if before is not None or after is not None:
             change, verdict = _change(kind, before, after)
-            yield TableRow(name, meaning, _value(kind, before), _value(kind, after), change, verdict)
+            base = _value(kind, number_at(suite.base, key)) + _interval(suite.base, key) if suite.base else ""
+            at_start, at_end = _value(kind, before), _value(kind, after)
+            at_start, at_end = at_start + _interval(suite.before, key), at_end + _interval(suite.after, key)
+            yield TableRow(name, meaning, base, at_start, at_end, change, verdict)
 
 
-def overview_scores(suites: list[SuiteMeasures]) -> list[tuple[str, float | None, float | None]]:
-    """Returns (label, before, after) rates for the overview picture."""
-    scores = []
+def overview_scores(suites: list[SuiteMeasures]) -> list[tuple[str, float | None, float | None, float | None]]:
+    """Returns (label, base, before, after) rates for the overview picture."""
+    measures = []
     for place, suite in enumerate(suites):
         name = _readable(suite.name)
-        scores.append((f"{name}, pass@1", *suite.pair("pass_at_1")))
+        measures.append((f"{name}, pass@1", suite, "pass_at_1"))
         if not place and suite.attempts > 1:
-            scores.append((f"{name}, pass@{suite.attempts}", *suite.pair("pass_at_k")))
-        scores.append((f"{name}, compaction error\n(less is better)", *suite.pair("compaction_error")))
-    return [score for score in scores if score[1:] != (None, None)]
+            measures.append((f"{name}, pass@{suite.attempts}", suite, "pass_at_k"))
+        measures.append((f"{name}, compaction error\n(less is better)", suite, "compaction_error"))
+    scores = [(label, number_at(suite.base, key), *suite.pair(key)) for label, suite, key in measures]
+    return [score for score in scores if score[1:] != (None, None, None)]
 
 
 def family_marks(suites: list[SuiteMeasures]) -> dict[str, Pair]:
@@ -262,6 +268,14 @@ def _value(kind: Kind, value: float | None) -> str:
         return f"{100 * value:.1f}%"
     text = f"{value:.1f}" if kind == "tokens" else f"{100 * value:.1f} points"
     return text.replace("-", "\N{MINUS SIGN}")
+
+
+def _interval(measures: Results, key: str) -> str:
+    """Returns the 95 % interval of pass@1 over tasks as text; "" for other measures, and where there is none."""
+    low, high = number_at(measures, "low"), number_at(measures, "high")
+    if key != "pass_at_1" or low is None or high is None:
+        return ""
+    return f" ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def _percent(value: float) -> str:

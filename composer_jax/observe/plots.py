@@ -40,7 +40,7 @@ __all__ = [
 
 Pair = tuple[float | None, float | None]
 Marks = Mapping[str, Pair]  # family -> held-out pass@1 before and after RL, each 0..1
-Scores = Sequence[tuple[str, float | None, float | None]]  # label, before, after; each a fraction
+Scores = Sequence[tuple[str, float | None, float | None, float | None]]  # label, base, before, after; fractions
 HEALTH = (
     ("entropy", "Policy entropy", "nats per token"),
     ("ratio_max", "Largest importance ratio", "ratio to the sampler"),
@@ -58,10 +58,7 @@ def plot_pretraining(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | Non
 def plot_sft(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
     """Plots the loss on assistant tokens against tokens."""
     figure, (ax,) = new_figure(theme, 6.4, 3.4)
-    scale, unit = _token_scale(rows)
-    drawn = draw_curve(ax, *columns(rows, "tokens", "loss", scale), "loss", theme.palette[0])
-    label_axes(ax, theme, "Supervised fine-tuning: loss on assistant tokens", f"tokens{unit}", "nats per token")
-    return save_figure(figure, path) if drawn else None
+    return save_figure(figure, path) if _draw_sft(ax, rows, theme) else None
 
 
 def plot_reward(rows: Rows, path: Path, marks: Marks, theme: Theme = LIGHT) -> Path | None:
@@ -152,26 +149,39 @@ def plot_health(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
     return save_figure(figure, path) if drawn else None
 
 
-def plot_overview(
-    pretrain: Rows, rl: Rows, marks: Marks, scores: Scores, path: Path, theme: Theme = LIGHT
-) -> Path | None:
-    """Plots the run in one picture of 1600x1000 pixels: pretraining, RL reward, summary length, before and after RL.
+def plot_overview(metrics: Mapping[str, Rows], scores: Scores, path: Path, theme: Theme = LIGHT) -> Path | None:
+    """Plots the run in one picture of 1600x1000 pixels: loss, RL reward, summary length, before and after RL.
 
-    A panel without data has a note. `scores` are the rows of the last panel, top to bottom.
+    The loss is that of pretraining, or of SFT in a run without pretraining. A run without summaries has the turns of
+    its episodes instead of their length. A panel without data has a note.
+
+    Args:
+      metrics: rows of "pretrain", "sft" and "rl".
+      scores: the rows of the last panel, top to bottom.
     """
+    rl = metrics["rl"]
     figure, (losses, rewards, lengths, held_out) = new_figure(theme, 10.0, 6.25, 2, 2)
-    drawn = [_draw_pretraining(losses, pretrain, theme)]
+    if metrics["sft"] and not metrics["pretrain"]:
+        drawn = [_draw_sft(losses, metrics["sft"], theme)]
+    else:
+        drawn = [_draw_pretraining(losses, metrics["pretrain"], theme)]
     for index, family in enumerate(_families(rl)):
         color = theme.palette[index % len(theme.palette)]
         steps, values = columns(rl, "step", f"reward_{family}")
         drawn.append(draw_curve(rewards, steps, values, _readable(family), color))
     percent_y_axis(rewards)
     label_axes(rewards, theme, "RL: mean reward on training tasks", "RL step", "reward", legend_columns=2)
-    drawn.append(draw_curve(lengths, *columns(rl, "step", "summary_tokens"), "summary tokens", theme.palette[1]))
+    has_summaries = not rl or any(columns(rl, "step", "summary_tokens")[1])
+    key, title, unit = (
+        ("summary_tokens", "RL: summary tokens per episode", "tokens")
+        if has_summaries
+        else ("turns", "RL: turns per episode", "turns")
+    )
+    drawn.append(draw_curve(lengths, *columns(rl, "step", key), unit, theme.palette[1]))
     start_y_at_zero(lengths)
-    label_axes(lengths, theme, "RL: summary tokens per episode", "RL step", "tokens")
+    label_axes(lengths, theme, title, "RL step", unit)
     drawn.append(_draw_scores(held_out, scores, theme))
-    label_axes(held_out, theme, "Held-out tasks, before and after RL", "", "")
+    label_axes(held_out, theme, "Held-out tasks, before and after RL", "", "", legend_columns=3)
     for ax in (rewards, lengths):
         integer_x_axis(ax)
     for ax in (losses, rewards, lengths, held_out):
@@ -189,6 +199,13 @@ def _draw_pretraining(ax: Axes, rows: Rows, theme: Theme) -> bool:
         _annotate(ax, tokens[-1], heldout[-1], f"{heldout[-1]:.2f}", (0, 9), color, "center")
     label_axes(ax, theme, "Pretraining: negative log-likelihood", f"tokens{unit}", "nats per token")
     return drawn or bool(tokens)
+
+
+def _draw_sft(ax: Axes, rows: Rows, theme: Theme) -> bool:
+    scale, unit = _token_scale(rows)
+    drawn = draw_curve(ax, *columns(rows, "tokens", "loss", scale), "loss", theme.palette[0])
+    label_axes(ax, theme, "Supervised fine-tuning: loss on assistant tokens", f"tokens{unit}", "nats per token")
+    return drawn
 
 
 def _draw_marks(ax: Axes, steps: Sequence[float], marks: Pair, color: str, theme: Theme) -> None:
@@ -209,12 +226,15 @@ def _draw_marks(ax: Axes, steps: Sequence[float], marks: Pair, color: str, theme
 
 
 def _draw_scores(ax: Axes, scores: Scores, theme: Theme) -> bool:
-    """Draws a line per measure: an open circle before RL joined to a full one after."""
-    known = [(name, a, b) for name, a, b in scores if a is not None or b is not None]
+    """Draws a line per measure: an open circle before RL joined to a full one after, and a diamond for the base."""
+    known = [score for score in scores if score[1:] != (None, None, None)]
     if not known:
         return False
     color = theme.palette[0]
-    for place, (_, before, after) in enumerate(known):
+    for place, (_, base, before, after) in enumerate(known):
+        if base is not None:
+            ax.plot([base], [place], "D", markersize=7, color=theme.muted, zorder=2)
+            _annotate(ax, base, place, f"{base:.0%}", (0, 9), theme.text, "center")
         if before is not None and after is not None:
             ax.plot([before, after], [place, place], color=theme.muted, linewidth=2, zorder=1)
         # Each number is on the outer side of its pair, so that the numbers of a close pair do not overlap.
@@ -227,12 +247,14 @@ def _draw_scores(ax: Axes, scores: Scores, theme: Theme) -> bool:
                 ax.plot([value], [place], "o", markersize=8, color=edge, markerfacecolor=face, zorder=2)
                 side = ("right", (-9, -3.5)) if left else ("left", (9, -3.5))
                 _annotate(ax, value, place, f"{value:.0%}", side[1], theme.text, side[0])
+    if any(base is not None for _, base, _, _ in known):
+        ax.plot([], [], "D", markersize=6, linestyle="", color=theme.muted, label="base")
     for name, face, edge in (("before", theme.background, theme.muted), ("after", color, color)):
         ax.plot([], [], "o", markersize=7, color=edge, markerfacecolor=face, label=name)
-    values = [value for _, a, b in known for value in (a, b) if value is not None]
+    values = [value for _, *rates in known for value in rates if value is not None]
     ax.set_xlim(min(0.0, *values) - 0.13, max(1.0, *values) + 0.13)
     ax.set_ylim(len(known) - 0.5, -0.5)
-    ax.set_yticks(range(len(known)), [name for name, _, _ in known])
+    ax.set_yticks(range(len(known)), [name for name, *_ in known])
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.grid(False, axis="y")

@@ -64,10 +64,15 @@ class RunFiles:
         return known
 
     def missing(self) -> list[str]:
-        """Returns what the workdir lacks, as text."""
+        """Returns what the workdir lacks of the stages and evaluations in its config, as text."""
         parts = {"results": self.results, **self.metrics, **self.episodes}
         parts["rl"], parts["rl episodes"] = self.metrics["rl"], self.episodes["rl"]
-        return [text for name, text in MISSING.items() if not parts[name]]
+        stages = self.config.get("stages", ("pretrain", "sft", "rl"))
+        measured = findings.lookup(self.config, "evaluate.which") or ("before", "after")
+        expected = {"results", *stages, *measured}
+        expected |= {"rl episodes"} if "rl" in stages else set()
+        expected -= set() if "rl" in stages else {"after"}
+        return [text for name, text in MISSING.items() if name in expected and not parts[name]]
 
 
 def write_report(workdir: Path) -> Path:
@@ -173,7 +178,7 @@ def _figures(run: RunFiles, suites: list[findings.SuiteMeasures], folder: Path) 
             figures.append(PageFigure(title, group, _data_uri(light), _data_uri(dark)))
     scores = findings.overview_scores(suites)
     for name, theme in (("overview", plots.LIGHT), ("overview_dark", plots.DARK)):
-        plots.plot_overview(metrics["pretrain"], metrics["rl"], marks, scores, folder / f"{name}.png", theme)
+        plots.plot_overview(metrics, scores, folder / f"{name}.png", theme)
     return figures
 
 

@@ -59,7 +59,7 @@ def test_pass_at_k_has_the_k_that_was_drawn(k):
     ((_, rows),) = findings.result_tables(suites)
     assert [row.name for row in rows] == ["Pass@1", f"Pass@{k}"]
     assert findings.sentences(suites) == [f"Pass@{k} of bugs rose from 50% to 75%."]
-    assert [label for label, _, _ in findings.overview_scores(suites)] == ["bugs, pass@1", f"bugs, pass@{k}"]
+    assert [label for label, *_ in findings.overview_scores(suites)] == ["bugs, pass@1", f"bugs, pass@{k}"]
 
 
 def test_one_attempt_has_no_pass_at_k():
@@ -133,3 +133,17 @@ def test_a_run_with_a_base_says_what_the_base_passes():
         "Pass@1 of bugs is 25% for the untouched base; no training stage is measured yet"
     )
     assert "The untouched base passes 25% of bugs." in findings.sentences(suites)
+    assert findings.overview_scores(suites) == [("bugs, pass@1", 0.25, None, None)]
+
+
+def test_a_table_with_a_base_has_its_numbers_and_intervals():
+    measured = {
+        "base": suite_measures(2, 0.0, 0.0) | {"low": 0.0, "high": 0.05},
+        "before": suite_measures(2, 0.5, 0.6) | {"low": 0.4, "high": 0.625},
+        "after": suite_measures(2, 0.75, 0.8) | {"low": 0.6, "high": 0.9},
+    }
+    ((_, rows),) = findings.result_tables(findings.read_suites({"suites": {"bugs": measured}}, {}))
+    assert [(row.base, row.before, row.after) for row in rows] == [
+        ("0.0% (0 to 5)", "50.0% (40 to 62)", "75.0% (60 to 90)"),
+        ("0.0%", "60.0%", "80.0%"),
+    ]

@@ -17,11 +17,10 @@ def size_of_png(path) -> tuple[int, int]:
 
 
 def test_the_overview_is_one_readable_picture(finished_run, tmp_path):
-    pretrain, rl = (read_metrics(finished_run / "metrics" / f"{name}.jsonl") for name in ("pretrain", "rl"))
+    names = ("pretrain", "sft", "rl")
+    metrics = {name: read_metrics(finished_run / "metrics" / f"{name}.jsonl") for name in names}
     suites = findings.read_suites(RESULTS, CONFIG)
-    path = plots.plot_overview(
-        pretrain, rl, findings.family_marks(suites), findings.overview_scores(suites), tmp_path / "overview.png"
-    )
+    path = plots.plot_overview(metrics, findings.overview_scores(suites), tmp_path / "overview.png")
     assert size_of_png(path) == (1600, 1000)
     assert 50_000 < path.stat().st_size < 500_000
 
@@ -33,7 +32,10 @@ DRAWN = {
     "summaries": lambda rows, path: plots.plot_summaries(rows, path),
     "time_split": lambda rows, path: plots.plot_time_split(rows, path, plots.DARK),
     "health": lambda rows, path: plots.plot_health(rows, path),
-    "overview": lambda rows, path: plots.plot_overview(rows, rows, {}, [], path),
+    "overview": lambda rows, path: plots.plot_overview({"pretrain": rows, "sft": [], "rl": rows}, [], path),
+    "overview_of_a_base": lambda rows, path: plots.plot_overview(
+        {"pretrain": [], "sft": rows, "rl": rows}, [("bugs", 0.1, None, 0.5)] if rows == [ROW] else [], path
+    ),
 }
 ROW = {
     **{

@@ -162,6 +162,18 @@ def test_one_part_alone_is_reported(finished_run, tmp_path, left, title):
     assert title in page.text and "Not in this run yet" in page.text
 
 
+def test_stages_that_the_config_leaves_out_are_not_missing(finished_run, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
+    for name in ("metrics/pretrain.jsonl", "metrics/rl.jsonl", "episodes/after.jsonl", "episodes/rl.jsonl"):
+        (tmp_path / "run" / name).unlink()
+    config = json.loads((tmp_path / "run/config.json").read_bytes())
+    for stages, missing in ((["sft"], []), (["pretrain", "sft"], ["pretraining curves"])):
+        config["config"]["stages"] = stages
+        (tmp_path / "run/config.json").write_text(json.dumps(config))
+        text = Page(report.write_report(tmp_path / "run").read_text()).text
+        assert ("Not in this run yet" in text) == bool(missing) and all(name in text for name in missing)
+
+
 def test_too_many_episodes_are_left_out_evenly_and_counted(tmp_path, monkeypatch):
     for stage in ("before", "after"):
         write_episodes(tmp_path / "episodes" / f"{stage}.jsonl", [bug_episode(n, 0, 1.0, None, 0) for n in range(20)])
