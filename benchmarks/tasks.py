@@ -46,7 +46,9 @@ def fetch(requirement: str, folder: Path) -> Path:
         lines = process.stderr.strip().splitlines() or ["pip printed nothing"]
         raise UserError(f"pip could not fetch the source of {requirement}: {lines[-1]}")
     with tarfile.open(archives[0]) as archive:
-        archive.extractall(folder, filter="data")
+        # PEP 706: Python 3.11 before 3.11.4 has no filters.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        archive.extractall(folder)
     return folder / archives[0].name.removesuffix(".tar.gz")
 
 

@@ -1,5 +1,7 @@
 """The backends: what isolates sandboxes on this machine, the command that starts it, and the fix when it is refused."""
 
+import atexit
+import functools
 import json
 import os
 import platform
@@ -9,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,12 +109,20 @@ def find_bubblewrap() -> Path:
 
 def _plain() -> Backend:
     executable = _interpreter()[0]
-    return Backend(
-        "subprocess",
-        (executable, *_FLAGS, str(INSIDE / "start.py")),
-        _environment(executable, os.environ.get("LD_LIBRARY_PATH")),
-        "none",
-    )
+    environment = _environment(executable, os.environ.get("LD_LIBRARY_PATH"))
+    if shutil.which("python", path=os.path.dirname(executable)) is None:  # as on Debian
+        environment["PATH"] = f"{_folder_of_links(executable)}:{environment['PATH']}"
+    return Backend("subprocess", (executable, *_FLAGS, str(INSIDE / "start.py")), environment, "none")
+
+
+@functools.cache
+def _folder_of_links(executable: str) -> str:
+    """Returns a folder with `python` and `python3`, which is deleted when this process exits."""
+    folder = tempfile.TemporaryDirectory(prefix="composer-python-")
+    atexit.register(folder.cleanup)
+    for alias in ("python", "python3"):
+        os.symlink(executable, os.path.join(folder.name, alias))
+    return folder.name
 
 
 _PATH = ("/usr/local/bin", "/usr/bin", "/bin")

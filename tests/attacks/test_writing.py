@@ -68,7 +68,6 @@ CALLS = {
     "a_disk_in_the_workspace": ("os.mknod('disk', 0o60666, os.makedev(8, 0))", "EPERM"),
     "the_memory_as_a_device": ("os.mknod('/dev/shm/mem', 0o20666, os.makedev(1, 1))", "EPERM"),
     "the_sign_of_a_deleted_file": ("os.mknod('program.py2', 0o20666, 0)", "EPERM"),
-    "a_program_that_runs": ("os.open('/proc/self/exe', os.O_WRONLY)", "ETXTBSY"),
     "shared_memory_of_a_program": (
         "mmap.mmap(os.open('/usr/bin/env', os.O_RDONLY), 0, mmap.MAP_SHARED, mmap.PROT_WRITE)",
         "EACCES",
@@ -79,6 +78,11 @@ CALLS = {
 @pytest.mark.parametrize(("body", "error"), CALLS.values(), ids=CALLS)
 def test_a_change(attempt, body, error):
     assert attempt(body) == error
+
+
+def test_the_program_that_runs_cannot_be_written(attempt):
+    """EACCES where it belongs to another user, as a system's Python does."""
+    assert attempt("os.open('/proc/self/exe', os.O_WRONLY)") in ("ETXTBSY", "EACCES")
 
 
 SOURCES = ("/usr/bin/env", "/opt/composer/inside/worker.py", "/proc/self/exe", "/dev/null", "/proc/1/environ")

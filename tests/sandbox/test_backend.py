@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def test_subprocess_backend_works_and_warns(trace):
 
     folder = asyncio.run(go())
     assert not Path(folder).exists()
+
+
+def test_subprocess_backend_has_a_python_where_the_system_has_none(tmp_path, monkeypatch):
+    program = tmp_path / "python3.11"
+    program.symlink_to(os.path.realpath(sys.executable))
+    monkeypatch.setattr(backend, "_interpreter", lambda: (str(program), str(tmp_path)))
+    with pytest.warns(RuntimeWarning, match="ISOLATES NOTHING"):
+        path = backend.choose("subprocess", str(tmp_path)).environment["PATH"]
+    for name in ("python", "python3"):
+        assert os.path.samefile(str(shutil.which(name, path=path)), program)
 
 
 def test_unknown_backend():
