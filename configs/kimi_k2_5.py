@@ -42,4 +42,6 @@ def get_config(length: str = "32k") -> ConfigDict:
     # A replica is 128 chips with three experts each: no weight is gathered during decoding.
     config.sampler.mesh = dict(config.mesh) | {"replica": -1, "data": 1, "expert": 16, "context": 1, "tensor": 8}
     config.sampler.update({"slots": 1024 if tokens <= 32_768 else 384, "capacity": tokens, "param_dtype": "bfloat16"})
+    # A prefill call copies the whole contexts of its rows: 5 GiB a row of 32k.
+    config.sampler.update({"prefill_shapes": ((4, 128), (1, 1024)) if tokens <= 32_768 else ((1, 512),)})
     return config
