@@ -189,10 +189,8 @@ def _rows(suite: SuiteMeasures) -> Iterator[TableRow]:
         before, after = suite.pair(key)
         if before is not None or after is not None:
             change, verdict = _change(kind, before, after)
-            base = _value(kind, number_at(suite.base, key)) + _interval(suite.base, key) if suite.base else ""
-            at_start, at_end = _value(kind, before), _value(kind, after)
-            at_start, at_end = at_start + _interval(suite.before, key), at_end + _interval(suite.after, key)
-            yield TableRow(name, meaning, base, at_start, at_end, change, verdict)
+            base, *trained = (_cell(kind, measures, key) for measures in (suite.base, suite.before, suite.after))
+            yield TableRow(name, meaning, base if suite.base else "", *trained, change, verdict)
 
 
 def overview_scores(suites: list[SuiteMeasures]) -> list[tuple[str, float | None, float | None, float | None]]:
@@ -270,12 +268,13 @@ def _value(kind: Kind, value: float | None) -> str:
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def _interval(measures: Results, key: str) -> str:
-    """Returns the 95 % interval of pass@1 over tasks as text; "" for other measures, and where there is none."""
+def _cell(kind: Kind, measures: Results, key: str) -> str:
+    """Returns a measure as text; pass@1 with its 95 % interval over tasks where there is one."""
+    text = _value(kind, number_at(measures, key))
     low, high = number_at(measures, "low"), number_at(measures, "high")
     if key != "pass_at_1" or low is None or high is None:
-        return ""
-    return f" ({100 * low:.0f} to {100 * high:.0f})"
+        return text
+    return f"{text} ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def _percent(value: float) -> str:

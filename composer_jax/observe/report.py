@@ -70,8 +70,10 @@ class RunFiles:
         stages = self.config.get("stages", ("pretrain", "sft", "rl"))
         measured = findings.lookup(self.config, "evaluate.which") or ("before", "after")
         expected = {"results", *stages, *measured}
-        expected |= {"rl episodes"} if "rl" in stages else set()
-        expected -= set() if "rl" in stages else {"after"}
+        if "rl" in stages:
+            expected.add("rl episodes")
+        else:
+            expected.discard("after")
         return [text for name, text in MISSING.items() if name in expected and not parts[name]]
 
 
