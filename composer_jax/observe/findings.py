@@ -189,8 +189,9 @@ def _rows(suite: SuiteMeasures) -> Iterator[TableRow]:
         before, after = suite.pair(key)
         if before is not None or after is not None:
             change, verdict = _change(kind, before, after)
-            base, *trained = (_cell(kind, measures, key) for measures in (suite.base, suite.before, suite.after))
-            yield TableRow(name, meaning, base if suite.base else "", *trained, change, verdict)
+            base = _cell(kind, suite.base, key) if suite.base else ""
+            at_start, at_end = _cell(kind, suite.before, key), _cell(kind, suite.after, key)
+            yield TableRow(name, meaning, base, at_start, at_end, change, verdict)
 
 
 def overview_scores(suites: list[SuiteMeasures]) -> list[tuple[str, float | None, float | None, float | None]]:
