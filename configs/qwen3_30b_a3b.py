@@ -48,5 +48,5 @@ def get_config(kind: str = "instruct") -> ConfigDict:
     # A replica is eight devices with sixteen experts each: no weight is gathered during decoding.
     config.sampler.mesh = dict(config.mesh) | {"replica": -1, "data": 1, "expert": 8}
     config.sampler.update({"slots": 256, "capacity": CONTEXT, "param_dtype": "bfloat16"})
-    config.sampler.update({"prefill_shapes": ((4, 128), (1, 2048)), "windows": (SHORT,)})
+    config.sampler.update({"prefill_shapes": ((4, 128), (1, 2048))})
     return config

@@ -53,9 +53,7 @@ def get_config(size: str = "short") -> ConfigDict:
     config.sft.update({"steps": sft_steps, "batch_size": 4, "seq_len": TWO_TRACES, "save_every": 10, "bias_rate": 0.0})
     peak = 5e-5 if size == "rft" else 2e-4
     config.sft.optimizer.update({"peak": peak, "warmup": max(1, sft_steps // 10), "final": 0.1})
-    config.sampler.update(
-        {"slots": 16, "capacity": ROW, "decode_steps": 8, "prefill_shapes": ((8, 64), (1, 512)), "windows": (640,)}
-    )
+    config.sampler.update({"slots": 16, "capacity": ROW, "decode_steps": 8, "prefill_shapes": ((8, 64), (1, 512))})
     config.rl.groups.update({"bugs": 2})
     config.rl.update({"steps": rl_steps, "group_size": 8, "compaction": "none", "save_every": 2, "record_every": 2})
     config.rl.update({"tokens_per_episode": 256.0, "batches": ((ROW, 4),)})

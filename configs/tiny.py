@@ -128,8 +128,6 @@ def set_agent(config: Any) -> None:
             "capacity": 512,
             "decode_steps": 8,
             "prefill_shapes": ((16, 32), (4, 128)),
-            "decode_rows": (8,),
-            "windows": (256,),
         }
     )
 
@@ -206,7 +204,7 @@ def shrink(config: Any) -> None:
     config.agent.limits.update({"max_turns": 4, "max_turn_tokens": 24})
     config.agent.compactions.short.max_summary_tokens = 16
     config.agent.compactions.long.max_summary_tokens = 32
-    config.sampler.update({"slots": 16, "decode_rows": (), "windows": ()})
+    config.sampler.update({"slots": 16})
     config.rl.update({"steps": 2, "group_size": 4, "save_every": 1, "record_every": 1})
     config.rl.groups.update({"bugfix": 2, "recall": 2})
     for suite in config.evaluate.suites.values():

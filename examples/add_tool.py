@@ -57,15 +57,11 @@ class ScriptedSession:
     capacity = 10_000
 
     def __init__(self, messages: Sequence[list[int]]):
-        self.messages, self.length = iter(messages), 0
+        self.messages = iter(messages)
 
-    async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
+    async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
         tokens = next(self.messages)
-        self.length += len(delta) + len(tokens)
         return Sample(tokens, [0.0] * len(tokens), [0] * len(tokens), "stop")
-
-    def reset(self) -> None:
-        self.length = 0
 
     def close(self) -> None:
         self.messages = iter(())

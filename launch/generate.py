@@ -6,8 +6,8 @@
 
 The prompt is --prompt, the file --file, or standard input, each taken as it is. Without --chat the model continues it;
 with --chat it is the message of a user, and the model answers. The text is written to standard output as it is sampled,
-and nothing else is; everything else goes to standard error. Temperature, top_p and top_k default to those of the
-model's generation_config.json, or to 1, 1 and 0. Temperature 0 always takes the likeliest token.
+and nothing else is; everything else goes to standard error. Temperature, top_p, top_k and min_p default to those of the
+model's generation_config.json, or to 1, 1, 0 and 0. Temperature 0 always takes the likeliest token.
 """
 
 import io
@@ -36,6 +36,7 @@ def define(values):
     number("temperature", "Divides the logits; 0 always takes the likeliest token.")
     number("top_p", "Sample from the likeliest tokens that together have this probability.")
     integer("top_k", None, "Sample from this many of the likeliest tokens; 0 is all.")
+    number("min_p", "Of those, keep tokens with at least this fraction of the likeliest one's probability.")
     integer("seed", 0, "Fixes all random choices.")
     absl_flags.DEFINE_multi_string(
         "stop", [], "A text that ends the output, which includes it; may be repeated.", flag_values=values
@@ -62,6 +63,7 @@ def main(values):
             "temperature": values.temperature,
             "top_p": values.top_p,
             "top_k": values.top_k,
+            "min_p": values.min_p,
             "stop": values.stop,
         },
     )

@@ -196,24 +196,23 @@ class _Run:
                     return "out_of_context"
 
     async def sample(self, kind: Kind, max_tokens: int) -> Node | None:
-        """Samples one message after the tokens that the session lacks; None if the context has no room for one."""
+        """Samples one message after the transcript's context; None if the context has no room for one."""
         prefix = self.chat.generation_prompt
-        delta = [*self.transcript.tokens_from(self.session.length), *prefix]
+        context = self.transcript.tokens + list(prefix)
         room = min(
-            self.session.capacity - self.session.length - len(delta),
+            self.session.capacity - len(context),
             self.limits.max_episode_tokens - self.transcript.total_tokens - len(prefix),
         )
         if room < 1:
             return None
         params = SamplingParams(min(max_tokens, room), temperature=self.temperature)
-        sample = await self.session.sample(delta, params)
+        sample = await self.session.sample(context, params, branch=self.summaries)
         return self.transcript.append(
             kind,
             prefix,
             sample.tokens,
             sample.logprobs,
             sample.versions,
-            context=self.session.length,
             trained=sample.trained,
         )
 
@@ -224,7 +223,6 @@ class _Run:
         if written is None:
             return False
         self.summaries += 1
-        self.session.reset()
         self.transcript.branch(prompt)
         carried = summary.carry_message(
             self.chat, self.summaries, written.sampled_tokens.tolist(), plan, self.compaction.carry

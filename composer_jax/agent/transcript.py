@@ -82,15 +82,12 @@ class Transcript:
         sampled: Sequence[int] | np.ndarray = (),
         logprobs: Sequence[float] | np.ndarray = (),
         versions: Sequence[int] | np.ndarray = (),
-        context: int | None = None,
         trained: bool = True,
     ) -> Node:
         """Adds a node below the tip and makes it the tip.
 
         harness, sampled: token ids, in that order. logprobs, versions: one per sampled token.
         trained: False for sampled tokens that no row may train.
-        context: the number of tokens in the sampler's context after this node; None without a sampler.
-        Raises TranscriptError when `context` differs from the length of the branch: an undeclared break of the prefix.
         """
         if kind not in KINDS:
             raise TranscriptError(f"{kind!r} is not a kind of node; use one of {', '.join(KINDS)}")
@@ -102,11 +99,6 @@ class Transcript:
         if self.tip is None and self.nodes:
             raise TranscriptError("a transcript has one root; branch from a node before appending")
         tokens = np.concatenate([np.asarray(harness, np.int32), np.asarray(sampled, np.int32)])
-        length = self.length + len(tokens)
-        if context is not None and context != length:
-            raise TranscriptError(
-                f"the sampler's context holds {context} tokens and the branch {length}; declare a break with branch()"
-            )
         node = Node(
             id=len(self.nodes),
             parent=self.tip,
@@ -140,12 +132,10 @@ class Transcript:
         """The number of tokens from the root to the tip."""
         return sum(len(node.tokens) for node in self.path())
 
-    def tokens_from(self, start: int) -> list[int]:
-        """The ids of the branch from position `start` to the tip: those that a context of `start` tokens lacks."""
-        ids: list[int] = []
-        for node in self.path():
-            ids.extend(node.tokens.tolist())
-        return ids[start:]
+    @property
+    def tokens(self) -> list[int]:
+        """The ids from the root to the tip: the context of the next sample."""
+        return [token for node in self.path() for token in node.tokens.tolist()]
 
     def branches(self) -> list[list[Node]]:
         """Every root-to-leaf path in the order of the leaves: the segments of an episode."""

@@ -49,14 +49,16 @@ class ExpertSession:
             raise UserError(
                 f"there is no expert for task family {task.family!r}; use {bugfix.FAMILY} or {recall.FAMILY}"
             )
-        self.length = 0
         self.capacity = capacity
         self._task, self._tok, self._rates, self._rng = task, tok, rates, rng
         self._script: Script | None = None
+        self._branch = 0
         self._notes = Notes()
 
-    async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
-        messages = _messages(self._tok, delta)
+    async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
+        if branch != self._branch:
+            self._script, self._branch = None, branch
+        messages = _messages(self._tok, context)
         style: Style | None = next((style for style, text in REQUESTS.items() if text == messages[-1]), None)
         if style is not None:
             turn, ids = None, chat.render_assistant(self._tok, self._summary(style), [])
@@ -67,7 +69,6 @@ class ExpertSession:
                 ids = [*ids[: -1 - self._rng.randint(1, 8)], self._tok.end]
         finish_reason = "stop" if len(ids) <= params.max_tokens else "length"
         ids = ids[: params.max_tokens]
-        self.length += len(delta) + len(ids)
         return Sample(
             tokens=ids,
             logprobs=[0.0] * len(ids),
@@ -75,9 +76,6 @@ class ExpertSession:
             finish_reason=finish_reason,
             trained=turn is None or not turn.slip,
         )
-
-    def reset(self) -> None:
-        self.length, self._script = 0, None
 
     def close(self) -> None:
         pass

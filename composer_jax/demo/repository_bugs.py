@@ -72,19 +72,17 @@ class ScriptedSession:
     """
 
     def __init__(self, turns: Iterator[tuple[str, ToolCall]], chat: ChatFormat, capacity: int):
-        self.length, self.capacity = 0, capacity
+        self.capacity = capacity
         self._turns, self._chat, self._calls = turns, chat, 0
 
-    async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
+    async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
+        if branch:
+            raise UserError("the expert of repository bugs writes no summaries; make its traces without compaction.")
         content, call = next(self._turns)
         ids = self._chat.render_assistant(content, [call], calls_before=self._calls)[: params.max_tokens]
         self._calls += 1
-        self.length += len(delta) + len(ids)
         reason = "stop" if ids[-1] in self._chat.end_tokens else "length"
         return Sample(ids, [0.0] * len(ids), [-1] * len(ids), reason)
-
-    def reset(self) -> None:
-        raise UserError("the expert of repository bugs writes no summaries; make its traces without compaction.")
 
     def close(self) -> None:
         self._turns = iter(())

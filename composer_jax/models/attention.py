@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import jax
 from flax import nnx
 
+from composer_jax.ops.cached_attention import KeyRange, LayerCache
 from composer_jax.ops.row_attention import AttentionMask
 
 if TYPE_CHECKING:
@@ -25,15 +26,6 @@ class CacheEntry(NamedTuple):
     """Mesh axis over which entries are sharded ("tensor" for heads of keys and values); None: replicated."""
 
 
-class LayerCache(NamedTuple):
-    """The first C cache entries of one layer, in every row."""
-
-    values_BCX: jax.Array
-    """In the compute dtype or int8."""
-    scales_BCG: jax.Array | None
-    """float32: one scale per part of an entry; None unless the values are int8."""
-
-
 class AttentionCost(NamedTuple):
     """Multiplications of matrix products in one layer's forward pass; each counts as two floating-point operations."""
 
@@ -44,7 +36,7 @@ class AttentionCost(NamedTuple):
 
 
 class Attention(Protocol):
-    """One attention layer. `attend_rows` and `attend` (composer_jax/ops) compute masked softmax attention."""
+    """One attention layer. `attend_rows` and `attend_cache` (composer_jax/ops) compute masked softmax attention."""
 
     def __init__(self, config: "ModelConfig", *, rngs: nnx.Rngs) -> None: ...
 
@@ -83,14 +75,14 @@ class Attention(Protocol):
         self,
         x_BSD: jax.Array,
         positions_BS: jax.Array,
-        bias_BSC: jax.Array,
+        keys: KeyRange,
         write: Callable[[jax.Array], LayerCache],
         /,
     ) -> jax.Array:
         """Decode form: attention of S new tokens per row against the cache, [B,S,D].
 
         Args:
-          bias_BSC: float32, additive mask of the cache entries for each new token.
-          write: stores the new entries [B,S,X] and returns the layer's entries, the new ones included.
+          keys: the positions in the cache that each new token attends to.
+          write: stores the new entries [B,S,X] and returns the layer's cache, the new ones included.
         """
         ...

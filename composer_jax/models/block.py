@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from composer_jax.models.attention import LayerCache
 from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
 from composer_jax.models.moe import MixtureOfExperts
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.router_stats import RouterStats
+from composer_jax.ops.cached_attention import KeyRange, LayerCache
 from composer_jax.ops.row_attention import AttentionMask
 from composer_jax.ops.shapes import check_shapes
 
@@ -55,7 +55,7 @@ class Block(nnx.Module):
         self,
         x_BSD: jax.Array,
         positions_BS: jax.Array,
-        bias_BSC: jax.Array,
+        keys: KeyRange,
         token_mask_BS: jax.Array,
         write: Callable[[jax.Array], LayerCache],
     ) -> tuple[jax.Array, RouterStats | None]:
@@ -63,11 +63,10 @@ class Block(nnx.Module):
         check_shapes(
             x_BSD=(x_BSD, jnp.floating),
             positions_BS=(positions_BS, jnp.integer),
-            bias_BSC=(bias_BSC, jnp.float32),
             token_mask_BS=(token_mask_BS, bool),
         )
         with jax.named_scope("attention"):
-            x_BSD = x_BSD + self.attention.extend(self.attention_norm(x_BSD), positions_BS, bias_BSC, write)
+            x_BSD = x_BSD + self.attention.extend(self.attention_norm(x_BSD), positions_BS, keys, write)
         return self._feed_forward(x_BSD, token_mask_BS)
 
     def _feed_forward(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, RouterStats | None]:

@@ -17,14 +17,14 @@ from flax import nnx
 
 from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.block import Block
-from composer_jax.models.cache import Cache, write_layer, write_tokens
+from composer_jax.models.cache import Cache, find_places, read_tokens, write_layer, write_tokens
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.embedding import Embedding
 from composer_jax.models.mtp import MTPModule
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.models.router_stats import RouterStats
-from composer_jax.ops.attention import additive_mask
+from composer_jax.ops.cached_attention import KeyRange
 from composer_jax.ops.row_attention import AttentionMask
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel import context
@@ -89,15 +89,15 @@ class Decoder(nnx.Module):
         tokens_BS: jax.Array,
         positions_BS: jax.Array,
         real_BS: jax.Array,
-        cache: Cache,
-        window: int | None = None,
-    ) -> tuple[jax.Array, Cache]:
+        cache: Cache[jax.Array],
+        tables_BJ: jax.Array,
+    ) -> tuple[jax.Array, Cache[jax.Array]]:
         """Decode form: S new tokens per row after those in the cache.
 
         Args:
-          positions_BS: positions in the context, which are also the cache entries that the tokens are written to.
+          positions_BS: positions in the context. The new entries are written to its pages at these positions.
           real_BS: false for padding, which writes nothing.
-          window: attention reads this many cache entries (None: all); no real position may lie beyond it.
+          tables_BJ: int32, the pages of each row's context; no real position may lie beyond them.
 
         Returns:
           Normalised states [B,S,D] and the cache with the new entries.
@@ -106,12 +106,12 @@ class Decoder(nnx.Module):
             tokens_BS=(tokens_BS, jnp.integer), positions_BS=(positions_BS, jnp.integer), real_BS=(real_BS, bool)
         )
         cache.check()
-        window = cache.capacity if window is None else window
-        cache = write_tokens(cache, tokens_BS, positions_BS, real_BS)
+        places = find_places(cache, tables_BJ, positions_BS, real_BS)
+        cache = write_tokens(cache, tokens_BS, places)
         groups = attention_kind(self.config).cache_entry(self.config).groups
-        full, near = self._decode_bias(positions_BS, window)
+        full, near = self._key_ranges(positions_BS, real_BS)
         earlier = [
-            self.embedding.lookup(jnp.take_along_axis(cache.tokens_BC, jnp.maximum(positions_BS - j, 0), axis=1))
+            self.embedding.lookup(read_tokens(cache, tables_BJ, jnp.maximum(positions_BS - j, 0)))
             for j in self.embedding.offsets
         ]
         x_BSD = self.embedding.convolve(self.embedding.lookup(tokens_BS), earlier, positions_BS)
@@ -121,11 +121,11 @@ class Decoder(nnx.Module):
 
             def write(new_BSX: jax.Array):
                 nonlocal cache
-                cache, entries = write_layer(cache, index, new_BSX, positions_BS, real_BS, window, groups)
+                cache, entries = write_layer(cache, index, new_BSX, places, tables_BJ, groups)
                 return entries
 
-            bias = full if near is None else jnp.where(windowed, near, full)
-            x_BSD, _ = block.extend(x_BSD, positions_BS, bias, real_BS, write)
+            keys = jax.tree.map(lambda near, full: jnp.where(windowed, near, full), near, full)
+            x_BSD, _ = block.extend(x_BSD, positions_BS, keys, real_BS, write)
             return (x_BSD, cache, index + 1), None
 
         # The cache is part of the carry and updated in place; as a scanned input and output it would be copied.
@@ -183,14 +183,11 @@ class Decoder(nnx.Module):
             window=self.config.sliding_window,
         )
 
-    def _decode_bias(self, positions_BS: jax.Array, window: int) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the additive masks [B,S,C] of layers without and with a sliding window (None where none has one)."""
-        entries, last = jnp.arange(window), positions_BS[..., None]
-        visible = entries <= last
-        full = additive_mask(visible)
-        if self.config.sliding_window is None:
-            return full, None
-        return full, additive_mask(visible & (entries > last - self.config.sliding_window))
+    def _key_ranges(self, positions_BS: jax.Array, real_BS: jax.Array) -> tuple[KeyRange, KeyRange]:
+        """Returns what new tokens attend to in layers without and with a sliding window."""
+        last_BS = jnp.where(real_BS, positions_BS, -1)
+        full, window = KeyRange(jnp.zeros_like(last_BS), last_BS), self.config.sliding_window
+        return full, full if window is None else full._replace(first_BS=jnp.maximum(last_BS - window + 1, 0))
 
     def _layers(self, layer: Callable[..., tuple[Carry, Any]], carry: Carry, *, remat: bool | None = None):
         """Scans layer(carry, block, windowed) over the layers, in runs of layers of one kind.

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from composer_jax.errors import UserError
-from composer_jax.models.attention import AttentionCost, CacheEntry, LayerCache
+from composer_jax.models.attention import AttentionCost, CacheEntry
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix, parameter
 from composer_jax.models.rope import rope_angles, rotate
-from composer_jax.ops.attention import Scales, attend
+from composer_jax.ops.attention import Scales
+from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
 from composer_jax.ops.row_attention import AttentionMask, attend_rows
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size, psum_tensor
@@ -83,22 +84,24 @@ class GroupedQueryAttention(nnx.Module):
         return self._output(y_BSHV)
 
     def extend(
-        self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], LayerCache]
+        self, x_BSD: jax.Array, positions_BS: jax.Array, keys: KeyRange, write: Callable[[jax.Array], LayerCache]
     ) -> jax.Array:
         """Decode form. `write` stores the new keys and values, flattened to [B,S,N(K+P+V)]."""
         angles = self._angles(positions_BS)
         k, v = self._keys_and_values(x_BSD, angles)
         flat = jnp.concatenate([k.reshape(*k.shape[:2], -1), v.reshape(*v.shape[:2], -1)], axis=-1)
-        values_BCX, scales_BCG = write(flat)
-        scales = None
-        if scales_BCG is not None:
-            of_keys, of_values = jnp.split(scales_BCG, 2, axis=-1)
-            scales = Scales((k.shape[3],), (of_keys,), of_values)
-        k, v = (
-            part.reshape(*part.shape[:2], *like.shape[2:])
-            for part, like in zip(jnp.split(values_BCX, [k.shape[2] * k.shape[3]], axis=-1), (k, v), strict=True)
-        )
-        return self._output(attend(self._queries(x_BSD, angles), k, v, bias_BSC, self._sinks(), scales))
+        n, x, v_width = k.shape[2], k.shape[3], v.shape[3]
+
+        def split(values_BTX: jax.Array, scales_BTG: jax.Array | None):
+            keys, values = jnp.split(values_BTX, [n * x], axis=-1)
+            scales = None
+            if scales_BTG is not None:
+                of_keys, of_values = jnp.split(scales_BTG, 2, axis=-1)
+                scales = Scales((x,), (of_keys,), of_values)
+            rows = values_BTX.shape[:2]
+            return keys.reshape(*rows, n, x), values.reshape(*rows, n, v_width), scales
+
+        return self._output(attend_cache(self._queries(x_BSD, angles), write(flat), split, keys, self._sinks()))
 
     def _angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns cos and sin for every head, [B,S,1,P/2]."""

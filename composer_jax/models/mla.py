@@ -19,11 +19,12 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from composer_jax.errors import UserError
-from composer_jax.models.attention import AttentionCost, CacheEntry, LayerCache
+from composer_jax.models.attention import AttentionCost, CacheEntry
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.models.rope import rope_angles, rotate
-from composer_jax.ops.attention import Scales, attend
+from composer_jax.ops.attention import Scales
+from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
 from composer_jax.ops.row_attention import AttentionMask, attend_rows
 from composer_jax.ops.vma import match_vma
 from composer_jax.parallel import context
@@ -123,20 +124,25 @@ class MultiHeadLatentAttention(nnx.Module):
         return psum_tensor(_sum_heads(heads, self.config.heads_at_once, weights, latents))
 
     def extend(
-        self, x_BSD: jax.Array, positions_BS: jax.Array, bias_BSC: jax.Array, write: Callable[[jax.Array], LayerCache]
+        self, x_BSD: jax.Array, positions_BS: jax.Array, keys: KeyRange, write: Callable[[jax.Array], LayerCache]
     ) -> jax.Array:
         """Decode form with absorbed projections. `write` stores the new latents [B,S,R+P]."""
         dtype, r = x_BSD.dtype, self.rank
         cos, sin = self.angles(positions_BS)
         q_nope, q_rope = self.queries(self.query_latents(x_BSD), gather_param(self.q, dtype), cos, sin)
-        values_BCX, scales_BCG = write(self.latents(x_BSD, cos, sin))
-        scales = None
-        if scales_BCG is not None:
-            of_latent, of_rope = jnp.split(scales_BCG, 2, axis=-1)
-            scales = Scales((r, self.config.qk_rope_dim), (of_latent, of_rope), of_latent)
+        cache = write(self.latents(x_BSD, cos, sin))
         q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, gather_param(self.k_up, dtype))
         q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.config.logit_scale
-        y_latent = attend(q_BSHX, values_BCX[:, :, None], values_BCX[:, :, None, :r], bias_BSC, scales=scales)
+
+        def split(values_BTX: jax.Array, scales_BTG: jax.Array | None):
+            scales = None
+            if scales_BTG is not None:
+                of_latent, of_rope = jnp.split(scales_BTG, 2, axis=-1)
+                scales = Scales((r, self.config.qk_rope_dim), (of_latent, of_rope), of_latent)
+            # Whole entries serve as values, too: cutting off the rotary keys would copy the rest.
+            return values_BTX[:, :, None], values_BTX[:, :, None], scales
+
+        y_latent = attend_cache(q_BSHX, cache, split, keys)[..., :r]
         y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, gather_param(self.v_up, dtype))
         return psum_tensor(jnp.einsum("bshv,hvd->bsd", y_BSHV, gather_param(self.out, dtype)))
 

@@ -30,6 +30,10 @@ class Scales(NamedTuple):
     values: jax.Array
     """float32 [B,T,N]."""
 
+    def per_value(self) -> jax.Array:
+        """Returns the scales of the values in a shape that broadcasts against scores: [B,N,1,T]."""
+        return _per_key(self.values)
+
 
 def additive_mask(mask: jax.Array) -> jax.Array:
     """Returns float32 0 where the bool `mask` is true and -1e30 elsewhere. Compute it once for all layers."""
@@ -67,21 +71,41 @@ def attend(
         sinks_H=(sinks_H, jnp.float32),
         scales_BTN=(None if scales is None else scales.values, jnp.float32),
     )
-    (b, s, h, x), n = q_BSHX.shape, k_BTNX.shape[2]
-    g = h // n
-    q_BNQX = q_BSHX.reshape(b, s, n, g, x).transpose(0, 2, 1, 3, 4).reshape(b, n, s * g, x)
+    n, g = k_BTNX.shape[2], q_BSHX.shape[2] // k_BTNX.shape[2]
     v_BNTV = v_BTNV.transpose(0, 2, 1, 3).astype(q_BSHX.dtype)
+    scores = masked_scores(group_queries(q_BSHX, n), k_BTNX, bias_BST, scales)
+    sinks = None if sinks_H is None else group_sinks(sinks_H, n, q_BSHX.shape[1])
+    y_BNQV = _weighted_values(scores, v_BNTV, sinks, None if scales is None else scales.per_value())
+    return ungroup_outputs(y_BNQV, g)
+
+
+def group_queries(q_BSHX: jax.Array, n: int) -> jax.Array:
+    """Returns the queries of each of n heads of keys and values: [B,N,Q,X], where Q is S times the H/N heads."""
+    b, s, h, x = q_BSHX.shape
+    return q_BSHX.reshape(b, s, n, h // n, x).transpose(0, 2, 1, 3, 4).reshape(b, n, s * (h // n), x)
+
+
+def ungroup_outputs(y_BNQV: jax.Array, g: int) -> jax.Array:
+    """Returns outputs of queries that `group_queries` grouped in their own order, [B,S,H,V]; g is H/N."""
+    b, n, q, v = y_BNQV.shape
+    return y_BNQV.reshape(b, n, q // g, g, v).transpose(0, 2, 1, 3, 4).reshape(b, q // g, n * g, v)
+
+
+def group_sinks(sinks_H: jax.Array, n: int, s: int) -> jax.Array:
+    """Returns the float32 sink of each grouped query, [N,Q,1]."""
+    return jnp.tile(sinks_H.astype(jnp.float32).reshape(n, 1, -1), (1, s, 1)).reshape(n, -1, 1)
+
+
+def masked_scores(q_BNQX: jax.Array, k_BTNX: jax.Array, bias_BST: jax.Array, scales: Scales | None) -> jax.Array:
+    """Returns float32 scores of grouped queries plus bias, [B,N,Q,T]."""
+    g = q_BNQX.shape[2] // bias_BST.shape[1]
     bias_BQT = jnp.repeat(bias_BST, g, axis=1) if g > 1 else bias_BST
-    scores = _scores(q_BNQX, k_BTNX, scales) + bias_BQT[:, None]
-    sinks = None if sinks_H is None else jnp.tile(sinks_H.astype(jnp.float32).reshape(n, 1, g), (1, s, 1))
-    sinks = None if sinks is None else sinks.reshape(n, s * g, 1)
-    y_BNQV = _weighted_values(scores, v_BNTV, sinks, None if scales is None else _per_key(scales.values))
-    return y_BNQV.reshape(b, n, s, g, -1).transpose(0, 2, 1, 3, 4).reshape(b, s, h, -1)
+    return _scores(q_BNQX, k_BTNX, scales) + bias_BQT[:, None]
 
 
 def _scores(q_BNQX: jax.Array, k_BTNX: jax.Array, scales: Scales | None) -> jax.Array:
     def products(q: jax.Array, k: jax.Array) -> jax.Array:
-        return jnp.matmul(q, k.transpose(0, 2, 3, 1).astype(q.dtype), preferred_element_type=jnp.float32)
+        return jnp.einsum("bnqx,btnx->bnqt", q, k.astype(q.dtype), preferred_element_type=jnp.float32)
 
     if scales is None:
         return products(q_BNQX, k_BTNX)

@@ -15,8 +15,9 @@ from composer_jax.ops.kernel_cost import KernelCall, KernelCost, array_bytes, ke
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes
 
-BLOCK = 128
-"""Rows of one product: large enough to keep the cores busy, small enough to waste little at the end of a group."""
+BLOCK, SMALLEST_BLOCK = 128, 8
+"""Most and fewest rows of one product: large enough to keep the cores busy, small enough to waste little at the end of
+a group. In between, a block has twice the rows of an average group."""
 
 
 def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
@@ -74,7 +75,7 @@ blocked.defvjp(_forward, _backward)
 def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, contracted: int) -> jax.Array:
     """Returns rows times the matrix of their group (contracted=1) or its transpose (contracted=2)."""
     rows = x_TD.shape[0]
-    block = min(BLOCK, rows)
+    block = _block_size(rows, len(sizes_E))
     starts_E = jnp.cumsum(sizes_E) - sizes_E
 
     def group(e, y):
@@ -101,7 +102,8 @@ def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, contract
 
 def _outer(x_TD: jax.Array, dy_TF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """Returns x^T dy summed over the rows of each group, [E,D,F], accumulated in float32."""
-    rows, block = x_TD.shape[0], min(BLOCK, x_TD.shape[0])
+    rows = x_TD.shape[0]
+    block = _block_size(rows, len(sizes_E))
     starts_E = jnp.cumsum(sizes_E) - sizes_E
     axes = varying_axes(x_TD)
 
@@ -123,3 +125,8 @@ def _outer(x_TD: jax.Array, dy_TF: jax.Array, sizes_E: jax.Array) -> jax.Array:
 
     dw = jnp.zeros((sizes_E.shape[0], x_TD.shape[1], dy_TF.shape[1]), x_TD.dtype)
     return jax.lax.fori_loop(0, sizes_E.shape[0], group, pcast_varying(dw, axes))
+
+
+def _block_size(rows: int, groups: int) -> int:
+    doubled = -(-2 * rows // groups)
+    return min(rows, BLOCK, max(SMALLEST_BLOCK, 1 << (doubled - 1).bit_length()))

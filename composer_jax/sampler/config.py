@@ -5,6 +5,7 @@ import dataclasses
 from composer_jax.errors import UserError
 from composer_jax.parallel.mesh import MeshConfig
 
+DRAFTS = ("", "prompt_lookup")
 PARAM_DTYPES = ("float32", "bfloat16")
 
 
@@ -17,20 +18,27 @@ class SamplerConfig:
     """
 
     slots: int = 16
-    """Conversations served at once, over all devices; a multiple of the batch shards of the sampler's mesh."""
+    """Requests that run at once, over all devices; a multiple of the batch shards of the sampler's mesh."""
     capacity: int = 512
-    """Tokens that the context of one conversation can hold; at most the model's max_context."""
+    """Tokens that one context can hold; at most the model's max_context."""
+    page_size: int = 64
+    """Tokens per page of the cache. Contexts share whole pages, so smaller pages share more and cost more to read."""
+    cache_tokens: int = 0
+    """Tokens in the cache, over all devices; 0 is room for `slots` contexts of the full capacity. With less, requests
+    wait while the cache is full, and the last that came give way to those before."""
     decode_steps: int = 8
     """Tokens per decode call. Fewer react faster to a finished message, more have less overhead."""
     prefill_shapes: tuple[tuple[int, int], ...] = ((16, 32), (4, 128))
     """(rows per device, tokens per row) of prefill calls, by ascending tokens. A request is prefilled in the first
     shape that holds its tokens; a longer one takes several calls of the last. Similar products bound the padding."""
+    drafts: str = ""
+    """Speculative decoding: "prompt_lookup" drafts what followed the context's last tokens earlier in the context.
+    Drafts are verified where that is faster, and change no token. Empty: none."""
+    draft_tokens: int = 7
+    """Most tokens of a draft; below `decode_steps`."""
     decode_rows: tuple[int, ...] = ()
-    """Slots per device that one decode call can serve, besides all of them. A call uses the smallest number that holds
-    the running conversations."""
-    windows: tuple[int, ...] = ()
-    """Cache entries per slot that one call can read, besides the whole capacity. A call uses the smallest number that
-    holds every context."""
+    """Rows per device of decode calls, besides one per slot. A call has the fewest rows that hold its requests. Empty:
+    a half and a quarter of the slots, if that is 8 or more."""
     mesh: MeshConfig | None = None
     """The sampler's own mesh over the devices of the run's mesh; None uses the run's mesh. Its `cpu_devices` and
     `reduction` are ignored."""
@@ -38,11 +46,20 @@ class SamplerConfig:
     """Dtype of the sampler's copy of the weights, "float32" or "bfloat16"; empty uses the model's param_dtype."""
 
     def __post_init__(self):
-        for field in ("slots", "decode_steps"):
+        for field in ("slots", "page_size", "decode_steps"):
             if getattr(self, field) < 1:
                 raise UserError(f"sampler.{field}={getattr(self, field)} is too small; use 1 or more.")
         if self.capacity < 2:
             raise UserError(f"sampler.capacity={self.capacity} holds no answer; use 2 tokens or more.")
+        if self.drafts not in DRAFTS:
+            raise UserError(f"sampler.drafts={self.drafts!r} is unknown; use {' or '.join(map(repr, DRAFTS))}.")
+        if self.drafts and not 1 <= self.draft_tokens < self.decode_steps:
+            raise UserError(
+                f"sampler.draft_tokens={self.draft_tokens} is not between 1 and sampler.decode_steps - 1 = "
+                f"{self.decode_steps - 1}; a draft and one more token take the pages of a decode call."
+            )
+        if self.cache_tokens < 0:
+            raise UserError(f"sampler.cache_tokens={self.cache_tokens} is negative; 0 holds all slots' contexts.")
         if not self.prefill_shapes:
             raise UserError("sampler.prefill_shapes is empty; give at least one (rows, tokens).")
         for rows, tokens in self.prefill_shapes:
@@ -53,9 +70,8 @@ class SamplerConfig:
             raise UserError(
                 f"sampler.prefill_shapes has rows of {lengths} tokens; give the shapes by ascending tokens."
             )
-        for field in ("decode_rows", "windows"):
-            if min(getattr(self, field), default=1) < 1:
-                raise UserError(f"sampler.{field}={getattr(self, field)} has a number below 1; leave it out.")
+        if min(self.decode_rows, default=1) < 1:
+            raise UserError(f"sampler.decode_rows={self.decode_rows} has a number below 1; leave it out.")
         if self.param_dtype and self.param_dtype not in PARAM_DTYPES:
             known = " or ".join(PARAM_DTYPES)
             raise UserError(f"sampler.param_dtype={self.param_dtype!r} is unknown; use {known}, or leave it empty.")

@@ -1,37 +1,50 @@
-"""The device side of sampling: prefill and decode over slots, as pure functions with static shapes.
+"""The device side of sampling: prefill and decode over pages of a cache, as pure functions with static shapes.
 
-A slot is one row of the cache. Slots are sharded over the batch axes of the mesh, and each device serves its own slots,
-so that devices decode independently of each other unless weights are sharded.
-
-Letters beside the shape legend: B all slots of this device, N the slots of one call.
+Nothing but the pages stays on the devices between two calls: a row of a call is any context, given by its pages. Pages
+are sharded over the batch axes of the mesh, and each device serves contexts in its own pages, so that devices decode
+independently of each other unless weights are sharded.
 """
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from composer_jax.models.cache import Cache, init_cache, put_rows, take_rows
-from composer_jax.models.config import ModelConfig
+from composer_jax.models.cache import Cache
 from composer_jax.models.decoder import Decoder
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel.sharding import axis_size
 from composer_jax.sampler.token_sampling import RowParams, sample_token
 
+Leaf = TypeVar("Leaf")
+
 DECODE_LOOP = "decode_loop"
 """The named scope of the loop over new tokens, in profiles and in traced programs."""
 
 
-class SlotState(NamedTuple):
-    """State of this device's slots."""
+class DecodeRows(NamedTuple, Generic[Leaf]):
+    """The contexts that a decode call continues: arrays, or their shapes."""
 
-    cache: Cache
-    length_B: jax.Array
-    """int32: tokens in the context."""
-    seed_B: jax.Array
-    """uint32: determines, with the position, every random choice in the slot; other slots have no influence."""
-    last_BD: jax.Array
-    """Compute dtype: normalised state of the last token, from which the next token is sampled."""
+    token_B: Leaf
+    """int32: the last token of each context, whose entries are not in the cache yet."""
+    position_B: Leaf
+    """int32: its position."""
+    budget_B: Leaf
+    """int32: most tokens to sample in this call; 0 for padding."""
+    seed_B: Leaf
+    """uint32: determines, with the position, every random choice in the row; other rows have no influence."""
+    tables_BJ: Leaf
+    """int32: the pages of each context, with room for what is sampled."""
+
+    def check(self: "DecodeRows[jax.Array]") -> None:
+        """Asserts shapes and dtypes."""
+        check_shapes(
+            token_B=(self.token_B, jnp.int32),
+            position_B=(self.position_B, jnp.int32),
+            budget_B=(self.budget_B, jnp.int32),
+            seed_B=(self.seed_B, jnp.uint32),
+            tables_BJ=(self.tables_BJ, jnp.int32),
+        )
 
 
 class DecodedTokens(NamedTuple):
@@ -40,153 +53,130 @@ class DecodedTokens(NamedTuple):
     tokens: jax.Array
     """int32."""
     logprobs: jax.Array
-    """float32: log p of each token."""
+    """float32: log p of each token under the distribution that it was drawn from (DrawnTokens)."""
+    raw_logprobs: jax.Array
+    """float32: log p of each token at temperature 1."""
     emitted: jax.Array
-    """bool: whether the slot sampled a token in this step; the other entries are zeros."""
-
-
-def init_slots(config: ModelConfig, n: int, capacity: int) -> SlotState:
-    """`n` empty slots whose contexts can hold `capacity` tokens each."""
-    return SlotState(
-        init_cache(config, n, capacity),
-        jnp.zeros(n, jnp.int32),
-        jnp.zeros(n, jnp.uint32),
-        jnp.zeros((n, config.d_model), config.dtype),
-    )
+    """bool: whether the row sampled a token in this step; the other entries are zeros."""
 
 
 def prefill(
     decoder: Decoder,
-    slots: SlotState,
-    index_N: jax.Array,
-    tokens_NS: jax.Array,
-    count_N: jax.Array,
-    start_N: jax.Array,
-    seed_N: jax.Array,
-    *,
-    window: int,
-) -> SlotState:
-    """Appends tokens to the contexts of some slots.
+    cache: Cache[jax.Array],
+    tokens_BS: jax.Array,
+    start_B: jax.Array,
+    count_B: jax.Array,
+    tables_BJ: jax.Array,
+) -> Cache[jax.Array]:
+    """Computes the cache entries of some tokens of each context.
 
     Args:
-      index_N: int32, the slots.
-      tokens_NS: int32, the tokens; each row is padded at its end.
-      count_N: int32, tokens of each row that are real. A row with count 0 is padding and changes nothing.
-      start_N: int32, length of each context before the call; 0 restarts a slot.
-      seed_N: uint32, the slots' seeds from now on.
-      window: an upper bound on the length of every context after the call; no more of the cache is read.
+      tokens_BS: int32, the tokens; each row is padded at its end.
+      start_B: int32, position of each row's first token; the entries of all positions before are in the pages.
+      count_B: int32, tokens of each row that are real. A row with count 0 is padding and changes nothing.
+      tables_BJ: int32, the pages of each context.
     """
     check_shapes(
-        index_N=(index_N, jnp.int32),
-        tokens_NS=(tokens_NS, jnp.int32),
-        count_N=(count_N, jnp.int32),
-        start_N=(start_N, jnp.int32),
-        seed_N=(seed_N, jnp.uint32),
+        tokens_BS=(tokens_BS, jnp.int32),
+        start_B=(start_B, jnp.int32),
+        count_B=(count_B, jnp.int32),
+        tables_BJ=(tables_BJ, jnp.int32),
     )
-    n, s = tokens_NS.shape
-    real_NS = jnp.arange(s) < count_N[:, None]
-    positions_NS = start_N[:, None] + jnp.arange(s)
-    states_NSD, rows = decoder.extend(tokens_NS, positions_NS, real_NS, take_rows(slots.cache, index_N, window))
-    last_ND = states_NSD[jnp.arange(n), jnp.maximum(count_N - 1, 0)]
-    target_N = jnp.where(count_N > 0, index_N, slots.length_B.shape[0])  # out of range, so that padding is dropped
-
-    def put(whole, part):
-        return whole.at[target_N].set(part.astype(whole.dtype), mode="drop")
-
-    return SlotState(
-        put_rows(slots.cache, target_N, rows),
-        put(slots.length_B, start_N + count_N),
-        put(slots.seed_B, seed_N),
-        put(slots.last_BD, last_ND),
-    )
-
-
-def decode_rows(
-    decoder: Decoder,
-    slots: SlotState,
-    index_N: jax.Array,
-    budget_N: jax.Array,
-    params: RowParams | None = None,
-    *,
-    steps: int,
-    end_tokens: tuple[int, ...],
-    window: int,
-) -> tuple[SlotState, DecodedTokens]:
-    """`decode` of some slots only, which is cheaper than all of them when few conversations are running.
-
-    Args:
-      index_N: int32, distinct slots; entries with budget 0 are padding and may repeat.
-      budget_N, params: as in `decode`.
-    """
-    check_shapes(index_N=(index_N, jnp.int32), budget_N=(budget_N, jnp.int32))
-    cache = take_rows(slots.cache, index_N, window)
-    selected = SlotState(cache, *(jnp.take(a, index_N, axis=0) for a in (slots.length_B, slots.seed_B, slots.last_BD)))
-    selected, out = decode(decoder, selected, budget_N, params, steps=steps, end_tokens=end_tokens, window=window)
-    target_N = jnp.where(budget_N > 0, index_N, slots.length_B.shape[0])  # out of range, so that padding is dropped
-    cache = put_rows(slots.cache, target_N, selected.cache)
-    length_B = slots.length_B.at[target_N].set(selected.length_B, mode="drop")
-    last_BD = slots.last_BD.at[target_N].set(selected.last_BD, mode="drop")
-    return SlotState(cache, length_B, slots.seed_B, last_BD), out
+    offsets = jnp.arange(tokens_BS.shape[1])
+    _, cache = decoder.extend(tokens_BS, start_B[:, None] + offsets, offsets < count_B[:, None], cache, tables_BJ)
+    return cache
 
 
 def decode(
     decoder: Decoder,
-    slots: SlotState,
-    budget_B: jax.Array,
-    params: RowParams | None = None,
+    cache: Cache[jax.Array],
+    rows: DecodeRows[jax.Array],
+    params: RowParams[jax.Array] | None = None,
     *,
     steps: int,
     end_tokens: tuple[int, ...],
-    window: int,
-) -> tuple[SlotState, DecodedTokens]:
-    """Samples up to `steps` tokens in every slot with a budget, stopping after any of `end_tokens`.
+) -> tuple[Cache[jax.Array], DecodedTokens]:
+    """Samples up to `steps` tokens in every row with a budget, stopping after any of `end_tokens`.
+
+    The entries of all sampled tokens but the last of each row are then in the cache.
 
     Args:
-      budget_B: int32, most tokens to sample in each slot in this call; 0 leaves the slot alone.
-      params: temperature, top_p and top_k of each slot; None samples from the network's own distribution.
-      window: an upper bound on the length of every context after the call; no more of the cache is read.
+      params: sampling parameters of each row; None samples from the network's own distribution.
     """
-    check_shapes(
-        budget_B=(budget_B, jnp.int32),
-        length_B=(slots.length_B, jnp.int32),
-        seed_B=(slots.seed_B, jnp.uint32),
-        last_BD=(slots.last_BD, decoder.config.dtype),
-    )
-    n = budget_B.shape[0]
-    out = DecodedTokens(
-        jnp.zeros((steps, n), jnp.int32), jnp.zeros((steps, n), jnp.float32), jnp.zeros((steps, n), bool)
-    )
+    rows.check()
+    n = len(rows.budget_B)
+    zeros = lambda dtype: jnp.zeros((steps, n), dtype)  # noqa: E731
+    out = DecodedTokens(zeros(jnp.int32), zeros(jnp.float32), zeros(jnp.float32), zeros(bool))
 
     def unfinished(carry):
-        step, _, budget_B, _ = carry
-        return (step < steps) & any_device((budget_B > 0).any())
+        step, _, rows, _ = carry
+        return (step < steps) & any_device((rows.budget_B > 0).any())
 
     def sample_one(carry):
-        step, slots, budget_B, out = carry
-        active_B = budget_B > 0
-        token_B, logprob_B = sample_token(decoder.logits(slots.last_BD), slots.seed_B, slots.length_B, params)
+        step, cache, rows, out = carry
+        active_B = rows.budget_B > 0
         states_BSD, cache = decoder.extend(
-            token_B[:, None], slots.length_B[:, None], active_B[:, None], slots.cache, window
+            rows.token_B[:, None], rows.position_B[:, None], active_B[:, None], cache, rows.tables_BJ
         )
-        slots = SlotState(
-            cache,
-            slots.length_B + active_B,
-            slots.seed_B,
-            jnp.where(active_B[:, None], states_BSD[:, 0], slots.last_BD),
-        )
-        out = DecodedTokens(
-            out.tokens.at[step].set(token_B),
-            out.logprobs.at[step].set(logprob_B),
-            out.emitted.at[step].set(active_B),
-        )
+        drawn = sample_token(decoder.logits(states_BSD[:, 0]), rows.seed_B, rows.position_B + 1, params)
+        out = DecodedTokens(*(all_.at[step].set(new) for all_, new in zip(out, (*drawn, active_B), strict=True)))
         ended_B = jnp.zeros(n, bool)
         for end in end_tokens:
-            ended_B |= token_B == end
-        return step + 1, slots, jnp.where(ended_B, 0, budget_B - active_B), out
+            ended_B |= drawn.token_B == end
+        rows = rows._replace(
+            token_B=drawn.token_B,
+            position_B=rows.position_B + active_B,
+            budget_B=jnp.where(ended_B, 0, rows.budget_B - active_B),
+        )
+        return step + 1, cache, rows, out
 
     with jax.named_scope(DECODE_LOOP):
-        _, slots, _, out = jax.lax.while_loop(unfinished, sample_one, (jnp.int32(0), slots, budget_B, out))
-    return slots, out
+        _, cache, _, out = jax.lax.while_loop(unfinished, sample_one, (jnp.int32(0), cache, rows, out))
+    return cache, out
+
+
+def verify(
+    decoder: Decoder,
+    cache: Cache[jax.Array],
+    rows: DecodeRows[jax.Array],
+    drafts_BK: jax.Array,
+    count_B: jax.Array,
+    params: RowParams[jax.Array] | None = None,
+    *,
+    end_tokens: tuple[int, ...],
+) -> tuple[Cache[jax.Array], DecodedTokens]:
+    """Samples tokens in every row with a budget, as `decode` would, as long as they equal the drafts.
+
+    Each row gets the tokens up to the first that differs from its draft, that one included, or one more than its draft:
+    DecodedTokens [K+1,B].
+
+    Args:
+      drafts_BK: int32, guesses at the next tokens.
+      count_B: int32, how many of them there are in each row.
+      params: as in `decode`.
+    """
+    rows.check()
+    check_shapes(drafts_BK=(drafts_BK, jnp.int32), count_B=(count_B, jnp.int32))
+    n, s = len(drafts_BK), drafts_BK.shape[1] + 1
+    active_B = rows.budget_B > 0
+    tokens_BS = jnp.concatenate([rows.token_B[:, None], drafts_BK], axis=1)
+    positions_BS = rows.position_B[:, None] + jnp.arange(s)
+    real_BS = active_B[:, None] & (jnp.arange(s) <= count_B[:, None])
+    states_BSD, cache = decoder.extend(tokens_BS, positions_BS, real_BS, cache, rows.tables_BJ)
+    drawn = sample_token(
+        decoder.logits(states_BSD).reshape(n * s, -1),
+        jnp.repeat(rows.seed_B, s),
+        positions_BS.reshape(-1) + 1,
+        None if params is None else RowParams(*(jnp.repeat(a, s) for a in params)),
+    )
+    drawn_BS = drawn.token_B.reshape(n, s)
+    goes_on_BK = (drawn_BS[:, :-1] == drafts_BK) & (jnp.arange(s - 1) < count_B[:, None])
+    for end in end_tokens:
+        goes_on_BK &= drawn_BS[:, :-1] != end
+    goes_on_BS = jnp.concatenate([active_B[:, None], goes_on_BK], axis=1)
+    emitted_BS = jnp.cumprod(goes_on_BS, axis=1).astype(bool) & (jnp.arange(s) < rows.budget_B[:, None])
+    tokens, logprobs, raw_logprobs = (jnp.where(emitted_BS, a.reshape(n, s), 0).T for a in drawn)
+    return cache, DecodedTokens(tokens, logprobs, raw_logprobs, emitted_BS.T)
 
 
 def any_device(flag: jax.Array) -> jax.Array:

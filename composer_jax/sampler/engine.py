@@ -1,33 +1,65 @@
-"""The host side of sampling: sessions, continuous batching, weight versions.
+"""Sampler: the rollout engine. One task schedules, runs and commits; requests come and go between device calls."""
 
-Sessions submit requests concurrently (asyncio). One serving task batches the pending requests into calls of jitted
-prefill and decode programs, which have a few fixed shapes: nothing recompiles when conversations grow, branch or end.
-"""
+from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.decode import DecodedTokens, init_slots
 from composer_jax.sampler.detokenizer import Decode
-from composer_jax.sampler.programs import decode_program, decode_rows_program, prefill_program, slot_specs
-from composer_jax.sampler.request import Request
-from composer_jax.sampler.session import SlotSession
+from composer_jax.sampler.drafts import Speculation
+from composer_jax.sampler.request import Request, RequestHandle
+from composer_jax.sampler.runner import NewTokens, RowRequest, Runner
+from composer_jax.sampler.scheduler import Scheduler
+from composer_jax.sampler.sequence import Lease, Limits, Schedule
+from composer_jax.sampler.session import EngineSession
+
+UpdateMode = Literal["keep", "recompute", "drain"]
+PauseMode = Literal["keep", "wait", "abort"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Update:
+    """Weights that wait for the end of a device call; see Sampler.update_serving."""
+
+    params: Params
+    router_bias: Params
+    version: int
+    mode: UpdateMode
+    copy: bool
+    done: asyncio.Future[None]
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerStats:
+    """What a sampler is doing, and has done."""
+
+    waiting: int
+    running: int
+    preemptions: int
+    """Running requests that gave their pages to others, and ran again later."""
+    pages: int
+    held_pages: int
+    """Pages of running requests and open sessions; the others are free, or free when they are needed."""
+    live_tokens: int
+    """Tokens of running requests and open sessions, those in shared pages once."""
+    drafted: tuple[int, ...]
+    """Draft tokens that were verified, by their place in the draft."""
+    accepted: tuple[int, ...]
+    """Those of them that were sampled."""
 
 
 class Sampler:
-    """A Policy (sampler/policy.py) on this process's devices, with continuous batching over slots.
+    """A Policy (sampler/policy.py) on this process's devices: continuous batching over a paged cache of prefixes.
 
     Open and use sessions inside `async with sampler.serving():`.
     """
@@ -40,7 +72,7 @@ class Sampler:
         *,
         end_tokens: Sequence[int],
         decode: Decode | None = None,
-    ):
+    ) -> None:
         """
         Args:
           mesh: the run's mesh; with config.mesh the sampler makes its own over the same devices.
@@ -54,11 +86,6 @@ class Sampler:
             mesh = config.mesh.make_mesh(list(mesh.devices.flat))
         if config.param_dtype:
             definition = ModelDef(dataclasses.replace(definition.config, param_dtype=config.param_dtype))
-        shards = batch_shards(mesh)
-        if config.slots % shards:
-            raise UserError(
-                f"{config.slots} sampler slots do not divide over {shards} devices; use a multiple of {shards}."
-            )
         if config.capacity > definition.config.max_context:
             raise UserError(
                 f"A sampler capacity of {config.capacity} tokens exceeds the model's max_context="
@@ -66,62 +93,119 @@ class Sampler:
             )
         self.definition, self.mesh, self.config = definition, mesh, config
         self.end_tokens, self.decode = tuple(end_tokens), decode
-        self.windows = (*sorted(w for w in config.windows if w < config.capacity), config.capacity)
-        self.shards, self.per_shard = shards, config.slots // shards
-        self.decode_rows = (*sorted(r for r in config.decode_rows if r < self.per_shard), self.per_shard)
         self.version = -1
         self.decoded_tokens = self.prefilled_tokens = 0
         self.busy_seconds = 0.0
-        self._compile()
-        self._free: list[int] = []
-        self._waiting: list[Request] = []
-        self._running: dict[int, Request] = {}
         self.is_serving = False
+        self.limits = make_limits(config, batch_shards(mesh))
+        self._runner = Runner(definition, mesh, config, self.limits, self.end_tokens)
+        self._scheduler = Scheduler(self.limits)
+        self._handles: dict[int, RequestHandle] = {}  # by the id of their sequence
+        self._ended_leases: list[Lease] = []
+        self._update: _Update | None = None
+        self._speculation = Speculation(config.draft_tokens) if config.drafts else None
 
     # -- weights -------------------------------------------------------------------------------------------------
 
     def update(self, params: Params, router_bias: Params, version: int, *, copy: bool = True) -> None:
         """Installs the weights in this sampler's layout and dtypes; later tokens carry `version`.
 
+        What is cached is forgotten. Call it while the sampler is not serving.
+
         copy: False shares the arrays that have this layout and dtype already; the caller then never donates them.
         """
-        weights = (params, router_bias)
-        same_dtypes = all(
-            a.dtype == to.dtype
-            for a, to in zip(jax.tree.leaves(weights), jax.tree.leaves(self.definition.shapes()), strict=True)
-        )
-        if copy or not same_dtypes:
-            weights = self._copy(weights)
-        self._weights = jax.device_put(weights, self.definition.shardings(self.mesh))
+        if self.is_serving:
+            raise RuntimeError("this sampler is serving; use update_serving inside the block")
+        self._runner.install(params, router_bias, copy=copy)
+        self._scheduler.recompute()
         self.version = version
+
+    async def update_serving(
+        self,
+        params: Params,
+        router_bias: Params,
+        version: int,
+        *,
+        mode: UpdateMode = "recompute",
+        copy: bool = True,
+    ) -> None:
+        """Installs weights between two device calls of a serving; returns when later tokens carry `version`.
+
+        Args:
+          mode: "recompute": running requests go on with contexts that the new weights compute again. "keep": they go on
+            with what the old weights computed, as do sessions that are open (PipelineRL, arXiv 2509.19128). "drain":
+            running requests end with the old weights first, while others wait.
+
+        Raises:
+          RuntimeError: the sampler does not serve, or another update waits for running requests to end.
+        """
+        if not self.is_serving or self._update is not None:
+            reason = "another update is waiting" if self.is_serving else "this sampler is not serving; call update"
+            raise RuntimeError(reason)
+        self._raise_if_ended()
+        done = asyncio.get_running_loop().create_future()
+        self._update = _Update(params, router_bias, version, mode, copy, done)
+        self._work.set()
+        await done
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all that is cached; running requests compute their contexts again. For measurements."""
+        self._scheduler.recompute()
 
     @property
     def num_programs(self) -> int:
-        """Number of programs that `warm_up` compiles: one per window and shape of a call."""
-        return len(self.windows) * (len(self.config.prefill_shapes) + len(self.decode_rows))
+        """Number of programs that `warm_up` compiles."""
+        return self._runner.num_programs
 
     def warm_up(self, on_done: Callable[[], None] = lambda: None) -> None:
-        """Compiles all programs by calls that consist of padding, so that nothing compiles later.
+        """Compiles all programs, so that nothing compiles later, and calls `on_done` after each.
 
-        Call `update` before; no session may be open. `on_done` is called after each of the `num_programs` programs.
-        Decode programs with temperature, top_k and top_p compile when the first such request is decoded.
+        Call `update` before; no session may be open. Decode programs with temperature, top_k and top_p compile when the
+        first such request is decoded.
         """
-        for window in self.windows:
-            for rows, length in self.config.prefill_shapes:
-                n = self.shards * rows
-                padding = [np.zeros(shape, np.int32) for shape in (n, (n, length), n, n)]
-                seeds = np.zeros(n, np.uint32)
-                self._slots = self._prefill[window](*self._weights, self._slots, *padding, seeds)
-                on_done()
-            for rows in self.decode_rows:
-                padding = np.zeros(self.shards * rows, np.int32)
-                self._decode(window, rows, padding, padding, ())
-                on_done()
+        for _ in self._runner.warm_up():
+            on_done()
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Stops device calls until `resume`; returns when the last one has ended.
+
+        Requests can be submitted meanwhile, and weights updated (not with mode="drain" while requests run).
+
+        Args:
+          mode: "keep": running requests wait, and go on after `resume`. "wait": they end first, while others wait.
+            "abort": every request ends at once, with what it has sampled and the finish reason "cancelled".
+        """
+        self._raise_if_ended()
+        self._pause_mode = mode
+        self._paused.clear()
+        self._work.set()
+        await self._paused.wait()
+        self._raise_if_ended()
+
+    def resume(self) -> None:
+        """Goes on after `pause`; does nothing if the sampler is not paused."""
+        self._pause_mode = None
+        self._work.set()
+
+    @property
+    def stats(self) -> SamplerStats:
+        """Numbers of requests and pages at this moment."""
+        scheduler = self._scheduler
+        return SamplerStats(
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            preemptions=scheduler.preemptions,
+            pages=sum(pool.n_pages for pool in scheduler.pools),
+            held_pages=scheduler.n_held_pages,
+            live_tokens=scheduler.n_live_tokens,
+            drafted=() if self._speculation is None else tuple(self._speculation.drafted),
+            accepted=() if self._speculation is None else tuple(self._speculation.accepted),
+        )
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator["Sampler"]:
+    async def serving(self) -> AsyncIterator[Sampler]:
         """Serves sessions inside the block.
 
         If serving fails, every pending request raises the exception, and so does every later one.
@@ -133,10 +217,11 @@ class Sampler:
             raise RuntimeError("call Sampler.update before serving")
         if self.is_serving:
             raise RuntimeError("this sampler is serving already; open sessions inside the block that is running")
-        self._waiting, self._running, self._error, self._leaving = [], {}, None, False
-        self._free = [local * self.shards + shard for shard in range(self.shards) for local in range(self.per_shard)]
-        self._free.sort(reverse=True)
-        self._slot_freed, self._work = asyncio.Event(), asyncio.Event()
+        self._error: Exception | None = None
+        self._leaving, self._work, self._session_closed = False, asyncio.Event(), asyncio.Event()
+        self._pause_mode: PauseMode | None = None
+        self._paused = asyncio.Event()
+        self._sessions: set[EngineSession] = set()
         self.is_serving, server = True, asyncio.create_task(self._serve())
         try:
             yield self
@@ -149,179 +234,194 @@ class Sampler:
             finally:
                 self.is_serving = False
 
-    async def open(self, seed: int) -> SlotSession:
-        """Returns a session with an empty context, after waiting for a free slot.
-
-        Args:
-          seed: uint32; fixes all random choices of the session.
-        """
-        while not self._free:
-            self._raise_if_ended()
-            self._slot_freed.clear()
-            await self._slot_freed.wait()
-        return SlotSession(self, self._free.pop(), seed)
-
-    def submit(self, request: Request) -> None:
-        """Queues a request of a session; its future gets the Sample."""
+    async def open(self, seed: int) -> EngineSession:
+        """See Policy.open. At most config.slots sessions are open, so that their contexts fit into the cache."""
         self._raise_if_ended()
-        self._waiting.append(request)
-        self._work.set()
+        while len(self._sessions) >= self.config.slots:
+            self._session_closed.clear()
+            await self._session_closed.wait()
+            self._raise_if_ended()
+        session = EngineSession(self, seed, self._close_in(self._sessions))
+        self._sessions.add(session)
+        return session
 
-    def release(self, slot: int) -> None:
-        """Frees the slot of a closed session."""
-        self._free.append(slot)
-        self._slot_freed.set()
+    def submit(self, request: Request) -> RequestHandle:
+        """Queues a request; the handle gives its Sample, or what it samples as it does.
+
+        Raises:
+          ValueError: an empty context, or one that leaves no room for a token.
+          UserError: token ids that the network does not have, or stop strings without a decoder.
+        """
+        self._raise_if_ended()
+        tokens, params = [int(token) for token in request.tokens], request.params
+        if not tokens:
+            raise ValueError("the context is empty; give the tokens that the sample follows")
+        budget = min(params.max_tokens, self.config.capacity - len(tokens))
+        if budget < 1:
+            raise ValueError(f"{len(tokens)} tokens leave no room in a context of {self.config.capacity}")
+        vocab_size = self.definition.config.vocab_size
+        wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise UserError(f"the context has the token id {wrong}; those of the model are 0 to {vocab_size - 1}.")
+        if params.stop_strings and self.decode is None:
+            raise UserError(
+                f"stop_strings={params.stop_strings!r} needs a Sampler with decode=, the text of token ids."
+            )
+        future = asyncio.get_running_loop().create_future()
+        handle = RequestHandle(
+            dataclasses.replace(request, tokens=tokens), budget, self.end_tokens, self.decode, future
+        )
+        self._scheduler.submit(handle.sequence)
+        self._handles[id(handle.sequence)] = handle
+        future.add_done_callback(lambda _: self._work.set())  # a cancelled one frees its pages
+        self._work.set()
+        return handle
+
+    def _close_in(self, sessions: set[EngineSession]) -> Callable[[EngineSession], None]:
+        """What closes a session of this serving, also after its end."""
+
+        def close(session: EngineSession) -> None:
+            sessions.discard(session)
+            self._ended_leases.append(session.lease)  # freed before the next device call
+            self._session_closed.set()
+            self._work.set()
+
+        return close
 
     def _raise_if_ended(self) -> None:
         if self._error is not None:
             raise self._error
 
+    # -- the loop ------------------------------------------------------------------------------------------------
+
     async def _serve(self) -> None:
         reason: Exception = RuntimeError("this sampler has stopped serving")
         try:
             while not self._leaving:
-                if not self._waiting and not self._running:
-                    self._work.clear()
+                self._work.clear()
+                self._forget_cancelled()
+                if self._update is not None and (self._update.mode != "drain" or not self._scheduler.running):
+                    await self._apply(self._update)
+                    self._update = None
+                if self._is_pausing():
+                    self._paused.set()
                     await self._work.wait()
+                    continue
+                schedule = self._scheduler.schedule(admit=self._update is None and self._pause_mode is None)
+                if not schedule:
+                    await self._work.wait()
+                    continue
                 started = time.perf_counter()
-                while waiting := self._drop_cancelled():
-                    await asyncio.to_thread(self._prefill_once, waiting)
-                if self._running:
-                    await asyncio.to_thread(self._decode_once)
-                    self._finish()
+                version, decoded = await asyncio.to_thread(self._run, schedule)
+                self._commit(schedule, version, decoded)
                 self.busy_seconds += time.perf_counter() - started
                 await asyncio.sleep(0)
         except Exception as error:
             reason = error
+            self._scheduler.recompute()
+            self._runner.reset_cache()
             raise
         finally:
             self._error = reason
-            self._slot_freed.set()
-            for request in [*self._waiting, *self._running.values()]:
-                if not request.future.done():
-                    request.future.set_exception(reason)
+            self._session_closed.set()
+            self._paused.set()
+            pending = [handle.future for handle in self._handles.values()]
+            if self._update is not None:
+                pending.append(self._update.done)
+                self._update = None
+            for future in pending:
+                if not future.done():
+                    future.set_exception(reason)
+            self._forget_cancelled()
 
-    def _drop_cancelled(self) -> list[Request]:
-        """Drops waiting requests of cancelled sessions (their slots may be in use again); returns the others."""
-        self._waiting = [r for r in self._waiting if not r.future.cancelled()]
-        return list(self._waiting)
+    def _is_pausing(self) -> bool:
+        """Whether no device call may be made now. Ends all requests where the pause aborts them."""
+        if self._pause_mode == "abort":
+            for handle in self._handles.values():
+                if not handle.future.done():
+                    handle.finish("cancelled")
+            self._forget_cancelled()
+            self._pause_mode = "keep"  # requests that come during the pause wait for its end
+        return self._pause_mode is not None and not (self._pause_mode == "wait" and self._scheduler.running)
 
-    # -- device calls --------------------------------------------------------------------------------------------
+    def _forget_cancelled(self) -> None:
+        """Frees the pages of requests that were cancelled or failed, and of sessions that were closed."""
+        for key, handle in list(self._handles.items()):
+            if handle.future.done():
+                self._scheduler.cancel(handle.sequence)
+                del self._handles[key]
+        for lease in self._ended_leases:
+            self._scheduler.drop(lease)
+        self._ended_leases.clear()
 
-    def _prefill_once(self, waiting: list[Request]) -> None:
-        """Makes one prefill call, with the next piece of as many waiting requests as fit. Runs in a thread."""
-        rows, length = self._shape_for(waiting[0])
-        # Requests that need this very shape come first; shorter ones fill the remaining rows.
-        fitting = [r for r in waiting if self._shape_for(r) == (rows, length)]
-        fitting += [r for r in waiting if len(r.pending) <= length and r not in fitting]
-        by_shard: list[list[Request]] = [[] for _ in range(self.shards)]
-        for request in fitting:
-            shard = by_shard[request.slot % self.shards]
-            if len(shard) < rows:
-                shard.append(request)
-        index = np.zeros((self.shards, rows), np.int32)
-        tokens = np.zeros((self.shards, rows, length), np.int32)
-        count, start = np.zeros((self.shards, rows), np.int32), np.zeros((self.shards, rows), np.int32)
-        seed = np.zeros((self.shards, rows), np.uint32)
-        for shard, requests in enumerate(by_shard):
-            for row, request in enumerate(requests):
-                piece, request.pending = request.pending[:length], request.pending[length:]
-                index[shard, row], count[shard, row] = request.slot // self.shards, len(piece)
-                start[shard, row], seed[shard, row] = request.start, request.seed
-                tokens[shard, row, : len(piece)] = piece
-                request.start += len(piece)
-                self.prefilled_tokens += len(piece)
-        flat = lambda a: a.reshape(self.shards * rows, *a.shape[2:])  # noqa: E731
-        window = _smallest_fitting(self.windows, int((start + count).max()))
-        self._slots = self._prefill[window](
-            *self._weights, self._slots, *map(flat, (index, tokens, count, start, seed))
-        )
-        for request in waiting:
-            if not len(request.pending):
-                self._waiting.remove(request)
-                self._running[request.slot] = request
-
-    def _shape_for(self, request: Request) -> tuple[int, int]:
-        shapes = self.config.prefill_shapes
-        return next((shape for shape in shapes if len(request.pending) <= shape[1]), shapes[-1])
-
-    def _decode_once(self) -> None:
-        """Makes one decode call for all running requests. Runs in a thread."""
-        by_shard: list[list[Request]] = [[] for _ in range(self.shards)]
-        for request in self._running.values():
-            by_shard[request.slot % self.shards].append(request)
-        rows = _smallest_fitting(self.decode_rows, max(map(len, by_shard)))
-        index, budget, top_k = np.zeros((3, self.shards, rows), np.int32)
-        temperature, top_p = np.ones((2, self.shards, rows), np.float32)
-        if rows == self.per_shard:  # all slots, each in its own row
-            placed = [[(request.slot // self.shards, request) for request in requests] for requests in by_shard]
+    async def _apply(self, update: _Update) -> None:
+        """Installs weights. Weights that cannot be installed raise in update_serving, and the old ones stay."""
+        try:
+            await asyncio.to_thread(self._runner.install, update.params, update.router_bias, copy=update.copy)
+        except Exception as error:
+            if not update.done.done():
+                update.done.set_exception(error)
+            return
+        if update.mode == "keep":
+            self._scheduler.keep_running()
         else:
-            placed = [list(enumerate(requests)) for requests in by_shard]
-        for shard, requests in enumerate(placed):
-            for row, request in requests:
-                index[shard, row], budget[shard, row] = request.slot // self.shards, request.budget
-                wanted = request.params
-                temperature[shard, row], top_p[shard, row] = wanted.temperature, wanted.top_p
-                top_k[shard, row] = wanted.top_k
-        plain = all(request.params.unprocessed for request in self._running.values())
-        params = () if plain else (temperature.reshape(-1), top_p.reshape(-1), top_k.reshape(-1))
-        steps = self.config.decode_steps
-        longest = max(r.start + len(r.tokens) + min(steps, r.budget) for r in self._running.values())
-        window = _smallest_fitting(self.windows, longest)
-        out = self._decode(window, rows, index.reshape(-1), budget.reshape(-1), params)
-        tokens, logprobs, emitted = (np.asarray(a).reshape(-1, self.shards, rows) for a in out)
-        for shard, requests in enumerate(placed):
-            for row, request in requests:
-                n = int(emitted[:, shard, row].sum())
-                request.extend(tokens[:n, shard, row].tolist(), logprobs[:n, shard, row].tolist(), self.version)
-                self.decoded_tokens += n
+            self._scheduler.recompute()
+        self.version = update.version
+        if not update.done.done():
+            update.done.set_result(None)
 
-    def _decode(
-        self, window: int, rows: int, index: np.ndarray, budget: np.ndarray, params: tuple[np.ndarray, ...]
-    ) -> DecodedTokens:
-        """Decodes the slots `index`. With as many rows as slots, row i is slot i, and the cache is not copied.
+    def _run(self, schedule: Schedule) -> tuple[int, list[NewTokens]]:
+        """Makes the device calls of a schedule, in a thread. The version is that of the weights in these calls."""
+        version = self.version
+        if schedule.prefill_shape is not None:
+            self._runner.prefill(schedule.prefill_shape, schedule.prefill)
+        handles = [self._handles[id(sequence)] for sequence in schedule.decode]
+        rows = [RowRequest(handle.sequence, handle.request.seed % 2**32, handle.request.params) for handle in handles]
+        if not rows:
+            return version, []
+        drafts = self._speculation.draft(handles) if self._speculation is not None else None
+        started = time.perf_counter()
+        decoded = self._runner.decode(rows, drafts)
+        if self._speculation is not None:
+            self._speculation.note(drafts, [new.tokens for new in decoded], time.perf_counter() - started)
+        return version, decoded
 
-        params: the arrays of RowParams, or none where every row samples from the network's own distribution, which has
-          programs without them.
-        """
-        if rows == self.per_shard:
-            self._slots, out = self._decode_all[window, bool(params)](*self._weights, self._slots, budget, *params)
-        else:
-            self._slots, out = self._decode_rows[window, bool(params)](
-                *self._weights, self._slots, index, budget, *params
-            )
-        return out
+    def _commit(self, schedule: Schedule, version: int, decoded: list[NewTokens]) -> None:
+        for chunk in schedule.prefill:
+            self._scheduler.commit_prefill(chunk)
+            self.prefilled_tokens += chunk.count
+        for sequence, new in zip(schedule.decode, decoded, strict=True):
+            handle, length = self._handles[id(sequence)], len(sequence.tokens)
+            self._scheduler.commit_decode(sequence, new.tokens)
+            self.decoded_tokens += len(new.tokens)
+            if handle.future.done():
+                continue  # cancelled during the call
+            before = len(handle.tokens)
+            reason = handle.extend(new, version)
+            if reason is not None:
+                self._scheduler.truncate(sequence, length + len(handle.tokens) - before)
+                self._scheduler.finish(sequence)
+                del self._handles[id(sequence)]
+                handle.finish(reason)
 
-    def _finish(self) -> None:
-        """Resolves the running requests that are complete, and forgets cancelled ones."""
-        for slot, request in list(self._running.items()):
-            if request.settle(self.end_tokens):
-                del self._running[slot]
 
-    def _compile(self) -> None:
-        definition, config = self.definition, self.config
-        slots_spec = slot_specs(definition)
-        self._prefill, self._decode_all, self._decode_rows = {}, {}, {}
-        for window in self.windows:
-            self._prefill[window] = prefill_program(definition, self.mesh, window)
-            for processed in (False, True):
-                arguments = (definition, self.mesh, window, config.decode_steps, self.end_tokens, processed)
-                self._decode_all[window, processed] = decode_program(*arguments)
-                self._decode_rows[window, processed] = decode_rows_program(*arguments)
-        self._copy = jax.jit(
-            lambda weights: jax.tree.map(lambda a, to: jnp.copy(a).astype(to.dtype), weights, definition.shapes())
+def make_limits(config: SamplerConfig, shards: int) -> Limits:
+    """Returns the sizes of a scheduler over `shards` devices.
+
+    Raises:
+      UserError: slots that do not divide over the devices, or a cache that is smaller than one context.
+    """
+    if config.slots % shards:
+        raise UserError(
+            f"{config.slots} sampler slots do not divide over {shards} devices; use a multiple of {shards}."
         )
-        self._slots = jax.jit(
-            jax.shard_map(
-                lambda: init_slots(definition.config, self.per_shard, config.capacity),
-                mesh=self.mesh,
-                in_specs=(),
-                out_specs=slots_spec,
-                check_vma=False,
-            )
-        )()
-
-
-def _smallest_fitting(sizes: tuple[int, ...], needed: int) -> int:
-    """The first of the ascending `sizes` that is at least `needed`, or the last."""
-    return next((size for size in sizes if size >= needed), sizes[-1])
+    rows = config.slots // shards
+    page = min(config.page_size, config.capacity)
+    cache_tokens = (config.cache_tokens or config.slots * config.capacity) // shards
+    if cache_tokens < config.capacity:
+        raise UserError(
+            f"sampler.cache_tokens={config.cache_tokens} gives each of {shards} devices {cache_tokens} tokens, less "
+            f"than one context of sampler.capacity={config.capacity}; use {shards * config.capacity} or more, or 0."
+        )
+    n_pages = max(-(-cache_tokens // page), rows * -(-config.capacity // page) if not config.cache_tokens else 0)
+    return Limits(page, n_pages, shards, rows, tuple(config.prefill_shapes), config.decode_steps)

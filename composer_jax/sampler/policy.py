@@ -11,13 +11,16 @@ from composer_jax.errors import UserError
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: float32 probabilities tell them from 0 no longer (vLLM has the same bound)."""
 
+FinishReason = Literal["stop", "length", "cancelled"]
+
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
     """Parameters of one sampling request, named as in vLLM and OpenAI's API.
 
     The distribution is that of transformers: softmax(logits / temperature), cut to the `top_k` likeliest tokens, then
-    to the likeliest tokens that together have the probability `top_p`.
+    to the likeliest tokens that together have the probability `top_p`, then to those of at least `min_p` times the
+    probability of the likeliest one.
 
     Raises:
       UserError: a number out of range, or an empty stop string.
@@ -31,6 +34,8 @@ class SamplingParams:
     """Keeps the smallest set of likeliest tokens whose probability, after temperature and top_k, is at least this."""
     top_k: int = 0
     """Number of likeliest tokens to sample from; tokens as likely as the last of them stay, too. 0 keeps all."""
+    min_p: float = 0.0
+    """Of the tokens that top_k and top_p keep, those with at least this fraction of the likeliest one's probability."""
     stop_ids: tuple[int, ...] = ()
     """Ids that end the message, besides the end tokens of the model. The message includes the id that ends it."""
     stop_strings: tuple[str, ...] = ()
@@ -47,6 +52,8 @@ class SamplingParams:
             raise UserError(f"temperature={self.temperature} is no temperature; use 0 (greedy) or more.")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p} is not above 0 and at most 1; 1 keeps all tokens.")
+        if not 0 <= self.min_p <= 1:
+            raise UserError(f"min_p={self.min_p} is not between 0 and 1; 0 keeps all tokens.")
         if self.top_k < 0:
             raise UserError(f"top_k={self.top_k} is negative; 0 keeps all tokens.")
         if not all(self.stop_strings):
@@ -60,7 +67,7 @@ class SamplingParams:
     @property
     def unprocessed(self) -> bool:
         """Whether tokens come from the network's own distribution, as those of RL do."""
-        return self.temperature == 1 and self.top_p == 1 and self.top_k == 0
+        return self.temperature == 1 and self.top_p == 1 and self.top_k == 0 and self.min_p == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +81,13 @@ class Sample:
     processed logprobs). A greedy request has no such distribution; its tokens have log p at temperature 1."""
     versions: list[int]
     """Weight version that produced each token."""
-    finish_reason: Literal["stop", "length"]
-    """"stop": an end token, a stop id or a stop string; "length": max_tokens or the end of the context."""
+    finish_reason: FinishReason
+    """"stop": an end token, a stop id or a stop string; "length": max_tokens or the end of the context; "cancelled":
+    the engine ended the request, as when it is paused."""
+    raw_logprobs: list[float] | None = None
+    """log p of each token at temperature 1, without top_p and the like (vLLM: raw logprobs); None where unknown."""
+    cached: int = 0
+    """Tokens of the context that were in the cache already."""
     trained: bool = True
     """False for tokens that are context and never a target, such as a scripted expert's deliberate mistake."""
 
@@ -87,28 +99,25 @@ class SampleChunk:
     tokens: list[int]
     logprobs: list[float]
     versions: list[int]
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
     """None in all chunks but the last."""
 
 
 class Session(Protocol):
-    """One context: the tokens appended and sampled since the last reset."""
+    """What one episode samples from. Every call has the whole context; what is remembered between calls is a cache."""
 
-    length: int
-    """Tokens in the context."""
     capacity: int
-    """Most tokens that the context can hold."""
+    """Most tokens that a context can hold, the sampled ones included."""
 
-    async def sample(self, delta: Sequence[int], params: SamplingParams) -> Sample:
-        """Appends `delta` to the context, samples a message and appends that too.
+    async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
+        """Samples a message that follows a context of at least one token.
 
-        Sampling stops after an end token, after what `params` names as stops, or after params.max_tokens. The next
-        delta follows the tokens of the returned message.
+        Sampling stops after an end token, after what `params` names as stops, or after params.max_tokens.
+
+        Args:
+          branch: number of the context's branch in its episode. A draw is a function of the session's seed, the branch
+            and the token's position, so that branches draw differently.
         """
-        ...
-
-    def reset(self) -> None:
-        """Empties the context: the next delta starts a new branch."""
         ...
 
     def close(self) -> None:
@@ -134,7 +143,7 @@ class Policy(Protocol):
         ...
 
     async def open(self, seed: int) -> Session:
-        """Returns a session with an empty context, after waiting for a free slot where slots are limited.
+        """Returns a session.
 
         Args:
           seed: uint32; fixes all random choices of the session.

@@ -5,74 +5,71 @@ from collections.abc import Callable
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from composer_jax.models.cache import cache_spec
+from composer_jax.models.cache import Cache, cache_spec
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import BATCH_AXES
-from composer_jax.sampler.decode import DecodedTokens, SlotState, decode, decode_rows, init_slots, prefill
+from composer_jax.sampler.decode import DecodedTokens, DecodeRows, decode, prefill, verify
 from composer_jax.sampler.token_sampling import RowParams
 
 
-def slot_specs(definition: ModelDef) -> SlotState:
-    """PartitionSpecs of the state of all slots."""
-    rows = PartitionSpec(BATCH_AXES)
-    specs = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_slots(definition.config, 1, 1)))
-    return specs._replace(cache=cache_spec(definition.config))
+def prefill_program(definition: ModelDef, mesh: Mesh) -> Callable[..., Cache[jax.Array]]:
+    """Jitted `prefill` on every device: (params, router_bias, cache, tokens, start, count, tables) -> cache."""
 
+    def program(params, bias, cache, *inputs):
+        return prefill(definition.bind(params, bias), cache, *inputs)
 
-def prefill_program(definition: ModelDef, mesh: Mesh, window: int) -> Callable[..., SlotState]:
-    """Jitted `prefill` on every device: (params, router_bias, slots, index, tokens, count, start, seed) -> slots."""
-
-    def program(params, bias, slots, *inputs):
-        return prefill(definition.bind(params, bias), slots, *inputs, window=window)
-
-    return _shard_and_jit(program, definition, mesh, 5, slot_specs(definition))
+    return _shard_and_jit(program, definition, mesh, 4, cache_spec(definition.config))
 
 
 def decode_program(
-    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_tokens: tuple[int, ...], processed: bool
-) -> Callable[..., tuple[SlotState, DecodedTokens]]:
-    """Jitted `decode` on every device: (params, router_bias, slots, budget) -> (slots, DecodedTokens).
+    definition: ModelDef, mesh: Mesh, steps: int, end_tokens: tuple[int, ...], processed: bool
+) -> Callable[..., tuple[Cache[jax.Array], DecodedTokens]]:
+    """Jitted `decode` on every device: (params, router_bias, cache, *DecodeRows) -> (cache, DecodedTokens).
 
-    processed: whether the program takes the three arrays of RowParams after the budget.
+    processed: whether the program takes the arrays of RowParams after those of DecodeRows.
     """
+    n = len(DecodeRows._fields)
 
-    def program(weights, bias, slots, budget, *rows):
+    def program(weights, bias, cache, *inputs):
+        params = RowParams(*inputs[n:]) if processed else None
         decoder = definition.bind(weights, bias)
-        params = RowParams(*rows) if processed else None
-        return decode(decoder, slots, budget, params, steps=steps, end_tokens=end_tokens, window=window)
+        return decode(decoder, cache, DecodeRows(*inputs[:n]), params, steps=steps, end_tokens=end_tokens)
 
-    return _shard_and_jit(
-        program, definition, mesh, 1 + 3 * processed, (slot_specs(definition), PartitionSpec(None, BATCH_AXES))
-    )
+    out_specs = cache_spec(definition.config), PartitionSpec(None, BATCH_AXES)
+    return _shard_and_jit(program, definition, mesh, n + len(RowParams._fields) * processed, out_specs)
 
 
-def decode_rows_program(
-    definition: ModelDef, mesh: Mesh, window: int, steps: int, end_tokens: tuple[int, ...], processed: bool
-) -> Callable[..., tuple[SlotState, DecodedTokens]]:
-    """Jitted `decode_rows` on every device: (params, router_bias, slots, index, budget) -> (slots, DecodedTokens).
+def verify_program(
+    definition: ModelDef, mesh: Mesh, end_tokens: tuple[int, ...], processed: bool
+) -> Callable[..., tuple[Cache[jax.Array], DecodedTokens]]:
+    """Jitted `verify` on every device: (params, router_bias, cache, *DecodeRows, drafts, count) -> as decode_program.
 
-    processed: whether the program takes the three arrays of RowParams after the budget.
+    processed: whether the program takes the arrays of RowParams after those.
     """
+    n = len(DecodeRows._fields)
 
-    def program(weights, bias, slots, index, budget, *rows):
+    def program(weights, bias, cache, *inputs):
+        params = RowParams(*inputs[n + 2 :]) if processed else None
         decoder = definition.bind(weights, bias)
-        params = RowParams(*rows) if processed else None
-        return decode_rows(decoder, slots, index, budget, params, steps=steps, end_tokens=end_tokens, window=window)
+        return verify(decoder, cache, DecodeRows(*inputs[:n]), inputs[n], inputs[n + 1], params, end_tokens=end_tokens)
 
-    return _shard_and_jit(
-        program, definition, mesh, 2 + 3 * processed, (slot_specs(definition), PartitionSpec(None, BATCH_AXES))
-    )
+    out_specs = cache_spec(definition.config), PartitionSpec(None, BATCH_AXES)
+    return _shard_and_jit(program, definition, mesh, n + 2 + len(RowParams._fields) * processed, out_specs)
 
 
 def _shard_and_jit(program, definition: ModelDef, mesh: Mesh, inputs: int, out_specs):
-    """`program` under shard_map and jit; the slots, its third argument, are donated.
+    """`program` under shard_map and jit; the cache, its third argument, is donated.
 
-    inputs: number of arguments after the slots, each sharded by rows over the batch axes.
+    inputs: number of arguments after the cache, each sharded by rows over the batch axes.
     """
     mapped = jax.shard_map(
         program,
         mesh=mesh,
-        in_specs=(*definition.specs(mesh), slot_specs(definition), *[PartitionSpec(BATCH_AXES)] * inputs),
+        in_specs=(
+            *definition.specs(mesh),
+            cache_spec(definition.config),
+            *[PartitionSpec(BATCH_AXES)] * inputs,
+        ),
         out_specs=out_specs,
         check_vma=False,
     )

@@ -1,78 +1,116 @@
-"""One call of a session, from its submission to its Sample: what is still to be prefilled, what was sampled."""
+"""Request: what is to be sampled. RequestHandle: a request in the engine, from its submission to its Sample."""
+
+from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Literal
-
-import numpy as np
+from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
 
 from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
-from composer_jax.sampler.policy import Sample, SampleChunk, SamplingParams
+from composer_jax.sampler.drafts import PromptLookup
+from composer_jax.sampler.policy import FinishReason, Sample, SampleChunk, SamplingParams
+from composer_jax.sampler.runner import NewTokens
+from composer_jax.sampler.sequence import Lease
+from composer_jax.sampler.sequence import Sequence as Row
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True)
 class Request:
-    """Belongs to one slot. The engine appends what a decode call sampled, then calls `settle`."""
+    """A message to be sampled after a context."""
 
-    slot: int
-    start: int
-    """Tokens of the slot's context that are in the cache, before those sampled for this request."""
-    pending: np.ndarray
-    """int32: tokens still to be prefilled."""
-    budget: int
-    """Tokens that may still be sampled."""
-    seed: int
+    tokens: Sequence[int]
+    """The context."""
     params: SamplingParams
-    future: asyncio.Future[Sample]
-    decode: Decode | None = None
-    """Text of token ids; needed where params.stop_strings is not empty."""
-    on_chunk: Callable[[SampleChunk], None] | None = None
-    """Called with what each decode call sampled."""
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[float] = dataclasses.field(default_factory=list)
-    versions: list[int] = dataclasses.field(default_factory=list)
-    _settled: int = 0  # tokens that `settle` has seen
+    seed: int = 0
+    """Fixes, with the position of a token, the random choice of it; modulo 2**32."""
+    priority: int = 0
+    """Of waiting requests, those of the largest priority run first."""
+    group: Hashable = None
+    """Groups take turns: of equal priorities, the group with the fewest running requests comes first."""
+    lease: Lease | None = None
+    """Keeps the pages of the context for the lease's next request."""
 
-    def __post_init__(self) -> None:
+
+class RequestHandle:
+    """Awaiting a handle returns its Sample; iterating over it yields SampleChunks as decode calls finish.
+
+    The last chunk has the finish reason. A reader that is late gets what it missed in one chunk. Cancelling the task
+    that awaits, or leaving the iteration, cancels the request.
+    """
+
+    def __init__(
+        self, request: Request, budget: int, end_tokens: Sequence[int], decode: Decode | None, future: asyncio.Future
+    ) -> None:
+        """budget: most tokens to sample. decode: text of token ids, which stop strings need."""
+        self.request, self.future = request, future
+        self.sequence = Row(list(request.tokens), budget, request.priority, request.group, request.lease)
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.raw_logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.lookup = PromptLookup()
+        self._end_ids = {*end_tokens, *request.params.stop_ids}
+        self._settled = 0  # tokens that `settle` has seen
+        self._progress = asyncio.Event()
         self._stop_text = None
-        if self.params.stop_strings:
-            assert self.decode is not None, "SlotSession refuses stop strings without a decoder"
-            self._stop_text = _StopText(self.params.stop_strings, self.decode)
+        if request.params.stop_strings:
+            assert decode is not None, "a sampler refuses stop strings without a decoder"
+            self._stop_text = _StopText(request.params.stop_strings, decode)
+        future.add_done_callback(lambda _: self._progress.set())
 
-    def extend(self, tokens: list[int], logprobs: list[float], version: int) -> None:
-        """Appends what one decode call sampled."""
-        self.tokens += tokens
-        self.logprobs += logprobs
-        self.versions += [version] * len(tokens)
-        self.budget -= len(tokens)
+    def __await__(self) -> Generator[None, None, Sample]:
+        return self.future.__await__()
 
-    def settle(self, end_tokens: Sequence[int]) -> bool:
-        """Cuts the new tokens after the first that ends the message, and publishes them; returns whether it ended.
+    async def __aiter__(self) -> AsyncGenerator[SampleChunk]:
+        start = 0
+        try:
+            while not self.future.cancelled():
+                self._progress.clear()
+                done, end = self.future.done(), self._settled
+                reason = self.future.result().finish_reason if done else None  # raises what ended the serving
+                if start < end or done:
+                    part = slice(start, end)
+                    yield SampleChunk(self.tokens[part], self.logprobs[part], self.versions[part], reason)
+                    start = end
+                if done:
+                    return
+                await self._progress.wait()
+        finally:
+            self.future.cancel()
 
-        A decode call stops at end tokens by itself. Stops of the request are found here: tokens that the call sampled
-        after one are dropped, and the session's next delta overwrites them in the cache.
+    def cancel(self) -> None:
+        """Ends the request; its pages are free before the next device call."""
+        self.future.cancel()
+
+    # -- for the engine ------------------------------------------------------------------------------------------
+
+    def extend(self, new: NewTokens, version: int) -> FinishReason | None:
+        """Appends what one decode call sampled, up to the end of the message; returns why it ended, or None.
+
+        A decode call stops at end tokens by itself. Stops of the request are found here, and tokens that the call
+        sampled after one are dropped.
         """
-        if self.future.done():  # cancelled
-            return True
-        reason: Literal["stop", "length"] | None = "length" if self.budget == 0 else None
-        first = self._settled
-        for at in range(first, len(self.tokens)):
-            if self._ends(self.tokens[at], end_tokens):
-                reason = "stop"
-                for values in (self.tokens, self.logprobs, self.versions):
-                    del values[at + 1 :]
-                break
+        n = next((n for n, token in enumerate(new.tokens, 1) if self._ends(token)), None)
+        self.tokens += new.tokens[:n]
+        self.logprobs += new.logprobs[:n]
+        self.raw_logprobs += new.raw_logprobs[:n]
+        self.versions += [version] * len(new.tokens[:n])
         self._settled = len(self.tokens)
-        if self.on_chunk is not None and (reason is not None or first < self._settled):
-            self.on_chunk(SampleChunk(self.tokens[first:], self.logprobs[first:], self.versions[first:], reason))
-        if reason is not None:
-            self.future.set_result(Sample(self.tokens, self.logprobs, self.versions, reason))
-        return reason is not None
+        self._progress.set()
+        if n is not None:
+            return "stop"
+        return "length" if self.sequence.budget == 0 else None
 
-    def _ends(self, token: int, end_tokens: Sequence[int]) -> bool:
+    def finish(self, reason: FinishReason) -> None:
+        """Resolves the future."""
+        cached = self.sequence.cached or 0
+        self.future.set_result(
+            Sample(self.tokens, self.logprobs, self.versions, reason, self.raw_logprobs, cached=cached)
+        )
+
+    def _ends(self, token: int) -> bool:
         completes_text = self._stop_text is not None and self._stop_text.add(token)
-        return completes_text or token in end_tokens or token in self.params.stop_ids
+        return completes_text or token in self._end_ids
 
 
 class _StopText:

@@ -1,10 +1,11 @@
-"""Drawing one token per row from logits: temperature, top-k and top-p as arrays, so that nothing recompiles.
+"""Drawing one token per row from logits: temperature, top-k, top-p and min-p as arrays, so that nothing recompiles.
 
 Letters beside the shape legend: B rows, W entries of the vocabulary.
 """
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,61 +14,81 @@ from composer_jax.ops.shapes import check_shapes
 from composer_jax.sampler.policy import GREEDY_BELOW
 
 
-class RowParams(NamedTuple):
+Leaf = TypeVar("Leaf")
+
+
+class RowParams(NamedTuple, Generic[Leaf]):
     """SamplingParams of each row (sampler/policy.py)."""
 
-    temperature_B: jax.Array
+    temperature_B: Leaf
     """float32."""
-    top_p_B: jax.Array
+    top_p_B: Leaf
     """float32."""
-    top_k_B: jax.Array
+    top_k_B: Leaf
     """int32; 0 keeps all tokens."""
+    min_p_B: Leaf
+    """float32; 0 keeps all tokens."""
+
+
+class DrawnTokens(NamedTuple):
+    """One token per row."""
+
+    token_B: jax.Array
+    """int32."""
+    logprob_B: jax.Array
+    """float32: log p under the distribution that was drawn from; for greedy rows that of softmax(logits)."""
+    raw_logprob_B: jax.Array
+    """float32: log p under softmax(logits)."""
 
 
 def sample_token(
-    logits_BW: jax.Array, seed_B: jax.Array, position_B: jax.Array, params: RowParams | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Draws one token per row: (tokens int32[B], log p float32[B]).
+    logits_BW: jax.Array, seed_B: jax.Array, position_B: jax.Array, params: RowParams[jax.Array] | None = None
+) -> DrawnTokens:
+    """Draws one token per row.
 
     Args:
       logits_BW: float32, of the whole vocabulary.
       seed_B, position_B: uint32 and int32; a row's draw is a function of its seed, position, logits and params.
       params: None draws from softmax(logits), as do parameters that change nothing.
-
-    Returns:
-      log p is that of the distribution that was drawn from. For greedy rows, it is that of softmax(logits).
     """
     check_shapes(logits_BW=(logits_BW, jnp.float32), seed_B=(seed_B, jnp.uint32), position_B=(position_B, jnp.int32))
-    logprobs_BW = jax.nn.log_softmax(logits_BW if params is None else process_logits(logits_BW, params))
+    raw_BW = jax.nn.log_softmax(logits_BW)
+    logprobs_BW = raw_BW if params is None else jax.nn.log_softmax(process_logits(logits_BW, params))
     token_B = _invert_cdf(logprobs_BW, seed_B, position_B)
     if params is not None:
         likeliest_B = jnp.argmax(logits_BW, axis=-1).astype(jnp.int32)
         token_B = jnp.where(params.temperature_B < GREEDY_BELOW, likeliest_B, token_B)
-    return token_B, jnp.take_along_axis(logprobs_BW, token_B[:, None], axis=-1)[:, 0]
+    of_token = lambda a_BW: jnp.take_along_axis(a_BW, token_B[:, None], axis=-1)[:, 0]  # noqa: E731
+    return DrawnTokens(token_B, of_token(logprobs_BW), of_token(raw_BW))
 
 
-def process_logits(logits_BW: jax.Array, params: RowParams) -> jax.Array:
-    """Divides by the temperature, then sets the logits that top_k and top_p remove to -inf: float32 [B,W].
+def process_logits(logits_BW: jax.Array, params: RowParams[jax.Array]) -> jax.Array:
+    """Divides by the temperature, then sets the logits that top_k, top_p and min_p remove to -inf: float32 [B,W].
 
-    The kept set is that of transformers' TopKLogitsWarper and TopPLogitsWarper: tokens as likely as the k-th stay; of
-    those as likely as the last that top_p needs, as many stay as it needs, by ascending id. Greedy rows are unchanged.
+    The kept set is that of transformers' TopKLogitsWarper, TopPLogitsWarper and MinPLogitsWarper: tokens as likely as
+    the k-th stay; of those as likely as the last that top_p needs, as many stay as it needs, by ascending id; of those,
+    the ones with at least min_p of the likeliest token's probability. Greedy rows are unchanged.
     """
     check_shapes(
         logits_BW=(logits_BW, jnp.float32),
         temperature_B=(params.temperature_B, jnp.float32),
         top_p_B=(params.top_p_B, jnp.float32),
         top_k_B=(params.top_k_B, jnp.int32),
+        min_p_B=(params.min_p_B, jnp.float32),
     )
     greedy_B = params.temperature_B < GREEDY_BELOW
     temperature_B = jnp.where(greedy_B, 1, params.temperature_B)
     top_p_B = jnp.where(greedy_B, 1, params.top_p_B)
     top_k_B = jnp.where(greedy_B, 0, params.top_k_B)
+    min_p_B = jnp.where(greedy_B, 0, params.min_p_B)
     # A small temperature overflows no logit, because the largest is 0. log_softmax subtracts the largest, too, so its
     # result at temperature 1 is that of the logits themselves, bit for bit.
     scaled_BW = (logits_BW - logits_BW.max(axis=-1, keepdims=True)) / temperature_B[:, None]
     unchanged = lambda scaled_BW, _: scaled_BW  # noqa: E731
     scaled_BW = jax.lax.cond((top_k_B > 0).any(), _keep_top_k, unchanged, scaled_BW, top_k_B)
-    return jax.lax.cond((top_p_B < 1).any(), _keep_top_p, unchanged, scaled_BW, top_p_B)
+    scaled_BW = jax.lax.cond((top_p_B < 1).any(), _keep_top_p, unchanged, scaled_BW, top_p_B)
+    # The likeliest token has the scaled logit 0, and log(0) keeps all.
+    return jnp.where(scaled_BW >= jnp.log(min_p_B)[:, None], scaled_BW, -jnp.inf)
 
 
 # The least likely kept logit of each row is found by bisection, which is much cheaper than sorting a vocabulary.
@@ -115,14 +136,32 @@ def _largest_key(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Arra
 
 
 def _invert_cdf(logprobs_BW: jax.Array, seed_B: jax.Array, position_B: jax.Array) -> jax.Array:
-    """Inverts the cumulative distribution with one uniform number per row: token ids int32[B].
+    """Inverts the cumulative distribution, first over blocks of tokens and then inside the block: token ids int32[B].
 
-    Gumbel noise takes one number per vocabulary entry, which on a CPU would cost more than the layer stack.
+    Two uniform numbers per row do it. Gumbel noise takes one per vocabulary entry, which on a CPU would cost more than
+    the layer stack. One number for the whole vocabulary has too few bits: a cumulative sum near 1 moves in steps of
+    6e-8, so most tokens of a tail of 0.1 % among 100,000 could never be drawn.
     """
-    cumulative_BW = jnp.cumsum(jnp.exp(logprobs_BW), axis=-1)
-    uniform_B = jax.vmap(lambda seed, position: jax.random.uniform(jax.random.fold_in(jax.random.key(seed), position)))(
-        seed_B, position_B
-    )
-    # Scaling by the last entry absorbs the rounding of the sum, so the result is always a token.
-    token_B = (cumulative_BW <= uniform_B[:, None] * cumulative_BW[:, -1:]).sum(-1).astype(jnp.int32)
-    return jnp.minimum(token_B, logprobs_BW.shape[-1] - 1)
+    rows, vocabulary = logprobs_BW.shape
+    size = math.isqrt(vocabulary - 1) + 1
+    blocks = -(-vocabulary // size)
+    p_BKI = jnp.pad(jnp.exp(logprobs_BW), ((0, 0), (0, blocks * size - vocabulary))).reshape(rows, blocks, size)
+    uniform_B2 = jax.vmap(
+        lambda seed, position: jax.random.uniform(jax.random.fold_in(jax.random.key(seed), position), (2,))
+    )(seed_B, position_B)
+    block_B = _first_above(p_BKI.sum(-1), uniform_B2[:, 0])
+    of_block_BI = jnp.take_along_axis(p_BKI, block_B[:, None, None], axis=1)[:, 0]
+    return block_B * size + _first_above(of_block_BI, uniform_B2[:, 1])
+
+
+def _first_above(weights_BI: jax.Array, uniform_B: jax.Array) -> jax.Array:
+    """Returns the first index whose cumulative weight exceeds that fraction of the sum: int32[B].
+
+    The index has a positive weight: scaling by the last entry absorbs the rounding of the sum, and the fraction is
+    below 1.
+    """
+    cumulative_BI = jnp.cumsum(weights_BI, axis=-1)
+    index_B = (cumulative_BI <= uniform_B[:, None] * cumulative_BI[:, -1:]).sum(-1).astype(jnp.int32)
+    # uniform * sum may round up to the sum itself; then it is the last index with a weight.
+    last_B = weights_BI.shape[-1] - 1 - jnp.argmax(weights_BI[:, ::-1] > 0, axis=-1).astype(jnp.int32)
+    return jnp.minimum(index_B, last_B)

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
+from composer_jax.models.cache import cache_spec, init_cache
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import forward_flops
 from composer_jax.models.model_def import ModelDef
@@ -24,8 +25,9 @@ from composer_jax.parallel.mesh import BATCH_AXES, MeshConfig, batch_shards
 from composer_jax.parallel.sharding import EXPERT_AXES
 from composer_jax.rl.batch import FIELDS
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.decode import DECODE_LOOP, init_slots
-from composer_jax.sampler.programs import decode_program, prefill_program, slot_specs
+from composer_jax.sampler.decode import DECODE_LOOP, DecodeRows
+from composer_jax.sampler.engine import make_limits
+from composer_jax.sampler.programs import decode_program, prefill_program
 from composer_jax.stages.config import RunConfig, TrainingConfig
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import Loss, make_loss
@@ -205,35 +207,36 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
     model_def, shards = ModelDef(config), batch_shards(mesh)
     slots, capacity = sampler.slots, sampler.capacity
     _require_context("sampler.capacity", capacity, config)
-    if slots % shards:
-        raise UserError(f"sampler.slots={slots} does not divide over {shards} devices; use a multiple of {shards}.")
+    limits = make_limits(sampler, shards)
+    pages_per_row = -(-capacity // limits.page_size)
     weights = _abstract_weights(model_def, mesh)
-    state = jax.tree.map(
+    cache = jax.tree.map(
         lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
-        jax.eval_shape(lambda: init_slots(config, slots, capacity)),
-        slot_specs(model_def),
+        jax.eval_shape(lambda: init_cache(config, shards * limits.n_pages, limits.page_size)),
+        cache_spec(config),
     )
     rows_sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
     def step(function: Any, inputs: tuple[jax.ShapeDtypeStruct, ...], name: str, flops: float, tokens: int) -> Step:
-        resident = {"params": weights[0], "router_bias": weights[1], "cache": state, "batch": inputs}
+        resident = {"params": weights[0], "router_bias": weights[1], "cache": cache, "batch": inputs}
         return Step(
-            mesh, model_def, {name: Program(function, (*weights, state, *inputs), {}, resident, {})}, flops, tokens
+            mesh, model_def, {name: Program(function, (*weights, cache, *inputs), {}, resident, {})}, flops, tokens
         )
 
     def integers(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rows_sharding)
 
-    decode = decode_program(model_def, mesh, capacity, steps=sampler.decode_steps, end_tokens=(0,), processed=False)
+    decode = decode_program(model_def, mesh, sampler.decode_steps, (0,), processed=False)
+    row = integers(slots)
+    inputs = DecodeRows(row, row, row, integers(slots, dtype=np.uint32), integers(slots, pages_per_row))
     decode_flops = slots * (forward_flops(config, capacity) - forward_flops(config, capacity - 1))
-    steps = {"decode": step(decode, (integers(slots),), "decode", decode_flops, slots)}
+    steps = {"decode": step(decode, inputs, "decode", decode_flops, slots)}
     for per_device, length in sampler.prefill_shapes:
         rows = per_device * shards
-        inputs = (*map(integers, (rows,)), integers(rows, length), integers(rows), integers(rows))
-        inputs = (*inputs, integers(rows, dtype=np.uint32))
+        inputs = (integers(rows, length), integers(rows), integers(rows), integers(rows, pages_per_row))
         name = f"prefill {rows}x{length}"
         flops = rows * forward_flops(config, length)
-        steps[name] = step(prefill_program(model_def, mesh, capacity), inputs, name, flops, rows * length)
+        steps[name] = step(prefill_program(model_def, mesh), inputs, name, flops, rows * length)
     return steps
 
 

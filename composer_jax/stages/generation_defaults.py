@@ -10,7 +10,7 @@ from composer_jax.data.text_files import TextFiles, read_json_object
 from composer_jax.errors import UserError
 
 FILE = "generation_config.json"
-NOT_APPLIED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": 0.0, "typical_p": 1.0}
+NOT_APPLIED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "typical_p": 1.0}
 """Fields that change what transformers samples and that this sampler lacks, with the value that changes nothing."""
 
 
@@ -21,6 +21,7 @@ class GenerationDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     end_ids: tuple[int, ...] = ()
     """Ids that end what the model generates (eos_token_id)."""
 
@@ -36,7 +37,12 @@ def read_generation_defaults(files: TextFiles) -> GenerationDefaults:
     """
     config = read_json_object(files, FILE)
     numbers = {}
-    for field, kinds in (("temperature", (int, float)), ("top_p", (int, float)), ("top_k", int)):
+    for field, kinds in (
+        ("temperature", (int, float)),
+        ("top_p", (int, float)),
+        ("top_k", int),
+        ("min_p", (int, float)),
+    ):
         value = config.get(field)
         if value is not None:
             if not isinstance(value, kinds) or isinstance(value, bool):

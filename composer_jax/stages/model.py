@@ -24,7 +24,7 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import IncrementalDetokenizer
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import SamplingParams
-from composer_jax.sampler.session import SlotSession
+from composer_jax.sampler.session import EngineSession
 from composer_jax.stages.generation_defaults import GenerationDefaults
 from composer_jax.stages.text_processor import Messages, SamplingOptions, TextProcessor, open_text_processor
 
@@ -74,7 +74,7 @@ class Model:
 
     @property
     def defaults(self) -> GenerationDefaults:
-        """Temperature, top_p, top_k and end tokens of generation_config.json."""
+        """Temperature, top_p, top_k, min_p and end tokens of generation_config.json."""
         return self.text.defaults
 
     # -- text ----------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Model:
 
         Args:
           seed: fixes all random choices.
-          options: max_tokens, temperature, top_p, top_k and stop (SamplingOptions).
+          options: max_tokens, temperature, top_p, top_k, min_p and stop (SamplingOptions).
 
         Raises:
           UserError: an empty prompt, one that fills the context, parameters out of range, or no tokenizer for a text.
@@ -191,7 +191,7 @@ class Model:
         async with self._sampler_for(SESSION_CAPACITY).serving():
             yield self
 
-    async def open(self, seed: int) -> SlotSession:
+    async def open(self, seed: int) -> EngineSession:
         """See Policy.open. At most as many sessions are open as the sampler has slots."""
         if self._sampler is None:
             raise RuntimeError("open sessions inside `async with model.serving():`")
@@ -264,20 +264,14 @@ def load_model(
 
 
 def _sampler_config(tokens: int, longest: int, mesh: Mesh) -> SamplerConfig:
-    """Sizes for contexts of `tokens` tokens, at most `longest`; a call reads the part of the cache that it needs."""
+    """Sizes for contexts of `tokens` tokens, at most `longest`."""
     # On a CPU, XLA multiplies a single row with the scanned weights of a layer in a naive loop: two rows take an eighth
     # of the time of one (measured for SmolLM2's layers).
     slots = batch_shards(mesh) * (2 if mesh.devices.flat[0].platform == "cpu" else 1)
-    capacities = [SMALLEST_CAPACITY]
-    while capacities[-1] < tokens:
-        capacities.append(GROWTH * capacities[-1])
-    *windows, capacity = capacities
-    return SamplerConfig(
-        slots=slots,
-        capacity=min(capacity, longest),
-        prefill_shapes=((1, 16), (1, 128), (1, 512)),
-        windows=tuple(windows),
-    )
+    capacity = SMALLEST_CAPACITY
+    while capacity < tokens:
+        capacity *= GROWTH
+    return SamplerConfig(slots=slots, capacity=min(capacity, longest), prefill_shapes=((1, 16), (1, 128), (1, 512)))
 
 
 def _stream_text(tokens: Iterator[list[int]], decode: Callable[[Sequence[int]], str]) -> Iterator[str]:

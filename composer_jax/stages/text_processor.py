@@ -37,6 +37,7 @@ class SamplingOptions(TypedDict, total=False):
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    min_p: float | None
     stop: str | Sequence[str]
     """Texts that end the answer, which includes them."""
 
@@ -96,7 +97,7 @@ class TextProcessor:
         Raises:
           UserError: an option, or a default in generation_config.json, is out of range.
         """
-        fields = {name: options.get(name) for name in ("temperature", "top_p", "top_k")}
+        fields = {name: options.get(name) for name in ("temperature", "top_p", "top_k", "min_p")}
         fields = {name: getattr(self.defaults, name) if value is None else value for name, value in fields.items()}
         stop = options.get("stop", ())
         strings = (stop,) if isinstance(stop, str) else tuple(stop)

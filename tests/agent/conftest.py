@@ -72,18 +72,15 @@ class ScriptedSession:
     def __init__(self, messages, capacity=4096):
         self.messages = list(messages)
         self.capacity = capacity
-        self.context = []
+        self.context, self.branch = [], 0
         self.contexts = []  # the context before each message
         self.max_tokens = []  # of each message
         self.temperatures = []  # of each message
 
-    @property
-    def length(self):
-        return len(self.context)
-
-    async def sample(self, delta, params):
+    async def sample(self, context, params, branch=0):
         max_tokens = params.max_tokens
-        self.context += list(delta)
+        assert branch > self.branch or context[: len(self.context)] == self.context, "an undeclared break of the prefix"
+        self.context, self.branch = list(context), branch
         assert len(self.context) + max_tokens <= self.capacity
         self.contexts.append(list(self.context))
         self.max_tokens.append(max_tokens)
@@ -98,9 +95,6 @@ class ScriptedSession:
             [number] * len(tokens),
             "stop" if len(tokens) == len(ids) else "length",
         )
-
-    def reset(self):
-        self.context = []
 
     def close(self):
         pass

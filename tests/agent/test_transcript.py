@@ -72,17 +72,16 @@ def test_json_is_exact(steps):
             assert a.tobytes() == b.tobytes(), "bit by bit"
 
 
-@given(st.lists(STEP, min_size=1, max_size=8), st.integers(0, 60))
-def test_tokens_from_a_position_are_those_a_context_lacks(steps, start):
+@given(st.lists(STEP, min_size=1, max_size=8))
+def test_tokens_are_those_of_the_path_to_the_tip(steps):
     transcript = grown(steps)
-    whole = transcript.tokens_from(0)
-    assert len(whole) == transcript.length
-    assert transcript.tokens_from(start) == whole[start:]
+    assert transcript.tokens == [token for node in transcript.path() for token in node.tokens]
+    assert len(transcript.tokens) == transcript.length
 
 
 def test_harness_and_sampled_tokens_of_a_node():
     transcript = Transcript()
-    node = transcript.append("assistant", [5], [7, 8], [-0.5, -1.0], [3, 4], context=3)
+    node = transcript.append("assistant", [5], [7, 8], [-0.5, -1.0], [3, 4])
     assert node.sampled
     assert node.harness_tokens.tolist() == [5]
     assert node.sampled_tokens.tolist() == [7, 8]
@@ -92,16 +91,13 @@ def test_harness_and_sampled_tokens_of_a_node():
     assert not transcript.append("tool", [1]).sampled
 
 
-def test_an_undeclared_break_is_an_error():
+def test_a_branch_starts_after_a_node():
     transcript = Transcript()
     prompt = transcript.append("prompt", [1, 2])
-    transcript.append("assistant", [5], [7], [-0.5], [0], context=4)
-    with pytest.raises(TranscriptError, match="context holds 3 tokens and the branch 6"):
-        transcript.append("assistant", [5], [7], [-0.5], [0], context=3)
-    assert len(transcript.nodes) == 2, "nothing was added"
+    transcript.append("assistant", [5], [7], [-0.5], [0])
     transcript.branch(prompt)
-    transcript.append("assistant", [], [7], [-0.5], [0], context=3)
-    assert [len(branch) for branch in transcript.branches()] == [2, 2]
+    transcript.append("assistant", [], [7], [-0.5], [0])
+    assert [len(branch) for branch in transcript.branches()] == [2, 2] and transcript.tokens == [1, 2, 7]
 
 
 def test_a_shared_sampled_node_is_trained_in_its_first_row():

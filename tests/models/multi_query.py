@@ -10,7 +10,7 @@ from flax import nnx
 from composer_jax.errors import UserError
 from composer_jax.models.attention import AttentionCost, CacheEntry
 from composer_jax.models.parameter import gather_param, matrix
-from composer_jax.ops.attention import attend
+from composer_jax.ops.cached_attention import attend_cache
 from composer_jax.ops.row_attention import attend_rows
 
 
@@ -40,11 +40,13 @@ class MultiQueryAttention(nnx.Module):
         k, v = jnp.split(self._entries(x_BSD)[:, :, None], [self.config.qk_rope_dim], axis=-1)
         return self._output(attend_rows(self._queries(x_BSD), k, v, mask, windowed))
 
-    def extend(self, x_BSD, positions_BS, bias_BSC, write):
-        values_BCX, scales_BCG = write(self._entries(x_BSD))
-        assert scales_BCG is None
-        k, v = jnp.split(values_BCX[:, :, None], [self.config.qk_rope_dim], axis=-1)
-        return self._output(attend(self._queries(x_BSD), k, v, bias_BSC))
+    def extend(self, x_BSD, positions_BS, keys, write):
+        return self._output(attend_cache(self._queries(x_BSD), write(self._entries(x_BSD)), self._split, keys))
+
+    def _split(self, values_BTX, scales_BTG):
+        assert scales_BTG is None
+        k, v = jnp.split(values_BTX[:, :, None], [self.config.qk_rope_dim], axis=-1)
+        return k, v, None
 
     def _entries(self, x_BSD: jax.Array) -> jax.Array:
         return x_BSD @ gather_param(self.kv, x_BSD.dtype)

@@ -68,11 +68,13 @@ def test_a_kind_from_outside_the_package_runs_forward_and_cached_decode():
     def extend(cache, tokens, start):
         decoder = ModelDef(config).bind(params, bias)
         positions = jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)
-        states, cache = decoder.extend(tokens, positions, jnp.ones(tokens.shape, bool), cache)
+        states, cache = decoder.extend(
+            tokens, positions, jnp.ones(tokens.shape, bool), cache, np.arange(4).reshape(2, 2)
+        )
         return decoder.logits(states), cache
 
-    cache = init_cache(config, 2, TOKENS)
-    assert cache.entries_LBCX.shape == (config.n_layers, 2, TOKENS, config.qk_rope_dim + config.v_head_dim)
+    cache = init_cache(config, 4, TOKENS // 2)
+    assert cache.entries_LZTX.shape == (config.n_layers, 4, TOKENS // 2, config.qk_rope_dim + config.v_head_dim)
     prefill, cache = extend(cache, tokens[:, :8], 0)
     logits = [prefill]
     for t in range(8, TOKENS):

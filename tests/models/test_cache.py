@@ -1,4 +1,4 @@
-"""Decoding with the cache equals one pass over the whole context, whatever stale entries the cache holds."""
+"""Decoding with the cache equals one pass over the whole context, whatever stale entries the pages hold."""
 
 import dataclasses
 
@@ -13,7 +13,9 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.models.rope import Llama3Rope
 from tests.models.small import GROUPED_QUERY, LLAMA, forward, random_weights, relative_error, rows, small
 
-CAPACITY = 24
+CAPACITY, PAGE, PAGES = 24, 4, 14
+TABLES = np.random.default_rng(5).permutation(PAGES)[:12].reshape(2, 6).astype(np.int32)
+"""Pages of two contexts; two pages belong to nobody."""
 LENGTHS = (19, 24)
 CONTEXTS = [np.random.default_rng(i).integers(0, 64, n).tolist() for i, n in enumerate(LENGTHS)]
 CONFIGS = {
@@ -33,7 +35,7 @@ def extender(config):
     def run(params, bias, cache, tokens, start, count):
         decoder = ModelDef(config).bind(params, bias)
         offsets = jnp.arange(tokens.shape[1])
-        states, cache = decoder.extend(tokens, start[:, None] + offsets, offsets < count[:, None], cache)
+        states, cache = decoder.extend(tokens, start[:, None] + offsets, offsets < count[:, None], cache, TABLES)
         return decoder.logits(states), cache
 
     return run
@@ -72,14 +74,14 @@ PIECES = {
 
 @pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES.keys())
 def test_prefill_in_pieces_is_the_full_forward_pass(model, pieces):
-    actual, _ = read(model, init_cache(model[0], 2, CAPACITY), pieces, 8)
+    actual, _ = read(model, init_cache(model[0], PAGES, PAGE), pieces, 8)
     for b, n in enumerate(LENGTHS):
         assert relative_error(actual[b, :n], model[4][b, :n]) < 1e-5
 
 
 def test_single_tokens_after_a_prefill_are_the_full_forward_pass(model):
     config, params, bias, extend, full = model
-    _, cache = read_first(model, init_cache(config, 2, CAPACITY), 8)
+    _, cache = read_first(model, init_cache(config, PAGES, PAGE), 8)
     actual = []
     for t in range(8, 19):
         tokens = np.array([[c[t]] for c in CONTEXTS], np.int32)
@@ -95,13 +97,13 @@ def read_first(model, cache, n):
 
 
 def test_stale_entries_do_not_change_the_output(model):
-    """The outputs are equal bit for bit, so a slot is reused without clearing."""
+    """The outputs are equal bit for bit, so a page is reused without clearing."""
     config = model[0]
-    clean = init_cache(config, 2, CAPACITY)
+    clean = init_cache(config, PAGES, PAGE)
     rng = np.random.default_rng(9)
     stale = Cache(
-        jnp.asarray(100 * rng.standard_normal(clean.entries_LBCX.shape), jnp.float32),
-        jnp.asarray(rng.integers(0, 64, clean.tokens_BC.shape), jnp.int32),
+        jnp.asarray(100 * rng.standard_normal(clean.entries_LZTX.shape), jnp.float32),
+        jnp.asarray(rng.integers(0, 64, clean.tokens_ZT.shape), jnp.int32),
     )
     pieces = PIECES["uneven_pieces"]
     expected, _ = read(model, clean, pieces, 8)
@@ -109,18 +111,27 @@ def test_stale_entries_do_not_change_the_output(model):
     np.testing.assert_array_equal(actual, expected)
 
 
+def in_order(array, axis):
+    """The entries of both contexts by position: the axes Z, T become B, C."""
+    array = np.moveaxis(np.asarray(array), (axis, axis + 1), (0, 1))[TABLES]
+    return np.moveaxis(array.reshape(2, CAPACITY, *array.shape[3:]), (0, 1), (axis, axis + 1))
+
+
 def test_padding_writes_nothing(model):
     config, params, bias, extend, _ = model
-    _, cache = read_first(model, init_cache(config, 2, CAPACITY), 8)
+    _, before = read_first(model, init_cache(config, PAGES, PAGE), 8)
     tokens = np.full((2, 8), 5, np.int32)
-    _, after = extend(params, bias, cache, tokens, np.array([8, 8], np.int32), np.array([0, 3], np.int32))
-    np.testing.assert_array_equal(after.tokens_BC[0], cache.tokens_BC[0])
-    np.testing.assert_array_equal(after.entries_LBCX[:, 0], cache.entries_LBCX[:, 0])
-    np.testing.assert_array_equal(after.tokens_BC[1], cache.tokens_BC[1].at[8:11].set(5))
-    np.testing.assert_array_equal(after.entries_LBCX[:, 1, :8], cache.entries_LBCX[:, 1, :8])
-    np.testing.assert_array_equal(after.entries_LBCX[:, 1, 11:], 0)
-    written = np.abs(after.entries_LBCX[:, 1, 8:11, : sum(attention_kind(config).cache_entry(config).groups)])
-    assert written.min(axis=(1, 2)).max() > 0
+    _, after = extend(params, bias, before, tokens, np.array([8, 8], np.int32), np.array([0, 3], np.int32))
+    expected = in_order(before.tokens_ZT, 0)
+    expected[1, 8:11] = 5
+    np.testing.assert_array_equal(in_order(after.tokens_ZT, 0), expected)
+    old, new = in_order(before.entries_LZTX, 1), in_order(after.entries_LZTX, 1)
+    written = new[:, 1, 8:11, : sum(attention_kind(config).cache_entry(config).groups)]
+    assert np.abs(written).min(axis=(1, 2)).max() > 0
+    new[:, 1, 8:11] = 0
+    np.testing.assert_array_equal(new, old)
+    nobodys = np.setdiff1d(np.arange(PAGES), TABLES)
+    assert not np.asarray(after.entries_LZTX)[:, nobodys].any()
 
 
 @pytest.mark.parametrize("dtype", ["compute", "int8"])
@@ -128,21 +139,21 @@ def test_a_single_token_is_written_at_its_position_or_dropped(model, dtype):
     config, params, bias, *_ = model
     config = dataclasses.replace(config, cache_dtype=dtype)
     start, counts = np.array([5, CAPACITY - 1], np.int32), np.array([0, 1], np.int32)
-    cache = init_cache(config, 2, CAPACITY)
+    cache = init_cache(config, PAGES, PAGE)
     _, after = extender(config)(params, bias, cache, np.full((2, 1), 7, np.int32), start, counts)
-    for array in filter(lambda array: array is not None, (after.entries_LBCX, after.scales_LBCG)):
-        written = np.abs(np.asarray(array)).max(-1) > 0
+    for array in filter(lambda array: array is not None, (after.entries_LZTX, after.scales_LZTG)):
+        written = np.abs(in_order(array, 1)).max(-1) > 0
         assert not written[:, 0].any() and written[:, 1, -1].all() and not written[:, 1, :-1].any()
 
 
 def test_the_cache_holds_one_latent_per_token_and_layer(model):
     config = model[0]
     cache = init_cache(config, 5, 7)
-    assert cache.capacity == 7
+    assert cache.page_size == 7
     # Wider entries are padded to a multiple of the 128 lanes of a TPU.
     widths = {16: 16 + 4, 131: 256, None: 2 * (6 + 6)}
-    assert cache.entries_LBCX.shape == (config.n_layers, 5, 7, widths[config.kv_lora_rank])
-    assert init_cache(small(compute_dtype="bfloat16"), 1, 1).entries_LBCX.dtype == jnp.bfloat16
+    assert cache.entries_LZTX.shape == (config.n_layers, 5, 7, widths[config.kv_lora_rank])
+    assert init_cache(small(compute_dtype="bfloat16"), 1, 1).entries_LZTX.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("piece", [4, 1])
@@ -156,14 +167,14 @@ def test_an_int8_cache_is_close_and_takes_a_quarter_of_the_memory(name, piece):
     tokens = np.array([c[:16] for c in CONTEXTS], np.int32)
     actual, expected = [], []
     for cfg, logits in ((config, actual), (exact, expected)):
-        cache, extend = init_cache(cfg, 2, CAPACITY), extender(cfg)
+        cache, extend = init_cache(cfg, PAGES, PAGE), extender(cfg)
         for start in range(0, 16, piece):
             part, counts = tokens[:, start : start + piece], np.full(2, piece, np.int32)
             step, cache = extend(params, bias, cache, part, np.full(2, start, np.int32), counts)
             logits.append(step)
     assert 1e-6 < relative_error(np.concatenate(actual, 1), np.concatenate(expected, 1)) < 0.1
-    cache = init_cache(config, 2, CAPACITY)
-    assert cache.entries_LBCX.nbytes * 4 == init_cache(exact, 2, CAPACITY).entries_LBCX.nbytes
+    cache = init_cache(config, PAGES, PAGE)
+    assert cache.entries_LZTX.nbytes * 4 == init_cache(exact, PAGES, PAGE).entries_LZTX.nbytes
 
 
 def test_quantization_error_is_at_most_half_a_step_per_group():

@@ -9,14 +9,19 @@ import pytest
 from flax import nnx
 
 from composer_jax.errors import UserError
-from composer_jax.models.attention import LayerCache
 from composer_jax.models.mla import MultiHeadLatentAttention
 from composer_jax.ops.attention import Scales, additive_mask, attend
+from composer_jax.ops.cached_attention import KeyRange, LayerCache
 from composer_jax.ops.row_attention import AttentionMask
 from tests.models import reference
 from tests.models.small import relative_error, small
 
 RNG = np.random.default_rng(0)
+
+
+def one_page(latents: jax.Array) -> LayerCache:
+    """The cache of a layer in which each row has one page, which holds exactly these entries."""
+    return LayerCache(latents[None], None, 0, jnp.arange(len(latents))[:, None], latents.shape[-1])
 
 
 def one_document(rows: int, length: int) -> AttentionMask:
@@ -32,11 +37,10 @@ def test_decode_form_training_form_and_numpy_agree(q_lora_rank, attention_scale)
     attention.kv_norm.scale.set_value(jnp.asarray(1 + 0.3 * RNG.standard_normal(16), jnp.float32))
     x = RNG.standard_normal((2, 7, config.d_model))
     positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
-    mask = additive_mask(jnp.broadcast_to(jnp.tril(jnp.ones((7, 7), bool)), (2, 7, 7)))
     naive, absorbed = nnx.jit(
         lambda attention, x: (
             attention(x, positions, one_document(2, 7)),
-            attention.extend(x, positions, mask, lambda latents: LayerCache(latents, None)),
+            attention.extend(x, positions, KeyRange(jnp.zeros_like(positions), positions), one_page),
         )
     )(attention, jnp.asarray(x, jnp.float32))
     assert relative_error(absorbed, naive) < 1e-5
@@ -50,14 +54,15 @@ def test_decoding_needs_the_latents_only():
     config = small()
     attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
     x = jnp.asarray(RNG.standard_normal((1, 6, config.d_model)), jnp.float32)
-    positions, mask = jnp.arange(6)[None], additive_mask(jnp.tril(jnp.ones((1, 6, 6), bool)))
+    positions = jnp.arange(6)[None]
+    keys = KeyRange(jnp.zeros_like(positions), positions)
 
     @nnx.jit
     def run(attention, x):
         stored = []
-        attention.extend(x, positions, mask, lambda latents: stored.append(latents) or LayerCache(latents, None))
-        renew = lambda latents: LayerCache(stored[0].at[:, 5:].set(latents), None)  # noqa: E731
-        last = attention.extend(x[:, 5:], positions[:, 5:], mask[:, 5:], renew)
+        attention.extend(x, positions, keys, lambda latents: stored.append(latents) or one_page(latents))
+        renew = lambda latents: one_page(stored[0].at[:, 5:].set(latents))  # noqa: E731
+        last = attention.extend(x[:, 5:], positions[:, 5:], KeyRange(*(a[:, 5:] for a in keys)), renew)
         return stored[0], last, attention(x, positions, one_document(1, 6))[:, 5:]
 
     stored, last, expected = run(attention, x)

@@ -14,6 +14,9 @@ from composer_jax.models.predictions import Predictions
 TOLERANCE = 2e-4
 """Largest difference of a logit or of a logprob, float32 on both sides."""
 
+PAGE = 8
+"""Tokens of a cache page."""
+
 
 def forward(config: ModelConfig, params, router_bias, tokens) -> tuple[np.ndarray, np.ndarray]:
     """Logits [B,S,W] and the logprobs [B,S-1] of tokens[:, 1:], as training computes them."""
@@ -23,7 +26,8 @@ def forward(config: ModelConfig, params, router_bias, tokens) -> tuple[np.ndarra
 
 def decode(config: ModelConfig, params, router_bias, tokens, *, step: int) -> np.ndarray:
     """Logits [B,S,W] as sampling computes them, from the cache: `step` tokens per call (S is a multiple of it)."""
-    cache = init_cache(config, len(tokens), tokens.shape[1] + 3)
+    pages_per_row = -(-tokens.shape[1] // PAGE) + 1
+    cache = init_cache(config, len(tokens) * pages_per_row, PAGE)
     parts = []
     for start in range(0, tokens.shape[1], step):
         chunk = jnp.asarray(tokens[:, start : start + step], jnp.int32)
@@ -50,7 +54,8 @@ def _extend(config: ModelConfig):
     def run(params, router_bias, tokens, start, cache):
         decoder = ModelDef(config).bind(params, router_bias)
         positions = jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)
-        states, cache = decoder.extend(tokens, positions, jnp.ones_like(tokens, bool), cache)
+        tables = jnp.arange(len(cache.tokens_ZT)).reshape(len(tokens), -1)
+        states, cache = decoder.extend(tokens, positions, jnp.ones_like(tokens, bool), cache, tables)
         return decoder.logits(states), cache
 
     return run

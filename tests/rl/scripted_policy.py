@@ -10,18 +10,14 @@ class ScriptedSession:
     """Samples the messages (lists of token ids) in order, whatever the context is."""
 
     def __init__(self, policy, messages, capacity):
-        self.policy, self.messages, self.capacity, self.length = policy, iter(messages), capacity, 0
+        self.policy, self.messages, self.capacity = policy, iter(messages), capacity
 
-    async def sample(self, delta, params: SamplingParams) -> Sample:
+    async def sample(self, context, params: SamplingParams, branch=0) -> Sample:
         message = next(self.messages)
         tokens = message[: params.max_tokens]
-        self.length += len(delta) + len(tokens)
         self.policy.decoded_tokens += len(tokens)
         finish_reason = "stop" if len(tokens) == len(message) else "length"
         return Sample(tokens, [-0.5] * len(tokens), [self.policy.version] * len(tokens), finish_reason)
-
-    def reset(self):
-        self.length = 0
 
     def close(self):
         self.policy.free.release()

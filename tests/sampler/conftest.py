@@ -36,6 +36,6 @@ def new_sampler(weights):
 @pytest.fixture(scope="session")
 def sampler(new_sampler):
     """Two shapes of everything, all compiled."""
-    sampler = new_sampler(prefill_shapes=((8, 4), (2, 8)), decode_rows=(2,), windows=(32,))
+    sampler = new_sampler(prefill_shapes=((8, 4), (2, 8)), decode_rows=(2,), page_size=8)
     sampler.warm_up()
     return sampler

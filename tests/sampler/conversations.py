@@ -34,14 +34,11 @@ async def converse(
     try:
         done = []
         for number in range(branches):
-            if number:
-                session.reset()
             branch = Branch()
             for _ in range(turns):
                 delta = rng.integers(0, sampler.definition.config.vocab_size, rng.integers(1, longest + 1)).tolist()
-                sample = await session.sample(delta, SamplingParams(max_tokens))
+                sample = await session.sample(branch.tokens + delta, SamplingParams(max_tokens), branch=number)
                 branch.add(delta, sample)
-                assert session.length == len(branch.tokens)
                 await asyncio.sleep(0.001 * rng.integers(0, 3))  # a tool runs meanwhile
             done.append(branch)
         return done

@@ -16,7 +16,6 @@ from composer_jax.sampler.config import SamplerConfig
         ({"prefill_shapes": ((0, 8),)}, r"sampler.prefill_shapes has \(0, 8\)"),
         ({"prefill_shapes": ((4, 128), (16, 32))}, r"rows of \[128, 32\] tokens; give the shapes by ascending tokens"),
         ({"decode_rows": (8, 0)}, r"sampler.decode_rows=\(8, 0\) has a number below 1"),
-        ({"windows": (-1,)}, r"sampler.windows=\(-1,\) has a number below 1"),
         ({"param_dtype": "int4"}, "sampler.param_dtype='int4' is unknown; use float32 or bfloat16"),
     ],
     ids=str,

@@ -61,14 +61,14 @@ def test_tokens_follow_the_distribution_of_the_policy(sampler, weights):
     assert ((counts - expected) ** 2 / expected).sum() < 9 + 5 * np.sqrt(18)
 
 
-def test_a_conversation_does_not_depend_on_the_others_or_on_its_slot(sampler, conversations):
+def test_a_conversation_does_not_depend_on_the_others_or_on_its_pages(sampler, conversations):
     assert_same([run_all(sampler, [seed])[0] for seed in SEEDS[:2]], conversations[:2])
     assert_same(run_all(sampler, SEEDS[::-1])[::-1], conversations)
 
 
 def test_a_conversation_does_not_depend_on_how_calls_are_cut(new_sampler, conversations):
     """Neither on the tokens of a decode call, nor on the shapes, nor on the part of the cache that is read."""
-    other = new_sampler(slots=5, decode_steps=3, prefill_shapes=((3, 5),))
+    other = new_sampler(slots=5, decode_steps=3, prefill_shapes=((3, 5),), page_size=5)
     assert_same(run_all(other, SEEDS[:6]), conversations[:6])
 
 
@@ -80,8 +80,7 @@ def test_another_seed_and_another_branch_draw_other_tokens(sampler):
         async with sampler.serving():
             one, again, other = [await sampler.open(seed) for seed in (1, 1, 2)]
             drawn = [await first_tokens(session) for session in (one, again, other)]
-            one.reset()
-            drawn.append(await first_tokens(one))
+            drawn.append((await one.sample([5, 6, 7], SamplingParams(12), branch=1)).tokens)
             for session in (one, again, other):
                 session.close()
             return drawn
@@ -93,13 +92,13 @@ def test_another_seed_and_another_branch_draw_other_tokens(sampler):
 
 def test_warming_up_compiles_every_shape_and_changes_nothing(new_sampler, weights, conversations, monkeypatch):
     """Afterwards nothing is traced or compiled, for any conversation and for new weights."""
-    for name, traces in {"prefill": 4, "decode": 2, "decode_rows": 2}.items():
+    for name, traces in {"prefill": 2, "decode": 2}.items():
         monkeypatch.setattr(programs, name, chex.assert_max_traces(getattr(programs, name), n=traces))
-    fresh = new_sampler(prefill_shapes=((8, 4), (2, 8)), decode_rows=(2,), windows=(32,))
+    fresh = new_sampler(prefill_shapes=((8, 4), (2, 8)), decode_rows=(2,), page_size=8)
     done = []
     before = count_compilations()
     fresh.warm_up(lambda: done.append(count_compilations()))
-    assert fresh.num_programs == len(done) == 8
+    assert fresh.num_programs == len(done) == 4
     assert all(later > earlier for earlier, later in zip([before, *done], done, strict=False))
     fresh.update(*weights, version=3)
     before = count_compilations()
@@ -114,11 +113,11 @@ def test_a_message_stops_at_the_end_token_or_at_its_budget(sampler):
     async def main():
         async with sampler.serving():
             session = await sampler.open(9)
-            samples = []
-            for _ in range(40):
-                samples.append(await session.sample([3, 4], SamplingParams(9)))
-                if session.length > 40:
-                    session.reset()
+            samples, context = [], []
+            for number in range(40):
+                context += [3, 4]
+                samples.append(await session.sample(context, SamplingParams(9), branch=number))
+                context = [] if len(context) > 30 else context + samples[-1].tokens
             session.close()
             return samples
 
@@ -151,9 +150,8 @@ def test_a_new_version_of_the_weights_is_used_and_recorded(sampler, weights, new
         async with sampler.serving():
             session = await sampler.open(4)
             first = await session.sample([1, 2, 3], SamplingParams(6))
-            sampler.update(*other, version=4)
-            session.reset()
-            second = await session.sample([1, 2, 3], SamplingParams(6))
+            await sampler.update_serving(*other, version=4)
+            second = await session.sample([1, 2, 3], SamplingParams(6), branch=1)
             session.close()
             return first, second
 
@@ -194,14 +192,12 @@ def test_a_context_is_filled_up_to_its_capacity(sampler, weights):
     async def body(session):
         assert session.capacity == 64
         first = await session.sample([1] * 60, SamplingParams(100))
-        assert len(first.tokens) <= 4 and session.length == 60 + len(first.tokens)
-        session.reset()
+        assert len(first.tokens) <= 4
         last = await session.sample([2] * 63, SamplingParams(5))
-        assert len(last.tokens) == 1 and session.length == 64
-        with pytest.raises(ValueError, match="1 tokens after 64 leave no room in a context of 64"):
-            await session.sample([1], SamplingParams(1))
-        session.reset()
-        with pytest.raises(ValueError, match="64 tokens after 0 leave no room"):
+        assert len(last.tokens) == 1
+        with pytest.raises(ValueError, match="65 tokens leave no room in a context of 64"):
+            await session.sample([2] * 63 + last.tokens + [1], SamplingParams(1))
+        with pytest.raises(ValueError, match="64 tokens leave no room"):
             await session.sample([1] * 64, SamplingParams(1))
         # A refused call has changed nothing.
         again = await session.sample([2] * 63, SamplingParams(5))
@@ -218,9 +214,9 @@ def branch_of(delta, sample) -> Branch:
     return branch
 
 
-def test_an_empty_delta_is_refused(sampler):
+def test_an_empty_context_is_refused(sampler):
     async def body(session):
-        with pytest.raises(ValueError, match="delta is empty"):
+        with pytest.raises(ValueError, match="the context is empty"):
             await session.sample([], SamplingParams(3))
 
     in_a_session(sampler, body)
@@ -269,23 +265,20 @@ class Broken(Exception):
     pass
 
 
-@pytest.mark.parametrize("call", ["_prefill", "_decode_all"])
+@pytest.mark.parametrize("call", ["prefill", "decode"])
 def test_a_failing_device_call_raises_in_every_session(sampler, monkeypatch, call):
     """Twelve conversations on eight slots: some sample, some wait for a slot, some come back later.
 
-    The jitted programs are private; nothing public can make a device call fail.
+    The runner is private; nothing public can make a device call fail.
     """
-    calls = itertools.count()
+    calls, works = itertools.count(), getattr(sampler._runner, call)
 
-    def failing(program):
-        def run(*args):
-            if next(calls) == 3:
-                raise Broken
-            return program(*args)
+    def failing(*args):
+        if next(calls) == 3:
+            raise Broken
+        return works(*args)
 
-        return run
-
-    monkeypatch.setattr(sampler, call, {key: failing(program) for key, program in getattr(sampler, call).items()})
+    monkeypatch.setattr(sampler._runner, call, failing)
     outcomes = []
 
     async def one(seed):
@@ -310,15 +303,14 @@ def test_a_sampler_serves_again_after_a_failure(sampler, monkeypatch, conversati
         raise Broken
 
     with monkeypatch.context() as patch:
-        for call in ("_decode_all", "_decode_rows"):
-            patch.setattr(sampler, call, dict.fromkeys(getattr(sampler, call), failing))
+        patch.setattr(sampler._runner, "decode", failing)
         with pytest.raises(Broken):
             run_all(sampler, SEEDS[:3])
     assert_same(run_all(sampler, SEEDS[:4]), conversations[:4])
 
 
 def test_a_cancelled_conversation_leaves_its_slot_clean(sampler, conversations):
-    """Its slot goes to someone else while the device may still be working on it."""
+    """Its pages go to someone else while the device may still be working on them."""
 
     async def main():
         async with sampler.serving():

@@ -165,12 +165,11 @@ def test_the_context_goes_on_after_the_kept_tokens(sampler, weights, stop):
     async def main():
         async with sampler.serving():
             session = await sampler.open(seed)
-            tokens = PROMPT + await first(session)
-            assert session.length == len(tokens) < len(PROMPT + whole.tokens)
-            second = await session.sample([4, 6], SamplingParams(12))
-            assert session.length == len(tokens) + 2 + len(second.tokens)
+            tokens = PROMPT + await first(session) + [4, 6]
+            assert len(tokens) < len(PROMPT + whole.tokens)
+            second = await session.sample(tokens, SamplingParams(12))
             session.close()
-            return tokens + [4, 6], second
+            return tokens, second
 
     tokens, second = asyncio.run(asyncio.wait_for(main(), 120))
     branch = Branch(tokens + second.tokens, [np.nan] * len(tokens) + second.logprobs)
@@ -185,7 +184,6 @@ def test_a_stream_gives_the_tokens_of_a_sample_as_calls_finish(sampler):
     async def stream(params):
         session = await sampler.open(seed)
         chunks = [chunk async for chunk in session.stream(PROMPT, params)]
-        assert session.length == len(PROMPT) + sum(len(chunk.tokens) for chunk in chunks)
         session.close()
         return chunks
 
@@ -210,10 +208,8 @@ def test_a_call_ends_the_stream_before_it(sampler):
             session = await sampler.open(long_sample_seed)
             stream = session.stream(PROMPT, SamplingParams(30))
             first = await anext(stream)
-            session.reset()
-            again = await session.sample(PROMPT, SamplingParams(5))
+            await session.sample(PROMPT, SamplingParams(5), branch=1)
             assert [chunk async for chunk in stream] == []
-            assert session.length == len(PROMPT) + len(again.tokens)
             session.close()
             return first
 
@@ -257,6 +253,6 @@ def test_shared_weights_are_not_copied(new_sampler, weights):
     mesh = new_sampler().mesh
     shared = Sampler(new_sampler().definition, mesh, config, end_tokens=(END,))
     shared.update(*weights, version=1, copy=False)
-    for ours, theirs in zip(shared._weights[0].values(), weights[0].values(), strict=True):
+    for ours, theirs in zip(shared._runner._weights[0].values(), weights[0].values(), strict=True):
         if not isinstance(ours, dict):
             assert ours.unsafe_buffer_pointer() == theirs.unsafe_buffer_pointer()

@@ -13,14 +13,15 @@ draw = jax.jit(sample_token)
 process = jax.jit(process_logits)
 
 
-def row_params(*rows: tuple[float, float, int]) -> RowParams:
-    """rows: (temperature, top_p, top_k) of each."""
-    temperature, top_p, top_k = zip(*rows, strict=True)
-    return RowParams(np.float32(temperature), np.float32(top_p), np.int32(top_k))
+def row_params(*rows: tuple) -> RowParams:
+    """rows: (temperature, top_p, top_k) of each, and min_p where it is not 0."""
+    temperature, top_p, top_k, min_p = zip(*((*row, 0.0)[:4] for row in rows), strict=True)
+    return RowParams(np.float32(temperature), np.float32(top_p), np.int32(top_k), np.float32(min_p))
 
 
-def processed_by_numpy(logits, temperature, top_p, top_k):
-    """Probabilities in float64 by sorting, written from the definition: top_k, then the smallest set of mass top_p."""
+def processed_by_numpy(logits, temperature, top_p, top_k, min_p=0.0):
+    """Probabilities in float64 by sorting, written from the definition: top_k, then the smallest set of mass top_p,
+    then what is as likely as min_p times the likeliest."""
     logits = np.asarray(logits, np.float64) / temperature
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     if 0 < top_k < len(logits):
@@ -32,6 +33,7 @@ def processed_by_numpy(logits, temperature, top_p, top_k):
             break
         kept.append(i)
         mass += weights[i] / total
+    kept = [i for i in kept if weights[i] >= min_p * weights.max()]
     probabilities = np.zeros(len(logits))
     probabilities[kept] = weights[kept] / weights[kept].sum()
     return probabilities
@@ -59,23 +61,26 @@ N = 20_000
     ids=["over_seeds", "over_positions", "over_hashed_seeds"],
 )
 def test_tokens_are_distributed_as_the_softmax(seeds, positions):
-    tokens, logprobs = draw(
+    tokens, logprobs, raw_logprobs = draw(
         jnp.broadcast_to(LOGITS, (N, 12)), jnp.asarray(seeds, jnp.uint32), jnp.asarray(positions, jnp.int32)
     )
+    np.testing.assert_array_equal(logprobs, raw_logprobs)
     assert_distributed_as(np.asarray(tokens), PROBABILITIES)
     np.testing.assert_allclose(logprobs, np.log(PROBABILITIES)[tokens], atol=1e-5)
 
 
 PARAMS = [(0.5, 1.0, 0), (2.0, 1.0, 0), (1.0, 0.8, 0), (1.0, 1.0, 4), (0.7, 0.9, 5), (1.6, 0.35, 9), (1.0, 0.5, 0)]
+PARAMS += [(1.0, 1.0, 0, 0.2), (1.5, 0.9, 8, 0.1)]
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 def test_tokens_are_distributed_as_temperature_top_p_and_top_k_say(params):
     expected = processed_by_numpy(LOGITS, *params)
     seeds = jnp.arange(N, dtype=jnp.uint32)
-    tokens, logprobs = draw(
+    tokens, logprobs, raw_logprobs = draw(
         jnp.broadcast_to(LOGITS, (N, 12)), seeds, jnp.zeros(N, jnp.int32), row_params(*[params] * N)
     )
+    np.testing.assert_allclose(raw_logprobs, np.log(PROBABILITIES)[tokens], atol=1e-5)
     kept = np.flatnonzero(expected)
     assert set(np.unique(tokens)) == set(kept)
     assert_distributed_as(np.searchsorted(kept, tokens), expected[kept])
@@ -92,6 +97,7 @@ def test_the_kept_tokens_are_those_of_numpy(vocabulary):
             float(rng.choice([0.3, 1.0, 2.5])),
             float(rng.choice([1e-60, 0.2, 0.6, 0.93, 1.0])),
             int(rng.integers(0, vocabulary + 3)),
+            float(rng.choice([0.0, 0.05, 0.4])),
         )
         for _ in logits
     ]
@@ -104,7 +110,7 @@ def test_greedy_takes_the_likeliest_token_with_its_log_p_at_temperature_1():
     rng = np.random.default_rng(5)
     logits = jnp.asarray(rng.standard_normal((40, 12)), jnp.float32).at[0].set(0.0)
     seeds, positions = jnp.arange(40, dtype=jnp.uint32), jnp.zeros(40, jnp.int32)
-    tokens, logprobs = draw(logits, seeds, positions, row_params(*[(0.0, 0.1, 2)] * 40))
+    tokens, logprobs, _ = draw(logits, seeds, positions, row_params(*[(0.0, 0.1, 2, 0.5)] * 40))
     np.testing.assert_array_equal(tokens, np.argmax(logits, -1))
     np.testing.assert_array_equal(logprobs, np.asarray(jax.nn.log_softmax(logits)).max(-1))
 
@@ -112,7 +118,7 @@ def test_greedy_takes_the_likeliest_token_with_its_log_p_at_temperature_1():
 @pytest.mark.parametrize("temperature", [1e-4, 1e4])
 def test_extreme_temperatures_overflow_nothing(temperature):
     logits = jnp.array([[3000.0, -2000.0, 2999.0]] * 50)
-    tokens, logprobs = draw(
+    tokens, logprobs, _ = draw(
         logits, jnp.arange(50, dtype=jnp.uint32), jnp.zeros(50, jnp.int32), row_params(*[(temperature, 0.99, 2)] * 50)
     )
     assert np.isfinite(logprobs).all()
@@ -155,15 +161,30 @@ def test_the_choice_depends_on_seed_and_position_alone():
 def test_a_certain_token_is_always_drawn(position):
     """Also at the ends of the vocabulary, where the cumulative sum is rounded most."""
     logits = jnp.full((2000, 12), -200.0).at[:, position].set(50.0)
-    tokens, logprobs = draw(logits, jnp.arange(2000, dtype=jnp.uint32), jnp.zeros(2000, jnp.int32))
+    tokens, logprobs, _ = draw(logits, jnp.arange(2000, dtype=jnp.uint32), jnp.zeros(2000, jnp.int32))
     np.testing.assert_array_equal(tokens, position)
     np.testing.assert_allclose(logprobs, 0, atol=1e-6)
 
 
 def test_an_impossible_token_is_never_drawn():
     logits = jnp.broadcast_to(jnp.array([-jnp.inf, 0.0, -jnp.inf, 0.0, -jnp.inf]), (N, 5))
-    tokens, _ = draw(logits, jnp.arange(N, dtype=jnp.uint32), jnp.zeros(N, jnp.int32))
+    tokens = draw(logits, jnp.arange(N, dtype=jnp.uint32), jnp.zeros(N, jnp.int32)).token_B
     assert set(np.unique(tokens)) == {1, 3}
+
+
+def test_the_tail_of_a_large_vocabulary_is_drawn():
+    """One token has 99 %, and 20,000 after it share the rest; a single cumulative sum would skip most of them."""
+    logits = jnp.full(20_001, jnp.log(0.01 / 20_000)).at[0].set(jnp.log(0.99))
+    positions = jnp.arange(500, dtype=jnp.int32)
+    drawn = np.concatenate(
+        [
+            draw(jnp.broadcast_to(logits, (500, 20_001)), jnp.full(500, s, jnp.uint32), positions).token_B
+            for s in range(40)
+        ]
+    )
+    tail = drawn[drawn > 0]
+    assert 140 < len(tail) < 265, "200 are expected"
+    assert len(np.unique(tail % 64)) > 50 and len(np.unique(tail)) > len(tail) - 8, "few are drawn twice"
 
 
 def test_arrays_of_another_shape_or_dtype_are_refused():

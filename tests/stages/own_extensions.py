@@ -49,9 +49,9 @@ class ScaledAttention(GroupedQueryAttention):
         record("attention")
         return super().__call__(x_BSD, positions_BS, mask, windowed) * gather_param(self.factor, x_BSD.dtype)
 
-    def extend(self, x_BSD, positions_BS, bias_BSC, write):
+    def extend(self, x_BSD, positions_BS, keys, write):
         record("attention with a cache")
-        return super().extend(x_BSD, positions_BS, bias_BSC, write) * gather_param(self.factor, x_BSD.dtype)
+        return super().extend(x_BSD, positions_BS, keys, write) * gather_param(self.factor, x_BSD.dtype)
 
 
 def recorded_dispatch(*args: Any, **options: Any) -> DispatchOutput:

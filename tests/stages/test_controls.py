@@ -39,7 +39,6 @@ def run(base, tmp_path):
     config = smollm2_135m.get_config("smoke")
     config.base = f"hf:{base}"
     config.sampler.capacity = 512
-    config.sampler.windows = ()
     with Run(config, tmp_path / "run") as opened:
         evaluated(opened.path / "stages", "before", THEIRS)
         evaluated(opened.path / "stages", "after", OURS)

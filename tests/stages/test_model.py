@@ -279,7 +279,7 @@ def test_sessions_of_a_model_go_on_and_are_streamed(model):
             session = await policy.open(3)
             assert session.capacity == CONFIG.max_context
             first = await session.sample([7, 9], SamplingParams(4, temperature=0))
-            second = await session.sample([11], SamplingParams(4, temperature=0))
+            second = await session.sample([7, 9, *first.tokens, 11], SamplingParams(4, temperature=0))
             session.close()
             return first.tokens, second.tokens
 

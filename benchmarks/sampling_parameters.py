@@ -1,4 +1,4 @@
-"""Decoding speed with and without sampling parameters: `python -m benchmarks.sampler [--slots=8] [--layers=4]`.
+"""Decoding speed with and without sampling parameters: `python -m benchmarks.sampling_parameters [--slots=8]`.
 
 The network has the widths and the vocabulary of SmolLM2-135M, in float32 with random weights. All slots decode at once,
 one kind of request after the other and in rounds, so that other work on the machine slows all kinds. Prints progress on

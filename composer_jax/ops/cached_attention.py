@@ -1,0 +1,165 @@
+"""Softmax attention against a decode cache whose entries lie in pages, one block of rows and pages after the other.
+
+The softmax is normalised at the end, with a running maximum and a running sum (online softmax: Milakov and Gimelshein
+2018, arXiv 1805.02867; FlashAttention, arXiv 2205.14135, algorithm 1). A block is used while it is in the processor's
+cache, and a row's context is never copied as a whole. Blocks that no query of the rows attends to are not read, so the
+work follows the longest context among the rows of a block: put contexts of similar lengths beside each other.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from composer_jax.ops.attention import (
+    Scales,
+    additive_mask,
+    group_queries,
+    group_sinks,
+    masked_scores,
+    ungroup_outputs,
+)
+from composer_jax.ops.shapes import check_shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockSize:
+    """How much one step of the loop computes, for a platform."""
+
+    queries: int
+    """Most new tokens, at least one row of them."""
+    n_bytes: int
+    """Bytes of entries and scores, at least one page of each row."""
+
+
+CPU_BLOCK, BLOCK = BlockSize(16, 1 << 20), BlockSize(1 << 20, 64 << 20)
+"""On a CPU a block stays in a core's cache; elsewhere it is large, so that starting its products costs little."""
+
+
+class KeyRange(NamedTuple):
+    """The positions of a context that each new token attends to, both ends included."""
+
+    first_BS: jax.Array
+    """int32."""
+    last_BS: jax.Array
+    """int32; -1 for padding, which attends to nothing."""
+
+    def check(self) -> None:
+        """Asserts shapes and dtypes."""
+        check_shapes(first_BS=(self.first_BS, jnp.int32), last_BS=(self.last_BS, jnp.int32))
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("entries_LZTX", "scales_LZTG", "layer", "tables_BJ"),
+    meta_fields=("width",),
+)
+@dataclasses.dataclass(frozen=True)
+class LayerCache:
+    """The cache entries of one layer: pages, and a table of the pages of each row's context."""
+
+    entries_LZTX: jax.Array
+    """Entries of all layers in Z pages of T tokens, in the compute dtype or int8; X may be wider than an entry."""
+    scales_LZTG: jax.Array | None
+    """float32: one scale per part of an int8 entry; None in the compute dtype."""
+    layer: jax.Array | int
+    tables_BJ: jax.Array
+    """int32: the pages of each row's context, in order."""
+    width: int
+    """Numbers of an entry."""
+
+    def read(self, first: jax.Array | int, n: int) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the entries [B,nT,width] of pages first to first+n-1 of every row, and their scales [B,nT,G]."""
+        pages_BN = jax.lax.dynamic_slice_in_dim(self.tables_BJ, first, n, axis=1)
+
+        def take(array_LZTX: jax.Array, width: int) -> jax.Array:
+            part_BNTX = array_LZTX[self.layer, pages_BN][..., :width]
+            return part_BNTX.reshape(len(part_BNTX), -1, width)
+
+        scales = None if self.scales_LZTG is None else take(self.scales_LZTG, self.scales_LZTG.shape[-1])
+        return take(self.entries_LZTX, self.width), scales
+
+
+Split = Callable[[jax.Array, jax.Array | None], tuple[jax.Array, jax.Array, Scales | None]]
+"""(entries [B,T,X], scales [B,T,G] or None) -> keys [B,T,N,X], values [B,T,N,V], and their scales."""
+
+
+def attend_cache(
+    q_BSHX: jax.Array, cache: LayerCache, split: Split, keys: KeyRange, sinks_H: jax.Array | None = None
+) -> jax.Array:
+    """Returns softmax(q k^T) v over each query's range of keys in a layer's cache, [B,S,H,V].
+
+    Heads and sinks are those of `attend`. A query without keys gets zeros.
+
+    Args:
+      q_BSHX: queries, already multiplied by the logit scale.
+      split: the keys and values in entries.
+    """
+    check_shapes(q_BSHX=(q_BSHX, jnp.floating), sinks_H=(sinks_H, jnp.float32))
+    keys.check()
+    on_cpu, elsewhere = (functools.partial(_attend_in_blocks, split=split, size=size) for size in (CPU_BLOCK, BLOCK))
+    return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, default=elsewhere)
+
+
+def _attend_in_blocks(
+    q_BSHX: jax.Array,
+    cache: LayerCache,
+    keys: KeyRange,
+    sinks_H: jax.Array | None,
+    *,
+    split: Split,
+    size: BlockSize,
+) -> jax.Array:
+    b, s, h, _ = q_BSHX.shape
+    n_pages, page = cache.tables_BJ.shape[1], cache.entries_LZTX.shape[2]
+    rows = max(r for r in range(1, max(1, min(b, size.queries // s)) + 1) if b % r == 0)
+    bytes_per_page = rows * page * (cache.width * cache.entries_LZTX.dtype.itemsize + s * h * 4)
+    n = min(n_pages, max(1, size.n_bytes // bytes_per_page))
+    tables_BJ = jnp.pad(cache.tables_BJ, ((0, 0), (0, -n_pages % n)))
+
+    def attend_rows(inputs: tuple[jax.Array, jax.Array, KeyRange]) -> jax.Array:
+        q, tables, keys = inputs
+        return _attend_rows(q, dataclasses.replace(cache, tables_BJ=tables), split, keys, sinks_H, n)
+
+    by_rows = jax.tree.map(lambda x: x.reshape(b // rows, rows, *x.shape[1:]), (q_BSHX, tables_BJ, keys))
+    y = jax.lax.map(attend_rows, by_rows)
+    return y.reshape(b, *y.shape[2:])
+
+
+def _attend_rows(
+    q_BSHX: jax.Array, cache: LayerCache, split: Split, keys: KeyRange, sinks_H: jax.Array | None, n: int
+) -> jax.Array:
+    """`attend_cache` in blocks of n pages, which divide the pages of a row."""
+    block = n * cache.entries_LZTX.shape[2]
+    _, v_BTNV, _ = jax.eval_shape(lambda: split(*cache.read(0, n)))
+    q_BNQX = group_queries(q_BSHX, v_BTNV.shape[2])
+
+    def add_block(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]):
+        largest, total, y_BNQV = carry
+        k_BTNX, v_BTNV, scales = split(*cache.read(i * n, n))
+        position = i * block + jnp.arange(block)
+        seen_BST = (position >= keys.first_BS[..., None]) & (position <= keys.last_BS[..., None])
+        scores = masked_scores(q_BNQX, k_BTNX, additive_mask(seen_BST), scales)
+        new_largest = jnp.maximum(largest, scores.max(-1, keepdims=True))
+        shrink, weights = jnp.exp(largest - new_largest), jnp.exp(scores - new_largest)
+        total = total * shrink + weights.sum(-1, keepdims=True)
+        weights = weights if scales is None else weights * scales.per_value()
+        v_BNTV = v_BTNV.transpose(0, 2, 1, 3).astype(q_BSHX.dtype)
+        weighted = jnp.matmul(weights.astype(v_BNTV.dtype), v_BNTV, preferred_element_type=jnp.float32)
+        return new_largest, total, y_BNQV * shrink + weighted
+
+    column = (*q_BNQX.shape[:3], 1)
+    if sinks_H is None:
+        largest, total = jnp.full(column, -jnp.inf), jnp.zeros(column)
+    else:  # a sink is a first block of one score without a value
+        sinks = group_sinks(sinks_H, q_BNQX.shape[1], q_BSHX.shape[1])
+        largest, total = jnp.broadcast_to(sinks, column), jnp.ones(column)
+    start = largest, total, jnp.zeros((*column[:3], v_BTNV.shape[-1]))
+    n_keys = keys.last_BS.max() + 1
+    first = jnp.where(keys.last_BS >= 0, keys.first_BS, n_keys).min()
+    _, total, y_BNQV = jax.lax.fori_loop(first // block, -(-n_keys // block), add_block, start)
+    y_BNQV = jnp.where(total > 0, y_BNQV / total, 0).astype(q_BSHX.dtype)
+    return ungroup_outputs(y_BNQV, q_BSHX.shape[2] // q_BNQX.shape[1])

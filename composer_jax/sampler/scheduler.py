@@ -1,0 +1,345 @@
+"""Scheduler: which requests run, in which pages of the cache, and what the next device calls compute. No JAX.
+
+A token is computed when its cache entries are in its sequence's pages. Prefill computes all tokens of a context but the
+last, in chunks. Each decode step then computes the last token and samples the next one. So a conversation's next turn
+prefills exactly the tokens that its context gained since, and nothing but the pages survives between two calls.
+
+A sequence's pages are, in order, those that the prefix tree owns (shared) and its own. Its full pages go to the tree as
+soon as a prefill call has computed them, and when the sequence ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+
+from composer_jax.sampler.pages import PagePool
+from composer_jax.sampler.prefix_tree import PrefixNode, PrefixTree
+from composer_jax.sampler.sequence import Chunk, Lease, Limits, Schedule, Sequence
+
+
+class Scheduler:
+    """Decides what runs next. The engine submits and cancels, carries out schedules, and reports what they computed."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.pools = [PagePool(limits.n_pages) for _ in range(limits.shards)]
+        self.trees = [PrefixTree(pool, limits.page_size) for pool in self.pools]
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        """In the order of admission."""
+        self.preemptions = 0
+        self._leases: dict[int, Lease] = {}  # idle ones with pages, by id
+        self._arrivals, self._clock = itertools.count(), itertools.count(1)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that the cache holds."""
+        return self.limits.n_pages * self.limits.page_size
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queues a sequence of at least one token; it and its budget fit into `longest`."""
+        assert sequence.tokens and sequence.budget > 0, "a sequence needs a token and a budget"
+        assert len(sequence.tokens) + sequence.budget <= self.longest, "the sequence is longer than the cache"
+        sequence.arrival = next(self._arrivals)
+        self.waiting.append(sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Forgets a sequence and frees what only it uses."""
+        if sequence.shard < 0:
+            self.waiting.remove(sequence)
+        else:
+            self._stop(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Ends a running sequence. Its lease keeps its pages."""
+        lease, shard, tokens = sequence.lease, sequence.shard, sequence.tokens[: sequence.computed]
+        if lease is None:
+            self._stop(sequence)
+            return
+        self._publish(sequence)
+        self.running.remove(sequence)
+        self.drop(lease)
+        n_pages = self._pages_for(sequence.computed)
+        lease.shard, lease.tokens, lease.prefix = shard, tokens, sequence.prefix
+        lease.tail = sequence.pages[sequence.n_shared : n_pages]
+        self.pools[shard].give_back(sequence.pages[n_pages:])
+        lease.used = next(self._clock)
+        self._leases[id(lease)] = lease
+        sequence.forget_pages()
+
+    def drop(self, lease: Lease) -> None:
+        """Ends what a lease keeps; the lease can be used again."""
+        if lease.prefix is not None:
+            self.trees[lease.shard].release(lease.prefix)
+            self.pools[lease.shard].give_back(lease.tail)
+            self._leases.pop(id(lease), None)
+            lease.prefix, lease.tail, lease.tokens, lease.shard = None, [], [], -1
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def keep_running(self) -> None:
+        """Hides what is cached from new requests. Running sequences and leases go on with their own pages."""
+        for tree in self.trees:
+            tree.start_epoch()
+
+    def recompute(self) -> None:
+        """Makes all contexts compute again: running sequences return to the queue, nothing cached is found any more."""
+        self.keep_running()
+        for lease in list(self._leases.values()):
+            self.drop(lease)
+        for sequence in self.running[::-1]:
+            self._preempt(sequence)
+
+    # -- numbers -------------------------------------------------------------------------------------------------
+
+    @property
+    def n_held_pages(self) -> int:
+        """Pages of running sequences and leases, shared ones once."""
+        return sum(
+            pool.n_pages - pool.n_free - tree.n_reclaimable for pool, tree in zip(self.pools, self.trees, strict=True)
+        )
+
+    @property
+    def n_live_tokens(self) -> int:
+        """Tokens of running sequences and leases, those in shared pages once."""
+        size = self.limits.page_size
+        private = sum(len(s.tokens) - s.n_shared * size for s in self.running)
+        private_pages = sum(len(s.pages) - s.n_shared for s in self.running)
+        for lease in self._leases.values():
+            assert lease.prefix is not None
+            private += len(lease.tokens) - len(lease.prefix.path()) * size
+            private_pages += len(lease.tail)
+        return private + (self.n_held_pages - private_pages) * size
+
+    # -- schedules -----------------------------------------------------------------------------------------------
+
+    def schedule(self, *, admit: bool = True) -> Schedule:
+        """Admits waiting sequences if told to, and returns the next device calls."""
+        if admit:
+            self._admit()
+        decode = self._choose_decode()  # first, because it may preempt what would be prefilled
+        shape, chunks = self._choose_prefill()
+        return Schedule(shape, chunks, [] if self._should_fill(chunks, len(decode)) else decode)
+
+    def commit_prefill(self, chunk: Chunk) -> None:
+        """Notes that a chunk is computed; its full pages are shared from now on."""
+        sequence = chunk.sequence
+        assert sequence.computed == chunk.start, "a chunk was computed out of order"
+        sequence.computed += chunk.count
+        self._publish(sequence)
+
+    def commit_decode(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Appends what a decode call sampled."""
+        sequence.tokens += tokens
+        sequence.budget -= len(tokens)
+        sequence.computed += len(tokens)
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Drops the sampled tokens after the first `length` tokens, which are at least those of the context."""
+        sequence.budget += len(sequence.tokens) - length
+        del sequence.tokens[length:]
+        sequence.computed = min(sequence.computed, length - 1)
+
+    # -- admission -----------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while self.waiting:
+            running = Counter(sequence.group for sequence in self.running)
+            self.waiting.sort(key=lambda s: (-s.priority, running[s.group], s.arrival))
+            # One whose prefix is being computed waits for it, and delays nobody.
+            candidates = (s for s in self.waiting if not self._awaits_prefix(s))
+            sequence = next(candidates, None)
+            if sequence is None or not self._admit_one(sequence):
+                return
+
+    def _admit_one(self, sequence: Sequence) -> bool:
+        for shard in self._shards_by_preference(sequence):
+            if sum(s.shard == shard for s in self.running) < self.limits.rows and self._start(sequence, shard):
+                self.waiting.remove(sequence)
+                self.running.append(sequence)
+                return True
+        return False
+
+    def _shards_by_preference(self, sequence: Sequence) -> list[int]:
+        """The shards, first the one that has the most of the context."""
+
+        def cost(shard: int) -> tuple[bool, int, int, int]:
+            own = sequence.lease is not None and sequence.lease.shard == shard
+            cached = len(self.trees[shard].match(sequence.tokens).path())
+            return not own, -cached, sum(s.shard == shard for s in self.running), -self._n_available(shard)
+
+        return sorted(range(self.limits.shards), key=cost)
+
+    def _start(self, sequence: Sequence, shard: int) -> bool:
+        """Gives a waiting sequence what is cached of its context and pages for the rest, if there are enough."""
+        tree, lease = self.trees[shard], sequence.lease
+        n = len(sequence.tokens)
+        resumes = (
+            lease is not None
+            and lease.prefix is not None
+            and lease.shard == shard
+            and len(lease.tokens) < n
+            and sequence.tokens[: len(lease.tokens)] == lease.tokens
+        )
+        if resumes:
+            assert lease is not None and lease.prefix is not None
+            prefix, tail, computed = lease.prefix, lease.tail, len(lease.tokens)
+        else:
+            prefix, tail = tree.match(sequence.tokens[: n - 1]), []
+            computed = len(prefix.path()) * self.limits.page_size
+        shared = [node.page for node in prefix.path()]
+        tree.hold(prefix)
+        missing = self._pages_for(n) - len(shared) - len(tail)
+        # A page for each running sequence is left, so that the newcomer is not preempted at once.
+        spare = sum(s.shard == shard for s in self.running)
+        if resumes:
+            self._leases.pop(id(lease))
+        if not self._make_room(shard, missing + spare):
+            if resumes:
+                assert lease is not None
+                self._leases[id(lease)] = lease
+            tree.release(prefix)
+            return False
+        if lease is not None:
+            lease.tail = [] if resumes else lease.tail
+            self.drop(lease)
+        sequence.pages = shared + tail + self.pools[shard].take(missing)
+        sequence.shard, sequence.prefix, sequence.n_shared, sequence.computed = shard, prefix, len(shared), computed
+        sequence.cached = computed if sequence.cached is None else sequence.cached
+        return True
+
+    def _awaits_prefix(self, sequence: Sequence) -> bool:
+        """Whether a running prefill is about to compute a page of this context that is not cached yet."""
+        size = self.limits.page_size
+        if all(s.is_decoding for s in self.running):
+            return False
+        cached = max(len(tree.match(sequence.tokens).path()) for tree in self.trees) * size
+        if sequence.lease is not None:
+            cached = max(cached, len(sequence.lease.tokens))
+        end = (cached // size + 1) * size
+        if end > len(sequence.tokens) - 1:
+            return False
+        return any(s.computed < end < len(s.tokens) and s.tokens[:end] == sequence.tokens[:end] for s in self.running)
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def _choose_prefill(self) -> tuple[tuple[int, int] | None, list[Chunk]]:
+        pending = sorted((s for s in self.running if not s.is_decoding), key=lambda s: (-s.priority, s.arrival))
+        if not pending:
+            return None, []
+        shape = rows, length = self._shape_for(pending[0])
+        # Sequences that need this very shape come first; shorter ones fill the remaining rows.
+        fitting = [s for s in pending if self._shape_for(s) == shape]
+        fitting += [s for s in pending if s not in fitting and s.n_missing <= length]
+        taken: Counter[int] = Counter()
+        chunks = []
+        for s in fitting:
+            if taken[s.shard] < rows:
+                taken[s.shard] += 1
+                chunks.append(Chunk(s, s.computed, min(length, s.n_missing)))
+        return shape, chunks
+
+    def _should_fill(self, chunks: list[Chunk], decoding: int) -> bool:
+        """Whether decoding waits for one more prefill call, so that it has more rows.
+
+        It does while more sequences than decode lack a single chunk after this call. Long prompts do not count: they
+        delay nobody by more than a chunk.
+        """
+        taken = {id(chunk.sequence) for chunk in chunks}
+        longest = self.limits.prefill_shapes[-1][1]
+        soon = sum(not s.is_decoding and s.n_missing <= longest and id(s) not in taken for s in self.running)
+        return soon > decoding
+
+    def _choose_decode(self) -> list[Sequence]:
+        """The sequences that decode, each with pages for one call; those without are preempted."""
+        for s in sorted((s for s in self.running if s.is_decoding), key=lambda s: (-s.priority, s.arrival)):
+            if s.shard < 0:
+                continue  # preempted for the sake of one before it
+            needed = self._pages_for(s.computed + min(self.limits.decode_steps, s.budget)) - len(s.pages)
+            while s.shard >= 0 and not self._make_room(s.shard, needed):
+                self._preempt(self._victim(s.shard))
+            if s.shard >= 0 and needed > 0:
+                s.pages += self.pools[s.shard].take(needed)
+        return [s for s in self.running if s.is_decoding]
+
+    def _victim(self, shard: int) -> Sequence:
+        """The least important running sequence of a shard, of those the last that came."""
+        return max((s for s in self.running if s.shard == shard), key=lambda s: (-s.priority, s.arrival))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Returns a running sequence to the queue. It keeps what it sampled, and what it computed stays cached."""
+        self._stop(sequence)
+        self.waiting.append(sequence)
+        self.preemptions += 1
+
+    def _shape_for(self, sequence: Sequence) -> tuple[int, int]:
+        shapes = self.limits.prefill_shapes
+        return next((shape for shape in shapes if sequence.n_missing <= shape[1]), shapes[-1])
+
+    # -- pages ---------------------------------------------------------------------------------------------------
+
+    def _pages_for(self, n_tokens: int) -> int:
+        return -(-n_tokens // self.limits.page_size)
+
+    def _n_available(self, shard: int) -> int:
+        return self.pools[shard].n_free + self.trees[shard].n_reclaimable
+
+    def _make_room(self, shard: int, n: int) -> bool:
+        """Frees cached contexts, then idle leases, until n pages are free; False if that is not enough."""
+        pool, tree = self.pools[shard], self.trees[shard]
+        if n > self._n_available(shard):
+            for lease in sorted(self._leases.values(), key=lambda lease: lease.used):
+                if lease.shard == shard:
+                    self.drop(lease)
+                    if n <= self._n_available(shard):
+                        break
+            else:
+                return False
+        tree.reclaim(max(0, n - pool.n_free))
+        return True
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Hands the full computed pages to the tree."""
+        assert sequence.prefix is not None
+        tree, size = self.trees[sequence.shard], self.limits.page_size
+        first, end = sequence.n_shared, sequence.computed // size
+        if first < end and tree.is_current(sequence.prefix):
+            tokens, pages = sequence.tokens[first * size : end * size], sequence.pages[first:end]
+            sequence.prefix = tree.insert(sequence.prefix, tokens, pages)
+            sequence.pages[:end] = [node.page for node in sequence.prefix.path()]
+            sequence.n_shared = end
+
+    def _stop(self, sequence: Sequence) -> None:
+        self._publish(sequence)
+        self.running.remove(sequence)
+        assert sequence.prefix is not None
+        self.trees[sequence.shard].release(sequence.prefix)
+        self.pools[sequence.shard].give_back(sequence.pages[sequence.n_shared :])
+        sequence.forget_pages()
+
+    def check(self) -> None:
+        """Asserts that every page has exactly one owner; for tests."""
+        for shard, (pool, tree) in enumerate(zip(self.pools, self.trees, strict=True)):
+            private = [page for s in self.running if s.shard == shard for page in s.pages[s.n_shared :]]
+            private += [page for lease in self._leases.values() if lease.shard == shard for page in lease.tail]
+            holders: Iterable[PrefixNode | None] = [
+                *(s.prefix for s in self.running if s.shard == shard),
+                *(lease.prefix for lease in self._leases.values() if lease.shard == shard),
+            ]
+            nodes = {id(n): n for holder in holders if holder is not None for n in holder.path()}
+            held = len(nodes)
+            nodes |= {id(n): n for n in _descendants(tree.root)}
+            owned = [*private, *(n.page for n in nodes.values())]
+            assert len(owned) == len(set(owned)), f"a page of shard {shard} has two owners"
+            assert len(owned) + pool.n_free == pool.n_pages, f"shard {shard} lost pages"
+            assert len(nodes) - held == tree.n_reclaimable, f"shard {shard} miscounts the pages that nobody holds"
+
+
+def _descendants(root: PrefixNode) -> Iterable[PrefixNode]:
+    for child in root.children.values():
+        yield child
+        yield from _descendants(child)

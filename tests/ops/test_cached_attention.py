@@ -1,0 +1,89 @@
+"""Attention against pages, block by block, is attention against the same entries in order."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from composer_jax.ops import cached_attention
+from composer_jax.ops.attention import Scales, additive_mask, attend
+from composer_jax.ops.cached_attention import BlockSize, KeyRange, LayerCache, attend_cache
+
+B, S, H, N, X, V = 3, 2, 4, 2, 5, 3
+PAGE, PAGES, LAYERS = 4, 16, 2
+WIDTH = N * (X + V)
+
+
+def split(values, scales):
+    keys, values = jnp.split(values, [N * X], axis=-1)
+    rows = keys.shape[:2]
+    if scales is not None:
+        of_keys, of_values = jnp.split(scales, 2, axis=-1)
+        scales = Scales((X,), (of_keys,), of_values)
+    return keys.reshape(*rows, N, X), values.reshape(*rows, N, V), scales
+
+
+@pytest.fixture
+def random_cache():
+    """(tables, new_cache(dtype) -> (entries, scales)): rows of five pages, two of which share the first two."""
+    rng = np.random.default_rng(0)
+    tables = rng.permutation(PAGES)[:15].reshape(B, 5).astype(np.int32)
+    tables[1, :2] = tables[0, :2]
+
+    def new_cache(dtype):
+        entries = rng.standard_normal((LAYERS, PAGES, PAGE, WIDTH + 2)).astype(np.float32)
+        if dtype == "float32":
+            return entries, None
+        entries = rng.integers(-127, 128, entries.shape).astype(np.int8)
+        return entries, rng.uniform(0.005, 0.02, (LAYERS, PAGES, PAGE, 2 * N)).astype(np.float32)
+
+    return tables, new_cache
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 3), (8, 1), (8, 3), (8, 1024)], ids=str)
+@pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("window", [None, 3, 7])
+def test_blocks_of_rows_and_pages_equal_one_row(size, sinks, dtype, window, random_cache, monkeypatch):
+    rows, pages = size
+    bytes_per_page = rows * PAGE * (WIDTH * np.dtype(dtype).itemsize + S * H * 4)
+    monkeypatch.setattr(cached_attention, "CPU_BLOCK", BlockSize(rows * S, pages * bytes_per_page))
+    tables, new_cache = random_cache
+    entries, scales = new_cache(dtype)
+    rng = np.random.default_rng(1)
+    q = rng.standard_normal((B, S, H, X)).astype(np.float32)
+    sink = jnp.asarray(rng.standard_normal(H), jnp.float32) if sinks else None
+    last = np.array([17, 6, 20])[:, None] - np.arange(S)[::-1] - 1
+    first = np.zeros_like(last) if window is None else np.maximum(last - window + 1, 0)
+    keys = KeyRange(jnp.asarray(first, jnp.int32), jnp.asarray(last, jnp.int32))
+    position = np.arange(5 * PAGE)
+    bias = additive_mask(jnp.asarray((position <= last[..., None]) & (position >= first[..., None])))
+
+    @jax.jit
+    def paged(entries, scales, layer):
+        return attend_cache(q, LayerCache(entries, scales, layer, jnp.asarray(tables), WIDTH), split, keys, sink)
+
+    for layer in range(LAYERS):
+        row = entries[layer][tables].reshape(B, 5 * PAGE, -1)[..., :WIDTH]
+        row_scales = None if scales is None else jnp.asarray(scales[layer][tables].reshape(B, 5 * PAGE, -1))
+        k, v, of_row = split(jnp.asarray(row), row_scales)
+        expected = attend(q, k, v, bias, sink, of_row)
+        np.testing.assert_allclose(paged(entries, scales, layer), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
+def test_pages_that_no_query_attends_to_are_not_read(sinks, random_cache, monkeypatch):
+    monkeypatch.setattr(cached_attention, "CPU_BLOCK", BlockSize(S, 1))
+    tables, new_cache = random_cache
+    entries, _ = new_cache("float32")
+    last = np.array([[7, 8], [-1, -1], [14, 15]], np.int32)
+    first = np.array([[4, 5], [-1, -1], [8, 9]], np.int32)
+    read = {tables[0, 1], tables[0, 2], tables[2, 2], tables[2, 3]}
+    poisoned = np.where(np.isin(np.arange(PAGES), list(read))[:, None, None], entries, np.nan)
+    q = np.ones((B, S, H, X), np.float32)
+    sink = jnp.ones(H) if sinks else None
+    of = lambda entries: attend_cache(  # noqa: E731
+        q, LayerCache(entries, None, 0, jnp.asarray(tables), WIDTH), split, KeyRange(first, last), sink
+    )
+    np.testing.assert_array_equal(of(jnp.asarray(poisoned)), of(jnp.asarray(entries)))
+    np.testing.assert_array_equal(of(jnp.asarray(poisoned))[1], 0)

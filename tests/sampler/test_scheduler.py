@@ -1,0 +1,149 @@
+"""Random requests through the scheduler, with a cache of tokens instead of attention's entries: no page is lost or read
+with another context's tokens, and every request ends."""
+
+import itertools
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from composer_jax.sampler.scheduler import Scheduler
+from composer_jax.sampler.sequence import Lease, Limits, Schedule, Sequence
+from tests.many import many
+
+PAGE = 4
+LIMITS = Limits(PAGE, n_pages=10, shards=2, rows=3, prefill_shapes=((3, 2), (2, 6)), decode_steps=3)
+
+
+class FakeCache:
+    """What a device would hold: for every page and offset the whole context that led there."""
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[int, int, int], tuple[int, ...]] = {}
+
+    def write(self, s: Sequence, position: int) -> None:
+        """Computes one token, which reads all before it."""
+        for earlier in range(position):
+            page = s.shard, s.pages[earlier // PAGE], earlier % PAGE
+            assert self.entries[page] == tuple(s.tokens[: earlier + 1]), "a page has another context's entries"
+        self.entries[s.shard, s.pages[position // PAGE], position % PAGE] = tuple(s.tokens[: position + 1])
+
+
+def run(scheduler: Scheduler, cache: FakeCache, schedule: Schedule, sample, stops) -> list[Sequence]:
+    """Carries out a schedule; returns the sequences that ended.
+
+    sample: () -> token. stops: tokens sampled in a call -> (whether the sequence ends, how many tokens it keeps).
+    """
+    counts: dict[tuple[int, str], int] = {}
+    for chunk in schedule.prefill:
+        rows, length = schedule.prefill_shape
+        key = chunk.sequence.shard, "prefill"
+        counts[key] = counts.get(key, 0) + 1
+        assert 0 < chunk.count <= length and counts[key] <= rows
+        for position in range(chunk.start, chunk.start + chunk.count):
+            cache.write(chunk.sequence, position)
+    for chunk in schedule.prefill:
+        scheduler.commit_prefill(chunk)
+    ended = []
+    for s in schedule.decode:
+        assert sum(other.shard == s.shard for other in schedule.decode) <= LIMITS.rows
+        steps, length = min(LIMITS.decode_steps, s.budget), len(s.tokens)
+        for _ in range(steps):
+            cache.write(s, len(s.tokens) - 1)
+            scheduler.commit_decode(s, [sample()])
+        ends, keep = stops(steps)
+        if ends:
+            scheduler.truncate(s, length + keep)
+        if ends or not s.budget:
+            scheduler.finish(s)
+            ended.append(s)
+    return ended
+
+
+class Requests(RuleBasedStateMachine):
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler, self.cache = Scheduler(LIMITS), FakeCache()
+        self.open: list[Sequence] = []
+        self.turns: dict[Lease, list[int]] = {}
+        self.numbers = itertools.count()
+
+    @rule(target=leases)
+    def open_lease(self):
+        return Lease()
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
+        budget=st.integers(1, 12),
+        priority=st.integers(0, 1),
+    )
+    def submit(self, prompt, budget, priority):
+        self.add(Sequence(prompt, budget, priority, group=prompt[0]))
+
+    @rule(lease=leases, delta=st.lists(st.integers(0, 1), min_size=1, max_size=7), budget=st.integers(1, 5))
+    def next_turn(self, lease, delta, budget):
+        if all(s.lease is not lease for s in self.open):
+            context = self.turns.get(lease, []) + delta
+            context = context if len(context) + budget <= self.scheduler.longest else delta
+            self.add(Sequence(context, budget, lease=lease))
+
+    def add(self, sequence):
+        self.scheduler.submit(sequence)
+        self.open.append(sequence)
+
+    @rule(lease=consumes(leases))
+    def close_lease(self, lease):
+        if all(s.lease is not lease for s in self.open):
+            self.scheduler.drop(lease)
+
+    @rule(data=st.data(), steps=st.integers(1, 4))
+    def step(self, data, steps):
+        for _ in range(steps):
+            self.run_once(
+                lambda: data.draw(st.integers(0, 1)),
+                lambda n: (data.draw(st.integers(0, 4)) == 0, data.draw(st.integers(1, n))),
+            )
+
+    def run_once(self, sample, stops=lambda _: (False, 0)):
+        for s in run(self.scheduler, self.cache, self.scheduler.schedule(), sample, stops):
+            self.open.remove(s)
+            if s.lease:
+                self.turns[s.lease] = s.tokens
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        if self.open:
+            sequence = data.draw(st.sampled_from(self.open))
+            self.scheduler.cancel(sequence)
+            self.open.remove(sequence)
+
+    @rule()
+    def replace_weights(self):
+        self.scheduler.recompute()
+        self.cache.entries.clear()
+
+    @rule()
+    def keep_running(self):
+        self.scheduler.keep_running()
+
+    @invariant()
+    def every_page_has_one_owner(self):
+        self.scheduler.check()
+
+    def teardown(self):
+        for _ in range(400):
+            if not self.open:
+                break
+            self.run_once(lambda: next(self.numbers) % 2)
+            self.scheduler.check()
+        assert not self.open and not self.scheduler.waiting and not self.scheduler.running
+        for lease in self.turns:
+            self.scheduler.drop(lease)
+        self.scheduler.recompute()
+        assert all(pool.n_free == pool.n_pages for pool in self.scheduler.pools)
+
+
+Requests.TestCase.settings = settings(max_examples=many(200), stateful_step_count=40, deadline=None)
+TestRequests = Requests.TestCase
