@@ -32,11 +32,16 @@ EXTRAS = {
         "basedpyright>=1.36",
         # Buckets of Google Cloud Storage without the network.
         "gcp-storage-emulator>=2026.7",
+        "httpx2>=2.12,<3",
         "hypothesis>=6.120",
+        # A client of our server.
+        "openai>=2.0",
         "pytest>=8.3",
         "pytest-xdist>=3.6",
         "ruff>=0.12",
     ],
+    # The server with OpenAI's API (launch/serve.py).
+    "serve": ["prometheus-client>=0.22", "pydantic>=2.9,<3", "starlette>=0.46,<2", "uvicorn>=0.34,<1"],
     # Parquet files of tasks; JSON lines need nothing.
     "tasks": ["pyarrow>=18"],
     # GGUF files: the container and its quantised types.

@@ -24,6 +24,7 @@ FLOORS = (
     "data",
     "train",
     "sampler",
+    "serve",
     "sandbox",
     "tasks",
     "agent",

@@ -52,7 +52,7 @@ def pins(file: str) -> dict[str, str]:
     ("extras", "file"),
     [
         ([], "requirements.txt"),
-        (["test", "tasks", "notebook"], "requirements-test.txt"),
+        (["test", "serve", "tasks", "notebook"], "requirements-test.txt"),
         (["parity"], "requirements-parity.txt"),
         ([], "requirements-jax-next.txt"),
     ],
@@ -68,7 +68,7 @@ def test_pins_are_within_the_ranges(declared, extras, file):
 
 
 def test_the_extras_users_ask_for(declared):
-    assert set(declared["extras_require"]) >= {"test", "parity", "tpu", "gpu", "cluster", "notebook", "tasks"}
+    assert set(declared["extras_require"]) >= {"test", "parity", "tpu", "gpu", "cluster", "notebook", "serve", "tasks"}
     assert declared["python_requires"] == ">=3.11" and declared["license"] == "Apache-2.0"
 
 

@@ -111,6 +111,10 @@ class ModelTokenizer:
         encodings = self._plain.encode_batch_fast([encodable(text) for text in texts], add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def is_control(self, token: int) -> bool:
+        """See TextTokenizer.is_control."""
+        return token in self.names
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of any ids, control tokens by name; broken UTF-8 and unknown ids become U+FFFD."""
         parts = []

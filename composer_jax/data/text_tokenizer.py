@@ -48,6 +48,10 @@ class TextTokenizer(Protocol):
         """Returns the text of any ids, control tokens by name; broken UTF-8 and unknown ids become U+FFFD."""
         ...
 
+    def is_control(self, token: int) -> bool:
+        """Whether an id is a control token, which no text encodes to."""
+        ...
+
 
 def check_vocab_size(tok: TextTokenizer, rows: int, name: str) -> None:
     """Raises UserError if the tokenizer has ids for which the embedding, of `rows` rows, has none.

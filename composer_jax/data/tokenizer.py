@@ -123,6 +123,10 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast([encodable(t) for t in texts], add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def is_control(self, token: int) -> bool:
+        """See TextTokenizer.is_control."""
+        return 0 <= token < len(SPECIAL)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of any ids, control tokens by name; broken UTF-8 and unknown ids become U+FFFD."""
         table, size = self._bytes, self.vocab_size

@@ -17,11 +17,13 @@ from composer_jax.parallel.mesh import batch_shards
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import Decode
 from composer_jax.sampler.drafts import Speculation
+from composer_jax.sampler.limits import make_limits
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.runner import NewTokens, RowRequest, Runner
 from composer_jax.sampler.scheduler import Scheduler
-from composer_jax.sampler.sequence import Lease, Limits, Schedule
+from composer_jax.sampler.sequence import Lease, Schedule
 from composer_jax.sampler.session import EngineSession
+from composer_jax.sampler.stats import SamplerStats
 
 UpdateMode = Literal["keep", "recompute", "drain"]
 PauseMode = Literal["keep", "wait", "abort"]
@@ -37,25 +39,6 @@ class _Update:
     mode: UpdateMode
     copy: bool
     done: asyncio.Future[None]
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplerStats:
-    """What a sampler is doing, and has done."""
-
-    waiting: int
-    running: int
-    preemptions: int
-    """Running requests that gave their pages to others, and ran again later."""
-    pages: int
-    held_pages: int
-    """Pages of running requests and open sessions; the others are free, or free when they are needed."""
-    live_tokens: int
-    """Tokens of running requests and open sessions, those in shared pages once."""
-    drafted: tuple[int, ...]
-    """Draft tokens that were verified, by their place in the draft."""
-    accepted: tuple[int, ...]
-    """Those of them that were sampled."""
 
 
 class Sampler:
@@ -152,18 +135,19 @@ class Sampler:
         """Forgets all that is cached; running requests compute their contexts again. For measurements."""
         self._scheduler.recompute()
 
-    @property
-    def num_programs(self) -> int:
+    def num_programs(self, *, processed: bool = False) -> int:
         """Number of programs that `warm_up` compiles."""
-        return self._runner.num_programs
+        return self._runner.num_programs(processed)
 
-    def warm_up(self, on_done: Callable[[], None] = lambda: None) -> None:
+    def warm_up(self, on_done: Callable[[], None] = lambda: None, *, processed: bool = False) -> None:
         """Compiles all programs, so that nothing compiles later, and calls `on_done` after each.
 
-        Call `update` before; no session may be open. Decode programs with temperature, top_k and top_p compile when the
-        first such request is decoded.
+        Call `update` before; no session may be open.
+
+        processed: whether requests with a temperature, top_k, top_p or min_p will come. Without it, their programs
+          compile when the first of them is decoded.
         """
-        for _ in self._runner.warm_up():
+        for _ in self._runner.warm_up(processed):
             on_done()
 
     async def pause(self, mode: PauseMode = "keep") -> None:
@@ -183,9 +167,20 @@ class Sampler:
         self._raise_if_ended()
 
     def resume(self) -> None:
-        """Goes on after `pause`; does nothing if the sampler is not paused."""
+        """Goes on after `pause`, also one that still waits; does nothing if the sampler is not paused."""
         self._pause_mode = None
+        self._paused.set()
         self._work.set()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether `pause` was called and `resume` not yet."""
+        return self.is_serving and self._pause_mode is not None
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended the serving; None while it goes on."""
+        return self._error if self.is_serving else RuntimeError("this sampler does not serve")
 
     @property
     def stats(self) -> SamplerStats:
@@ -403,25 +398,3 @@ class Sampler:
                 self._scheduler.finish(sequence)
                 del self._handles[id(sequence)]
                 handle.finish(reason)
-
-
-def make_limits(config: SamplerConfig, shards: int) -> Limits:
-    """Returns the sizes of a scheduler over `shards` devices.
-
-    Raises:
-      UserError: slots that do not divide over the devices, or a cache that is smaller than one context.
-    """
-    if config.slots % shards:
-        raise UserError(
-            f"{config.slots} sampler slots do not divide over {shards} devices; use a multiple of {shards}."
-        )
-    rows = config.slots // shards
-    page = min(config.page_size, config.capacity)
-    cache_tokens = (config.cache_tokens or config.slots * config.capacity) // shards
-    if cache_tokens < config.capacity:
-        raise UserError(
-            f"sampler.cache_tokens={config.cache_tokens} gives each of {shards} devices {cache_tokens} tokens, less "
-            f"than one context of sampler.capacity={config.capacity}; use {shards * config.capacity} or more, or 0."
-        )
-    n_pages = max(-(-cache_tokens // page), rows * -(-config.capacity // page) if not config.cache_tokens else 0)
-    return Limits(page, n_pages, shards, rows, tuple(config.prefill_shapes), config.decode_steps)

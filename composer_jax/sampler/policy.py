@@ -1,7 +1,6 @@
 """Policy: what an episode samples from. An engine, a server's client or a script implements it; no JAX here."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
@@ -10,6 +9,9 @@ from composer_jax.errors import UserError
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: float32 probabilities tell them from 0 no longer (vLLM has the same bound)."""
+
+HOTTEST = 1e6
+"""Above it all tokens are equally likely in float32."""
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -48,14 +50,14 @@ class SamplingParams:
         object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
         if self.max_tokens < 1:
             raise UserError(f"max_tokens={self.max_tokens} leaves nothing to sample; use 1 or more.")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UserError(f"temperature={self.temperature} is no temperature; use 0 (greedy) or more.")
+        if not 0 <= self.temperature <= HOTTEST:
+            raise UserError(f"temperature={self.temperature} is no temperature; use 0 (greedy) to {HOTTEST:g}.")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p} is not above 0 and at most 1; 1 keeps all tokens.")
         if not 0 <= self.min_p <= 1:
             raise UserError(f"min_p={self.min_p} is not between 0 and 1; 0 keeps all tokens.")
-        if self.top_k < 0:
-            raise UserError(f"top_k={self.top_k} is negative; 0 keeps all tokens.")
+        if not 0 <= self.top_k < 2**31:
+            raise UserError(f"top_k={self.top_k} is no number of tokens; 0 keeps all.")
         if not all(self.stop_strings):
             raise UserError("stop_strings has an empty text, which would end every message; leave it out.")
 
@@ -101,6 +103,7 @@ class SampleChunk:
     versions: list[int]
     finish_reason: FinishReason | None
     """None in all chunks but the last."""
+    raw_logprobs: list[float]
 
 
 class Session(Protocol):

@@ -70,7 +70,9 @@ class RequestHandle:
                 reason = self.future.result().finish_reason if done else None  # raises what ended the serving
                 if start < end or done:
                     part = slice(start, end)
-                    yield SampleChunk(self.tokens[part], self.logprobs[part], self.versions[part], reason)
+                    yield SampleChunk(
+                        self.tokens[part], self.logprobs[part], self.versions[part], reason, self.raw_logprobs[part]
+                    )
                     start = end
                 if done:
                     return

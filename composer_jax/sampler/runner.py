@@ -97,24 +97,21 @@ class Runner:
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    @property
-    def num_programs(self) -> int:
-        """Number of shapes of calls, each of which compiles once."""
-        per_row_count = 2 if self._draft_tokens else 1
+    def num_programs(self, processed: bool) -> int:
+        """Number of programs, each of which compiles once. See Sampler.warm_up."""
+        per_row_count = (2 if self._draft_tokens else 1) * (2 if processed else 1)
         return len(self.limits.prefill_shapes) + per_row_count * len(self._decode_rows)
 
-    def warm_up(self) -> Iterator[None]:
-        """Compiles all shapes by calls that consist of padding; yields after each.
-
-        Decode programs with temperature, top_k and top_p compile when the first such request is decoded.
-        """
+    def warm_up(self, processed: bool) -> Iterator[None]:
+        """Compiles all shapes by calls that consist of padding; yields after each. See Sampler.warm_up."""
         for shape in self.limits.prefill_shapes:
             self.prefill(shape, [])
             yield
         for rows in self._decode_rows:
             for drafts in [None, []] if self._draft_tokens else [None]:
-                self._call_decode([], rows, drafts)
-                yield
+                for is_processed in (False, True) if processed else (False,):
+                    self._call_decode([], rows, drafts, is_processed)
+                    yield
 
     def prefill(self, shape: tuple[int, int], chunks: Sequence[Chunk]) -> None:
         """Computes chunks of contexts. shape: (rows per shard, tokens per row)."""
@@ -136,10 +133,11 @@ class Runner:
         drafts: of each row, at most config.draft_tokens; the call then verifies them instead of decoding step by step.
         """
         by_shard = [sum(r.row.shard == shard for r in requests) for shard in range(self.limits.shards)]
-        return self._call_decode(requests, _smallest_fitting(self._decode_rows, max(by_shard)), drafts)
+        processed = not all(r.params.unprocessed for r in requests)
+        return self._call_decode(requests, _smallest_fitting(self._decode_rows, max(by_shard)), drafts, processed)
 
     def _call_decode(
-        self, requests: Sequence[RowRequest], rows: int, drafts: Sequence[list[int]] | None
+        self, requests: Sequence[RowRequest], rows: int, drafts: Sequence[list[int]] | None, processed: bool
     ) -> list[NewTokens]:
         places = self._places([r.row for r in requests], rows)
         n = self.limits.shards * rows
@@ -152,7 +150,6 @@ class Runner:
             temperature[place], top_p[place] = r.params.temperature, r.params.top_p
             top_k[place], min_p[place], seed[place] = r.params.top_k, r.params.min_p, r.seed
             _put_table(tables[place], r.row.pages)
-        processed = not all(r.params.unprocessed for r in requests)
         inputs = DecodeRows(token, position, budget, seed, tables)
         params = RowParams(temperature, top_p, top_k, min_p) if processed else ()
         if drafts is None:

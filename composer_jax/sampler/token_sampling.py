@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.sampler.policy import GREEDY_BELOW
 
-
 Leaf = TypeVar("Leaf")
 
 

@@ -26,7 +26,7 @@ from composer_jax.parallel.sharding import EXPERT_AXES
 from composer_jax.rl.batch import FIELDS
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DECODE_LOOP, DecodeRows
-from composer_jax.sampler.engine import make_limits
+from composer_jax.sampler.limits import make_limits
 from composer_jax.sampler.programs import decode_program, prefill_program
 from composer_jax.stages.config import RunConfig, TrainingConfig
 from composer_jax.train.learner import Learner

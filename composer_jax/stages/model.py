@@ -25,8 +25,8 @@ from composer_jax.sampler.detokenizer import IncrementalDetokenizer
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.session import EngineSession
-from composer_jax.stages.generation_defaults import GenerationDefaults
-from composer_jax.stages.text_processor import Messages, SamplingOptions, TextProcessor, open_text_processor
+from composer_jax.serve.generation_defaults import GenerationDefaults
+from composer_jax.serve.text_processor import Messages, SamplingOptions, TextProcessor, open_text_processor
 
 SMALLEST_CAPACITY, GROWTH = 512, 4
 """A context holds 512 tokens, or 4, 16, 64, ... times as many: few sizes compile, and a short text needs no large

@@ -44,7 +44,7 @@ class RolloutServices:
         is_first_call = self.sampler.version < 0
         self.sampler.update(params, router_bias, version)
         if is_first_call:
-            with Progress(self.sampler.num_programs, "program", "compile the sampler") as progress:
+            with Progress(self.sampler.num_programs(), "program", "compile the sampler") as progress:
                 self.sampler.warm_up(progress.update)
         return self.sampler
 

@@ -98,7 +98,7 @@ def test_warming_up_compiles_every_shape_and_changes_nothing(new_sampler, weight
     done = []
     before = count_compilations()
     fresh.warm_up(lambda: done.append(count_compilations()))
-    assert fresh.num_programs == len(done) == 4
+    assert fresh.num_programs() == len(done) == 4
     assert all(later > earlier for earlier, later in zip([before, *done], done, strict=False))
     fresh.update(*weights, version=3)
     before = count_compilations()

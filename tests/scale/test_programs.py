@@ -162,7 +162,7 @@ def test_the_sampler_has_its_own_mesh_and_weight_dtype():
     [
         ("pretrain", dict(pretrain__batch_size=12), "pretrain.batch_size=12 does not divide over 8 devices"),
         ("rl", dict(rl__batches=((64, 4),)), "rl.batches: rows=4 does not divide over 8 devices"),
-        ("evaluate", dict(sampler__slots=4), "sampler.slots=4 does not divide over 8 devices"),
+        ("evaluate", dict(sampler__slots=4), "4 sampler slots do not divide over 8 devices"),
         ("sft", dict(sft__seq_len=10_000), "sft.seq_len=10000 is not between 2 and the model's max_context=8192"),
         (
             "evaluate",

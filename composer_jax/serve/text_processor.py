@@ -19,7 +19,7 @@ from composer_jax.data.text_tokenizer import TextTokenizer, check_vocab_size
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.sampler.policy import SamplingParams
-from composer_jax.stages.generation_defaults import GenerationDefaults, read_generation_defaults
+from composer_jax.serve.generation_defaults import GenerationDefaults, read_generation_defaults
 
 MAX_TOKENS = 512
 """Most tokens of an answer whose length nobody asked for."""

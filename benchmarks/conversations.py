@@ -1,4 +1,4 @@
-"""Groups of conversations of several turns through the sampler: `python benchmarks/multi_turn.py --model=demo`.
+"""Groups of conversations of several turns through the sampler: `python benchmarks/conversations.py --model=demo`.
 
 Every conversation has the prompt of its group; after each message it gets an observation of 50 to 200 tokens. Weights
 are random, and messages have fixed lengths. Prints, as the last line of stdout, one JSON object:
@@ -10,7 +10,7 @@ are random, and messages have fixed lengths. Prints, as the last line of stdout,
     cache_overhead    room in the pages that conversations hold, over their tokens; the mean over time
 
 The file runs against an older checkout, too, whose sessions take what is new in a context instead of the context:
-PYTHONPATH=CHECKOUT python benchmarks/multi_turn.py. Figures that the older engine does not have are left out.
+PYTHONPATH=CHECKOUT python benchmarks/conversations.py. Figures that the older engine does not have are left out.
 """
 
 import argparse
@@ -96,12 +96,17 @@ def model_config(name: str) -> ModelConfig:
 def make_sampler(model: ModelConfig, slots: int) -> Sampler:
     """Returns a sampler whose messages end at their budgets."""
     definition, mesh = ModelDef(model), make_mesh(jax.devices()[:1])
-    config = SamplerConfig(
+    sizes: dict[str, Any] = dict(
         slots=slots,
         capacity=CAPACITY,
         decode_steps=8,
         prefill_shapes=((16, 64), (4, 256)) if slots > 2 else ((2, 64), (2, 512)),
     )
+    if "windows" in {
+        field.name for field in dataclasses.fields(SamplerConfig)
+    }:  # older: what a call reads of a context
+        sizes["windows"] = (256, 512, 1024)
+    config = SamplerConfig(**sizes)
     sampler = Sampler(definition, mesh, config, end_tokens=())
     sampler.update(*definition.init(0, mesh), version=0, copy=False)
     sampler.warm_up()

@@ -1,0 +1,286 @@
+"""The rollout engine against its limits and its peers: `python -m benchmarks.sampler [--model=demo|wide|smollm2]`.
+
+Prints progress on stderr and, as the last line of stdout, one JSON object:
+    tokens_per_s      sampled tokens per second of 8 groups of 8 conversations of 4 turns (benchmarks/conversations.py)
+    vs_naive          over a loop: one conversation after the other, the whole context prefilled each turn
+    vs_before         over the engine of --before, an older commit; left out without one
+    cache_overhead    room in the pages that conversations hold, over their tokens
+    compilations      of the warm-up; a further one during the conversations is an error
+    decode_fraction_of_limit    {rows: seconds of a step's products and reads alone, over those of a step}
+    prefill_fraction_of_matmul_rate    operations of prefill per second, over those of a large matrix product
+    speculative       {acceptance by place in the draft, {conversations: speedup}} of drafts from the prompt, where the
+                      published model of --checkpoint writes a file again; left out without one
+
+Conversations are played --rounds times, ours and the older engine in turn; figures are medians. Not built: the
+comparison with other engines.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import conversations
+from composer_jax.checkpoint.address import find_weights, load_model_config, load_weights
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.flops import forward_flops
+from composer_jax.models.model_def import ModelDef
+from composer_jax.observe.compilations import count_compilations
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.platform import configure_cpu
+from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.policy import SamplingParams
+from composer_jax.sampler.request import Request
+from composer_jax.sampler.runner import RowRequest
+from composer_jax.sampler.sequence import Sequence as Row
+from composer_jax.serve.text_processor import open_text_processor
+from launch.huge_pages import restart_with_huge_pages
+
+ROWS = (8, 32, 64)
+LENGTH = 512
+"""Tokens of each context where a step of decoding is measured."""
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def median_seconds(run: Callable[[], Any], times: int = 9) -> float:
+    """Returns the median of the seconds of some calls, after one that compiles."""
+    jax.block_until_ready(run())
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+# -- decoding and prefill ------------------------------------------------------------------------------------------
+
+
+def new_sampler(model: ModelConfig, rows: int, **changes: Any) -> Sampler:
+    """Returns a sampler whose calls have one number of rows."""
+    definition, mesh = ModelDef(model), make_mesh(jax.devices()[:1])
+    sizes: dict[str, Any] = dict(
+        slots=rows, capacity=1024, decode_steps=8, decode_rows=(rows,), prefill_shapes=((min(rows, 8), 256),)
+    )
+    sampler = Sampler(definition, mesh, SamplerConfig(**(sizes | changes)), end_tokens=())
+    sampler.update(*definition.init(0, mesh), version=0, copy=False)
+    return sampler
+
+
+def decode_seconds(model: ModelConfig, rows: int) -> float:
+    """Returns the seconds of a decode step, the host's work included; every row has a context of LENGTH tokens."""
+    sampler = new_sampler(model, rows)
+    per_row = -(-1024 // sampler.limits.page_size)
+    requests = []
+    for i in range(rows):
+        row = Row([1] * LENGTH, sampler.limits.decode_steps)
+        row.shard, row.computed, row.pages = 0, LENGTH - 1, list(range(i * per_row, (i + 1) * per_row))
+        requests.append(RowRequest(row, i, SamplingParams(sampler.limits.decode_steps)))
+    runner = sampler._runner  # without the scheduler, which would not start all rows at once
+    return median_seconds(lambda: [new.tokens for new in runner.decode(requests)]) / sampler.limits.decode_steps
+
+
+def products_seconds(model: ModelConfig, rows: int) -> float:
+    """Returns the seconds of a decode step's products and reads alone: each weight matrix once, and attention over
+    contexts of LENGTH tokens that lie in order."""
+    params, _ = ModelDef(model).init(0)
+    kinds = [name for name in params if name.endswith("_layers")]
+    plain, experts = [], []
+    for name in kinds:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params[name]):
+            for layer in leaf:
+                if layer.ndim < 2:
+                    continue
+                is_expert = name == "moe_layers" and layer.ndim == 3 and layer.shape[0] == model.n_experts
+                keys = jax.tree_util.keystr(path)
+                is_expert = is_expert and "attention" not in keys
+                (experts if is_expert else plain).append(layer if is_expert else layer.reshape(layer.shape[0], -1))
+    table = params["embedding"]["table"]
+    routed = max(1, -(-rows * model.experts_per_token // max(1, model.n_experts)))
+    heads, width = (1, (model.kv_lora_rank or 0) + model.qk_rope_dim)
+    if model.kv_lora_rank is None:
+        assert model.n_kv_heads is not None
+        heads, width = model.n_kv_heads, model.qk_nope_dim + model.qk_rope_dim
+    shape = (model.n_layers, rows, heads, LENGTH, width)
+    keys_and_values = [jnp.ones(shape, jnp.float32) for _ in range(1 if model.kv_lora_rank else 2)]
+
+    @jax.jit
+    def run(plain: list[jax.Array], experts: list[jax.Array], table: jax.Array, cache: list[jax.Array]) -> jax.Array:
+        total = jnp.float32(0)
+        for weight in plain:
+            total += (jnp.full((rows, weight.shape[0]), total + 1) @ weight).max() * 1e-9
+        for weight in experts:
+            x = jnp.full((weight.shape[0], routed, weight.shape[1]), total + 1)
+            total += jnp.matmul(x, weight).max() * 1e-9
+        for layer in range(model.n_layers):
+            keys, values = cache[0][layer], cache[-1][layer]
+            q = jnp.full((rows, heads, model.n_heads // heads, width), total + 1)
+            scores = jnp.einsum("bnqx,bntx->bnqt", q, keys)
+            total += jnp.einsum("bnqt,bntx->bnqx", jnp.exp(scores - scores.max()), values).max() * 1e-9
+        return total + (jnp.full((rows, table.shape[1]), total + 1) @ table.T).max()
+
+    return median_seconds(lambda: run(plain, experts, table, keys_and_values))
+
+
+def prefill_fraction(model: ModelConfig) -> float:
+    """Returns the rate of prefill over the rate of a product of 2048 x 2048 matrices, measured in turn."""
+    rows, length = 8, 256
+    sampler = new_sampler(model, 64, prefill_shapes=((rows, length),))
+    sampler.warm_up()
+    rng = np.random.default_rng(0)
+    a = jnp.asarray(rng.standard_normal((2048, 2048)), jnp.float32)
+    product = jax.jit(jnp.matmul)
+    fractions = []
+
+    async def main() -> float:
+        async with sampler.serving():
+            before = sampler.busy_seconds
+            prompts = [rng.integers(1, model.vocab_size, length + 1).tolist() for _ in range(4 * rows)]
+            await asyncio.gather(*(sampler.submit(Request(p, SamplingParams(1), 0)).future for p in prompts))
+            return sampler.busy_seconds - before
+
+    for _ in range(4):
+        seconds = asyncio.run(main())
+        flops = 4 * rows * forward_flops(model, length)
+        rate = 2 * 2048**3 / median_seconds(lambda: product(a, a), 3)
+        fractions.append(flops / seconds / rate)
+    return statistics.median(fractions[1:])
+
+
+# -- drafts --------------------------------------------------------------------------------------------------------
+
+
+def speculative(address: str) -> dict[str, Any]:
+    """Returns the acceptance and the speedup of drafts where a published model repeats a file with one change."""
+    address_ = find_weights(address)
+    text = open_text_processor(address_, load_model_config(address_))
+    mesh = make_mesh(jax.devices()[:1])
+    definition, params, router_bias = load_weights(address_, mesh, "float32", mtp=False)
+    code = Path(__file__).read_text(encoding="utf-8")[:1500]
+    prompt = text.encode_prompt(f"{code}\n\n# The same file again:\n\n{code[:200]}")
+    figures: dict[str, Any] = {"acceptance": [], "speedup": {}}
+    for rows in (1, 4, 64):
+        seconds = {}
+        for drafts in ("", "prompt_lookup"):
+            sizes = SamplerConfig(
+                slots=max(rows, 2),
+                capacity=1024,
+                decode_rows=(max(rows, 2),),
+                prefill_shapes=((1, 256),),
+                drafts=drafts,
+            )
+            sampler = Sampler(definition, mesh, sizes, end_tokens=())
+            sampler.update(params, router_bias, version=0, copy=False)
+
+            async def main(sampler: Sampler = sampler, rows: int = rows) -> float:
+                async with sampler.serving():
+                    one = SamplingParams(1, temperature=0)
+                    await sampler.submit(Request(prompt, one)).future  # the prompt is cached from here on
+                    before = sampler.busy_seconds
+                    requests = [Request(prompt, SamplingParams(64, temperature=0), seed) for seed in range(rows)]
+                    await asyncio.gather(*(sampler.submit(request).future for request in requests))
+                    return sampler.busy_seconds - before
+
+            asyncio.run(main())  # compiles
+            seconds[drafts] = statistics.median(asyncio.run(main()) for _ in range(3))
+            stats = sampler.stats
+            if stats.drafted and stats.drafted[0]:
+                pairs = zip(stats.accepted, stats.drafted, strict=True)
+                figures["acceptance"] = [round(accepted / max(1, drafted), 3) for accepted, drafted in pairs]
+        figures["speedup"][rows] = round(seconds[""] / seconds["prompt_lookup"], 3)
+        note(
+            f"drafts, {rows} conversations: {figures['speedup'][rows]} times as fast, {figures['acceptance']} accepted"
+        )
+    return figures
+
+
+# -- conversations -------------------------------------------------------------------------------------------------
+
+
+def play(options: Sequence[str], checkout: Path | None = None) -> dict[str, Any]:
+    """Returns the figures of benchmarks/conversations.py in a process of its own, with the code of a checkout."""
+    root = Path(__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": str(checkout or root)}
+    script = str(root / "benchmarks" / "conversations.py")
+    done = subprocess.run(
+        [sys.executable, script, *options], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{script} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def unpack(commit: str, folder: Path) -> Path:
+    """Writes the files of a commit into a folder."""
+    archive = subprocess.run(["git", "archive", commit], cwd=Path(__file__).parents[1], capture_output=True, check=True)
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    return folder
+
+
+def compare_conversations(name: str, before: str, rounds: int) -> dict[str, Any]:
+    options = [f"--model={name}"]
+    ours, older, naive = [], [], 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = unpack(before, Path(folder)) if before else None
+        for number in range(rounds):
+            ours.append(play([*options, *(["--naive=4"] if number == 0 else [])]))
+            naive = naive or ours[0]["naive_tokens_per_s"]
+            note(f"conversations: {ours[-1]}")
+            if checkout is not None:
+                older.append(play(options, checkout))
+                note(f"conversations of {before}: {older[-1]}")
+    rate = statistics.median(figures["tokens_per_s"] for figures in ours)
+    assert not any(figures["compilations"] for figures in ours), "something compiled after the warm-up"
+    result = {"tokens_per_s": rate, "vs_naive": rate / naive, "cache_overhead": ours[0]["cache_overhead"]}
+    if older:
+        result["vs_before"] = rate / statistics.median(figures["tokens_per_s"] for figures in older)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("demo", "wide", "smollm2"), default="demo", help="network (default: demo)")
+    parser.add_argument("--before", default="", help="an older commit to compare with")
+    parser.add_argument("--checkpoint", default="", help="hf:DIR of a published model for drafts")
+    parser.add_argument("--rounds", type=int, default=3, help="times that conversations are played (default: 3)")
+    o = parser.parse_args(argv)
+
+    configure_cpu(1)
+    model = conversations.model_config(o.model)
+    figures = compare_conversations(o.model, o.before, o.rounds)
+    before = count_compilations()
+    conversations.make_sampler(model, 64)
+    figures["compilations"] = count_compilations() - before
+    fractions = {}
+    for rows in ROWS:
+        limit, step = products_seconds(model, rows), decode_seconds(model, rows)
+        fractions[rows] = round(limit / step, 3)
+        note(f"decode, {rows} rows: {step * 1e3:.1f} ms a step; its products alone {limit * 1e3:.1f} ms")
+    figures["decode_fraction_of_limit"] = fractions
+    figures["prefill_fraction_of_matmul_rate"] = prefill_fraction(model)
+    note(f"prefill: {figures['prefill_fraction_of_matmul_rate']:.2f} of the rate of a product")
+    if o.checkpoint:
+        figures["speculative"] = speculative(o.checkpoint)
+    note("google-tunix, transformers and llama.cpp are not compared yet: their keys are left out")
+    print(json.dumps({key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # as every entry point does
+    main()

@@ -1,0 +1,224 @@
+"""The bodies of requests: which fields are read, and which values are refused because the engine has no such thing.
+
+Fields that change nothing of the answer (`user`, `metadata`, `store` and the like) are accepted and not read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError, field_validator
+
+from composer_jax.data.chat import read_json
+from composer_jax.errors import UserError
+from composer_jax.sampler.policy import SamplingParams
+from composer_jax.serve.errors import ApiError
+from composer_jax.serve.generation_defaults import GenerationDefaults
+
+MOST_CHOICES = 128
+MOST_STOPS, LONGEST_STOP = 32, 1000
+DEEPEST = 100
+"""Levels of nested values in a body."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "logit_bias": (None, {}),
+    "response_format": (None, {"type": "text"}),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "structured_outputs": (None,),
+    "use_beam_search": (None, False),
+    "suffix": (None, ""),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "top_logprobs": (None, 0),
+    "prompt_logprobs": (None, 0),
+    "return_routing": (None, False),
+    "previous_response_id": (None,),
+    "background": (None, False),
+    "conversation": (None,),
+    "text": (None, {}, {"format": {"type": "text"}}),
+    "min_tokens": (None, 0),
+    "ignore_eos": (None, False),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "continue_final_message": (None, False),
+    "add_generation_prompt": (None, True),
+    "truncation": (None, "disabled"),
+}
+"""Fields that would change the answer and are not built, with the values that change nothing."""
+
+Number = Annotated[float, Field(strict=True)]  # integers count, booleans and texts do not
+Body = TypeVar("Body", bound="SamplingBody")
+
+
+class SamplingBody(BaseModel):
+    """What the three endpoints have in common."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: StrictStr | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: StrictInt | None = None
+    min_p: Number | None = None
+    seed: StrictInt | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stop: StrictStr | list[StrictStr] | None = None
+    stop_token_ids: list[StrictInt] | None = None
+    stream: StrictBool | None = None
+    priority: StrictInt = 0
+    return_token_ids: StrictBool | None = None
+    max_tokens: StrictInt | None = None
+
+    def sampling_params(self, defaults: GenerationDefaults, max_tokens: int) -> SamplingParams:
+        """Returns the engine's parameters; what the body leaves open is the model's default.
+
+        Raises:
+          ApiError: a parameter out of range.
+        """
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        ids = self.stop_token_ids or []
+        if max(len(stop), len(ids)) > MOST_STOPS or max(map(len, stop), default=0) > LONGEST_STOP:
+            raise ApiError(
+                f"stop has at most {MOST_STOPS} texts of {LONGEST_STOP} characters; send less.", param="stop"
+            )
+        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        fields = {name: getattr(defaults, name) if value is None else value for name, value in given.items()}
+        if fields["top_k"] == -1:  # all tokens, as vLLM writes it
+            fields["top_k"] = 0
+        try:
+            return SamplingParams(max_tokens, **fields, stop_ids=tuple(ids), stop_strings=tuple(stop))
+        except UserError as error:
+            raise ApiError(str(error)) from error
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """Most tokens that the request allows; None leaves it to the server."""
+        return self.max_tokens
+
+
+class StreamOptions(BaseModel):
+    include_usage: StrictBool = False
+
+
+class ChatBody(SamplingBody):
+    """Of POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: StrictBool | None = None
+    max_completion_tokens: StrictInt | None = None
+    logprobs: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _check_tool_choice(cls, choice: Any) -> Any:
+        return _check_choice(choice)
+
+    @property
+    def asked_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionBody(SamplingBody):
+    """Of POST /v1/completions."""
+
+    prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
+    echo: StrictBool | None = None
+    logprobs: Annotated[StrictInt, Field(ge=0, le=1)] | StrictBool | None = None
+    best_of: StrictInt | None = None
+    stream_options: StreamOptions | None = None
+
+
+class ResponsesBody(SamplingBody):
+    """Of POST /v1/responses."""
+
+    input: StrictStr | list[dict[str, Any]]
+    instructions: StrictStr | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: StrictBool | None = None
+    max_output_tokens: StrictInt | None = None
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _check_tool_choice(cls, choice: Any) -> Any:
+        return _check_choice(choice)
+
+    @property
+    def asked_tokens(self) -> int | None:
+        return self.max_output_tokens
+
+
+class TextBody(BaseModel):
+    """Of POST /tokenize: a text, or a conversation."""
+
+    prompt: StrictStr | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class IdsBody(BaseModel):
+    """Of POST /detokenize."""
+
+    tokens: list[StrictInt]
+
+
+class WeightsBody(BaseModel):
+    """Of POST /update_weights."""
+
+    checkpoint: StrictStr
+    version: StrictInt | None = None
+    mode: Literal["keep", "recompute", "drain"] = "keep"
+
+
+def parse_body(kind: type[BaseModel], data: bytes) -> Any:
+    """Parses the body of a request.
+
+    Raises:
+      ApiError: no JSON object, a field of another type, or one that asks for something that is not built.
+    """
+    try:
+        value = read_json(data.decode(), "the body's values")
+        check_depth(value)
+    except (ValueError, RecursionError) as error:
+        raise ApiError("the body is not JSON, or nested too deeply; send a JSON object.") from error
+    if not isinstance(value, dict):
+        raise ApiError("the body is not a JSON object; send {...}.")
+    for field, neutral in NEUTRAL.items():
+        if field in value and field not in kind.model_fields and value[field] not in neutral:
+            raise ApiError(f"{field} is not supported; leave it out.", param=field)
+    try:
+        return kind.model_validate(value)
+    except (ValidationError, RecursionError) as error:
+        raise _refusal(error) from error
+
+
+def check_depth(value: Any, most: int = DEEPEST) -> None:
+    """Raises ValueError for a value that is nested deeper than what renders and writes it can follow."""
+    if most < 0:
+        raise ValueError("nested too deeply")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        check_depth(inner, most - 1)
+
+
+def _refusal(error: Exception) -> ApiError:
+    if not isinstance(error, ValidationError):
+        return ApiError("the body is nested too deeply.")
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return ApiError(f"{place}: {first['msg']}.", param=str(first["loc"][0]) if first["loc"] else None)
+
+
+def _check_choice(choice: Any) -> Any:
+    if choice == "required" or isinstance(choice, dict):
+        raise ValueError('the engine cannot force a call; use "auto" or "none"')
+    return choice

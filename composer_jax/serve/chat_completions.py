@@ -1,0 +1,193 @@
+"""POST /v1/chat/completions: answers in the form of OpenAI's chat completions, with vLLM's token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from composer_jax.data.chat import ToolCall
+from composer_jax.errors import UserError
+from composer_jax.sampler.policy import Sample
+from composer_jax.serve.bodies import ChatBody
+from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
+from composer_jax.serve.identifiers import new_id
+from composer_jax.serve.message_stream import MessageStream, ParsedMessage
+from composer_jax.serve.service import Choice, Client, Service
+
+MOST_MESSAGES = 4096
+"""Of a conversation; the time that a chat template takes can grow with their square."""
+
+
+async def encode(service: Service, messages: list[dict[str, Any]], tools: Any) -> list[int]:
+    """Returns the prompt of a conversation.
+
+    Raises:
+      ApiError: a conversation or tools that the model cannot answer, or that do not fit.
+    """
+    if len(messages) > MOST_MESSAGES:
+        raise ApiError(
+            f"the conversation has {len(messages)} messages; send at most {MOST_MESSAGES}.",
+            code=CONTEXT_LENGTH,
+            param="messages",
+        )
+    rows = [{**row, "role": "system"} if row.get("role") == "developer" else row for row in messages]
+    try:
+        return await asyncio.to_thread(service.text.encode_chat, rows, tools or ())
+    except UserError as error:
+        overflows = "tokens, and the context of" in str(error)
+        raise ApiError(str(error), code=CONTEXT_LENGTH if overflows else None, param="messages") from error
+    except ValueError as error:
+        raise ApiError(f"{error}.", param="tools") from error
+
+
+async def submit(service: Service, body: ChatBody, client: Client) -> list[Choice]:
+    """Queues the choices of a request; see Service.submit."""
+    tools = None if body.tool_choice == "none" else body.tools
+    return service.submit([await encode(service, body.messages, tools)], body, client)
+
+
+async def complete(service: Service, body: ChatBody, choices: Sequence[Choice]) -> dict[str, Any]:
+    """Returns the answer to a request that is not streamed."""
+    samples = await service.finish(choices)
+    rows = []
+    for choice, sample in zip(choices, samples, strict=True):
+        stream = new_stream(service, body)
+        stream.add(sample.tokens)
+        _, message = stream.finish()
+        calls = message.calls[:1] if body.parallel_tool_calls is False else message.calls
+        row: dict[str, Any] = {
+            "index": choice.index,
+            "message": _message_row(message, calls),
+            "finish_reason": finish_reason(sample.finish_reason, calls),
+            "logprobs": {"content": logprob_rows(service, sample.tokens, sample.raw_logprobs or [])}
+            if body.logprobs
+            else None,
+        }
+        if body.return_token_ids:
+            row |= {"token_ids": sample.tokens, "weight_versions": sample.versions}
+        rows.append(row)
+    answer = {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": service.name,
+        "choices": rows,
+        "usage": usage(choices, samples),
+    }
+    return answer | ({"prompt_token_ids": choices[0].prompt} if body.return_token_ids else {})
+
+
+async def stream(service: Service, body: ChatBody, choices: Sequence[Choice]) -> AsyncIterator[str]:
+    """Yields the events of a streamed answer."""
+    head = {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": service.name,
+    }
+
+    def event(index: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> str:
+        row = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None, **more}
+        return event_text({**head, "choices": [row]})
+
+    first = {"prompt_token_ids": choices[0].prompt} if body.return_token_ids else {}
+    for choice in choices:
+        row = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        yield event_text({**head, **first, "choices": [{**row, "logprobs": None}]})
+    messages = {choice.index: new_stream(service, body) for choice in choices}
+    async for choice, chunk in service.stream(choices):
+        message = messages[choice.index]
+        piece = message.add(chunk.tokens)
+        more: dict[str, Any] = {}
+        if body.logprobs and chunk.tokens:
+            more["logprobs"] = {"content": logprob_rows(service, chunk.tokens, chunk.raw_logprobs)}
+        if body.return_token_ids and chunk.tokens:
+            more |= {"token_ids": chunk.tokens, "weight_versions": chunk.versions}
+        if piece.content or piece.reasoning or more:
+            yield event(choice.index, _delta(piece.content, piece.reasoning), **more)
+        if chunk.finish_reason is not None:
+            rest, whole = message.finish()
+            if rest.content or rest.reasoning:
+                yield event(choice.index, _delta(rest.content, rest.reasoning))
+            calls = whole.calls[:1] if body.parallel_tool_calls is False else whole.calls
+            if calls:
+                rows = [{"index": i, **row} for i, row in enumerate(call_rows(calls))]
+                yield event(choice.index, {"tool_calls": rows})
+            yield event(choice.index, {}, finish_reason(chunk.finish_reason, calls))
+    if body.stream_options is not None and body.stream_options.include_usage:
+        samples = [choice.handle.future.result() for choice in choices]
+        yield event_text({**head, "choices": [], "usage": usage(choices, samples)})
+    yield "data: [DONE]\n\n"
+
+
+def new_stream(service: Service, body: Any) -> MessageStream:
+    """Returns a reader of the answer to a chat."""
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    return MessageStream(service.text.chat_format, stop)
+
+
+def usage(choices: Sequence[Choice], samples: Sequence[Sample]) -> dict[str, Any]:
+    """Returns the tokens of a request: each prompt counts once."""
+    prompts = {id(choice.prompt): len(choice.prompt) for choice in choices}
+    prompt, sampled = sum(prompts.values()), sum(len(sample.tokens) for sample in samples)
+    cached = prompts.copy()  # by prompt, of the answer that found least
+    for choice, sample in zip(choices, samples, strict=True):
+        cached[id(choice.prompt)] = min(cached[id(choice.prompt)], sample.cached)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
+    }
+
+
+def logprob_rows(service: Service, tokens: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, Any]]:
+    """Returns log-probabilities at temperature 1 in OpenAI's form."""
+    rows = []
+    for token, logprob in zip(tokens, logprobs, strict=True):
+        text = service.text.tokenizer.decode([token])
+        whole = None if "\ufffd" in text else list(text.encode())  # part of a character has no text of its own
+        rows.append({"token": text, "logprob": logprob, "bytes": whole, "top_logprobs": []})
+    return rows
+
+
+def finish_reason(reason: str, calls: Sequence[ToolCall]) -> str:
+    """Returns OpenAI's word for the end of a message."""
+    if reason == "cancelled":
+        return "abort"
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+def call_rows(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """Returns tool calls in OpenAI's form, each with an id of its own."""
+    return [
+        {
+            "id": new_id("call"),
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+        }
+        for call in calls
+    ]
+
+
+def event_text(value: dict[str, Any], name: str = "") -> str:
+    """Returns a server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+def _message_row(message: ParsedMessage, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    row: dict[str, Any] = {"role": "assistant", "content": message.content or (None if calls else "")}
+    if message.reasoning:
+        row["reasoning_content"] = message.reasoning
+    if calls:
+        row["tool_calls"] = call_rows(calls)
+    return row
+
+
+def _delta(content: str, reasoning: str) -> dict[str, Any]:
+    delta = {"content": content} if content else {}
+    return delta | ({"reasoning_content": reasoning} if reasoning else {})

@@ -1,0 +1,113 @@
+"""POST /v1/completions: continues texts or token ids, in the form of OpenAI's completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from composer_jax.errors import UserError
+from composer_jax.serve.bodies import CompletionBody
+from composer_jax.serve.chat_completions import event_text, usage
+from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
+from composer_jax.serve.identifiers import new_id
+from composer_jax.serve.message_stream import TextStream
+from composer_jax.serve.service import Choice, Client, Service
+
+MOST_PROMPTS = 256
+
+
+async def submit(service: Service, body: CompletionBody, client: Client) -> list[Choice]:
+    """Queues the choices of a request; see Service.submit."""
+    if body.best_of not in (None, body.n or 1):
+        raise ApiError("best_of is not supported; leave it out.", param="best_of")
+    if body.echo and body.logprobs not in (None, False):
+        raise ApiError("log-probabilities of the prompt are not supported; leave echo or logprobs out.", param="echo")
+    many = isinstance(body.prompt, list) and body.prompt and not isinstance(body.prompt[0], int)
+    prompts: list[Any] = list(body.prompt) if many else [body.prompt]
+    if len(prompts) > MOST_PROMPTS:
+        raise ApiError(f"there are {len(prompts)} prompts; send at most {MOST_PROMPTS}.", param="prompt")
+    return service.submit([await _encode(service, prompt) for prompt in prompts], body, client)
+
+
+async def complete(service: Service, body: CompletionBody, choices: Sequence[Choice]) -> dict[str, Any]:
+    """Returns the answer to a request that is not streamed."""
+    samples = await service.finish(choices)
+    rows = []
+    for choice, sample in zip(choices, samples, strict=True):
+        text = _new_stream(service, body)
+        row: dict[str, Any] = {
+            "index": choice.index,
+            "text": _echo(service, body, choice) + text.add(sample.tokens) + text.finish(),
+            "finish_reason": _reason(sample.finish_reason),
+            "logprobs": _logprobs(service, body, sample.tokens, sample.raw_logprobs or []),
+        }
+        if _wants_ids(body):
+            row |= {"prompt_token_ids": choice.prompt, "token_ids": sample.tokens, "weight_versions": sample.versions}
+        rows.append(row)
+    return {**_head(service), "choices": rows, "usage": usage(choices, samples)}
+
+
+async def stream(service: Service, body: CompletionBody, choices: Sequence[Choice]) -> AsyncIterator[str]:
+    """Yields the events of a streamed answer."""
+    head = _head(service)
+    texts = {choice.index: _new_stream(service, body) for choice in choices}
+    begun: set[int] = set()
+    async for choice, chunk in service.stream(choices):
+        text, is_first = texts[choice.index].add(chunk.tokens), choice.index not in begun
+        begun.add(choice.index)
+        if chunk.finish_reason is not None:
+            text += texts[choice.index].finish()
+        row: dict[str, Any] = {
+            "index": choice.index,
+            "text": (_echo(service, body, choice) if is_first else "") + text,
+            "finish_reason": None if chunk.finish_reason is None else _reason(chunk.finish_reason),
+            "logprobs": _logprobs(service, body, chunk.tokens, chunk.raw_logprobs),
+        }
+        if _wants_ids(body):
+            row |= {"token_ids": chunk.tokens, "weight_versions": chunk.versions}
+            row |= {"prompt_token_ids": choice.prompt} if is_first else {}
+        yield event_text({**head, "choices": [row]})
+    if body.stream_options is not None and body.stream_options.include_usage:
+        samples = [choice.handle.future.result() for choice in choices]
+        yield event_text({**head, "choices": [], "usage": usage(choices, samples)})
+    yield "data: [DONE]\n\n"
+
+
+def _head(service: Service) -> dict[str, Any]:
+    return {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": service.name}
+
+
+async def _encode(service: Service, prompt: str | list[int]) -> list[int]:
+    try:
+        return await asyncio.to_thread(service.text.encode_prompt, prompt)
+    except UserError as error:
+        overflows = "tokens, and the context of" in str(error)
+        raise ApiError(str(error), code=CONTEXT_LENGTH if overflows else None, param="prompt") from error
+
+
+def _new_stream(service: Service, body: CompletionBody) -> TextStream:
+    return TextStream(service.text.decode, [body.stop] if isinstance(body.stop, str) else body.stop or [])
+
+
+def _echo(service: Service, body: CompletionBody, choice: Choice) -> str:
+    return service.text.decode(choice.prompt) if body.echo else ""
+
+
+def _reason(reason: str) -> str:
+    return "abort" if reason == "cancelled" else reason
+
+
+def _wants_ids(body: CompletionBody) -> bool:
+    return bool(body.return_token_ids)
+
+
+def _logprobs(
+    service: Service, body: CompletionBody, tokens: Sequence[int], logprobs: Sequence[float]
+) -> dict[str, Any] | None:
+    """Log-probabilities of the sampled tokens at temperature 1, in OpenAI's form."""
+    if body.logprobs is None or body.logprobs is False:
+        return None
+    texts = [service.text.tokenizer.decode([token]) for token in tokens]
+    return {"tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": None}

@@ -1,0 +1,127 @@
+"""MessageStream: what sampled ids say, while they are sampled: content, reasoning, and at the end the tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from composer_jax.data.chat import Malformed, ToolCall
+from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.control_text import THINKING
+from composer_jax.data.hermes_calls import CALL
+from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
+
+
+@dataclass(frozen=True)
+class MessageDelta:
+    """What newer ids add to a message."""
+
+    content: str = ""
+    reasoning: str = ""
+
+
+@dataclass(frozen=True)
+class ParsedMessage:
+    """A whole message."""
+
+    content: str
+    reasoning: str
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+class TextStream:
+    """The text of a completion, in pieces, up to the first of some stop strings."""
+
+    def __init__(self, decode: Decode, stop: Sequence[str] = ()) -> None:
+        self._detokenizer, self._stop = IncrementalDetokenizer(decode), stop
+        self._text, self._shown = "", 0
+
+    def add(self, ids: Sequence[int]) -> str:
+        """Returns the text that these ids complete and that no stop string can remove any more."""
+        self._text += self._detokenizer.add(ids)
+        return self._show(_without_beginning(text_before(self._text, self._stop), self._stop))
+
+    def finish(self) -> str:
+        """Returns what is left."""
+        self._text += self._detokenizer.finish()
+        return self._show(text_before(self._text, self._stop))
+
+    def _show(self, text: str) -> str:
+        piece = text[self._shown :]
+        self._shown = max(self._shown, len(text))
+        return piece
+
+
+class MessageStream:
+    """A message of the model in a chat format.
+
+    Text is shown as soon as it cannot be part of a call or of a stop string; calls are read when the message is whole.
+    The deltas of `add` and of `finish`, joined, are the content and the reasoning of the ParsedMessage.
+    """
+
+    def __init__(self, chat: ChatFormat, stop: Sequence[str] = ()) -> None:
+        self._chat, self._stop = chat, stop
+        opening = chat.tokenizer.decode(chat.generation_prompt)
+        self._thinks = THINKING[0] in opening and THINKING[1] not in opening
+        self._detokenizer = IncrementalDetokenizer(chat.tokenizer.decode)
+        self._ids: list[int] = []
+        self._text, self._open = "", True
+        self._content, self._reasoning = "", ""  # what was shown
+
+    def add(self, ids: Sequence[int]) -> MessageDelta:
+        """Returns what these ids add."""
+        for i in ids:
+            self._ids.append(i)
+            if self._open and self._chat.tokenizer.is_control(i) and self._chat.tokenizer.decode([i]) not in THINKING:
+                self._open = False  # the end, or the beginning of a call
+            if self._open:
+                self._text += self._detokenizer.add([i])
+        text = text_before(self._text, (*self._stop, CALL[0]))
+        text = _without_beginning(text, (*self._stop, CALL[0], *THINKING)).rstrip()
+        return self._grow(*split_thinking(text, self._thinks))
+
+    def finish(self) -> tuple[MessageDelta, ParsedMessage]:
+        """Returns what is left to show, and the whole message."""
+        parsed = self._chat.parse(self._ids)
+        reasoning, content = split_thinking(text_before(parsed.content, self._stop), self._thinks)
+        calls = []
+        for call in parsed.calls:
+            if isinstance(call, Malformed):  # the client cannot read it as a call, and must see what was said
+                content += call.text
+            else:
+                calls.append(call)
+        piece = self._grow(reasoning, content)
+        return piece, ParsedMessage(self._content, self._reasoning, calls)
+
+    def _grow(self, reasoning: str, content: str) -> MessageDelta:
+        """Shows what goes beyond what was shown."""
+        more_content = content[len(self._content) :] if content.startswith(self._content) else ""
+        more_reasoning = reasoning[len(self._reasoning) :] if reasoning.startswith(self._reasoning) else ""
+        self._content += more_content
+        self._reasoning += more_reasoning
+        return MessageDelta(more_content, more_reasoning)
+
+
+def split_thinking(text: str, thinks: bool) -> tuple[str, str]:
+    """Returns (what the model thought, what it said after). thinks: whether the prompt has opened the thinking."""
+    begun = text.lstrip()
+    if begun.startswith(THINKING[0]):
+        text = begun[len(THINKING[0]) :]
+    elif not thinks:
+        return "", text
+    thought, ended, said = text.partition(THINKING[1])
+    return thought.strip("\n"), said.lstrip("\n") if ended else ""
+
+
+def text_before(text: str, marks: Sequence[str]) -> str:
+    """Returns the text before the first of some marks."""
+    places = [place for mark in marks if (place := text.find(mark)) >= 0]
+    return text[: min(places)] if places else text
+
+
+def _without_beginning(text: str, marks: Sequence[str]) -> str:
+    """Returns the text without an end that is the beginning of a mark."""
+    longest = max(
+        (n for mark in marks for n in range(1, min(len(mark), len(text) + 1)) if text.endswith(mark[:n])), default=0
+    )
+    return text[: len(text) - longest]

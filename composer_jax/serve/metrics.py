@@ -1,0 +1,78 @@
+"""ServerMetrics: what the server does, for Prometheus and for its page."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.policy import Sample
+
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+WINDOW = 10.0
+"""Seconds over which the page's throughput is measured."""
+
+
+class ServerMetrics:
+    """Counters of one server, and gauges of its engine."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler, self.registry = sampler, CollectorRegistry()
+        counter = lambda name, text: Counter(name, text, registry=self.registry)  # noqa: E731
+        self.requests = Counter(
+            "composer_http_requests", "Answers by path and status.", ("path", "status"), registry=self.registry
+        )
+        self._finished = counter("composer_requests_finished", "Requests that the engine answered.")
+        self._failed = counter("composer_requests_failed", "Requests that were cancelled or failed.")
+        self._prompt = counter("composer_prompt_tokens", "Tokens of prompts.")
+        self._cached = counter("composer_cached_prompt_tokens", "Tokens of prompts that were in the cache.")
+        self._sampled = counter("composer_sampled_tokens", "Tokens that were sampled.")
+        self._seconds = Histogram(
+            "composer_request_seconds", "Time of whole requests.", buckets=SECONDS, registry=self.registry
+        )
+        for name, text, read in (
+            ("running", "Requests that run.", lambda: sampler.stats.running),
+            ("waiting", "Requests that wait.", lambda: sampler.stats.waiting),
+            ("preemptions", "Requests that gave up their pages.", lambda: sampler.stats.preemptions),
+            ("cache_pages", "Pages of the cache.", lambda: sampler.stats.pages),
+            ("cache_pages_held", "Pages of running requests.", lambda: sampler.stats.held_pages),
+            ("weight_version", "Version of the weights.", lambda: sampler.version),
+        ):
+            Gauge(f"composer_{name}", text, registry=self.registry).set_function(read)
+        self._recent: deque[tuple[float, int]] = deque([(time.monotonic(), sampler.decoded_tokens)])
+
+    def note(self, prompt_tokens: int, sample: Sample, seconds: float) -> None:
+        """Counts a finished request."""
+        self._finished.inc()
+        self._prompt.inc(prompt_tokens)
+        self._cached.inc(sample.cached)
+        self._sampled.inc(len(sample.tokens))
+        self._seconds.observe(seconds)
+
+    def note_failure(self) -> None:
+        """Counts a request that was cancelled or failed."""
+        self._failed.inc()
+
+    def exposition(self) -> bytes:
+        """Returns all metrics in the text form of Prometheus."""
+        return generate_latest(self.registry)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns what the page shows."""
+        now, tokens, stats = time.monotonic(), self._sampler.decoded_tokens, self._sampler.stats
+        self._recent.append((now, tokens))
+        while len(self._recent) > 2 and self._recent[1][0] < now - WINDOW:
+            self._recent.popleft()
+        then, before = self._recent[0]
+        return {
+            "tokens_per_s": (tokens - before) / max(now - then, 1e-9),
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "pages": stats.pages,
+            "held_pages": stats.held_pages,
+            "sampled_tokens": tokens,
+            "weight_version": self._sampler.version,
+        }

@@ -1,0 +1,240 @@
+"""Service: requests of clients in the engine, within limits; what every endpoint shares."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from composer_jax.errors import UserError
+from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.policy import Sample, SampleChunk
+from composer_jax.sampler.request import Request, RequestHandle
+from composer_jax.serve.bodies import SamplingBody
+from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
+from composer_jax.serve.metrics import ServerMetrics
+from composer_jax.serve.session_records import SessionRecords
+from composer_jax.serve.text_processor import TextProcessor
+
+LoadWeights = Callable[[str], Awaitable[tuple[Any, Any]]]
+"""Address -> (params, router_bias) on the sampler's mesh."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerLimits:
+    """What a client may ask for; beyond it a request is refused with one sentence."""
+
+    body_bytes: int = 16 << 20
+    queue: int = 512
+    """Requests in the engine, running ones included."""
+    queue_per_key: int = 512
+    """Of them, those of one API key."""
+    seconds: float = 1800.0
+    """A request that takes longer ends with an error."""
+    reader_seconds: float = 30.0
+    """A client that does not take an event of its stream within this time is dropped."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """Who sent a request."""
+
+    key: str = ""
+    """Its API key."""
+    session: str = ""
+    """X-Session-ID; empty records nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One answer that is being sampled."""
+
+    index: int
+    prompt: list[int]
+    handle: RequestHandle
+
+
+class Service:
+    """The engine behind the endpoints."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        text: TextProcessor,
+        name: str,
+        limits: ServerLimits,
+        load_weights: LoadWeights | None = None,
+    ) -> None:
+        """name: of the model. The sampler serves while requests come."""
+        self.sampler, self.text, self.name, self.limits, self.load_weights = sampler, text, name, limits, load_weights
+        self.records, self.metrics = SessionRecords(), ServerMetrics(sampler)
+        self.created = int(time.time())
+        self.records_sessions = False
+        """Whether somebody can read the records."""
+        self.updating = asyncio.Lock()
+        """Held while new weights are loaded and installed."""
+        self._active: Counter[str] = Counter()
+        self._handles: set[RequestHandle] = set()
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the longest context."""
+        return self.sampler.config.capacity
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError for another model than the one that is served; None and "" are that one."""
+        if name and name != self.name:
+            raise ApiError(
+                f"the model {name!r} is not served here; use {self.name!r}.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+
+    def submit(self, prompts: Sequence[list[int]], body: SamplingBody, client: Client) -> list[Choice]:
+        """Queues body.n requests for each prompt.
+
+        Raises:
+          ApiError: a parameter out of range, a prompt that does not fit, or a full queue.
+        """
+        n = body.n or 1
+        if self.records.owner(client.session) not in (None, client.key):
+            raise ApiError(f"the session {client.session!r} is another client's; use another id.", status=403)
+        counts = [self._max_tokens(prompt, body.asked_tokens) for prompt in prompts]
+        params = [body.sampling_params(self.text.defaults, count) for count in counts]
+        self._check_queue(len(prompts) * n, client)
+        seed = secrets.randbits(32) if body.seed is None else body.seed
+        choices: list[Choice] = []
+        try:
+            for prompt, params_of_prompt in zip(prompts, params, strict=True):
+                for i in range(n):
+                    request = Request(
+                        prompt, params_of_prompt, (seed + i) % 2**32, body.priority, group=client.session or client.key
+                    )
+                    choices.append(Choice(len(choices), prompt, self.sampler.submit(request)))
+        except UserError as error:
+            for choice in choices:
+                choice.handle.cancel()
+            raise ApiError(str(error)) from error
+        for choice in choices:
+            self._watch(choice, client)
+        return choices
+
+    async def finish(self, choices: Sequence[Choice]) -> list[Sample]:
+        """Waits for all answers. Leaving the wait cancels them.
+
+        Raises:
+          ApiError: the time is over, or the request was aborted.
+        """
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                await asyncio.wait([choice.handle.future for choice in choices])
+            return [_result(choice) for choice in choices]
+        except TimeoutError as error:
+            raise self._overdue() from error
+        finally:
+            for choice in choices:
+                choice.handle.cancel()
+
+    async def stream(self, choices: Sequence[Choice]) -> AsyncIterator[tuple[Choice, SampleChunk]]:
+        """Yields what the answers gain, as they do. Leaving the iteration cancels them; errors are as in `finish`."""
+        queue: asyncio.Queue[tuple[Choice, SampleChunk] | Exception | None] = asyncio.Queue()
+
+        async def read(choice: Choice) -> None:
+            try:
+                async with contextlib.aclosing(choice.handle.__aiter__()) as chunks:
+                    async for chunk in chunks:
+                        queue.put_nowait((choice, chunk))
+                _result(choice)
+                queue.put_nowait(None)
+            except Exception as error:
+                queue.put_nowait(error)
+
+        readers = [asyncio.create_task(read(choice)) for choice in choices]
+        left, deadline = len(choices), asyncio.get_running_loop().time() + self.limits.seconds
+        try:
+            while left:
+                async with asyncio.timeout_at(deadline):
+                    item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        except TimeoutError as error:
+            raise self._overdue() from error
+        finally:
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+            for choice in choices:
+                choice.handle.cancel()
+
+    def abort_all(self) -> int:
+        """Cancels every request; returns their number."""
+        handles = [handle for handle in self._handles if not handle.future.done()]
+        for handle in handles:
+            handle.cancel()
+        return len(handles)
+
+    def _overdue(self) -> ApiError:
+        return ApiError(f"the request took longer than {self.limits.seconds:g} s; ask for less.", status=504)
+
+    def _max_tokens(self, prompt: list[int], asked: int | None) -> int:
+        """Most tokens to sample after a prompt: what is asked for, or all that the context holds."""
+        room = self.capacity - len(prompt)
+        if room < 1 or (asked is not None and asked > room):
+            answer = "" if asked is None else f" and the answer {asked}"
+            raise ApiError(
+                f"This model's maximum context length is {self.capacity} tokens; the prompt has {len(prompt)}{answer}. "
+                "Shorten the conversation, or ask for fewer tokens.",
+                code=CONTEXT_LENGTH,
+            )
+        return room if asked is None else asked
+
+    def _check_queue(self, n: int, client: Client) -> None:
+        if n > (most := min(self.limits.queue, self.limits.queue_per_key)):
+            raise ApiError(f"the request has {n} answers; ask for at most {most} at once.", param="n")
+        for active, limit, whose in (
+            (self._active[client.key], self.limits.queue_per_key, "this key"),
+            (self._active.total(), self.limits.queue, "the server"),
+        ):
+            if active + n > limit:
+                raise ApiError(
+                    f"{whose} has {active} requests of at most {limit}; try again later.",
+                    status=429,
+                    code="rate_limit_exceeded",
+                )
+
+    def _watch(self, choice: Choice, client: Client) -> None:
+        """Counts a request until it ends, and records it then."""
+        self._active[client.key] += 1
+        self._handles.add(choice.handle)
+        started = time.perf_counter()
+
+        def end(future: asyncio.Future[Sample]) -> None:
+            self._active[client.key] -= 1
+            self._active += Counter()  # forgets keys without requests
+            self._handles.discard(choice.handle)
+            if future.cancelled() or future.exception() is not None:
+                self.metrics.note_failure()
+                return
+            sample = future.result()
+            self.metrics.note(len(choice.prompt), sample, time.perf_counter() - started)
+            if client.session and self.records_sessions:
+                self.records.add(client.session, client.key, choice.prompt, sample)
+
+        choice.handle.future.add_done_callback(end)
+
+
+def _result(choice: Choice) -> Sample:
+    """Returns an answer that has ended. Raises ApiError if the control plane ended it, and what ended the engine."""
+    if choice.handle.future.cancelled():
+        raise ApiError("the request was aborted; send it again.", status=503)
+    return choice.handle.future.result()

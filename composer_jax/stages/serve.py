@@ -1,0 +1,138 @@
+"""Serves weights at an address over HTTP: what `launch.serve` does."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from composer_jax.checkpoint.address import find_weights, load_model_config, load_weights
+from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.errors import UserError
+from composer_jax.models.model_def import ModelDef
+from composer_jax.observe.progress import Progress
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.platform import use_compilation_cache
+from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sampler.engine import Sampler
+from composer_jax.serve.text_processor import open_text_processor
+
+LONGEST_DEFAULT = 32_768
+"""Tokens of a context unless the user says otherwise; fewer where the model has a shorter one."""
+TYPICAL = 2048
+"""Tokens of a usual context."""
+LOCAL = ("localhost", "127.0.0.1", "::1")
+GRACE_SECONDS = 30
+"""How long requests may go on after SIGTERM."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOptions:
+    """What `launch.serve` takes beside the address."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    control_key: str = ""
+    name: str = ""
+    """Of the model; empty is the last part of its address."""
+    dtype: str | None = None
+    axes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Sizes of mesh axes; none of them is one device."""
+    max_model_len: int | None = None
+    slots: int = 32
+    cache_tokens: int | None = None
+    """Tokens in the cache; None is room for four full contexts, or for TYPICAL tokens of every slot."""
+    drafts: str = ""
+
+
+def serve(checkpoint: str, options: ServeOptions) -> None:
+    """Serves until SIGINT or SIGTERM, then ends the requests that run.
+
+    Raises:
+      UserError: no such weights, a port in use, or a package that is missing; before any weight is read.
+    """
+    try:
+        import uvicorn
+
+        from composer_jax.serve.app import new_app
+        from composer_jax.serve.service import ServerLimits, Service
+    except ImportError as error:
+        raise UserError(f"{error.name} is missing; pip install 'composer_jax[serve]'.") from error
+    use_compilation_cache()
+    require_float_dtype(options.dtype)
+    address = find_weights(checkpoint)
+    network = load_model_config(address)
+    text = open_text_processor(address, network)
+    config = sampler_config(options, network.max_context)
+    text.tokenizer  # noqa: B018 - refuses a model without one
+    listening = _listen(options.host, options.port)
+    mesh = make_mesh(jax.devices()[: math.prod(options.axes.values())], **options.axes)
+    definition, params, router_bias = load_weights(address, mesh, options.dtype, mtp=False)
+    if definition.config.dispatch == "all_to_all":  # drops tokens when an expert is full
+        definition = ModelDef(dataclasses.replace(definition.config, dispatch="ring"))
+    sampler = Sampler(definition, mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
+    sampler.update(params, router_bias, version=0, copy=False)
+    del params, router_bias
+    with Progress(sampler.num_programs(processed=True), "program", "compile the sampler") as progress:
+        sampler.warm_up(progress.update, processed=True)
+
+    async def load(checkpoint: str) -> tuple[Any, Any]:
+        def read() -> tuple[Any, Any]:
+            found = find_weights(checkpoint)
+            if load_model_config(found) != network:
+                raise UserError(f"{checkpoint} has another network than {address.path}; start a server for it.")
+            _, params, router_bias = load_weights(found, mesh, options.dtype, mtp=False)
+            return params, router_bias
+
+        return await asyncio.to_thread(read)
+
+    name = options.name or address.path.rstrip("/").rpartition("/")[2]
+    local = options.host in LOCAL and not options.api_keys
+    service = Service(sampler, text, name, ServerLimits(), load)
+    app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False)
+    )
+    host, port = listening.getsockname()[:2]
+    print(f"{name} listens on http://{host}:{port}/ (context of {config.capacity} tokens)", file=sys.stderr, flush=True)
+    server.run([listening])
+
+
+def sampler_config(options: ServeOptions, max_context: int) -> SamplerConfig:
+    """Returns the sizes of the sampler.
+
+    Raises:
+      UserError: a context that is longer than the model's.
+    """
+    capacity = options.max_model_len or min(max_context, LONGEST_DEFAULT)
+    if capacity > max_context:
+        raise UserError(f"--max_model_len={capacity} exceeds the model's context of {max_context} tokens; use less.")
+    cache_tokens = options.cache_tokens or min(options.slots * capacity, max(4 * capacity, options.slots * TYPICAL))
+    return SamplerConfig(
+        slots=options.slots,
+        capacity=capacity,
+        cache_tokens=cache_tokens,
+        prefill_shapes=((8, 32), (2, 256)),
+        decode_steps=8 if options.drafts else 4,  # a stream has an event per call, and drafts take a call's pages
+        drafts=options.drafts,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Binds the port before the weights are read."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise UserError(f"cannot listen on {host}:{port} ({error}); use another --port or --host.") from error
+    return listening

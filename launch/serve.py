@@ -1,0 +1,72 @@
+"""Serves any weights over OpenAI's API: python -m launch.serve --checkpoint=hf:DIR --port=8000
+
+    python -m launch.serve --checkpoint=runs/demo --api_key=SECRET --host=0.0.0.0
+    python -m launch.serve --checkpoint=gguf:FILE --max_model_len=8192 --control_key=OTHER
+
+Clients send requests to /v1/chat/completions, /v1/completions and /v1/responses. http://127.0.0.1:8000/ shows the load
+and a chat box, /metrics is for Prometheus. With --control_key a trainer can pause the server, install weights, and read
+the token ids and log-probabilities of every session (the header X-Session-ID names one). The server listens to this
+machine only, unless --host says otherwise. Needs `pip install 'composer_jax[serve]'`.
+"""
+
+from absl import flags as absl_flags
+
+from composer_jax.errors import UserError
+from launch import flags, hosts
+
+AXES = ("data", "expert", "tensor")
+
+
+def define(values):
+    string = lambda name, default, meaning: absl_flags.DEFINE_string(  # noqa: E731
+        name, default, meaning, flag_values=values
+    )
+    integer = lambda name, default, meaning: absl_flags.DEFINE_integer(  # noqa: E731
+        name, default, meaning, flag_values=values
+    )
+    string("checkpoint", None, "Weights: hf:DIR, gguf:FILE, a run folder, or a folder of our checkpoints.")
+    string("host", "127.0.0.1", "Address to listen on; 0.0.0.0 is every network of this machine.")
+    integer("port", 8000, "Port to listen on; 0 takes a free one.")
+    absl_flags.DEFINE_multi_string(
+        "api_key", [], "A key that clients have to send; may be repeated. None lets everybody in.", flag_values=values
+    )
+    string("control_key", "", "The key of /pause, /update_weights, /sessions and the like; without it they are closed.")
+    string("name", "", "What clients call the model; the default is the last part of its address.")
+    integer("max_model_len", None, "Tokens of the longest context; the default is the model's, at most 32768.")
+    integer("slots", 32, "Requests that are sampled at once.")
+    integer("cache_tokens", None, "Tokens in the cache, which all requests share; the default is four full contexts.")
+    string("drafts", "", 'Speculative decoding: "prompt_lookup", or nothing.')
+    string("dtype", None, "float32, bfloat16 or float16; the default is that of the weights.")
+    for axis in AXES:
+        integer(axis, 1, f"Devices along mesh axis {axis}.")
+    return ("checkpoint",)
+
+
+def main(values):
+    for key in [*values.api_key, *([values.control_key] if values["control_key"].present else [])]:
+        if not key or key != key.strip():
+            raise UserError(f"the key {key!r} is empty or begins or ends with a space; give one that is not.")
+    if values.control_key and values.control_key in values.api_key:
+        raise UserError("--control_key is also an --api_key; clients must not control the server.")
+    from composer_jax.stages.serve import ServeOptions, serve
+
+    serve(
+        values.checkpoint,
+        ServeOptions(
+            host=values.host,
+            port=values.port,
+            api_keys=tuple(values.api_key),
+            control_key=values.control_key,
+            name=values.name,
+            dtype=values.dtype,
+            axes={axis: values[axis].value for axis in AXES if values[axis].value != 1},
+            max_model_len=values.max_model_len,
+            slots=values.slots,
+            cache_tokens=values.cache_tokens,
+            drafts=values.drafts,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    flags.run(main, define=define, processes=hosts.SINGLE_PROCESS)

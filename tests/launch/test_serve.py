@@ -1,0 +1,86 @@
+"""launch.serve as a user runs it: it says where it listens, ends at SIGTERM, and refuses bad input before it reads
+weights."""
+
+import contextlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from launch import flags, hosts, serve
+from tests.stages.base_model import write_base
+
+ROOT = Path(__file__).parents[2]
+ASK = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 300, "temperature": 0.9}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_base(tmp_path_factory.mktemp("serve") / "small")
+
+
+@contextlib.contextmanager
+def served(folder, *options):
+    """A server in a process of its own: (process, its address)."""
+    command = [sys.executable, "-m", "launch.serve", f"--checkpoint=hf:{folder}", "--port=0", "--slots=2"]
+    process = subprocess.Popen([*command, "--max_model_len=512", *options], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        said = ""
+        while not (found := re.search(r"listens on (http://\S+?)/ ", said)):
+            line = process.stderr.readline()
+            assert line, f"the server ended: {said}"
+            said += line
+        yield process, found[1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.slow
+def test_a_server_answers_and_ends_gracefully(folder):
+    with served(folder, "--api_key=secret") as (process, url):
+        client = httpx.Client(base_url=url, headers={"authorization": "Bearer secret"}, timeout=60)
+        assert client.get("/v1/models").json()["data"][0]["id"] == "small"
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(client.post("/v1/chat/completions", json=ASK)))
+        asking.start()
+        while not httpx.get(f"{url}/stats").json()["running"] and not answers:
+            continue
+        process.send_signal(signal.SIGTERM)
+        asking.join(60)
+        assert answers[0].status_code == 200, "what ran has ended first"
+        assert process.wait(60) in (0, 128 + signal.SIGTERM, 130, -signal.SIGTERM)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+def refusal(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        flags.run(serve.main, ["launch/serve.py", *arguments], define=serve.define, processes=hosts.SINGLE_PROCESS)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_bad_input_is_a_sentence_before_weights_are_read(folder, tmp_path, capsys):
+    assert "tmp/none" in refusal(capsys, "--checkpoint=hf:/tmp/none")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = refusal(capsys, f"--checkpoint=hf:{folder}", f"--port={port}")
+        assert f"cannot listen on 127.0.0.1:{port}" in said and "use another --port" in said
+    assert "cannot listen on 127.0.0.1:99999" in refusal(capsys, f"--checkpoint=hf:{folder}", "--port=99999")
+    said = refusal(capsys, f"--checkpoint=hf:{folder}", "--port=0", "--max_model_len=5000")
+    assert "--max_model_len=5000 exceeds the model's context of 4096 tokens" in said
+    assert "the key '' is empty" in refusal(capsys, f"--checkpoint=hf:{folder}", "--api_key=")
+    assert "the key '' is empty" in refusal(capsys, f"--checkpoint=hf:{folder}", "--control_key=")
+    said = refusal(capsys, f"--checkpoint=hf:{folder}", "--api_key=a", "--control_key=a")
+    assert "--control_key is also an --api_key" in said
