@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import shutil
 import socket
+import subprocess
 
 import httpx2 as httpx
 import pytest
@@ -17,6 +19,7 @@ from tests.serve.scripted_engine import ScriptedEngine
 from tests.serve.test_control import CONTROL_KEY, wait_until
 
 ASK = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 400}
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize", "/update_weights")
 FIELDS = {
     "/v1/chat/completions": ASK,
@@ -242,6 +245,16 @@ def test_the_page_the_numbers_and_the_metrics(network_url):
     metrics = httpx.get(f"{network_url}/metrics").text
     assert 'composer_http_requests_total{path="/v1/chat/completions",status="200"}' in metrics
     assert "composer_cache_pages_held 0.0" in metrics and "composer_sampled_tokens_total" in metrics
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to open the page with")
+def test_a_browser_shows_the_numbers(network_url, sampler, tmp_path):
+    quiet = ["--headless", "--disable-gpu", "--disable-background-networking", "--no-first-run", "--no-sandbox"]
+    command = [CHROMIUM, *quiet, f"--user-data-dir={tmp_path}", "--virtual-time-budget=3000", "--dump-dom", network_url]
+    shown = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout.decode()
+    assert '<span id="model">small</span>' in shown
+    assert f"context of 512 tokens, weights of version {sampler.version}" in shown
+    assert '<dd id="running">0</dd>' in shown and '<dd id="cache">0 %</dd>' in shown
 
 
 def test_texts_and_ids(network_url, text):
