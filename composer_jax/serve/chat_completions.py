@@ -97,6 +97,7 @@ async def stream(service: Service, body: ChatBody, choices: Sequence[Choice]) ->
     for choice in choices:
         row = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         yield event_text({**head, **first, "choices": [{**row, "logprobs": None}]})
+        first = {}
     messages = {choice.index: new_stream(service, body) for choice in choices}
     async for choice, chunk in service.stream(choices):
         message = messages[choice.index]
