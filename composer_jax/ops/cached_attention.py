@@ -22,6 +22,7 @@ from composer_jax.ops.attention import (
     masked_scores,
     ungroup_outputs,
 )
+from composer_jax.ops.kernel_cost import AT_MOST
 from composer_jax.ops.shapes import check_shapes
 
 
@@ -160,6 +161,7 @@ def _attend_rows(
     start = largest, total, jnp.zeros((*column[:3], v_BTNV.shape[-1]))
     n_keys = keys.last_BS.max() + 1
     first = jnp.where(keys.last_BS >= 0, keys.first_BS, n_keys).min()
-    _, total, y_BNQV = jax.lax.fori_loop(first // block, -(-n_keys // block), add_block, start)
+    with jax.named_scope(f"{AT_MOST}{cache.tables_BJ.shape[1] // n}"):
+        _, total, y_BNQV = jax.lax.fori_loop(first // block, -(-n_keys // block), add_block, start)
     y_BNQV = jnp.where(total > 0, y_BNQV / total, 0).astype(q_BSHX.dtype)
     return ungroup_outputs(y_BNQV, q_BSHX.shape[2] // q_BNQX.shape[1])

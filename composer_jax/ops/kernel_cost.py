@@ -11,6 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 from jax.core import ShapedArray
 
+AT_MOST = "at_most_"
+"""Begins the jax.named_scope of a while loop; the rest is the number of its iterations in the worst case."""
+
 
 class KernelCost(NamedTuple):
     """Cost of one call on one device."""

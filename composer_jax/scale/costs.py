@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from composer_jax.ops.kernel_cost import KernelCall, KernelCost, find_formula
+from composer_jax.ops.kernel_cost import AT_MOST, KernelCall, KernelCost, find_formula
 from composer_jax.scale.flat_jaxpr import SHARD, Equation, Value, eliminate_dead_code, flatten
 
 SMALL = 2**20
@@ -119,8 +119,8 @@ def estimate_cost(jaxpr, assumed: CostAssumptions) -> Region:
     """Returns the cost of a traced program (open or closed jaxpr) on one device.
 
     Raises:
-      NotImplementedError: a loop of unknown length that `assumed.loop_counts` does not name, or a primitive whose
-        cost is not described.
+      NotImplementedError: a while loop in no scope that `assumed.loop_counts` or AT_MOST (ops/kernel_cost.py) names,
+        or a primitive whose cost is not described.
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     return _region("program", inner, assumed, 1.0, [True] * len(inner.outvars), "")
@@ -265,15 +265,23 @@ def _scan_region(equation: Equation, assumed: CostAssumptions, used: set[Value])
 
 
 def _while_region(equation: Equation, assumed: CostAssumptions) -> Region:
-    scopes = [name for name in assumed.loop_counts if name in equation.scope.split("/")]
-    if not scopes:
-        raise NotImplementedError(
-            f"the length of a while loop in the scope {equation.scope!r} is unknown; put it into a jax.named_scope and "
-            "name that scope in CostAssumptions.loop_counts"
-        )
+    scope, count = _loop_count(equation.scope, assumed)
     body = equation.params["body_jaxpr"]
     live = [True] * len(body.jaxpr.outvars)
-    return _region(scopes[0], body, assumed, assumed.loop_counts[scopes[0]], live, equation.scope)
+    return _region(scope, body, assumed, count, live, equation.scope)
+
+
+def _loop_count(path: str, assumed: CostAssumptions) -> tuple[str, float]:
+    """Returns the innermost named scope that says how often a while loop runs, and that number."""
+    for scope in reversed(path.split("/")):
+        if scope in assumed.loop_counts:
+            return scope, assumed.loop_counts[scope]
+        if scope.startswith(AT_MOST):
+            return scope, float(scope.removeprefix(AT_MOST))
+    raise NotImplementedError(
+        f"the length of a while loop in the scope {path!r} is unknown; put it into a jax.named_scope and name that "
+        f"scope in CostAssumptions.loop_counts, or call it {AT_MOST}N"
+    )
 
 
 def _matmul_flops(equation: Equation) -> float:

@@ -163,6 +163,19 @@ def test_loops_of_unknown_length_need_a_name():
         cost(lambda x: until(x, False), (4, 4), rules=rules)
 
 
+def test_the_innermost_scope_says_how_often_a_loop_runs():
+    def loops(x):
+        def outer(x):
+            with jax.named_scope("at_most_7"):
+                return jax.lax.fori_loop(0, x.sum().astype(int), lambda _, x: x @ x, x)
+
+        with jax.named_scope("search"):
+            return jax.lax.while_loop(lambda x: x.sum() < 10, outer, x)
+
+    rules = CostAssumptions({}, loop_counts={"search": 3.0})
+    assert cost(loops, (4, 4), rules=rules).flops("matmul") == 3 * 7 * 2 * 4**3
+
+
 def test_the_more_expensive_branch_counts():
     def either(flag, x):
         return jax.lax.cond(flag, lambda x: x @ x, lambda x: x @ x @ x, x)
