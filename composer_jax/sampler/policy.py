@@ -57,7 +57,8 @@ class SamplingParams:
         if not 0 <= self.min_p <= 1:
             raise UserError(f"min_p={self.min_p} is not between 0 and 1; 0 keeps all tokens.")
         if not 0 <= self.top_k < 2**31:
-            raise UserError(f"top_k={self.top_k} is no number of tokens; 0 keeps all.")
+            reason = "negative" if self.top_k < 0 else "too large"
+            raise UserError(f"top_k={self.top_k} is {reason}; 0 keeps all tokens.")
         if not all(self.stop_strings):
             raise UserError("stop_strings has an empty text, which would end every message; leave it out.")
 
