@@ -27,9 +27,9 @@ parser.add_argument("--sandbox", default=f"{sys.executable} -m launch.sandbox", 
 
 def main() -> None:
     o = parser.parse_args()
-    from minisweagent.agents.default import DefaultAgent
-    from minisweagent.environments.local import LocalEnvironment
-    from minisweagent.models.litellm_model import LitellmModel
+    from minisweagent.agents.default import DefaultAgent  # pyright: ignore[reportMissingImports]
+    from minisweagent.environments.local import LocalEnvironment  # pyright: ignore[reportMissingImports]
+    from minisweagent.models.litellm_model import LitellmModel  # pyright: ignore[reportMissingImports]
 
     sandbox = f"{o.sandbox} --workspace={shlex.quote(o.workspace)} --write-back -- bash -c "
 
