@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,11 @@ from jax.sharding import Mesh
 
 from composer_jax.models.cache import cache_spec, init_cache
 from composer_jax.models.model_def import ModelDef, Params
+from composer_jax.parallel.processes import process_count
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DecodeRows
 from composer_jax.sampler.policy import SamplingParams
-from composer_jax.sampler.programs import decode_program, prefill_program, verify_program
+from composer_jax.sampler.programs import decode_program, prefill_program, replicate_outputs, verify_program
 from composer_jax.sampler.sequence import Chunk, Limits
 from composer_jax.sampler.sequence import Sequence as Row
 from composer_jax.sampler.token_sampling import RowParams
@@ -54,15 +56,19 @@ class Runner:
         self._table_length = -(-config.capacity // page)
         decode_rows = config.decode_rows or [r for r in (limits.rows // 4, limits.rows // 2) if r >= FEWEST_ROWS]
         self._decode_rows = (*sorted(r for r in decode_rows if r < limits.rows), limits.rows)
-        self._prefill = prefill_program(definition, mesh)
-        self._decode = {
-            processed: decode_program(definition, mesh, limits.decode_steps, tuple(end_tokens), processed)
-            for processed in (False, True)
+        prefill, end = prefill_program(definition, mesh), tuple(end_tokens)
+        self._programs: dict[str, Callable[..., tuple[Any, Any]]] = {
+            "prefill": lambda *arguments: (prefill(*arguments), ()),
+            "decode": decode_program(definition, mesh, limits.decode_steps, end, False),
+            "decode_processed": decode_program(definition, mesh, limits.decode_steps, end, True),
+            "verify": verify_program(definition, mesh, end, False),
+            "verify_processed": verify_program(definition, mesh, end, True),
         }
+        if process_count() > 1:
+            self._programs = {name: replicate_outputs(program, mesh) for name, program in self._programs.items()}
+        self.before_program: Callable[[str, Sequence[np.ndarray]], None] | None = None
+        """Called with the arguments of `run_program` before it runs; see sampler/several_processes.py."""
         self._draft_tokens = config.draft_tokens if config.drafts else 0
-        self._verify = {
-            processed: verify_program(definition, mesh, tuple(end_tokens), processed) for processed in (False, True)
-        }
         self._copy = jax.jit(
             lambda weights: jax.tree.map(lambda a, to: jnp.copy(a).astype(to.dtype), weights, definition.shapes())
         )
@@ -97,6 +103,16 @@ class Runner:
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
+    def run_program(self, name: str, *inputs: Any) -> Any:
+        """Runs a program on the weights, the cache and arrays of NumPy; returns its results beside the cache, as such.
+
+        Every device call on the cache is made here, so that several processes run the same programs in the same order.
+        """
+        if self.before_program is not None:
+            self.before_program(name, inputs)
+        self._cache, out = self._programs[name](*self._weights, self._cache, *inputs)
+        return jax.device_get(out)
+
     def num_programs(self, processed: bool) -> int:
         """Number of programs, each of which compiles once. See Sampler.warm_up."""
         per_row_count = (2 if self._draft_tokens else 1) * (2 if processed else 1)
@@ -125,7 +141,7 @@ class Runner:
             tokens[place, : chunk.count] = chunk.sequence.tokens[chunk.start : end]
             start[place], count[place] = chunk.start, chunk.count
             _put_table(tables[place], chunk.sequence.pages)
-        self._cache = self._prefill(*self._weights, self._cache, tokens, start, count, tables)
+        self.run_program("prefill", tokens, start, count, tables)
 
     def decode(self, requests: Sequence[RowRequest], drafts: Sequence[list[int]] | None = None) -> list[NewTokens]:
         """Samples the next tokens of each row, at least one.
@@ -152,14 +168,15 @@ class Runner:
             _put_table(tables[place], r.row.pages)
         inputs = DecodeRows(token, position, budget, seed, tables)
         params = RowParams(temperature, top_p, top_k, min_p) if processed else ()
+        kind = "_processed" if processed else ""
         if drafts is None:
-            self._cache, out = self._decode[processed](*self._weights, self._cache, *inputs, *params)
+            out = self.run_program(f"decode{kind}", *inputs, *params)
         else:
             draft, count = np.zeros((n, self._draft_tokens), np.int32), np.zeros(n, np.int32)
             for place, tokens in zip(places, drafts, strict=True):
                 draft[place, : len(tokens)], count[place] = tokens, len(tokens)
-            self._cache, out = self._verify[processed](*self._weights, self._cache, *inputs, draft, count, *params)
-        *columns, emitted = map(np.asarray, out)
+            out = self.run_program(f"verify{kind}", *inputs, draft, count, *params)
+        *columns, emitted = out
         counts = emitted.sum(axis=0)
         return [NewTokens(*(column[: counts[place], place].tolist() for column in columns)) for place in places]
 

@@ -1,0 +1,100 @@
+"""A serving over several processes: process 0 schedules, and the others run the same programs in the same order.
+
+Nothing but device calls needs the other processes. Process 0 sends the name and the NumPy inputs of each call
+(parallel/command_channel.py) before it makes the call itself. The weights and the cache are global arrays of which
+every process holds its shards already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from composer_jax.errors import OtherProcessError, UserError
+from composer_jax.models.model_def import Params
+from composer_jax.parallel.command_channel import CommandReceiver, CommandSender
+from composer_jax.parallel.processes import process_count
+from composer_jax.sampler.runner import Runner
+
+WeightsOfVersion = Callable[[int], tuple[Params, Params]]
+"""Weight version -> (params, router_bias): the global arrays that process 0 passes to update_serving with it."""
+
+
+class Leader:
+    """Process 0 of a serving, as an asynchronous context manager. In a single process it does nothing."""
+
+    def __init__(self, runner: Runner, on_error: Callable[[], None]) -> None:
+        """on_error: called in the event loop when another process fails or is gone; `check` then raises."""
+        self._runner, self._on_error = runner, on_error
+        self._sender: CommandSender | None = None
+        self._failure = ""
+
+    async def __aenter__(self) -> Leader:
+        """Waits until every other process follows."""
+        if process_count() > 1:
+            loop = asyncio.get_running_loop()
+            self._sender = CommandSender(lambda _: loop.call_soon_threadsafe(self._on_error))
+            try:
+                await asyncio.to_thread(self._sender.connect)
+            except BaseException:
+                self._sender.close("process 0 stopped waiting for the other processes")
+                raise
+            self._runner.before_program = self._send_program
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sender is not None:
+            self._runner.before_program = None
+            self._sender.close(self._failure)
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether there are other processes, which must make every device call that this one makes."""
+        return self._sender is not None
+
+    def check(self) -> None:
+        """Raises an OtherProcessError if another process failed or is gone."""
+        if self._sender is not None and self._sender.error is not None:
+            raise self._sender.error
+
+    def fail(self, error: Exception) -> Exception:
+        """Notes that `error` ends the serving in all processes; returns the error of the process that caused it."""
+        if self._sender is None:
+            return error
+        cause = self._sender.cause_of(error)
+        self._failure = f"{type(cause).__name__}: {cause}"
+        return cause
+
+    def install(self, params: Params, router_bias: Params, version: int, *, copy: bool) -> None:
+        """Installs weights in every process, between two device calls."""
+        if self._sender is not None:
+            self._sender.send({"install": version, "copy": copy})
+        self._runner.install(params, router_bias, copy=copy)
+
+    def _send_program(self, name: str, inputs: Sequence[np.ndarray]) -> None:
+        assert self._sender is not None, "there is nobody to send to"
+        self._sender.send({"program": name}, inputs)
+
+
+def follow(runner: Runner, weights: WeightsOfVersion | None, on_install: Callable[[int], None]) -> None:
+    """Runs the device calls of process 0 until its serving ends. See Sampler.follow."""
+    with CommandReceiver() as commands:
+        try:
+            for header, inputs in commands:
+                if "install" in header:
+                    runner.install(*_weights_of(header["install"], weights), copy=header["copy"])
+                    on_install(header["install"])
+                else:
+                    runner.run_program(header["program"], *inputs)
+        except OtherProcessError:
+            runner.reset_cache()  # as process 0 does
+            raise
+
+
+def _weights_of(version: int, weights: WeightsOfVersion | None) -> tuple[Any, Any]:
+    if weights is None:
+        raise UserError(f"process 0 installs weights of version {version}; pass `weights` to Sampler.follow.")
+    return weights(version)
