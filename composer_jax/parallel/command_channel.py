@@ -1,4 +1,4 @@
-"""Commands from process 0 to all other processes, in order, over one TCP connection to each.
+"""Commands from process 0 to all other processes, in order, and their replies, over one TCP connection to each.
 
 A connection breaks as soon as the process at its other end dies, so each end notices at once. The coordinator's
 key-value store and a broadcast between devices are slower (benchmarks/command_channel.py). In a broadcast an idle
@@ -59,6 +59,7 @@ class CommandSender:
         self._lock = threading.Lock()
         self._connections: dict[int, socket.socket] = {}
         self._readers: list[threading.Thread] = []
+        self._replies: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: there is an error
 
     def connect(self) -> None:
         """Waits until every other process has opened its CommandReceiver, or `close` is called."""
@@ -88,6 +89,21 @@ class CommandSender:
                 raise
             raise cause from error
 
+    def collect(self) -> list[Command]:
+        """Waits for one reply of every other process and returns them, in any order.
+
+        Raises:
+          OtherProcessError: one of them failed or is gone.
+        """
+        replies = []
+        for _ in self._connections:
+            reply = self._replies.get()
+            if reply is None:
+                assert self.error is not None, "a reader that ends the replies has an error"
+                raise self.error
+            replies.append(reply)
+        return replies
+
     def cause_of(self, error: Exception) -> Exception:
         """Returns what happened to another process if `error` may follow from it, else `error` itself.
 
@@ -110,25 +126,22 @@ class CommandSender:
 
     def _admit(self, connection: socket.socket, token: str) -> None:
         """Keeps a new connection if it comes from one of the processes."""
-        hello = None
         connection.settimeout(HELLO_S)
-        with contextlib.suppress(OSError):
-            hello = _receive_bytes(connection, _HELLO.size)
+        hello = _receive_bytes(connection, _HELLO.size)
         if hello is None or not secrets.compare_digest(hello[:32], token.encode()):
             connection.close()
             return
         _, process = _HELLO.unpack(hello)
         _configure(connection)
         self._connections[process] = connection
-        reader = threading.Thread(target=self._watch, args=(process, connection), daemon=True, name="command-watch")
+        reader = threading.Thread(target=self._read, args=(process, connection), daemon=True, name="reply-reader")
         self._readers.append(reader)
         reader.start()
 
-    def _watch(self, process: int, connection: socket.socket) -> None:
-        """Waits until the other end closes the connection, which it does before the end only if it fails."""
-        last = None
-        with contextlib.suppress(OSError):
-            last = _receive(connection)
+    def _read(self, process: int, connection: socket.socket) -> None:
+        """Reads replies until the other end closes the connection, which it does before the end only if it fails."""
+        while (last := _receive(connection)) is not None and "failed" not in last[0]:
+            self._replies.put(last)
         if self._closing.is_set():
             return
         sentence = report_lost_process(process) if last is None else f"process {process} ended: {last[0]['failed']}"
@@ -137,6 +150,7 @@ class CommandSender:
                 return
             self.error = OtherProcessError(sentence)
         self._noticed.set()
+        self._replies.put(None)
         self._on_error(self.error)
 
 
@@ -183,12 +197,13 @@ class CommandReceiver:
                 return
             yield header, arrays
 
+    def reply(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
+        """Sends process 0 a reply, which CommandSender.collect returns there."""
+        self._connection.sendall(_encode(header, arrays))
+
     def _read(self) -> None:
         while True:
-            try:
-                command = _receive(self._connection)
-            except OSError:
-                command = None
+            command = _receive(self._connection)
             if command is None:
                 if not self._leaving:
                     report_lost_process(0)
@@ -230,7 +245,7 @@ def _encode(header: dict[str, Any], arrays: Sequence[np.ndarray]) -> bytes:
 
 
 def _receive(connection: socket.socket) -> Command | None:
-    """The next command of a connection, or None at its end."""
+    """The next command of a connection, or None if the other end has closed it or is gone."""
     sizes = _receive_bytes(connection, _SIZES.size)
     if sizes is None:
         return None
@@ -249,7 +264,10 @@ def _receive(connection: socket.socket) -> Command | None:
 def _receive_bytes(connection: socket.socket, n: int) -> bytes | None:
     parts, missing = [], n
     while missing:
-        part = connection.recv(min(missing, 1 << 20))
+        try:
+            part = connection.recv(min(missing, 1 << 20))
+        except OSError:
+            return None
         if not part:
             return None
         parts.append(part)

@@ -1,10 +1,9 @@
 """The jitted programs of sampling: prefill and decode under shard_map on every device of a mesh."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from composer_jax.models.cache import Cache, cache_spec
 from composer_jax.models.model_def import ModelDef
@@ -56,20 +55,6 @@ def verify_program(
 
     out_specs = cache_spec(definition.config), PartitionSpec(None, BATCH_AXES)
     return _shard_and_jit(program, definition, mesh, n + 2 + len(RowParams._fields) * processed, out_specs)
-
-
-def replicate_outputs(program: Callable[..., tuple[Cache[jax.Array], Any]], mesh: Mesh) -> Callable[..., Any]:
-    """`program` whose outputs beside the cache are whole on every device, so that every process can read them.
-
-    program: (params, router_bias, cache, *inputs) -> (cache, outputs); the cache is donated.
-    """
-    whole = NamedSharding(mesh, PartitionSpec())
-
-    def replicated(*arguments):
-        cache, out = program(*arguments)
-        return cache, jax.lax.with_sharding_constraint(out, jax.tree.map(lambda _: whole, out))
-
-    return jax.jit(replicated, donate_argnums=2)
 
 
 def _shard_and_jit(program, definition: ModelDef, mesh: Mesh, inputs: int, out_specs):

@@ -17,9 +17,10 @@ from composer_jax.parallel.processes import process_count
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DecodeRows
 from composer_jax.sampler.policy import SamplingParams
-from composer_jax.sampler.programs import decode_program, prefill_program, replicate_outputs, verify_program
+from composer_jax.sampler.programs import decode_program, prefill_program, verify_program
 from composer_jax.sampler.sequence import Chunk, Limits
 from composer_jax.sampler.sequence import Sequence as Row
+from composer_jax.sampler.several_processes import Leader, fetch
 from composer_jax.sampler.token_sampling import RowParams
 
 FEWEST_ROWS = 8
@@ -64,10 +65,8 @@ class Runner:
             "verify": verify_program(definition, mesh, end, False),
             "verify_processed": verify_program(definition, mesh, end, True),
         }
-        if process_count() > 1:
-            self._programs = {name: replicate_outputs(program, mesh) for name, program in self._programs.items()}
-        self.before_program: Callable[[str, Sequence[np.ndarray]], None] | None = None
-        """Called with the arguments of `run_program` before it runs; see sampler/several_processes.py."""
+        self.leader: Leader | None = None
+        """In process 0 of several, while it serves."""
         self._draft_tokens = config.draft_tokens if config.drafts else 0
         self._copy = jax.jit(
             lambda weights: jax.tree.map(lambda a, to: jnp.copy(a).astype(to.dtype), weights, definition.shapes())
@@ -108,10 +107,15 @@ class Runner:
 
         Every device call on the cache is made here, so that several processes run the same programs in the same order.
         """
-        if self.before_program is not None:
-            self.before_program(name, inputs)
+        if self.leader is not None:
+            self.leader.send_program(name, inputs)
+        out = self.start_program(name, *inputs)
+        return jax.device_get(out) if process_count() == 1 else fetch(out, self.leader)
+
+    def start_program(self, name: str, *inputs: Any) -> Any:
+        """Does what `run_program` does, in this process only, and returns global arrays."""
         self._cache, out = self._programs[name](*self._weights, self._cache, *inputs)
-        return jax.device_get(out)
+        return out
 
     def num_programs(self, processed: bool) -> int:
         """Number of programs, each of which compiles once. See Sampler.warm_up."""

@@ -1,23 +1,26 @@
 """A serving over several processes: process 0 schedules, and the others run the same programs in the same order.
 
 Nothing but device calls needs the other processes. Process 0 sends the name and the NumPy inputs of each call
-(parallel/command_channel.py) before it makes the call itself. The weights and the cache are global arrays of which
-every process holds its shards already.
+(parallel/command_channel.py) before it makes the call itself, and gets the rows that the others computed back the same
+way. The weights and the cache are global arrays of which every process holds its shards already.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from composer_jax.errors import OtherProcessError, UserError
 from composer_jax.models.model_def import Params
-from composer_jax.parallel.command_channel import CommandReceiver, CommandSender
+from composer_jax.parallel.command_channel import Command, CommandReceiver, CommandSender
 from composer_jax.parallel.processes import process_count
-from composer_jax.sampler.runner import Runner
+
+if TYPE_CHECKING:
+    from composer_jax.sampler.runner import Runner
 
 WeightsOfVersion = Callable[[int], tuple[Params, Params]]
 """Weight version -> (params, router_bias): the global arrays that process 0 passes to update_serving with it."""
@@ -42,12 +45,12 @@ class Leader:
             except BaseException:
                 self._sender.close("process 0 stopped waiting for the other processes")
                 raise
-            self._runner.before_program = self._send_program
+            self._runner.leader = self
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._sender is not None:
-            self._runner.before_program = None
+            self._runner.leader = None
             self._sender.close(self._failure)
 
     @property
@@ -74,9 +77,15 @@ class Leader:
             self._sender.send({"install": version, "copy": copy})
         self._runner.install(params, router_bias, copy=copy)
 
-    def _send_program(self, name: str, inputs: Sequence[np.ndarray]) -> None:
-        assert self._sender is not None, "there is nobody to send to"
-        self._sender.send({"program": name}, inputs)
+    def send_program(self, name: str, inputs: Sequence[np.ndarray]) -> None:
+        """Makes every other process run a program."""
+        self.sender.send({"program": name}, inputs)
+
+    @property
+    def sender(self) -> CommandSender:
+        """The channel to the other processes, which must exist."""
+        assert self._sender is not None, "a single process has no channel"
+        return self._sender
 
 
 def follow(runner: Runner, weights: WeightsOfVersion | None, on_install: Callable[[int], None]) -> None:
@@ -87,8 +96,10 @@ def follow(runner: Runner, weights: WeightsOfVersion | None, on_install: Callabl
                 if "install" in header:
                     runner.install(*_weights_of(header["install"], weights), copy=header["copy"])
                     on_install(header["install"])
-                else:
-                    runner.run_program(header["program"], *inputs)
+                    continue
+                out = runner.start_program(header["program"], *inputs)
+                if jax.tree.leaves(out):
+                    commands.reply(*_own_pieces(out))
         except OtherProcessError:
             runner.reset_cache()  # as process 0 does
             raise
@@ -98,3 +109,33 @@ def _weights_of(version: int, weights: WeightsOfVersion | None) -> tuple[Any, An
     if weights is None:
         raise UserError(f"process 0 installs weights of version {version}; pass `weights` to Sampler.follow.")
     return weights(version)
+
+
+def fetch(out: Any, leader: Leader | None) -> Any:
+    """Returns a pytree of global arrays as NumPy arrays; with a leader, the other processes send what they hold of it.
+
+    Without one, when all processes compile programs, what the others hold is zeros. An all-gather in the program would
+    take longer: 43 ms instead of 1 with two processes of four CPU devices on two cores.
+    """
+    leaves, tree = jax.tree.flatten(out)
+    if not leaves:
+        return out
+    commands = [_own_pieces(out), *(leader.sender.collect() if leader is not None else ())]
+    arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+    for header, pieces in commands:
+        for (number, bounds), piece in zip(header["pieces"], pieces, strict=True):
+            arrays[number][tuple(slice(*pair) for pair in bounds)] = piece
+    return jax.tree.unflatten(tree, arrays)
+
+
+def _own_pieces(out: Any) -> Command:
+    """The shards of a pytree's arrays that this process holds; of equal shards, one process sends one."""
+    places, pieces = [], []
+    for number, leaf in enumerate(jax.tree.leaves(out)):
+        leaf.copy_to_host_async()
+        for shard in leaf.addressable_shards:
+            if shard.replica_id == 0:
+                bounds = [part.indices(size)[:2] for part, size in zip(shard.index, leaf.shape, strict=True)]
+                places.append((number, bounds))
+                pieces.append(shard.data)
+    return {"pieces": places}, [np.asarray(piece) for piece in pieces]

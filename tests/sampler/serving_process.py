@@ -66,28 +66,28 @@ async def cancel_one(sampler) -> None:
 async def serve(sampler, weights) -> list[list[Branch]]:
     """Conversations of two turns, one with processed probabilities, a cancelled request, and new weights between."""
     async with sampler.serving():
-        first = [converse(sampler, seed, turns=2) for seed in SEEDS]
+        first = [converse(sampler, seed, turns=2, branches=1) for seed in SEEDS]
         *conversations, _ = await asyncio.gather(*first, cancel_one(sampler))
         processed = SamplingParams(6, temperature=0.7, top_k=5)
         sample = await sampler.submit(Request((3, 9, 14), processed, 5))
         conversations.append([Branch(sample.tokens, sample.logprobs)])
         await sampler.update_serving(*weights, version=4)
-        conversations += await asyncio.gather(*(converse(sampler, seed, turns=2) for seed in SEEDS[:2]))
+        later = [converse(sampler, seed, turns=2, branches=1) for seed in SEEDS[:2]]
+        conversations += await asyncio.gather(*later)
     return conversations
 
 
 def play(first_process: bool) -> dict[str, list[list[dict]]]:
-    """The conversations of every mesh, in two servings one after the other; nothing in a process that follows."""
+    """The conversations of every mesh; nothing in a process that follows."""
     results = {}
     for name, (sizes, changes) in MESHES.items():
         sampler, weights = make_sampler(sizes, changes)
-        for number in range(2):
-            if not first_process:
-                sampler.follow(lambda version, weights=weights: {4: weights}[version])
-                assert sampler.version == 4
-                continue
+        if first_process:
             conversations = asyncio.run(asyncio.wait_for(serve(sampler, weights), 300))
-            results[f"{name} {number}"] = [[dataclasses.asdict(branch) for branch in c] for c in conversations]
+            results[name] = [[dataclasses.asdict(branch) for branch in c] for c in conversations]
+        else:
+            sampler.follow(lambda version, weights=weights: {4: weights}[version])
+            assert sampler.version == 4
     return results
 
 

@@ -71,7 +71,7 @@ def test_a_killed_process_ends_the_other_with_a_sentence(option, until, killed):
         before = time.monotonic()
         output, _ = started[1 - killed].communicate(timeout=120)
         assert time.monotonic() - before < SECONDS_TO_END
-        assert f"prog: process {killed} ended: it was killed, or its machine is gone" in output
+        assert f"prog: process {killed} ended: it was killed, or its machine is gone" in output, output
         assert started[1 - killed].returncode == 1 and "Traceback" not in output
         assert started[killed].wait() == -signal.SIGKILL
 
