@@ -237,10 +237,9 @@ def _configure(connection: socket.socket) -> None:
 
 
 def _encode(header: dict[str, Any], arrays: Sequence[np.ndarray]) -> bytes:
-    arrays = [np.ascontiguousarray(array) for array in arrays]
     shapes = [(array.dtype.str, array.shape) for array in arrays]
     text = json.dumps(header | {"arrays": shapes}).encode()
-    content = b"".join(array.tobytes() for array in arrays)
+    content = b"".join(array.tobytes() for array in arrays)  # in C order, whatever the array's is
     return _SIZES.pack(len(text), len(content)) + text + content
 
 

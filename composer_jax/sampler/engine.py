@@ -308,7 +308,9 @@ class Sampler:
             self._scheduler.recompute()
             if not isinstance(reason, OtherProcessError):  # which may never run a program again
                 self._runner.reset_cache()
-            raise reason from (None if reason is error else error)
+            if reason is not error:
+                raise reason from error
+            raise
         finally:
             self._error = reason
             self._session_closed.set()

@@ -62,9 +62,15 @@ def serving_forever(option: str, until: str):
         yield started
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", [0, 1])
-@pytest.mark.parametrize(("option", "until"), [("idle", "serving"), ("busy", "sampling")], ids=["idle", "busy"])
+@pytest.mark.parametrize(
+    ("option", "until", "killed"),
+    [
+        ("idle", "serving", 0),
+        pytest.param("idle", "serving", 1, marks=pytest.mark.slow),
+        pytest.param("busy", "sampling", 0, marks=pytest.mark.slow),
+        pytest.param("busy", "sampling", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_process_ends_the_other_with_a_sentence(option, until, killed):
     with serving_forever(option, until) as started:
         started[killed].send_signal(signal.SIGKILL)
