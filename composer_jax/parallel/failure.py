@@ -103,6 +103,19 @@ def report_lost_process(process: int) -> str:
         coordinator_client().key_value_set(_FAILED, json.dumps(failure))
     except jax.errors.JaxRuntimeError:  # a process failed before, and the lost one ended because of it
         failure = json.loads(coordinator_client().key_value_try_get(_FAILED))
+    return _sentence(failure)
+
+
+def wait_for_failure(seconds: float) -> str | None:
+    """Returns the sentence about the process that failed first, or None if none is reported within so many seconds."""
+    try:
+        failure = json.loads(coordinator_client().blocking_key_value_get(_FAILED, int(1000 * seconds)))
+    except jax.errors.JaxRuntimeError:
+        return None
+    return _sentence(failure)
+
+
+def _sentence(failure: dict[str, Any]) -> str:
     return f"process {failure['process']} ended: {failure['summary']}"
 
 
@@ -118,7 +131,7 @@ def _watch(program: str, finished: threading.Event) -> None:
             return
         time.sleep(GRACE_S)
         if _exiting.acquire(blocking=False):
-            print(f"\n{program}: process {failure['process']} ended: {failure['summary']}", file=sys.stderr, flush=True)
+            print(f"\n{program}: {_sentence(failure)}", file=sys.stderr, flush=True)
             _exit(failure["code"], last=False)
 
 

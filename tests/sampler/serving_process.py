@@ -1,8 +1,9 @@
-"""One of two processes of four devices each, which serve together.
+"""One of several processes that have eight devices together and serve together.
 
-python -m tests.sampler.serving_process ADDRESS PROCESS conversations OUT    process 0 writes them to the file OUT
-python -m tests.sampler.serving_process ADDRESS PROCESS forever [idle]       serves until it is killed; with `idle`,
-                                                                             without a device call
+python -m tests.sampler.serving_process ADDRESS PROCESS conversations OUT
+    One of two; process 0 writes the conversations to the file OUT.
+python -m tests.sampler.serving_process ADDRESS PROCESS forever idle|busy PROCESSES
+    Serves until it is killed; with `idle`, without a device call.
 """
 
 import asyncio
@@ -116,13 +117,13 @@ def run(process: int, task: str, option: str) -> None:
         sampler.follow()
 
 
-def main(address: str, process: str, task: str, option: str = "") -> None:
+def main(address: str, process: str, task: str, option: str, count: str = "2") -> None:
     from composer_jax.parallel import failure, processes
     from launch import hosts
     from launch.exit_codes import exit_reason
 
-    jax.config.update("jax_num_cpu_devices", 4)
-    processes.join_processes(address, 2, int(process))
+    jax.config.update("jax_num_cpu_devices", 8 // int(count))
+    processes.join_processes(address, int(count), int(process))
     finish = failure.watch_for_failures("prog")
     try:
         run(int(process), task, option)

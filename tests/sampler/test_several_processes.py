@@ -35,15 +35,15 @@ def test_two_processes_sample_what_one_samples(tmp_path):
 
 
 @contextlib.contextmanager
-def serving_forever(option: str, until: str):
-    """The two processes, of which process 0 has printed the line `until`; they are killed at the end."""
+def serving_forever(option: str, until: str, count: int = 2):
+    """The processes, of which process 0 has printed the line `until`; they are killed at the end."""
     address = f"127.0.0.1:{free_port()}"
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
     with contextlib.ExitStack() as at_end:
         started = []
-        for i in range(2):
+        for i in range(count):
             process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, address, str(i), "forever", option],
+                [sys.executable, "-m", MODULE, address, str(i), "forever", option, str(count)],
                 cwd=ROOT,
                 env=env,
                 stdout=subprocess.PIPE,
@@ -80,6 +80,19 @@ def test_a_killed_process_ends_the_other_with_a_sentence(option, until, killed):
         assert f"prog: process {killed} ended: it was killed, or its machine is gone" in output, output
         assert started[1 - killed].returncode == 1 and "Traceback" not in output
         assert started[killed].wait() == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_three_others():
+    """The program fails in all of them; the sentence names the process that was killed, and not another one."""
+    with serving_forever("busy", "sampling", count=4) as started:
+        started[2].send_signal(signal.SIGKILL)
+        before = time.monotonic()
+        outputs = {i: started[i].communicate(timeout=120)[0] for i in (0, 1, 3)}
+        assert time.monotonic() - before < SECONDS_TO_END
+    for i, output in outputs.items():
+        assert "prog: process 2 ended: it was killed, or its machine is gone" in output, output
+        assert started[i].returncode == 1 and "Traceback" not in output, output
 
 
 @pytest.mark.slow
