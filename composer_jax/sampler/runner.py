@@ -103,14 +103,14 @@ class Runner:
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def run_program(self, name: str, *inputs: Any) -> Any:
-        """Runs a program on the weights, the cache and arrays of NumPy; returns its results beside the cache, as such.
+        """Runs a program on the weights, the cache and arrays of NumPy; returns its results beside the cache.
 
         Every device call on the cache is made here, so that several processes run the same programs in the same order.
         """
         if self.leader is not None:
             self.leader.send_program(name, inputs)
         out = self.start_program(name, *inputs)
-        return jax.device_get(out) if process_count() == 1 else fetch(out, self.leader)
+        return out if process_count() == 1 else fetch(out, self.leader)
 
     def start_program(self, name: str, *inputs: Any) -> Any:
         """Does what `run_program` does, in this process only, and returns global arrays."""
@@ -180,7 +180,7 @@ class Runner:
             for place, tokens in zip(places, drafts, strict=True):
                 draft[place, : len(tokens)], count[place] = tokens, len(tokens)
             out = self.run_program(f"verify{kind}", *inputs, draft, count, *params)
-        *columns, emitted = out
+        *columns, emitted = map(np.asarray, out)
         counts = emitted.sum(axis=0)
         return [NewTokens(*(column[: counts[place], place].tolist() for column in columns)) for place in places]
 
