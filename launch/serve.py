@@ -37,6 +37,12 @@ def define(values):
     integer("cache_tokens", None, "Tokens in the cache, which all requests share; the default is four full contexts.")
     string("drafts", "", 'Speculative decoding: "prompt_lookup", or nothing.')
     string("dtype", None, "float32, bfloat16 or float16; the default is that of the weights.")
+    absl_flags.DEFINE_boolean(
+        "return_routed_experts",
+        False,
+        "Keeps the experts of every token, so that requests may ask for them.",
+        flag_values=values,
+    )
     for axis in AXES:
         integer(axis, 1, f"Devices along mesh axis {axis}.")
     return ("checkpoint",)
@@ -64,6 +70,7 @@ def main(values):
             slots=values.slots,
             cache_tokens=values.cache_tokens,
             drafts=values.drafts,
+            returns_routing=values.return_routed_experts,
         ),
     )
 

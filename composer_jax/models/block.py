@@ -21,7 +21,7 @@ from composer_jax.ops.shapes import check_shapes
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)).
 
-    Both forms return the new x and the layer's RouterStats, which are None in a dense layer.
+    A dense layer has no RouterStats and no chosen experts; both are None then.
     """
 
     def __init__(self, config: ModelConfig, *, moe: bool, rngs: nnx.Rngs):
@@ -40,7 +40,10 @@ class Block(nnx.Module):
         windowed: jax.Array | None,
         token_mask_BS: jax.Array,
     ) -> tuple[jax.Array, RouterStats | None]:
-        """Training form, for whole rows; see models/attention.py: Attention for the arguments."""
+        """Training form, for whole rows: the new x and RouterStats.
+
+        See models/attention.py: Attention for the arguments.
+        """
         check_shapes(
             x_BSD=(x_BSD, jnp.floating),
             positions_BS=(positions_BS, jnp.integer),
@@ -49,7 +52,13 @@ class Block(nnx.Module):
         )
         with jax.named_scope("attention"):
             x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, mask, windowed)
-        return self._feed_forward(x_BSD, token_mask_BS)
+        with jax.named_scope("feed_forward"):
+            normed_BSD = self.feed_forward_norm(x_BSD)
+            if isinstance(self.feed_forward, MixtureOfExperts):
+                y_BSD, stats = self.feed_forward(normed_BSD, token_mask_BS)
+            else:
+                y_BSD, stats = self.feed_forward(normed_BSD), None
+            return x_BSD + checkpoint_name(y_BSD, "feed_forward"), stats
 
     def extend(
         self,
@@ -58,8 +67,11 @@ class Block(nnx.Module):
         keys: KeyRange,
         token_mask_BS: jax.Array,
         write: Callable[[jax.Array], LayerCache],
-    ) -> tuple[jax.Array, RouterStats | None]:
-        """Decode form, for new tokens against a cache; see models/attention.py: Attention for the arguments."""
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Decode form, for new tokens against a cache: the new x and the chosen experts, int32 [B,S,k].
+
+        See models/attention.py: Attention for the arguments.
+        """
         check_shapes(
             x_BSD=(x_BSD, jnp.floating),
             positions_BS=(positions_BS, jnp.integer),
@@ -67,13 +79,10 @@ class Block(nnx.Module):
         )
         with jax.named_scope("attention"):
             x_BSD = x_BSD + self.attention.extend(self.attention_norm(x_BSD), positions_BS, keys, write)
-        return self._feed_forward(x_BSD, token_mask_BS)
-
-    def _feed_forward(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, RouterStats | None]:
         with jax.named_scope("feed_forward"):
             normed_BSD = self.feed_forward_norm(x_BSD)
             if isinstance(self.feed_forward, MixtureOfExperts):
-                y_BSD, stats = self.feed_forward(normed_BSD, token_mask_BS)
+                y_BSD, experts_BSk = self.feed_forward.extend(normed_BSD, token_mask_BS)
             else:
-                y_BSD, stats = self.feed_forward(normed_BSD), None
-            return x_BSD + checkpoint_name(y_BSD, "feed_forward"), stats
+                y_BSD, experts_BSk = self.feed_forward(normed_BSD), None
+            return x_BSD + y_BSD, experts_BSk

@@ -41,6 +41,9 @@ class Cache(NamedTuple, Generic[Leaf]):
     scales_LZTG: Leaf | None = None
     """float32 scales of int8 entries, one per part of an entry (MLA: latent and rotary key; grouped-query: the keys and
     the values of each head). None in the compute dtype."""
+    routing_ZTC: Leaf | None = None
+    """int16: the C choices of each token, k experts (best first) of each expert layer; C is padded as X is. None
+    without config.cache_routing."""
 
     @property
     def page_size(self: "Cache[jax.Array]") -> int:
@@ -53,6 +56,7 @@ class Cache(NamedTuple, Generic[Leaf]):
             entries_LZTX=(self.entries_LZTX, None),
             tokens_ZT=(self.tokens_ZT, jnp.int32),
             scales_LZTG=(self.scales_LZTG, jnp.float32),
+            routing_ZTC=(self.routing_ZTC, jnp.int16),
         )
 
 
@@ -68,13 +72,18 @@ class CachePlaces(NamedTuple):
 def init_cache(config: ModelConfig, n_pages: int, page_size: int) -> Cache[jax.Array]:
     """Returns an empty cache: this device's shard inside the per-device program, the whole outside."""
     groups = attention_kind(config).cache_entry(config).groups
-    shape, width = (config.n_layers, n_pages, page_size), sum(groups)
-    if width >= LANES:
-        width = -(-width // LANES) * LANES
-    tokens_ZT = jnp.zeros((n_pages, page_size), jnp.int32)
+    shape, width = (config.n_layers, n_pages, page_size), _padded(sum(groups))
+    tokens_ZT, routing_ZTC = jnp.zeros((n_pages, page_size), jnp.int32), None
+    if config.cache_routing:
+        n_choices = config.n_moe_layers * config.experts_per_token
+        routing_ZTC = jnp.zeros((n_pages, page_size, _padded(n_choices)), jnp.int16)
     if config.cache_dtype == "compute":
-        return Cache(jnp.zeros((*shape, width), config.dtype), tokens_ZT)
-    return Cache(jnp.zeros((*shape, width), jnp.int8), tokens_ZT, jnp.zeros((*shape, len(groups))))
+        return Cache(jnp.zeros((*shape, width), config.dtype), tokens_ZT, routing_ZTC=routing_ZTC)
+    return Cache(jnp.zeros((*shape, width), jnp.int8), tokens_ZT, jnp.zeros((*shape, len(groups))), routing_ZTC)
+
+
+def _padded(width: int) -> int:
+    return width if width < LANES else -(-width // LANES) * LANES
 
 
 def cache_spec(config: ModelConfig) -> Cache[PartitionSpec]:
@@ -84,7 +93,9 @@ def cache_spec(config: ModelConfig) -> Cache[PartitionSpec]:
     device's entry; only the per-device program reads them.
     """
     entries = PartitionSpec(None, BATCH_AXES, None, attention_kind(config).cache_entry(config).mesh_axis)
-    return Cache(entries, PartitionSpec(BATCH_AXES), None if config.cache_dtype == "compute" else entries)
+    pages = PartitionSpec(BATCH_AXES)
+    scales = None if config.cache_dtype == "compute" else entries
+    return Cache(entries, pages, scales, pages if config.cache_routing else None)
 
 
 def find_places(
@@ -112,6 +123,16 @@ def read_tokens(cache: Cache[jax.Array], tables_BJ: jax.Array, positions_BS: jax
     return cache.tokens_ZT[places.page_BS, places.offset_BS]
 
 
+def write_routing(cache: Cache[jax.Array], experts_LBSk: jax.Array, places: CachePlaces) -> Cache[jax.Array]:
+    """Writes the experts that tokens chose in each expert layer."""
+    check_shapes(experts_LBSk=(experts_LBSk, jnp.int32), page_BS=(places.page_BS, jnp.integer))
+    assert cache.routing_ZTC is not None, "this cache has no room for routing"
+    _, b, s, _ = experts_LBSk.shape
+    new_BSX = jnp.moveaxis(experts_LBSk, 0, 2).reshape(b, s, -1)
+    routing_LZTC = _put(cache.routing_ZTC[None], jnp.int32(0), new_BSX, places)
+    return cache._replace(routing_ZTC=routing_LZTC[0])
+
+
 def write_layer(
     cache: Cache[jax.Array],
     layer: jax.Array,
@@ -127,19 +148,22 @@ def write_layer(
       groups: widths of the parts of an entry (models/attention.py: CacheEntry).
     """
     check_shapes(layer=(layer, jnp.integer), new_BSX=(new_BSX, jnp.floating), page_BS=(places.page_BS, jnp.integer))
-
-    def put(array, new):
-        new = jnp.pad(new, ((0, 0), (0, 0), (0, array.shape[-1] - new.shape[-1]))).astype(array.dtype)
-        if new.shape[1] == 1:
-            return _put_token(array, layer, new[:, 0], places.page_BS[:, 0], places.offset_BS[:, 0])
-        return array.at[layer, places.page_BS, places.offset_BS].set(new, mode="drop")
-
+    put = lambda array, new: _put(array, layer, new, places)  # noqa: E731
     if cache.scales_LZTG is None:
         cache = cache._replace(entries_LZTX=put(cache.entries_LZTX, new_BSX))
     else:
         values, scales = quantize(new_BSX, groups)
         cache = cache._replace(entries_LZTX=put(cache.entries_LZTX, values), scales_LZTG=put(cache.scales_LZTG, scales))
     return cache, LayerCache(cache.entries_LZTX, cache.scales_LZTG, layer, tables_BJ, new_BSX.shape[-1])
+
+
+def _put(array_LZTX: jax.Array, layer: jax.Array, new_BSX: jax.Array, places: CachePlaces) -> jax.Array:
+    """Writes new tokens of one layer, padded to the width of the array."""
+    padding = array_LZTX.shape[-1] - new_BSX.shape[-1]
+    new_BSX = jnp.pad(new_BSX, ((0, 0), (0, 0), (0, padding))).astype(array_LZTX.dtype)
+    if new_BSX.shape[1] == 1:
+        return _put_token(array_LZTX, layer, new_BSX[:, 0], places.page_BS[:, 0], places.offset_BS[:, 0])
+    return array_LZTX.at[layer, places.page_BS, places.offset_BS].set(new_BSX, mode="drop")
 
 
 def _put_token(

@@ -13,6 +13,7 @@ COMPUTATION_FIELDS = (
     "dispatch",
     "capacity_factor",
     "cache_dtype",
+    "cache_routing",
     "param_dtype",
     "compute_dtype",
     "scan_unroll",
@@ -152,6 +153,9 @@ class ModelConfig:
     cache_dtype: Literal["compute", "int8"] = "compute"
     """Dtype of the sampler's cache: compute_dtype, or int8 with one scale per token and part of an entry, which halves
     memory and traffic against bfloat16 and moves the sampler's probabilities away from the learner's."""
+    cache_routing: bool = False
+    """Keeps the experts of every token in the sampler's cache, two bytes per expert layer and choice, so that a sample
+    can return them (SamplingParams.return_routing)."""
     param_dtype: str = "float32"
     """Dtype of the weights."""
     compute_dtype: str = "bfloat16"

@@ -80,6 +80,7 @@ EXPERT_FIELDS = (
     "router_logit_bias",
     "expert_bias",
     "swiglu_limit",
+    "cache_routing",
 )
 """Fields that have their default in a network without experts. Of two that differ in one of them, only one is valid."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -125,6 +126,7 @@ def _check_names(config: "ModelConfig") -> None:
     for field, choices in CHOICES.items():
         value = getattr(config, field)
         _require(value in choices, f"{field}={value!r} is unknown; use one of {', '.join(choices)}.")
+    _require(isinstance(config.cache_routing, bool), f"cache_routing={config.cache_routing!r} is no truth value.")
     for field in ("param_dtype", "compute_dtype"):
         value = getattr(config, field)
         _require(value in DTYPES, f"{field}={value!r} is no floating-point dtype; use one of {', '.join(DTYPES)}.")

@@ -17,7 +17,7 @@ from flax import nnx
 
 from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.block import Block
-from composer_jax.models.cache import Cache, find_places, read_tokens, write_layer, write_tokens
+from composer_jax.models.cache import Cache, find_places, read_tokens, write_layer, write_routing, write_tokens
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.embedding import Embedding
 from composer_jax.models.mtp import MTPModule
@@ -125,11 +125,13 @@ class Decoder(nnx.Module):
                 return entries
 
             keys = jax.tree.map(lambda near, full: jnp.where(windowed, near, full), near, full)
-            x_BSD, _ = block.extend(x_BSD, positions_BS, keys, real_BS, write)
-            return (x_BSD, cache, index + 1), None
+            x_BSD, experts_BSk = block.extend(x_BSD, positions_BS, keys, real_BS, write)
+            return (x_BSD, cache, index + 1), experts_BSk if self.config.cache_routing else None
 
         # The cache is part of the carry and updated in place; as a scanned input and output it would be copied.
-        (x_BSD, cache, _), _ = self._layers(layer, (x_BSD, cache, jnp.int32(0)), remat=False)
+        (x_BSD, cache, _), experts_LBSk = self._layers(layer, (x_BSD, cache, jnp.int32(0)), remat=False)
+        if experts_LBSk is not None:
+            cache = write_routing(cache, experts_LBSk, places)
         return self.final_norm(x_BSD), cache
 
     def mtp_hidden(

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
 from composer_jax.models.parameter import gather_param, matrix, parameter
-from composer_jax.models.router import Router
+from composer_jax.models.router import Router, Routing
 from composer_jax.models.router_stats import RouterStats, measure_routing
 from composer_jax.ops.activation import Activation, clamped_swiglu, swiglu
 from composer_jax.ops.chunks import map_chunks
@@ -42,8 +42,19 @@ class MixtureOfExperts(nnx.Module):
             x_BSD=(x_BSD, jnp.floating),
             token_mask_BS=(token_mask_BS, bool),
         )
+        routing = self.router(x_BSD.reshape(-1, x_BSD.shape[-1]))
+        y_BSD, dropped = self._compute(x_BSD, routing, token_mask_BS)
+        return y_BSD, measure_routing(routing, token_mask_BS, dropped)
+
+    def extend(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Decode form: returns y [B,S,D] and the chosen experts of each token, int32 [B,S,k]."""
+        routing = self.router(x_BSD.reshape(-1, x_BSD.shape[-1]))
+        y_BSD, _ = self._compute(x_BSD, routing, token_mask_BS)
+        return y_BSD, routing.ids_Tk.reshape(*token_mask_BS.shape, -1)
+
+    def _compute(self, x_BSD: jax.Array, routing: Routing, token_mask_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns y [B,S,D] and how many (token, choice) pairs were dropped, a float32 scalar."""
         x_TD = x_BSD.reshape(-1, x_BSD.shape[-1])
-        routing = self.router(x_TD)
         experts, activation, config = self._experts(x_TD.dtype), self._activation, self.config
         dispatch_kind = find_dispatch(config.dispatch)
 
@@ -59,7 +70,7 @@ class MixtureOfExperts(nnx.Module):
         y_TD, dropped = map_chunks(dispatch, config.expert_chunk, *tokens)
         if self.config.n_shared_experts:
             y_TD = y_TD + self.shared(x_TD)
-        return y_TD.reshape(x_BSD.shape), measure_routing(routing, token_mask_BS, dropped.sum())
+        return y_TD.reshape(x_BSD.shape), dropped.sum()
 
     def _experts(self, dtype: DTypeLike) -> Experts:
         fetch = lambda weight: gather_param(weight, dtype)  # noqa: E731

@@ -12,11 +12,16 @@ import jax.numpy as jnp
 
 from composer_jax.models.cache import Cache
 from composer_jax.models.decoder import Decoder
+from composer_jax.ops.chunks import map_chunks
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel.sharding import axis_size
+from composer_jax.sampler.policy import MOST_TOP_LOGPROBS
 from composer_jax.sampler.token_sampling import RowParams, sample_token
 
 Leaf = TypeVar("Leaf")
+
+SCORED_AT_ONCE = 256
+"""Tokens whose logits over the vocabulary exist at once in `score`."""
 
 DECODE_LOOP = "decode_loop"
 """The named scope of the loop over new tokens, in profiles and in traced programs."""
@@ -48,7 +53,7 @@ class DecodeRows(NamedTuple, Generic[Leaf]):
 
 
 class DecodedTokens(NamedTuple):
-    """Result of a decode call, [steps,B] each."""
+    """Result of a decode call, [steps,B] each; likeliest tokens [steps,B,K], see token_sampling.TopTokens."""
 
     tokens: jax.Array
     """int32."""
@@ -56,8 +61,12 @@ class DecodedTokens(NamedTuple):
     """float32: log p of each token under the distribution that it was drawn from (DrawnTokens)."""
     raw_logprobs: jax.Array
     """float32: log p of each token at temperature 1."""
+    top_ids: jax.Array
+    """int32."""
+    top_logprobs: jax.Array
+    """float32."""
     emitted: jax.Array
-    """bool: whether the row sampled a token in this step; the other entries are zeros."""
+    """bool: whether the row sampled a token in this step; the other entries mean nothing."""
 
 
 def prefill(
@@ -87,6 +96,46 @@ def prefill(
     return cache
 
 
+class Scores(NamedTuple):
+    """What the network says about tokens [B,S] of contexts."""
+
+    logprobs_BS: jax.Array
+    """float32: log p of each token at temperature 1."""
+    top_ids_BSK: jax.Array
+    """int32: the likeliest tokens in its place (token_sampling.TopTokens)."""
+    top_logprobs_BSK: jax.Array
+    """float32."""
+
+
+def score(
+    decoder: Decoder,
+    cache: Cache[jax.Array],
+    tokens_BS: jax.Array,
+    start_B: jax.Array,
+    count_B: jax.Array,
+    tables_BJ: jax.Array,
+    next_BS: jax.Array,
+) -> tuple[Cache[jax.Array], Scores]:
+    """`prefill` that also scores the token after each of those it computes.
+
+    next_BS: int32, the token after each.
+    """
+    check_shapes(tokens_BS=(tokens_BS, jnp.int32), next_BS=(next_BS, jnp.int32), tables_BJ=(tables_BJ, jnp.int32))
+    offsets = jnp.arange(tokens_BS.shape[1])
+    states_BSD, cache = decoder.extend(
+        tokens_BS, start_B[:, None] + offsets, offsets < count_B[:, None], cache, tables_BJ
+    )
+
+    def score_states(states_TD: jax.Array, next_T: jax.Array) -> tuple[jax.Array, ...]:
+        raw_TW = jax.nn.log_softmax(decoder.logits(states_TD))
+        top_TK, ids_TK = jax.lax.top_k(raw_TW, min(MOST_TOP_LOGPROBS, raw_TW.shape[-1]))
+        return jnp.take_along_axis(raw_TW, next_T[:, None], axis=-1)[:, 0], ids_TK, top_TK
+
+    flat = states_BSD.reshape(-1, states_BSD.shape[-1]), next_BS.reshape(-1)
+    scores = map_chunks(score_states, SCORED_AT_ONCE, *flat)
+    return cache, Scores(*(a.reshape(*tokens_BS.shape, *a.shape[1:]) for a in scores))
+
+
 def decode(
     decoder: Decoder,
     cache: Cache[jax.Array],
@@ -105,8 +154,16 @@ def decode(
     """
     rows.check()
     n = len(rows.budget_B)
-    zeros = lambda dtype: jnp.zeros((steps, n), dtype)  # noqa: E731
-    out = DecodedTokens(zeros(jnp.int32), zeros(jnp.float32), zeros(jnp.float32), zeros(bool))
+    k = 0 if params is None else min(MOST_TOP_LOGPROBS, decoder.config.vocab_size)
+    zeros = lambda dtype, *shape: jnp.zeros((steps, n, *shape), dtype)  # noqa: E731
+    out = DecodedTokens(
+        zeros(jnp.int32),
+        zeros(jnp.float32),
+        zeros(jnp.float32),
+        zeros(jnp.int32, k),
+        zeros(jnp.float32, k),
+        zeros(bool),
+    )
 
     def unfinished(carry):
         step, _, rows, _ = carry
@@ -119,7 +176,8 @@ def decode(
             rows.token_B[:, None], rows.position_B[:, None], active_B[:, None], cache, rows.tables_BJ
         )
         drawn = sample_token(decoder.logits(states_BSD[:, 0]), rows.seed_B, rows.position_B + 1, params)
-        out = DecodedTokens(*(all_.at[step].set(new) for all_, new in zip(out, (*drawn, active_B), strict=True)))
+        new = *drawn[:-1], *drawn.top, active_B
+        out = DecodedTokens(*(all_.at[step].set(of_step) for all_, of_step in zip(out, new, strict=True)))
         ended_B = jnp.zeros(n, bool)
         for end in end_tokens:
             ended_B |= drawn.token_B == end
@@ -175,8 +233,8 @@ def verify(
         goes_on_BK &= drawn_BS[:, :-1] != end
     goes_on_BS = jnp.concatenate([active_B[:, None], goes_on_BK], axis=1)
     emitted_BS = jnp.cumprod(goes_on_BS, axis=1).astype(bool) & (jnp.arange(s) < rows.budget_B[:, None])
-    tokens, logprobs, raw_logprobs = (jnp.where(emitted_BS, a.reshape(n, s), 0).T for a in drawn)
-    return cache, DecodedTokens(tokens, logprobs, raw_logprobs, emitted_BS.T)
+    by_step = lambda a: jnp.moveaxis(a.reshape(n, s, *a.shape[1:]), 0, 1)  # noqa: E731
+    return cache, DecodedTokens(*map(by_step, (*drawn[:-1], *drawn.top, emitted_BS.reshape(-1))))
 
 
 def any_device(flag: jax.Array) -> jax.Array:

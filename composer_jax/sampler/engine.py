@@ -19,9 +19,11 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import Decode
 from composer_jax.sampler.drafts import Speculation
 from composer_jax.sampler.limits import make_limits
+from composer_jax.sampler.policy import FinishReason
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.request_checks import check_request
-from composer_jax.sampler.runner import NewTokens, RowRequest, Runner
+from composer_jax.sampler.run_schedule import Results, run_schedule
+from composer_jax.sampler.runner import Runner
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import Lease, Schedule
 from composer_jax.sampler.session import EngineSession
@@ -299,8 +301,11 @@ class Sampler:
                     await self._work.wait()
                     continue
                 started = time.perf_counter()
-                version, decoded = await asyncio.to_thread(self._run, schedule)
-                self._commit(schedule, version, decoded)
+                handles = [self._handles[id(sequence)] for sequence in schedule.decode]
+                results = await asyncio.to_thread(
+                    run_schedule, self._runner, self._speculation, schedule, handles, self.version
+                )
+                await self._commit(schedule, results)
                 self.busy_seconds += time.perf_counter() - started
                 await asyncio.sleep(0)
         except Exception as error:
@@ -364,36 +369,30 @@ class Sampler:
         if not update.done.done():
             update.done.set_result(None)
 
-    def _run(self, schedule: Schedule) -> tuple[int, list[NewTokens]]:
-        """Makes the device calls of a schedule, in a thread. The version is that of the weights in these calls."""
-        version = self.version
-        if schedule.prefill_shape is not None:
-            self._runner.prefill(schedule.prefill_shape, schedule.prefill)
-        handles = [self._handles[id(sequence)] for sequence in schedule.decode]
-        rows = [RowRequest(handle.sequence, handle.request.seed % 2**32, handle.request.params) for handle in handles]
-        if not rows:
-            return version, []
-        drafts = self._speculation.draft(handles) if self._speculation is not None else None
-        started = time.perf_counter()
-        decoded = self._runner.decode(rows, drafts)
-        if self._speculation is not None:
-            self._speculation.note(drafts, [new.tokens for new in decoded], time.perf_counter() - started)
-        return version, decoded
-
-    def _commit(self, schedule: Schedule, version: int, decoded: list[NewTokens]) -> None:
-        for chunk in schedule.prefill:
+    async def _commit(self, schedule: Schedule, results: Results) -> None:
+        for i, chunk in enumerate(schedule.prefill):
             self._scheduler.commit_prefill(chunk)
             self.prefilled_tokens += chunk.count
-        for sequence, new in zip(schedule.decode, decoded, strict=True):
+            if results.scores is not None and not chunk.sequence.uses_cache:
+                self._handles[id(chunk.sequence)].add_scores(chunk.start, results.scores[i])
+        ended: list[tuple[RequestHandle, FinishReason]] = []
+        for sequence, new in zip(schedule.decode, results.decoded, strict=True):
             handle, length = self._handles[id(sequence)], len(sequence.tokens)
             self._scheduler.commit_decode(sequence, new.tokens)
             self.decoded_tokens += len(new.tokens)
             if handle.future.done():
                 continue  # cancelled during the call
             before = len(handle.tokens)
-            reason = handle.extend(new, version)
+            reason = handle.extend(new, results.version)
             if reason is not None:
                 self._scheduler.truncate(sequence, length + len(handle.tokens) - before)
-                self._scheduler.finish(sequence)
-                del self._handles[id(sequence)]
-                handle.finish(reason)
+                ended.append((handle, reason))
+        for handle, reason in ended:
+            routing = None
+            if handle.request.params.return_routing:
+                routing = await asyncio.to_thread(self._runner.read_routing, handle.sequence)
+            if handle.future.done():
+                continue  # cancelled meanwhile
+            self._scheduler.finish(handle.sequence)
+            del self._handles[id(handle.sequence)]
+            handle.finish(reason, routing)

@@ -5,10 +5,15 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from composer_jax.errors import UserError
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: float32 probabilities tell them from 0 no longer (vLLM has the same bound)."""
+
+MOST_TOP_LOGPROBS = 20
+"""As in OpenAI's API."""
 
 HOTTEST = 1e6
 """Above it all tokens are equally likely in float32."""
@@ -42,6 +47,12 @@ class SamplingParams:
     """Ids that end the message, besides the end tokens of the model. The message includes the id that ends it."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end the message. The message includes all of the token that completes the text."""
+    top_logprobs: int = 0
+    """Number of likeliest tokens, at every place of the message, whose log-probabilities the sample has."""
+    prompt_logprobs: bool = False
+    """Gives the log-probabilities of the context, too, with as many likeliest tokens. Nothing cached is used then."""
+    return_routing: bool = False
+    """Gives the experts that each token chose; needs a model with cache_routing."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop_strings, str):
@@ -59,6 +70,8 @@ class SamplingParams:
         if not 0 <= self.top_k < 2**31:
             reason = "negative" if self.top_k < 0 else "too large"
             raise UserError(f"top_k={self.top_k} is {reason}; 0 keeps all tokens.")
+        if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
+            raise UserError(f"top_logprobs={self.top_logprobs} is not between 0 and {MOST_TOP_LOGPROBS}.")
         if not all(self.stop_strings):
             raise UserError("stop_strings has an empty text, which would end every message; leave it out.")
 
@@ -69,8 +82,23 @@ class SamplingParams:
 
     @property
     def unprocessed(self) -> bool:
-        """Whether tokens come from the network's own distribution, as those of RL do."""
-        return self.temperature == 1 and self.top_p == 1 and self.top_k == 0 and self.min_p == 0
+        """Whether tokens come from the network's own distribution, as those of RL do, and nothing but them is asked."""
+        own = self.temperature == 1 and self.top_p == 1 and self.top_k == 0 and self.min_p == 0
+        return own and self.top_logprobs == 0
+
+
+TopLogprobs = dict[int, float]
+"""Token id -> its log p at temperature 1, the likeliest first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptLogprobs:
+    """What the network says about the tokens of a context. The first has no distribution: None and {}."""
+
+    logprobs: list[float | None]
+    """log p of each token at temperature 1."""
+    top_logprobs: list[TopLogprobs]
+    """The likeliest tokens in its place, as many as params.top_logprobs says."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +119,14 @@ class Sample:
     """log p of each token at temperature 1, without top_p and the like (vLLM: raw logprobs); None where unknown."""
     cached: int = 0
     """Tokens of the context that were in the cache already."""
+    top_logprobs: list[TopLogprobs] | None = None
+    """For each token, the likeliest ones in its place; None unless params.top_logprobs asks for them."""
+    prompt: PromptLogprobs | None = None
+    """Of the context; None unless params.prompt_logprobs asks for it."""
+    routing: np.ndarray | None = None
+    """int16 [tokens of the context and of the sample - 1, expert layers, experts per token]: the experts that each
+    token chose, best first. The last token has not been computed. None unless params.return_routing asks for it, and in
+    cancelled samples."""
     trained: bool = True
     """False for tokens that are context and never a target, such as a scripted expert's deliberate mistake."""
 
@@ -105,6 +141,7 @@ class SampleChunk:
     finish_reason: FinishReason | None
     """None in all chunks but the last."""
     raw_logprobs: list[float]
+    top_logprobs: list[TopLogprobs] | None = None
 
 
 class Session(Protocol):

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from composer_jax.models.cache import Cache, cache_spec
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import BATCH_AXES
-from composer_jax.sampler.decode import DecodedTokens, DecodeRows, decode, prefill, verify
+from composer_jax.sampler.decode import DecodedTokens, DecodeRows, Scores, decode, prefill, score, verify
 from composer_jax.sampler.token_sampling import RowParams
 
 
@@ -19,6 +20,28 @@ def prefill_program(definition: ModelDef, mesh: Mesh) -> Callable[..., Cache[jax
         return prefill(definition.bind(params, bias), cache, *inputs)
 
     return _shard_and_jit(program, definition, mesh, 4, cache_spec(definition.config))
+
+
+def score_program(definition: ModelDef, mesh: Mesh) -> Callable[..., tuple[Cache[jax.Array], Scores]]:
+    """Jitted `score` on every device: the arguments of prefill_program, and next -> (cache, Scores)."""
+
+    def program(params, bias, cache, *inputs):
+        return score(definition.bind(params, bias), cache, *inputs)
+
+    return _shard_and_jit(program, definition, mesh, 5, (cache_spec(definition.config), PartitionSpec(BATCH_AXES)))
+
+
+def routing_program(mesh: Mesh) -> Callable[[jax.Array, np.ndarray], jax.Array]:
+    """Jitted read of routing: (Cache.routing_ZTC, tables int32 [shards,J]) -> int16 [shards,JT,C].
+
+    Each row of `tables` has pages of its shard.
+    """
+
+    def program(routing_ZTC, tables_BJ):
+        return routing_ZTC[tables_BJ].reshape(len(tables_BJ), -1, routing_ZTC.shape[-1])
+
+    pages = PartitionSpec(BATCH_AXES)
+    return jax.jit(jax.shard_map(program, mesh=mesh, in_specs=(pages, pages), out_specs=pages, check_vma=False))
 
 
 def decode_program(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
+
+import numpy as np
 
 from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
 from composer_jax.sampler.drafts import PromptLookup
-from composer_jax.sampler.policy import FinishReason, Sample, SampleChunk, SamplingParams
-from composer_jax.sampler.runner import NewTokens
+from composer_jax.sampler.policy import FinishReason, PromptLogprobs, Sample, SampleChunk, SamplingParams, TopLogprobs
+from composer_jax.sampler.runner import NewScores, NewTokens
 from composer_jax.sampler.sequence import Lease
 from composer_jax.sampler.sequence import Sequence as Row
 
@@ -43,19 +46,25 @@ class RequestHandle:
     ) -> None:
         """budget: most tokens to sample. decode: text of token ids, which stop strings need."""
         self.request, self.future = request, future
-        self.sequence = Row(list(request.tokens), budget, request.priority, request.group, request.lease)
+        params = request.params
+        self.sequence = Row(
+            list(request.tokens), budget, request.priority, request.group, request.lease, not params.prompt_logprobs
+        )
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.raw_logprobs: list[float] = []
         self.versions: list[int] = []
+        self.top_logprobs: list[TopLogprobs] | None = [] if params.top_logprobs else None
+        n = len(request.tokens)
+        self.prompt = PromptLogprobs([None] * n, [{} for _ in range(n)]) if params.prompt_logprobs else None
         self.lookup = PromptLookup()
-        self._end_ids = {*end_tokens, *request.params.stop_ids}
+        self._end_ids = {*end_tokens, *params.stop_ids}
         self._settled = 0  # tokens that `settle` has seen
         self._progress = asyncio.Event()
         self._stop_text = None
-        if request.params.stop_strings:
+        if params.stop_strings:
             assert decode is not None, "a sampler refuses stop strings without a decoder"
-            self._stop_text = _StopText(request.params.stop_strings, decode)
+            self._stop_text = _StopText(params.stop_strings, decode)
         future.add_done_callback(lambda _: self._progress.set())
 
     def __await__(self) -> Generator[None, None, Sample]:
@@ -70,9 +79,9 @@ class RequestHandle:
                 reason = self.future.result().finish_reason if done else None  # raises what ended the serving
                 if start < end or done:
                     part = slice(start, end)
-                    yield SampleChunk(
-                        self.tokens[part], self.logprobs[part], self.versions[part], reason, self.raw_logprobs[part]
-                    )
+                    top = None if self.top_logprobs is None else self.top_logprobs[part]
+                    raw = self.raw_logprobs[part]
+                    yield SampleChunk(self.tokens[part], self.logprobs[part], self.versions[part], reason, raw, top)
                     start = end
                 if done:
                     return
@@ -96,6 +105,8 @@ class RequestHandle:
         self.tokens += new.tokens[:n]
         self.logprobs += new.logprobs[:n]
         self.raw_logprobs += new.raw_logprobs[:n]
+        if self.top_logprobs is not None:
+            self.top_logprobs += (new.top_logprobs or [])[:n]
         self.versions += [version] * len(new.tokens[:n])
         self._settled = len(self.tokens)
         self._progress.set()
@@ -103,11 +114,30 @@ class RequestHandle:
             return "stop"
         return "length" if self.sequence.budget == 0 else None
 
-    def finish(self, reason: FinishReason) -> None:
+    def add_scores(self, start: int, scores: NewScores) -> None:
+        """Takes what a prefill call says about the tokens after `start` and those that follow it."""
+        assert self.prompt is not None, "nobody asked for the log-probabilities of the context"
+        most = self.request.params.top_logprobs
+        # A request that was preempted computes what it sampled again, which is not of the context.
+        for i in range(start + 1, min(start + 1 + len(scores.logprobs), len(self.prompt.logprobs))):
+            self.prompt.logprobs[i] = scores.logprobs[i - start - 1]
+            top = scores.top_logprobs[i - start - 1]
+            self.prompt.top_logprobs[i] = dict(itertools.islice(top.items(), most))
+
+    def finish(self, reason: FinishReason, routing: np.ndarray | None = None) -> None:
         """Resolves the future."""
-        cached = self.sequence.cached or 0
         self.future.set_result(
-            Sample(self.tokens, self.logprobs, self.versions, reason, self.raw_logprobs, cached=cached)
+            Sample(
+                self.tokens,
+                self.logprobs,
+                self.versions,
+                reason,
+                self.raw_logprobs,
+                cached=self.sequence.cached or 0,
+                top_logprobs=self.top_logprobs,
+                prompt=self.prompt,
+                routing=routing,
+            )
         )
 
     def _ends(self, token: int) -> bool:

@@ -17,7 +17,8 @@ def check_request(
 
     Raises:
       ValueError: an empty context, or one that leaves no room for a token.
-      UserError: token ids that the network does not have, or stop strings without `decode`.
+      UserError: token ids that the network does not have, stop strings without `decode`, or return_routing
+        with a cache without routing.
     """
     if not tokens:
         raise ValueError("the context is empty; give the tokens that the sample follows")
@@ -29,4 +30,6 @@ def check_request(
         raise UserError(f"the context has the token id {wrong}; those of the model are 0 to {config.vocab_size - 1}.")
     if params.stop_strings and decode is None:
         raise UserError(f"stop_strings={params.stop_strings!r} needs a Sampler with decode=, the text of token ids.")
+    if params.return_routing and not config.cache_routing:
+        raise UserError("return_routing needs a cache with routing; set model.cache_routing=True in the config.")
     return budget

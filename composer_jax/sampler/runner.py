@@ -16,8 +16,14 @@ from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.processes import process_count
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DecodeRows
-from composer_jax.sampler.policy import SamplingParams
-from composer_jax.sampler.programs import decode_program, prefill_program, verify_program
+from composer_jax.sampler.policy import SamplingParams, TopLogprobs
+from composer_jax.sampler.programs import (
+    decode_program,
+    prefill_program,
+    routing_program,
+    score_program,
+    verify_program,
+)
 from composer_jax.sampler.sequence import Chunk, Limits
 from composer_jax.sampler.sequence import Sequence as Row
 from composer_jax.sampler.several_processes import Leader, fetch
@@ -43,6 +49,16 @@ class NewTokens:
     tokens: list[int]
     logprobs: list[float]
     raw_logprobs: list[float]
+    top_logprobs: list[TopLogprobs] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class NewScores:
+    """What one prefill call says about the tokens after those of a chunk."""
+
+    logprobs: list[float]
+    top_logprobs: list[TopLogprobs]
+    """MOST_TOP_LOGPROBS of them, or all of a smaller vocabulary."""
 
 
 class Runner:
@@ -57,9 +73,11 @@ class Runner:
         self._table_length = -(-config.capacity // page)
         decode_rows = config.decode_rows or [r for r in (limits.rows // 4, limits.rows // 2) if r >= FEWEST_ROWS]
         self._decode_rows = (*sorted(r for r in decode_rows if r < limits.rows), limits.rows)
-        prefill, end = prefill_program(definition, mesh), tuple(end_tokens)
+        prefill, routing, end = prefill_program(definition, mesh), routing_program(mesh), tuple(end_tokens)
         self._programs: dict[str, Callable[..., tuple[Any, Any]]] = {
             "prefill": lambda *arguments: (prefill(*arguments), ()),
+            "score": score_program(definition, mesh),
+            "routing": lambda params, bias, cache, tables: (cache, routing(cache.routing_ZTC, tables)),
             "decode": decode_program(definition, mesh, limits.decode_steps, end, False),
             "decode_processed": decode_program(definition, mesh, limits.decode_steps, end, True),
             "verify": verify_program(definition, mesh, end, False),
@@ -84,7 +102,7 @@ class Runner:
 
     def reset_cache(self) -> None:
         """Makes an empty cache: a call that failed may have taken the one before with it."""
-        self._cache = None
+        del self._cache  # before the new one takes its room
         self._cache = self._new_cache()
 
     # -- weights -------------------------------------------------------------------------------------------------
@@ -119,33 +137,62 @@ class Runner:
 
     def num_programs(self, processed: bool) -> int:
         """Number of programs, each of which compiles once. See Sampler.warm_up."""
-        per_row_count = (2 if self._draft_tokens else 1) * (2 if processed else 1)
-        return len(self.limits.prefill_shapes) + per_row_count * len(self._decode_rows)
+        kinds = 2 if processed else 1
+        per_row_count = (2 if self._draft_tokens else 1) * kinds
+        return kinds * len(self.limits.prefill_shapes) + per_row_count * len(self._decode_rows)
 
     def warm_up(self, processed: bool) -> Iterator[None]:
         """Compiles all shapes by calls that consist of padding; yields after each. See Sampler.warm_up."""
         for shape in self.limits.prefill_shapes:
-            self.prefill(shape, [])
-            yield
+            for scores in (False, True) if processed else (False,):
+                self.prefill(shape, [], scores=scores)
+                yield
         for rows in self._decode_rows:
             for drafts in [None, []] if self._draft_tokens else [None]:
                 for is_processed in (False, True) if processed else (False,):
                     self._call_decode([], rows, drafts, is_processed)
                     yield
 
-    def prefill(self, shape: tuple[int, int], chunks: Sequence[Chunk]) -> None:
-        """Computes chunks of contexts. shape: (rows per shard, tokens per row)."""
+    def prefill(
+        self, shape: tuple[int, int], chunks: Sequence[Chunk], *, scores: bool = False
+    ) -> list[NewScores] | None:
+        """Computes chunks of contexts; with `scores`, returns what the network says about the token after each.
+
+        shape: (rows per shard, tokens per row).
+        """
         rows, length = shape
         places = self._places([chunk.sequence for chunk in chunks], rows)
         n = self.limits.shards * rows
-        tokens, tables = np.zeros((n, length), np.int32), np.zeros((n, self._table_length), np.int32)
+        tokens, following = np.zeros((2, n, length), np.int32)
+        tables = np.zeros((n, self._table_length), np.int32)
         start, count = np.zeros((2, n), np.int32)
         for place, chunk in zip(places, chunks, strict=True):
             end = chunk.start + chunk.count
             tokens[place, : chunk.count] = chunk.sequence.tokens[chunk.start : end]
+            following[place, : chunk.count] = chunk.sequence.tokens[chunk.start + 1 : end + 1]
             start[place], count[place] = chunk.start, chunk.count
             _put_table(tables[place], chunk.sequence.pages)
-        self.run_program("prefill", tokens, start, count, tables)
+        inputs = tokens, start, count, tables
+        if not scores:
+            self.run_program("prefill", *inputs)
+            return None
+        logprobs, ids, top = map(np.asarray, self.run_program("score", *inputs, following))
+        return [
+            NewScores(
+                logprobs[place, : chunk.count].tolist(),
+                [_top(ids[place, i], top[place, i], ids.shape[-1]) for i in range(chunk.count)],
+            )
+            for place, chunk in zip(places, chunks, strict=True)
+        ]
+
+    def read_routing(self, row: Row) -> np.ndarray:
+        """Returns the experts of a row's computed tokens, int16 [tokens, expert layers, experts per token]."""
+        config = self.definition.config
+        tables = np.zeros((self.limits.shards, self._table_length), np.int32)
+        _put_table(tables[row.shard], row.pages)
+        choices = np.asarray(self.run_program("routing", tables)[row.shard, : row.computed])
+        width = config.n_moe_layers * config.experts_per_token
+        return choices[:, :width].reshape(-1, config.n_moe_layers, config.experts_per_token)
 
     def decode(self, requests: Sequence[RowRequest], drafts: Sequence[list[int]] | None = None) -> list[NewTokens]:
         """Samples the next tokens of each row, at least one.
@@ -161,17 +208,18 @@ class Runner:
     ) -> list[NewTokens]:
         places = self._places([r.row for r in requests], rows)
         n = self.limits.shards * rows
-        token, position, budget, top_k = np.zeros((4, n), np.int32)
+        token, position, budget, top_k, n_top = np.zeros((5, n), np.int32)
         temperature, top_p = np.ones((2, n), np.float32)
         min_p = np.zeros(n, np.float32)
         seed, tables = np.zeros(n, np.uint32), np.zeros((n, self._table_length), np.int32)
         for place, r in zip(places, requests, strict=True):
             token[place], position[place], budget[place] = r.row.tokens[-1], len(r.row.tokens) - 1, r.row.budget
             temperature[place], top_p[place] = r.params.temperature, r.params.top_p
-            top_k[place], min_p[place], seed[place] = r.params.top_k, r.params.min_p, r.seed
+            top_k[place], min_p[place], n_top[place] = r.params.top_k, r.params.min_p, r.params.top_logprobs
+            seed[place] = r.seed
             _put_table(tables[place], r.row.pages)
         inputs = DecodeRows(token, position, budget, seed, tables)
-        params = RowParams(temperature, top_p, top_k, min_p) if processed else ()
+        params = RowParams(temperature, top_p, top_k, min_p, n_top) if processed else ()
         kind = "_processed" if processed else ""
         if drafts is None:
             out = self.run_program(f"decode{kind}", *inputs, *params)
@@ -180,9 +228,15 @@ class Runner:
             for place, tokens in zip(places, drafts, strict=True):
                 draft[place, : len(tokens)], count[place] = tokens, len(tokens)
             out = self.run_program(f"verify{kind}", *inputs, draft, count, *params)
-        *columns, emitted = map(np.asarray, out)
+        tokens, logprobs, raw_logprobs, ids, top, emitted = map(np.asarray, out)
         counts = emitted.sum(axis=0)
-        return [NewTokens(*(column[: counts[place], place].tolist() for column in columns)) for place in places]
+        decoded = []
+        for place, r in zip(places, requests, strict=True):
+            count, most = counts[place], r.params.top_logprobs
+            likeliest = [_top(ids[i, place], top[i, place], most) for i in range(count)] if most else None
+            column = lambda a, place=place, count=count: a[:count, place].tolist()  # noqa: E731
+            decoded.append(NewTokens(column(tokens), column(logprobs), column(raw_logprobs), likeliest))
+        return decoded
 
     def _places(self, sequences: Sequence[Row], rows: int) -> list[int]:
         """The row of the call for each sequence: those of a shard are consecutive, and begin at shard * rows.
@@ -197,6 +251,10 @@ class Runner:
             filled[shard] += 1
         assert max(filled) <= rows, f"{max(filled)} sequences of one shard in a call of {rows} rows"
         return places
+
+
+def _top(ids: np.ndarray, logprobs: np.ndarray, most: int) -> TopLogprobs:
+    return dict(zip(ids[:most].tolist(), logprobs[:most].tolist(), strict=True))
 
 
 def _put_table(table: np.ndarray, pages: Sequence[int]) -> None:

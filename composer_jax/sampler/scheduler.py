@@ -179,7 +179,8 @@ class Scheduler:
         tree, lease = self.trees[shard], sequence.lease
         n = len(sequence.tokens)
         resumes = (
-            lease is not None
+            sequence.uses_cache
+            and lease is not None
             and lease.prefix is not None
             and lease.shard == shard
             and len(lease.tokens) < n
@@ -189,7 +190,7 @@ class Scheduler:
             assert lease is not None and lease.prefix is not None
             prefix, tail, computed = lease.prefix, lease.tail, len(lease.tokens)
         else:
-            prefix, tail = tree.match(sequence.tokens[: n - 1]), []
+            prefix, tail = tree.match(sequence.tokens[: n - 1]) if sequence.uses_cache else tree.root, []
             computed = len(prefix.path()) * self.limits.page_size
         shared = [node.page for node in prefix.path()]
         tree.hold(prefix)
@@ -215,7 +216,7 @@ class Scheduler:
     def _awaits_prefix(self, sequence: Sequence) -> bool:
         """Whether a running prefill is about to compute a page of this context that is not cached yet."""
         size = self.limits.page_size
-        if all(s.is_decoding for s in self.running):
+        if not sequence.uses_cache or all(s.is_decoding for s in self.running):
             return False
         cached = max(len(tree.match(sequence.tokens).path()) for tree in self.trees) * size
         if sequence.lease is not None:

@@ -52,6 +52,8 @@ class Sequence:
     group: Hashable = None
     """Groups take turns: of equal priorities, the group with the fewest running sequences comes first."""
     lease: Lease | None = None
+    uses_cache: bool = True
+    """False computes the whole context, whatever is cached."""
     arrival: int = -1
     shard: int = -1
     """Where it runs; -1 while it waits."""

@@ -28,7 +28,7 @@ class SamplerStats:
 
 
 def read_stats(scheduler: Scheduler, speculation: Speculation | None) -> SamplerStats:
-    """Returns the numbers of a sampler's scheduler, and of its drafts if it has any."""
+    """Returns the numbers of this moment; speculation is None without drafts."""
     return SamplerStats(
         waiting=len(scheduler.waiting),
         running=len(scheduler.running),

@@ -1,6 +1,6 @@
 """Drawing one token per row from logits: temperature, top-k, top-p and min-p as arrays, so that nothing recompiles.
 
-Letters beside the shape legend: B rows, W entries of the vocabulary.
+Letters beside the shape legend: B rows, W entries of the vocabulary, K likeliest tokens.
 """
 
 import math
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from composer_jax.ops.shapes import check_shapes
-from composer_jax.sampler.policy import GREEDY_BELOW
+from composer_jax.sampler.policy import GREEDY_BELOW, MOST_TOP_LOGPROBS
 
 Leaf = TypeVar("Leaf")
 
@@ -27,6 +27,17 @@ class RowParams(NamedTuple, Generic[Leaf]):
     """int32; 0 keeps all tokens."""
     min_p_B: Leaf
     """float32; 0 keeps all tokens."""
+    n_top_B: Leaf
+    """int32: how many likeliest tokens are wanted beside the drawn one."""
+
+
+class TopTokens(NamedTuple):
+    """The K likeliest tokens of each row, the likeliest first. K is MOST_TOP_LOGPROBS, or the vocabulary if smaller."""
+
+    ids_BK: jax.Array
+    """int32."""
+    logprobs_BK: jax.Array
+    """float32: log p under softmax(logits)."""
 
 
 class DrawnTokens(NamedTuple):
@@ -38,6 +49,8 @@ class DrawnTokens(NamedTuple):
     """float32: log p under the distribution that was drawn from; for greedy rows that of softmax(logits)."""
     raw_logprob_B: jax.Array
     """float32: log p under softmax(logits)."""
+    top: TopTokens
+    """Zeros where no row wants them; K is 0 without params."""
 
 
 def sample_token(
@@ -58,7 +71,22 @@ def sample_token(
         likeliest_B = jnp.argmax(logits_BW, axis=-1).astype(jnp.int32)
         token_B = jnp.where(params.temperature_B < GREEDY_BELOW, likeliest_B, token_B)
     of_token = lambda a_BW: jnp.take_along_axis(a_BW, token_B[:, None], axis=-1)[:, 0]  # noqa: E731
-    return DrawnTokens(token_B, of_token(logprobs_BW), of_token(raw_BW))
+    return DrawnTokens(token_B, of_token(logprobs_BW), of_token(raw_BW), find_top(raw_BW, params))
+
+
+def find_top(raw_BW: jax.Array, params: RowParams[jax.Array] | None) -> TopTokens:
+    """Returns the likeliest tokens of log-probabilities at temperature 1, where any row wants some."""
+    rows, vocabulary = raw_BW.shape
+    k = 0 if params is None else min(MOST_TOP_LOGPROBS, vocabulary)
+    nothing = TopTokens(jnp.zeros((rows, k), jnp.int32), jnp.zeros((rows, k)))
+    if params is None:
+        return nothing
+
+    def find(raw_BW: jax.Array) -> TopTokens:
+        logprobs_BK, ids_BK = jax.lax.top_k(raw_BW, k)
+        return TopTokens(ids_BK, logprobs_BK)
+
+    return jax.lax.cond((params.n_top_B > 0).any(), find, lambda _: nothing, raw_BW)
 
 
 def process_logits(logits_BW: jax.Array, params: RowParams[jax.Array]) -> jax.Array:

@@ -7,11 +7,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from composer_jax.data.chat import read_json
 from composer_jax.errors import UserError
-from composer_jax.sampler.policy import SamplingParams
+from composer_jax.sampler.policy import MOST_TOP_LOGPROBS, SamplingParams
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.generation_defaults import GenerationDefaults
 
@@ -33,8 +43,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "top_logprobs": (None, 0),
-    "prompt_logprobs": (None, 0),
-    "return_routing": (None, False),
+    "prompt_logprobs": (None,),
+    "return_routed_experts": (None, False),
+    "routed_experts_prompt_start": (None, 0),
     "previous_response_id": (None,),
     "background": (None, False),
     "conversation": (None,),
@@ -93,7 +104,9 @@ class SamplingBody(BaseModel):
         if fields["top_k"] == -1:  # all tokens, as vLLM writes it
             fields["top_k"] = 0
         try:
-            return SamplingParams(max_tokens, **fields, stop_ids=tuple(ids), stop_strings=tuple(stop))
+            return SamplingParams(
+                max_tokens, **fields, **self.asked_details(), stop_ids=tuple(ids), stop_strings=tuple(stop)
+            )
         except UserError as error:
             raise ApiError(str(error)) from error
 
@@ -102,12 +115,39 @@ class SamplingBody(BaseModel):
         """Most tokens that the request allows; None leaves it to the server."""
         return self.max_tokens
 
+    def asked_details(self) -> dict[str, Any]:
+        """Returns the fields of SamplingParams that add something to the answer."""
+        return {}
+
 
 class StreamOptions(BaseModel):
     include_usage: StrictBool = False
 
 
-class ChatBody(SamplingBody):
+class DetailedBody(SamplingBody):
+    """With what the two older endpoints can say about tokens."""
+
+    prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    """Number of likeliest tokens at each place of the prompt, whose own log-probabilities come with them."""
+    return_routed_experts: StrictBool | None = None
+    routed_experts_prompt_start: Annotated[StrictInt, Field(ge=0)] = 0
+    """Tokens of the prompt whose experts the client has already."""
+    stream_options: StreamOptions | None = None
+
+    @property
+    def n_top_logprobs(self) -> int | None:
+        """Likeliest tokens at each place of the answer; None gives no log-probabilities."""
+        raise NotImplementedError("each endpoint has a field of its own for it")
+
+    def asked_details(self) -> dict[str, Any]:
+        return {
+            "top_logprobs": max(self.n_top_logprobs or 0, self.prompt_logprobs or 0),
+            "prompt_logprobs": self.prompt_logprobs is not None,
+            "return_routing": bool(self.return_routed_experts),
+        }
+
+
+class ChatBody(DetailedBody):
     """Of POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
@@ -116,26 +156,48 @@ class ChatBody(SamplingBody):
     parallel_tool_calls: StrictBool | None = None
     max_completion_tokens: StrictInt | None = None
     logprobs: StrictBool | None = None
-    stream_options: StreamOptions | None = None
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
     @field_validator("tool_choice", mode="before")
     @classmethod
     def _check_tool_choice(cls, choice: Any) -> Any:
         return _check_choice(choice)
 
+    @model_validator(mode="after")
+    def _check_top_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs; set logprobs to true")
+        return self
+
+    @property
+    def n_top_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     @property
     def asked_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class CompletionBody(SamplingBody):
+class CompletionBody(DetailedBody):
     """Of POST /v1/completions."""
 
     prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
     echo: StrictBool | None = None
-    logprobs: Annotated[StrictInt, Field(ge=0, le=1)] | StrictBool | None = None
+    logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP_LOGPROBS)] | StrictBool | None = None
     best_of: StrictInt | None = None
-    stream_options: StreamOptions | None = None
+
+    @property
+    def n_top_logprobs(self) -> int | None:
+        return None if self.logprobs is None or self.logprobs is False else int(self.logprobs)
+
+    def asked_details(self) -> dict[str, Any]:
+        details = super().asked_details()
+        return details | {"prompt_logprobs": details["prompt_logprobs"] or self.scores_echo}
+
+    @property
+    def scores_echo(self) -> bool:
+        """Whether the log-probabilities begin with those of the prompt."""
+        return bool(self.echo) and self.n_top_logprobs is not None
 
 
 class ResponsesBody(SamplingBody):

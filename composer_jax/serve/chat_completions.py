@@ -10,12 +10,13 @@ from typing import Any
 
 from composer_jax.data.chat import ToolCall
 from composer_jax.errors import UserError
-from composer_jax.sampler.policy import Sample
-from composer_jax.serve.bodies import ChatBody
+from composer_jax.sampler.policy import Sample, TopLogprobs
+from composer_jax.serve.bodies import ChatBody, DetailedBody
 from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
 from composer_jax.serve.identifiers import new_id
 from composer_jax.serve.message_stream import MessageStream, ParsedMessage
 from composer_jax.serve.service import Choice, Client, Service
+from composer_jax.serve.token_details import chat_logprobs, cut_prompt, cut_top, prompt_logprobs, routed_experts
 
 MOST_MESSAGES = 4096
 """Of a conversation; the time that a chat template takes can grow with their square."""
@@ -62,9 +63,8 @@ async def complete(service: Service, body: ChatBody, choices: Sequence[Choice]) 
             "index": choice.index,
             "message": _message_row(message, calls),
             "finish_reason": finish_reason(sample.finish_reason, calls),
-            "logprobs": {"content": logprob_rows(service, sample.tokens, sample.raw_logprobs or [])}
-            if body.logprobs
-            else None,
+            "logprobs": _logprobs(service, body, sample.tokens, sample.raw_logprobs or [], sample.top_logprobs),
+            **details(service, body, choice, sample),
         }
         if body.return_token_ids:
             row |= {"token_ids": sample.tokens, "weight_versions": sample.versions}
@@ -104,7 +104,7 @@ async def stream(service: Service, body: ChatBody, choices: Sequence[Choice]) ->
         piece = message.add(chunk.tokens)
         more: dict[str, Any] = {}
         if body.logprobs and chunk.tokens:
-            more["logprobs"] = {"content": logprob_rows(service, chunk.tokens, chunk.raw_logprobs)}
+            more["logprobs"] = _logprobs(service, body, chunk.tokens, chunk.raw_logprobs, chunk.top_logprobs)
         if body.return_token_ids and chunk.tokens:
             more |= {"token_ids": chunk.tokens, "weight_versions": chunk.versions}
         if piece.content or piece.reasoning or more:
@@ -117,7 +117,8 @@ async def stream(service: Service, body: ChatBody, choices: Sequence[Choice]) ->
             if calls:
                 rows = [{"index": i, **row} for i, row in enumerate(call_rows(calls))]
                 yield event(choice.index, {"tool_calls": rows})
-            yield event(choice.index, {}, finish_reason(chunk.finish_reason, calls))
+            last = details(service, body, choice, choice.handle.future.result())
+            yield event(choice.index, {}, finish_reason(chunk.finish_reason, calls), **last)
     if body.stream_options is not None and body.stream_options.include_usage:
         samples = [choice.handle.future.result() for choice in choices]
         yield event_text({**head, "choices": [], "usage": usage(choices, samples)})
@@ -145,14 +146,27 @@ def usage(choices: Sequence[Choice], samples: Sequence[Sample]) -> dict[str, Any
     }
 
 
-def logprob_rows(service: Service, tokens: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, Any]]:
-    """Returns log-probabilities at temperature 1 in OpenAI's form."""
-    rows = []
-    for token, logprob in zip(tokens, logprobs, strict=True):
-        text = service.text.tokenizer.decode([token])
-        whole = None if "\ufffd" in text else list(text.encode())  # part of a character has no text of its own
-        rows.append({"token": text, "logprob": logprob, "bytes": whole, "top_logprobs": []})
+def details(service: Service, body: DetailedBody, choice: Choice, sample: Sample) -> dict[str, Any]:
+    """Returns what a choice says about its tokens when it has ended, as far as the request asks for it."""
+    rows: dict[str, Any] = {}
+    if body.prompt_logprobs is not None and sample.prompt is not None:
+        prompt = cut_prompt(sample.prompt, body.prompt_logprobs)
+        rows["prompt_logprobs"] = prompt_logprobs(service.text, choice.prompt, prompt)
+    if body.return_routed_experts:
+        rows["routed_experts"] = routed_experts(sample, body.routed_experts_prompt_start)
     return rows
+
+
+def _logprobs(
+    service: Service,
+    body: ChatBody,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    top: Sequence[TopLogprobs] | None,
+) -> dict[str, Any] | None:
+    if body.n_top_logprobs is None:
+        return None
+    return {"content": chat_logprobs(service.text, tokens, logprobs, cut_top(top, body.n_top_logprobs))}
 
 
 def finish_reason(reason: str, calls: Sequence[ToolCall]) -> str:

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from composer_jax.errors import UserError
+from composer_jax.sampler.policy import Sample, SampleChunk
 from composer_jax.serve.bodies import CompletionBody
-from composer_jax.serve.chat_completions import event_text, usage
+from composer_jax.serve.chat_completions import details, event_text, usage
 from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
 from composer_jax.serve.identifiers import new_id
 from composer_jax.serve.message_stream import TextStream
 from composer_jax.serve.service import Choice, Client, Service
+from composer_jax.serve.token_details import completion_logprobs, cut_prompt, cut_top
 
 MOST_PROMPTS = 256
 
@@ -22,8 +24,6 @@ async def submit(service: Service, body: CompletionBody, client: Client) -> list
     """Queues the choices of a request; see Service.submit."""
     if body.best_of not in (None, body.n or 1):
         raise ApiError("best_of is not supported; leave it out.", param="best_of")
-    if body.echo and body.logprobs not in (None, False):
-        raise ApiError("log-probabilities of the prompt are not supported; leave echo or logprobs out.", param="echo")
     many = isinstance(body.prompt, list) and body.prompt and not isinstance(body.prompt[0], int)
     prompts: list[Any] = list(body.prompt) if many else [body.prompt]
     if len(prompts) > MOST_PROMPTS:
@@ -41,7 +41,8 @@ async def complete(service: Service, body: CompletionBody, choices: Sequence[Cho
             "index": choice.index,
             "text": _echo(service, body, choice) + text.add(sample.tokens) + text.finish(),
             "finish_reason": _reason(sample.finish_reason),
-            "logprobs": _logprobs(service, body, sample.tokens, sample.raw_logprobs or []),
+            "logprobs": _logprobs(service, body, choice, sample, is_first=True),
+            **details(service, body, choice, sample),
         }
         if _wants_ids(body):
             row |= {"prompt_token_ids": choice.prompt, "token_ids": sample.tokens, "weight_versions": sample.versions}
@@ -63,8 +64,10 @@ async def stream(service: Service, body: CompletionBody, choices: Sequence[Choic
             "index": choice.index,
             "text": (_echo(service, body, choice) if is_first else "") + text,
             "finish_reason": None if chunk.finish_reason is None else _reason(chunk.finish_reason),
-            "logprobs": _logprobs(service, body, chunk.tokens, chunk.raw_logprobs),
+            "logprobs": _logprobs(service, body, choice, chunk, is_first),
         }
+        if chunk.finish_reason is not None:
+            row |= details(service, body, choice, choice.handle.future.result())
         if _wants_ids(body):
             row |= {"token_ids": chunk.tokens, "weight_versions": chunk.versions}
             row |= {"prompt_token_ids": choice.prompt} if is_first else {}
@@ -104,10 +107,17 @@ def _wants_ids(body: CompletionBody) -> bool:
 
 
 def _logprobs(
-    service: Service, body: CompletionBody, tokens: Sequence[int], logprobs: Sequence[float]
+    service: Service, body: CompletionBody, choice: Choice, part: Sample | SampleChunk, is_first: bool
 ) -> dict[str, Any] | None:
-    """Log-probabilities of the sampled tokens at temperature 1, in OpenAI's form."""
-    if body.logprobs is None or body.logprobs is False:
+    """Log-probabilities of part of an answer, and of the prompt before the first part where it is echoed."""
+    most = body.n_top_logprobs
+    if most is None:
         return None
-    texts = [service.text.tokenizer.decode([token]) for token in tokens]
-    return {"tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": None}
+    tokens, logprobs, top = list(part.tokens), list(part.raw_logprobs or []), cut_top(part.top_logprobs, most)
+    if is_first and body.scores_echo:
+        prompt = choice.handle.prompt
+        assert prompt is not None, "the request asks for the log-probabilities of its prompt"
+        prompt = cut_prompt(prompt, most)
+        tokens, logprobs = choice.prompt + tokens, prompt.logprobs + logprobs
+        top = prompt.top_logprobs + (top or []) if most else None
+    return completion_logprobs(service.text, tokens, logprobs, top)

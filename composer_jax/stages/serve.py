@@ -50,6 +50,8 @@ class ServeOptions:
     cache_tokens: int | None = None
     """Tokens in the cache; None is room for four full contexts, or for TYPICAL tokens of every slot."""
     drafts: str = ""
+    returns_routing: bool = False
+    """Requests may ask for the experts that computed their tokens."""
 
 
 def serve(checkpoint: str, options: ServeOptions) -> None:
@@ -75,8 +77,10 @@ def serve(checkpoint: str, options: ServeOptions) -> None:
     listening = _listen(options.host, options.port)
     mesh = make_mesh(jax.devices()[: math.prod(options.axes.values())], **options.axes)
     definition, params, router_bias = load_weights(address, mesh, options.dtype, mtp=False)
+    changes: dict[str, Any] = {"cache_routing": options.returns_routing}
     if definition.config.dispatch == "all_to_all":  # drops tokens when an expert is full
-        definition = ModelDef(dataclasses.replace(definition.config, dispatch="ring"))
+        changes["dispatch"] = "ring"
+    definition = ModelDef(dataclasses.replace(definition.config, **changes))
     sampler = Sampler(definition, mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
     sampler.update(params, router_bias, version=0, copy=False)
     del params, router_bias

@@ -48,7 +48,11 @@ def test_the_distribution_is_that_of_the_warpers(params, ties):
         logits = np.round(logits)
     temperature, top_p, top_k, min_p = (np.full(ROWS, value) for value in params)
     rows = RowParams(
-        temperature.astype(np.float32), top_p.astype(np.float32), top_k.astype(np.int32), min_p.astype(np.float32)
+        temperature.astype(np.float32),
+        top_p.astype(np.float32),
+        top_k.astype(np.int32),
+        min_p.astype(np.float32),
+        np.zeros(ROWS, np.int32),
     )
     ours = np.asarray(jax.nn.log_softmax(process_logits(logits, rows)))
     theirs = warped(logits, *params)

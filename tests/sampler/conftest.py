@@ -20,9 +20,9 @@ def weights():
 
 @pytest.fixture(scope="session")
 def new_sampler(weights):
-    """(mesh sizes, model, changed sampler fields) -> a Sampler with the weights installed as version 3."""
+    """(mesh sizes, model, weights, changed sampler fields) -> a Sampler with weights installed as version 3."""
 
-    def make(sizes=None, model=CONFIG, **changes):
+    def make(sizes=None, model=CONFIG, weights=weights, **changes):
         sizes = sizes or {}
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
         fields = dict(slots=8, capacity=64, decode_steps=4, prefill_shapes=((8, 8),))

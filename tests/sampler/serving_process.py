@@ -17,12 +17,12 @@ import numpy as np
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import MeshConfig, make_mesh
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.policy import SamplingParams
+from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sampler.request import Request
 from tests.models.small import random_weights
 from tests.sampler.conversations import CONFIG, END, Branch, converse
 
-MODEL = ModelDef(dataclasses.replace(CONFIG, dispatch="ring"))
+MODEL = ModelDef(dataclasses.replace(CONFIG, dispatch="ring", cache_routing=True))
 SEEDS = range(300, 309)
 """Of more conversations than the sampler has slots."""
 MESHES = {
@@ -64,28 +64,37 @@ async def cancel_one(sampler) -> None:
     handle.cancel()
 
 
-async def serve(sampler, weights) -> list[list[Branch]]:
-    """Conversations of two turns, one with processed probabilities, a cancelled request, and new weights between."""
+async def serve(sampler, weights) -> tuple[list[list[Branch]], Sample]:
+    """Conversations of two turns, before and after new weights, with a cancelled request; a sample with everything."""
     async with sampler.serving():
         first = [converse(sampler, seed, turns=2, branches=1) for seed in SEEDS]
         *conversations, _ = await asyncio.gather(*first, cancel_one(sampler))
-        processed = SamplingParams(6, temperature=0.7, top_k=5)
-        sample = await sampler.submit(Request((3, 9, 14), processed, 5))
-        conversations.append([Branch(sample.tokens, sample.logprobs)])
+        everything = SamplingParams(
+            6, temperature=0.7, top_k=5, top_logprobs=2, prompt_logprobs=True, return_routing=True
+        )
+        sample = await sampler.submit(Request((3, 9, 14), everything, 5))
         await sampler.update_serving(*weights, version=4)
         later = [converse(sampler, seed, turns=2, branches=1) for seed in SEEDS[:2]]
         conversations += await asyncio.gather(*later)
-    return conversations
+    return conversations, sample
 
 
-def play(first_process: bool) -> dict[str, list[list[dict]]]:
-    """The conversations of every mesh; nothing in a process that follows."""
+def play(first_process: bool) -> dict[str, dict]:
+    """What `serve` returns on every mesh, as plain JSON; nothing in a process that follows."""
     results = {}
     for name, (sizes, changes) in MESHES.items():
         sampler, weights = make_sampler(sizes, changes)
         if first_process:
-            conversations = asyncio.run(asyncio.wait_for(serve(sampler, weights), 300))
-            results[name] = [[dataclasses.asdict(branch) for branch in c] for c in conversations]
+            conversations, sample = asyncio.run(asyncio.wait_for(serve(sampler, weights), 300))
+            branches = [branch for conversation in conversations for branch in conversation]
+            results[name] = {
+                "tokens": [branch.tokens for branch in branches] + [sample.tokens],
+                "logprobs": [branch.logprobs for branch in branches] + [sample.logprobs],
+                "likeliest": [list(top) for top in sample.top_logprobs],
+                "top_logprobs": [list(top.values()) for top in sample.top_logprobs],
+                "prompt_logprobs": [sample.prompt.logprobs[1:]],
+                "routing": sample.routing.tolist(),
+            }
         else:
             sampler.follow(lambda version, weights=weights: {4: weights}[version])
             assert sampler.version == 4

@@ -273,10 +273,10 @@ def test_a_failing_device_call_raises_in_every_session(sampler, monkeypatch, cal
     """
     calls, works = itertools.count(), getattr(sampler._runner, call)
 
-    def failing(*args):
+    def failing(*args, **options):
         if next(calls) == 3:
             raise Broken
-        return works(*args)
+        return works(*args, **options)
 
     monkeypatch.setattr(sampler._runner, call, failing)
     outcomes = []

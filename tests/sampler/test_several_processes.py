@@ -27,11 +27,12 @@ def test_two_processes_sample_what_one_samples(tmp_path):
     assert codes == [0, 0], "\n".join(outputs)[-4000:]
     actual, expected = json.loads((tmp_path / "out.json").read_text()), play(first_process=True)
     assert actual.keys() == expected.keys()
-    for name, conversations in expected.items():
-        for mine, theirs in zip(actual[name], conversations, strict=True):
-            assert [branch["tokens"] for branch in mine] == [branch["tokens"] for branch in theirs], name
-            for a, b in zip(mine, theirs, strict=True):
-                np.testing.assert_allclose(a["logprobs"], b["logprobs"], atol=1e-5)
+    for name, fields in expected.items():
+        for field in ("tokens", "likeliest", "routing"):
+            assert actual[name][field] == fields[field], (name, field)
+        for field in ("logprobs", "top_logprobs", "prompt_logprobs"):
+            for mine, theirs in zip(actual[name][field], fields[field], strict=True):
+                np.testing.assert_allclose(mine, theirs, atol=1e-5, err_msg=f"{name} {field}")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,9 @@ process = jax.jit(process_logits)
 def row_params(*rows: tuple) -> RowParams:
     """rows: (temperature, top_p, top_k) of each, and min_p where it is not 0."""
     temperature, top_p, top_k, min_p = zip(*((*row, 0.0)[:4] for row in rows), strict=True)
-    return RowParams(np.float32(temperature), np.float32(top_p), np.int32(top_k), np.float32(min_p))
+    return RowParams(
+        np.float32(temperature), np.float32(top_p), np.int32(top_k), np.float32(min_p), np.zeros(len(rows), np.int32)
+    )
 
 
 def processed_by_numpy(logits, temperature, top_p, top_k, min_p=0.0):
@@ -61,7 +63,7 @@ N = 20_000
     ids=["over_seeds", "over_positions", "over_hashed_seeds"],
 )
 def test_tokens_are_distributed_as_the_softmax(seeds, positions):
-    tokens, logprobs, raw_logprobs = draw(
+    tokens, logprobs, raw_logprobs, _ = draw(
         jnp.broadcast_to(LOGITS, (N, 12)), jnp.asarray(seeds, jnp.uint32), jnp.asarray(positions, jnp.int32)
     )
     np.testing.assert_array_equal(logprobs, raw_logprobs)
@@ -77,7 +79,7 @@ PARAMS += [(1.0, 1.0, 0, 0.2), (1.5, 0.9, 8, 0.1)]
 def test_tokens_are_distributed_as_temperature_top_p_and_top_k_say(params):
     expected = processed_by_numpy(LOGITS, *params)
     seeds = jnp.arange(N, dtype=jnp.uint32)
-    tokens, logprobs, raw_logprobs = draw(
+    tokens, logprobs, raw_logprobs, _ = draw(
         jnp.broadcast_to(LOGITS, (N, 12)), seeds, jnp.zeros(N, jnp.int32), row_params(*[params] * N)
     )
     np.testing.assert_allclose(raw_logprobs, np.log(PROBABILITIES)[tokens], atol=1e-5)
@@ -110,7 +112,7 @@ def test_greedy_takes_the_likeliest_token_with_its_log_p_at_temperature_1():
     rng = np.random.default_rng(5)
     logits = jnp.asarray(rng.standard_normal((40, 12)), jnp.float32).at[0].set(0.0)
     seeds, positions = jnp.arange(40, dtype=jnp.uint32), jnp.zeros(40, jnp.int32)
-    tokens, logprobs, _ = draw(logits, seeds, positions, row_params(*[(0.0, 0.1, 2, 0.5)] * 40))
+    tokens, logprobs, *_ = draw(logits, seeds, positions, row_params(*[(0.0, 0.1, 2, 0.5)] * 40))
     np.testing.assert_array_equal(tokens, np.argmax(logits, -1))
     np.testing.assert_array_equal(logprobs, np.asarray(jax.nn.log_softmax(logits)).max(-1))
 
@@ -118,7 +120,7 @@ def test_greedy_takes_the_likeliest_token_with_its_log_p_at_temperature_1():
 @pytest.mark.parametrize("temperature", [1e-4, 1e4])
 def test_extreme_temperatures_overflow_nothing(temperature):
     logits = jnp.array([[3000.0, -2000.0, 2999.0]] * 50)
-    tokens, logprobs, _ = draw(
+    tokens, logprobs, *_ = draw(
         logits, jnp.arange(50, dtype=jnp.uint32), jnp.zeros(50, jnp.int32), row_params(*[(temperature, 0.99, 2)] * 50)
     )
     assert np.isfinite(logprobs).all()
@@ -133,7 +135,7 @@ def test_rows_do_not_depend_on_the_parameters_of_others():
     plain = draw(logits, seeds, positions)
     alone = draw(logits, seeds, positions, row_params(*[(1.0, 1.0, 0)] * 4))
     mixed = draw(logits, seeds, positions, row_params((1.0, 1.0, 0), (0.4, 0.5, 7), (1.0, 1.0, 0), (0.0, 1.0, 0)))
-    for expected, one, other in zip(plain, alone, mixed, strict=True):
+    for expected, one, other in zip(plain[:3], alone[:3], mixed[:3], strict=True):
         np.testing.assert_array_equal(one, expected)
         np.testing.assert_array_equal(np.asarray(other)[[0, 2]], np.asarray(expected)[[0, 2]])
 
@@ -153,7 +155,7 @@ def test_the_choice_depends_on_seed_and_position_alone():
     together = draw(logits, seeds, positions)
     order = jnp.array([3, 1, 5, 0, 2, 4])
     shuffled = draw(logits[order], seeds[order], positions[order])
-    for a, b in zip(together, shuffled, strict=True):
+    for a, b in zip(together[:3], shuffled[:3], strict=True):
         np.testing.assert_array_equal(np.asarray(a)[order], b)
 
 
@@ -161,7 +163,7 @@ def test_the_choice_depends_on_seed_and_position_alone():
 def test_a_certain_token_is_always_drawn(position):
     """Also at the ends of the vocabulary, where the cumulative sum is rounded most."""
     logits = jnp.full((2000, 12), -200.0).at[:, position].set(50.0)
-    tokens, logprobs, _ = draw(logits, jnp.arange(2000, dtype=jnp.uint32), jnp.zeros(2000, jnp.int32))
+    tokens, logprobs, *_ = draw(logits, jnp.arange(2000, dtype=jnp.uint32), jnp.zeros(2000, jnp.int32))
     np.testing.assert_array_equal(tokens, position)
     np.testing.assert_allclose(logprobs, 0, atol=1e-6)
 

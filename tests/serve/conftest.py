@@ -1,6 +1,7 @@
 """Servers on free ports: one with a small network, and one whose messages a test writes."""
 
 import contextlib
+import dataclasses
 import threading
 import time
 
@@ -50,7 +51,8 @@ def text(tmp_path_factory):
 def sampler(text):
     mesh = make_mesh(jax.devices()[:1])
     config = SamplerConfig(slots=4, capacity=CAPACITY, decode_steps=4, prefill_shapes=((2, 32),), page_size=16)
-    sampler = Sampler(ModelDef(NETWORK), mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
+    definition = ModelDef(dataclasses.replace(NETWORK, cache_routing=True))
+    sampler = Sampler(definition, mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
     sampler.update(*weights(), version=7)
     sampler.warm_up(processed=True)
     return sampler

@@ -141,7 +141,10 @@ def test_a_dead_engine_is_not_healthy(text):
 def test_newer_roles_and_what_no_answer_can_have(client):
     messages = [{"role": "developer", "content": "Be brief."}, *ASK["messages"]]
     assert client.post("/v1/chat/completions", json=ASK | {"messages": messages}).status_code == 200
-    is_refused(client.post("/v1/completions", json={"prompt": "x", "echo": True, "logprobs": 1}))
+    is_refused(client.post("/v1/chat/completions", json=ASK | {"top_logprobs": 3}))
+    is_refused(client.post("/v1/chat/completions", json=ASK | {"logprobs": True, "top_logprobs": 21}))
+    is_refused(client.post("/v1/completions", json={"prompt": "x", "return_routed_experts": "yes"}))
+    is_refused(client.post("/v1/responses", json={"input": "x", "return_routed_experts": True}))
     is_refused(client.post("/v1/completions", json={"prompt": ["x"] * 5, "n": 128}))
     is_refused(client.post("/v1/chat/completions", json={"messages": ASK["messages"] * 5000}))
 

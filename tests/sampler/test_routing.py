@@ -1,0 +1,97 @@
+"""The experts that a sample reports are those that the network chooses for its tokens, in every layer."""
+
+import asyncio
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.models import moe
+from composer_jax.models.model_def import ModelDef
+from composer_jax.sampler.policy import SamplingParams
+from composer_jax.sampler.request import Request
+from tests.models.small import LLAMA, random_weights, rows, small
+
+CONFIG = small(vocab_size=24, n_layers=4, n_dense_layers=0, dense_layers=(1,), n_mtp_modules=0)
+"""Expert layers before and after one without."""
+RECORDING = dataclasses.replace(CONFIG, cache_routing=True)
+ASKED = SamplingParams(6, return_routing=True)
+RNG = np.random.default_rng(11)
+
+
+@pytest.fixture(scope="module")
+def recorded_weights():
+    return random_weights(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def new_recorder(new_sampler, recorded_weights):
+    def make(sizes=None):
+        return new_sampler(sizes, RECORDING, recorded_weights, page_size=4, prefill_shapes=((4, 8),))
+
+    return make
+
+
+def chosen(weights, tokens: list[int], monkeypatch) -> np.ndarray:
+    """The choices [tokens, layers, k] of the training form, read from its routers as it runs."""
+    calls = []
+    router = moe.Router.__call__
+
+    def spy(self, x_TD):
+        routing = router(self, x_TD)
+        jax.debug.callback(lambda ids: calls.append(np.asarray(ids)), routing.ids_Tk, ordered=True)
+        return routing
+
+    monkeypatch.setattr(moe.Router, "__call__", spy)
+    batch = rows([[tokens]], 64)
+    decoder = lambda: ModelDef(dataclasses.replace(CONFIG, remat=False)).bind(*weights)  # noqa: E731
+    jax.jit(lambda: decoder()(*(jnp.asarray(batch[k]) for k in ("tokens", "positions", "segments"))))()
+    jax.effects_barrier()
+    monkeypatch.undo()
+    assert len(calls) == CONFIG.n_moe_layers
+    return np.stack(calls, axis=1)[: len(tokens)]
+
+
+def sample_all(sampler, requests):
+    async def main():
+        async with sampler.serving():
+            return await asyncio.gather(*(sampler.submit(request).future for request in requests))
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("sizes", [{}, {"expert": 2}, {"data": 2, "tensor": 2}])
+def test_routing_covers_prompt_shared_prefix_and_message(new_recorder, recorded_weights, monkeypatch, sizes):
+    sampler = new_recorder(sizes)
+    prefix = RNG.integers(1, CONFIG.vocab_size, 13).tolist()
+    contexts = [prefix + RNG.integers(1, CONFIG.vocab_size, n).tolist() for n in (1, 4, 9)]
+    sample_all(sampler, [Request(prefix, SamplingParams(1))])
+    samples = sample_all(sampler, [Request(context, ASKED, i) for i, context in enumerate(contexts)])
+    assert any(sample.cached for sample in samples), "no prefix was shared"
+    for context, sample in zip(contexts, samples, strict=True):
+        tokens = context + sample.tokens
+        assert sample.routing.dtype == np.int16
+        np.testing.assert_array_equal(sample.routing, chosen(recorded_weights, tokens, monkeypatch)[:-1])
+
+
+def test_a_message_that_a_stop_cuts_has_the_routing_of_what_is_kept(new_recorder):
+    sampler = new_recorder()
+    context = RNG.integers(1, CONFIG.vocab_size, 5).tolist()
+    whole = sample_all(sampler, [Request(context, ASKED, 3)])[0]
+    asked = dataclasses.replace(ASKED, stop_ids=(whole.tokens[1],))
+    cut = sample_all(sampler, [Request(context, asked, 3)])[0]
+    assert len(cut.routing) == len(context) + len(cut.tokens) - 1
+    np.testing.assert_array_equal(cut.routing, whole.routing[: len(cut.routing)])
+
+
+def test_a_cache_without_routing_refuses_to_return_it(sampler):
+    with pytest.raises(UserError, match=r"set model\.cache_routing=True"):
+        sample_all(sampler, [Request([1, 2], ASKED)])
+
+
+def test_a_network_without_experts_has_no_routing():
+    with pytest.raises(UserError, match="cache_routing"):
+        small(**LLAMA, cache_routing=True)

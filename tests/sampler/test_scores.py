@@ -1,0 +1,97 @@
+"""Log-probabilities beyond those of the sampled tokens: the likeliest tokens, and those of the context."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.observe.compilations import count_compilations
+from composer_jax.sampler.policy import MOST_TOP_LOGPROBS, SamplingParams
+from composer_jax.sampler.request import Request
+from tests.models.small import forward, rows
+from tests.sampler.conversations import CONFIG
+
+RNG = np.random.default_rng(4)
+CONTEXTS = [RNG.integers(1, CONFIG.vocab_size, n).tolist() for n in (1, 5, 19, 40)]
+
+
+@pytest.fixture(scope="module")
+def warm(new_sampler):
+    sampler = new_sampler(prefill_shapes=((4, 4), (2, 8)), page_size=4)
+    sampler.warm_up(processed=True)
+    return sampler
+
+
+def sample_all(sampler, requests):
+    async def main():
+        async with sampler.serving():
+            return await asyncio.gather(*(sampler.submit(request).future for request in requests))
+
+    return asyncio.run(main())
+
+
+def network_logprobs(weights, tokens: list[int]) -> np.ndarray:
+    """log p [tokens,W] of what follows each token, at temperature 1."""
+    logits = np.asarray(forward(CONFIG)(*weights, rows([[tokens]], 64))["logits"][0, : len(tokens)], np.float64)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def check_top(top: dict[int, float], expected: np.ndarray, n: int) -> None:
+    best = np.argsort(-expected)[:n]
+    assert list(top) == best.tolist()
+    np.testing.assert_allclose(list(top.values()), expected[best], atol=2e-5)
+
+
+def test_scores_are_the_networks_whatever_is_cached_and_who_shares_the_call(warm, weights):
+    asked = SamplingParams(4, temperature=0.5, top_logprobs=3, prompt_logprobs=True)
+    plain = SamplingParams(4)
+    before = count_compilations()
+    sample_all(warm, [Request(context, plain) for context in CONTEXTS])  # cached from here on
+    requests = [Request(c, asked, i) for i, c in enumerate(CONTEXTS)] + [Request([7, *c], plain) for c in CONTEXTS]
+    samples = sample_all(warm, requests)
+    assert count_compilations() == before
+    for context, sample in zip(CONTEXTS, samples[: len(CONTEXTS)], strict=True):
+        expected = network_logprobs(weights, context + sample.tokens)
+        assert sample.cached == 0
+        assert sample.prompt.logprobs[0] is None and sample.prompt.top_logprobs[0] == {}
+        following = [expected[i, token] for i, token in enumerate(context[1:])]
+        np.testing.assert_allclose(sample.prompt.logprobs[1:], following, atol=2e-5)
+        for i, top in enumerate(sample.prompt.top_logprobs[1:]):
+            check_top(top, expected[i], 3)
+        assert len(sample.top_logprobs) == len(sample.tokens)
+        for i, top in enumerate(sample.top_logprobs):
+            check_top(top, expected[len(context) - 1 + i], 3)
+    assert all(sample.prompt is None and sample.top_logprobs is None for sample in samples[len(CONTEXTS) :])
+
+
+def test_asking_for_the_likeliest_tokens_changes_no_draw(warm):
+    alone = sample_all(warm, [Request(CONTEXTS[2], SamplingParams(8), 5)])[0]
+    asked = sample_all(warm, [Request(CONTEXTS[2], SamplingParams(8, top_logprobs=MOST_TOP_LOGPROBS), 5)])[0]
+    assert asked.tokens == alone.tokens and asked.logprobs == alone.logprobs
+    assert {len(top) for top in asked.top_logprobs} == {MOST_TOP_LOGPROBS}
+
+
+def test_stops_cut_the_likeliest_tokens_too(warm):
+    whole = sample_all(warm, [Request(CONTEXTS[1], SamplingParams(8, top_logprobs=2), 1)])[0]
+    stop = whole.tokens[2]
+    cut = sample_all(warm, [Request(CONTEXTS[1], SamplingParams(8, top_logprobs=2, stop_ids=(stop,)), 1)])[0]
+    assert cut.finish_reason == "stop"
+    assert cut.top_logprobs == whole.top_logprobs[: len(cut.tokens)]
+
+
+def test_a_preempted_request_has_the_scores_of_its_context(new_sampler, weights):
+    sampler = new_sampler(slots=4, capacity=32, cache_tokens=48, page_size=4, prefill_shapes=((4, 8),))
+    asked = SamplingParams(16, prompt_logprobs=True)
+    contexts = [RNG.integers(1, CONFIG.vocab_size, 10).tolist() for _ in range(4)]
+    samples = sample_all(sampler, [Request(context, asked, i) for i, context in enumerate(contexts)])
+    assert sampler.stats.preemptions > 0
+    for context, sample in zip(contexts, samples, strict=True):
+        expected = network_logprobs(weights, context)
+        following = [expected[i, token] for i, token in enumerate(context[1:])]
+        np.testing.assert_allclose(sample.prompt.logprobs[1:], following, atol=2e-5)
+
+
+def test_more_likeliest_tokens_than_there_are_is_refused():
+    with pytest.raises(UserError, match="top_logprobs=21 is not between 0 and 20"):
+        SamplingParams(1, top_logprobs=21)
