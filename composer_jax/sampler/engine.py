@@ -37,8 +37,8 @@ PauseMode = Literal["keep", "wait", "abort"]
 class Sampler:
     """A Policy (sampler/policy.py) on the devices of a mesh: continuous batching over a paged cache of prefixes.
 
-    Open and use sessions inside `async with sampler.serving():`. Several processes make, update and warm up a sampler
-    alike; then process 0 serves, and the others call `follow`.
+    Open and use sessions inside `async with sampler.serving():`. On a mesh over all processes, each makes, updates and
+    warms up the sampler alike; then process 0 serves, and the others call `follow`.
     """
 
     def __init__(
@@ -190,13 +190,14 @@ class Sampler:
         If serving fails, every pending request raises the exception, and so does every later one.
 
         Raises:
-          RuntimeError: no weights were installed by `update`, or the sampler is serving already.
+          RuntimeError: no weights were installed by `update`, the sampler is serving already, or process 0 serves.
+          OtherProcessError: another process of the mesh failed or is gone; the serving ends.
         """
         if self.version < 0:
             raise RuntimeError("call Sampler.update before serving")
         if self.is_serving:
             raise RuntimeError("this sampler is serving already; open sessions inside the block that is running")
-        if not is_first_process():
+        if self.mesh.is_multi_process and not is_first_process():
             raise RuntimeError("process 0 serves; the other processes call Sampler.follow")
         self._error: Exception | None = None
         self._leaving, self._work, self._session_closed = False, asyncio.Event(), asyncio.Event()
@@ -223,11 +224,11 @@ class Sampler:
         weights: returns the weights of `update_serving`, which process 0 must not call without it.
 
         Raises:
-          RuntimeError: no weights were installed by `update`, or this is process 0.
+          RuntimeError: no weights were installed by `update`, this is process 0, or the mesh is of one process.
           OtherProcessError: the serving failed. If process 0 disappears, this process exits with a sentence.
         """
-        if self.version < 0 or is_first_process():
-            raise RuntimeError("call Sampler.update before, and follow only in processes other than 0")
+        if self.version < 0 or is_first_process() or not self.mesh.is_multi_process:
+            raise RuntimeError("call Sampler.update before; process 0 serves, and the others of its mesh follow")
         self.is_serving = True
         try:
             follow(self._runner, weights, lambda version: setattr(self, "version", version))

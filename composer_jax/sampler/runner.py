@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from composer_jax.models.cache import cache_spec, init_cache
 from composer_jax.models.model_def import ModelDef, Params
-from composer_jax.parallel.processes import process_count
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DecodeRows
 from composer_jax.sampler.policy import SamplingParams, TopLogprobs
@@ -128,7 +127,7 @@ class Runner:
         if self.leader is not None:
             self.leader.send_program(name, inputs)
         out = self.start_program(name, *inputs)
-        return out if process_count() == 1 else fetch(out, self.leader)
+        return fetch(out, self.leader) if self.mesh.is_multi_process else out
 
     def start_program(self, name: str, *inputs: Any) -> Any:
         """Does what `run_program` does, in this process only, and returns global arrays."""

@@ -18,7 +18,6 @@ from composer_jax.errors import OtherProcessError, UserError
 from composer_jax.models.model_def import Params
 from composer_jax.parallel.command_channel import Command, CommandReceiver, CommandSender
 from composer_jax.parallel.failure import wait_for_failure
-from composer_jax.parallel.processes import process_count
 
 if TYPE_CHECKING:
     from composer_jax.sampler.runner import Runner
@@ -31,7 +30,7 @@ REPORT_S = 2.0
 
 
 class Leader:
-    """Process 0 of a serving, as an asynchronous context manager. In a single process it does nothing."""
+    """Process 0 of a serving, as an asynchronous context manager. On a mesh of one process it does nothing."""
 
     def __init__(self, runner: Runner, on_error: Callable[[], None]) -> None:
         """on_error: called in the event loop when another process fails or is gone; `check` then raises."""
@@ -41,7 +40,7 @@ class Leader:
 
     async def __aenter__(self) -> Leader:
         """Waits until every other process follows."""
-        if process_count() > 1:
+        if self._runner.mesh.is_multi_process:
             loop = asyncio.get_running_loop()
             self._sender = CommandSender(lambda _: loop.call_soon_threadsafe(self._on_error))
             try:

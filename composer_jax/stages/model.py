@@ -167,7 +167,7 @@ class Model:
 
         Of several processes, those that follow yield nothing.
         """
-        if not is_first_process():
+        if self.mesh.is_multi_process and not is_first_process():
             self._sampler_for(len(ids) + params.max_tokens).follow()
             return
         with EventLoop() as loop:

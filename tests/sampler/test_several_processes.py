@@ -104,3 +104,8 @@ def test_an_interrupted_follower_ends_process_0_with_a_sentence():
         outputs = [process.communicate(timeout=120)[0] for process in started]
     assert "prog: stopped." in outputs[1] and "it was killed" not in outputs[0]
     assert "prog: process 1 ended: it was interrupted" in outputs[0]
+
+
+def test_one_process_does_not_follow(sampler):
+    with pytest.raises(RuntimeError, match="process 0 serves"):
+        sampler.follow()
