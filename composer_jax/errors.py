@@ -1,8 +1,15 @@
-"""The one exception that is meant for a person."""
+"""The exceptions that are meant for a person."""
 
 
 class UserError(Exception):
     """Bad input or a missing precondition: one sentence that names the value and the way out.
 
     Entry points print the sentence and exit with code 2; everything else propagates with its traceback.
+    """
+
+
+class OtherProcessError(Exception):
+    """Another process of this run failed or is gone: one sentence that says which and why.
+
+    Entry points print the sentence and exit with code 1, as the process that failed does.
     """

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-from composer_jax.errors import UserError
+from composer_jax.errors import OtherProcessError, UserError
 
+FAILED = 1
+"""Also Python's own, after a traceback."""
 BAD_INPUT = 2
 NO_SPACE = 3
 INTERRUPTED = 130
@@ -26,6 +28,8 @@ def exit_reason(error: BaseException, command: str, *, has_workdir: bool) -> tup
         return INTERRUPTED, f"stopped. What was saved is kept; the same command continues: {command}"
     if all(isinstance(leaf, UserError) for leaf in leaves):
         return BAD_INPUT, " ".join(str(leaves[0]).split())
+    if all(isinstance(leaf, OtherProcessError) for leaf in leaves):
+        return FAILED, " ".join(str(leaves[0]).split())
     for cause in (cause for leaf in leaves for cause in _causes(leaf)):
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             where = f" ({cause.filename})" if cause.filename else ""

@@ -8,6 +8,8 @@ The prompt is --prompt, the file --file, or standard input, each taken as it is.
 with --chat it is the message of a user, and the model answers. The text is written to standard output as it is sampled,
 and nothing else is; everything else goes to standard error. Temperature, top_p, top_k and min_p default to those of the
 model's generation_config.json, or to 1, 1, 0 and 0. Temperature 0 always takes the likeliest token.
+
+Several hosts run the same command; process 0 reads the prompt and writes the text.
 """
 
 import io
@@ -17,7 +19,7 @@ import sys
 from absl import flags as absl_flags
 
 from composer_jax.errors import UserError
-from launch import flags, hosts
+from launch import flags
 
 AXES = ("data", "expert", "tensor")
 
@@ -48,9 +50,10 @@ def define(values):
 
 
 def main(values):
-    prompt = _read_prompt(values.prompt, values.file)
+    from composer_jax.parallel.processes import broadcast_from_process0
     from composer_jax.stages.generate import generate
 
+    prompt = broadcast_from_process0(lambda: _read_prompt(values.prompt, values.file))
     pieces = generate(
         values.checkpoint,
         prompt,
@@ -95,4 +98,4 @@ def _read_prompt(prompt: str | None, file: str | None) -> str:
 
 
 if __name__ == "__main__":
-    flags.run(main, define=define, processes=hosts.SINGLE_PROCESS)
+    flags.run(main, define=define)

@@ -3,7 +3,8 @@
 Without this, a process whose partner has exited waits in its next collective until JAX misses the partner's heartbeat
 and aborts minutes later with a page of C++. Instead, the failing process publishes its error at the coordinator
 (`abort_all_processes`), and a thread in every other process watches for it (`watch_for_failures`). A process that
-disappears without publishing, by kill -9 or with its machine, is still detected by JAX's heartbeat.
+disappears without publishing, by kill -9 or with its machine, is detected by JAX's heartbeat, and at once by whoever
+has a connection to it (`report_lost_process`).
 """
 
 import contextlib
@@ -38,7 +39,10 @@ EXIT_WAIT_S = 5.0
 """Further seconds that the last processes wait for the others to exit. JAX's heartbeat ends those that do not."""
 
 _FAILED, _FINISHED = "composer_jax/failed", "composer_jax/finished"
+_LOST = "it was killed, or its machine is gone"
 _exiting = threading.Lock()  # acquired by the thread that ends the process and never released
+_lost: set[int] = set()  # processes that no one needs to wait for
+_program = "composer_jax"
 
 
 def watch_for_failures(program: str) -> Callable[[], None]:
@@ -51,7 +55,8 @@ def watch_for_failures(program: str) -> Callable[[], None]:
       The function to call before a successful exit: it waits until every process has called it, so that none exits
       while another may still fail, and stops the thread.
     """
-    finished = threading.Event()
+    global _program
+    _program, finished = program, threading.Event()
     watcher = threading.Thread(target=_watch, args=(program, finished), name="watch-for-failures", daemon=True)
     watcher.start()
 
@@ -80,6 +85,40 @@ def abort_all_processes(message: str, summary: str, code: int) -> NoReturn:
     _exit(code, last=failed_first)
 
 
+def report_lost_process(process: int) -> str:
+    """Ends all processes because a connection to `process` broke unannounced; returns the sentence that says so.
+
+    The watching threads of all processes read the report, so that the caller's own exception can end this one first.
+    Process 0 hosts the coordinator, without which JAX aborts the others within a tenth of a second. So if process 0 is
+    lost, this function prints the sentence and ends the process at once.
+    """
+    if process == 0:
+        _exiting.acquire()
+        print(f"\n{_program}: process 0 ended: {_LOST}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(1)
+    _lost.add(process)
+    failure = {"process": process, "summary": _LOST, "code": 1}
+    try:
+        coordinator_client().key_value_set(_FAILED, json.dumps(failure))
+    except jax.errors.JaxRuntimeError:  # a process failed before, and the lost one ended because of it
+        failure = json.loads(coordinator_client().key_value_try_get(_FAILED))
+    return _sentence(failure)
+
+
+def wait_for_failure(seconds: float) -> str | None:
+    """Returns the sentence about the process that failed first, or None if none is reported within so many seconds."""
+    try:
+        failure = json.loads(coordinator_client().blocking_key_value_get(_FAILED, int(1000 * seconds)))
+    except jax.errors.JaxRuntimeError:
+        return None
+    return _sentence(failure)
+
+
+def _sentence(failure: dict[str, Any]) -> str:
+    return f"process {failure['process']} ended: {failure['summary']}"
+
+
 def _watch(program: str, finished: threading.Event) -> None:
     while not finished.wait(POLL_S):
         try:
@@ -92,7 +131,7 @@ def _watch(program: str, finished: threading.Event) -> None:
             return
         time.sleep(GRACE_S)
         if _exiting.acquire(blocking=False):
-            print(f"\n{program}: process {failure['process']} ended: {failure['summary']}", file=sys.stderr, flush=True)
+            print(f"\n{program}: {_sentence(failure)}", file=sys.stderr, flush=True)
             _exit(failure["code"], last=False)
 
 
@@ -115,7 +154,7 @@ def _exit(code: int, *, last: bool) -> NoReturn:
 
 def _wait_for_others(deadline: float) -> None:
     for other in range(process_count()):
-        if other != process_index():
+        if other != process_index() and other not in _lost:
             remaining_ms = max(1, int(1000 * (deadline - time.monotonic())))
             coordinator_client().blocking_key_value_get(f"{_FAILED}/{other}", remaining_ms)
 

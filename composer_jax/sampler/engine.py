@@ -11,42 +11,34 @@ from typing import Literal
 
 from jax.sharding import Mesh
 
-from composer_jax.errors import UserError
+from composer_jax.errors import OtherProcessError, UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.mesh import batch_shards
+from composer_jax.parallel.processes import is_first_process
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import Decode
 from composer_jax.sampler.drafts import Speculation
 from composer_jax.sampler.limits import make_limits
 from composer_jax.sampler.policy import FinishReason
 from composer_jax.sampler.request import Request, RequestHandle
+from composer_jax.sampler.request_checks import check_request
 from composer_jax.sampler.run_schedule import Results, run_schedule
 from composer_jax.sampler.runner import Runner
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import Lease, Schedule
 from composer_jax.sampler.session import EngineSession
+from composer_jax.sampler.several_processes import Leader, WeightsOfVersion, follow
 from composer_jax.sampler.stats import SamplerStats, read_stats
+from composer_jax.sampler.weight_update import UpdateMode, WeightUpdate
 
-UpdateMode = Literal["keep", "recompute", "drain"]
 PauseMode = Literal["keep", "wait", "abort"]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Update:
-    """Weights that wait for the end of a device call; see Sampler.update_serving."""
-
-    params: Params
-    router_bias: Params
-    version: int
-    mode: UpdateMode
-    copy: bool
-    done: asyncio.Future[None]
-
-
 class Sampler:
-    """A Policy (sampler/policy.py) on this process's devices: continuous batching over a paged cache of prefixes.
+    """A Policy (sampler/policy.py) on the devices of a mesh: continuous batching over a paged cache of prefixes.
 
-    Open and use sessions inside `async with sampler.serving():`.
+    Open and use sessions inside `async with sampler.serving():`. On a mesh over all processes, each makes, updates and
+    warms up the sampler alike; then process 0 serves, and the others call `follow`.
     """
 
     def __init__(
@@ -87,7 +79,7 @@ class Sampler:
         self._scheduler = Scheduler(self.limits)
         self._handles: dict[int, RequestHandle] = {}  # by the id of their sequence
         self._ended_leases: list[Lease] = []
-        self._update: _Update | None = None
+        self._update: WeightUpdate | None = None
         self._speculation = Speculation(config.draft_tokens) if config.drafts else None
 
     # -- weights -------------------------------------------------------------------------------------------------
@@ -129,7 +121,7 @@ class Sampler:
             raise RuntimeError(reason)
         self._raise_if_ended()
         done = asyncio.get_running_loop().create_future()
-        self._update = _Update(params, router_bias, version, mode, copy, done)
+        self._update = WeightUpdate(params, router_bias, version, mode, copy, done)
         self._work.set()
         await done
 
@@ -198,28 +190,50 @@ class Sampler:
         If serving fails, every pending request raises the exception, and so does every later one.
 
         Raises:
-          RuntimeError: no weights were installed by `update`, or the sampler is serving already.
+          RuntimeError: no weights were installed by `update`, the sampler is serving already, or process 0 serves.
+          OtherProcessError: another process of the mesh failed or is gone; the serving ends.
         """
         if self.version < 0:
             raise RuntimeError("call Sampler.update before serving")
         if self.is_serving:
             raise RuntimeError("this sampler is serving already; open sessions inside the block that is running")
+        if self.mesh.is_multi_process and not is_first_process():
+            raise RuntimeError("process 0 serves; the other processes call Sampler.follow")
         self._error: Exception | None = None
         self._leaving, self._work, self._session_closed = False, asyncio.Event(), asyncio.Event()
         self._pause_mode: PauseMode | None = None
         self._paused = asyncio.Event()
         self._sessions: set[EngineSession] = set()
-        self.is_serving, server = True, asyncio.create_task(self._serve())
+        self.is_serving = True
         try:
-            yield self
+            async with Leader(self._runner, self._work.set) as self._leader:
+                server = asyncio.create_task(self._serve())
+                try:
+                    yield self
+                finally:
+                    # Cancelling would leave a device call running in its thread, next to those of the next serving.
+                    self._leaving = True
+                    self._work.set()
+                    await server
         finally:
-            # Cancelling would leave a device call running in its thread, next to those of the next serving.
-            self._leaving = True
-            self._work.set()
-            try:
-                await server
-            finally:
-                self.is_serving = False
+            self.is_serving = False
+
+    def follow(self, weights: WeightsOfVersion | None = None) -> None:
+        """Makes the device calls of process 0 until it leaves `serving`: what every other process does meanwhile.
+
+        weights: returns the weights of `update_serving`, which process 0 must not call without it.
+
+        Raises:
+          RuntimeError: no weights were installed by `update`, this is process 0, or the mesh is of one process.
+          OtherProcessError: the serving failed. If process 0 disappears, this process exits with a sentence.
+        """
+        if self.version < 0 or is_first_process() or not self.mesh.is_multi_process:
+            raise RuntimeError("call Sampler.update before; process 0 serves, and the others of its mesh follow")
+        self.is_serving = True
+        try:
+            follow(self._runner, weights, lambda version: setattr(self, "version", version))
+        finally:
+            self.is_serving = False
 
     async def open(self, seed: int) -> EngineSession:
         """See Policy.open. At most config.slots sessions are open, so that their contexts fit into the cache."""
@@ -241,21 +255,7 @@ class Sampler:
         """
         self._raise_if_ended()
         tokens, params = [int(token) for token in request.tokens], request.params
-        if not tokens:
-            raise ValueError("the context is empty; give the tokens that the sample follows")
-        budget = min(params.max_tokens, self.config.capacity - len(tokens))
-        if budget < 1:
-            raise ValueError(f"{len(tokens)} tokens leave no room in a context of {self.config.capacity}")
-        vocab_size = self.definition.config.vocab_size
-        wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
-        if wrong is not None:
-            raise UserError(f"the context has the token id {wrong}; those of the model are 0 to {vocab_size - 1}.")
-        if params.stop_strings and self.decode is None:
-            raise UserError(
-                f"stop_strings={params.stop_strings!r} needs a Sampler with decode=, the text of token ids."
-            )
-        if params.return_routing and not self.definition.config.cache_routing:
-            raise UserError("return_routing needs a cache with routing; set model.cache_routing=True in the config.")
+        budget = check_request(tokens, params, self.definition.config, self.config.capacity, self.decode)
         future = asyncio.get_running_loop().create_future()
         handle = RequestHandle(
             dataclasses.replace(request, tokens=tokens), budget, self.end_tokens, self.decode, future
@@ -288,6 +288,7 @@ class Sampler:
         try:
             while not self._leaving:
                 self._work.clear()
+                self._leader.check()
                 self._forget_cancelled()
                 if self._update is not None and (self._update.mode != "drain" or not self._scheduler.running):
                     await self._apply(self._update)
@@ -309,9 +310,12 @@ class Sampler:
                 self.busy_seconds += time.perf_counter() - started
                 await asyncio.sleep(0)
         except Exception as error:
-            reason = error
+            reason = self._leader.fail(error)
             self._scheduler.recompute()
-            self._runner.reset_cache()
+            if not isinstance(reason, OtherProcessError):  # which may never run a program again
+                self._runner.reset_cache()
+            if reason is not error:
+                raise reason from error
             raise
         finally:
             self._error = reason
@@ -346,11 +350,15 @@ class Sampler:
             self._scheduler.drop(lease)
         self._ended_leases.clear()
 
-    async def _apply(self, update: _Update) -> None:
+    async def _apply(self, update: WeightUpdate) -> None:
         """Installs weights. Weights that cannot be installed raise in update_serving, and the old ones stay."""
         try:
-            await asyncio.to_thread(self._runner.install, update.params, update.router_bias, copy=update.copy)
+            await asyncio.to_thread(
+                self._leader.install, update.params, update.router_bias, update.version, copy=update.copy
+            )
         except Exception as error:
+            if self._leader.has_followers:  # which may have the new ones
+                raise
             if not update.done.done():
                 update.done.set_exception(error)
             return

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from composer_jax.sampler.programs import (
 )
 from composer_jax.sampler.sequence import Chunk, Limits
 from composer_jax.sampler.sequence import Sequence as Row
+from composer_jax.sampler.several_processes import Leader, fetch
 from composer_jax.sampler.token_sampling import RowParams
 
 FEWEST_ROWS = 8
@@ -70,17 +72,19 @@ class Runner:
         self._table_length = -(-config.capacity // page)
         decode_rows = config.decode_rows or [r for r in (limits.rows // 4, limits.rows // 2) if r >= FEWEST_ROWS]
         self._decode_rows = (*sorted(r for r in decode_rows if r < limits.rows), limits.rows)
-        self._prefill = prefill_program(definition, mesh)
-        self._score = score_program(definition, mesh)
-        self._routing = routing_program(mesh)
-        self._decode = {
-            processed: decode_program(definition, mesh, limits.decode_steps, tuple(end_tokens), processed)
-            for processed in (False, True)
+        prefill, routing, end = prefill_program(definition, mesh), routing_program(mesh), tuple(end_tokens)
+        self._programs: dict[str, Callable[..., tuple[Any, Any]]] = {
+            "prefill": lambda *arguments: (prefill(*arguments), ()),
+            "score": score_program(definition, mesh),
+            "routing": lambda params, bias, cache, tables: (cache, routing(cache.routing_ZTC, tables)),
+            "decode": decode_program(definition, mesh, limits.decode_steps, end, False),
+            "decode_processed": decode_program(definition, mesh, limits.decode_steps, end, True),
+            "verify": verify_program(definition, mesh, end, False),
+            "verify_processed": verify_program(definition, mesh, end, True),
         }
+        self.leader: Leader | None = None
+        """In process 0 of several, while it serves."""
         self._draft_tokens = config.draft_tokens if config.drafts else 0
-        self._verify = {
-            processed: verify_program(definition, mesh, tuple(end_tokens), processed) for processed in (False, True)
-        }
         self._copy = jax.jit(
             lambda weights: jax.tree.map(lambda a, to: jnp.copy(a).astype(to.dtype), weights, definition.shapes())
         )
@@ -114,6 +118,21 @@ class Runner:
         self._weights = jax.device_put(weights, self.definition.shardings(self.mesh))
 
     # -- calls ---------------------------------------------------------------------------------------------------
+
+    def run_program(self, name: str, *inputs: Any) -> Any:
+        """Runs a program on the weights, the cache and arrays of NumPy; returns its results beside the cache.
+
+        Every device call on the cache is made here, so that several processes run the same programs in the same order.
+        """
+        if self.leader is not None:
+            self.leader.send_program(name, inputs)
+        out = self.start_program(name, *inputs)
+        return fetch(out, self.leader) if self.mesh.is_multi_process else out
+
+    def start_program(self, name: str, *inputs: Any) -> Any:
+        """Does what `run_program` does, in this process only, and returns global arrays."""
+        self._cache, out = self._programs[name](*self._weights, self._cache, *inputs)
+        return out
 
     def num_programs(self, processed: bool) -> int:
         """Number of programs, each of which compiles once. See Sampler.warm_up."""
@@ -154,10 +173,9 @@ class Runner:
             _put_table(tables[place], chunk.sequence.pages)
         inputs = tokens, start, count, tables
         if not scores:
-            self._cache = self._prefill(*self._weights, self._cache, *inputs)
+            self.run_program("prefill", *inputs)
             return None
-        self._cache, out = self._score(*self._weights, self._cache, *inputs, following)
-        logprobs, ids, top = map(np.asarray, out)
+        logprobs, ids, top = map(np.asarray, self.run_program("score", *inputs, following))
         return [
             NewScores(
                 logprobs[place, : chunk.count].tolist(),
@@ -168,11 +186,10 @@ class Runner:
 
     def read_routing(self, row: Row) -> np.ndarray:
         """Returns the experts of a row's computed tokens, int16 [tokens, expert layers, experts per token]."""
-        config, routing_ZTC = self.definition.config, self._cache.routing_ZTC
-        assert routing_ZTC is not None, "this cache has no routing"
+        config = self.definition.config
         tables = np.zeros((self.limits.shards, self._table_length), np.int32)
         _put_table(tables[row.shard], row.pages)
-        choices = np.asarray(self._routing(routing_ZTC, tables)[row.shard, : row.computed])
+        choices = np.asarray(self.run_program("routing", tables)[row.shard, : row.computed])
         width = config.n_moe_layers * config.experts_per_token
         return choices[:, :width].reshape(-1, config.n_moe_layers, config.experts_per_token)
 
@@ -202,13 +219,14 @@ class Runner:
             _put_table(tables[place], r.row.pages)
         inputs = DecodeRows(token, position, budget, seed, tables)
         params = RowParams(temperature, top_p, top_k, min_p, n_top) if processed else ()
+        kind = "_processed" if processed else ""
         if drafts is None:
-            self._cache, out = self._decode[processed](*self._weights, self._cache, *inputs, *params)
+            out = self.run_program(f"decode{kind}", *inputs, *params)
         else:
             draft, count = np.zeros((n, self._draft_tokens), np.int32), np.zeros(n, np.int32)
             for place, tokens in zip(places, drafts, strict=True):
                 draft[place, : len(tokens)], count[place] = tokens, len(tokens)
-            self._cache, out = self._verify[processed](*self._weights, self._cache, *inputs, draft, count, *params)
+            out = self.run_program(f"verify{kind}", *inputs, draft, count, *params)
         tokens, logprobs, raw_logprobs, ids, top, emitted = map(np.asarray, out)
         counts = emitted.sum(axis=0)
         decoded = []

@@ -11,6 +11,7 @@ from composer_jax.checkpoint.address import find_weights, load_model_config
 from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
+from composer_jax.parallel.processes import process_count
 from composer_jax.serve.text_processor import SamplingOptions, open_text_processor
 from composer_jax.stages.model import load_model
 
@@ -27,9 +28,12 @@ def generate(
 ) -> Iterator[str]:
     """Yields the text that follows a prompt, or with `chat` the answer to it, as it is sampled.
 
+    Several processes call it alike; it yields the text in process 0 and nothing in the others.
+
     Args:
       checkpoint: an address (checkpoint/address.py).
-      axes: sizes of mesh axes; none of them is one device.
+      axes: sizes of mesh axes; none of them is one device. Several processes use all devices: those that the axes leave
+        form replicas.
       seed, options: as in Model.generate.
 
     Raises:
@@ -41,7 +45,10 @@ def generate(
     text = open_text_processor(address, load_model_config(address))
     text.params(**options)
     text.encode_chat(prompt) if chat else text.encode_prompt(prompt)
-    mesh = make_mesh(jax.devices()[: math.prod(axes.values())], **axes) if axes else None
+    if process_count() > 1:
+        mesh = make_mesh(jax.devices(), replica=-1, **axes)
+    else:
+        mesh = make_mesh(jax.devices()[: math.prod(axes.values())], **axes) if axes else None
     model = load_model(address, mesh, dtype, mtp=False)
     answer = model.chat if chat else model.generate
     yield from answer(prompt, stream=True, seed=seed, **options)

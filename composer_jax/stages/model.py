@@ -20,6 +20,7 @@ from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.event_loop import EventLoop
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.mesh import batch_shards, make_mesh
+from composer_jax.parallel.processes import is_first_process
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import IncrementalDetokenizer
 from composer_jax.sampler.engine import Sampler
@@ -46,6 +47,9 @@ class Model:
 
     `generate` and `chat` block and work in a notebook. Sessions (`async with model.serving(): await model.open(seed)`)
     are for code that is asynchronous itself. The sampler is made and compiled when it is first needed.
+
+    Several processes call `generate` and `chat` alike, on a mesh of all devices: process 0 gets the text, and the
+    others compute with it and get an empty one.
     """
 
     def __init__(
@@ -159,7 +163,13 @@ class Model:
         return pieces if stream else "".join(pieces)
 
     def _stream_tokens(self, ids: list[int], params: SamplingParams, seed: int) -> Iterator[list[int]]:
-        """Yields the tokens that follow `ids`, one decode call at a time; between the calls nothing is computed."""
+        """Yields the tokens that follow `ids`, one decode call at a time; between the calls nothing is computed.
+
+        Of several processes, those that follow yield nothing.
+        """
+        if self.mesh.is_multi_process and not is_first_process():
+            self._sampler_for(len(ids) + params.max_tokens).follow()
+            return
         with EventLoop() as loop:
             chunks = self._stream(ids, params, seed)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import composer_jax
-from launch import flags, generate, hosts
+from launch import flags, generate
+from tests.parallel.test_processes import free_port
 from tests.stages.small_model import CONFIG, TEXT, write_model
 
 ROOT = Path(__file__).parents[2]
@@ -60,8 +61,27 @@ def run_here(capsys, *arguments: object) -> tuple[int, str, str]:
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
         argv = ["launch.generate", *map(str, arguments)]
-        flags.run(generate.main, argv, define=generate.define, processes=hosts.SINGLE_PROCESS)
+        flags.run(generate.main, argv, define=generate.define)
     return end.value.code, *capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_two_processes_write_the_text_once(folder, model):
+    """Process 1 gets the prompt from process 0: it has no standard input."""
+    port, started = free_port(), []
+    for process in range(2):
+        command = [sys.executable, "-m", "launch.generate", f"--checkpoint=hf:{folder}", "--max_tokens=30"]
+        command += ["--temperature=0", "--dtype=float32", "--tensor=2"]
+        command += [f"--coordinator=127.0.0.1:{port}", "--processes=2", f"--process={process}"]
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        started.append(subprocess.Popen(command, cwd=ROOT, **pipes))
+    (first, first_error), (second, second_error) = (
+        process.communicate(text, timeout=300) for process, text in zip(started, [TEXT.encode(), b""], strict=True)
+    )
+    assert [process.returncode for process in started] == [0, 0], first_error + second_error
+    assert b"".join(line for line in second.splitlines() if not line.startswith(b"[Gloo]")) == b""
+    text = expected_text(model.generate(TEXT, max_tokens=30, temperature=0))
+    assert first.endswith(text) and first.count(text) == 1
 
 
 def test_a_prompt_from_a_file_and_stop_texts(folder, model, tmp_path, capsys):

@@ -1,0 +1,274 @@
+"""Commands from process 0 to all other processes, in order, and their replies, over one TCP connection to each.
+
+A connection breaks as soon as the process at its other end dies, so each end notices at once. The coordinator's
+key-value store and a broadcast between devices are slower (benchmarks/command_channel.py). In a broadcast an idle
+process would also wait inside a device program, where Ctrl-C does not reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import queue
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from composer_jax.errors import OtherProcessError
+from composer_jax.parallel.failure import report_lost_process
+from composer_jax.parallel.processes import (
+    coordinator_address,
+    coordinator_client,
+    process_count,
+    process_index,
+    wait_for_key,
+)
+
+Command = tuple[dict[str, Any], list[np.ndarray]]
+"""A header of plain JSON, and arrays."""
+
+POLL_S = 0.5
+"""Seconds of one wait for a connection; `close` takes effect between two of them."""
+HELLO_S = 10.0
+"""Seconds in which a new connection names its process, or is closed."""
+CLOSE_S = 10.0
+"""Seconds in which the other processes close their ends after the last command."""
+NOTICE_S = 1.0
+"""Seconds in which a broken connection is noticed after a device program failed because of it."""
+KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+"""A machine that vanishes without closing its connections is noticed after 10 + 3 * 10 seconds."""
+
+_SIZES = struct.Struct("!QQ")  # bytes of the header and of all arrays
+_HELLO = struct.Struct("!32sI")  # token and process
+_channels = itertools.count()  # every process opens its channels in the same order
+
+
+class CommandSender:
+    """The end of process 0. One thread at a time may send."""
+
+    def __init__(self, on_error: Callable[[OtherProcessError], object]) -> None:
+        """on_error: called once, from another thread, when a process fails or is gone before `close`."""
+        self.error: OtherProcessError | None = None
+        self._on_error, self._noticed, self._closing = on_error, threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._connections: dict[int, socket.socket] = {}
+        self._readers: list[threading.Thread] = []
+        self._replies: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: there is an error
+
+    def connect(self) -> None:
+        """Waits until every other process has opened its CommandReceiver, or `close` is called."""
+        token = secrets.token_hex(16)  # keeps out whoever else finds the port
+        with _listen() as server:
+            address = {"port": server.getsockname()[1], "token": token}
+            coordinator_client().key_value_set(_next_key(), json.dumps(address))
+            while len(self._connections) < process_count() - 1 and not self._closing.is_set():
+                with contextlib.suppress(TimeoutError):
+                    self._admit(server.accept()[0], token)
+
+    def send(self, header: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
+        """Sends a command to every other process.
+
+        Raises:
+          OtherProcessError: one of them failed or is gone.
+        """
+        message = _encode(header, arrays)
+        try:
+            if self.error is not None:
+                raise self.error
+            for connection in self._connections.values():
+                connection.sendall(message)
+        except OSError as error:
+            cause = self.cause_of(error)
+            if cause is error:
+                raise
+            raise cause from error
+
+    def collect(self) -> list[Command]:
+        """Waits for one reply of every other process and returns them, in any order.
+
+        Raises:
+          OtherProcessError: one of them failed or is gone.
+        """
+        replies = []
+        for _ in self._connections:
+            reply = self._replies.get()
+            if reply is None:
+                assert self.error is not None, "a reader that ends the replies has an error"
+                raise self.error
+            replies.append(reply)
+        return replies
+
+    def cause_of(self, error: Exception) -> Exception:
+        """Returns what happened to another process if `error` may follow from it, else `error` itself.
+
+        A device program fails when a process that takes part in it dies, with an error of its own.
+        """
+        self._noticed.wait(NOTICE_S)
+        return error if self.error is None else self.error
+
+    def close(self, failure: str = "") -> None:
+        """Ends the channel. With `failure`, a sentence, the other processes raise it."""
+        self._closing.set()
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):  # that process is gone
+                connection.sendall(_encode({"failed": failure} if failure else {"end": True}, ()))
+                connection.shutdown(socket.SHUT_WR)
+        for reader in self._readers:
+            reader.join(CLOSE_S)
+        for connection in self._connections.values():
+            connection.close()
+
+    def _admit(self, connection: socket.socket, token: str) -> None:
+        """Keeps a new connection if it comes from one of the processes."""
+        connection.settimeout(HELLO_S)
+        hello = _receive_bytes(connection, _HELLO.size)
+        if hello is None or not secrets.compare_digest(hello[:32], token.encode()):
+            connection.close()
+            return
+        _, process = _HELLO.unpack(hello)
+        _configure(connection)
+        self._connections[process] = connection
+        reader = threading.Thread(target=self._read, args=(process, connection), daemon=True, name="reply-reader")
+        self._readers.append(reader)
+        reader.start()
+
+    def _read(self, process: int, connection: socket.socket) -> None:
+        """Reads replies until the other end closes the connection, which it does before the end only if it fails."""
+        while (last := _receive(connection)) is not None and "failed" not in last[0]:
+            self._replies.put(last)
+        if self._closing.is_set():
+            return
+        sentence = report_lost_process(process) if last is None else f"process {process} ended: {last[0]['failed']}"
+        with self._lock:
+            if self.error is not None:
+                return
+            self.error = OtherProcessError(sentence)
+        self._noticed.set()
+        self._replies.put(None)
+        self._on_error(self.error)
+
+
+class CommandReceiver:
+    """The end of every other process: iterating yields the commands until process 0 closes the channel.
+
+    Use as a context manager. If process 0 disappears, this process ends with a sentence, also while it is inside a
+    device program. An exception that leaves the block is reported to process 0.
+    """
+
+    def __enter__(self) -> CommandReceiver:
+        """Waits until process 0 has opened its CommandSender."""
+        address = json.loads(wait_for_key(_next_key()))
+        host = coordinator_address().rpartition(":")[0].strip("[]")
+        self._connection = socket.create_connection((host, address["port"]))
+        _configure(self._connection)
+        self._connection.sendall(_HELLO.pack(address["token"].encode(), process_index()))
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._leaving = False
+        threading.Thread(target=self._read, daemon=True, name="command-reader").start()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        self._leaving = True
+        with contextlib.suppress(OSError):
+            if error is not None:
+                interrupted = isinstance(error, KeyboardInterrupt)
+                sentence = "it was interrupted" if interrupted else f"{type(error).__name__}: {error}"
+                self._connection.sendall(_encode({"failed": sentence}, ()))
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def __iter__(self) -> Iterator[Command]:
+        """Yields commands; Ctrl-C interrupts the wait for the next.
+
+        Raises:
+          OtherProcessError: process 0 closed the channel because of a failure.
+        """
+        while True:
+            header, arrays = self._commands.get()
+            if "failed" in header:
+                raise OtherProcessError(f"process 0 ended: {header['failed']}")
+            if "end" in header:
+                return
+            yield header, arrays
+
+    def reply(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
+        """Sends process 0 a reply, which CommandSender.collect returns there."""
+        self._connection.sendall(_encode(header, arrays))
+
+    def _read(self) -> None:
+        while True:
+            command = _receive(self._connection)
+            if command is None:
+                if not self._leaving:
+                    report_lost_process(0)
+                return
+            self._commands.put(command)
+            if not {"end", "failed"}.isdisjoint(command[0]):
+                return
+
+
+def _next_key() -> str:
+    return f"composer_jax/command_channel/{next(_channels)}"
+
+
+def _listen() -> socket.socket:
+    """A server on a free port of all interfaces, as the coordinator's is."""
+    if socket.has_dualstack_ipv6():
+        server = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    else:
+        server = socket.create_server(("", 0))
+    server.settimeout(POLL_S)
+    return server
+
+
+def _configure(connection: socket.socket) -> None:
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE:
+        if hasattr(socket, option):  # Linux has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _encode(header: dict[str, Any], arrays: Sequence[np.ndarray]) -> bytes:
+    shapes = [(array.dtype.str, array.shape) for array in arrays]
+    text = json.dumps(header | {"arrays": shapes}).encode()
+    content = b"".join(array.tobytes() for array in arrays)  # in C order, whatever the array's is
+    return _SIZES.pack(len(text), len(content)) + text + content
+
+
+def _receive(connection: socket.socket) -> Command | None:
+    """The next command of a connection, or None if the other end has closed it or is gone."""
+    sizes = _receive_bytes(connection, _SIZES.size)
+    if sizes is None:
+        return None
+    n_text, n_content = _SIZES.unpack(sizes)
+    text, content = _receive_bytes(connection, n_text), _receive_bytes(connection, n_content)
+    if text is None or content is None:
+        return None
+    header, arrays, start = json.loads(text), [], 0
+    for dtype, shape in header.pop("arrays"):
+        array = np.frombuffer(content, dtype, int(np.prod(shape)), start).reshape(shape)
+        arrays.append(array)
+        start += array.nbytes
+    return header, arrays
+
+
+def _receive_bytes(connection: socket.socket, n: int) -> bytes | None:
+    parts, missing = [], n
+    while missing:
+        try:
+            part = connection.recv(min(missing, 1 << 20))
+        except OSError:
+            return None
+        if not part:
+            return None
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,150 @@
+"""A serving over several processes: process 0 schedules, and the others run the same programs in the same order.
+
+Nothing but device calls needs the other processes. Process 0 sends the name and the NumPy inputs of each call
+(parallel/command_channel.py) before it makes the call itself, and gets the rows that the others computed back the same
+way. The weights and the cache are global arrays of which every process holds its shards already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from composer_jax.errors import OtherProcessError, UserError
+from composer_jax.models.model_def import Params
+from composer_jax.parallel.command_channel import Command, CommandReceiver, CommandSender
+from composer_jax.parallel.failure import wait_for_failure
+
+if TYPE_CHECKING:
+    from composer_jax.sampler.runner import Runner
+
+WeightsOfVersion = Callable[[int], tuple[Params, Params]]
+"""Weight version -> (params, router_bias): the global arrays that process 0 passes to update_serving with it."""
+
+REPORT_S = 2.0
+"""Seconds in which a process that dies is reported to those whose device programs fail because of it."""
+
+
+class Leader:
+    """Process 0 of a serving, as an asynchronous context manager. On a mesh of one process it does nothing."""
+
+    def __init__(self, runner: Runner, on_error: Callable[[], None]) -> None:
+        """on_error: called in the event loop when another process fails or is gone; `check` then raises."""
+        self._runner, self._on_error = runner, on_error
+        self._sender: CommandSender | None = None
+        self._failure = ""
+
+    async def __aenter__(self) -> Leader:
+        """Waits until every other process follows."""
+        if self._runner.mesh.is_multi_process:
+            loop = asyncio.get_running_loop()
+            self._sender = CommandSender(lambda _: loop.call_soon_threadsafe(self._on_error))
+            try:
+                await asyncio.to_thread(self._sender.connect)
+            except BaseException:
+                self._sender.close("process 0 stopped waiting for the other processes")
+                raise
+            self._runner.leader = self
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sender is not None:
+            self._runner.leader = None
+            self._sender.close(self._failure)
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether there are other processes, which must make every device call that this one makes."""
+        return self._sender is not None
+
+    def check(self) -> None:
+        """Raises an OtherProcessError if another process failed or is gone."""
+        if self._sender is not None and self._sender.error is not None:
+            raise self._sender.error
+
+    def fail(self, error: Exception) -> Exception:
+        """Notes that `error` ends the serving in all processes; returns the error of the process that caused it."""
+        if self._sender is None:
+            return error
+        cause = self._sender.cause_of(error)
+        self._failure = f"{type(cause).__name__}: {cause}"
+        return cause
+
+    def install(self, params: Params, router_bias: Params, version: int, *, copy: bool) -> None:
+        """Installs weights in every process, between two device calls."""
+        if self._sender is not None:
+            self._sender.send({"install": version, "copy": copy})
+        self._runner.install(params, router_bias, copy=copy)
+
+    def send_program(self, name: str, inputs: Sequence[np.ndarray]) -> None:
+        """Makes every other process run a program."""
+        self.sender.send({"program": name}, inputs)
+
+    @property
+    def sender(self) -> CommandSender:
+        """The channel to the other processes, which must exist."""
+        assert self._sender is not None, "a single process has no channel"
+        return self._sender
+
+
+def follow(runner: Runner, weights: WeightsOfVersion | None, on_install: Callable[[int], None]) -> None:
+    """Runs the device calls of process 0 until its serving ends. See Sampler.follow."""
+    with CommandReceiver() as commands:
+        try:
+            for header, inputs in commands:
+                if "install" in header:
+                    runner.install(*_weights_of(header["install"], weights), copy=header["copy"])
+                    on_install(header["install"])
+                    continue
+                out = runner.start_program(header["program"], *inputs)
+                if jax.tree.leaves(out):
+                    commands.reply(*_own_pieces(out))
+        except OtherProcessError:
+            runner.reset_cache()  # as process 0 does
+            raise
+        except jax.errors.JaxRuntimeError as error:
+            # A collective fails when a process that takes part in it dies, which process 0 reports.
+            sentence = wait_for_failure(REPORT_S)
+            if sentence is None:
+                raise
+            raise OtherProcessError(sentence) from error
+
+
+def _weights_of(version: int, weights: WeightsOfVersion | None) -> tuple[Any, Any]:
+    if weights is None:
+        raise UserError(f"process 0 installs weights of version {version}; pass `weights` to Sampler.follow.")
+    return weights(version)
+
+
+def fetch(out: Any, leader: Leader | None) -> Any:
+    """Returns a pytree of global arrays as NumPy arrays; with a leader, the other processes send what they hold of it.
+
+    Without one, when all processes compile programs, what the others hold is zeros. An all-gather in the program would
+    wait for all devices, also where they decode independently of each other, and is slow between CPU devices.
+    """
+    leaves, tree = jax.tree.flatten(out)
+    if not leaves:
+        return out
+    commands = [_own_pieces(out), *(leader.sender.collect() if leader is not None else ())]
+    arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+    for header, pieces in commands:
+        for (number, bounds), piece in zip(header["pieces"], pieces, strict=True):
+            arrays[number][tuple(slice(*pair) for pair in bounds)] = piece
+    return jax.tree.unflatten(tree, arrays)
+
+
+def _own_pieces(out: Any) -> Command:
+    """The shards of a pytree's arrays that this process holds; of equal shards, one process sends one."""
+    places, pieces = [], []
+    for number, leaf in enumerate(jax.tree.leaves(out)):
+        leaf.copy_to_host_async()
+        for shard in leaf.addressable_shards:
+            if shard.replica_id == 0:
+                bounds = [part.indices(size)[:2] for part, size in zip(shard.index, leaf.shape, strict=True)]
+                places.append((number, bounds))
+                pieces.append(shard.data)
+    return {"pieces": places}, [np.asarray(piece) for piece in pieces]

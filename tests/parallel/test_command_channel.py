@@ -1,0 +1,137 @@
+"""Both ends of a command channel in one process, with a dictionary in place of the coordinator."""
+
+import contextlib
+import queue
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from composer_jax.errors import OtherProcessError
+from composer_jax.parallel import command_channel
+from composer_jax.parallel.command_channel import CommandReceiver, CommandSender
+
+ARRAYS = [np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::2], np.zeros((0, 4), np.float32), np.array(True)]
+
+
+class Coordinator:
+    def __init__(self):
+        self.published: queue.Queue[str] = queue.Queue()
+
+    def key_value_set(self, key: str, value: str) -> None:
+        self.published.put(value)
+
+
+@pytest.fixture
+def coordinator(monkeypatch):
+    coordinator = Coordinator()
+    monkeypatch.setattr(command_channel, "coordinator_client", lambda: coordinator)
+    monkeypatch.setattr(command_channel, "coordinator_address", lambda: "127.0.0.1:1")
+    monkeypatch.setattr(command_channel, "wait_for_key", lambda key: coordinator.published.get(timeout=60))
+    monkeypatch.setattr(command_channel, "CLOSE_S", 0.1)  # where both ends are closed by one thread
+    monkeypatch.setattr(command_channel, "process_count", lambda: 2)
+    monkeypatch.setattr(command_channel, "process_index", lambda: 1)
+    monkeypatch.setattr(command_channel, "report_lost_process", lambda process: f"process {process} ended: lost")
+    return coordinator
+
+
+@contextlib.contextmanager
+def connecting(errors: list[str] | None = None):
+    """A sender that waits for its receiver in a thread."""
+    sender = CommandSender(lambda error: errors.append(str(error)) if errors is not None else None)
+    thread = threading.Thread(target=sender.connect)
+    thread.start()
+    try:
+        yield sender, thread
+    finally:
+        sender.close()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_commands_and_replies_arrive_in_order(coordinator):
+    with connecting() as (sender, thread), CommandReceiver() as receiver:
+        thread.join(60)
+        for number in range(3):
+            sender.send({"number": number}, ARRAYS)
+        commands = iter(receiver)
+        for number in range(3):
+            header, arrays = next(commands)
+            assert header == {"number": number}
+            for a, b in zip(arrays, ARRAYS, strict=True):
+                assert a.dtype == b.dtype and a.shape == b.shape
+                np.testing.assert_array_equal(a, b)
+        receiver.reply({"text": "done"}, ARRAYS[:1])
+        ((header, arrays),) = sender.collect()
+        assert header == {"text": "done"}
+        np.testing.assert_array_equal(arrays[0], ARRAYS[0])
+        sender.close()
+        assert list(commands) == []
+
+
+def test_a_failure_of_process_0_is_raised_in_the_others(coordinator):
+    with connecting() as (sender, thread), pytest.raises(OtherProcessError, match="process 0 ended: no memory"):
+        with CommandReceiver() as receiver:
+            thread.join(60)
+            sender.close("no memory")
+            next(iter(receiver))
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ValueError("no memory"), "process 1 ended: ValueError: no memory"),
+        (KeyboardInterrupt(), "process 1 ended: it was interrupted"),
+    ],
+)
+def test_a_failure_of_another_process_is_raised_in_process_0(coordinator, error, sentence):
+    errors = []
+    with connecting(errors) as (sender, thread):
+        with pytest.raises(type(error)), CommandReceiver():
+            thread.join(60)
+            raise error
+        with pytest.raises(OtherProcessError, match=sentence):
+            sender.collect()
+        with pytest.raises(OtherProcessError, match=sentence):
+            sender.send({})
+        assert str(sender.cause_of(RuntimeError("a collective failed"))) == sentence
+    assert errors == [sentence]
+
+
+def test_a_connection_that_breaks_is_a_lost_process(coordinator):
+    errors = []
+    with connecting(errors) as (sender, thread):
+        receiver = CommandReceiver().__enter__()
+        thread.join(60)
+        receiver._leaving = True  # the process at this end is not to end
+        receiver._connection.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(OtherProcessError, match="process 1 ended: lost"):
+            sender.collect()
+    assert errors == ["process 1 ended: lost"]
+
+
+def test_a_stranger_at_the_port_is_sent_away(coordinator, monkeypatch):
+    monkeypatch.setattr(command_channel, "HELLO_S", 0.2)
+    with connecting() as (sender, thread):
+        address = coordinator.published.get(timeout=60)
+        coordinator.published.put(address)
+        port = command_channel.json.loads(address)["port"]
+        for hello in (b"", b"x" * 64):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(hello)
+                stranger.settimeout(60)
+                with contextlib.suppress(ConnectionResetError):
+                    assert stranger.recv(1) == b""
+        assert thread.is_alive()
+        with CommandReceiver() as receiver:
+            thread.join(60)
+            sender.send({"number": 0})
+            assert next(iter(receiver)) == ({"number": 0}, [])
+
+
+def test_closing_ends_the_wait_for_other_processes(coordinator):
+    with connecting() as (sender, thread):
+        sender.close()
+        thread.join(60)
+        assert not thread.is_alive()
