@@ -25,7 +25,9 @@ class SamplerConfig:
     """Tokens per page of the cache. Contexts share whole pages, so smaller pages share more and cost more to read."""
     cache_tokens: int = 0
     """Tokens in the cache, over all devices; 0 is room for `slots` contexts of the full capacity. With less, requests
-    wait while the cache is full, and the last that came give way to those before."""
+    wait while the cache is full, and the last that came give way to those before. Where every layer of the model has a
+    sliding window, a context takes no more than its window and one call, and the cache may be smaller than a context.
+    """
     decode_steps: int = 8
     """Tokens per decode call. Fewer react faster to a finished message, more have less overhead."""
     prefill_shapes: tuple[tuple[int, int], ...] = ((16, 32), (4, 128))

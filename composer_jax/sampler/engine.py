@@ -80,7 +80,7 @@ class Sampler:
         self.decoded_tokens = self.prefilled_tokens = 0
         self.busy_seconds = 0.0
         self.is_serving = False
-        self.limits = make_limits(config, batch_shards(mesh))
+        self.limits = make_limits(config, batch_shards(mesh), definition.config)
         self._runner = Runner(definition, mesh, config, self.limits, self.end_tokens)
         self._scheduler = Scheduler(self.limits)
         self._handles: dict[int, RequestHandle] = {}  # by the id of their sequence

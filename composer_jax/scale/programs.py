@@ -207,7 +207,7 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
     model_def, shards = ModelDef(config), batch_shards(mesh)
     slots, capacity = sampler.slots, sampler.capacity
     _require_context("sampler.capacity", capacity, config)
-    limits = make_limits(sampler, shards)
+    limits = make_limits(sampler, shards, config)
     pages_per_row = -(-capacity // limits.page_size)
     weights = _abstract_weights(model_def, mesh)
     cache = jax.tree.map(
