@@ -3,10 +3,11 @@
 import dataclasses
 
 from composer_jax.errors import UserError
+from composer_jax.ops.quantization import LARGEST
 from composer_jax.parallel.mesh import MeshConfig
 
 DRAFTS = ("", "prompt_lookup")
-PARAM_DTYPES = ("float32", "bfloat16")
+PARAM_DTYPES = ("float32", "bfloat16", *LARGEST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,10 @@ class SamplerConfig:
     """The sampler's own mesh over the devices of the run's mesh; None uses the run's mesh. Its `cpu_devices` and
     `reduction` are ignored."""
     param_dtype: str = ""
-    """Dtype of the sampler's copy of the weights, "float32" or "bfloat16"; empty uses the model's param_dtype."""
+    """Dtype of the sampler's copy of the weights; empty uses the model's param_dtype. "float32" or "bfloat16" casts all
+    weights. "int8" or "float8_e4m3fn" stores matrices in 8 bits with one float32 scale per output column; the embedding
+    table, the head, routers, norms and biases keep the model's param_dtype. The compute dtype stays the same: a matrix
+    is dequantised when it is used."""
 
     def __post_init__(self):
         for field in ("slots", "page_size", "decode_steps"):
@@ -75,5 +79,7 @@ class SamplerConfig:
         if min(self.decode_rows, default=1) < 1:
             raise UserError(f"sampler.decode_rows={self.decode_rows} has a number below 1; leave it out.")
         if self.param_dtype and self.param_dtype not in PARAM_DTYPES:
-            known = " or ".join(PARAM_DTYPES)
-            raise UserError(f"sampler.param_dtype={self.param_dtype!r} is unknown; use {known}, or leave it empty.")
+            known = ", ".join(PARAM_DTYPES)
+            raise UserError(
+                f"sampler.param_dtype={self.param_dtype!r} is unknown; use one of {known}, or leave it empty."
+            )

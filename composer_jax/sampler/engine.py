@@ -19,6 +19,7 @@ from composer_jax.sampler.detokenizer import Decode
 from composer_jax.sampler.drafts import Speculation
 from composer_jax.sampler.limits import make_limits
 from composer_jax.sampler.request import Request, RequestHandle
+from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.sampler.runner import NewTokens, RowRequest, Runner
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import Lease, Schedule
@@ -67,8 +68,7 @@ class Sampler:
         """
         if config.mesh is not None:
             mesh = config.mesh.make_mesh(list(mesh.devices.flat))
-        if config.param_dtype:
-            definition = ModelDef(dataclasses.replace(definition.config, param_dtype=config.param_dtype))
+        definition = rollout_model_def(definition, config.param_dtype)
         if config.capacity > definition.config.max_context:
             raise UserError(
                 f"A sampler capacity of {config.capacity} tokens exceeds the model's max_context="

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -16,6 +15,7 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DecodeRows
 from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.programs import decode_program, prefill_program, verify_program
+from composer_jax.sampler.rollout_weights import RolloutWeights
 from composer_jax.sampler.sequence import Chunk, Limits
 from composer_jax.sampler.sequence import Sequence as Row
 from composer_jax.sampler.token_sampling import RowParams
@@ -63,9 +63,7 @@ class Runner:
         self._verify = {
             processed: verify_program(definition, mesh, tuple(end_tokens), processed) for processed in (False, True)
         }
-        self._copy = jax.jit(
-            lambda weights: jax.tree.map(lambda a, to: jnp.copy(a).astype(to.dtype), weights, definition.shapes())
-        )
+        self._rollout_weights = RolloutWeights(definition, mesh)
         self._new_cache = jax.jit(
             jax.shard_map(
                 lambda: init_cache(definition.config, limits.n_pages, page),
@@ -86,14 +84,7 @@ class Runner:
 
     def install(self, params: Params, router_bias: Params, *, copy: bool) -> None:
         """Takes the weights in this runner's layout and dtypes; with copy=False, arrays that have them are shared."""
-        weights = (params, router_bias)
-        same_dtypes = all(
-            a.dtype == to.dtype
-            for a, to in zip(jax.tree.leaves(weights), jax.tree.leaves(self.definition.shapes()), strict=True)
-        )
-        if copy or not same_dtypes:
-            weights = self._copy(weights)
-        self._weights = jax.device_put(weights, self.definition.shardings(self.mesh))
+        self._weights = self._rollout_weights.to_rollout(params, router_bias, copy=copy)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
