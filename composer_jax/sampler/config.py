@@ -50,6 +50,9 @@ class SamplerConfig:
     weights. "int8" or "float8_e4m3fn" stores matrices in 8 bits with one float32 scale per output column; the embedding
     table, the head, routers, norms and biases keep the model's param_dtype. The compute dtype stays the same: a matrix
     is dequantised when it is used."""
+    stall_seconds: float = 60.0
+    """Seconds without progress, while a request or an update waits, after which the sampler logs who waits for what; 0:
+    never. The next warning comes after twice as long."""
 
     def __post_init__(self):
         for field in ("slots", "page_size", "decode_steps"):
@@ -64,6 +67,8 @@ class SamplerConfig:
                 f"sampler.draft_tokens={self.draft_tokens} is not between 1 and sampler.decode_steps - 1 = "
                 f"{self.decode_steps - 1}; a draft and one more token take the pages of a decode call."
             )
+        if self.stall_seconds < 0:
+            raise UserError(f"sampler.stall_seconds={self.stall_seconds} is negative; 0 logs no warning.")
         if self.cache_tokens < 0:
             raise UserError(f"sampler.cache_tokens={self.cache_tokens} is negative; 0 holds all slots' contexts.")
         if not self.prefill_shapes:

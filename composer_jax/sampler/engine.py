@@ -24,7 +24,8 @@ from composer_jax.sampler.runner import NewTokens, RowRequest, Runner
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import Lease, Schedule
 from composer_jax.sampler.session import EngineSession
-from composer_jax.sampler.stats import SamplerStats
+from composer_jax.sampler.stats import SamplerStats, collect_stats
+from composer_jax.sampler.watchdog import Activity, Watchdog
 
 UpdateMode = Literal["keep", "recompute", "drain"]
 PauseMode = Literal["keep", "wait", "abort"]
@@ -87,6 +88,8 @@ class Sampler:
         self._ended_leases: list[Lease] = []
         self._update: _Update | None = None
         self._speculation = Speculation(config.draft_tokens) if config.drafts else None
+        self._calls: Schedule | None = None  # those that are running
+        self._watchdog = Watchdog(config.stall_seconds, self._activity)
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -185,17 +188,7 @@ class Sampler:
     @property
     def stats(self) -> SamplerStats:
         """Numbers of requests and pages at this moment."""
-        scheduler = self._scheduler
-        return SamplerStats(
-            waiting=len(scheduler.waiting),
-            running=len(scheduler.running),
-            preemptions=scheduler.preemptions,
-            pages=sum(pool.n_pages for pool in scheduler.pools),
-            held_pages=scheduler.n_held_pages,
-            live_tokens=scheduler.n_live_tokens,
-            drafted=() if self._speculation is None else tuple(self._speculation.drafted),
-            accepted=() if self._speculation is None else tuple(self._speculation.accepted),
-        )
+        return collect_stats(self._scheduler, self._speculation)
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -291,6 +284,7 @@ class Sampler:
 
     async def _serve(self) -> None:
         reason: Exception = RuntimeError("this sampler has stopped serving")
+        self._watchdog.start()
         try:
             while not self._leaving:
                 self._work.clear()
@@ -306,8 +300,9 @@ class Sampler:
                 if not schedule:
                     await self._work.wait()
                     continue
-                started = time.perf_counter()
+                started, self._calls = time.perf_counter(), schedule
                 version, decoded = await asyncio.to_thread(self._run, schedule)
+                self._calls = None
                 self._commit(schedule, version, decoded)
                 self.busy_seconds += time.perf_counter() - started
                 await asyncio.sleep(0)
@@ -317,7 +312,8 @@ class Sampler:
             self._runner.reset_cache()
             raise
         finally:
-            self._error = reason
+            self._watchdog.stop()
+            self._error, self._calls = reason, None
             self._session_closed.set()
             self._paused.set()
             pending = [handle.future for handle in self._handles.values()]
@@ -328,6 +324,10 @@ class Sampler:
                 if not future.done():
                     future.set_exception(reason)
             self._forget_cancelled()
+
+    def _activity(self) -> Activity:
+        update = None if self._update is None else (self._update.version, self._update.mode)
+        return Activity(self._scheduler, self._calls, update, self.is_paused, (self.busy_seconds, self.version))
 
     def _is_pausing(self) -> bool:
         """Whether no device call may be made now. Ends all requests where the pause aborts them."""

@@ -155,7 +155,7 @@ class Scheduler:
             running = Counter(sequence.group for sequence in self.running)
             self.waiting.sort(key=lambda s: (-s.priority, running[s.group], s.arrival))
             # One whose prefix is being computed waits for it, and delays nobody.
-            candidates = (s for s in self.waiting if not self._awaits_prefix(s))
+            candidates = (s for s in self.waiting if not self.awaits_prefix(s))
             sequence = next(candidates, None)
             if sequence is None or not self._admit_one(sequence):
                 return
@@ -218,7 +218,15 @@ class Scheduler:
         sequence.cached = computed if sequence.cached is None else sequence.cached
         return True
 
-    def _awaits_prefix(self, sequence: Sequence) -> bool:
+    def has_pages(self, sequence: Sequence, shard: int) -> bool:
+        """Whether a shard has the pages that a waiting sequence starts with, if idle leases give way; for reports."""
+        computed = len(self.trees[shard].match(sequence.tokens[:-1]).path()) * self.limits.page_size
+        needed = self._n_prefilling(len(sequence.tokens), computed) - self.limits.pages_for(computed)
+        idle = sum(len(lease.tail) for lease in self._leases.values() if lease.shard == shard)
+        running = sum(s.shard == shard for s in self.running)
+        return needed + running <= self._n_available(shard) + idle
+
+    def awaits_prefix(self, sequence: Sequence) -> bool:
         """Whether a running prefill is about to compute a page of this context that is not cached yet."""
         size = self.limits.page_size
         if all(s.is_decoding for s in self.running):

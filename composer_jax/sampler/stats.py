@@ -2,6 +2,9 @@
 
 import dataclasses
 
+from composer_jax.sampler.drafts import Speculation
+from composer_jax.sampler.scheduler import Scheduler
+
 
 @dataclasses.dataclass(frozen=True)
 class SamplerStats:
@@ -20,3 +23,17 @@ class SamplerStats:
     """Draft tokens that were verified, by their place in the draft."""
     accepted: tuple[int, ...]
     """Those of them that were sampled."""
+
+
+def collect_stats(scheduler: Scheduler, speculation: Speculation | None) -> SamplerStats:
+    """Returns the numbers of requests and pages at this moment."""
+    return SamplerStats(
+        waiting=len(scheduler.waiting),
+        running=len(scheduler.running),
+        preemptions=scheduler.preemptions,
+        pages=sum(pool.n_pages for pool in scheduler.pools),
+        held_pages=scheduler.n_held_pages,
+        live_tokens=scheduler.n_live_tokens,
+        drafted=() if speculation is None else tuple(speculation.drafted),
+        accepted=() if speculation is None else tuple(speculation.accepted),
+    )
