@@ -60,6 +60,18 @@ class Cache(NamedTuple, Generic[Leaf]):
         )
 
 
+def cache_window(config: ModelConfig) -> int | None:
+    """Returns how many tokens of a context decoding reads for a new token, itself included; None: all of them.
+
+    A page holds the entries of all layers, so older pages are needed while any layer attends to the whole context (in
+    gpt-oss every other layer does). Where all layers have the sliding window, decoding reads the window, and the tokens
+    of the embedding taps. The choices of experts are read for the whole context.
+    """
+    if config.sliding_window is None or config.cache_routing or not all(config.has_window(layer) for layer in range(config.n_layers)):
+        return None
+    return max(config.sliding_window, config.embedding_taps + 1)
+
+
 class CachePlaces(NamedTuple):
     """Where the tokens of a call lie in the cache."""
 

@@ -60,7 +60,7 @@ class Decoder(nnx.Module):
                 rngs,
                 (config.d_model, config.vocab_size),
                 ("embed", "vocab"),
-                fan_in=config.d_model,
+                full_precision=True,
                 config=config,
             )
         if config.n_mtp_modules:

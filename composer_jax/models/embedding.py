@@ -25,9 +25,11 @@ class Embedding(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         d = config.d_model
         self.config = config
-        self.table = matrix(rngs, (config.vocab_size, d), ("vocab", "embed"), fan_in=d, config=config)
+        self.table = matrix(
+            rngs, (config.vocab_size, d), ("vocab", "embed"), in_axis=1, full_precision=True, config=config
+        )
         if config.embedding_taps:
-            self.taps = matrix(rngs, (config.embedding_taps, d, d), (None, "embed", None), fan_in=d, config=config)
+            self.taps = matrix(rngs, (config.embedding_taps, d, d), (None, "embed", None), in_axis=1, config=config)
 
     def __call__(self, tokens_BS: jax.Array, positions_BS: jax.Array) -> jax.Array:
         """Embeds whole rows, [B,S,D]; a tap does not reach back beyond the start of its document."""

@@ -16,9 +16,9 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: ModelConfig, width: int, *, rngs: nnx.Rngs):
         d = config.d_model
-        self.gate = matrix(rngs, (d, width), ("embed", "ff"), fan_in=d, config=config)
-        self.up = matrix(rngs, (d, width), ("embed", "ff"), fan_in=d, config=config)
-        self.down = matrix(rngs, (width, d), ("ff", "embed"), fan_in=width, config=config)
+        self.gate = matrix(rngs, (d, width), ("embed", "ff"), config=config)
+        self.up = matrix(rngs, (d, width), ("embed", "ff"), config=config)
+        self.down = matrix(rngs, (width, d), ("ff", "embed"), config=config)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         chex.assert_type(x, jnp.floating)

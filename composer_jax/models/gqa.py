@@ -34,10 +34,10 @@ class GroupedQueryAttention(nnx.Module):
         d, h, n = config.d_model, config.n_heads, _kv_heads(config)
         x, v = config.qk_nope_dim + config.qk_rope_dim, config.v_head_dim
         self.config = config
-        self.q = matrix(rngs, (d, h, x), ("embed", "heads", None), fan_in=d, config=config)
-        self.k = matrix(rngs, (d, n, x), ("embed", "heads", None), fan_in=d, config=config)
-        self.v = matrix(rngs, (d, n, v), ("embed", "heads", None), fan_in=d, config=config)
-        self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), fan_in=h * v, config=config)
+        self.q = matrix(rngs, (d, h, x), ("embed", "heads", None), config=config)
+        self.k = matrix(rngs, (d, n, x), ("embed", "heads", None), config=config)
+        self.v = matrix(rngs, (d, n, v), ("embed", "heads", None), config=config)
+        self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), in_axis=(0, 1), config=config)
         zeros = lambda *shape: jnp.zeros(shape, config.param_dtype)  # noqa: E731
         if config.qkv_bias:
             self.q_bias = parameter(zeros(h, x), "heads", None)

@@ -42,14 +42,14 @@ class MultiHeadLatentAttention(nnx.Module):
         q_in, q_axis = d, "embed"
         if config.q_lora_rank is not None:
             q_in, q_axis = config.q_lora_rank, "rank"
-            self.q_down = matrix(rngs, (d, q_in), ("embed", None), fan_in=d, config=config)
+            self.q_down = matrix(rngs, (d, q_in), ("embed", None), config=config)
             self.q_norm = RMSNorm(q_in, eps=config.latent_norm_eps, dtype=config.param_dtype)
-        self.q = matrix(rngs, (q_in, h, k + p), (q_axis, "heads", None), fan_in=q_in, config=config)
-        self.kv_down = matrix(rngs, (d, r + p), ("embed", None), fan_in=d, config=config)
+        self.q = matrix(rngs, (q_in, h, k + p), (q_axis, "heads", None), config=config)
+        self.kv_down = matrix(rngs, (d, r + p), ("embed", None), config=config)
         self.kv_norm = RMSNorm(r, eps=config.latent_norm_eps, dtype=config.param_dtype)
-        self.k_up = matrix(rngs, (r, h, k), ("rank", "heads", None), fan_in=r, config=config)
-        self.v_up = matrix(rngs, (r, h, v), ("rank", "heads", None), fan_in=r, config=config)
-        self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), fan_in=h * v, config=config)
+        self.k_up = matrix(rngs, (r, h, k), ("rank", "heads", None), config=config)
+        self.v_up = matrix(rngs, (r, h, v), ("rank", "heads", None), config=config)
+        self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), in_axis=(0, 1), config=config)
 
     @classmethod
     def check_config(cls, config: "ModelConfig") -> None:

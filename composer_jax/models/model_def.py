@@ -15,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import Decoder
 from composer_jax.models.initializers import Params, initialize
-from composer_jax.models.parameter import RouterBias
+from composer_jax.models.parameter import RouterBias, scale_axes
+from composer_jax.ops.quantization import QuantizedArray, quantize_weight
 from composer_jax.parallel.sharding import storage_sharding
 
 __all__ = ["ModelDef", "Params"]
@@ -26,6 +27,10 @@ class ModelDef:
     """The static part of a Decoder. The optimizer trains `params`; the load rule moves `router_bias`."""
 
     config: ModelConfig
+    matrix_dtype: str = ""
+    """Of a sampler's copy of the weights: "int8" or "float8_e4m3fn" stores matrices as QuantizedArrays (all but the
+    embedding table, the head and the routers, as in DeepSeek-V3, arXiv 2412.19437, section 3.3); the other weights have
+    config.param_dtype. Empty, as for all that trains or loads weights: every weight is one array in that dtype."""
 
     def bind(self, params: Params, router_bias: Params) -> Decoder:
         """Returns the Decoder with these arrays; call it inside a traced function."""
@@ -36,7 +41,10 @@ class ModelDef:
         return nnx.merge(graph, param_state, bias_state)
 
     def init(self, seed: int, mesh: Mesh | None = None) -> tuple[Params, Params]:
-        """Returns initial (params, router_bias), created directly in their shards where a mesh is given."""
+        """Returns initial (params, router_bias), created directly in their shards where a mesh is given.
+
+        All weights have config.param_dtype, whatever matrix_dtype is.
+        """
 
         def make():
             config = self.config
@@ -46,15 +54,12 @@ class ModelDef:
             params, bias = nnx.to_pure_dict(params), nnx.to_pure_dict(bias)
             return initialize(params, config, jax.random.key(seed + 1)), bias
 
-        return jax.jit(make, out_shardings=None if mesh is None else self.shardings(mesh))()
+        return jax.jit(make, out_shardings=None if mesh is None else ModelDef(self.config).shardings(mesh))()
 
     def shapes(self) -> tuple[Params, Params]:
         """Returns (params, router_bias) as ShapeDtypeStructs."""
         _, params, bias = _abstract(self.config)
-        abstract = lambda state: jax.tree.map(  # noqa: E731
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nnx.to_pure_dict(state)
-        )
-        return abstract(params), abstract(bias)
+        return _map_variables(params, self._abstract_weight), _map_variables(bias, _shape_and_dtype)
 
     def specs(self, mesh: Mesh) -> tuple[Params, Params]:
         """Returns the PartitionSpecs under which (params, router_bias) are stored."""
@@ -67,10 +72,17 @@ class ModelDef:
           UserError: a dimension does not divide over its mesh axes.
         """
         _, params, bias = _abstract(self.config)
-        return (
-            _map_variables(params, lambda variable: storage_sharding(mesh, _shape(variable), _logical_axes(variable))),
-            _map_variables(bias, lambda _: NamedSharding(mesh, PartitionSpec())),
-        )
+
+        def sharding(variable: nnx.Variable):
+            axes, weight = _logical_axes(variable), self._abstract_weight(variable)
+            if not isinstance(weight, QuantizedArray):
+                return storage_sharding(mesh, weight.shape, axes)
+            return QuantizedArray(
+                storage_sharding(mesh, weight.values.shape, axes),
+                storage_sharding(mesh, weight.scales.shape, scale_axes(axes, variable.get_metadata()["in_axes"])),
+            )
+
+        return _map_variables(params, sharding), _map_variables(bias, lambda _: NamedSharding(mesh, PartitionSpec()))
 
     def decay_mask(self) -> Params:
         """Returns whether weight decay applies to each parameter, as bools in a tree like params."""
@@ -78,7 +90,7 @@ class ModelDef:
 
     def parameter_count(self) -> int:
         """Returns the number of trained parameters, embedding and head included."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.shapes()[0]))
+        return sum(leaf.size for leaf in jax.tree.leaves(ModelDef(self.config).shapes()[0]))
 
     def active_parameter_count(self) -> int:
         """Returns the number of parameters that compute one token: all but those of experts that are not chosen."""
@@ -89,6 +101,13 @@ class ModelDef:
         idle = (config.n_experts - config.experts_per_token) * expert
         return self.parameter_count() - idle * (config.n_moe_layers + config.n_mtp_modules)
 
+    def _abstract_weight(self, variable: nnx.Variable) -> Any:
+        """Returns the shape and dtype of a weight in storage; of an 8-bit one, a QuantizedArray of them."""
+        weight, in_axes = _shape_and_dtype(variable), variable.get_metadata().get("in_axes")
+        if not self.matrix_dtype or in_axes is None:
+            return weight
+        return jax.eval_shape(lambda w: quantize_weight(w, in_axes, self.matrix_dtype), weight)
+
 
 def _abstract(config: ModelConfig):
     """Returns the graph definition and the abstract states of params and router bias. Not cached: tracing is cheap."""
@@ -98,6 +117,10 @@ def _abstract(config: ModelConfig):
 
 def _shape(variable: nnx.Variable) -> tuple[int, ...]:
     return variable.get_value().shape
+
+
+def _shape_and_dtype(variable: nnx.Variable) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(_shape(variable), variable.get_value().dtype)
 
 
 def _logical_axes(variable: nnx.Variable) -> tuple[str | None, ...]:

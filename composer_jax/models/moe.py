@@ -24,9 +24,9 @@ class MixtureOfExperts(nnx.Module):
         e, d, f = config.n_experts, config.d_model, config.expert_ff_dim
         self.config = config
         self.router = Router(config, rngs=rngs)
-        self.gate = matrix(rngs, (e, d, f), ("experts", "embed", None), fan_in=d, config=config)
-        self.up = matrix(rngs, (e, d, f), ("experts", "embed", None), fan_in=d, config=config)
-        self.down = matrix(rngs, (e, f, d), ("experts", None, "embed"), fan_in=f, config=config)
+        self.gate = matrix(rngs, (e, d, f), ("experts", "embed", None), in_axis=1, config=config)
+        self.up = matrix(rngs, (e, d, f), ("experts", "embed", None), in_axis=1, config=config)
+        self.down = matrix(rngs, (e, f, d), ("experts", None, "embed"), in_axis=1, config=config)
         if config.expert_bias:
             zeros = lambda width: jnp.zeros((e, width), config.param_dtype)  # noqa: E731
             self.gate_bias = parameter(zeros(f), "experts", None)

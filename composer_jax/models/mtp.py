@@ -24,7 +24,7 @@ class MTPModule(nnx.Module):
         d = config.d_model
         self.embedding_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
         self.hidden_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
-        self.projection = matrix(rngs, (2 * d, d), (None, "embed"), fan_in=2 * d, config=config)
+        self.projection = matrix(rngs, (2 * d, d), (None, "embed"), config=config)
         self.block = Block(config, moe=config.n_experts > 0, rngs=rngs)
         self.final_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
 

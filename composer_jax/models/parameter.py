@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 from jax.typing import DTypeLike
 
+from composer_jax.ops.quantization import QuantizedArray
 from composer_jax.parallel.sharding import all_gather_fsdp
 
 if TYPE_CHECKING:
@@ -32,13 +33,47 @@ def parameter(value: jax.Array, *axes: str | None, decays: bool = False) -> nnx.
 
 
 def matrix(
-    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], *, fan_in: int, config: "ModelConfig"
+    rngs: nnx.Rngs,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    *,
+    config: "ModelConfig",
+    in_axis: int | tuple[int, ...] = 0,
+    full_precision: bool = False,
 ) -> nnx.Param:
-    """Returns a normally distributed weight with standard deviation config.init_std, or 1/sqrt(fan_in) if None."""
+    """Returns a normally distributed weight with standard deviation config.init_std, or 1/sqrt(fan-in) if None.
+
+    Args:
+      in_axis: the dimensions that a product with the weight sums over, as in jax.nn.initializers; the fan-in is their
+        size. An 8-bit copy of the weight has a scale for every index of the others.
+      full_precision: whether a sampler with 8-bit weights keeps this one in param_dtype.
+    """
+    in_axes = (in_axis,) if isinstance(in_axis, int) else in_axis
+    fan_in = math.prod(shape[axis] for axis in in_axes)
     std = 1 / math.sqrt(fan_in) if config.init_std is None else config.init_std
-    return parameter(std * jax.random.normal(rngs.params(), shape, config.param_dtype), *axes, decays=True)
+    param = parameter(std * jax.random.normal(rngs.params(), shape, config.param_dtype), *axes, decays=True)
+    if not full_precision:
+        # Counted from the end, so that they hold for a stack of layers, too.
+        param.set_metadata(in_axes=tuple(axis - len(shape) for axis in in_axes))
+    return param
 
 
 def gather_param(param: nnx.Variable, dtype: DTypeLike) -> jax.Array:
-    """Returns the weight cast to `dtype` and then all-gathered over the FSDP mesh axes."""
-    return all_gather_fsdp(param.get_value().astype(dtype), param.get_metadata()["axes"])
+    """Returns the weight in `dtype`, all-gathered over the FSDP mesh axes.
+
+    A weight is cast before the gather. An 8-bit one is gathered as it is stored, and dequantised after.
+    """
+    weight, metadata = param.get_value(), param.get_metadata()
+    axes = metadata["axes"]
+    if isinstance(weight, QuantizedArray):
+        scales = all_gather_fsdp(weight.scales, scale_axes(axes, metadata["in_axes"]))
+        return QuantizedArray(all_gather_fsdp(weight.values, axes), scales).dequantize(dtype)
+    return all_gather_fsdp(weight.astype(dtype), axes)
+
+
+def scale_axes(axes: tuple[str | None, ...], in_axes: tuple[int, ...]) -> tuple[str | None, ...]:
+    """Returns the logical axes of an 8-bit weight's scales: those of the weight, but None where the scales have size 1.
+
+    in_axes: as in the variable's metadata, counted from the end.
+    """
+    return tuple(None if i - len(axes) in in_axes else axis for i, axis in enumerate(axes))

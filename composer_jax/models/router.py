@@ -34,7 +34,7 @@ class Router(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.weight = matrix(
-            rngs, (config.d_model, config.n_experts), ("embed", None), fan_in=config.d_model, config=config
+            rngs, (config.d_model, config.n_experts), ("embed", None), full_precision=True, config=config
         )
         if config.router_logit_bias:
             self.logit_bias = parameter(jnp.zeros(config.n_experts, config.param_dtype), None)

@@ -3,10 +3,11 @@
 import dataclasses
 
 from composer_jax.errors import UserError
+from composer_jax.ops.quantization import LARGEST
 from composer_jax.parallel.mesh import MeshConfig
 
 DRAFTS = ("", "prompt_lookup")
-PARAM_DTYPES = ("float32", "bfloat16")
+PARAM_DTYPES = ("float32", "bfloat16", *LARGEST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,9 @@ class SamplerConfig:
     """Tokens per page of the cache. Contexts share whole pages, so smaller pages share more and cost more to read."""
     cache_tokens: int = 0
     """Tokens in the cache, over all devices; 0 is room for `slots` contexts of the full capacity. With less, requests
-    wait while the cache is full, and the last that came give way to those before."""
+    wait while the cache is full, and the last that came give way to those before. Where every layer of the model has a
+    sliding window, a context takes no more than its window and one call, and the cache may be smaller than a context.
+    """
     decode_steps: int = 8
     """Tokens per decode call. Fewer react faster to a finished message, more have less overhead."""
     prefill_shapes: tuple[tuple[int, int], ...] = ((16, 32), (4, 128))
@@ -43,7 +46,13 @@ class SamplerConfig:
     """The sampler's own mesh over the devices of the run's mesh; None uses the run's mesh. Its `cpu_devices` and
     `reduction` are ignored."""
     param_dtype: str = ""
-    """Dtype of the sampler's copy of the weights, "float32" or "bfloat16"; empty uses the model's param_dtype."""
+    """Dtype of the sampler's copy of the weights; empty uses the model's param_dtype. "float32" or "bfloat16" casts all
+    weights. "int8" or "float8_e4m3fn" stores matrices in 8 bits with one float32 scale per output column; the embedding
+    table, the head, routers, norms and biases keep the model's param_dtype. The compute dtype stays the same: a matrix
+    is dequantised when it is used."""
+    stall_seconds: float = 60.0
+    """Seconds without progress, while a request or an update waits, after which the sampler logs who waits for what; 0:
+    never. The next warning comes after twice as long."""
 
     def __post_init__(self):
         for field in ("slots", "page_size", "decode_steps"):
@@ -58,6 +67,8 @@ class SamplerConfig:
                 f"sampler.draft_tokens={self.draft_tokens} is not between 1 and sampler.decode_steps - 1 = "
                 f"{self.decode_steps - 1}; a draft and one more token take the pages of a decode call."
             )
+        if self.stall_seconds < 0:
+            raise UserError(f"sampler.stall_seconds={self.stall_seconds} is negative; 0 logs no warning.")
         if self.cache_tokens < 0:
             raise UserError(f"sampler.cache_tokens={self.cache_tokens} is negative; 0 holds all slots' contexts.")
         if not self.prefill_shapes:
@@ -73,5 +84,7 @@ class SamplerConfig:
         if min(self.decode_rows, default=1) < 1:
             raise UserError(f"sampler.decode_rows={self.decode_rows} has a number below 1; leave it out.")
         if self.param_dtype and self.param_dtype not in PARAM_DTYPES:
-            known = " or ".join(PARAM_DTYPES)
-            raise UserError(f"sampler.param_dtype={self.param_dtype!r} is unknown; use {known}, or leave it empty.")
+            known = ", ".join(PARAM_DTYPES)
+            raise UserError(
+                f"sampler.param_dtype={self.param_dtype!r} is unknown; use one of {known}, or leave it empty."
+            )

@@ -22,6 +22,7 @@ from composer_jax.sampler.limits import make_limits
 from composer_jax.sampler.policy import FinishReason
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.request_checks import check_request
+from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.sampler.run_schedule import Results, run_schedule
 from composer_jax.sampler.runner import Runner
 from composer_jax.sampler.scheduler import Scheduler
@@ -29,6 +30,7 @@ from composer_jax.sampler.sequence import Lease, Schedule
 from composer_jax.sampler.session import EngineSession
 from composer_jax.sampler.several_processes import Leader, WeightsOfVersion, follow
 from composer_jax.sampler.stats import SamplerStats, read_stats
+from composer_jax.sampler.watchdog import Activity, Watchdog
 from composer_jax.sampler.weight_update import UpdateMode, WeightUpdate
 
 PauseMode = Literal["keep", "wait", "abort"]
@@ -61,8 +63,7 @@ class Sampler:
         """
         if config.mesh is not None:
             mesh = config.mesh.make_mesh(list(mesh.devices.flat))
-        if config.param_dtype:
-            definition = ModelDef(dataclasses.replace(definition.config, param_dtype=config.param_dtype))
+        definition = rollout_model_def(definition, config.param_dtype)
         if config.capacity > definition.config.max_context:
             raise UserError(
                 f"A sampler capacity of {config.capacity} tokens exceeds the model's max_context="
@@ -74,13 +75,15 @@ class Sampler:
         self.decoded_tokens = self.prefilled_tokens = 0
         self.busy_seconds = 0.0
         self.is_serving = False
-        self.limits = make_limits(config, batch_shards(mesh))
+        self.limits = make_limits(config, batch_shards(mesh), definition.config)
         self._runner = Runner(definition, mesh, config, self.limits, self.end_tokens)
         self._scheduler = Scheduler(self.limits)
         self._handles: dict[int, RequestHandle] = {}  # by the id of their sequence
         self._ended_leases: list[Lease] = []
         self._update: WeightUpdate | None = None
         self._speculation = Speculation(config.draft_tokens) if config.drafts else None
+        self._calls: Schedule | None = None  # those that are running
+        self._watchdog = Watchdog(config.stall_seconds, self._activity)
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -285,6 +288,7 @@ class Sampler:
 
     async def _serve(self) -> None:
         reason: Exception = RuntimeError("this sampler has stopped serving")
+        self._watchdog.start()
         try:
             while not self._leaving:
                 self._work.clear()
@@ -301,11 +305,12 @@ class Sampler:
                 if not schedule:
                     await self._work.wait()
                     continue
-                started = time.perf_counter()
+                started, self._calls = time.perf_counter(), schedule
                 handles = [self._handles[id(sequence)] for sequence in schedule.decode]
                 results = await asyncio.to_thread(
                     run_schedule, self._runner, self._speculation, schedule, handles, self.version
                 )
+                self._calls = None
                 await self._commit(schedule, results)
                 self.busy_seconds += time.perf_counter() - started
                 await asyncio.sleep(0)
@@ -318,7 +323,8 @@ class Sampler:
                 raise reason from error
             raise
         finally:
-            self._error = reason
+            self._watchdog.stop()
+            self._error, self._calls = reason, None
             self._session_closed.set()
             self._paused.set()
             pending = [handle.future for handle in self._handles.values()]
@@ -329,6 +335,10 @@ class Sampler:
                 if not future.done():
                     future.set_exception(reason)
             self._forget_cancelled()
+
+    def _activity(self) -> Activity:
+        update = None if self._update is None else (self._update.version, self._update.mode)
+        return Activity(self._scheduler, self._calls, update, self.is_paused, (self.busy_seconds, self.version))
 
     def _is_pausing(self) -> bool:
         """Whether no device call may be made now. Ends all requests where the pause aborts them."""

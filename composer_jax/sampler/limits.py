@@ -1,11 +1,13 @@
-"""Sizes of a scheduler, from the sampler's config and the devices."""
+"""Sizes of a scheduler, from the sampler's config, the devices and the network."""
 
 from composer_jax.errors import UserError
+from composer_jax.models.cache import cache_window
+from composer_jax.models.config import ModelConfig
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.sequence import Limits
 
 
-def make_limits(config: SamplerConfig, shards: int) -> Limits:
+def make_limits(config: SamplerConfig, shards: int, model: ModelConfig) -> Limits:
     """Returns the sizes of a scheduler over `shards` devices.
 
     Raises:
@@ -18,10 +20,15 @@ def make_limits(config: SamplerConfig, shards: int) -> Limits:
     rows = config.slots // shards
     page = min(config.page_size, config.capacity)
     cache_tokens = (config.cache_tokens or config.slots * config.capacity) // shards
-    if cache_tokens < config.capacity:
+    n_pages = max(-(-cache_tokens // page), rows * -(-config.capacity // page) if not config.cache_tokens else 0)
+    window = cache_window(model)
+    window = None if window is None else max(window, page + 1)
+    limits = Limits(page, n_pages, shards, rows, tuple(config.prefill_shapes), config.decode_steps, window)
+    needed = min(config.capacity, limits.most_pages(config.capacity) * page)
+    if cache_tokens < needed:
         raise UserError(
             f"sampler.cache_tokens={config.cache_tokens} gives each of {shards} devices {cache_tokens} tokens, less "
-            f"than one context of sampler.capacity={config.capacity}; use {shards * config.capacity} or more, or 0."
+            f"than the {needed} that one context of sampler.capacity={config.capacity} takes; use {shards * needed} or "
+            "more, or 0."
         )
-    n_pages = max(-(-cache_tokens // page), rows * -(-config.capacity // page) if not config.cache_tokens else 0)
-    return Limits(page, n_pages, shards, rows, tuple(config.prefill_shapes), config.decode_steps)
+    return limits

@@ -1,4 +1,4 @@
-"""PagePool: which pages of the cache are free. Integers only, no JAX."""
+"""PagePool: which pages of the cache are free, and which a sliding window has left. Integers only, no JAX."""
 
 from collections.abc import Iterable
 
@@ -33,3 +33,13 @@ class PagePool:
             assert not self._is_free[page], f"page {page} is free already"
             self._is_free[page] = True
             self._free.append(page)
+
+
+def n_skipped_pages(computed: int, page_size: int, window: int | None) -> int:
+    """Returns how many leading pages of a context no later token attends to.
+
+    Args:
+      computed: tokens of the context whose entries are in the cache; the next token has this position.
+      window: tokens that a token attends to, itself included, in every layer; None: all tokens before, in some layer.
+    """
+    return 0 if window is None else max(0, computed - window + 1) // page_size

@@ -3,29 +3,31 @@
 A node is one full page. The path from the root to a node spells a prefix of contexts, so a page is found only by the
 tokens of the page and of all pages before it. Holders (running requests and leases) keep the pages of a path; the other
 pages are reused for new contexts when the pool is empty, the least recently held first.
+
+Where every layer has a sliding window, a holder needs only the last pages of its path (pages.py: n_skipped_pages). It
+releases the others, which may then be reused while pages after them are held. Their nodes stay as the way to those
+pages: a prefix is found as long as the pages are there that the tokens after it attend to.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Iterator, Sequence
 
-from composer_jax.sampler.pages import PagePool
+from composer_jax.sampler.pages import PagePool, n_skipped_pages
 
 
 class PrefixNode:
     """One page of a prefix; the root has none."""
 
-    __slots__ = ("children", "epoch", "held", "key", "page", "parent", "released")
+    __slots__ = ("children", "epoch", "held", "key", "page", "parent")
 
-    def __init__(self, parent: PrefixNode | None, key: tuple[int, ...], page: int, epoch: int) -> None:
-        self.parent, self.key, self.page, self.epoch = parent, key, page, epoch
+    def __init__(self, parent: PrefixNode | None, key: tuple[int, ...], page: int | None, epoch: int) -> None:
+        self.parent, self.key, self.epoch = parent, key, epoch
+        self.page = page
+        """None where it was reused; never of a node that is held."""
         self.children: dict[tuple[int, ...], PrefixNode] = {}
         self.held = 0
-        """Holders of exactly this prefix, and children that are held themselves."""
-        self.released = 0
-        """When the last holder left, as a running number."""
+        """Holders of this page."""
 
     def path(self) -> list[PrefixNode]:
         """The nodes from the first page to this one."""
@@ -39,94 +41,88 @@ class PrefixNode:
 class PrefixTree:
     """The pages of one device's pool that hold prefixes of contexts. It owns those pages."""
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
-        self._pool, self._page_size = pool, page_size
+    def __init__(self, pool: PagePool, page_size: int, window: int | None = None) -> None:
+        """window: tokens that a token attends to, itself included, where that holds in every layer."""
+        self._pool, self._page_size, self._window = pool, page_size, window
         self._epoch = 0
-        self._root = PrefixNode(None, (), -1, self._epoch)
-        self._clock = itertools.count(1)
-        self._leaves: list[tuple[int, int, PrefixNode]] = []
-        """A heap of leaves that nobody holds. Entries of nodes that are held again, or gone, are skipped."""
-        self.n_reclaimable = 0
-        """Pages that nobody holds."""
+        self._root = PrefixNode(None, (), None, self._epoch)
+        self._unheld: dict[PrefixNode, None] = {}
+        """Nodes of this epoch whose pages nobody holds, in the order of their release. A path is released from its end,
+        so without a window the leaves of a branch come before the pages that they follow."""
 
     @property
     def root(self) -> PrefixNode:
         """The empty prefix."""
         return self._root
 
+    @property
+    def n_reclaimable(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._unheld)
+
     def match(self, tokens: Sequence[int]) -> PrefixNode:
-        """Returns the longest prefix of `tokens` that is here, in full pages."""
-        node = self._root
-        for key in self._keys(tokens, 0):
+        """Returns the longest prefix of `tokens`, in full pages, whose pages in the window are here."""
+        node = longest = self._root
+        present = 0  # pages that are here without a gap before the end of `node`
+        for depth, key in enumerate(self._keys(tokens), 1):
             child = node.children.get(key)
             if child is None:
                 break
             node = child
-        return node
+            present = present + 1 if node.page is not None else 0
+            if present >= depth - n_skipped_pages(depth * self._page_size, self._page_size, self._window):
+                longest = node
+        return longest
 
-    def hold(self, node: PrefixNode) -> None:
-        """Keeps the pages of a prefix until `release`."""
-        while True:
-            node.held += 1
-            if node.held > 1 or node.parent is None:
-                return
-            self.n_reclaimable -= 1
-            node = node.parent
+    def hold(self, node: PrefixNode, n_skipped: int = 0) -> None:
+        """Keeps the pages of a prefix, but for the first `n_skipped`, until they are released."""
+        for kept in node.path()[n_skipped:]:
+            self._hold_page(kept)
 
-    def release(self, node: PrefixNode) -> None:
-        """Ends one `hold`. The pages stay until they are reclaimed; those of an earlier epoch go at once."""
-        while True:
-            node.held -= 1
-            assert node.held >= 0, "a prefix was released more often than held"
-            if node.held > 0 or node.parent is None:
-                return
-            parent = node.parent
-            if node.epoch != self._epoch:
-                assert not node.children, "a prefix of an earlier epoch has pages that nobody holds"
-                self._remove(node)
+    def release(self, node: PrefixNode, n_skipped: int = 0, end: int | None = None) -> None:
+        """Ends a hold of the pages from `n_skipped` to before `end` (None: all) of a prefix.
+
+        The pages stay until they are reclaimed; those of an earlier epoch go at once.
+        """
+        for released in node.path()[n_skipped:end][::-1]:
+            released.held -= 1
+            assert released.held >= 0, "a page was released more often than held"
+            if released.held:
+                continue
+            if released.epoch == self._epoch:
+                self._unheld[released] = None
             else:
-                self.n_reclaimable += 1
-                node.released = next(self._clock)
-                self._add_leaf(node)
-            node = parent
+                self._free(released)
 
     def insert(self, node: PrefixNode, tokens: Sequence[int], pages: Sequence[int]) -> PrefixNode:
         """Adds full pages below a prefix of the current epoch; returns the longer prefix.
 
         Args:
-          node: a prefix that the caller holds; the hold passes to the returned prefix.
+          node: a prefix that the caller holds; the hold extends to the returned prefix.
           tokens: the tokens in `pages`, a whole number of pages.
           pages: pages of the caller, which now belong to the tree. Where the tree has a page of the same prefix, the
             caller's is given back.
         """
         assert node.epoch == self._epoch, "a prefix of an earlier epoch cannot grow"
-        held = node
-        for key, page in zip(self._keys(tokens, 0), pages, strict=True):
+        for key, page in zip(self._keys(tokens), pages, strict=True):
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = PrefixNode(node, key, page, self._epoch)
-                self.n_reclaimable += 1
+            elif child.page is None:
+                child.page = page
             else:
                 self._pool.give_back([page])
+            self._hold_page(child)
             node = child
-        if node is not held:
-            self.hold(node)
-            self.release(held)
         return node
 
     def reclaim(self, n: int) -> None:
         """Gives n pages that nobody holds back to the pool; there must be that many."""
         assert n <= self.n_reclaimable, f"{n} pages are to be reclaimed and {self.n_reclaimable} can be"
-        while n > 0:
-            released, _, node = heapq.heappop(self._leaves)
-            if node.held or node.children or node.parent is None or node.released != released:
-                continue  # held again, or reclaimed, since it was pushed
-            parent = node.parent
-            self._remove(node)
-            self.n_reclaimable -= 1
-            if parent.parent is not None and not parent.held:
-                self._add_leaf(parent)
-            n -= 1
+        for _ in range(n):
+            node = next(iter(self._unheld))
+            del self._unheld[node]
+            self._free(node)
 
     def drop_unheld(self) -> None:
         """Gives all pages that nobody holds back to the pool."""
@@ -139,24 +135,29 @@ class PrefixTree:
         """
         self.drop_unheld()
         self._epoch += 1
-        self._root = PrefixNode(None, (), -1, self._epoch)
-        self._leaves.clear()
+        self._root = PrefixNode(None, (), None, self._epoch)
 
     def is_current(self, node: PrefixNode) -> bool:
         """Whether a prefix is of this epoch, so that it can grow and be found."""
         return node.epoch == self._epoch
 
-    def _keys(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, ...]]:
+    def _keys(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
         size = self._page_size
-        for first in range(start, len(tokens) - size + 1, size):
+        for first in range(0, len(tokens) - size + 1, size):
             yield tuple(tokens[first : first + size])
 
-    def _add_leaf(self, node: PrefixNode) -> None:
-        if not node.children:
-            heapq.heappush(self._leaves, (node.released, id(node), node))
+    def _hold_page(self, node: PrefixNode) -> None:
+        assert node.page is not None, "a page was held after it was reused"
+        node.held += 1
+        self._unheld.pop(node, None)
 
-    def _remove(self, node: PrefixNode) -> None:
-        assert node.parent is not None
-        del node.parent.children[node.key]
-        node.parent = None
+    def _free(self, node: PrefixNode) -> None:
+        """Gives a page back, and removes the nodes that no longer lead to a page."""
+        assert node.page is not None
         self._pool.give_back([node.page])
+        node.page = None
+        while node.page is None and not node.children and node.parent is not None:
+            parent = node.parent
+            del parent.children[node.key]
+            node.parent = None
+            node = parent

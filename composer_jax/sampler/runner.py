@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -23,6 +22,7 @@ from composer_jax.sampler.programs import (
     score_program,
     verify_program,
 )
+from composer_jax.sampler.rollout_weights import RolloutWeights
 from composer_jax.sampler.sequence import Chunk, Limits
 from composer_jax.sampler.sequence import Sequence as Row
 from composer_jax.sampler.several_processes import Leader, fetch
@@ -85,9 +85,7 @@ class Runner:
         self.leader: Leader | None = None
         """In process 0 of several, while it serves."""
         self._draft_tokens = config.draft_tokens if config.drafts else 0
-        self._copy = jax.jit(
-            lambda weights: jax.tree.map(lambda a, to: jnp.copy(a).astype(to.dtype), weights, definition.shapes())
-        )
+        self._rollout_weights = RolloutWeights(definition, mesh)
         self._new_cache = jax.jit(
             jax.shard_map(
                 lambda: init_cache(definition.config, limits.n_pages, page),
@@ -108,14 +106,7 @@ class Runner:
 
     def install(self, params: Params, router_bias: Params, *, copy: bool) -> None:
         """Takes the weights in this runner's layout and dtypes; with copy=False, arrays that have them are shared."""
-        weights = (params, router_bias)
-        same_dtypes = all(
-            a.dtype == to.dtype
-            for a, to in zip(jax.tree.leaves(weights), jax.tree.leaves(self.definition.shapes()), strict=True)
-        )
-        if copy or not same_dtypes:
-            weights = self._copy(weights)
-        self._weights = jax.device_put(weights, self.definition.shardings(self.mesh))
+        self._weights = self._rollout_weights.to_rollout(params, router_bias, copy=copy)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,10 @@ prefills exactly the tokens that its context gained since, and nothing but the p
 
 A sequence's pages are, in order, those that the prefix tree owns (shared) and its own. Its full pages go to the tree as
 soon as a prefill call has computed them, and when the sequence ends.
+
+Where every layer has a sliding window, a sequence gives up the pages before it and takes those of its next call, so it
+holds a bounded number of pages at any length. A page holds the entries of all layers: where one layer attends to the
+whole context, no page can be given up, and a sequence gets the pages of its whole context when it starts.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections.abc import Iterable
 
 from composer_jax.sampler.pages import PagePool
 from composer_jax.sampler.prefix_tree import PrefixNode, PrefixTree
-from composer_jax.sampler.sequence import Chunk, Lease, Limits, Schedule, Sequence
+from composer_jax.sampler.sequence import NO_PAGE, Chunk, Lease, Limits, Schedule, Sequence
 
 
 class Scheduler:
@@ -25,7 +29,7 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.pools = [PagePool(limits.n_pages) for _ in range(limits.shards)]
-        self.trees = [PrefixTree(pool, limits.page_size) for pool in self.pools]
+        self.trees = [PrefixTree(pool, limits.page_size, limits.window) for pool in self.pools]
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         """In the order of admission."""
@@ -35,15 +39,14 @@ class Scheduler:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence that the cache holds."""
-        return self.limits.n_pages * self.limits.page_size
+    def fits(self, n_tokens: int) -> bool:
+        """Whether the cache has the pages that a sequence of this many tokens holds at once."""
+        return self.limits.most_pages(n_tokens) <= self.limits.n_pages
 
     def submit(self, sequence: Sequence) -> None:
-        """Queues a sequence of at least one token; it and its budget fit into `longest`."""
+        """Queues a sequence of at least one token; the cache fits it and its budget."""
         assert sequence.tokens and sequence.budget > 0, "a sequence needs a token and a budget"
-        assert len(sequence.tokens) + sequence.budget <= self.longest, "the sequence is longer than the cache"
+        assert self.fits(len(sequence.tokens) + sequence.budget), "the sequence is longer than the cache"
         sequence.arrival = next(self._arrivals)
         self.waiting.append(sequence)
 
@@ -61,11 +64,12 @@ class Scheduler:
             self._stop(sequence)
             return
         self._publish(sequence)
+        self._skip_pages(sequence)
         self.running.remove(sequence)
         self.drop(lease)
-        n_pages = self._pages_for(sequence.computed)
+        n_pages = self.limits.pages_for(sequence.computed)
         lease.shard, lease.tokens, lease.prefix = shard, tokens, sequence.prefix
-        lease.tail = sequence.pages[sequence.n_shared : n_pages]
+        lease.tail, lease.n_skipped = sequence.pages[sequence.first_own : n_pages], sequence.n_skipped
         self.pools[shard].give_back(sequence.pages[n_pages:])
         lease.used = next(self._clock)
         self._leases[id(lease)] = lease
@@ -74,10 +78,10 @@ class Scheduler:
     def drop(self, lease: Lease) -> None:
         """Ends what a lease keeps; the lease can be used again."""
         if lease.prefix is not None:
-            self.trees[lease.shard].release(lease.prefix)
+            self.trees[lease.shard].release(lease.prefix, lease.n_skipped)
             self.pools[lease.shard].give_back(lease.tail)
             self._leases.pop(id(lease), None)
-            lease.prefix, lease.tail, lease.tokens, lease.shard = None, [], [], -1
+            lease.prefix, lease.tail, lease.tokens, lease.shard, lease.n_skipped = None, [], [], -1, 0
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -107,11 +111,10 @@ class Scheduler:
     def n_live_tokens(self) -> int:
         """Tokens of running sequences and leases, those in shared pages once."""
         size = self.limits.page_size
-        private = sum(len(s.tokens) - s.n_shared * size for s in self.running)
-        private_pages = sum(len(s.pages) - s.n_shared for s in self.running)
+        private = sum(min(len(s.tokens), len(s.pages) * size) - s.first_own * size for s in self.running)
+        private_pages = sum(len(s.pages) - s.first_own for s in self.running)
         for lease in self._leases.values():
-            assert lease.prefix is not None
-            private += len(lease.tokens) - len(lease.prefix.path()) * size
+            private += len(lease.tokens) - (self.limits.pages_for(len(lease.tokens)) - len(lease.tail)) * size
             private_pages += len(lease.tail)
         return private + (self.n_held_pages - private_pages) * size
 
@@ -121,7 +124,8 @@ class Scheduler:
         """Admits waiting sequences if told to, and returns the next device calls."""
         if admit:
             self._admit()
-        decode = self._choose_decode()  # first, because it may preempt what would be prefilled
+        self._take_pages()  # first, because it may preempt
+        decode = [s for s in self.running if s.is_decoding]
         shape, chunks = self._choose_prefill()
         return Schedule(shape, chunks, [] if self._should_fill(chunks, len(decode)) else decode)
 
@@ -151,7 +155,7 @@ class Scheduler:
             running = Counter(sequence.group for sequence in self.running)
             self.waiting.sort(key=lambda s: (-s.priority, running[s.group], s.arrival))
             # One whose prefix is being computed waits for it, and delays nobody.
-            candidates = (s for s in self.waiting if not self._awaits_prefix(s))
+            candidates = (s for s in self.waiting if not self.awaits_prefix(s))
             sequence = next(candidates, None)
             if sequence is None or not self._admit_one(sequence):
                 return
@@ -192,9 +196,10 @@ class Scheduler:
         else:
             prefix, tail = tree.match(sequence.tokens[: n - 1]) if sequence.uses_cache else tree.root, []
             computed = len(prefix.path()) * self.limits.page_size
-        shared = [node.page for node in prefix.path()]
-        tree.hold(prefix)
-        missing = self._pages_for(n) - len(shared) - len(tail)
+        n_skipped, path = self.limits.n_skipped(computed), prefix.path()
+        tree.hold(prefix, n_skipped)
+        pages = [NO_PAGE] * n_skipped + _pages_of(path[n_skipped:]) + tail
+        missing = self._n_prefilling(n, computed) - len(pages)
         # A page for each running sequence is left, so that the newcomer is not preempted at once.
         spare = sum(s.shard == shard for s in self.running)
         if resumes:
@@ -203,17 +208,26 @@ class Scheduler:
             if resumes:
                 assert lease is not None
                 self._leases[id(lease)] = lease
-            tree.release(prefix)
+            tree.release(prefix, n_skipped)
             return False
         if lease is not None:
             lease.tail = [] if resumes else lease.tail
             self.drop(lease)
-        sequence.pages = shared + tail + self.pools[shard].take(missing)
-        sequence.shard, sequence.prefix, sequence.n_shared, sequence.computed = shard, prefix, len(shared), computed
+        sequence.pages = pages + self.pools[shard].take(missing)
+        sequence.shard, sequence.prefix, sequence.computed = shard, prefix, computed
+        sequence.n_shared, sequence.n_skipped = len(path), n_skipped
         sequence.cached = computed if sequence.cached is None else sequence.cached
         return True
 
-    def _awaits_prefix(self, sequence: Sequence) -> bool:
+    def has_pages(self, sequence: Sequence, shard: int) -> bool:
+        """Whether a shard has the pages that a waiting sequence starts with, if idle leases give way; for reports."""
+        computed = len(self.trees[shard].match(sequence.tokens[:-1]).path()) * self.limits.page_size
+        needed = self._n_prefilling(len(sequence.tokens), computed) - self.limits.pages_for(computed)
+        idle = sum(len(lease.tail) for lease in self._leases.values() if lease.shard == shard)
+        running = sum(s.shard == shard for s in self.running)
+        return needed + running <= self._n_available(shard) + idle
+
+    def awaits_prefix(self, sequence: Sequence) -> bool:
         """Whether a running prefill is about to compute a page of this context that is not cached yet."""
         size = self.limits.page_size
         if not sequence.uses_cache or all(s.is_decoding for s in self.running):
@@ -255,17 +269,28 @@ class Scheduler:
         soon = sum(not s.is_decoding and s.n_missing <= longest and id(s) not in taken for s in self.running)
         return soon > decoding
 
-    def _choose_decode(self) -> list[Sequence]:
-        """The sequences that decode, each with pages for one call; those without are preempted."""
-        for s in sorted((s for s in self.running if s.is_decoding), key=lambda s: (-s.priority, s.arrival)):
+    def _take_pages(self) -> None:
+        """Gives each running sequence the pages of its next call; those without are preempted."""
+        for s in sorted(self.running, key=lambda s: (-s.priority, s.arrival)):
             if s.shard < 0:
                 continue  # preempted for the sake of one before it
-            needed = self._pages_for(s.computed + min(self.limits.decode_steps, s.budget)) - len(s.pages)
+            self._skip_pages(s)
+            needed = self._n_needed(s) - len(s.pages)
             while s.shard >= 0 and not self._make_room(s.shard, needed):
                 self._preempt(self._victim(s.shard))
             if s.shard >= 0 and needed > 0:
                 s.pages += self.pools[s.shard].take(needed)
-        return [s for s in self.running if s.is_decoding]
+
+    def _n_needed(self, s: Sequence) -> int:
+        """Length of `pages` for the next call of a running sequence."""
+        if s.is_decoding:
+            return self.limits.pages_for(s.computed + min(self.limits.decode_steps, s.budget))
+        return self._n_prefilling(len(s.tokens), s.computed)
+
+    def _n_prefilling(self, n_tokens: int, computed: int) -> int:
+        """Length of `pages` while a context of n_tokens is prefilled; any chunk after `computed` tokens fits."""
+        n_skipped = self.limits.n_skipped(computed)
+        return min(self.limits.pages_for(n_tokens), n_skipped + self.limits.most_pages(n_tokens))
 
     def _victim(self, shard: int) -> Sequence:
         """The least important running sequence of a shard, of those the last that came."""
@@ -282,9 +307,6 @@ class Scheduler:
         return next((shape for shape in shapes if sequence.n_missing <= shape[1]), shapes[-1])
 
     # -- pages ---------------------------------------------------------------------------------------------------
-
-    def _pages_for(self, n_tokens: int) -> int:
-        return -(-n_tokens // self.limits.page_size)
 
     def _n_available(self, shard: int) -> int:
         return self.pools[shard].n_free + self.trees[shard].n_reclaimable
@@ -311,33 +333,58 @@ class Scheduler:
         if first < end and tree.is_current(sequence.prefix):
             tokens, pages = sequence.tokens[first * size : end * size], sequence.pages[first:end]
             sequence.prefix = tree.insert(sequence.prefix, tokens, pages)
-            sequence.pages[:end] = [node.page for node in sequence.prefix.path()]
+            sequence.pages[first:end] = _pages_of(sequence.prefix.path()[first:])
             sequence.n_shared = end
+
+    def _skip_pages(self, sequence: Sequence) -> None:
+        """Ends the hold of pages that the sliding window has left."""
+        first, end = sequence.n_skipped, self.limits.n_skipped(sequence.computed)
+        if first >= end:
+            return
+        self._publish(sequence)  # then the tree has the pages, and keeps them until they are needed
+        assert sequence.prefix is not None
+        self.trees[sequence.shard].release(sequence.prefix, first, end)
+        self.pools[sequence.shard].give_back(sequence.pages[max(first, sequence.n_shared) : end])
+        sequence.pages[first:end] = [NO_PAGE] * (end - first)
+        sequence.n_skipped = end
 
     def _stop(self, sequence: Sequence) -> None:
         self._publish(sequence)
         self.running.remove(sequence)
         assert sequence.prefix is not None
-        self.trees[sequence.shard].release(sequence.prefix)
-        self.pools[sequence.shard].give_back(sequence.pages[sequence.n_shared :])
+        self.trees[sequence.shard].release(sequence.prefix, sequence.n_skipped)
+        self.pools[sequence.shard].give_back(sequence.pages[sequence.first_own :])
         sequence.forget_pages()
 
     def check(self) -> None:
-        """Asserts that every page has exactly one owner; for tests."""
+        """Asserts that every page has exactly one owner, and every hold a holder; for tests."""
         for shard, (pool, tree) in enumerate(zip(self.pools, self.trees, strict=True)):
-            private = [page for s in self.running if s.shard == shard for page in s.pages[s.n_shared :]]
-            private += [page for lease in self._leases.values() if lease.shard == shard for page in lease.tail]
-            holders: Iterable[PrefixNode | None] = [
-                *(s.prefix for s in self.running if s.shard == shard),
-                *(lease.prefix for lease in self._leases.values() if lease.shard == shard),
-            ]
-            nodes = {id(n): n for holder in holders if holder is not None for n in holder.path()}
-            held = len(nodes)
-            nodes |= {id(n): n for n in _descendants(tree.root)}
-            owned = [*private, *(n.page for n in nodes.values())]
+            running = [s for s in self.running if s.shard == shard]
+            leases = [lease for lease in self._leases.values() if lease.shard == shard]
+            private = [page for s in running for page in s.pages[s.first_own :]]
+            private += [page for lease in leases for page in lease.tail]
+            holders = [node for holder in (*running, *leases) if holder.prefix for node in _held(holder)]
+            holds = Counter(id(node) for node in holders)
+            nodes = {id(n): n for n in (*holders, *_descendants(tree.root))}
+            assert all(n.held == holds[id(n)] for n in nodes.values()), f"shard {shard} miscounts the holders of a page"
+            assert all(n.page is not None or n.children for n in nodes.values()), f"shard {shard} has an empty leaf"
+            owned = private + _pages_of([n for n in nodes.values() if n.page is not None])
             assert len(owned) == len(set(owned)), f"a page of shard {shard} has two owners"
             assert len(owned) + pool.n_free == pool.n_pages, f"shard {shard} lost pages"
-            assert len(nodes) - held == tree.n_reclaimable, f"shard {shard} miscounts the pages that nobody holds"
+            assert len(owned) - len(private) - len(holds) == tree.n_reclaimable, (
+                f"shard {shard} miscounts the pages that nobody holds"
+            )
+
+
+def _pages_of(nodes: Iterable[PrefixNode]) -> list[int]:
+    pages = [node.page for node in nodes]
+    assert None not in pages, "a page was reused that a sequence needs"
+    return [page for page in pages if page is not None]
+
+
+def _held(holder: Sequence | Lease) -> list[PrefixNode]:
+    assert holder.prefix is not None
+    return holder.prefix.path()[holder.n_skipped :]
 
 
 def _descendants(root: PrefixNode) -> Iterable[PrefixNode]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable
 
+from composer_jax.sampler.pages import n_skipped_pages
 from composer_jax.sampler.prefix_tree import PrefixNode
+
+NO_PAGE = 0
+"""Stands in page tables for pages that a sequence no longer holds. It is a page that exists: attention may read it in
+one block with pages that it needs, and masks what it read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +29,32 @@ class Limits:
     """(rows per shard, tokens per row) of prefill calls, by ascending tokens."""
     decode_steps: int
     """Tokens that one decode call samples per row, at most."""
+    window: int | None = None
+    """Tokens that a token attends to, itself included, where every layer has a window (models/cache.py: cache_window).
+    The pages before it are freed. None: some layer attends to the whole context, whose pages are then all kept. It is
+    larger than a page: a running sequence keeps its last full page, after which the prefix tree adds the next."""
+
+    def __post_init__(self) -> None:
+        assert self.window is None or self.window > self.page_size, "the window is not larger than a page"
+
+    def pages_for(self, n_tokens: int) -> int:
+        """Returns how many pages hold that many tokens."""
+        return -(-n_tokens // self.page_size)
+
+    def n_skipped(self, computed: int) -> int:
+        """Returns how many leading pages of a context with `computed` cached tokens no later token attends to."""
+        return n_skipped_pages(computed, self.page_size, self.window)
+
+    def most_pages(self, n_tokens: int) -> int:
+        """Returns how many pages a sequence that ends with `n_tokens` tokens holds at once, at most.
+
+        With a window these are the pages of the tokens that the first token of a device call attends to, and of the
+        tokens that the call computes; a page is cut at both ends.
+        """
+        if self.window is None:
+            return self.pages_for(n_tokens)
+        call = max(self.decode_steps, self.prefill_shapes[-1][1])
+        return min(self.pages_for(n_tokens), self.pages_for(self.window - 1 + call) + 1)
 
 
 class Lease:
@@ -36,6 +67,8 @@ class Lease:
         self.prefix: PrefixNode | None = None
         self.tail: list[int] = []
         """Pages after those of the prefix: one that is not full, or more where the prefix is of an earlier epoch."""
+        self.n_skipped = 0
+        """Leading pages of `tokens` that are not kept: no later token attends to them."""
         self.used = 0
 
 
@@ -59,12 +92,20 @@ class Sequence:
     """Where it runs; -1 while it waits."""
     computed: int = 0
     pages: list[int] = dataclasses.field(default_factory=list)
+    """Those of the context in its order; NO_PAGE for the first `n_skipped`."""
     prefix: PrefixNode | None = None
     """The shared pages, which the sequence holds; None while it waits."""
     n_shared: int = 0
     """How many of `pages` are shared."""
+    n_skipped: int = 0
+    """Leading pages that no later token attends to; the sequence does not hold them."""
     cached: int | None = None
     """Tokens that were found in the cache when the sequence ran first."""
+
+    @property
+    def first_own(self) -> int:
+        """Place in `pages` of the first page that only this sequence has."""
+        return max(self.n_shared, self.n_skipped)
 
     @property
     def n_missing(self) -> int:
@@ -78,7 +119,8 @@ class Sequence:
 
     def forget_pages(self) -> None:
         """Makes it a waiting sequence; its pages have other owners already."""
-        self.shard, self.prefix, self.pages, self.n_shared, self.computed = -1, None, [], 0, 0
+        self.shard, self.prefix, self.pages = -1, None, []
+        self.n_shared = self.n_skipped = self.computed = 0
 
 
 @dataclasses.dataclass(frozen=True)

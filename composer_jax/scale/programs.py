@@ -28,6 +28,7 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DECODE_LOOP, DecodeRows
 from composer_jax.sampler.limits import make_limits
 from composer_jax.sampler.programs import decode_program, prefill_program
+from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.stages.config import RunConfig, TrainingConfig
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import Loss, make_loss
@@ -202,12 +203,10 @@ def _training_step(
 
 def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> dict[str, Step]:
     """Returns a decode step (one token in every slot) and the prefill steps, all at the full capacity of the cache."""
-    if sampler.param_dtype:
-        config = dataclasses.replace(config, param_dtype=sampler.param_dtype)
-    model_def, shards = ModelDef(config), batch_shards(mesh)
+    model_def, shards = rollout_model_def(ModelDef(config), sampler.param_dtype), batch_shards(mesh)
     slots, capacity = sampler.slots, sampler.capacity
     _require_context("sampler.capacity", capacity, config)
-    limits = make_limits(sampler, shards)
+    limits = make_limits(sampler, shards, config)
     pages_per_row = -(-capacity // limits.page_size)
     weights = _abstract_weights(model_def, mesh)
     cache = jax.tree.map(

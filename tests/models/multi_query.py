@@ -18,9 +18,9 @@ class MultiQueryAttention(nnx.Module):
     def __init__(self, config, *, rngs: nnx.Rngs):
         d, h, x, v = config.d_model, config.n_heads, config.qk_rope_dim, config.v_head_dim
         self.config = config
-        self.q = matrix(rngs, (d, h, x), ("embed", "heads", None), fan_in=d, config=config)
-        self.kv = matrix(rngs, (d, x + v), ("embed", None), fan_in=d, config=config)
-        self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), fan_in=h * v, config=config)
+        self.q = matrix(rngs, (d, h, x), ("embed", "heads", None), config=config)
+        self.kv = matrix(rngs, (d, x + v), ("embed", None), config=config)
+        self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), in_axis=(0, 1), config=config)
 
     @classmethod
     def check_config(cls, config):

@@ -62,13 +62,13 @@ def test_another_seed_gives_other_weights(initial):
 
 
 def test_init_std_overrides_the_spread():
-    weight = matrix(nnx.Rngs(params=0), (64, 64), ("embed", None), fan_in=64, config=small(init_std=0.006))
+    weight = matrix(nnx.Rngs(params=0), (64, 64), ("embed", None), config=small(init_std=0.006))
     assert np.std(weight.get_value()) == pytest.approx(0.006, rel=0.05)
 
 
 def test_every_dimension_of_a_weight_needs_a_logical_axis():
     with pytest.raises(ValueError, match="1 axis names .* shape"):
-        matrix(nnx.Rngs(params=0), (4, 4), ("embed",), fan_in=4, config=small())
+        matrix(nnx.Rngs(params=0), (4, 4), ("embed",), config=small())
 
 
 def test_parameter_count_is_the_number_of_trained_floats(initial):

@@ -15,8 +15,12 @@ from composer_jax.sampler.config import SamplerConfig
         ({"prefill_shapes": ()}, "sampler.prefill_shapes is empty"),
         ({"prefill_shapes": ((0, 8),)}, r"sampler.prefill_shapes has \(0, 8\)"),
         ({"prefill_shapes": ((4, 128), (16, 32))}, r"rows of \[128, 32\] tokens; give the shapes by ascending tokens"),
+        ({"stall_seconds": -1.0}, "sampler.stall_seconds=-1.0 is negative"),
         ({"decode_rows": (8, 0)}, r"sampler.decode_rows=\(8, 0\) has a number below 1"),
-        ({"param_dtype": "int4"}, "sampler.param_dtype='int4' is unknown; use float32 or bfloat16"),
+        (
+            {"param_dtype": "int4"},
+            "sampler.param_dtype='int4' is unknown; use one of float32, bfloat16, int8, float8_e4m3fn",
+        ),
     ],
     ids=str,
 )

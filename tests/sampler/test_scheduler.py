@@ -1,6 +1,7 @@
 """Random requests through the scheduler, with a cache of tokens instead of attention's entries: no page is lost or read
-with another context's tokens, and every request ends."""
+with another context's tokens, and every request ends. With a sliding window, no read leaves it."""
 
+import dataclasses
 import itertools
 
 from hypothesis import settings
@@ -13,17 +14,20 @@ from tests.many import many
 
 PAGE = 4
 LIMITS = Limits(PAGE, n_pages=10, shards=2, rows=3, prefill_shapes=((3, 2), (2, 6)), decode_steps=3)
+WINDOW = dataclasses.replace(LIMITS, window=6)
+"""A context of any length holds 4 of the 10 pages at most."""
 
 
 class FakeCache:
     """What a device would hold: for every page and offset the whole context that led there."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int | None) -> None:
+        self.window = window
         self.entries: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
     def write(self, s: Sequence, position: int) -> None:
-        """Computes one token, which reads all before it."""
-        for earlier in range(position):
+        """Computes one token, which reads those before it in the window."""
+        for earlier in range(0 if self.window is None else max(0, position - self.window + 1), position):
             page = s.shard, s.pages[earlier // PAGE], earlier % PAGE
             assert self.entries[page] == tuple(s.tokens[: earlier + 1]), "a page has another context's entries"
         self.entries[s.shard, s.pages[position // PAGE], position % PAGE] = tuple(s.tokens[: position + 1])
@@ -62,10 +66,11 @@ def run(scheduler: Scheduler, cache: FakeCache, schedule: Schedule, sample, stop
 
 class Requests(RuleBasedStateMachine):
     leases = Bundle("leases")
+    limits = LIMITS
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler, self.cache = Scheduler(LIMITS), FakeCache()
+        self.scheduler, self.cache = Scheduler(self.limits), FakeCache(self.limits.window)
         self.open: list[Sequence] = []
         self.turns: dict[Lease, list[int]] = {}
         self.numbers = itertools.count()
@@ -86,7 +91,7 @@ class Requests(RuleBasedStateMachine):
     def next_turn(self, lease, delta, budget):
         if all(s.lease is not lease for s in self.open):
             context = self.turns.get(lease, []) + delta
-            context = context if len(context) + budget <= self.scheduler.longest else delta
+            context = context if self.scheduler.fits(len(context) + budget) else delta
             self.add(Sequence(context, budget, lease=lease))
 
     def add(self, sequence):
@@ -132,6 +137,12 @@ class Requests(RuleBasedStateMachine):
     def every_page_has_one_owner(self):
         self.scheduler.check()
 
+    @invariant()
+    def a_sequence_holds_no_more_pages_than_it_needs_at_once(self):
+        for s in self.scheduler.running:
+            assert len(s.pages) - s.n_skipped <= self.limits.most_pages(len(s.tokens) + s.budget)
+        assert 0 <= self.scheduler.n_live_tokens <= self.scheduler.n_held_pages * PAGE
+
     def teardown(self):
         for _ in range(400):
             if not self.open:
@@ -145,5 +156,63 @@ class Requests(RuleBasedStateMachine):
         assert all(pool.n_free == pool.n_pages for pool in self.scheduler.pools)
 
 
-Requests.TestCase.settings = settings(max_examples=many(200), stateful_step_count=40, deadline=None)
-TestRequests = Requests.TestCase
+class WindowedRequests(Requests):
+    """Contexts are often longer than the cache."""
+
+    limits = WINDOW
+
+    @rule(turns=st.integers(2, 6))
+    def long_conversation(self, turns):
+        lease = Lease()
+        for _ in range(turns):
+            self.next_turn(lease, [0, 1, 1, 0, 1, 0, 0], 5)
+            self.run_once(lambda: next(self.numbers) % 2)
+
+    @rule(budget=st.integers(30, 60))
+    def long_message(self, budget):
+        self.add(Sequence([1, 0, 1], budget))
+
+
+SETTINGS = settings(max_examples=many(200), stateful_step_count=40, deadline=None)
+Requests.TestCase.settings = WindowedRequests.TestCase.settings = SETTINGS
+TestRequests, TestWindowedRequests = Requests.TestCase, WindowedRequests.TestCase
+
+
+def run_alone(scheduler: Scheduler, cache: FakeCache, sequence: Sequence) -> int:
+    """Runs a sequence to its end; returns the most pages that it held."""
+    scheduler.submit(sequence)
+    tokens, most = itertools.count(), 0
+    while not run(scheduler, cache, scheduler.schedule(), lambda: next(tokens) % 7, lambda _: (False, 0)):
+        scheduler.check()
+        most = max(most, scheduler.n_held_pages)
+    return most
+
+
+def test_a_context_longer_than_the_cache_runs_in_the_pages_of_its_window():
+    scheduler, cache = Scheduler(WINDOW), FakeCache(WINDOW.window)
+    prompt = [n % 5 for n in range(200)]
+    assert len(prompt) + 100 > WINDOW.n_pages * PAGE
+    assert run_alone(scheduler, cache, Sequence(prompt, 100)) <= WINDOW.most_pages(300) == 4
+    assert not Scheduler(LIMITS).fits(300)
+
+
+def test_a_prefix_is_found_by_the_pages_of_its_last_window():
+    """The first pages of a prefix were reused, those in the window were not."""
+    scheduler, cache = Scheduler(dataclasses.replace(WINDOW, shards=1)), FakeCache(WINDOW.window)
+    prompt = [n % 5 for n in range(36)]
+    run_alone(scheduler, cache, Sequence(list(prompt), 3))
+    run_alone(scheduler, cache, Sequence([6] * 12, 1))
+    assert scheduler.trees[0].root.children[tuple(prompt[:PAGE])].page is None
+    again = Sequence(list(prompt), 1)
+    run_alone(scheduler, cache, again)
+    assert again.cached == 32, "all full pages before the last token"
+
+
+def test_a_lease_keeps_the_pages_of_its_window():
+    scheduler, cache, lease = Scheduler(WINDOW), FakeCache(WINDOW.window), Lease()
+    first = Sequence(list(range(30)), 3, lease=lease)
+    run_alone(scheduler, cache, first)
+    assert scheduler.n_held_pages == 2 and first.computed == 0 and lease.tokens == first.tokens[:-1]
+    again = Sequence(first.tokens + [1, 2, 3], 3, lease=lease)
+    run_alone(scheduler, cache, again)
+    assert again.cached == 32

@@ -157,6 +157,20 @@ def test_the_sampler_has_its_own_mesh_and_weight_dtype():
     assert decode.model_def.config.param_dtype == "float32" and config.model.param_dtype == "bfloat16"
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_a_sampler_with_8_bit_weights_keeps_and_gathers_half_the_bytes_of_bfloat16(dtype):
+    def decode(**changes):
+        step = steps("evaluate", mesh=make_mesh(data=8), model__d_model=256, model__vocab_size=64, **changes)["decode"]
+        program = step.programs["decode"]
+        traced = program.function.trace(*program.arguments, **program.keywords)
+        cost = estimate_cost(traced.jaxpr, CostAssumptions(dict(step.mesh.shape), loop_counts=LOOP_COUNTS))
+        return bytes_per_device(program.resident["params"]), cost.bytes_sent(step.mesh.shape)["data"]
+
+    kept, gathered = decode(sampler__param_dtype=dtype)
+    kept_16, gathered_16 = decode()
+    assert 0.5 < kept / kept_16 < 0.6 and 0.5 < gathered / gathered_16 < 0.6
+
+
 @pytest.mark.parametrize(
     ("stage", "changes", "sentence"),
     [

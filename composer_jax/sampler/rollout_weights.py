@@ -1,0 +1,64 @@
+"""The sampler's own copy of the learner's weights: cast or quantised, in the shardings of the sampler's mesh."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from composer_jax.models.model_def import ModelDef, Params
+from composer_jax.ops.quantization import LARGEST, QuantizedArray, quantize_weight
+
+
+def rollout_model_def(definition: ModelDef, param_dtype: str) -> ModelDef:
+    """Returns the network with the weights as a sampler stores them.
+
+    param_dtype: SamplerConfig.param_dtype. An 8-bit dtype applies to matrices; the other weights keep their dtype.
+    """
+    if param_dtype in LARGEST:
+        return dataclasses.replace(definition, matrix_dtype=param_dtype)
+    if param_dtype:
+        return ModelDef(dataclasses.replace(definition.config, param_dtype=param_dtype))
+    return definition
+
+
+class RolloutWeights:
+    """Makes the sampler's copies of (params, router_bias). The conversion is one jitted program, compiled once."""
+
+    def __init__(self, definition: ModelDef, mesh: Mesh) -> None:
+        """definition: of the copies (rollout_model_def). mesh: the sampler's."""
+        self._shapes, self._shardings = definition.shapes(), definition.shardings(mesh)
+        self._convert = jax.jit(lambda weights: _map_weights(_converted, self._shapes, weights))
+
+    def to_rollout(self, params: Params, router_bias: Params, *, copy: bool) -> tuple[Params, Params]:
+        """Returns weights of the learner in the sampler's dtypes and shardings.
+
+        The conversion runs where the weights are, so to another mesh they travel in the sampler's dtypes.
+
+        Args:
+          params, router_bias: arrays in any floating dtype and on any mesh, none of them 8-bit.
+          copy: False shares the arrays that have the sampler's layout, if all have its dtypes.
+
+        Raises:
+          ValueError: the weights are not those of this network.
+        """
+        weights = (params, router_bias)
+        if copy or not all(jax.tree.leaves(_map_weights(_has_dtype, self._shapes, weights))):
+            weights = self._convert(weights)
+        return jax.device_put(weights, self._shardings)
+
+
+def _map_weights(function, shapes, weights):
+    """Maps function(abstract weight, weight) over two trees; an abstract QuantizedArray is one weight."""
+    return jax.tree.map(function, shapes, weights, is_leaf=lambda node: isinstance(node, QuantizedArray))
+
+
+def _has_dtype(to: jax.ShapeDtypeStruct | QuantizedArray, weight: jax.Array) -> bool:
+    return not isinstance(to, QuantizedArray) and weight.dtype == to.dtype
+
+
+def _converted(to: jax.ShapeDtypeStruct | QuantizedArray, weight: jax.Array) -> jax.Array | QuantizedArray:
+    if not isinstance(to, QuantizedArray):
+        return jnp.copy(weight).astype(to.dtype)
+    in_axes = tuple(axis for axis, size in enumerate(to.scales.shape) if size < weight.shape[axis])
+    return quantize_weight(weight, in_axes, to.values.dtype.name)

@@ -1,0 +1,162 @@
+"""Watchdog: logs who waits for what when a sampler makes no progress.
+
+A sampler stands still in a device call that does not end (a collective that another process does not enter, a compiler
+that is slow), or between calls, when no request can run. From outside both look like a request without an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+
+from absl import logging
+
+from composer_jax.sampler.scheduler import Scheduler
+from composer_jax.sampler.sequence import Schedule, Sequence
+
+POLLS = 10
+"""Looks at the sampler per `seconds` of the watchdog."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Activity:
+    """What a sampler is doing at one moment."""
+
+    scheduler: Scheduler
+    calls: Schedule | None
+    """The device calls that are running."""
+    update: tuple[int, str] | None
+    """Version and mode of weights that are to be installed."""
+    is_paused: bool
+    progress: Hashable
+    """Differs from the one before when a device call has ended or weights were installed."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody waits for something."""
+        scheduler = self.scheduler
+        return bool(scheduler.waiting or scheduler.running or self.calls or self.update)
+
+
+class Watchdog:
+    """Warns after `seconds` without progress, and then after twice as long each time."""
+
+    def __init__(
+        self,
+        seconds: float,
+        observe: Callable[[], Activity],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        warn: Callable[[str], None] = logging.warning,
+    ) -> None:
+        """seconds: 0 switches it off. observe: says what the sampler is doing; called in the event loop."""
+        self._seconds, self._observe, self._clock, self._warn = seconds, observe, clock, warn
+        self._timer: asyncio.TimerHandle | None = None
+        self._since: float | None = None
+        self._progress: Hashable = None
+        self._next = seconds
+
+    def start(self) -> None:
+        """Begins to look, by timers of the running event loop, which do not keep the loop alive."""
+        self._since = None
+        if self._seconds:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds / POLLS, self._poll)
+
+    def stop(self) -> None:
+        """Ends what `start` began."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def check(self) -> None:
+        """Looks once; logs a warning if nothing progressed for long enough while somebody waits."""
+        activity, now = self._observe(), self._clock()
+        if not activity.is_busy:
+            self._since = None
+        elif self._since is None or activity.progress != self._progress:
+            self._since, self._next, self._progress = now, self._seconds, activity.progress
+        elif now - self._since >= self._next:
+            self._next = 2 * (now - self._since)
+            self._warn(describe_stall(activity, now - self._since))
+
+    def _poll(self) -> None:
+        self.check()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds / POLLS, self._poll)
+
+
+def describe_stall(activity: Activity, seconds: float) -> str:
+    """Returns sentences: how long nothing progressed, what runs, how many requests wait for what."""
+    scheduler = activity.scheduler
+    parts = [f"The sampler made no progress for {seconds:.0f} s.", _describe_calls(activity.calls)]
+    n_running = len(scheduler.running)
+    if n_running:
+        parts.append(f"{_count(n_running, 'request')} {'runs' if n_running == 1 else 'run'}.")
+    if activity.is_paused:
+        parts.append("The sampler is paused; call resume.")
+    if activity.update is not None:
+        parts.append(_describe_update(activity, *activity.update))
+    if scheduler.waiting:
+        parts += _describe_waiting(activity)
+    return " ".join(parts)
+
+
+def _describe_calls(calls: Schedule | None) -> str:
+    if calls is None:
+        return "No device call is running."
+    names = []
+    if calls.prefill_shape is not None:
+        rows, tokens = calls.prefill_shape
+        names.append(f"a prefill call of {rows} rows per device and {tokens} tokens ({len(calls.prefill)} rows filled)")
+    if calls.decode:
+        longest = max(len(sequence.tokens) for sequence in calls.decode)
+        names.append(f"a decode call of {_count(len(calls.decode), 'row')} of up to {longest} tokens")
+    return f"Running on the devices: {' and '.join(names)}; the first call of a shape compiles."
+
+
+def _describe_update(activity: Activity, version: int, mode: str) -> str:
+    if mode == "drain" and activity.scheduler.running:
+        return f"Weights of version {version} wait until the running requests have ended (mode='drain')."
+    if activity.calls is not None:
+        return f"Weights of version {version} wait for the end of the device call."
+    return f"Weights of version {version} are being installed."
+
+
+def _describe_waiting(activity: Activity) -> list[str]:
+    scheduler = activity.scheduler
+    waiting = scheduler.waiting
+    reasons = Counter(_reason(activity, sequence) for sequence in waiting)
+    oldest = min(waiting, key=lambda sequence: sequence.arrival)
+    listed = ", ".join(f"{n} for {reason}" for reason, n in reasons.items())
+    n_pages = sum(pool.n_pages for pool in scheduler.pools)
+    running = {(s.shard, page) for s in scheduler.running for page in s.pages[s.n_skipped :]}
+    return [
+        f"{_count(len(waiting), 'request')} {'waits' if len(waiting) == 1 else 'wait'}: {listed}.",
+        f"Running requests hold {len(running)} of {n_pages} pages, sessions {scheduler.n_held_pages - len(running)} "
+        "more.",
+        f"The oldest waiting request has {len(oldest.tokens)} tokens.",
+    ]
+
+
+def _reason(activity: Activity, sequence: Sequence) -> str:
+    """What a waiting request waits for."""
+    scheduler = activity.scheduler
+    if activity.is_paused:
+        return "the end of the pause"
+    if activity.update is not None:
+        return "the new weights"
+    if scheduler.awaits_prefix(sequence):
+        return "a prefix that a running request computes"
+    rows = Counter(s.shard for s in scheduler.running)
+    free = [shard for shard in range(scheduler.limits.shards) if rows[shard] < scheduler.limits.rows]
+    if not free:
+        return f"one of {scheduler.limits.shards * scheduler.limits.rows} slots"
+    if not any(scheduler.has_pages(sequence, shard) for shard in free):
+        return "free pages"
+    return "its turn"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

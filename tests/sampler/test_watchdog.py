@@ -1,0 +1,183 @@
+"""A sampler that makes no progress says who waits for what."""
+
+import asyncio
+import dataclasses
+import logging
+import threading
+
+import pytest
+
+from composer_jax.sampler.policy import SamplingParams
+from composer_jax.sampler.request import Request
+from composer_jax.sampler.scheduler import Scheduler
+from composer_jax.sampler.sequence import Lease, Limits, Schedule, Sequence
+from composer_jax.sampler.watchdog import Activity, Watchdog, describe_stall
+
+LIMITS = Limits(4, n_pages=10, shards=1, rows=2, prefill_shapes=((2, 8),), decode_steps=4)
+
+
+def new_activity(*requests: Sequence, limits=LIMITS, **changes) -> Activity:
+    """Of a scheduler that has admitted what it can."""
+    scheduler = Scheduler(limits)
+    for request in requests:
+        scheduler.submit(request)
+    scheduler.schedule()
+    fields = dict(scheduler=scheduler, calls=None, update=None, is_paused=False, progress=0)
+    return Activity(**(fields | changes))
+
+
+class Watched:
+    """A watchdog of 60 s with a clock that the test sets."""
+
+    def __init__(self, activity: Activity) -> None:
+        self.activity, self.now, self.warnings = activity, 0.0, []
+        self.watchdog = Watchdog(60, lambda: self.activity, clock=lambda: self.now, warn=self.warnings.append)
+
+    def check_at(self, *times: float) -> int:
+        """Looks at these times; returns how many warnings there are."""
+        for self.now in times:
+            self.watchdog.check()
+        return len(self.warnings)
+
+
+def test_a_warning_comes_after_the_time_and_then_after_twice_as_long():
+    watched = Watched(new_activity(Sequence([1], 1)))
+    assert watched.check_at(1000, 1059.9) == 0
+    assert watched.check_at(1060) == 1
+    assert watched.check_at(1070, 1119.9) == 1
+    assert watched.check_at(1120) == 2
+    assert watched.check_at(1239.9) == 2 and watched.check_at(1240, 1250) == 3
+    assert [text.split(".")[0] for text in watched.warnings] == [
+        f"The sampler made no progress for {seconds} s" for seconds in (60, 120, 240)
+    ]
+
+
+def test_progress_starts_the_time_again():
+    watched = Watched(new_activity(Sequence([1], 1)))
+    assert watched.check_at(0, 60) == 1
+    watched.activity = dataclasses.replace(watched.activity, progress=1)
+    assert watched.check_at(70, 129) == 1 and watched.check_at(130) == 2
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_nothing_to_do_is_no_standstill(is_paused):
+    """The time counts from when somebody begins to wait."""
+    watched = Watched(new_activity(is_paused=is_paused))
+    assert watched.check_at(0, 100, 1000) == 0
+    watched.activity.scheduler.submit(Sequence([1, 2], 1))
+    assert watched.check_at(1010, 1069) == 0 and watched.check_at(1070) == 1
+    watched.activity.scheduler.cancel(watched.activity.scheduler.waiting[0])
+    assert watched.check_at(5000) == 1
+
+
+def test_the_calls_that_run_are_named():
+    scheduler = Scheduler(LIMITS)
+    for tokens in ([1], list(range(7))):
+        scheduler.submit(Sequence(tokens, 2))
+    prefill = scheduler.schedule()
+    activity = Activity(scheduler, prefill, None, False, 0)
+    assert (
+        "Running on the devices: a prefill call of 2 rows per device and 8 tokens (1 rows filled) and a decode call of "
+        "1 row of up to 1 tokens; the first call of a shape compiles. 2 requests run."
+    ) in describe_stall(activity, 60)
+    decode = Schedule(None, [], prefill.decode)
+    text = describe_stall(dataclasses.replace(activity, calls=decode), 60)
+    assert "Running on the devices: a decode call of 1 row of up to 1 tokens;" in text
+    assert "No device call is running. 2 requests run." in describe_stall(dataclasses.replace(activity, calls=None), 60)
+
+
+PROMPT = list(range(12))
+WAITING = {
+    "slots": (
+        [Sequence([1] * 9, 1), Sequence([2], 1), Sequence([3] * 5, 1)],
+        {},
+        "1 request waits: 1 for one of 2 slots. Running requests hold 4 of 10 pages, sessions 0 more. The oldest "
+        "waiting request has 5 tokens.",
+    ),
+    "pages": (
+        [Sequence([1] * 30, 1), Sequence([2] * 20, 1), Sequence([3], 1)],
+        {},
+        "2 requests wait: 1 for free pages, 1 for its turn. Running requests hold 8 of 10 pages, sessions 0 more. The "
+        "oldest waiting request has 20 tokens.",
+    ),
+    "prefix": (
+        [Sequence(PROMPT, 1), Sequence([*PROMPT, 1], 1)],
+        {},
+        "1 request waits: 1 for a prefix that a running request computes.",
+    ),
+    "pause": (
+        [Sequence([1], 1), Sequence([2], 1), Sequence([3], 1)],
+        {"is_paused": True},
+        "2 requests run. The sampler is paused; call resume. 1 request waits: 1 for the end of the pause.",
+    ),
+    "drain": (
+        [Sequence([1], 1), Sequence([2], 1), Sequence([3], 1)],
+        {"update": (7, "drain")},
+        "Weights of version 7 wait until the running requests have ended (mode='drain'). 1 request waits: 1 for the "
+        "new weights.",
+    ),
+    "call": ([], {"update": (7, "keep"), "calls": Schedule((2, 8), [], [])}, "7 wait for the end of the device call."),
+    "install": ([], {"update": (7, "drain")}, "No device call is running. Weights of version 7 are being installed."),
+}
+
+
+@pytest.mark.parametrize(("requests", "changes", "sentence"), WAITING.values(), ids=WAITING)
+def test_the_reason_is_named(requests, changes, sentence):
+    activity = new_activity(*(dataclasses.replace(request) for request in requests), **changes)
+    assert activity.is_busy and sentence in describe_stall(activity, 60)
+
+
+def test_pages_of_sessions_are_counted():
+    scheduler = Scheduler(LIMITS)
+    request = Sequence([1], 1, lease=Lease())
+    scheduler.submit(request)
+    scheduler.commit_decode(scheduler.schedule().decode[0], [2])
+    scheduler.finish(request)
+    scheduler.submit(Sequence([5], 1))
+    text = describe_stall(Activity(scheduler, None, None, False, 0), 60)
+    assert "Running requests hold 0 of 10 pages, sessions 1 more." in text and "1 for its turn" in text
+
+
+def test_a_device_call_that_does_not_end_is_reported(new_sampler, monkeypatch):
+    """The call waits for the warning. Afterwards the request is answered, and no timer is left."""
+    sampler = new_sampler(page_size=8, stall_seconds=0.02)
+    warned, records = threading.Event(), []
+
+    class Recorder(logging.Handler):
+        def emit(self, record):
+            records.append(record.getMessage())
+            warned.set()
+
+    decode = sampler._runner.decode
+
+    def stuck(*args):
+        assert warned.wait(60), "no warning"
+        return decode(*args)
+
+    monkeypatch.setattr(sampler._runner, "decode", stuck)
+    logger, recorder = logging.getLogger("absl"), Recorder(logging.WARNING)
+    logger.addHandler(recorder)
+
+    async def main():
+        async with sampler.serving():
+            sample = await sampler.submit(Request([3, 1, 4], SamplingParams(3)))
+        assert sampler._watchdog._timer is None
+        return sample
+
+    try:
+        sample = asyncio.run(asyncio.wait_for(main(), 120))
+    finally:
+        logger.removeHandler(recorder)
+    assert 1 <= len(sample.tokens) <= 3
+    assert "a decode call of 1 row of up to 3 tokens" in records[-1] or "a prefill call of 8 rows" in records[0]
+
+
+def test_zero_seconds_switch_it_off():
+    async def main():
+        watchdog = Watchdog(0, lambda: pytest.fail("it looked"))
+        watchdog.start()
+        await asyncio.sleep(0)
+        assert watchdog._timer is None
+        watchdog.stop()
+
+    asyncio.run(main())
