@@ -67,7 +67,9 @@ def cache_window(config: ModelConfig) -> int | None:
     gpt-oss every other layer does). Where all layers have the sliding window, decoding reads the window, and the tokens
     of the embedding taps. The choices of experts are read for the whole context.
     """
-    if config.sliding_window is None or config.cache_routing or not all(config.has_window(layer) for layer in range(config.n_layers)):
+    if config.sliding_window is None or config.cache_routing:
+        return None
+    if not all(config.has_window(layer) for layer in range(config.n_layers)):
         return None
     return max(config.sliding_window, config.embedding_taps + 1)
 

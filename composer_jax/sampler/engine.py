@@ -19,14 +19,14 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import Decode
 from composer_jax.sampler.drafts import Speculation
 from composer_jax.sampler.limits import make_limits
-from composer_jax.sampler.policy import FinishReason
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.request_checks import check_request
+from composer_jax.sampler.request_table import RequestTable
 from composer_jax.sampler.rollout_weights import rollout_model_def
-from composer_jax.sampler.run_schedule import Results, run_schedule
+from composer_jax.sampler.run_schedule import run_schedule
 from composer_jax.sampler.runner import Runner
 from composer_jax.sampler.scheduler import Scheduler
-from composer_jax.sampler.sequence import Lease, Schedule
+from composer_jax.sampler.sequence import Schedule
 from composer_jax.sampler.session import EngineSession
 from composer_jax.sampler.several_processes import Leader, WeightsOfVersion, follow
 from composer_jax.sampler.stats import SamplerStats, read_stats
@@ -78,8 +78,7 @@ class Sampler:
         self.limits = make_limits(config, batch_shards(mesh), definition.config)
         self._runner = Runner(definition, mesh, config, self.limits, self.end_tokens)
         self._scheduler = Scheduler(self.limits)
-        self._handles: dict[int, RequestHandle] = {}  # by the id of their sequence
-        self._ended_leases: list[Lease] = []
+        self._requests = RequestTable(self._scheduler, self._runner)
         self._update: WeightUpdate | None = None
         self._speculation = Speculation(config.draft_tokens) if config.drafts else None
         self._calls: Schedule | None = None  # those that are running
@@ -263,8 +262,7 @@ class Sampler:
         handle = RequestHandle(
             dataclasses.replace(request, tokens=tokens), budget, self.end_tokens, self.decode, future
         )
-        self._scheduler.submit(handle.sequence)
-        self._handles[id(handle.sequence)] = handle
+        self._requests.add(handle)
         future.add_done_callback(lambda _: self._work.set())  # a cancelled one frees its pages
         self._work.set()
         return handle
@@ -274,7 +272,7 @@ class Sampler:
 
         def close(session: EngineSession) -> None:
             sessions.discard(session)
-            self._ended_leases.append(session.lease)  # freed before the next device call
+            self._requests.close(session.lease)
             self._session_closed.set()
             self._work.set()
 
@@ -293,7 +291,7 @@ class Sampler:
             while not self._leaving:
                 self._work.clear()
                 self._leader.check()
-                self._forget_cancelled()
+                self._requests.free_done()
                 if self._update is not None and (self._update.mode != "drain" or not self._scheduler.running):
                     await self._apply(self._update)
                     self._update = None
@@ -306,12 +304,14 @@ class Sampler:
                     await self._work.wait()
                     continue
                 started, self._calls = time.perf_counter(), schedule
-                handles = [self._handles[id(sequence)] for sequence in schedule.decode]
+                handles = self._requests.handles(schedule.decode)
                 results = await asyncio.to_thread(
                     run_schedule, self._runner, self._speculation, schedule, handles, self.version
                 )
                 self._calls = None
-                await self._commit(schedule, results)
+                self.prefilled_tokens += sum(chunk.count for chunk in schedule.prefill)
+                self.decoded_tokens += sum(len(new.tokens) for new in results.decoded)
+                await self._requests.commit(schedule, results)
                 self.busy_seconds += time.perf_counter() - started
                 await asyncio.sleep(0)
         except Exception as error:
@@ -327,14 +327,10 @@ class Sampler:
             self._error, self._calls = reason, None
             self._session_closed.set()
             self._paused.set()
-            pending = [handle.future for handle in self._handles.values()]
-            if self._update is not None:
-                pending.append(self._update.done)
-                self._update = None
-            for future in pending:
-                if not future.done():
-                    future.set_exception(reason)
-            self._forget_cancelled()
+            if self._update is not None and not self._update.done.done():
+                self._update.done.set_exception(reason)
+            self._update = None
+            self._requests.fail_all(reason)
 
     def _activity(self) -> Activity:
         update = None if self._update is None else (self._update.version, self._update.mode)
@@ -343,22 +339,9 @@ class Sampler:
     def _is_pausing(self) -> bool:
         """Whether no device call may be made now. Ends all requests where the pause aborts them."""
         if self._pause_mode == "abort":
-            for handle in self._handles.values():
-                if not handle.future.done():
-                    handle.finish("cancelled")
-            self._forget_cancelled()
+            self._requests.cancel_all()
             self._pause_mode = "keep"  # requests that come during the pause wait for its end
         return self._pause_mode is not None and not (self._pause_mode == "wait" and self._scheduler.running)
-
-    def _forget_cancelled(self) -> None:
-        """Frees the pages of requests that were cancelled or failed, and of sessions that were closed."""
-        for key, handle in list(self._handles.items()):
-            if handle.future.done():
-                self._scheduler.cancel(handle.sequence)
-                del self._handles[key]
-        for lease in self._ended_leases:
-            self._scheduler.drop(lease)
-        self._ended_leases.clear()
 
     async def _apply(self, update: WeightUpdate) -> None:
         """Installs weights. Weights that cannot be installed raise in update_serving, and the old ones stay."""
@@ -379,31 +362,3 @@ class Sampler:
         self.version = update.version
         if not update.done.done():
             update.done.set_result(None)
-
-    async def _commit(self, schedule: Schedule, results: Results) -> None:
-        for i, chunk in enumerate(schedule.prefill):
-            self._scheduler.commit_prefill(chunk)
-            self.prefilled_tokens += chunk.count
-            if results.scores is not None and not chunk.sequence.uses_cache:
-                self._handles[id(chunk.sequence)].add_scores(chunk.start, results.scores[i])
-        ended: list[tuple[RequestHandle, FinishReason]] = []
-        for sequence, new in zip(schedule.decode, results.decoded, strict=True):
-            handle, length = self._handles[id(sequence)], len(sequence.tokens)
-            self._scheduler.commit_decode(sequence, new.tokens)
-            self.decoded_tokens += len(new.tokens)
-            if handle.future.done():
-                continue  # cancelled during the call
-            before = len(handle.tokens)
-            reason = handle.extend(new, results.version)
-            if reason is not None:
-                self._scheduler.truncate(sequence, length + len(handle.tokens) - before)
-                ended.append((handle, reason))
-        for handle, reason in ended:
-            routing = None
-            if handle.request.params.return_routing:
-                routing = await asyncio.to_thread(self._runner.read_routing, handle.sequence)
-            if handle.future.done():
-                continue  # cancelled meanwhile
-            self._scheduler.finish(handle.sequence)
-            del self._handles[id(handle.sequence)]
-            handle.finish(reason, routing)

@@ -103,7 +103,9 @@ def test_an_interrupted_follower_ends_process_0_with_a_sentence():
         started[1].send_signal(signal.SIGINT)
         outputs = [process.communicate(timeout=120)[0] for process in started]
     assert "prog: stopped." in outputs[1] and "it was killed" not in outputs[0]
-    assert "prog: process 1 ended: it was interrupted" in outputs[0]
+    # Process 0 prints what it hears first: the follower's report, or the failure at the coordinator.
+    reports = ("prog: process 1 ended: it was interrupted", "prog: process 1 ended: stopped.")
+    assert any(report in outputs[0] for report in reports), outputs[0]
 
 
 def test_one_process_does_not_follow(sampler):
