@@ -67,9 +67,22 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(
-        include=["composer_jax", "composer_jax.*", "configs", "configs.*", "launch", "launch.*", "benchmarks"]
+        include=[
+            "composer_jax",
+            "composer_jax.*",
+            "configs",
+            "configs.*",
+            "launch",
+            "launch.*",
+            "benchmarks",
+            "benchmarks.*",
+        ]
     ),
-    package_data={"": ["*.css", "*.html", "*.j2", "*.js"], "composer_jax": ["py.typed"]},
+    package_data={
+        "": ["*.css", "*.html", "*.j2", "*.js"],
+        "composer_jax": ["py.typed"],
+        "benchmarks.peers": ["requirements/*.txt"],
+    },
     install_requires=INSTALL,
     extras_require=EXTRAS,
 )

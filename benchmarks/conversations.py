@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from composer_jax.checkpoint.address import find_weights, load_weights
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.presets import PRESETS
@@ -93,9 +94,14 @@ def model_config(name: str) -> ModelConfig:
     return WIDE
 
 
-def make_sampler(model: ModelConfig, slots: int) -> Sampler:
-    """Returns a sampler whose messages end at their budgets."""
-    definition, mesh = ModelDef(model), make_mesh(jax.devices()[:1])
+def make_sampler(model: ModelConfig, slots: int, checkpoint: str = "") -> Sampler:
+    """Returns a sampler whose messages end at their budgets, with the weights of a checkpoint or random ones."""
+    mesh = make_mesh(jax.devices()[:1])
+    if checkpoint:
+        definition, *weights = load_weights(find_weights(checkpoint), mesh, "float32", mtp=False)
+    else:
+        definition = ModelDef(model)
+        weights = definition.init(0, mesh)
     sizes: dict[str, Any] = dict(
         slots=slots,
         capacity=CAPACITY,
@@ -108,7 +114,8 @@ def make_sampler(model: ModelConfig, slots: int) -> Sampler:
         sizes["windows"] = (256, 512, 1024)
     config = SamplerConfig(**sizes)
     sampler = Sampler(definition, mesh, config, end_tokens=())
-    sampler.update(*definition.init(0, mesh), version=0, copy=False)
+    params, router_bias = weights
+    sampler.update(params, router_bias, version=0, copy=False)
     sampler.warm_up()
     return sampler
 
@@ -180,18 +187,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=8, help="groups (default: 8)")
     parser.add_argument("--samples", type=int, default=8, help="conversations of each (default: 8)")
     parser.add_argument("--turns", type=int, default=4, help="messages of a conversation (default: 4)")
+    parser.add_argument("--checkpoint", default="", help="weights of the network (default: random ones)")
     parser.add_argument("--naive", type=int, default=0, help="conversations of the naive loop (default: none)")
     o = parser.parse_args(argv)
 
     configure_cpu(1)
     model = model_config(o.model)
     talks = make_talks(o.prompts, o.samples, o.turns, model.vocab_size)
-    sampler = make_sampler(model, len(talks))
+    sampler = make_sampler(model, len(talks), o.checkpoint)
     run_together(sampler, talks[: o.samples])  # compiles what the warm-up left, and fills the processor's caches
     figures = run_together(sampler, talks)
     print(figures, file=sys.stderr)
     if o.naive:
-        figures["naive_tokens_per_s"] = run_naively(make_sampler(model, 1), talks[:: max(1, len(talks) // o.naive)])
+        alone = make_sampler(model, 1, o.checkpoint)
+        figures["naive_tokens_per_s"] = run_naively(alone, talks[:: max(1, len(talks) // o.naive)])
     print(json.dumps(figures))
 
 

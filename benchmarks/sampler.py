@@ -4,15 +4,20 @@ Prints progress on stderr and, as the last line of stdout, one JSON object:
     tokens_per_s      sampled tokens per second of 8 groups of 8 conversations of 4 turns (benchmarks/conversations.py)
     vs_naive          over a loop: one conversation after the other, the whole context prefilled each turn
     vs_before         over the engine of --before, an older commit; left out without one
+    vs_tunix          over google-tunix's sampler on a dense network of equal cost, with --model=demo or wide
     cache_overhead    room in the pages that conversations hold, over their tokens
     compilations      of the warm-up; a further one during the conversations is an error
     decode_fraction_of_limit    {rows: seconds of a step's products and reads alone, over those of a step}
     prefill_fraction_of_matmul_rate    operations of prefill per second, over those of a large matrix product
     speculative       {acceptance by place in the draft, {conversations: speedup}} of drafts from the prompt, where the
                       published model of --checkpoint writes a file again; left out without one
+    smollm2           {tokens_per_s, vs_transformers, vs_llama_cpp} of 8 groups of 4 conversations with SmolLM2-135M, on
+                      the weights of --checkpoint if it is that model, and on random ones otherwise
 
-Conversations are played --rounds times, ours and the older engine in turn; figures are medians. Not built: the
-comparison with other engines.
+Conversations are played --rounds times, ours, the older engine and the peers in turn; figures are medians. Useful
+tokens count: sampled ones that a conversation takes. A peer (--peers, all of them unless the option says otherwise) is
+installed into ~/.cache/composer_jax/peers on first use, which takes minutes and needs a package index; one that cannot
+be installed is named on stderr, and its key is left out. benchmarks/peers says how each of them plays.
 """
 
 import argparse
@@ -33,7 +38,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import conversations
+from benchmarks.peers.arguments import write_talks
+from benchmarks.peers.environments import PEERS, cache_folder
+from benchmarks.peers.equal_cost import cost_of, cost_of_llama, llama_of_equal_cost
+from benchmarks.peers.rates import PeerRates
 from composer_jax.checkpoint.address import find_weights, load_model_config, load_weights
+from composer_jax.checkpoint.huggingface import save_hf
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import forward_flops
 from composer_jax.models.model_def import ModelDef
@@ -233,40 +243,76 @@ def unpack(commit: str, folder: Path) -> Path:
     return folder
 
 
-def compare_conversations(name: str, before: str, rounds: int) -> dict[str, Any]:
-    options = [f"--model={name}"]
-    ours, older, naive = [], [], 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        checkout = unpack(before, Path(folder)) if before else None
+def write_smollm2(address: str, folder: Path) -> None:
+    """Writes SmolLM2-135M in float32 as a Hugging Face folder: the weights at an address if they are that model's, and
+    random ones otherwise."""
+    model = conversations.model_config("smollm2")
+    definition = ModelDef(model)
+    if address:
+        config = load_model_config(find_weights(address))
+        if (config.n_layers, config.d_model, config.vocab_size) == (model.n_layers, model.d_model, model.vocab_size):
+            definition, params, router_bias = load_weights(find_weights(address), dtype="float32")
+            return save_hf(folder, definition, params, router_bias)
+    note("SmolLM2 has random weights")
+    save_hf(folder, definition, *definition.init(0))
+
+
+def peer_rates(name: str, peers: Sequence[str], talks: Sequence[conversations.Talk], folder: Path) -> PeerRates:
+    """Returns the rates to be of those of `peers` that play the conversations of a network.
+
+    Args:
+      folder: where the conversations are written, and what the peers load; of SmolLM2 it holds the weights in `hf`.
+    """
+    write_talks(folder / "talks.json", talks)
+    if name == "smollm2":
+        names, path = ("transformers", "llama_cpp"), folder / "hf"
+    else:
+        model = conversations.model_config(name)
+        names, path, llama = ("tunix",), folder / "llama.json", llama_of_equal_cost(model)
+        path.write_text(json.dumps(llama), encoding="utf-8")
+        note(f"operations: ours {cost_of(model)}, those of google-tunix's network {cost_of_llama(llama)}")
+    arguments = [f"--talks={folder / 'talks.json'}", f"--model={path}"]
+    return PeerRates([PEERS[peer] for peer in names if peer in peers], arguments, cache_folder())
+
+
+def compare_conversations(
+    name: str, *, before: str = "", rounds: int, peers: Sequence[str], checkpoint: str = "", naive: bool = True
+) -> dict[str, Any]:
+    """Returns the figures of conversations with a network, over the naive loop, an older commit and the peers."""
+    samples = 4 if name == "smollm2" else 8
+    options = [f"--model={name}", f"--samples={samples}"]
+    talks = conversations.make_talks(8, samples, 4, conversations.model_config(name).vocab_size)
+    ours, older = [], []
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        if name == "smollm2":
+            write_smollm2(checkpoint, folder / "hf")
+        weights = [f"--checkpoint=hf:{folder / 'hf'}"] if name == "smollm2" else []
+        others = peer_rates(name, peers, talks, folder)
+        (folder / "before").mkdir()
+        checkout = unpack(before, folder / "before") if before else None
         for number in range(rounds):
-            ours.append(play([*options, *(["--naive=4"] if number == 0 else [])]))
-            naive = naive or ours[0]["naive_tokens_per_s"]
+            ours.append(play([*options, *weights, *(["--naive=4"] if naive and number == 0 else [])]))
             note(f"conversations: {ours[-1]}")
             if checkout is not None:
-                older.append(play(options, checkout))
+                older.append(play([*options, *weights], checkout))
                 note(f"conversations of {before}: {older[-1]}")
+            others.play_round()
     rate = statistics.median(figures["tokens_per_s"] for figures in ours)
     assert not any(figures["compilations"] for figures in ours), "something compiled after the warm-up"
-    result = {"tokens_per_s": rate, "vs_naive": rate / naive, "cache_overhead": ours[0]["cache_overhead"]}
+    result = {"tokens_per_s": rate, "cache_overhead": ours[0]["cache_overhead"]} | others.ratios(rate)
+    if naive:
+        result["vs_naive"] = rate / ours[0]["naive_tokens_per_s"]
     if older:
         result["vs_before"] = rate / statistics.median(figures["tokens_per_s"] for figures in older)
     return result
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("demo", "wide", "smollm2"), default="demo", help="network (default: demo)")
-    parser.add_argument("--before", default="", help="an older commit to compare with")
-    parser.add_argument("--checkpoint", default="", help="hf:DIR of a published model for drafts")
-    parser.add_argument("--rounds", type=int, default=3, help="times that conversations are played (default: 3)")
-    o = parser.parse_args(argv)
-
-    configure_cpu(1)
-    model = conversations.model_config(o.model)
-    figures = compare_conversations(o.model, o.before, o.rounds)
+def limit_figures(model: ModelConfig) -> dict[str, Any]:
+    """Returns the figures of the engine's limits: compilations, decode and prefill."""
     before = count_compilations()
     conversations.make_sampler(model, 64)
-    figures["compilations"] = count_compilations() - before
+    figures: dict[str, Any] = {"compilations": count_compilations() - before}
     fractions = {}
     for rows in ROWS:
         limit, step = products_seconds(model, rows), decode_seconds(model, rows)
@@ -275,10 +321,44 @@ def main(argv: Sequence[str] | None = None) -> None:
     figures["decode_fraction_of_limit"] = fractions
     figures["prefill_fraction_of_matmul_rate"] = prefill_fraction(model)
     note(f"prefill: {figures['prefill_fraction_of_matmul_rate']:.2f} of the rate of a product")
+    return figures
+
+
+def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures with four digits after the point."""
+    rounded = {}
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            value = round_figures(value)
+        rounded[key] = round(value, 4) if isinstance(value, float) else value
+    return rounded
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("demo", "wide", "smollm2"), default="demo", help="network (default: demo)")
+    parser.add_argument("--before", default="", help="an older commit to compare with")
+    parser.add_argument("--checkpoint", default="", help="hf:DIR of a published model for drafts and SmolLM2's weights")
+    parser.add_argument("--rounds", type=int, default=3, help="times that conversations are played (default: 3)")
+    parser.add_argument("--peers", default=",".join(PEERS), help="peers to compare with (default: %(default)s)")
+    o = parser.parse_args(argv)
+    peers = [name for name in o.peers.split(",") if name]
+    if unknown := set(peers) - set(PEERS):
+        parser.error(f"--peers has {', '.join(sorted(unknown))}; the peers are {', '.join(PEERS)}")
+
+    configure_cpu(1)
+    model = conversations.model_config(o.model)
+    figures = compare_conversations(o.model, before=o.before, rounds=o.rounds, peers=peers, checkpoint=o.checkpoint)
+    smollm2 = figures if o.model == "smollm2" else {}
+    if o.model != "smollm2" and {"transformers", "llama_cpp"} & set(peers):
+        smollm2 = compare_conversations("smollm2", rounds=o.rounds, peers=peers, checkpoint=o.checkpoint, naive=False)
+    figures |= limit_figures(model)
     if o.checkpoint:
         figures["speculative"] = speculative(o.checkpoint)
-    note("google-tunix, transformers and llama.cpp are not compared yet: their keys are left out")
-    print(json.dumps({key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}))
+    if smollm2:
+        keys = ("tokens_per_s", "vs_transformers", "vs_llama_cpp")
+        figures["smollm2"] = {key: smollm2[key] for key in keys if key in smollm2}
+    print(json.dumps(round_figures(figures)))
 
 
 if __name__ == "__main__":
