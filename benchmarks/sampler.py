@@ -9,10 +9,13 @@ Prints progress on stderr and, as the last line of stdout, one JSON object:
     compilations      of the warm-up; a further one during the conversations is an error
     decode_fraction_of_limit    {rows: seconds of a step's products and reads alone, over those of a step}
     prefill_fraction_of_matmul_rate    operations of prefill per second, over those of a large matrix product
-    speculative       {acceptance by place in the draft, {conversations: speedup}} of drafts from the prompt, where the
-                      published model of --checkpoint writes a file again; left out without one
+    speculative       {drafts, acceptance by place in the draft, speedup by conversations} where the trained model of
+                      --checkpoint writes a file again, with drafts of --draft_tokens by its MTP module, or from the
+                      prompt if it has none; left out without a checkpoint
     smollm2           {tokens_per_s, vs_transformers, vs_llama_cpp} of 8 groups of 4 conversations with SmolLM2-135M, on
                       the weights of --checkpoint if it is that model, and on random ones otherwise
+
+--parts selects among conversations, limits (decode and prefill), and speculative.
 
 Conversations are played --rounds times, ours, the older engine and the peers in turn; figures are medians. Useful
 tokens count: sampled ones that a conversation takes. A peer (--peers, all of them unless the option says otherwise) is
@@ -59,6 +62,7 @@ from composer_jax.sampler.sequence import Sequence as Row
 from composer_jax.serve.text_processor import open_text_processor
 from launch.huge_pages import restart_with_huge_pages
 
+PARTS = ("conversations", "limits", "speculative")
 ROWS = (8, 32, 64)
 LENGTH = 512
 """Tokens of each context where a step of decoding is measured."""
@@ -176,24 +180,29 @@ def prefill_fraction(model: ModelConfig) -> float:
 # -- drafts --------------------------------------------------------------------------------------------------------
 
 
-def speculative(address: str) -> dict[str, Any]:
-    """Returns the acceptance and the speedup of drafts where a published model repeats a file with one change."""
+def speculative(address: str, draft_tokens: int) -> dict[str, Any]:
+    """Returns the acceptance and the speedup of drafts where a trained model repeats a file with one change.
+
+    A network with an MTP module drafts with it, another one from the prompt.
+    """
     address_ = find_weights(address)
     text = open_text_processor(address_, load_model_config(address_))
     mesh = make_mesh(jax.devices()[:1])
-    definition, params, router_bias = load_weights(address_, mesh, "float32", mtp=False)
+    definition, params, router_bias = load_weights(address_, mesh, "float32")
+    kind = "mtp" if definition.config.n_mtp_modules else "prompt_lookup"
     code = Path(__file__).read_text(encoding="utf-8")[:1500]
     prompt = text.encode_prompt(f"{code}\n\n# The same file again:\n\n{code[:200]}")
-    figures: dict[str, Any] = {"acceptance": [], "speedup": {}}
+    figures: dict[str, Any] = {"drafts": kind, "acceptance": [], "speedup": {}}
     for rows in (1, 4, 64):
         seconds = {}
-        for drafts in ("", "prompt_lookup"):
+        for drafts in ("", kind):
             sizes = SamplerConfig(
                 slots=max(rows, 2),
                 capacity=1024,
                 decode_rows=(max(rows, 2),),
                 prefill_shapes=((1, 256),),
                 drafts=drafts,
+                draft_tokens=draft_tokens,
             )
             sampler = Sampler(definition, mesh, sizes, end_tokens=())
             sampler.update(params, router_bias, version=0, copy=False)
@@ -213,7 +222,7 @@ def speculative(address: str) -> dict[str, Any]:
             if stats.drafted and stats.drafted[0]:
                 pairs = zip(stats.accepted, stats.drafted, strict=True)
                 figures["acceptance"] = [round(accepted / max(1, drafted), 3) for accepted, drafted in pairs]
-        figures["speedup"][rows] = round(seconds[""] / seconds["prompt_lookup"], 3)
+        figures["speedup"][rows] = round(seconds[""] / seconds[kind], 3)
         note(
             f"drafts, {rows} conversations: {figures['speedup'][rows]} times as fast, {figures['acceptance']} accepted"
         )
@@ -339,6 +348,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", choices=("demo", "wide", "smollm2"), default="demo", help="network (default: demo)")
     parser.add_argument("--before", default="", help="an older commit to compare with")
     parser.add_argument("--checkpoint", default="", help="hf:DIR of a published model for drafts and SmolLM2's weights")
+    parser.add_argument("--draft_tokens", type=int, default=7, help="tokens of a draft, 1 to 7 (default: 7)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what is measured (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="times that conversations are played (default: 3)")
     parser.add_argument("--peers", default=",".join(PEERS), help="peers to compare with (default: %(default)s)")
     o = parser.parse_args(argv)
@@ -346,18 +357,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown := set(peers) - set(PEERS):
         parser.error(f"--peers has {', '.join(sorted(unknown))}; the peers are {', '.join(PEERS)}")
 
+    parts = o.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--parts has {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
+
     configure_cpu(1)
     model = conversations.model_config(o.model)
-    figures = compare_conversations(o.model, before=o.before, rounds=o.rounds, peers=peers, checkpoint=o.checkpoint)
-    smollm2 = figures if o.model == "smollm2" else {}
-    if o.model != "smollm2" and {"transformers", "llama_cpp"} & set(peers):
-        smollm2 = compare_conversations("smollm2", rounds=o.rounds, peers=peers, checkpoint=o.checkpoint, naive=False)
-    figures |= limit_figures(model)
-    if o.checkpoint:
-        figures["speculative"] = speculative(o.checkpoint)
-    if smollm2:
+    figures: dict[str, Any] = {}
+    if "conversations" in parts:
+        figures = compare_conversations(o.model, before=o.before, rounds=o.rounds, peers=peers, checkpoint=o.checkpoint)
+        smollm2 = figures if o.model == "smollm2" else {}
+        if o.model != "smollm2" and {"transformers", "llama_cpp"} & set(peers):
+            smollm2 = compare_conversations(
+                "smollm2", rounds=o.rounds, peers=peers, checkpoint=o.checkpoint, naive=False
+            )
         keys = ("tokens_per_s", "vs_transformers", "vs_llama_cpp")
-        figures["smollm2"] = {key: smollm2[key] for key in keys if key in smollm2}
+        if smollm2:
+            figures = figures | {"smollm2": {key: smollm2[key] for key in keys if key in smollm2}}
+    if "limits" in parts:
+        figures |= limit_figures(model)
+    if "speculative" in parts and o.checkpoint:
+        figures["speculative"] = speculative(o.checkpoint, o.draft_tokens)
     print(json.dumps(round_figures(figures)))
 
 

@@ -35,7 +35,7 @@ def define(values):
     integer("max_model_len", None, "Tokens of the longest context; the default is the model's, at most 32768.")
     integer("slots", 32, "Requests that are sampled at once.")
     integer("cache_tokens", None, "Tokens in the cache, which all requests share; the default is four full contexts.")
-    string("drafts", "", 'Speculative decoding: "prompt_lookup", or nothing.')
+    string("drafts", "", 'Speculative decoding: "prompt_lookup", "mtp", or nothing.')
     string("dtype", None, "float32, bfloat16 or float16; the default is that of the weights.")
     absl_flags.DEFINE_boolean(
         "return_routed_experts",

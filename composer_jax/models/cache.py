@@ -35,7 +35,8 @@ class Cache(NamedTuple, Generic[Leaf]):
 
     entries_LZTX: Leaf
     """[L,Z,T,X] in the compute dtype or int8. X is the width of the attention kind's entry (MLA: R+P; grouped-query:
-    N(K+P+V)), padded with zeros to a multiple of LANES where it is larger than LANES."""
+    N(K+P+V)), padded with zeros to a multiple of LANES where it is larger than LANES. With config.cache_mtp, the first
+    MTP module is one more layer, the last."""
     tokens_ZT: Leaf
     """int32, read by the embedding taps."""
     scales_LZTG: Leaf | None = None
@@ -65,9 +66,9 @@ def cache_window(config: ModelConfig) -> int | None:
 
     A page holds the entries of all layers, so older pages are needed while any layer attends to the whole context (in
     gpt-oss every other layer does). Where all layers have the sliding window, decoding reads the window, and the tokens
-    of the embedding taps. The choices of experts are read for the whole context.
+    of the embedding taps. The choices of experts are read for the whole context, and the MTP module has no window.
     """
-    if config.sliding_window is None or config.cache_routing:
+    if config.sliding_window is None or config.cache_routing or config.cache_mtp:
         return None
     if not all(config.has_window(layer) for layer in range(config.n_layers)):
         return None
@@ -86,7 +87,7 @@ class CachePlaces(NamedTuple):
 def init_cache(config: ModelConfig, n_pages: int, page_size: int) -> Cache[jax.Array]:
     """Returns an empty cache: this device's shard inside the per-device program, the whole outside."""
     groups = attention_kind(config).cache_entry(config).groups
-    shape, width = (config.n_layers, n_pages, page_size), _padded(sum(groups))
+    shape, width = (config.n_layers + config.cache_mtp, n_pages, page_size), _padded(sum(groups))
     tokens_ZT, routing_ZTC = jnp.zeros((n_pages, page_size), jnp.int32), None
     if config.cache_routing:
         n_choices = config.n_moe_layers * config.experts_per_token

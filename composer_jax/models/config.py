@@ -14,6 +14,7 @@ COMPUTATION_FIELDS = (
     "capacity_factor",
     "cache_dtype",
     "cache_routing",
+    "cache_mtp",
     "param_dtype",
     "compute_dtype",
     "scan_unroll",
@@ -156,6 +157,9 @@ class ModelConfig:
     cache_routing: bool = False
     """Keeps the experts of every token in the sampler's cache, two bytes per expert layer and choice, so that a sample
     can return them (SamplingParams.return_routing)."""
+    cache_mtp: bool = False
+    """Keeps the entries of the first MTP module in the sampler's cache, so that it can draft tokens. The sampler sets
+    it (SamplerConfig.drafts)."""
     param_dtype: str = "float32"
     """Dtype of the weights."""
     compute_dtype: str = "bfloat16"

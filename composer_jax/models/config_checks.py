@@ -126,7 +126,12 @@ def _check_names(config: "ModelConfig") -> None:
     for field, choices in CHOICES.items():
         value = getattr(config, field)
         _require(value in choices, f"{field}={value!r} is unknown; use one of {', '.join(choices)}.")
-    _require(isinstance(config.cache_routing, bool), f"cache_routing={config.cache_routing!r} is no truth value.")
+    for field in ("cache_routing", "cache_mtp"):
+        value = getattr(config, field)
+        _require(isinstance(value, bool), f"{field}={value!r} is no truth value.")
+    _require(
+        not config.cache_mtp or config.n_mtp_modules > 0, "cache_mtp=True needs an MTP module; n_mtp_modules is 0."
+    )
     for field in ("param_dtype", "compute_dtype"):
         value = getattr(config, field)
         _require(value in DTYPES, f"{field}={value!r} is no floating-point dtype; use one of {', '.join(DTYPES)}.")

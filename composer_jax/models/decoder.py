@@ -110,11 +110,7 @@ class Decoder(nnx.Module):
         cache = write_tokens(cache, tokens_BS, places)
         groups = attention_kind(self.config).cache_entry(self.config).groups
         full, near = self._key_ranges(positions_BS, real_BS)
-        earlier = [
-            self.embedding.lookup(read_tokens(cache, tables_BJ, jnp.maximum(positions_BS - j, 0)))
-            for j in self.embedding.offsets
-        ]
-        x_BSD = self.embedding.convolve(self.embedding.lookup(tokens_BS), earlier, positions_BS)
+        x_BSD = self._embed_after(tokens_BS, positions_BS, cache, tables_BJ)
 
         def layer(carry: tuple[jax.Array, Cache, jax.Array], block: Block, windowed: jax.Array):
             x_BSD, cache, index = carry
@@ -133,6 +129,45 @@ class Decoder(nnx.Module):
         if experts_LBSk is not None:
             cache = write_routing(cache, experts_LBSk, places)
         return self.final_norm(x_BSD), cache
+
+    def extend_mtp(
+        self,
+        states_BSD: jax.Array,
+        next_BS: jax.Array,
+        positions_BS: jax.Array,
+        real_BS: jax.Array,
+        cache: Cache[jax.Array],
+        tables_BJ: jax.Array,
+    ) -> tuple[jax.Array, jax.Array, Cache[jax.Array]]:
+        """Decode form of the first MTP module, for positions whose next token is known; needs config.cache_mtp.
+
+        Its logits at position i are a guess at token i+2. Applied again to its own states at i+1, it guesses token i+3,
+        as vLLM does with the published weights, which have one module.
+
+        Args:
+          states_BSD: those that `extend` returned for these positions, or that this function did for the ones before.
+          next_BS: int32, the token after each position. The tokens up to each position are in the cache.
+          positions_BS, real_BS, tables_BJ: as in `extend`.
+
+        Returns:
+          The module's states [B,S,D], the same normalised for the head, and the cache with the module's entries.
+        """
+        check_shapes(states_BSD=(states_BSD, jnp.floating), next_BS=(next_BS, jnp.integer), real_BS=(real_BS, bool))
+        assert self.config.cache_mtp, "this cache has no room for the MTP module"
+        places = find_places(cache, tables_BJ, positions_BS, real_BS)
+        groups = attention_kind(self.config).cache_entry(self.config).groups
+        embedding_BSD = self._embed_after(next_BS, positions_BS + 1, cache, tables_BJ)
+
+        def write(new_BSX: jax.Array):
+            nonlocal cache
+            cache, entries = write_layer(cache, jnp.int32(self.config.n_layers), new_BSX, places, tables_BJ, groups)
+            return entries
+
+        graph, stacked = nnx.split(self.mtp)
+        first = nnx.merge(graph, jax.tree.map(lambda a: a[0], stacked))
+        keys, _ = self._key_ranges(positions_BS, real_BS)
+        states_BSD, normed_BSD = first.extend(states_BSD, embedding_BSD, positions_BS, keys, real_BS, write)
+        return states_BSD, normed_BSD, cache
 
     def mtp_hidden(
         self, hidden: Hidden, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array
@@ -184,6 +219,16 @@ class Decoder(nnx.Module):
             is_whole_row=axis_size(context.AXIS) == 1,
             window=self.config.sliding_window,
         )
+
+    def _embed_after(
+        self, tokens_BS: jax.Array, positions_BS: jax.Array, cache: Cache[jax.Array], tables_BJ: jax.Array
+    ) -> jax.Array:
+        """Embeds tokens [B,S] at these positions of contexts; the taps read the tokens before them from the cache."""
+        earlier = [
+            self.embedding.lookup(read_tokens(cache, tables_BJ, jnp.maximum(positions_BS - j, 0)))
+            for j in self.embedding.offsets
+        ]
+        return self.embedding.convolve(self.embedding.lookup(tokens_BS), earlier, positions_BS)
 
     def _key_ranges(self, positions_BS: jax.Array, real_BS: jax.Array) -> tuple[KeyRange, KeyRange]:
         """Returns what new tokens attend to in layers without and with a sliding window."""

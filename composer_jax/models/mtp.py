@@ -1,5 +1,7 @@
 """Multi-token prediction module (DeepSeek-V3, arXiv 2412.19437, equations 21 to 23)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,6 +11,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.models.router_stats import RouterStats
+from composer_jax.ops.cached_attention import KeyRange, LayerCache
 from composer_jax.ops.row_attention import AttentionMask
 from composer_jax.ops.shapes import check_shapes
 
@@ -38,7 +41,28 @@ class MTPModule(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, RouterStats | None]:
         """Returns states [B,S,D] for the next module, normalised states for the head, and the layer's RouterStats."""
         check_shapes(hidden_BSD=(hidden_BSD, jnp.floating), embedding_BSD=(embedding_BSD, jnp.floating))
-        joined = jnp.concatenate([self.embedding_norm(embedding_BSD), self.hidden_norm(hidden_BSD)], axis=-1)
-        x_BSD = joined @ gather_param(self.projection, hidden_BSD.dtype)
+        x_BSD = self._project(hidden_BSD, embedding_BSD)
         x_BSD, stats = self.block(x_BSD, positions_BS, mask, None, token_mask_BS)
         return x_BSD, self.final_norm(x_BSD), stats
+
+    def extend(
+        self,
+        hidden_BSD: jax.Array,
+        embedding_BSD: jax.Array,
+        positions_BS: jax.Array,
+        keys: KeyRange,
+        token_mask_BS: jax.Array,
+        write: Callable[[jax.Array], LayerCache],
+    ) -> tuple[jax.Array, jax.Array]:
+        """Decode form, for new tokens against a cache: states [B,S,D] as they are, and normalised for the head.
+
+        See models/attention.py: Attention for the arguments.
+        """
+        check_shapes(hidden_BSD=(hidden_BSD, jnp.floating), embedding_BSD=(embedding_BSD, jnp.floating))
+        x_BSD = self._project(hidden_BSD, embedding_BSD)
+        x_BSD, _ = self.block.extend(x_BSD, positions_BS, keys, token_mask_BS, write)
+        return x_BSD, self.final_norm(x_BSD)
+
+    def _project(self, hidden_BSD: jax.Array, embedding_BSD: jax.Array) -> jax.Array:
+        joined = jnp.concatenate([self.embedding_norm(embedding_BSD), self.hidden_norm(hidden_BSD)], axis=-1)
+        return joined @ gather_param(self.projection, hidden_BSD.dtype)

@@ -6,7 +6,7 @@ from composer_jax.errors import UserError
 from composer_jax.ops.quantization import LARGEST
 from composer_jax.parallel.mesh import MeshConfig
 
-DRAFTS = ("", "prompt_lookup")
+DRAFTS = ("", "prompt_lookup", "mtp")
 PARAM_DTYPES = ("float32", "bfloat16", *LARGEST)
 
 
@@ -35,8 +35,9 @@ class SamplerConfig:
     """(rows per device, tokens per row) of prefill calls, by ascending tokens. A request is prefilled in the first
     shape that holds its tokens; a longer one takes several calls of the last. Similar products bound the padding."""
     drafts: str = ""
-    """Speculative decoding: "prompt_lookup" drafts what followed the context's last tokens earlier in the context.
-    Drafts are verified where that is faster, and change no token. Empty: none."""
+    """Speculative decoding: "prompt_lookup" drafts what followed the context's last tokens earlier in the context, and
+    "mtp" lets the network's first MTP module draft. Drafts are verified where that is faster, and change no token.
+    Empty: none."""
     draft_tokens: int = 7
     """Most tokens of a draft; below `decode_steps`."""
     decode_rows: tuple[int, ...] = ()

@@ -76,6 +76,7 @@ def prefill(
     start_B: jax.Array,
     count_B: jax.Array,
     tables_BJ: jax.Array,
+    next_BS: jax.Array | None = None,
 ) -> Cache[jax.Array]:
     """Computes the cache entries of some tokens of each context.
 
@@ -84,16 +85,36 @@ def prefill(
       start_B: int32, position of each row's first token; the entries of all positions before are in the pages.
       count_B: int32, tokens of each row that are real. A row with count 0 is padding and changes nothing.
       tables_BJ: int32, the pages of each context.
+      next_BS: int32, the token after each, from which the MTP module computes its entries; needed with
+        config.cache_mtp only.
     """
+    return _compute(decoder, cache, tokens_BS, start_B, count_B, tables_BJ, next_BS)[1]
+
+
+def _compute(
+    decoder: Decoder,
+    cache: Cache[jax.Array],
+    tokens_BS: jax.Array,
+    start_B: jax.Array,
+    count_B: jax.Array,
+    tables_BJ: jax.Array,
+    next_BS: jax.Array | None,
+) -> tuple[jax.Array, Cache[jax.Array]]:
+    """Returns the states [B,S,D] of some tokens of each context, and the cache with their entries."""
     check_shapes(
         tokens_BS=(tokens_BS, jnp.int32),
         start_B=(start_B, jnp.int32),
         count_B=(count_B, jnp.int32),
         tables_BJ=(tables_BJ, jnp.int32),
+        next_BS=(next_BS, jnp.int32),
     )
     offsets = jnp.arange(tokens_BS.shape[1])
-    _, cache = decoder.extend(tokens_BS, start_B[:, None] + offsets, offsets < count_B[:, None], cache, tables_BJ)
-    return cache
+    places = start_B[:, None] + offsets, offsets < count_B[:, None]
+    states_BSD, cache = decoder.extend(tokens_BS, *places, cache, tables_BJ)
+    if decoder.config.cache_mtp:
+        assert next_BS is not None, "the MTP module needs the tokens after those that are computed"
+        *_, cache = decoder.extend_mtp(states_BSD, next_BS, *places, cache, tables_BJ)
+    return states_BSD, cache
 
 
 class Scores(NamedTuple):
@@ -120,11 +141,7 @@ def score(
 
     next_BS: int32, the token after each.
     """
-    check_shapes(tokens_BS=(tokens_BS, jnp.int32), next_BS=(next_BS, jnp.int32), tables_BJ=(tables_BJ, jnp.int32))
-    offsets = jnp.arange(tokens_BS.shape[1])
-    states_BSD, cache = decoder.extend(
-        tokens_BS, start_B[:, None] + offsets, offsets < count_B[:, None], cache, tables_BJ
-    )
+    states_BSD, cache = _compute(decoder, cache, tokens_BS, start_B, count_B, tables_BJ, next_BS)
 
     def score_states(states_TD: jax.Array, next_T: jax.Array) -> tuple[jax.Array, ...]:
         raw_TW = jax.nn.log_softmax(decoder.logits(states_TD))
@@ -154,16 +171,7 @@ def decode(
     """
     rows.check()
     n = len(rows.budget_B)
-    k = 0 if params is None else min(MOST_TOP_LOGPROBS, decoder.config.vocab_size)
-    zeros = lambda dtype, *shape: jnp.zeros((steps, n, *shape), dtype)  # noqa: E731
-    out = DecodedTokens(
-        zeros(jnp.int32),
-        zeros(jnp.float32),
-        zeros(jnp.float32),
-        zeros(jnp.int32, k),
-        zeros(jnp.float32, k),
-        zeros(bool),
-    )
+    out = no_tokens(steps, n, 0 if params is None else min(MOST_TOP_LOGPROBS, decoder.config.vocab_size))
 
     def unfinished(carry):
         step, _, rows, _ = carry
@@ -193,6 +201,19 @@ def decode(
     return cache, out
 
 
+def no_tokens(steps: int, n_rows: int, k: int) -> DecodedTokens:
+    """Returns the result of a call that sampled nothing yet, with room for `k` likeliest tokens."""
+    zeros = lambda dtype, *shape: jnp.zeros((steps, n_rows, *shape), dtype)  # noqa: E731
+    return DecodedTokens(
+        zeros(jnp.int32),
+        zeros(jnp.float32),
+        zeros(jnp.float32),
+        zeros(jnp.int32, k),
+        zeros(jnp.float32, k),
+        zeros(bool),
+    )
+
+
 def verify(
     decoder: Decoder,
     cache: Cache[jax.Array],
@@ -213,6 +234,20 @@ def verify(
       count_B: int32, how many of them there are in each row.
       params: as in `decode`.
     """
+    return verify_drafts(decoder, cache, rows, drafts_BK, count_B, params, end_tokens=end_tokens)[1:]
+
+
+def verify_drafts(
+    decoder: Decoder,
+    cache: Cache[jax.Array],
+    rows: DecodeRows[jax.Array],
+    drafts_BK: jax.Array,
+    count_B: jax.Array,
+    params: RowParams[jax.Array] | None,
+    *,
+    end_tokens: tuple[int, ...],
+) -> tuple[jax.Array, Cache[jax.Array], DecodedTokens]:
+    """Does what `verify` does; also returns the states [B,K+1,D] from which the tokens were drawn."""
     rows.check()
     check_shapes(drafts_BK=(drafts_BK, jnp.int32), count_B=(count_B, jnp.int32))
     n, s = len(drafts_BK), drafts_BK.shape[1] + 1
@@ -234,7 +269,8 @@ def verify(
     goes_on_BS = jnp.concatenate([active_B[:, None], goes_on_BK], axis=1)
     emitted_BS = jnp.cumprod(goes_on_BS, axis=1).astype(bool) & (jnp.arange(s) < rows.budget_B[:, None])
     by_step = lambda a: jnp.moveaxis(a.reshape(n, s, *a.shape[1:]), 0, 1)  # noqa: E731
-    return cache, DecodedTokens(*map(by_step, (*drawn[:-1], *drawn.top, emitted_BS.reshape(-1))))
+    decoded = DecodedTokens(*map(by_step, (*drawn[:-1], *drawn.top, emitted_BS.reshape(-1))))
+    return states_BSD, cache, decoded
 
 
 def any_device(flag: jax.Array) -> jax.Array:

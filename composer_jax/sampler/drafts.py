@@ -1,5 +1,6 @@
 """Drafts for speculative decoding: guesses at the next tokens of a context, which one device call verifies.
 
+Drafts come from the context (PromptLookup) or from the network's MTP module (sampler/mtp_decode.py).
 A draft never changes what is sampled. The call draws every token from the network's distribution by the same random
 number as a decode step would, and keeps the drawn tokens up to the first that differs from the draft. (Leviathan et al.
 2023, arXiv 2211.17192, accept by a second random number; here draft and draw share one.)
@@ -50,14 +51,27 @@ class Drafted(Protocol):
 
     sequence: Row
     lookup: PromptLookup
+    drafts: list[int]
+    """Those of the MTP module, from the call before."""
+
+
+class Verified(Protocol):
+    """What a call sampled in one row (sampler/runner.py: NewTokens)."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def drafted(self) -> Sequence[int]: ...
+    @property
+    def accepted(self) -> Sequence[int]: ...
 
 
 class Speculation:
     """Drafts for decode calls, where verifying them is faster than decoding step by step."""
 
-    def __init__(self, most: int) -> None:
-        """most: tokens of a draft."""
-        self._most = most
+    def __init__(self, kind: str, most: int) -> None:
+        """kind: SamplerConfig.drafts. most: tokens of a draft."""
+        self._kind, self._most = kind, most
         self._speeds: dict[int, _Speeds] = {}  # by the number of rows
         self._rows = 0
         self.drafted, self.accepted = [0] * most, [0] * most
@@ -68,20 +82,25 @@ class Speculation:
         self._rows = len(handles)
         if not self._speeds.setdefault(self._rows, _Speeds()).should_verify():
             return None
+        if self._kind == "mtp":
+            return [h.drafts[: h.sequence.budget - 1] for h in handles]  # the call drafts more
         drafts = [h.lookup.draft(h.sequence.tokens, min(self._most, h.sequence.budget - 1)) for h in handles]
         return drafts if any(drafts) else None
 
-    def note(self, drafts: Sequence[list[int]] | None, sampled: Sequence[Sequence[int]], seconds: float) -> None:
-        """Notes how long a call took, and what it sampled in each row."""
-        speeds = self._speeds[self._rows]
-        if drafts is None:
-            speeds.note_decode(seconds, max(map(len, sampled)))
+    def note(self, is_verified: bool, sampled: Sequence[Verified], seconds: float) -> None:
+        """Notes how long a call took, and what it sampled in each row.
+
+        is_verified: whether the call had drafts, as `draft` returned them.
+        """
+        speeds, lengths = self._speeds[self._rows], [len(new.tokens) for new in sampled]
+        if not is_verified:
+            speeds.note_decode(seconds, max(lengths))
             return
-        speeds.note_verify(seconds, sum(map(len, sampled)) / len(sampled))
-        for draft, tokens in zip(drafts, sampled, strict=True):
-            for place, token in enumerate(draft):
-                self.drafted[place] += 1
-                self.accepted[place] += tokens[place : place + 1] == [token]
+        speeds.note_verify(seconds, sum(lengths) / len(lengths))
+        for new in sampled:
+            for place, (drafted, accepted) in enumerate(zip(new.drafted, new.accepted, strict=True)):
+                self.drafted[place] += int(drafted)
+                self.accepted[place] += int(accepted)
 
 
 class _Speeds:

@@ -63,7 +63,7 @@ class Sampler:
         """
         if config.mesh is not None:
             mesh = config.mesh.make_mesh(list(mesh.devices.flat))
-        definition = rollout_model_def(definition, config.param_dtype)
+        definition = rollout_model_def(definition, config)
         if config.capacity > definition.config.max_context:
             raise UserError(
                 f"A sampler capacity of {config.capacity} tokens exceeds the model's max_context="
@@ -80,7 +80,7 @@ class Sampler:
         self._scheduler = Scheduler(self.limits)
         self._requests = RequestTable(self._scheduler, self._runner)
         self._update: WeightUpdate | None = None
-        self._speculation = Speculation(config.draft_tokens) if config.drafts else None
+        self._speculation = Speculation(config.drafts, config.draft_tokens) if config.drafts else None
         self._calls: Schedule | None = None  # those that are running
         self._watchdog = Watchdog(config.stall_seconds, self._activity)
 

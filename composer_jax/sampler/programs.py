@@ -10,16 +10,20 @@ from composer_jax.models.cache import Cache, cache_spec
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import BATCH_AXES
 from composer_jax.sampler.decode import DecodedTokens, DecodeRows, Scores, decode, prefill, score, verify
+from composer_jax.sampler.mtp_decode import Drafts, decode_with_mtp
 from composer_jax.sampler.token_sampling import RowParams
 
 
 def prefill_program(definition: ModelDef, mesh: Mesh) -> Callable[..., Cache[jax.Array]]:
-    """Jitted `prefill` on every device: (params, router_bias, cache, tokens, start, count, tables) -> cache."""
+    """Jitted `prefill` on every device: (params, router_bias, cache, tokens, start, count, tables) -> cache.
+
+    With config.cache_mtp there is one more argument, next.
+    """
 
     def program(params, bias, cache, *inputs):
         return prefill(definition.bind(params, bias), cache, *inputs)
 
-    return _shard_and_jit(program, definition, mesh, 4, cache_spec(definition.config))
+    return _shard_and_jit(program, definition, mesh, 4 + definition.config.cache_mtp, cache_spec(definition.config))
 
 
 def score_program(definition: ModelDef, mesh: Mesh) -> Callable[..., tuple[Cache[jax.Array], Scores]]:
@@ -77,6 +81,21 @@ def verify_program(
         return verify(decoder, cache, DecodeRows(*inputs[:n]), inputs[n], inputs[n + 1], params, end_tokens=end_tokens)
 
     out_specs = cache_spec(definition.config), PartitionSpec(None, BATCH_AXES)
+    return _shard_and_jit(program, definition, mesh, n + 2 + len(RowParams._fields) * processed, out_specs)
+
+
+def mtp_program(
+    definition: ModelDef, mesh: Mesh, steps: int, end_tokens: tuple[int, ...], processed: bool
+) -> Callable[..., tuple[Cache[jax.Array], tuple[DecodedTokens, Drafts]]]:
+    """Jitted `decode_with_mtp` on every device: the arguments of verify_program -> (cache, (DecodedTokens, Drafts))."""
+    n = len(DecodeRows._fields)
+
+    def program(weights, bias, cache, *inputs):
+        params = RowParams(*inputs[n + 2 :]) if processed else None
+        decoder, rows = definition.bind(weights, bias), DecodeRows(*inputs[:n])
+        return decode_with_mtp(decoder, cache, rows, *inputs[n : n + 2], params, steps=steps, end_tokens=end_tokens)
+
+    out_specs = cache_spec(definition.config), (PartitionSpec(None, BATCH_AXES), PartitionSpec(BATCH_AXES))
     return _shard_and_jit(program, definition, mesh, n + 2 + len(RowParams._fields) * processed, out_specs)
 
 

@@ -58,6 +58,7 @@ class RequestHandle:
         n = len(request.tokens)
         self.prompt = PromptLogprobs([None] * n, [{} for _ in range(n)]) if params.prompt_logprobs else None
         self.lookup = PromptLookup()
+        self.drafts: list[int] = []
         self._end_ids = {*end_tokens, *params.stop_ids}
         self._settled = 0  # tokens that `settle` has seen
         self._progress = asyncio.Event()
@@ -102,6 +103,7 @@ class RequestHandle:
         sampled after one are dropped.
         """
         n = next((n for n, token in enumerate(new.tokens, 1) if self._ends(token)), None)
+        self.drafts = new.drafts
         self.tokens += new.tokens[:n]
         self.logprobs += new.logprobs[:n]
         self.raw_logprobs += new.raw_logprobs[:n]

@@ -6,20 +6,29 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.ops.quantization import LARGEST, QuantizedArray, quantize_weight
+from composer_jax.sampler.config import SamplerConfig
 
 
-def rollout_model_def(definition: ModelDef, param_dtype: str) -> ModelDef:
-    """Returns the network with the weights as a sampler stores them.
+def rollout_model_def(definition: ModelDef, sampler: SamplerConfig) -> ModelDef:
+    """Returns the network with the weights as a sampler stores them, and with the cache that its drafts need.
 
-    param_dtype: SamplerConfig.param_dtype. An 8-bit dtype applies to matrices; the other weights keep their dtype.
+    An 8-bit sampler.param_dtype applies to matrices; the other weights keep their dtype.
+
+    Raises:
+      UserError: drafts of an MTP module from a network that has none.
     """
-    if param_dtype in LARGEST:
-        return dataclasses.replace(definition, matrix_dtype=param_dtype)
-    if param_dtype:
-        return ModelDef(dataclasses.replace(definition.config, param_dtype=param_dtype))
-    return definition
+    config, changes = definition.config, {}
+    if sampler.drafts == "mtp":
+        if not config.n_mtp_modules:
+            raise UserError('sampler.drafts="mtp" needs a network with an MTP module; use "prompt_lookup" or none.')
+        changes["cache_mtp"] = True
+    if sampler.param_dtype and sampler.param_dtype not in LARGEST:
+        changes["param_dtype"] = sampler.param_dtype
+    matrix_dtype = sampler.param_dtype if sampler.param_dtype in LARGEST else definition.matrix_dtype
+    return ModelDef(dataclasses.replace(config, **changes), matrix_dtype)
 
 
 class RolloutWeights:

@@ -46,5 +46,5 @@ def run_schedule(
     started = time.perf_counter()
     decoded = runner.decode(rows, drafts)
     if speculation is not None:
-        speculation.note(drafts, [new.tokens for new in decoded], time.perf_counter() - started)
+        speculation.note(drafts is not None, decoded, time.perf_counter() - started)
     return Results(version, scores, decoded)

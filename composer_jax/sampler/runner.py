@@ -13,10 +13,11 @@ from jax.sharding import Mesh
 from composer_jax.models.cache import cache_spec, init_cache
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.decode import DecodeRows
+from composer_jax.sampler.decode import DecodedTokens, DecodeRows
 from composer_jax.sampler.policy import SamplingParams, TopLogprobs
 from composer_jax.sampler.programs import (
     decode_program,
+    mtp_program,
     prefill_program,
     routing_program,
     score_program,
@@ -49,6 +50,12 @@ class NewTokens:
     logprobs: list[float]
     raw_logprobs: list[float]
     top_logprobs: list[TopLogprobs] | None = None
+    drafts: list[int] = dataclasses.field(default_factory=list)
+    """The MTP module's guesses at the tokens that follow, for the next call."""
+    drafted: Sequence[int] = ()
+    """Drafts that the call verified, by their place."""
+    accepted: Sequence[int] = ()
+    """Those of them that were right, with all before them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +86,13 @@ class Runner:
             "routing": lambda params, bias, cache, tables: (cache, routing(cache.routing_ZTC, tables)),
             "decode": decode_program(definition, mesh, limits.decode_steps, end, False),
             "decode_processed": decode_program(definition, mesh, limits.decode_steps, end, True),
-            "verify": verify_program(definition, mesh, end, False),
-            "verify_processed": verify_program(definition, mesh, end, True),
         }
+        for processed in (False, True) if config.drafts else ():
+            if config.drafts == "mtp":
+                program = mtp_program(definition, mesh, limits.decode_steps, end, processed)
+            else:
+                program = verify_program(definition, mesh, end, processed)
+            self._programs["verify_processed" if processed else "verify"] = program
         self.leader: Leader | None = None
         """In process 0 of several, while it serves."""
         self._draft_tokens = config.draft_tokens if config.drafts else 0
@@ -164,7 +175,7 @@ class Runner:
             _put_table(tables[place], chunk.sequence.pages)
         inputs = tokens, start, count, tables
         if not scores:
-            self.run_program("prefill", *inputs)
+            self.run_program("prefill", *inputs, *([following] if self.definition.config.cache_mtp else []))
             return None
         logprobs, ids, top = map(np.asarray, self.run_program("score", *inputs, following))
         return [
@@ -187,7 +198,8 @@ class Runner:
     def decode(self, requests: Sequence[RowRequest], drafts: Sequence[list[int]] | None = None) -> list[NewTokens]:
         """Samples the next tokens of each row, at least one.
 
-        drafts: of each row, at most config.draft_tokens; the call then verifies them instead of decoding step by step.
+        drafts: of each row, at most config.draft_tokens; the call then verifies them instead of decoding step by step,
+          and with config.drafts="mtp" goes on with drafts of its own.
         """
         by_shard = [sum(r.row.shard == shard for r in requests) for shard in range(self.limits.shards)]
         processed = not all(r.params.unprocessed for r in requests)
@@ -212,21 +224,26 @@ class Runner:
         params = RowParams(temperature, top_p, top_k, min_p, n_top) if processed else ()
         kind = "_processed" if processed else ""
         if drafts is None:
-            out = self.run_program(f"decode{kind}", *inputs, *params)
-        else:
-            draft, count = np.zeros((n, self._draft_tokens), np.int32), np.zeros(n, np.int32)
-            for place, tokens in zip(places, drafts, strict=True):
-                draft[place, : len(tokens)], count[place] = tokens, len(tokens)
-            out = self.run_program(f"verify{kind}", *inputs, draft, count, *params)
-        tokens, logprobs, raw_logprobs, ids, top, emitted = map(np.asarray, out)
-        counts = emitted.sum(axis=0)
-        decoded = []
-        for place, r in zip(places, requests, strict=True):
-            count, most = counts[place], r.params.top_logprobs
-            likeliest = [_top(ids[i, place], top[i, place], most) for i in range(count)] if most else None
-            column = lambda a, place=place, count=count: a[:count, place].tolist()  # noqa: E731
-            decoded.append(NewTokens(column(tokens), column(logprobs), column(raw_logprobs), likeliest))
-        return decoded
+            return _new_tokens(places, requests, self.run_program(f"decode{kind}", *inputs, *params))
+        draft, count = np.zeros((n, self._draft_tokens), np.int32), np.zeros(n, np.int32)
+        for place, tokens in zip(places, drafts, strict=True):
+            draft[place, : len(tokens)], count[place] = tokens, len(tokens)
+        out = self.run_program(f"verify{kind}", *inputs, draft, count, *params)
+        if self.definition.config.cache_mtp:
+            decoded, (tokens, n_drafts, *fates) = out[0], map(np.asarray, out[1])
+            return [
+                dataclasses.replace(
+                    new,
+                    drafts=tokens[place, : n_drafts[place]].tolist(),
+                    drafted=fates[0][place],
+                    accepted=fates[1][place],
+                )
+                for place, new in zip(places, _new_tokens(places, requests, decoded), strict=True)
+            ]
+        return [
+            dataclasses.replace(new, drafted=[1] * len(guess), accepted=_count_right(guess, new.tokens))
+            for guess, new in zip(drafts, _new_tokens(places, requests, out), strict=True)
+        ]
 
     def _places(self, sequences: Sequence[Row], rows: int) -> list[int]:
         """The row of the call for each sequence: those of a shard are consecutive, and begin at shard * rows.
@@ -241,6 +258,25 @@ class Runner:
             filled[shard] += 1
         assert max(filled) <= rows, f"{max(filled)} sequences of one shard in a call of {rows} rows"
         return places
+
+
+def _new_tokens(places: Sequence[int], requests: Sequence[RowRequest], out: DecodedTokens) -> list[NewTokens]:
+    """Reads what a call sampled for each request."""
+    tokens, logprobs, raw_logprobs, ids, top, emitted = map(np.asarray, out)
+    counts = emitted.sum(axis=0)
+    decoded = []
+    for place, r in zip(places, requests, strict=True):
+        count, most = counts[place], r.params.top_logprobs
+        likeliest = [_top(ids[i, place], top[i, place], most) for i in range(count)] if most else None
+        column = lambda a, place=place, count=count: a[:count, place].tolist()  # noqa: E731
+        decoded.append(NewTokens(column(tokens), column(logprobs), column(raw_logprobs), likeliest))
+    return decoded
+
+
+def _count_right(draft: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """1 for each place of a draft that was sampled, 0 from the first that was not on."""
+    right = [tokens[place : place + 1] == [token] for place, token in enumerate(draft)]
+    return np.cumprod(right, dtype=int).tolist()
 
 
 def _top(ids: np.ndarray, logprobs: np.ndarray, most: int) -> TopLogprobs:

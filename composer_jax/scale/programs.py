@@ -203,7 +203,8 @@ def _training_step(
 
 def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> dict[str, Step]:
     """Returns a decode step (one token in every slot) and the prefill steps, all at the full capacity of the cache."""
-    model_def, shards = rollout_model_def(ModelDef(config), sampler.param_dtype), batch_shards(mesh)
+    model_def, shards = rollout_model_def(ModelDef(config), sampler), batch_shards(mesh)
+    config = model_def.config
     slots, capacity = sampler.slots, sampler.capacity
     _require_context("sampler.capacity", capacity, config)
     limits = make_limits(sampler, shards, config)
@@ -232,7 +233,9 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
     steps = {"decode": step(decode, inputs, "decode", decode_flops, slots)}
     for per_device, length in sampler.prefill_shapes:
         rows = per_device * shards
-        inputs = (integers(rows, length), integers(rows), integers(rows), integers(rows, pages_per_row))
+        tokens = integers(rows, length)
+        inputs = (tokens, integers(rows), integers(rows), integers(rows, pages_per_row))
+        inputs += (tokens,) * config.cache_mtp
         name = f"prefill {rows}x{length}"
         flops = rows * forward_flops(config, length)
         steps[name] = step(prefill_program(model_def, mesh), inputs, name, flops, rows * length)

@@ -76,7 +76,8 @@ def serve(checkpoint: str, options: ServeOptions) -> None:
     text.tokenizer  # noqa: B018 - refuses a model without one
     listening = _listen(options.host, options.port)
     mesh = make_mesh(jax.devices()[: math.prod(options.axes.values())], **options.axes)
-    definition, params, router_bias = load_weights(address, mesh, options.dtype, mtp=False)
+    drafts_with_mtp = options.drafts == "mtp"
+    definition, params, router_bias = load_weights(address, mesh, options.dtype, mtp=drafts_with_mtp)
     changes: dict[str, Any] = {"cache_routing": options.returns_routing}
     if definition.config.dispatch == "all_to_all":  # drops tokens when an expert is full
         changes["dispatch"] = "ring"
@@ -92,7 +93,7 @@ def serve(checkpoint: str, options: ServeOptions) -> None:
             found = find_weights(checkpoint)
             if load_model_config(found) != network:
                 raise UserError(f"{checkpoint} has another network than {address.path}; start a server for it.")
-            _, params, router_bias = load_weights(found, mesh, options.dtype, mtp=False)
+            _, params, router_bias = load_weights(found, mesh, options.dtype, mtp=drafts_with_mtp)
             return params, router_bias
 
         return await asyncio.to_thread(read)

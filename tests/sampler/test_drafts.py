@@ -11,6 +11,7 @@ from composer_jax.sampler import drafts
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.drafts import PromptLookup, Speculation
 from composer_jax.sampler.policy import SamplingParams
+from composer_jax.sampler.runner import NewTokens
 from composer_jax.sampler.sequence import Sequence
 from tests.sampler.conversations import assert_same, run_all
 from tests.sampler.test_requests import PARAMS, sample_all
@@ -70,20 +71,27 @@ def test_requests_of_all_parameters_are_verified(sampler, drafting, always):
 class Row:
     sequence: Sequence
     lookup: PromptLookup
+    drafts: list[int]
+
+
+def sampled(tokens, accepted=()):
+    """A row whose draft had three tokens, if any."""
+    return NewTokens(tokens, [], [], drafted=[1] * len(accepted), accepted=accepted)
 
 
 def test_drafts_are_verified_only_while_that_is_faster():
-    speculation, row = Speculation(4), Row(Sequence([1, 2, 3, 1, 2], 50), PromptLookup())
+    speculation = Speculation("prompt_lookup", 4)
+    row = Row(Sequence([1, 2, 3, 1, 2], 50), PromptLookup(), [])
     assert speculation.draft([row]) is None, "the time of a step is not known yet"
-    speculation.note(None, [[7, 7]], 0.2)
+    speculation.note(False, [sampled([7, 7])], 0.2)
     assert speculation.draft([row]) == [[3, 1, 2]]
-    speculation.note([[3, 1, 2]], [[3, 1, 4]], 0.15)  # three tokens in the time of one and a half
+    speculation.note(True, [sampled([3, 1, 4], [1, 1, 0])], 0.15)  # three tokens in the time of one and a half
     assert speculation.accepted == [1, 1, 0, 0] and speculation.draft([row]) is not None
     for _ in range(30):
-        speculation.note([[3, 1, 2]], [[9]], 0.15)
+        speculation.note(True, [sampled([9], [0, 0, 0])], 0.15)
     tries = sum(speculation.draft([row]) is not None for _ in range(10 * drafts.RETRY))
     assert tries == 10
-    assert Speculation(4).draft([row, row]) is None, "other numbers of rows have times of their own"
+    assert speculation.draft([row, row]) is None, "other numbers of rows have times of their own"
 
 
 @pytest.mark.parametrize(

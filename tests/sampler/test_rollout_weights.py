@@ -56,7 +56,7 @@ def make_sampler(config, weights, dtype, sizes=None, own_mesh=None) -> Sampler:
 
 def dequantized(config, weights, dtype):
     """The weights that an 8-bit sampler computes with."""
-    definition = rollout_model_def(ModelDef(config), dtype)
+    definition = rollout_model_def(ModelDef(config), SamplerConfig(param_dtype=dtype))
     stored = RolloutWeights(definition, make_mesh(jax.devices()[:1])).to_rollout(*weights, copy=True)
     return jax.tree.map(
         lambda leaf: leaf.dequantize("float32") if isinstance(leaf, QuantizedArray) else leaf, stored, is_leaf=is_8_bit
@@ -72,7 +72,7 @@ def n_bytes(tree) -> int:
 
 
 def test_matrices_have_one_scale_per_output_column_and_the_rest_keeps_its_dtype():
-    definition = rollout_model_def(ModelDef(MOE), "int8")
+    definition = rollout_model_def(ModelDef(MOE), SamplerConfig(param_dtype="int8"))
     params, bias = RolloutWeights(definition, make_mesh(jax.devices()[:1])).to_rollout(*random_weights(MOE), copy=True)
     scales, full = {}, set()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_8_bit):
@@ -102,7 +102,9 @@ def test_wide_matrices_take_a_quarter_of_float32(dtype):
     mesh = make_mesh(jax.devices()[:1])
     sizes = {
         name: n_bytes(
-            RolloutWeights(rollout_model_def(ModelDef(config), name), mesh).to_rollout(params, bias, copy=True)
+            RolloutWeights(rollout_model_def(ModelDef(config), SamplerConfig(param_dtype=name)), mesh).to_rollout(
+                params, bias, copy=True
+            )
         )
         for name in ("float32", "bfloat16", dtype)
     }
