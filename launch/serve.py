@@ -12,7 +12,7 @@ machine only, unless --host says otherwise. Needs `pip install 'composer_jax[ser
 from absl import flags as absl_flags
 
 from composer_jax.errors import UserError
-from launch import flags, hosts
+from launch import flags
 
 AXES = ("data", "expert", "tensor")
 
@@ -76,4 +76,4 @@ def main(values):
 
 
 if __name__ == "__main__":
-    flags.run(main, define=define, processes=hosts.SINGLE_PROCESS)
+    flags.run(main, define=define)

@@ -93,7 +93,8 @@ def mtp_program(
     def program(weights, bias, cache, *inputs):
         params = RowParams(*inputs[n + 2 :]) if processed else None
         decoder, rows = definition.bind(weights, bias), DecodeRows(*inputs[:n])
-        return decode_with_mtp(decoder, cache, rows, *inputs[n : n + 2], params, steps=steps, end_tokens=end_tokens)
+        drafts = inputs[n], inputs[n + 1]
+        return decode_with_mtp(decoder, cache, rows, *drafts, params, steps=steps, end_tokens=end_tokens)
 
     out_specs = cache_spec(definition.config), (PartitionSpec(None, BATCH_AXES), PartitionSpec(BATCH_AXES))
     return _shard_and_jit(program, definition, mesh, n + 2 + len(RowParams._fields) * processed, out_specs)

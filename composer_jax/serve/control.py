@@ -57,7 +57,7 @@ async def _resume(service: Service, request: Request, client: Client) -> Respons
 async def _update_weights(service: Service, request: Request, client: Client) -> Response:
     body = parse_body(WeightsBody, await read_body(request, service.limits))
     if service.load_weights is None:
-        raise ApiError("this server cannot load weights.", status=501)
+        raise ApiError("a server over several processes cannot load weights; start it again with them.", status=501)
     if service.updating.locked():
         raise ApiError("other weights are being installed; try again later.", status=409)
     if body.mode == "drain" and service.sampler.is_paused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -12,16 +13,17 @@ from typing import Any
 
 import jax
 
-from composer_jax.checkpoint.address import find_weights, load_model_config, load_weights
+from composer_jax.checkpoint.address import Address, find_weights, load_model_config, load_weights
 from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
+from composer_jax.parallel.processes import is_first_process, process_count
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.serve.text_processor import open_text_processor
+from composer_jax.serve.text_processor import TextProcessor, open_text_processor
 
 LONGEST_DEFAULT = 32_768
 """Tokens of a context unless the user says otherwise; fewer where the model has a shorter one."""
@@ -44,7 +46,8 @@ class ServeOptions:
     """Of the model; empty is the last part of its address."""
     dtype: str | None = None
     axes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Sizes of mesh axes; none of them is one device."""
+    """Sizes of mesh axes; none of them is one device. Several processes use all devices: those that the axes leave form
+    replicas."""
     max_model_len: int | None = None
     slots: int = 32
     cache_tokens: int | None = None
@@ -53,9 +56,17 @@ class ServeOptions:
     returns_routing: bool = False
     """Requests may ask for the experts that computed their tokens."""
 
+    @property
+    def drafts_with_mtp(self) -> bool:
+        """Whether the MTP modules are needed."""
+        return self.drafts == "mtp"
+
 
 def serve(checkpoint: str, options: ServeOptions) -> None:
     """Serves until SIGINT or SIGTERM, then ends the requests that run.
+
+    Several processes call it alike; process 0 has the port, and the others compute with it. They cannot load other
+    weights.
 
     Raises:
       UserError: no such weights, a port in use, or a package that is missing; before any weight is read.
@@ -74,10 +85,45 @@ def serve(checkpoint: str, options: ServeOptions) -> None:
     text = open_text_processor(address, network)
     config = sampler_config(options, network.max_context)
     text.tokenizer  # noqa: B018 - refuses a model without one
-    listening = _listen(options.host, options.port)
-    mesh = make_mesh(jax.devices()[: math.prod(options.axes.values())], **options.axes)
-    drafts_with_mtp = options.drafts == "mtp"
-    definition, params, router_bias = load_weights(address, mesh, options.dtype, mtp=drafts_with_mtp)
+    leads = process_count() == 1 or is_first_process()
+    listening = _listen(options.host, options.port) if leads else None
+    sampler = _new_sampler(address, options, config, text)
+    if listening is None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # process 0 gets it, too, and ends what runs before it ends this one
+        sampler.follow()
+        return
+
+    async def load(checkpoint: str) -> tuple[Any, Any]:
+        def read() -> tuple[Any, Any]:
+            found = find_weights(checkpoint)
+            if load_model_config(found) != network:
+                raise UserError(f"{checkpoint} has another network than {address.path}; start a server for it.")
+            _, params, router_bias = load_weights(found, sampler.mesh, options.dtype, mtp=options.drafts_with_mtp)
+            return params, router_bias
+
+        return await asyncio.to_thread(read)
+
+    name = options.name or address.path.rstrip("/").rpartition("/")[2]
+    local = options.host in LOCAL and not options.api_keys
+    service = Service(sampler, text, name, ServerLimits(), load if process_count() == 1 else None)
+    app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False)
+    )
+    listening.listen()  # clients wait until the server has started, which takes the other processes, too
+    host, port = listening.getsockname()[:2]
+    print(f"{name} listens on http://{host}:{port}/ (context of {config.capacity} tokens)", file=sys.stderr, flush=True)
+    server.run([listening])
+
+
+def _new_sampler(address: Address, options: ServeOptions, config: SamplerConfig, text: TextProcessor) -> Sampler:
+    """Returns a sampler with the weights at an address, whose programs are compiled."""
+    if process_count() > 1:
+        mesh = make_mesh(jax.devices(), replica=-1, **options.axes)
+    else:
+        mesh = make_mesh(jax.devices()[: math.prod(options.axes.values())], **options.axes)
+    definition, params, router_bias = load_weights(address, mesh, options.dtype, mtp=options.drafts_with_mtp)
     changes: dict[str, Any] = {"cache_routing": options.returns_routing}
     if definition.config.dispatch == "all_to_all":  # drops tokens when an expert is full
         changes["dispatch"] = "ring"
@@ -87,27 +133,7 @@ def serve(checkpoint: str, options: ServeOptions) -> None:
     del params, router_bias
     with Progress(sampler.num_programs(processed=True), "program", "compile the sampler") as progress:
         sampler.warm_up(progress.update, processed=True)
-
-    async def load(checkpoint: str) -> tuple[Any, Any]:
-        def read() -> tuple[Any, Any]:
-            found = find_weights(checkpoint)
-            if load_model_config(found) != network:
-                raise UserError(f"{checkpoint} has another network than {address.path}; start a server for it.")
-            _, params, router_bias = load_weights(found, mesh, options.dtype, mtp=drafts_with_mtp)
-            return params, router_bias
-
-        return await asyncio.to_thread(read)
-
-    name = options.name or address.path.rstrip("/").rpartition("/")[2]
-    local = options.host in LOCAL and not options.api_keys
-    service = Service(sampler, text, name, ServerLimits(), load)
-    app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False)
-    )
-    host, port = listening.getsockname()[:2]
-    print(f"{name} listens on http://{host}:{port}/ (context of {config.capacity} tokens)", file=sys.stderr, flush=True)
-    server.run([listening])
+    return sampler
 
 
 def sampler_config(options: ServeOptions, max_context: int) -> SamplerConfig:

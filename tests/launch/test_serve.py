@@ -13,10 +13,13 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from launch import flags, hosts, serve
+from launch import flags, serve
+from tests.parallel.test_processes import free_port
 from tests.stages.base_model import write_base
 
 ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "launch.serve"]
+SIZES = ["--port=0", "--slots=2", "--max_model_len=512"]
 ASK = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 300, "temperature": 0.9}
 
 
@@ -28,8 +31,8 @@ def folder(tmp_path_factory):
 @contextlib.contextmanager
 def served(folder, *options):
     """A server in a process of its own: (process, its address)."""
-    command = [sys.executable, "-m", "launch.serve", f"--checkpoint=hf:{folder}", "--port=0", "--slots=2"]
-    process = subprocess.Popen([*command, "--max_model_len=512", *options], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    command = [*COMMAND, f"--checkpoint=hf:{folder}", *SIZES, *options]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         said = ""
@@ -62,9 +65,31 @@ def test_a_server_answers_and_ends_gracefully(folder):
             httpx.get(f"{url}/health")
 
 
+@pytest.mark.slow
+def test_two_processes_serve_together(folder):
+    """Their answer is that of one; the one without the port ends when the server does."""
+    ask = ASK | {"max_tokens": 12, "seed": 3, "temperature": 0}
+    with served(folder, "--dtype=float32") as (_, url):
+        expected = httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=60).json()["choices"]
+    hosts = [f"--coordinator=127.0.0.1:{free_port()}", "--processes=2"]
+    other = subprocess.Popen(
+        [*COMMAND, f"--checkpoint=hf:{folder}", "--dtype=float32", "--tensor=2", *SIZES, *hosts, "--process=1"],
+        cwd=ROOT,
+    )
+    with served(folder, "--dtype=float32", "--tensor=2", "--control_key=k", *hosts, "--process=0") as (process, url):
+        assert httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=60).json()["choices"] == expected
+        headers = {"authorization": "Bearer k"}
+        said = httpx.post(f"{url}/update_weights", json={"checkpoint": f"hf:{folder}"}, headers=headers).json()
+        assert "a server over several processes cannot load weights" in said["error"]["message"]
+        other.send_signal(signal.SIGTERM)  # as a scheduler does, which stops all hosts
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        assert other.wait(60) is not None
+
+
 def refusal(capsys, *arguments):
     with pytest.raises(SystemExit) as ended:
-        flags.run(serve.main, ["launch/serve.py", *arguments], define=serve.define, processes=hosts.SINGLE_PROCESS)
+        flags.run(serve.main, ["launch/serve.py", *arguments], define=serve.define)
     assert ended.value.code == 2
     return capsys.readouterr().err
 
