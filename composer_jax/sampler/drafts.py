@@ -8,6 +8,8 @@ number as a decode step would, and keeps the drawn tokens up to the first that d
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,9 +18,9 @@ from composer_jax.sampler.sequence import Sequence as Row
 LONGEST, SHORTEST = 4, 2
 """Tokens of the longest and of the shortest context's end that prompt lookup searches for."""
 RETRY = 64
-"""Calls after which drafts that did not pay are tried again."""
-KEPT = 0.9
-"""Weight of the past in running means."""
+"""Calls after which the slower way is tried again."""
+FEWEST, KEPT = 3, 9
+"""Calls of each way that are timed before the two are compared, and those that are remembered."""
 
 
 class PromptLookup:
@@ -72,14 +74,18 @@ class Speculation:
     def __init__(self, kind: str, most: int) -> None:
         """kind: SamplerConfig.drafts. most: tokens of a draft."""
         self._kind, self._most = kind, most
-        self._speeds: dict[int, _Speeds] = {}  # by the number of rows
+        self._speeds: dict[int, _Speeds] = {}  # by the rows of the program
         self._rows = 0
+        self._waits = False  # for a prefill call, whose time is none of decoding
         self.drafted, self.accepted = [0] * most, [0] * most
         """Counts by the place of a token in its draft."""
 
-    def draft(self, handles: Sequence[Drafted]) -> list[list[int]] | None:
-        """Returns a draft for each row of a call; None if the call should decode step by step."""
-        self._rows = len(handles)
+    def draft(self, handles: Sequence[Drafted], rows: int) -> list[list[int]] | None:
+        """Returns a draft for each row of a call; None if the call should decode step by step.
+
+        rows: those of the program that runs, padding included, on which its time depends.
+        """
+        self._rows = rows
         if not self._speeds.setdefault(self._rows, _Speeds()).should_verify():
             return None
         if self._kind == "mtp":
@@ -87,16 +93,21 @@ class Speculation:
         drafts = [h.lookup.draft(h.sequence.tokens, min(self._most, h.sequence.budget - 1)) for h in handles]
         return drafts if any(drafts) else None
 
+    def note_prefill(self) -> None:
+        """Notes that a prefill call runs, which the next decode call waits for."""
+        self._waits = True
+
     def note(self, is_verified: bool, sampled: Sequence[Verified], seconds: float) -> None:
         """Notes how long a call took, and what it sampled in each row.
 
         is_verified: whether the call had drafts, as `draft` returned them.
         """
-        speeds, lengths = self._speeds[self._rows], [len(new.tokens) for new in sampled]
-        if not is_verified:
-            speeds.note_decode(seconds, max(lengths))
-            return
-        speeds.note_verify(seconds, sum(lengths) / len(lengths))
+        lengths = [len(new.tokens) for new in sampled]
+        if not self._waits and is_verified:
+            self._speeds[self._rows].note_verify(seconds, sum(lengths) / len(lengths))
+        elif not self._waits:
+            self._speeds[self._rows].note_decode(seconds, max(lengths))
+        self._waits = False
         for new in sampled:
             for place, (drafted, accepted) in enumerate(zip(new.drafted, new.accepted, strict=True)):
                 self.drafted[place] += int(drafted)
@@ -104,30 +115,28 @@ class Speculation:
 
 
 class _Speeds:
-    """Running means for calls of one number of rows."""
+    """Seconds per token of a row, of the last calls of both kinds, for calls of one number of rows.
+
+    Medians of several calls: the first of a kind may compile, and others may wait for the processor.
+    """
 
     def __init__(self) -> None:
-        self._step_seconds: float | None = None
-        self._verify_seconds: float | None = None
-        self._tokens_per_row = 0.0  # that a verifying call gives
-        self._skipped = 0
+        self._decode: deque[float] = deque(maxlen=KEPT)
+        self._verify: deque[float] = deque(maxlen=KEPT)
+        self._calls = 0
 
     def should_verify(self) -> bool:
-        """Whether drafts paid lately. While they do not, every RETRY-th call tries again."""
-        if self._step_seconds is None:
+        """Whether drafts paid lately. Every RETRY-th call does the other thing, which may have become faster."""
+        self._calls += 1
+        if len(self._decode) < FEWEST:
             return False
-        if self._verify_seconds is None or self._tokens_per_row * self._step_seconds >= self._verify_seconds:
+        if len(self._verify) < FEWEST:
             return True
-        self._skipped += 1
-        return self._skipped % RETRY == 0
+        pays = statistics.median(self._verify) <= statistics.median(self._decode)
+        return pays != (self._calls % RETRY == 0)
 
     def note_decode(self, seconds: float, steps: int) -> None:
-        self._step_seconds = _mean(self._step_seconds, seconds / steps)
+        self._decode.append(seconds / steps)
 
     def note_verify(self, seconds: float, tokens_per_row: float) -> None:
-        self._verify_seconds = _mean(self._verify_seconds, seconds)
-        self._tokens_per_row = _mean(self._tokens_per_row or None, tokens_per_row)
-
-
-def _mean(old: float | None, new: float) -> float:
-    return new if old is None else KEPT * old + (1 - KEPT) * new
+        self._verify.append(seconds / tokens_per_row)

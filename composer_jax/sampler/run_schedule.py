@@ -41,10 +41,16 @@ def run_schedule(
         scores = runner.prefill(schedule.prefill_shape, schedule.prefill, scores=scored)
     rows = [RowRequest(handle.sequence, handle.request.seed % 2**32, handle.request.params) for handle in handles]
     if not rows:
+        if speculation is not None:
+            speculation.note_prefill()
         return Results(version, scores, [])
-    drafts = speculation.draft(handles) if speculation is not None else None
+    drafts = None
+    if speculation is not None:
+        drafts = speculation.draft(handles, runner.decode_rows(schedule.decode))
     started = time.perf_counter()
     decoded = runner.decode(rows, drafts)
     if speculation is not None:
+        if schedule.prefill_shape is not None:
+            speculation.note_prefill()
         speculation.note(drafts is not None, decoded, time.perf_counter() - started)
     return Results(version, scores, decoded)

@@ -201,9 +201,13 @@ class Runner:
         drafts: of each row, at most config.draft_tokens; the call then verifies them instead of decoding step by step,
           and with config.drafts="mtp" goes on with drafts of its own.
         """
-        by_shard = [sum(r.row.shard == shard for r in requests) for shard in range(self.limits.shards)]
         processed = not all(r.params.unprocessed for r in requests)
-        return self._call_decode(requests, _smallest_fitting(self._decode_rows, max(by_shard)), drafts, processed)
+        return self._call_decode(requests, self.decode_rows([r.row for r in requests]), drafts, processed)
+
+    def decode_rows(self, sequences: Sequence[Row]) -> int:
+        """Returns the rows per shard of the program that decodes these sequences."""
+        by_shard = [sum(s.shard == shard for s in sequences) for shard in range(self.limits.shards)]
+        return _smallest_fitting(self._decode_rows, max(by_shard))
 
     def _call_decode(
         self, requests: Sequence[RowRequest], rows: int, drafts: Sequence[list[int]] | None, processed: bool
