@@ -194,7 +194,7 @@ def speculative(address: str, draft_tokens: int) -> dict[str, Any]:
     prompt = text.encode_prompt(f"{code}\n\n# The same file again:\n\n{code[:200]}")
     figures: dict[str, Any] = {"drafts": kind, "acceptance": [], "speedup": {}}
     for rows in (1, 4, 64):
-        seconds = {}
+        seconds, n_tokens = {}, 192 if rows < 64 else 64
         for drafts in ("", kind):
             sizes = SamplerConfig(
                 slots=rows,
@@ -208,12 +208,12 @@ def speculative(address: str, draft_tokens: int) -> dict[str, Any]:
             sampler.update(params, router_bias, version=0, copy=False)
             sampler.warm_up(processed=True)
 
-            async def main(sampler: Sampler = sampler, rows: int = rows) -> float:
+            async def main(sampler: Sampler = sampler, rows: int = rows, n_tokens: int = n_tokens) -> float:
                 async with sampler.serving():
                     one = SamplingParams(1, temperature=0)
                     await sampler.submit(Request(prompt, one)).future  # the prompt is cached from here on
                     before = sampler.busy_seconds
-                    requests = [Request(prompt, SamplingParams(192, temperature=0), seed) for seed in range(rows)]
+                    requests = [Request(prompt, SamplingParams(n_tokens, temperature=0), seed) for seed in range(rows)]
                     await asyncio.gather(*(sampler.submit(request).future for request in requests))
                     return sampler.busy_seconds - before
 
