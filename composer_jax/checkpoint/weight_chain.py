@@ -1,0 +1,364 @@
+"""Versions of weights in a folder or a bucket: from time to time all of them, and patches between (weight_patch.py).
+
+    version-00000012/
+        shards-00000.json    what process 0 of the learner holds: names, places, hashes and where the bytes are
+        shards-00000.patch   its patches from version 11; missing if `base` is null
+        shards-00000.full    its whole arrays; missing between two anchors
+        manifest.json        written last: {"version", "base", "processes", "has_full"}
+
+A version without a manifest does not exist. A receiver that has the version before takes the patches; every other one,
+and one whose patches are damaged or gone, begins with the last version that is there in full.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import fsspec
+import numpy as np
+import zstandard
+
+from composer_jax.atomic_write import write_atomically
+from composer_jax.checkpoint.weight_patch import (
+    LEVEL,
+    BadPatch,
+    Changes,
+    apply_changes,
+    decode_changes,
+    digest,
+    encode_changes,
+    find_changes,
+)
+from composer_jax.errors import UserError
+
+ANCHOR_EVERY = 10
+"""Versions from one that is written in full to the next."""
+KEPT_ANCHORS = 2
+"""Versions in full that stay, with all patches since the older one."""
+THREADS = os.cpu_count() or 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A part of a named array that one process holds."""
+
+    name: str
+    start: tuple[int, ...]
+    """Its first element in the whole array."""
+    whole_shape: tuple[int, ...]
+
+
+Shards = Mapping[Shard, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """What a version weighs."""
+
+    version: int
+    elements: int
+    changed: int
+    """Elements that differ from the version before; all of them in a first version."""
+    patch_bytes: int
+    """0 without a patch."""
+    full_bytes: int
+    """0 between two anchors."""
+
+
+class WeightPublisher:
+    """Writes versions. Each process of the learner has one, with the shards that it holds."""
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        anchor_every: int = ANCHOR_EVERY,
+        process: int = 0,
+        processes: int = 1,
+        barrier: Callable[[], object] = lambda: None,
+    ) -> None:
+        """
+        Args:
+          folder: a local folder or a URL that fsspec knows.
+          barrier: waits until all processes have called it.
+        """
+        if anchor_every < 1:
+            raise UserError(f"anchor_every={anchor_every} is below 1; use 1 to write every version in full.")
+        self._files = _Files(folder)
+        self._anchor_every, self._process, self._processes, self._barrier = anchor_every, process, processes, barrier
+        self._base: int | None = None
+        self._last: dict[Shard, np.ndarray] = {}
+        self._since_anchor = 0
+
+    def publish(self, shards: Shards, version: int) -> Published:
+        """Writes a version; all processes call it alike. The arrays are kept, and must not change afterwards.
+
+        After a restart the first version is written in full, since nobody knows what the one before held.
+
+        Raises:
+          UserError: the version is not above the one before, or the folder cannot be written.
+        """
+        if self._base is not None and version <= self._base:
+            raise UserError(f"version {version} cannot follow version {self._base}; versions rise.")
+        if self._base is not None and {s: a.shape for s, a in self._last.items()} != {
+            s: a.shape for s, a in shards.items()
+        }:
+            raise UserError(
+                f"version {version} has other arrays than version {self._base}; publish into another folder."
+            )
+        has_full = self._base is None or self._since_anchor + 1 >= self._anchor_every
+        folder = _folder(version)
+        if self._process == 0:
+            self._files.delete(posixpath.join(folder, "manifest.json"))  # of a run that was here before
+        self._barrier()
+        entries, patches, fulls = [], [], []
+        with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+            for shard, (entry, patch, full) in zip(
+                shards, pool.map(lambda s: self._encode(s, shards[s], has_full), shards), strict=True
+            ):
+                entries.append(dataclasses.asdict(shard) | entry)
+                patches.append(patch)
+                fulls.append(full)
+        stem = posixpath.join(folder, f"shards-{self._process:05d}")
+        if self._base is not None:
+            self._files.write(f"{stem}.patch", b"".join(patches))
+        if has_full:
+            self._files.write(f"{stem}.full", b"".join(fulls))
+        self._files.write(f"{stem}.json", json.dumps(entries).encode())
+        self._barrier()
+        if self._process == 0:
+            manifest = {"version": version, "base": self._base, "processes": self._processes, "has_full": has_full}
+            self._files.write(posixpath.join(folder, "manifest.json"), json.dumps(manifest).encode())
+            self._delete_old()
+        self._since_anchor = 0 if has_full else self._since_anchor + 1
+        self._base, self._last = version, dict(shards)
+        return Published(
+            version,
+            sum(array.size for array in shards.values()),
+            sum(entry["changed"] for entry in entries),
+            sum(map(len, patches)),
+            sum(map(len, fulls)),
+        )
+
+    def _encode(self, shard: Shard, array: np.ndarray, has_full: bool) -> tuple[dict[str, Any], bytes, bytes]:
+        changed, patch, full = array.size, b"", b""
+        if self._base is not None:
+            changes = find_changes(self._last[shard], array)
+            changed, patch = len(changes.places), encode_changes(changes)
+        if has_full:
+            full = zstandard.ZstdCompressor(level=LEVEL).compress(array.tobytes())
+        entry = {
+            "shape": array.shape,
+            "dtype": array.dtype.name,
+            "changed": changed,
+            "sha256": digest(array),
+            "patch_bytes": len(patch),
+            "full_bytes": len(full),
+        }
+        return entry, patch, full
+
+    def _delete_old(self) -> None:
+        """Deletes versions that no receiver needs."""
+        manifests = self._files.manifests()
+        anchors = sorted(version for version, manifest in manifests.items() if manifest["has_full"])
+        for version in manifests:
+            if len(anchors) >= KEPT_ANCHORS and version < anchors[-KEPT_ANCHORS]:
+                self._files.delete_version(version)
+
+
+class WeightReceiver:
+    """The newest weights of a folder, in arrays that are changed in place."""
+
+    def __init__(self, folder: str) -> None:
+        self._files = _Files(folder)
+        self.version = -1
+        """Of `arrays`; -1 before the first."""
+        self.arrays: dict[str, np.ndarray] = {}
+        """Whole arrays by name."""
+
+    def latest(self) -> int | None:
+        """Returns the newest version in the folder, or None if there is none."""
+        return max(self._files.manifests(), default=None)
+
+    def receive(self, version: int | None = None) -> int:
+        """Brings `arrays` to a version, the newest by default; returns it.
+
+        Raises:
+          UserError: there is no such version, or it cannot be built from what is in the folder. `arrays` keep the
+            version that they had.
+        """
+        manifests = self._files.manifests()
+        target = max(manifests, default=None) if version is None else version
+        if target not in manifests:
+            known = f"versions {min(manifests)} to {max(manifests)}" if manifests else "no version"
+            raise UserError(f"{self._files.url} has {known} of the weights, not {'any' if target is None else target}.")
+        chain = _chain(manifests, self.version, target)
+        if chain is not None:
+            with contextlib.suppress(BadPatch):
+                self._apply(chain)
+                return target
+        self._load(manifests, target)
+        return target
+
+    def apply_patch(self, version: int) -> None:
+        """Applies the patch of one version.
+
+        Raises:
+          UserError: the patch follows another version than that of `arrays`.
+          BadPatch: it is damaged or gone; `arrays` are as they were.
+        """
+        manifest = self._files.manifests().get(version)
+        if manifest is None or manifest["base"] != self.version:
+            follows = "does not exist" if manifest is None else f"follows version {manifest['base']}"
+            raise UserError(
+                f"the patch of version {version} {follows}, and these weights are of version {self.version}."
+            )
+        self._apply([version])
+
+    def _apply(self, chain: list[int]) -> None:
+        """Applies patches in order. If one is damaged, it is undone, and those before it stay."""
+        for version in chain:
+            undo: list[tuple[np.ndarray, Changes]] = []
+            try:
+                for entry, data in self._files.read_shards(version, "patch"):
+                    part = self._part(entry)
+                    changes = decode_changes(data, part.dtype, part.size)
+                    undone, sha256 = _change(part, changes)
+                    undo.append((part, undone))
+                    if sha256 != entry["sha256"]:
+                        raise BadPatch(f"{entry['name']} of version {version} has another hash after the patch")
+            except BadPatch:
+                for part, changes in reversed(undo):
+                    _change(part, changes)
+                raise
+            self.version = version
+
+    def _load(self, manifests: Mapping[int, Any], target: int) -> None:
+        """Reads the last version in full before `target`, and the patches from there."""
+        problem = "no version before it is there in full"
+        for anchor in sorted((v for v in manifests if v <= target and manifests[v]["has_full"]), reverse=True):
+            chain = [] if anchor == target else _chain(manifests, anchor, target)
+            if chain is None:
+                continue
+            other = WeightReceiver(self._files.url)
+            try:
+                for entry, data in self._files.read_shards(anchor, "full"):
+                    other._take_full(entry, data)
+                other.version = anchor
+                other._apply(chain)
+            except BadPatch as error:
+                problem = str(error)
+                continue
+            self.arrays, self.version = other.arrays, target
+            return
+        raise UserError(f"version {target} of the weights in {self._files.url} cannot be built: {problem}.")
+
+    def _take_full(self, entry: Mapping[str, Any], data: bytes) -> None:
+        dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
+        try:
+            size = int(np.prod(shape)) * dtype.itemsize
+            content = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+            part = np.frombuffer(content, dtype).reshape(shape)
+        except (zstandard.ZstdError, ValueError) as error:
+            raise BadPatch(f"{entry['name']} cannot be decompressed ({error})") from error
+        if digest(part) != entry["sha256"]:
+            raise BadPatch(f"{entry['name']} has another hash than its version says")
+        if entry["name"] not in self.arrays:
+            self.arrays[entry["name"]] = np.zeros(entry["whole_shape"], dtype)
+        self._part(entry)[...] = part
+
+    def _part(self, entry: Mapping[str, Any]) -> np.ndarray:
+        place = tuple(slice(i, i + n) for i, n in zip(entry["start"], entry["shape"], strict=True))
+        if entry["name"] not in self.arrays:
+            raise BadPatch(f"{entry['name']} is new")
+        return self.arrays[entry["name"]][*place, ...]  # a view also of a scalar
+
+
+def _change(part: np.ndarray, changes: Changes) -> tuple[Changes, str]:
+    """Changes a part of an array in place; returns what undoes it, and the hash afterwards."""
+    content = part if part.flags.c_contiguous else part.copy()
+    undo = apply_changes(content, changes)
+    if content is not part:
+        part[...] = content
+    return undo, digest(content)
+
+
+def _chain(manifests: Mapping[int, Any], start: int, target: int) -> list[int] | None:
+    """Returns the versions whose patches lead from `start` to `target`, or None if some are missing."""
+    chain: list[int] = []
+    version: int | None = target
+    while version != start:
+        if version is None or version < start or version not in manifests:
+            return None
+        chain.append(version)
+        version = manifests[version]["base"]
+    return chain[::-1]
+
+
+def _folder(version: int) -> str:
+    return f"version-{version:08d}"
+
+
+class _Files:
+    """The files of a folder of versions."""
+
+    def __init__(self, url: str) -> None:
+        self.url = str(url).rstrip("/")
+        try:
+            self._system, self._root = fsspec.core.url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"{self.url} is no folder that can be read: {error}.") from error
+        self._is_local = "file" in self._system.protocol
+
+    def manifests(self) -> dict[int, Any]:
+        """Returns the manifest of each version."""
+        self._system.invalidate_cache()
+        found = {}
+        for path in self._system.glob(f"{self._root}/version-*/manifest.json"):
+            with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # deleted meanwhile
+                manifest = json.loads(self._system.cat_file(path))
+                found[manifest["version"]] = manifest
+        return found
+
+    def read_shards(self, version: int, kind: str) -> Iterator[tuple[Any, bytes]]:
+        """Yields (entry, bytes) of all shards of a version, `kind` being "patch" or "full"; raises BadPatch."""
+        folder = f"{self._root}/{_folder(version)}"
+        try:
+            manifest = json.loads(self._system.cat_file(f"{folder}/manifest.json"))
+            for process in range(manifest["processes"]):
+                entries = json.loads(self._system.cat_file(f"{folder}/shards-{process:05d}.json"))
+                data, at = self._system.cat_file(f"{folder}/shards-{process:05d}.{kind}"), 0
+                for entry in entries:
+                    size = entry[f"{kind}_bytes"]
+                    if at + size > len(data):
+                        raise BadPatch(f"the {kind} of version {version} is cut short")
+                    yield entry, data[at : at + size]
+                    at += size
+        except (FileNotFoundError, json.JSONDecodeError, KeyError) as error:
+            raise BadPatch(f"the {kind} of version {version} is damaged or gone ({error})") from error
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a file; readers see all of it or nothing."""
+        path = f"{self._root}/{name}"
+        if self._is_local:
+            write_atomically(path, data)
+        else:
+            self._system.pipe_file(path, data)
+
+    def delete(self, name: str) -> None:
+        """Deletes a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(f"{self._root}/{name}")
+
+    def delete_version(self, version: int) -> None:
+        """Deletes a version, its manifest first."""
+        self.delete(f"{_folder(version)}/manifest.json")
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm(f"{self._root}/{_folder(version)}", recursive=True)

@@ -1,0 +1,48 @@
+"""Weights on devices as the named shards of a version (weight_chain.py), and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from composer_jax.checkpoint.weight_chain import Shard
+from composer_jax.errors import UserError
+from composer_jax.models.model_def import Params
+
+
+def local_shards(weights: Params) -> dict[Shard, np.ndarray]:
+    """Returns the shards of a tree of arrays that this process holds; of equal shards, one process has one."""
+    shards = {}
+    for path, array in jax.tree_util.tree_leaves_with_path(weights):
+        for shard in array.addressable_shards:
+            if shard.replica_id == 0:
+                start = tuple(part.indices(size)[0] for part, size in zip(shard.index, array.shape, strict=True))
+                shards[Shard(_name(path), start, array.shape)] = np.array(shard.data)
+    return shards
+
+
+def as_tree(arrays: Mapping[str, np.ndarray], like: Params) -> Params:
+    """Returns received arrays as a tree.
+
+    Args:
+      like: a tree with the shapes, such as ModelDef.shapes(); its dtypes do not matter.
+
+    Raises:
+      UserError: the arrays are those of another network.
+    """
+    named = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
+    other = {name: array.shape for name, array in arrays.items()}
+    if named != other:
+        name = min(name for name in named.keys() | other if named.get(name) != other.get(name))
+        raise UserError(
+            f"the weights that were received are those of another network: {name} has the shape {other.get(name)}, "
+            f"not {named.get(name)}."
+        )
+    return jax.tree_util.tree_map_with_path(lambda path, _: arrays[_name(path)], like)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,0 +1,208 @@
+"""Versions of weights: patches in order, damage that is healed from a version in full, refusals."""
+
+import json
+from pathlib import Path
+
+import fsspec
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from composer_jax.checkpoint.weight_chain import Shard, WeightPublisher, WeightReceiver
+from composer_jax.checkpoint.weight_patch import BadPatch
+from composer_jax.checkpoint.weight_shards import as_tree, local_shards
+from composer_jax.errors import UserError
+from composer_jax.parallel.mesh import make_mesh
+
+BFLOAT16 = np.dtype(jnp.bfloat16)
+
+
+def trained(versions: int, seed: int = 0) -> list[dict[Shard, np.ndarray]]:
+    """Some arrays, and what some steps change of them."""
+    rng = np.random.default_rng(seed)
+    named = {
+        "scale": np.array(rng.standard_normal(), np.float32),
+        "table": rng.standard_normal((40, 12)).astype(BFLOAT16),
+        "experts": rng.standard_normal((3, 8, 4)).astype(BFLOAT16),
+    }
+    out = []
+    for _ in range(versions):
+        named = {name: array.copy() for name, array in named.items()}
+        named["scale"][...] += 1
+        for name in ("table", "experts"):
+            flat = named[name].reshape(-1)
+            flat[rng.choice(flat.size, 5, replace=False)] += 0.25
+        # The experts are two shards, cut along the last axis, so that neither is contiguous in the whole array.
+        shards = {
+            Shard(name, (0,) * array.ndim, array.shape): array for name, array in named.items() if name != "experts"
+        }
+        for start in (0, 2):
+            part = np.ascontiguousarray(named["experts"][:, :, start : start + 2])
+            shards[Shard("experts", (0, 0, start), (3, 8, 4))] = part
+        out.append(shards)
+    return out
+
+
+def whole(shards) -> dict[str, np.ndarray]:
+    arrays = {shard.name: np.zeros(shard.whole_shape, array.dtype) for shard, array in shards.items()}
+    for shard, array in shards.items():
+        place = tuple(slice(i, i + n) for i, n in zip(shard.start, array.shape, strict=True))
+        arrays[shard.name][place] = array
+    return arrays
+
+
+def assert_equal(receiver, shards) -> None:
+    expected = whole(shards)
+    assert receiver.arrays.keys() == expected.keys()
+    for name, array in expected.items():
+        assert receiver.arrays[name].tobytes() == array.tobytes(), name
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "weights")
+
+
+def test_a_receiver_follows_patch_by_patch(folder):
+    steps, publisher, receiver = trained(8), WeightPublisher(folder, anchor_every=3), WeightReceiver(folder)
+    assert receiver.latest() is None
+    for version, shards in enumerate(steps, 5):
+        published = publisher.publish(shards, version)
+        assert (published.full_bytes > 0) == (version in (5, 8, 11)) and (published.patch_bytes > 0) == (version > 5)
+        if version > 5:
+            assert published.changed == 1 + 5 + 5 and published.elements == 1 + 480 + 96
+        table = receiver.arrays.get("table")
+        assert receiver.receive() == receiver.version == version
+        assert table is None or receiver.arrays["table"] is table, "changed in place"
+        assert_equal(receiver, shards)
+    for back in (11, 9):
+        assert receiver.receive(back) == back
+        assert_equal(receiver, steps[back - 5])
+
+
+def test_a_newcomer_begins_with_a_version_in_full_and_old_ones_are_deleted(folder):
+    steps, publisher = trained(8), WeightPublisher(folder, anchor_every=3)
+    for version, shards in enumerate(steps):
+        publisher.publish(shards, version)
+    receiver = WeightReceiver(folder)
+    assert receiver.receive() == 7
+    assert_equal(receiver, steps[7])
+    assert sorted(path.name for path in Path(folder).iterdir()) == [f"version-{v:08d}" for v in range(3, 8)]
+    with pytest.raises(UserError, match="has versions 3 to 7 of the weights, not 1"):
+        receiver.receive(1)
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("how", ["corrupted", "cut", "missing"])
+def test_a_bad_patch_is_undone_and_healed_from_a_version_in_full(folder, how):
+    steps, publisher, receiver = trained(4), WeightPublisher(folder, anchor_every=3), WeightReceiver(folder)
+    publisher.publish(steps[0], 0)
+    publisher.publish(steps[1], 1)
+    receiver.receive()
+    publisher.publish(steps[2], 2)
+    path = Path(folder) / "version-00000002" / "shards-00000.patch"
+    if how == "corrupted":
+        damage(path)
+    elif how == "cut":
+        path.write_bytes(path.read_bytes()[:-9])
+    else:
+        path.unlink()
+    with pytest.raises(BadPatch):
+        receiver.apply_patch(2)
+    assert_equal(receiver, steps[1])
+    with pytest.raises(UserError, match=r"version 2 of the weights in .* cannot be built"):
+        receiver.receive()
+    assert receiver.version == 1, "the version that it had stays"
+    assert_equal(receiver, steps[1])
+    publisher.publish(steps[3], 3)  # in full
+    assert receiver.receive() == 3
+    assert_equal(receiver, steps[3])
+
+
+def test_a_patch_for_another_version_is_refused(folder):
+    steps, publisher, receiver = trained(4), WeightPublisher(folder), WeightReceiver(folder)
+    for version in (0, 1):
+        publisher.publish(steps[version], version)
+    receiver.receive()
+    for version in (2, 3):
+        publisher.publish(steps[version], version)
+    with pytest.raises(UserError, match="the patch of version 3 follows version 2, and these weights are of version 1"):
+        receiver.apply_patch(3)
+    receiver.apply_patch(2)
+    assert_equal(receiver, steps[2])
+    with pytest.raises(UserError, match="version 3 cannot follow version 3"):
+        publisher.publish(steps[3], 3)
+
+
+def test_an_anchor_that_is_damaged_gives_way_to_the_one_before(folder):
+    steps, publisher = trained(5), WeightPublisher(folder, anchor_every=2)
+    for version, shards in enumerate(steps):
+        publisher.publish(shards, version)
+    damage(Path(folder) / "version-00000004" / "shards-00000.full")
+    receiver = WeightReceiver(folder)
+    assert receiver.receive() == 4
+    assert_equal(receiver, steps[4])
+
+
+def test_a_version_without_a_manifest_does_not_exist(folder):
+    steps, publisher = trained(2), WeightPublisher(folder)
+    for version, shards in enumerate(steps):
+        publisher.publish(shards, version)
+    (Path(folder) / "version-00000001" / "manifest.json").unlink()
+    assert WeightReceiver(folder).receive() == 0
+    # The same run, killed and started again, writes the version once more, in full: nobody knows what it held.
+    WeightPublisher(folder).publish(steps[1], 1)
+    receiver = WeightReceiver(folder)
+    assert receiver.receive() == 1
+    assert json.loads((Path(folder) / "version-00000001" / "manifest.json").read_text())["base"] is None
+
+
+def test_versions_in_any_file_system():
+    folder, steps = "memory://weights/run", trained(3)
+    publisher, receiver = WeightPublisher(folder), WeightReceiver(folder)
+    for version, shards in enumerate(steps):
+        publisher.publish(shards, version)
+        assert receiver.receive() == version
+        assert_equal(receiver, shards)
+    fsspec.filesystem("memory").rm("/weights", recursive=True)
+
+
+def test_each_process_writes_its_shards(folder):
+    """Two processes, one after the other: the barriers are not needed then."""
+    steps, receiver = trained(3), WeightReceiver(folder)
+    publishers = {process: WeightPublisher(folder, process=process, processes=2) for process in (1, 0)}
+    for version, shards in enumerate(steps):
+        items = list(shards.items())
+        for process, publisher in publishers.items():
+            publisher.publish(dict(items[process::2]), version)
+        assert receiver.receive() == version
+        assert_equal(receiver, shards)
+
+
+def test_weights_of_a_mesh(folder):
+    mesh = make_mesh(jax.devices(), data=4, expert=2)
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "expert"))
+    host = {"a": {"w": np.arange(32, dtype=np.float32).reshape(4, 8)}, "b": np.float32(3)}
+    weights = {"a": {"w": jax.device_put(host["a"]["w"], sharding)}, "b": jnp.float32(3)}
+    WeightPublisher(folder).publish(local_shards(weights), 0)
+    receiver = WeightReceiver(folder)
+    receiver.receive()
+    assert {path.name for path in local_shards(weights)} == {"a/w", "b"} and len(local_shards(weights)) == 3
+    jax.tree.map(np.testing.assert_array_equal, as_tree(receiver.arrays, weights), host)
+    with pytest.raises(UserError, match=r"another network: a/w has the shape \(4, 8\), not \(4, 9\)"):
+        as_tree(receiver.arrays, {"a": {"w": np.zeros((4, 9))}, "b": np.zeros(())})
+
+
+def test_folders_and_intervals_that_mean_nothing(tmp_path):
+    with pytest.raises(UserError, match="anchor_every=0 is below 1"):
+        WeightPublisher(str(tmp_path), anchor_every=0)
+    with pytest.raises(UserError, match="no version of the weights, not any"):
+        WeightReceiver(str(tmp_path)).receive()
+    with pytest.raises(UserError, match="is no folder that can be read"):
+        WeightReceiver("nosuch://x")
