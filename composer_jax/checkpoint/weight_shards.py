@@ -28,19 +28,17 @@ def as_tree(arrays: Mapping[str, np.ndarray], like: Params) -> Params:
     """Returns received arrays as a tree.
 
     Args:
-      like: a tree with the shapes, such as ModelDef.shapes(); its dtypes do not matter.
+      like: a tree with the shapes, such as ModelDef.shapes(); its dtypes do not matter. Arrays that it lacks are left
+        out, such as those of MTP modules that a sampler does not load.
 
     Raises:
       UserError: the arrays are those of another network.
     """
     named = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
-    other = {name: array.shape for name, array in arrays.items()}
-    if named != other:
-        name = min(name for name in named.keys() | other if named.get(name) != other.get(name))
-        raise UserError(
-            f"the weights that were received are those of another network: {name} has the shape {other.get(name)}, "
-            f"not {named.get(name)}."
-        )
+    for name, shape in named.items():
+        if name not in arrays or arrays[name].shape != shape:
+            other = f"has the shape {arrays[name].shape}, not {shape}" if name in arrays else "is missing"
+            raise UserError(f"the weights that were received are those of another network: {name} {other}.")
     return jax.tree_util.tree_map_with_path(lambda path, _: arrays[_name(path)], like)
 
 

@@ -69,7 +69,7 @@ async def _update_weights(service: Service, request: Request, client: Client) ->
         if version <= service.sampler.version:
             raise ApiError(f"version={version} is not above that of the weights, {service.sampler.version}.")
         try:
-            params, router_bias = await service.load_weights(body.checkpoint)
+            params, router_bias = await service.load_weights(body.checkpoint, version)
         except UserError as error:
             raise ApiError(str(error), param="checkpoint") from error
         await service.sampler.update_serving(params, router_bias, version, mode=body.mode, copy=False)

@@ -21,7 +21,7 @@ from composer_jax.serve.metrics import ServerMetrics
 from composer_jax.serve.session_records import SessionRecords
 from composer_jax.serve.text_processor import TextProcessor
 
-LoadWeights = Callable[[str], Awaitable[tuple[Any, Any]]]
+LoadWeights = Callable[[str, int], Awaitable[tuple[Any, Any]]]
 """Address -> (params, router_bias) on the sampler's mesh."""
 
 

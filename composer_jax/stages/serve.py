@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 import signal
@@ -24,6 +23,7 @@ from composer_jax.parallel.processes import is_first_process, process_count
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.serve.text_processor import TextProcessor, open_text_processor
+from composer_jax.stages.served_weights import ServedWeights
 
 LONGEST_DEFAULT = 32_768
 """Tokens of a context unless the user says otherwise; fewer where the model has a shorter one."""
@@ -94,16 +94,7 @@ def serve(checkpoint: str, options: ServeOptions) -> None:
         sampler.follow()
         return
 
-    async def load(checkpoint: str) -> tuple[Any, Any]:
-        def read() -> tuple[Any, Any]:
-            found = find_weights(checkpoint)
-            if load_model_config(found) != network:
-                raise UserError(f"{checkpoint} has another network than {address.path}; start a server for it.")
-            _, params, router_bias = load_weights(found, sampler.mesh, options.dtype, mtp=options.drafts_with_mtp)
-            return params, router_bias
-
-        return await asyncio.to_thread(read)
-
+    load = ServedWeights(sampler, network, options.dtype, mtp=options.drafts_with_mtp)
     name = options.name or address.path.rstrip("/").rpartition("/")[2]
     local = options.host in LOCAL and not options.api_keys
     service = Service(sampler, text, name, ServerLimits(), load if process_count() == 1 else None)

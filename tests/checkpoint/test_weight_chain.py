@@ -195,6 +195,9 @@ def test_weights_of_a_mesh(folder):
     receiver.receive()
     assert {path.name for path in local_shards(weights)} == {"a/w", "b"} and len(local_shards(weights)) == 3
     jax.tree.map(np.testing.assert_array_equal, as_tree(receiver.arrays, weights), host)
+    as_tree(receiver.arrays, {"b": np.zeros(())})
+    with pytest.raises(UserError, match="another network: c is missing"):
+        as_tree(receiver.arrays, {"c": np.zeros(())})
     with pytest.raises(UserError, match=r"another network: a/w has the shape \(4, 8\), not \(4, 9\)"):
         as_tree(receiver.arrays, {"a": {"w": np.zeros((4, 9))}, "b": np.zeros(())})
 

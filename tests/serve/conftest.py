@@ -60,7 +60,7 @@ def sampler(text):
 
 @pytest.fixture(scope="session")
 def network_service(text, sampler):
-    async def load(checkpoint):
+    async def load(checkpoint, version):
         return weights()
 
     return Service(sampler, text, "small", ServerLimits(body_bytes=1 << 20), load)

@@ -1,0 +1,81 @@
+"""A server's sampler follows the versions that a trainer publishes, and gives the tokens of those weights."""
+
+import asyncio
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from composer_jax.checkpoint.weight_chain import WeightPublisher
+from composer_jax.checkpoint.weight_shards import local_shards
+from composer_jax.errors import UserError
+from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.policy import SamplingParams
+from composer_jax.sampler.request import Request
+from composer_jax.stages.served_weights import ServedWeights
+from tests.models.small import random_weights, small
+
+TRAINED = small(vocab_size=24, n_layers=2, n_mtp_modules=1)
+SERVED = small(vocab_size=24, n_layers=2, n_mtp_modules=0)
+PROMPT = [3, 9, 14]
+
+
+def new_sampler() -> Sampler:
+    sizes = SamplerConfig(slots=2, capacity=64, prefill_shapes=((2, 8),))
+    return Sampler(ModelDef(SERVED), make_mesh(jax.devices()[:1]), sizes, end_tokens=())
+
+
+def trained(seed: int) -> dict:
+    """What a learner has: bfloat16 weights, of the MTP module, too."""
+    params, bias = random_weights(TRAINED, seed)
+    return jax.tree.map(lambda a: a.astype(jnp.bfloat16), {"params": params, "router_bias": bias})
+
+
+def expected_tokens(weights: dict) -> list[int]:
+    """Those of a sampler that has the weights from the start."""
+    params = {name: value for name, value in weights["params"].items() if name != "mtp"}
+    bias = {name: value for name, value in weights["router_bias"].items() if name != "mtp"}
+    sampler = new_sampler()
+    sampler.update(*jax.tree.map(lambda a: a.astype(jnp.float32), (params, bias)), version=0)
+    return asyncio.run(sample(sampler, []))[0]
+
+
+async def sample(sampler: Sampler, updates) -> list[list[int]]:
+    """The tokens after each of the updates: [(weights, version)]; of none, those of the weights that are there."""
+    out = []
+    async with sampler.serving():
+        for load, folder, version in updates or [(None, "", 0)]:
+            if load is not None:
+                weights = await load(f"patches:{folder}", version)
+                await sampler.update_serving(*weights, version, copy=False)
+            out.append((await sampler.submit(Request(PROMPT, SamplingParams(20), 7))).tokens)
+    return out
+
+
+def test_a_sampler_follows_the_published_versions(tmp_path):
+    versions = [trained(seed) for seed in (1, 2)]
+    versions.append(jax.tree.map(lambda a: a * 1.5, versions[1]))
+    publisher, sampler = WeightPublisher(str(tmp_path)), new_sampler()
+    for number, weights in enumerate(versions, 1):
+        publisher.publish(local_shards(weights), number)
+    sampler.update(*random_weights(SERVED, 9), version=0)
+    load = ServedWeights(sampler, SERVED, None, mtp=False)
+    tokens = asyncio.run(sample(sampler, [(load, tmp_path, number) for number in (1, 2, 3)]))
+    assert tokens == [expected_tokens(weights) for weights in versions]
+    assert len(set(map(tuple, tokens))) == 3
+
+
+def test_weights_that_were_given_stay_when_the_next_patch_comes(tmp_path):
+    publisher, load = WeightPublisher(str(tmp_path)), ServedWeights(new_sampler(), SERVED, None, mtp=False)
+    publisher.publish(local_shards(trained(1)), 1)
+    first, _ = asyncio.run(load(f"patches:{tmp_path}", 1))
+    copy = jax.tree.map(np.array, first)
+    publisher.publish(local_shards(trained(2)), 2)
+    asyncio.run(load(f"patches:{tmp_path}", 2))
+    jax.tree.map(np.testing.assert_array_equal, first, copy)
+    with pytest.raises(UserError, match="has versions 1 to 2 of the weights, not 5"):
+        asyncio.run(load(f"patches:{tmp_path}", 5))
