@@ -183,7 +183,7 @@ def episode_metrics(episodes: Sequence[Episode], config: RewardConfig) -> dict[s
     return row
 
 
-LEARNING = ("entropy", "masked", "k1", "log_ratio_max", "ratio_max", "grad_norm", "learning_rate")
+LEARNING = ("entropy", "out_of_region", "k1", "log_ratio_max", "ratio_max", "grad_norm", "learning_rate")
 OF_EXPERTS = ("load_imbalance",)
 """Metrics that only a network with experts has."""
 
@@ -196,7 +196,7 @@ def learning_metrics(learned: dict[str, float] | None, *, has_experts: bool) -> 
     tokens = max(learned["tokens"], 1.0)
     return {
         "entropy": learned["entropy"] / tokens,
-        "masked": learned["masked"] / tokens,
+        "out_of_region": learned["out_of_region"] / tokens,
         "k1": learned["k1"] / tokens,
         "log_ratio_max": learned["log_ratio"],
         "ratio_max": float(np.exp(learned["log_ratio"])),

@@ -22,6 +22,7 @@ from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.chunks import map_chunks
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel import context
+from composer_jax.train.trust_region import TRUST_REGIONS
 
 Batch = dict[str, jax.Array]
 
@@ -118,17 +119,21 @@ class PolicyLossConfig:
       UserError: an unknown name, or a width out of range; the message names the field.
     """
 
-    name: str = "masked_importance_sampling"
+    name: str = "policy_gradient"
     """One of LOSSES, or the import path of a function PolicyLossConfig -> Loss."""
+    trust_region: str = "clip"
+    """What happens to tokens whose importance ratio is out of bounds (train/trust_region.py): "clip" (PPO) leaves out
+    those that moved in the direction of their advantage, "mask" (GLM-5, IcePop, K2.5) all of them, and "clamp" (CISPO)
+    bounds their weight. Or the import path of such a function."""
     ratio_low: float = 0.2
-    """Width of the trust region below 1: a token whose importance ratio is at most 1 - ratio_low is masked (DAPO, arXiv
-    2503.14476: 0.2)."""
+    """Width of the trust region: the lower bound is 1 - ratio_low (DAPO, arXiv 2503.14476: 0.2)."""
     ratio_high: float = 0.28
-    """Width of the trust region above 1: a token whose importance ratio is at least 1 + ratio_high is masked (DAPO:
-    0.28)."""
+    """Width of the trust region: the upper bound is 1 + ratio_high (DAPO: 0.28)."""
 
     def __post_init__(self):
         _require_known(self.name)
+        if ":" not in self.trust_region:
+            resolve(self.trust_region, TRUST_REGIONS, "loss.trust_region")
         for field in ("ratio_low", "ratio_high"):
             if not getattr(self, field) > 0:
                 raise UserError(f"loss.{field}={getattr(self, field)} trusts no token; use a number above 0.")
@@ -235,9 +240,9 @@ def _shift_right_by(array: jax.Array, k: int) -> jax.Array:
 class PolicyLoss:
     """Importance-weighted policy gradient with a trust region on the ratio to the sampler's probabilities.
 
-    L = -1/Z sum_t sg[r_t 1(1 - low < r_t < 1 + high)] A_t log p(x_t),   r_t = p(x_t) / p_sampler(x_t)
+    L = -1/Z sum_t sg[f(r_t, A_t)] A_t log p(x_t),   r_t = p(x_t) / p_sampler(x_t)
 
-    This is GLM-5's double-sided token mask; Z is a constant of the batch as in Dr. GRPO (arXiv 2503.20783). The
+    f is the trust region (train/trust_region.py); Z is a constant of the batch as in Dr. GRPO (arXiv 2503.20783). The
     advantages A come with the batch (rl/algorithm.py).
     """
 
@@ -262,12 +267,13 @@ class PolicyLoss:
         sampled = weights_BS > 0
         log_ratio = jnp.where(sampled, jax.lax.stop_gradient(logprobs_BS) - sampler_logprobs_BS, 0.0)
         ratio = jnp.exp(log_ratio)
-        trusted = (ratio > 1 - self.config.ratio_low) & (ratio < 1 + self.config.ratio_high)
-        weight_BS = weights_BS * ratio * trusted * advantages_BS
+        region = resolve(self.config.trust_region, TRUST_REGIONS, "loss.trust_region")
+        trusted_BS = region(ratio, advantages_BS, self.config.ratio_low, self.config.ratio_high)
+        weight_BS = weights_BS * trusted_BS * advantages_BS
         sums = {
             "tokens": sampled.sum().astype(jnp.float32),
             "entropy": (entropy_BS * sampled).sum(),
-            "masked": (sampled & ~trusted).sum().astype(jnp.float32),
+            "out_of_region": (sampled & (trusted_BS != ratio)).sum().astype(jnp.float32),
             "k1": -log_ratio.sum(),
         }
         loss = -(weight_BS * logprobs_BS).sum() / normaliser
@@ -275,5 +281,5 @@ class PolicyLoss:
         return LossOutput(loss, sums, {"log_ratio": jnp.abs(log_ratio).max()})
 
 
-LOSSES: Mapping[str, Callable[[Any], Loss]] = {"language": LanguageLoss, "masked_importance_sampling": PolicyLoss}
+LOSSES: Mapping[str, Callable[[Any], Loss]] = {"language": LanguageLoss, "policy_gradient": PolicyLoss}
 """Builders by the name in a loss's config."""

@@ -167,7 +167,9 @@ def test_a_family_can_have_a_compaction_of_its_own():
 
 @pytest.mark.parametrize("has_experts", [True, False])
 def test_only_a_network_with_experts_has_metrics_of_their_load(has_experts):
-    learned = dict.fromkeys(("tokens", "entropy", "masked", "k1", "log_ratio", "grad_norm", "learning_rate"), 0.5)
+    learned = dict.fromkeys(
+        ("tokens", "entropy", "out_of_region", "k1", "log_ratio", "grad_norm", "learning_rate"), 0.5
+    )
     learned |= {"load_imbalance": 1.5} if has_experts else {}
     updated, without_update = (learning_metrics(row, has_experts=has_experts) for row in (learned, None))
     assert updated.keys() == without_update.keys()

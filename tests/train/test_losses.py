@@ -10,6 +10,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.train.losses import LanguageLoss, LanguageLossConfig, PolicyLoss, PolicyLossConfig, make_loss
+from composer_jax.train.trust_region import TRUST_REGIONS
 from tests.models.small import LLAMA, random_weights, relative_error, rows, small
 from tests.train.table_decoder import TableDecoder, log_softmax
 
@@ -204,25 +205,61 @@ def test_only_sampled_tokens_have_a_gradient():
     np.testing.assert_array_equal(gradient[:, -1], 0)
 
 
-@pytest.mark.parametrize(("log_ratio", "trusted"), [(-0.24, False), (-0.21, True), (0.24, True), (0.26, False)])
-def test_tokens_outside_the_trust_region_have_no_gradient(log_ratio, trusted):
-    """low 0.2 and high 0.28 are log ratios of -0.223 and 0.247."""
-    loss = PolicyLoss(PolicyLossConfig(ratio_low=0.2, ratio_high=0.28))
+LOW, HIGH = 0.2, 0.28
+"""Log-ratios of -0.223 and 0.247."""
+LOG_RATIOS = (-0.3, -0.24, -0.21, 0.0, 0.24, 0.26, 0.5)
+
+
+def expected_weight(region: str, ratio: float, advantage: float) -> float:
+    """From the papers' objectives, as functions of the ratio: d/dr of what is maximised, over the advantage."""
+    low, high = 1 - LOW, 1 + HIGH
+    if region == "clip":  # min(r A, clip(r) A)
+        is_flat = min(ratio * advantage, min(max(ratio, low), high) * advantage) != ratio * advantage
+        return 0.0 if is_flat else ratio
+    if region == "mask":
+        return ratio if low < ratio < high else 0.0
+    return min(max(ratio, low), high)
+
+
+@pytest.mark.parametrize("region", TRUST_REGIONS)
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("log_ratio", LOG_RATIOS)
+def test_a_token_counts_as_its_trust_region_says(region, sign, log_ratio):
+    loss = PolicyLoss(PolicyLossConfig(trust_region=region, ratio_low=LOW, ratio_high=HIGH))
     near = np.where(SAMPLED, chosen_logprobs(STATES), 0).astype(np.float32)
     b, t = np.argwhere(SAMPLED)[1]
     near[b, t] -= log_ratio
-    batch = POLICY_ROWS | {"sampler_logprobs": near}
-    gradient = policy_gradient(loss, batch)
-    if trusted:
-        expected = -np.exp(log_ratio) * ADVANTAGES[b, t] / Z
-        onehot = np.eye(W)[TOKENS[b, t]]
-        np.testing.assert_allclose(
-            gradient[b, t - 1], expected * (onehot - np.exp(log_softmax(STATES))[b, t - 1]), rtol=1e-4
-        )
-    else:
-        np.testing.assert_array_equal(gradient[b, t - 1], 0)
+    advantages = sign * np.abs(POLICY_ROWS["advantages"])
+    batch = POLICY_ROWS | {"sampler_logprobs": near, "advantages": advantages}
+    weight = expected_weight(region, float(np.exp(log_ratio)), float(advantages[b, t]))
+    onehot = np.eye(W)[TOKENS[b, t]]
+    expected = -weight * advantages[b, t] / Z * (onehot - np.exp(log_softmax(STATES))[b, t - 1])
+    np.testing.assert_allclose(policy_gradient(loss, batch)[b, t - 1], expected, rtol=1e-4, atol=1e-8)
     sums = loss(TableDecoder(STATES), batch, jnp.float32(Z)).sums
-    assert float(sums["masked"]) == (not trusted)
+    assert float(sums["out_of_region"]) == (weight != pytest.approx(np.exp(log_ratio), rel=1e-5))
+
+
+def test_clip_has_the_gradient_of_ppos_objective():
+    """min(r A, clip(r) A), differentiated by JAX."""
+
+    def objective(states):
+        logprobs = jnp.take_along_axis(jax.nn.log_softmax(states[:, :-1]), TOKENS[:, 1:, None], axis=-1)[..., 0]
+        ratio = jnp.exp(jnp.pad(logprobs, ((0, 0), (1, 0))) - OFF_POLICY)
+        clipped = jnp.clip(ratio, 1 - LOW, 1 + HIGH)
+        advantages = POLICY_ROWS["advantages"]
+        return -(SAMPLED * jnp.minimum(ratio * advantages, clipped * advantages)).sum() / Z
+
+    loss = PolicyLoss(PolicyLossConfig(ratio_low=LOW, ratio_high=HIGH))
+    assert 0 < float(loss(TableDecoder(STATES), POLICY_ROWS, jnp.float32(Z)).sums["out_of_region"]) < SAMPLED.sum()
+    assert relative_error(policy_gradient(loss), jax.grad(objective)(STATES)) < 1e-5
+
+
+def test_a_ratio_that_overflows_leaves_the_gradient_finite():
+    """A sampler that is far off gives an infinite ratio; where it counts at all, it is bounded."""
+    far = POLICY_ROWS | {"sampler_logprobs": np.where(SAMPLED, -200.0, 0).astype(np.float32)}
+    far["advantages"] = np.abs(far["advantages"])
+    for region in TRUST_REGIONS:
+        assert np.isfinite(policy_gradient(PolicyLoss(PolicyLossConfig(trust_region=region)), far)).all()
 
 
 def test_metrics_of_the_policy_loss():
@@ -241,6 +278,7 @@ def test_metrics_of_the_policy_loss():
         (LanguageLossConfig, {"mtp_weight": -0.1}, "loss.mtp_weight=-0.1 is negative"),
         (LanguageLossConfig, {"balance_weight": -1.0}, "loss.balance_weight=-1.0 is negative"),
         (LanguageLossConfig, {"name": "speech"}, "loss.name='speech' is unknown; use one of language, "),
+        (PolicyLossConfig, {"trust_region": "ppo"}, "loss.trust_region='ppo'"),
         (PolicyLossConfig, {"ratio_low": 0.0}, "loss.ratio_low=0.0 trusts no token"),
         (PolicyLossConfig, {"name": "ppo"}, "loss.name='ppo' is unknown"),
     ],
