@@ -2,7 +2,7 @@
 
 bfloat16 weights with a float32 master copy are trained by AdamW at RL's learning rates on source code. Every step is
 published and received through a folder (checkpoint/weight_chain.py), and the bits of both sides are compared. The
-network has 15 million parameters, or is that of --checkpoint. Prints progress on stderr and, as the last line of
+network has 18 million parameters, or is that of --checkpoint. Prints progress on stderr and, as the last line of
 stdout, one JSON object, whose figures are the means of steps 20 to --steps, by learning rate:
     unchanged       share of the weights whose bits a step does not change
     ratio           bytes of the weights over those of a patch
