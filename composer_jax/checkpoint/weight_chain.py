@@ -100,7 +100,8 @@ class WeightPublisher:
     def publish(self, shards: Shards, version: int) -> Published:
         """Writes a version; all processes call it alike. The arrays are kept, and must not change afterwards.
 
-        After a restart the first version is written in full, since nobody knows what the one before held.
+        After a restart the first version is written in full, since nobody knows what the one before held, and those
+        from it on that the folder has are deleted: the run makes them again.
 
         Raises:
           UserError: the version is not above the one before, or the folder cannot be written.
@@ -115,8 +116,10 @@ class WeightPublisher:
             )
         has_full = self._base is None or self._since_anchor + 1 >= self._anchor_every
         folder = _folder(version)
-        if self._process == 0:
-            self._files.delete(posixpath.join(folder, "manifest.json"))  # of a run that was here before
+        if self._process == 0 and self._base is None:
+            for later in self._files.manifests():
+                if later >= version:
+                    self._files.delete_version(later)
         self._barrier()
         entries, patches, fulls = [], [], []
         with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:

@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from composer_jax.checkpoint.weight_chain import Shard
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import Params
+
+
+def published_shards(params: Params, router_bias: Params) -> dict[Shard, np.ndarray]:
+    """Returns the shards of what a learner publishes: its weights in bfloat16, and the router bias as it is."""
+    rounded = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    return local_shards({"params": rounded, "router_bias": router_bias})
 
 
 def local_shards(weights: Params) -> dict[Shard, np.ndarray]:

@@ -56,6 +56,9 @@ class RLConfig:
     """How a grade and an episode's length become a reward."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Optimizer of the RL stage."""
+    publish: str = ""
+    """Folder or URL to which every version of the weights is published in bfloat16 (checkpoint/weight_chain.py), where
+    servers follow it (docs/serve.md). Empty: nowhere."""
     save_every: int = 20
     """Steps between checkpoints."""
     record_every: int = 20

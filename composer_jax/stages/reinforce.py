@@ -4,6 +4,8 @@ from collections import Counter
 
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.checkpoint.weight_chain import WeightPublisher
+from composer_jax.checkpoint.weight_shards import published_shards
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
@@ -62,6 +64,7 @@ def _take_steps(
 ) -> None:
     """Takes all steps that the latest checkpoint does not have; an interrupt saves before it leaves."""
     config, cursor = run.config.rl, Cursor()
+    publisher = WeightPublisher(config.publish) if config.publish else None
     if restored := restore_state(store, state):
         state, saved = restored
         cursor = Cursor(**saved["cursor"])
@@ -76,15 +79,23 @@ def _take_steps(
         write_episodes(records_path, records)  # first: a resumed run drops the records after its checkpoint
         save_state(store, state, cursor.task_step, cursor=cursor.to_json())
 
+    def publish() -> None:
+        if publisher is not None:
+            publisher.publish(published_shards(state.params, state.router_bias), cursor.weight_version)
+
+    publish()
     try:
         with Progress(config.steps * per_step, "episode", "RL", initial=start * per_step) as progress:
             for step in range(start + 1, config.steps + 1):
                 rollout = orchestrator.roll_out(state, cursor, loop)
                 with defer_signals():
                     is_consistent = False
+                    version = cursor.weight_version
                     state, cursor, row = orchestrator.learn(state, cursor, rollout)
                     metrics.write(step, **row)
                     is_consistent = True
+                    if cursor.weight_version != version:
+                        publish()
                     if step % config.record_every == 0 or step == 1:
                         records += first_episodes_of_each_family(run, rollout, step)
                     if step % config.save_every == 0 or step == config.steps:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.checkpoint.weight_chain import WeightReceiver
 from composer_jax.checkpoint.workdir import Workdir
+from composer_jax.errors import UserError
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.rl.orchestrator import Cursor
 from composer_jax.rl.rollout import Rollout
@@ -61,7 +63,9 @@ def reinforce(tmp_path, monkeypatch):
     monkeypatch.setattr(stage, "Orchestrator", FakeOrchestrator)
     monkeypatch.setattr(FakeOrchestrator, "rolled", [])
     config = run_config(get_config("smoke"))
-    config = dataclasses.replace(config, rl=dataclasses.replace(config.rl, steps=STEPS, save_every=3))
+    config = dataclasses.replace(
+        config, rl=dataclasses.replace(config.rl, steps=STEPS, save_every=3, publish=str(tmp_path / "published"))
+    )
     checked = []
     with Workdir(tmp_path / "run", {}) as workdir:
 
@@ -105,6 +109,18 @@ def weights_and_steps(run):
     return arrays["params"]["w"].tolist(), [row["step"] for row in read_metrics(run.path / "metrics" / "rl.jsonl")]
 
 
+def published(run) -> dict[int, list[float]]:
+    """The weights of every version that a server can take."""
+    receiver = WeightReceiver(run.config.rl.publish)
+    versions = {}
+    for version in range(run.config.rl.steps + 1):
+        with contextlib.suppress(UserError):
+            receiver.receive(version)
+            versions[version] = receiver.arrays["params/w"].tolist()
+    assert receiver.arrays["params/w"].dtype == jnp.bfloat16
+    return versions
+
+
 def totals(run):
     return {name: run.workdir.stage_result("rl")[name] for name in stage.TOTALS}
 
@@ -126,3 +142,4 @@ def test_ctrl_c_anywhere_loses_no_step(reinforce, place):
     again = [place[1]] if place[0] == "roll_out" else []
     assert sorted(FakeOrchestrator.rolled) == sorted([1, 2, 3, 4, 5, *again])
     assert totals(run) == {name: 5.0 * i for i, name in enumerate(stage.TOTALS)}, "of all attempts"
+    assert published(run) == {version: [float(version)] * 3 for version in range(6)}
