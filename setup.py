@@ -54,7 +54,8 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10.2,<0.12"],
     # CUDA 13 is what the JAX project recommends; with an older driver install jax[cuda12] by hand instead.
     "gpu": ["jax[cuda13]>=0.10.2,<0.12"],
-    "cluster": ["ray>=2.49,<3"],
+    # Starts rollout workers on the nodes of a Ray cluster (launch/rl.py --cluster).
+    "cluster": ["ray>=2.60,<3"],
 }
 
 setup(

@@ -17,4 +17,4 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    flags.run(main, processes=hosts.SINGLE_PROCESS)
+    flags.run(main, processes=hosts.MULTI_PROCESS)

@@ -10,7 +10,8 @@ An entry point is
     if __name__ == "__main__":
         flags.run(main)
 
-or, with flags of its own:
+or, with flags beside --config and --workdir, which `options` declares: main(config, workdir, values);
+or, with flags of its own only:
 
     def define(values):
         absl_flags.DEFINE_string("checkpoint", None, "What it is.", flag_values=values)
@@ -47,8 +48,8 @@ from launch.help import help_text
 from launch.huge_pages import restart_with_huge_pages
 
 Main = Callable[..., None]
-"""main(config: ConfigDict, workdir: Path, or str for a URL); with `define`, main(values: FlagValues); with `arguments`,
-main(values, words: list[str])."""
+"""main(config: ConfigDict, workdir: Path, or str for a URL), with `options` also values: FlagValues; with `define`,
+main(values); with `arguments`, main(values, words: list[str])."""
 Define = Callable[[absl_flags.FlagValues], Sequence[str]]
 
 
@@ -57,6 +58,7 @@ def run(
     argv: Sequence[str] | None = None,
     *,
     define: Define | None = None,
+    options: Callable[[absl_flags.FlagValues], object] | None = None,
     arguments: str = "",
     processes: str = hosts.MULTI_PROCESS,
 ) -> NoReturn:
@@ -65,6 +67,7 @@ def run(
     argv: as sys.argv, which is the default; the first element is the program.
     define: declares the entry point's own flags in place of --config and --workdir, and returns the names of the
       required ones; main is then called as `main(values)`. "config" among the names adds --config.
+    options: declares flags beside --config and --workdir; main is then called as `main(config, workdir, values)`.
     arguments: what --help calls the words that are no flags; "" refuses them. They may follow `--`. Needs `define`.
     processes: what the entry point does as one of several: hosts.MULTI_PROCESS, SINGLE_PROCESS or NO_DEVICES.
 
@@ -77,9 +80,9 @@ def run(
     argv = list(sys.argv if argv is None else argv)
     program, finish = _program(argv), None
     command = f"python -m {program} {shlex.join(argv[1:])}"
-    define_all = _define_run if define is None else define
+    define_all = _with(_define_run, options) if define is None else define
     if define is not None and processes != hosts.NO_DEVICES:
-        define_all = _with_hosts(define)
+        define_all = _with(define, hosts.define_flags)
     try:
         if any(arg in ("-h", "--help", "-help") for arg in itertools.takewhile(lambda arg: arg != "--", argv[1:])):
             values = absl_flags.FlagValues()
@@ -90,7 +93,7 @@ def run(
             finish = hosts.join(values, program, processes)
         signal.signal(signal.SIGTERM, _raise_sigint)  # after joining, in which JAX installs a SIGTERM handler
         absl_flags.FLAGS(argv[:1])  # libraries that read absl's global flags get the defaults
-        main(*_main_arguments(values, words, define, arguments))
+        main(*_main_arguments(values, words, define, options is not None, arguments))
         if finish is not None:
             finish()
     except BaseException as error:
@@ -160,22 +163,23 @@ def _define_run(values: absl_flags.FlagValues) -> Sequence[str]:
     return ("config", "workdir")
 
 
-def _with_hosts(define: Define) -> Define:
-    """`define`, and the flags that tell this process which of several it is."""
+def _with(define: Define, options: Callable[[absl_flags.FlagValues], object] | None) -> Define:
+    """`define`, and flags that nobody has to give."""
 
     def both(values: absl_flags.FlagValues) -> Sequence[str]:
         required = define(values)
-        hosts.define_flags(values)
+        if options is not None:
+            options(values)
         return required
 
     return both
 
 
 def _main_arguments(
-    values: absl_flags.FlagValues, words: list[str], define: Define | None, arguments: str
+    values: absl_flags.FlagValues, words: list[str], define: Define | None, has_options: bool, arguments: str
 ) -> tuple[Any, ...]:
     if define is None:
-        return values.config, _workdir(values)
+        return (values.config, _workdir(values), *([values] if has_options else []))
     return (values, words) if arguments else (values,)
 
 

@@ -1,15 +1,80 @@
-"""Runs reinforcement learning (GRPO) with tools and self-summarization. Needs launch.sft in the same workdir."""
+"""Runs reinforcement learning (GRPO) with tools and self-summarization. Needs launch.sft in the same workdir.
 
+Episodes play in this process, or on workers of other machines (docs/workers.md):
+
+    python -m launch.rl --config=CONFIG --workdir=DIR --listen=10.0.0.5:7411 --token_file=token
+    python -m launch.rl --config=CONFIG --workdir=DIR --cluster=auto
+"""
+
+import contextlib
+import secrets
+from pathlib import Path
+
+from absl import flags as absl_flags
+
+from composer_jax.errors import UserError
 from launch import flags, hosts
+from launch.host_port import parse_host_port
 
 
-def main(config, workdir):
-    from composer_jax.stages.reinforce import reinforce
-    from composer_jax.stages.run import Run
+def define_options(values):
+    def string(name, meaning):
+        absl_flags.DEFINE_string(name, None, meaning, flag_values=values)
 
-    with Run(config, workdir) as run:
+    string("listen", "HOST:PORT at which this process listens for workers (launch.worker), which play the episodes.")
+    string("token_file", "File with the secret that workers must know; it is made if it is missing.")
+    string(
+        "cluster",
+        "Ray cluster whose nodes play the episodes: auto, or HOST:PORT of its head node (extra `cluster`).",
+    )
+    absl_flags.DEFINE_integer(
+        "local_episodes", None, "Episodes that this machine plays at once beside the workers.", flag_values=values
+    )
+    absl_flags.DEFINE_float(
+        "worker_patience",
+        None,
+        "Seconds that episodes wait while there is no worker at all, before the run stops; the default is 300.",
+        flag_values=values,
+    )
+
+
+def main(config, workdir, values):
+    with contextlib.ExitStack() as stack:
+        from composer_jax.parallel.processes import is_first_process
+
+        # First: a cluster that does not answer is noticed within seconds. Of several processes, the first one plays.
+        options = worker_options(values, stack) if is_first_process() else None
+        from composer_jax.stages.reinforce import reinforce
+        from composer_jax.stages.run import Run
+
+        run = stack.enter_context(Run(config, workdir))
+        run.services.worker_options = options
         reinforce(run)
 
 
+def worker_options(values, stack):
+    """The RolloutWorkersOptions that the flags ask for, or None. A connection to a cluster ends with `stack`."""
+    if values.listen is None and values.cluster is None:
+        for name in ("token_file", "local_episodes", "worker_patience"):
+            if values[name].value is not None:
+                raise UserError(f"--{name} is about workers; give --listen or --cluster, too.")
+        return None
+    from composer_jax.rl.workers.handshake import make_token
+    from composer_jax.rl.workers.pool import PoolOptions
+    from composer_jax.rl.workers.ray_cluster import RayCluster
+    from composer_jax.stages.rollout_workers import RolloutWorkersOptions
+
+    if values.listen is not None and values.token_file is None:
+        raise UserError("--listen needs --token_file, the secret that keeps others out.")
+    token = make_token(Path(values.token_file)) if values.token_file is not None else secrets.token_hex(32)
+    cluster = stack.enter_context(RayCluster(values.cluster)) if values.cluster is not None else None
+    host, port = parse_host_port(values.listen, "listen") if values.listen is not None else ("", 0)
+    if cluster is not None and values.listen is None:
+        host = cluster.host
+    given = {"local_episodes": values.local_episodes, "patience_s": values.worker_patience}
+    pool = PoolOptions(host, port, **{name: value for name, value in given.items() if value is not None})
+    return RolloutWorkersOptions(pool, token, cluster)
+
+
 if __name__ == "__main__":
-    flags.run(main, processes=hosts.SINGLE_PROCESS)
+    flags.run(main, options=define_options, processes=hosts.MULTI_PROCESS)

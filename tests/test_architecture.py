@@ -49,6 +49,7 @@ WITHOUT_JAX = (
     "checkpoint.workdir",
     "checkpoint.gguf.virtual_folder",
     "rl.rollout",
+    "rl.workers",
     "evals.suite",
 )
 JAX_WORLD = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}

@@ -54,6 +54,7 @@ def pins(file: str) -> dict[str, str]:
         ([], "requirements.txt"),
         (["test", "serve", "tasks", "notebook"], "requirements-test.txt"),
         (["parity"], "requirements-parity.txt"),
+        (["cluster"], "requirements-cluster.txt"),
         ([], "requirements-jax-next.txt"),
     ],
 )

@@ -24,8 +24,13 @@ class AgentConfig:
     """Text of the system message of every episode (agent/prompts/system.py has one); empty writes none."""
     concurrency: int = 16
     """Sandboxes in use at once, and as many containers for tasks that need an image."""
+    episode_seconds: float = 14_400.0
+    """Wall-clock limit of an attempt at an episode, waiting for the sampler included. Beyond it the infrastructure is
+    taken to hang: the attempt is lost and repeated."""
 
     def __post_init__(self) -> None:
+        if not self.episode_seconds > 0:
+            raise UserError(f"agent.episode_seconds={self.episode_seconds} ends every episode; use a number above 0.")
         if self.concurrency < 1:
             raise UserError(f"agent.concurrency={self.concurrency} leaves no sandbox; use at least 1.")
 

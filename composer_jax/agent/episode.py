@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from composer_jax.agent import summary, todos, tools
+from composer_jax.agent.history_file import HistoryFile
 from composer_jax.agent.search import Embedder
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Kind, Node, Transcript
+from composer_jax.agent.usage import EpisodeUsage, measure_usage
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import ToolCall
 from composer_jax.data.chat_format import ChatFormat, Message
@@ -36,7 +38,12 @@ class Episode:
     parts: the parts of the grade ("hidden": fraction of hidden cases that pass, whatever the outcome).
     detail: the grade in one line, for people.
     turns: messages of the model, summaries not counted. summaries: how many it wrote.
+    failed_summaries: how many of them were cut or had no text (summary.is_failed).
+    facts_kept: fraction of the facts that the task needs in the first summary; None where the task names none, and
+      without a summary.
     flags: signs of reward hacking, "name: evidence" each (tasks/grading/hack_monitor.py).
+    usage: counts of tokens, calls and edits; all 0 when the infrastructure failed.
+    effort: the level of effort that the system message named; "" for none (rl/effort.py).
     """
 
     task_id: str
@@ -51,6 +58,10 @@ class Episode:
     turns: int = 0
     summaries: int = 0
     flags: list[str] = field(default_factory=list)
+    usage: EpisodeUsage = EpisodeUsage()
+    effort: str = ""
+    failed_summaries: int = 0
+    facts_kept: float | None = None
 
     @property
     def summary_tokens(self) -> int:
@@ -59,11 +70,17 @@ class Episode:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able dict from which `from_json` makes an equal episode."""
-        return {**self.__dict__, "transcript": self.transcript.to_json(), "parts": dict(self.parts)}
+        return {
+            **self.__dict__,
+            "transcript": self.transcript.to_json(),
+            "parts": dict(self.parts),
+            "usage": self.usage.to_json(),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Episode:
-        return cls(**{**data, "transcript": Transcript.from_json(data["transcript"]), "parts": dict(data["parts"])})
+        transcript, usage = Transcript.from_json(data["transcript"]), EpisodeUsage(**data["usage"])
+        return cls(**{**data, "transcript": transcript, "parts": dict(data["parts"]), "usage": usage})
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,7 @@ async def run_episode(
     images: ImagePools | None = None,
     system_prompt: str = "",
     temperature: float = 1.0,
+    return_routing: bool = False,
 ) -> Episode:
     """Plays one episode of the policy behind `session` on `task`, and grades the workspace that it leaves.
 
@@ -109,9 +127,11 @@ async def run_episode(
     may serve any number of episodes; each has its own results. `embedder` adds embeddings to semantic_search, which
     otherwise compares words. Tasks with an image are played in the containers of `images` instead of `pool`.
     `system_prompt` is the text of a system message before the instruction; "" writes none. `temperature` is that of all
-    messages; 0 is greedy. The session is left open.
+    messages; 0 is greedy. `return_routing` records the routes of all tokens in the transcript, for router replay. The
+    session is left open.
 
-    Raises UserError for a task with an image where there are no `images`.
+    Raises UserError for a task with an image where there are no `images`, and with return_routing for a session that
+    returns no routes.
     """
     if task.image is None:
         task_workspace = nullcontext(TaskWorkspace(pool, task.repository))
@@ -119,7 +139,7 @@ async def run_episode(
         raise UserError(f"task {task.id} needs the image {task.image}; play it with images=ImagePools()")
     else:
         task_workspace = images.workspace(task)
-    run = _Run(task, session, chat, compaction, limits, system_prompt, temperature)
+    run = _Run(task, session, chat, compaction, limits, system_prompt, temperature, return_routing)
     results = cache.of_episode(task.id, seed) if cache else None
     try:
         async with task_workspace as place:
@@ -138,7 +158,19 @@ async def _play_and_grade(
         visible_task = replace(run.task, repository=place.base)
         flags = await asyncio.to_thread(hack_monitor.find_flags, visible_task, run.calls, workspace.changes)
         run.flags = [f"{flag.name}: {flag.evidence}" for flag in flags]
-        result = await grade(run.task, workspace.changes, place.pool, cache)
+        submitted = run.history.without(workspace.changes)
+        has_final_message = outcome in ("finished", "no_call")
+        run.usage = await asyncio.to_thread(
+            measure_usage,
+            run.transcript,
+            run.chat,
+            tools.select_tools(run.task.tools),
+            has_final_message,
+            workspace.todos,
+            visible_task,
+            submitted,
+        )
+        result = await grade(run.task, submitted, place.pool, cache)
     finally:
         await workspace.close()
     reward = result.reward if outcome == "finished" else 0.0
@@ -156,11 +188,16 @@ class _Run:
     limits: EpisodeLimits
     system_prompt: str = ""
     temperature: float = 1.0
+    return_routing: bool = False
     transcript: Transcript = field(default_factory=Transcript)
     turns: int = 0
     summaries: int = 0
     calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
+    usage: EpisodeUsage = EpisodeUsage()
+    history: HistoryFile = field(default_factory=HistoryFile)
+    failed_summaries: int = 0
+    facts_kept: float | None = None
 
     async def play(self, workspace: Workspace) -> Outcome:
         available = tools.select_tools(self.task.tools)
@@ -192,7 +229,7 @@ class _Run:
             if self.compaction.is_due(length, len(prompt.tokens)):
                 if self.summaries + 1 == self.compaction.max_segments:
                     return "out_of_segments"
-                if not await self.compact(prompt, todos.format_plan(workspace.todos)):
+                if not await self.compact(prompt, workspace):
                     return "out_of_context"
 
     async def sample(self, kind: Kind, max_tokens: int) -> Node | None:
@@ -205,8 +242,13 @@ class _Run:
         )
         if room < 1:
             return None
-        params = SamplingParams(min(max_tokens, room), temperature=self.temperature)
+        params = SamplingParams(min(max_tokens, room), temperature=self.temperature, return_routing=self.return_routing)
         sample = await self.session.sample(context, params, branch=self.summaries)
+        if self.return_routing and sample.routing is None and sample.finish_reason != "cancelled":
+            raise UserError(
+                f"{type(self.session).__name__} returns no experts of its tokens, which router replay needs; use "
+                'rl.router_replay="off", or a sampler with cache_routing.'
+            )
         return self.transcript.append(
             kind,
             prefix,
@@ -214,19 +256,28 @@ class _Run:
             sample.logprobs,
             sample.versions,
             trained=sample.trained,
+            routes=sample.routing,
         )
 
-    async def compact(self, prompt: Node, plan: str) -> bool:
+    async def compact(self, prompt: Node, workspace: Workspace) -> bool:
         """Asks for a summary, and starts a new branch from it; False if the context has no room for one."""
+        replaced = self.transcript.path()[1:]
         self.transcript.append("summary_request", self.chat.user([self.compaction.request]))
         written = await self.sample("summary", self.compaction.max_summary_tokens)
         if written is None:
             return False
         self.summaries += 1
+        ids = written.sampled_tokens.tolist()
+        if self.summaries == 1:
+            self.facts_kept = summary.facts_kept(self.task, self.chat, ids)
+        if summary.is_failed(self.chat, ids):
+            self.failed_summaries += 1
+            if not self.compaction.train_failed_summaries:
+                self.transcript.untrain(written)
+        path = await self.history.add(workspace, replaced, self.chat) if self.compaction.history_file else ""
         self.transcript.branch(prompt)
-        carried = summary.carry_message(
-            self.chat, self.summaries, written.sampled_tokens.tolist(), plan, self.compaction.carry
-        )
+        plan = todos.format_plan(workspace.todos)
+        carried = summary.carry_message(self.chat, self.summaries, ids, plan, self.compaction.carry, path)
         self.transcript.append("carry", carried)
         return True
 
@@ -246,4 +297,7 @@ class _Run:
             turns=self.turns,
             summaries=self.summaries,
             flags=self.flags,
+            usage=self.usage,
+            failed_summaries=self.failed_summaries,
+            facts_kept=self.facts_kept,
         )

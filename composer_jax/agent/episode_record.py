@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.transcript import Node
+from composer_jax.agent.usage import EpisodeUsage
 from composer_jax.data.chat import Malformed, ToolCall
 from composer_jax.data.chat_format import ChatFormat
 from composer_jax.observe.episodes import CallRecord, EpisodeRecord, MessageRecord
@@ -29,15 +30,33 @@ def build_episode_record(
         tokens=transcript.total_tokens,
         sampled_tokens=transcript.total_sampled,
         summary_tokens=episode.summary_tokens,
-        parts={**episode.parts, "detail": episode.detail, **_flags(episode)},
+        parts={
+            **episode.parts,
+            "detail": episode.detail,
+            **_notes(episode),
+            **_signs(episode.usage),
+        },
         instruction=task.instruction,
         segments=tuple(_segment(branch, chat) for branch in transcript.branches()),
         tools=tuple(task.tools),
     )
 
 
-def _flags(episode: Episode) -> dict[str, str]:
-    return {"flags": "; ".join(episode.flags)} if episode.flags else {}
+def _notes(episode: Episode) -> dict[str, str]:
+    notes = {"flags": "; ".join(episode.flags), "effort": episode.effort}
+    return {name: text for name, text in notes.items() if text}
+
+
+def _signs(usage: EpisodeUsage) -> dict[str, int]:
+    """The counts behind the penalties that are not 0."""
+    counts = {
+        "malformed_calls": usage.malformed_calls,
+        "shell_duplicates": usage.shell_duplicates,
+        "unfinished_todos": usage.unfinished_todos,
+        "comment_lines": usage.comment_lines,
+        "question_instead_of_edit": int(usage.asked_question and not usage.changed_files),
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def _segment(branch: list[Node], chat: ChatFormat) -> tuple[MessageRecord, ...]:

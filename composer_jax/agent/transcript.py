@@ -4,15 +4,22 @@ A node is a delta: tokens of the harness, then tokens that the model sampled; ei
 the root to a node is a context of the model. A self-summary starts a new branch below the prompt. Text is never
 tokenised a second time: the trained tokens are exactly the sampled ones, with their log-probabilities and weight
 versions.
+
+Router replay needs the routes of every token (agent/routes.py). A sample comes with the routes of its whole context
+and of all its tokens but the last, which the engine computes when a later context has it. A token keeps the first
+routes that are recorded for it: those of the call that sampled what follows it, even if the engine computes it again
+later with other weights. Branches share the routes of the tokens that they share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+
+from composer_jax.agent.routes import compact_routes, decode_routes, encode_routes
 
 Kind = Literal["prompt", "assistant", "tool", "summary_request", "summary", "carry"]
 KINDS: tuple[Kind, ...] = ("prompt", "assistant", "tool", "summary_request", "summary", "carry")
@@ -59,13 +66,23 @@ class Row:
     """One branch as a training row; all arrays have its length n, and its last token is trained.
 
     tokens: int32. trained: bool, True where this row trains the token. logprobs: float32, 0 where not trained.
-    versions: int32, -1 where not trained.
+    versions: int32, -1 where not trained. routes: int16 [n,L,k], the experts of each token in the L expert layers, -1
+    for tokens without; None where the transcript has no routes.
     """
 
     tokens: np.ndarray
     trained: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
+    routes: np.ndarray | None = None
+
+    def tokens_without_routes(self) -> np.ndarray:
+        """int[m]: places of the tokens that router replay cannot do without and that have no routes.
+
+        The last token is none of them: no output of this row depends on it.
+        """
+        n = len(self.tokens) - 1
+        return np.arange(n) if self.routes is None else np.flatnonzero((self.routes[:n] < 0).any(axis=(1, 2)))
 
 
 class Transcript:
@@ -73,6 +90,7 @@ class Transcript:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self._routes: list[np.ndarray | None] = []  # of each node: [m,L,k] for its first m tokens
         self.tip: int | None = None
 
     def append(
@@ -83,11 +101,13 @@ class Transcript:
         logprobs: Sequence[float] | np.ndarray = (),
         versions: Sequence[int] | np.ndarray = (),
         trained: bool = True,
+        routes: np.ndarray | None = None,
     ) -> Node:
         """Adds a node below the tip and makes it the tip.
 
         harness, sampled: token ids, in that order. logprobs, versions: one per sampled token.
         trained: False for sampled tokens that no row may train.
+        routes: integer [n,L,k], the experts of all tokens from the root to the new node but the last (Sample.routing).
         """
         if kind not in KINDS:
             raise TranscriptError(f"{kind!r} is not a kind of node; use one of {', '.join(KINDS)}")
@@ -109,14 +129,49 @@ class Transcript:
             trained=trained,
         )
         self.nodes.append(node)
+        self._routes.append(None)
         self.tip = node.id
+        if routes is not None:
+            self._record_routes(routes)
         return node
+
+    def untrain(self, node: Node) -> None:
+        """Keeps the sampled tokens of a node out of all training rows."""
+        self._check(node)
+        self.nodes[node.id] = replace(node, trained=False)
+
+    def node_routes(self, node: Node) -> np.ndarray | None:
+        """uint8 or uint16 [m,L,k]: the recorded routes of the node's first m tokens; None where there are none."""
+        return self._routes[node.id]
+
+    def _record_routes(self, routes: np.ndarray) -> None:
+        """Gives routes to the tokens from the root to the tip but the last; those that have some keep them."""
+        if routes.ndim != 3 or len(routes) != self.length - 1:
+            raise TranscriptError(
+                f"routes {list(routes.shape)} are not [n,L,k] for the {self.length - 1} tokens before the last"
+            )
+        recorded = self._routes[0]
+        if recorded is not None and recorded.shape[1:] != routes.shape[1:]:
+            raise TranscriptError(
+                f"routes {list(routes.shape)} have another shape than the {list(recorded.shape)} of earlier tokens"
+            )
+        start = 0
+        for node in self.path():
+            old, end = self._routes[node.id], start + len(node.tokens)
+            known = 0 if old is None else len(old)
+            new = routes[start + known : end]
+            if len(new):
+                self._routes[node.id] = compact_routes(new if old is None else np.concatenate([old, new]))
+            start = end
 
     def branch(self, node: Node) -> None:
         """Makes `node` the tip, so that the next node starts a new branch and the sampler a new context."""
+        self._check(node)
+        self.tip = node.id
+
+    def _check(self, node: Node) -> None:
         if not 0 <= node.id < len(self.nodes) or self.nodes[node.id] is not node:
             raise TranscriptError(f"node {node.id} is not in this transcript")
-        self.tip = node.id
 
     def path(self, node_id: int | None = None) -> list[Node]:
         """The nodes from the root to `node_id` (default: the tip), both included; [] for an empty transcript."""
@@ -168,9 +223,24 @@ class Transcript:
                         trained=trained[:end],
                         logprobs=np.where(trained, logprobs, np.float32(0))[:end],
                         versions=np.where(trained, versions, np.int32(-1))[:end],
+                        routes=self._path_routes(path, end),
                     )
                 )
         return rows
+
+    def _path_routes(self, path: Sequence[Node], end: int) -> np.ndarray | None:
+        """int16 [end,L,k]: the routes of the first `end` tokens of a path, -1 where unknown; None if all are."""
+        known = [(node, routes) for node in path if (routes := self._routes[node.id]) is not None]
+        if not known:
+            return None
+        out = np.full((sum(len(node.tokens) for node in path), *known[0][1].shape[1:]), -1, np.int16)
+        start = 0
+        for node in path:
+            routes = self._routes[node.id]
+            if routes is not None:
+                out[start : start + len(routes)] = routes
+            start += len(node.tokens)
+        return out[:end]
 
     def nodes_of_kind(self, kind: Kind) -> list[Node]:
         """The nodes of a kind, oldest first."""
@@ -198,7 +268,8 @@ class Transcript:
                 "versions": node.versions.tolist(),
                 "trained": node.trained,
             }
-            for node in self.nodes
+            | ({} if routes is None else {"routes": encode_routes(routes)})
+            for node, routes in zip(self.nodes, self._routes, strict=True)
         ]
         return {"nodes": nodes, "tip": self.tip}
 
@@ -217,6 +288,8 @@ class Transcript:
             transcript.append(
                 item["kind"], harness, sampled, item["logprobs"], item["versions"], trained=item["trained"]
             )
+            if "routes" in item:
+                transcript._routes[number] = decode_routes(item["routes"])
         transcript.tip = data["tip"]
         return transcript
 

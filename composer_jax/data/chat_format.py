@@ -110,6 +110,10 @@ class ChatFormat(ABC):
         """Returns the ids that follow what the model thought; all of them if it did not think or did not finish."""
         return list(sampled)
 
+    def thinking_length(self, sampled: Sequence[int]) -> int:
+        """Returns how many of the first ids are what the model thought, markers included: all if it did not finish."""
+        return 0
+
     def user_body(self, ids: Sequence[int]) -> list[int]:
         """Returns the ids of the body of a message that `user` made."""
         empty = self.user([""])

@@ -123,11 +123,18 @@ class TemplateFormat(ChatFormat):
 
     def without_thinking(self, sampled: Sequence[int]) -> list[int]:
         ids = list(sampled)
+        length = self.thinking_length(ids)
+        return ids[length:] if THINKING[1] in self._opening + self.tokenizer.decode(ids) else ids
+
+    def thinking_length(self, sampled: Sequence[int]) -> int:
+        ids = list(sampled)
         begun = self._opening + self.tokenizer.decode(ids)
-        if begun.lstrip().startswith(THINKING[0]) and THINKING[1] in begun:
-            is_finished = lambda count: THINKING[1] in self.tokenizer.decode(ids[:count])  # noqa: E731
-            return ids[bisect_left(range(len(ids)), True, key=is_finished) :]
-        return ids
+        if not begun.lstrip().startswith(THINKING[0]) or THINKING[1] in self._opening:
+            return 0
+        if THINKING[1] not in begun:
+            return len(ids)
+        is_finished = lambda count: THINKING[1] in self.tokenizer.decode(ids[:count])  # noqa: E731
+        return bisect_left(range(len(ids)), True, key=is_finished)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
         return [*([] if self.end in sampled else [self.end]), *self._tail]

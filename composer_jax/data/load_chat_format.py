@@ -24,6 +24,8 @@ TOKENIZER, CONFIG, TEMPLATE, GENERATION = (
     "chat_template.jinja",
     "generation_config.json",
 )
+TOKENIZER_FILES = (TOKENIZER, CONFIG, TEMPLATE, GENERATION)
+"""All files that this module reads."""
 _VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")  # fields of tokenizer_config.json that templates use
 
 

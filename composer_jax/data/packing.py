@@ -49,13 +49,13 @@ class Packing:
                 yield document, row, start, stop
                 start = stop
 
-    def place(self, values: Sequence[np.ndarray], dtype: np.dtype | type) -> np.ndarray:
-        """Packs per-token values of every document, [n_i, ...], into [rows, S, ...]; zero elsewhere.
+    def place(self, values: Sequence[np.ndarray], dtype: np.dtype | type, fill: int = 0) -> np.ndarray:
+        """Packs per-token values of every document, [n_i, ...], into [rows, S, ...]; `fill` elsewhere.
 
-        The values may be tokens, advantages, log-probabilities, routing.
+        The values may be tokens, advantages, log-probabilities, routes.
         """
         trailing = np.shape(values[0])[1:] if len(values) else ()
-        out = np.zeros((len(self.rows), self.seq_len, *trailing), dtype)
+        out = np.full((len(self.rows), self.seq_len, *trailing), fill, dtype)
         for document, row, start, stop in self.spans():
             if len(values[document]) != stop - start:
                 raise ValueError(f"document {document} has {stop - start} tokens but {len(values[document])} values")

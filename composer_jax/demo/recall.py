@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 
+from composer_jax.agent.summary import FACTS
 from composer_jax.demo import functions
 from composer_jax.demo.functions import TRAINED_KINDS, module_text, statement
 from composer_jax.demo.splits import KEYS, constants, draw_names, file_stems, function_names
@@ -73,6 +74,7 @@ def generate(split: Split, seed: int, index: int, facts: int = 5, fillers: int =
             "function": function,
             "key": key,
             "facts": values,
+            FACTS: [fact_line(key, values[key])],
             "old": STUB,
             "new": done,
             "constants": sorted({*values.values(), *(c for f in padding for c in f.constants)}),

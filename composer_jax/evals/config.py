@@ -49,6 +49,8 @@ class EvaluateConfig:
     """Evaluations that are made, of "base", "before" and "after" RL, where the run has them."""
     temperature: float = 1.0
     """Temperature of all evaluations; 0 is greedy, and attempts at a task then agree."""
+    effort: str = ""
+    """Level of rl.reward.effort.levels that all evaluations are played at; empty: no prompt speaks of effort."""
     headline: tuple[str, ...] = ()
     """Suites whose results the pipeline prints in its last line, in this order."""
     heldout_attempts: int = 4

@@ -25,11 +25,13 @@ class Suite:
     attempts: int
     compaction: Compaction
     seed: int = 0
+    effort: str = ""
+    """Level of effort of all episodes (RolloutContext.effort); "" for none."""
 
     def specs(self) -> list[EpisodeSpec]:
         """Returns the episodes; attempt i at a task has the same seed in every suite and for every policy."""
         return [
-            EpisodeSpec(task, hash_seed("evaluation", self.seed, task.id, attempt), self.compaction, group)
+            EpisodeSpec(task, hash_seed("evaluation", self.seed, task.id, attempt), self.compaction, group, self.effort)
             for group, task in enumerate(self.tasks)
             for attempt in range(self.attempts)
         ]

@@ -12,6 +12,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
 from composer_jax.models.moe import MixtureOfExperts
 from composer_jax.models.norm import RMSNorm
+from composer_jax.models.router_replay import RouterReplay
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.cached_attention import KeyRange, LayerCache
 from composer_jax.ops.row_attention import AttentionMask
@@ -39,10 +40,11 @@ class Block(nnx.Module):
         mask: AttentionMask,
         windowed: jax.Array | None,
         token_mask_BS: jax.Array,
+        replay: RouterReplay | None = None,
     ) -> tuple[jax.Array, RouterStats | None]:
         """Training form, for whole rows: the new x and RouterStats.
 
-        See models/attention.py: Attention for the arguments.
+        See models/attention.py: Attention for the arguments, and MixtureOfExperts for `replay`.
         """
         check_shapes(
             x_BSD=(x_BSD, jnp.floating),
@@ -55,7 +57,7 @@ class Block(nnx.Module):
         with jax.named_scope("feed_forward"):
             normed_BSD = self.feed_forward_norm(x_BSD)
             if isinstance(self.feed_forward, MixtureOfExperts):
-                y_BSD, stats = self.feed_forward(normed_BSD, token_mask_BS)
+                y_BSD, stats = self.feed_forward(normed_BSD, token_mask_BS, replay)
             else:
                 y_BSD, stats = self.feed_forward(normed_BSD), None
             return x_BSD + checkpoint_name(y_BSD, "feed_forward"), stats

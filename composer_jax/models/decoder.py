@@ -23,6 +23,7 @@ from composer_jax.models.embedding import Embedding
 from composer_jax.models.mtp import MTPModule
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
+from composer_jax.models.router_replay import RouterReplay
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.cached_attention import KeyRange
 from composer_jax.ops.row_attention import AttentionMask
@@ -66,22 +67,32 @@ class Decoder(nnx.Module):
         if config.n_mtp_modules:
             self.mtp = stack(config.n_mtp_modules, lambda rngs: MTPModule(config, rngs=rngs), rngs)
 
-    def __call__(self, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array) -> Hidden:
+    def __call__(
+        self,
+        tokens_BS: jax.Array,
+        positions_BS: jax.Array,
+        segments_BS: jax.Array,
+        replay: RouterReplay | None = None,
+    ) -> Hidden:
         """Training form, for whole rows.
 
         Args:
           tokens_BS: token ids.
           positions_BS: positions, restarting at 0 in every segment.
           segments_BS: segment ids, rising along a row; 0 is padding. No segment attends to another.
+          replay: its ids are [B,S,L,k] for the L expert layers; None lets the routers choose.
         """
         _check_rows(tokens_BS, positions_BS, segments_BS)
+        self._check_replay(replay, tokens_BS)
         token_mask_BS, mask = segments_BS > 0, self._attention_mask(segments_BS)
         x_BSD = self.embedding(tokens_BS, positions_BS)
 
-        def layer(x_BSD: jax.Array, block: Block, windowed: jax.Array):
-            return block(x_BSD, positions_BS, mask, windowed, token_mask_BS)
+        def layer(x_BSD: jax.Array, block: Block, windowed: jax.Array, ids_BSk: jax.Array | None):
+            layer_replay = None if replay is None or ids_BSk is None else replay._replace(ids=ids_BSk)
+            return block(x_BSD, positions_BS, mask, windowed, token_mask_BS, layer_replay)
 
-        x_BSD, stats = self._layers(layer, x_BSD)
+        ids_LBSk = None if replay is None else jnp.moveaxis(replay.ids, 2, 0)
+        x_BSD, stats = self._layers(layer, x_BSD, of_experts=ids_LBSk)
         return Hidden(self.final_norm(x_BSD), stats)
 
     def extend(
@@ -112,7 +123,7 @@ class Decoder(nnx.Module):
         full, near = self._key_ranges(positions_BS, real_BS)
         x_BSD = self._embed_after(tokens_BS, positions_BS, cache, tables_BJ)
 
-        def layer(carry: tuple[jax.Array, Cache, jax.Array], block: Block, windowed: jax.Array):
+        def layer(carry: tuple[jax.Array, Cache, jax.Array], block: Block, windowed: jax.Array, _: None):
             x_BSD, cache, index = carry
 
             def write(new_BSX: jax.Array):
@@ -182,7 +193,7 @@ class Decoder(nnx.Module):
         token_mask_BS = segments_BS > 0
         mask = dataclasses.replace(self._attention_mask(segments_BS), window=None)
 
-        def layer(carry: tuple[jax.Array, jax.Array], module: MTPModule, _):
+        def layer(carry: tuple[jax.Array, jax.Array], module: MTPModule):
             states_BSD, ahead_BSD = carry
             ahead_BSD = context.shift_left(ahead_BSD)
             states_BSD, output_BSD, stats = module(states_BSD, ahead_BSD, positions_BS, mask, token_mask_BS)
@@ -190,9 +201,8 @@ class Decoder(nnx.Module):
 
         # Shifted after the embedding: taps of token i+1 reach back to token i even where i is the first of a row.
         start = jax.lax.stop_gradient((hidden.last_BSD, self.embedding(tokens_BS, positions_BS)))
-        no_window = jnp.zeros(self.config.n_mtp_modules, bool)
         graph, stacked = nnx.split(self.mtp)
-        return self._scan(layer, graph, stacked, no_window, start, self.config.remat)[1]
+        return self._scan(layer, graph, stacked, (), start, self.config.remat)[1]
 
     def head_weight(self) -> jax.Array:
         """Returns the head [D,W] in the compute dtype, W being this device's vocabulary shard.
@@ -209,6 +219,15 @@ class Decoder(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Returns float32 logits [..., vocab_size] over the whole vocabulary, for normalised states [...,D]."""
         return all_gather_vocab(head_logits(hidden, self.head_weight()))
+
+    def _check_replay(self, replay: RouterReplay | None, tokens_BS: jax.Array) -> None:
+        """Asserts that replayed experts are [B,S,L,k] for this network."""
+        if replay is None:
+            return
+        config = self.config
+        assert config.n_experts, "a network without experts has nothing to replay"
+        sizes = chex.Dimensions(L=config.n_moe_layers, k=config.experts_per_token)
+        check_shapes(sizes, tokens_BS=(tokens_BS, jnp.integer), ids_BSLk=(replay.ids, jnp.integer))
 
     def _attention_mask(self, segments_BS: jax.Array) -> AttentionMask:
         """Returns the mask of this device's queries against whole rows."""
@@ -236,8 +255,18 @@ class Decoder(nnx.Module):
         full, window = KeyRange(jnp.zeros_like(last_BS), last_BS), self.config.sliding_window
         return full, full if window is None else full._replace(first_BS=jnp.maximum(last_BS - window + 1, 0))
 
-    def _layers(self, layer: Callable[..., tuple[Carry, Any]], carry: Carry, *, remat: bool | None = None):
-        """Scans layer(carry, block, windowed) over the layers, in runs of layers of one kind.
+    def _layers(
+        self,
+        layer: Callable[..., tuple[Carry, Any]],
+        carry: Carry,
+        *,
+        of_experts: jax.Array | None = None,
+        remat: bool | None = None,
+    ):
+        """Scans layer(carry, block, windowed, entry) over the layers, in runs of layers of one kind.
+
+        Args:
+          of_experts: array with a leading axis over the expert layers, of which each gets its entry; None for others.
 
         Returns:
           The last carry, and the outputs of the expert layers with a leading axis of layers (None without experts).
@@ -250,13 +279,15 @@ class Decoder(nnx.Module):
             dense: _split_stack(modules, [n for of_dense, n in runs if of_dense is dense])
             for dense, modules in ((True, self.dense_layers), (False, self.moe_layers))
         }
-        first = 0
+        first = first_moe = 0
         for dense, n in runs:
             graph, stacked = next(parts[dense])
             windowed = jnp.array([config.has_window(first + i) for i in range(n)])
-            carry, out = self._scan(layer, graph, stacked, windowed, carry, remat)
+            entries = None if dense or of_experts is None else of_experts[first_moe : first_moe + n]
+            carry, out = self._scan(layer, graph, stacked, (windowed, entries), carry, remat)
             if not dense:
                 outputs.append(out)
+                first_moe += n
             first += n
         if len(outputs) < 2:
             return carry, outputs[0] if outputs else None
@@ -267,17 +298,19 @@ class Decoder(nnx.Module):
         layer: Callable[..., tuple[Carry, Any]],
         graph: nnx.GraphDef,
         stacked: nnx.State,
-        windowed_L: jax.Array,
+        inputs: tuple[Any, ...],
         carry: Carry,
         remat: bool,
     ) -> tuple[Carry, Any]:
-        def body(carry, inputs):
-            state, windowed = inputs
-            return layer(carry, nnx.merge(graph, state), windowed)
+        """Scans layer(carry, module, *inputs) over modules and inputs, whose arrays have a leading axis of layers."""
+
+        def body(carry, stacked_inputs):
+            state, *inputs = stacked_inputs
+            return layer(carry, nnx.merge(graph, state), *inputs)
 
         if remat:
             body = jax.checkpoint(body, policy=jax.checkpoint_policies.save_only_these_names(*self.config.remat_saves))
-        return jax.lax.scan(body, carry, (stacked, windowed_L), unroll=self.config.scan_unroll)
+        return jax.lax.scan(body, carry, (stacked, *inputs), unroll=self.config.scan_unroll)
 
 
 def head_logits(hidden: jax.Array, weight_DW: jax.Array) -> jax.Array:

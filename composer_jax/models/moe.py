@@ -10,6 +10,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
 from composer_jax.models.parameter import gather_param, matrix, parameter
 from composer_jax.models.router import Router, Routing
+from composer_jax.models.router_replay import RouterReplay
 from composer_jax.models.router_stats import RouterStats, measure_routing
 from composer_jax.ops.activation import Activation, clamped_swiglu, swiglu
 from composer_jax.ops.chunks import map_chunks
@@ -35,14 +36,24 @@ class MixtureOfExperts(nnx.Module):
         if config.n_shared_experts:
             self.shared = FeedForward(config, config.n_shared_experts * f, rngs=rngs)
 
-    def __call__(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, RouterStats]:
-        """Returns y [B,S,D] and what the router measured; token_mask_BS is false for padding."""
+    def __call__(
+        self, x_BSD: jax.Array, token_mask_BS: jax.Array, replay: RouterReplay | None = None
+    ) -> tuple[jax.Array, RouterStats]:
+        """Returns y [B,S,D] and what the router measured.
+
+        Args:
+          token_mask_BS: false for padding.
+          replay: its ids are [B,S,k]; None lets the router choose.
+        """
         check_shapes(
             chex.Dimensions(D=self.config.d_model),
             x_BSD=(x_BSD, jnp.floating),
             token_mask_BS=(token_mask_BS, bool),
         )
-        routing = self.router(x_BSD.reshape(-1, x_BSD.shape[-1]))
+        if replay is not None:
+            check_shapes(ids_BSk=(replay.ids, jnp.integer), token_mask_BS=(token_mask_BS, bool))
+            replay = replay._replace(ids=replay.ids.reshape(-1, replay.ids.shape[-1]))
+        routing = self.router(x_BSD.reshape(-1, x_BSD.shape[-1]), replay)
         y_BSD, dropped = self._compute(x_BSD, routing, token_mask_BS)
         return y_BSD, measure_routing(routing, token_mask_BS, dropped)
 

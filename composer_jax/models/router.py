@@ -10,6 +10,7 @@ from flax import nnx
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.parameter import RouterBias, gather_param, matrix, parameter
+from composer_jax.models.router_replay import ReplayedChoice, RouterReplay, replay_experts
 from composer_jax.ops.shapes import check_shapes
 
 
@@ -22,13 +23,16 @@ class Routing(NamedTuple):
     """float32: weights of the chosen experts."""
     scores_TE: jax.Array
     """float32: scores of all experts, without the selection bias."""
+    replayed: ReplayedChoice | None = None
+    """What became of the experts that came with the tokens; None where none did."""
 
 
 class Router(nnx.Module):
     """s = sigmoid(x W) or softmax(x W) in float32; the top k of s + bias are chosen.
 
     Gates are s_i, or s_i / sum_chosen(s) where normalised, times routed_scaling_factor. The bias affects the choice
-    only: it enters no gate and receives no gradient.
+    only: it enters no gate and receives no gradient. Under replay (models/router_replay.py) the experts of other
+    computations stand in for the top k; the scores, and so the gates, are this router's.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -40,18 +44,22 @@ class Router(nnx.Module):
             self.logit_bias = parameter(jnp.zeros(config.n_experts, config.param_dtype), None)
         self.bias = RouterBias(jnp.zeros(config.n_experts, jnp.float32), axes=(None,))
 
-    def __call__(self, x_TD: jax.Array) -> Routing:
-        config = self.config
+    def __call__(self, x_TD: jax.Array, replay: RouterReplay | None = None) -> Routing:
+        """Returns the routing of tokens; the ids of `replay` are [T,k]."""
+        config, replayed = self.config, None
         check_shapes(chex.Dimensions(D=config.d_model), x_TD=(x_TD, jnp.floating))
         logits_TE = x_TD.astype(jnp.float32) @ gather_param(self.weight, jnp.float32)
         if config.router_logit_bias:
             logits_TE = logits_TE + gather_param(self.logit_bias, jnp.float32)
         scores_TE = (jax.nn.sigmoid if config.router_scores == "sigmoid" else jax.nn.softmax)(logits_TE)
         ids_Tk = select_experts(scores_TE + self.bias.get_value(), config)
+        if replay is not None:
+            replayed = replay_experts(ids_Tk, scores_TE, replay)
+            ids_Tk = replayed.ids_Tk
         gates_Tk = jnp.take_along_axis(scores_TE, ids_Tk, axis=-1)
         if config.normalise_gates:
             gates_Tk = gates_Tk / (gates_Tk.sum(-1, keepdims=True) + 1e-20)
-        return Routing(ids_Tk, gates_Tk * config.routed_scaling_factor, scores_TE)
+        return Routing(ids_Tk, gates_Tk * config.routed_scaling_factor, scores_TE, replayed)
 
 
 def select_experts(choice_TE: jax.Array, config: ModelConfig) -> jax.Array:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from composer_jax.models.router import Routing, expert_counts
+from composer_jax.models.router_replay import ReplayStats
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size
@@ -20,6 +21,8 @@ class RouterStats(NamedTuple):
     """float32 scalar: DeepSeek-V3's sequence-wise balance of each row times its real tokens, summed over rows."""
     dropped: jax.Array
     """float32 scalar: (token, choice) pairs beyond the capacity of the dispatch buffer (parallel/dispatch)."""
+    replay: ReplayStats | None = None
+    """Counts of replayed choices; None where the routers chose freely."""
 
 
 def measure_routing(routing: Routing, token_mask_BS: jax.Array, dropped: jax.Array) -> RouterStats:
@@ -52,4 +55,5 @@ def measure_routing(routing: Routing, token_mask_BS: jax.Array, dropped: jax.Arr
     tokens_B1 = jnp.maximum(tokens_B1, 1)
     frequency_BE = all_chosen_BE * n / (routing.ids_Tk.shape[-1] * tokens_B1)
     balance_B1 = (frequency_BE * all_shares_BE / tokens_B1).sum(-1, keepdims=True)
-    return RouterStats(chosen_BE.sum(0), (here_B1 * balance_B1).sum(), dropped)
+    replay = None if routing.replayed is None else routing.replayed.count(token_mask_BS.reshape(-1))
+    return RouterStats(chosen_BE.sum(0), (here_B1 * balance_B1).sum(), dropped, replay)

@@ -1,25 +1,67 @@
-"""Algorithm: the rewards of a group -> advantages. Pure; the Learner does not depend on it.
+"""Algorithm: a group of graded episodes -> advantages and loss weights of every token. Pure; the Learner does not
+depend on it.
 
 A config names one of ALGORITHMS or the import path of a class (rl.algorithm.name); its options are the constructor's
-keyword arguments.
+keyword arguments. The class has one of two forms. Instances of the simple form are functions of rewards:
+
+    class FixedBaseline:
+        def __call__(self, rewards):      # the rewards of the G episodes of one task
+            return np.asarray(rewards, np.float32) - 0.5   # the advantage of each episode
+
+Instances of the general form have a method `weigh` (Algorithm below), which returns numbers for every token.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
+from composer_jax.rl.batch import Group, WeightedRow
+
+RewardAlgorithm = Callable[[Sequence[float]], np.ndarray]
+"""The simple form: rewards of the G episodes of one task -> float32 [G], the advantage of each episode."""
 
 
 class Algorithm(Protocol):
-    """Rewards of the G episodes of one task -> the advantage that all sampled tokens of each episode carry."""
+    """The general form: what every token of a group is trained with."""
+
+    def weigh(self, group: Group, step: int) -> Sequence[Sequence[WeightedRow]]:
+        """Returns the training rows of each episode, in the order of its segments.
+
+        Args:
+          step: RL steps before this one.
+        """
+        ...
+
+
+STD_EPSILON = 1e-6
+"""Added to the standard deviation of rewards, as in TRL and verl."""
+
+
+def broadcast_advantages(group: Group, advantages_G: np.ndarray) -> list[list[WeightedRow]]:
+    """Returns the rows of each episode, whose trained tokens all carry the episode's advantage."""
+    return [
+        [WeightedRow.of(row, float(advantage)) for row in episode.transcript.rows()]
+        for episode, advantage in zip(group.episodes, advantages_G, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class FromRewards:
+    """The general form of a function of rewards."""
+
+    advantages: RewardAlgorithm
 
     def __call__(self, rewards: Sequence[float]) -> np.ndarray:
-        """Returns float32 [G]; an episode with advantage 0 is not trained on."""
-        ...
+        """float32 [G]."""
+        return self.advantages(rewards)
+
+    def weigh(self, group: Group, step: int) -> list[list[WeightedRow]]:
+        """The advantages of the rewards, on all trained tokens of each episode."""
+        return broadcast_advantages(group, self.advantages(group.rewards))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,29 +76,73 @@ class GroupAdvantage:
 
     leave_one_out: bool = False
     """Baseline over the other episodes only (RLOO, arXiv 2402.14740): A_i * G/(G-1)."""
+    length_weighted: bool = False
+    """Baseline sum_j R_j L_j / sum_j L_j, where L_j is the number of sampled tokens (Cognition, SWE-1.6 and SWE-2): the
+    advantages of all tokens of the group sum to zero."""
+    divide_by_std: bool = False
+    """Divide by the standard deviation of the rewards (GRPO, arXiv 2402.03300, section 4.1.2). For comparison only:
+    however small the differences in a group are, its advantages become as large as those of any other."""
 
-    def __call__(self, rewards: Sequence[float]) -> np.ndarray:
-        """float32 [G]; exactly zero for a group of equal rewards or of one episode."""
+    def __post_init__(self):
+        if self.leave_one_out and self.length_weighted:
+            raise UserError(
+                "rl.algorithm.options has both leave_one_out and length_weighted, which are two baselines; choose one."
+            )
+
+    def __call__(self, rewards: Sequence[float], lengths: Sequence[int] | None = None) -> np.ndarray:
+        """float32 [G]; exactly zero for a group of equal rewards or of one episode.
+
+        Args:
+          lengths: sampled tokens of the episodes, for the length-weighted baseline.
+        """
         rewards_G = np.asarray(rewards, np.float64)
         if len(rewards_G) < 2 or np.all(rewards_G == rewards_G[0]):
             return np.zeros(len(rewards_G), np.float32)
-        advantage = rewards_G - rewards_G.mean()
+        if self.length_weighted and lengths is None:
+            raise ValueError("the length-weighted baseline needs the lengths of the episodes")
+        advantage = rewards_G - np.average(rewards_G, weights=lengths if self.length_weighted else None)
         if self.leave_one_out:
             advantage *= len(rewards) / (len(rewards) - 1)
+        if self.divide_by_std:
+            advantage /= rewards_G.std() + STD_EPSILON
         return advantage.astype(np.float32)
 
+    def weigh(self, group: Group, step: int) -> list[list[WeightedRow]]:
+        """The advantages of the rewards, on all trained tokens of each episode."""
+        lengths = [episode.transcript.total_sampled for episode in group.episodes]
+        return broadcast_advantages(group, self(group.rewards, lengths))
 
-ALGORITHMS: Mapping[str, Any] = {"group_mean": GroupAdvantage}
+
+DEFAULT = "group_mean"
+ALGORITHMS: Mapping[str, Any] = {DEFAULT: GroupAdvantage}
+
+
+def default_options() -> dict[str, Any]:
+    """Returns the options of the default algorithm, so that the command line can set each of them."""
+    return dataclasses.asdict(GroupAdvantage())
 
 
 def make_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
-    """Returns the algorithm that the config names, constructed with its options.
+    """Returns the algorithm that the config names, constructed with its options, in the general form.
+
+    The options of a config that leaves them at their default, those of group_mean, are not passed to another algorithm.
 
     Raises:
-      UserError: an unknown name, an import path that does not resolve, or an option that the constructor lacks.
+      UserError: an unknown name, an import path that does not resolve, an option that the constructor lacks, or a class
+        of neither form.
     """
     kind = resolve(name, ALGORITHMS, "config.rl.algorithm.name")
+    if name != DEFAULT and dict(options) == default_options():
+        options = {}
     try:
-        return kind(**options)
+        algorithm: Any = kind(**options)
     except TypeError as error:
         raise UserError(f"config.rl.algorithm.options={dict(options)} do not fit {name!r}: {error}.") from error
+    if hasattr(algorithm, "weigh"):
+        return algorithm
+    if not callable(algorithm):
+        raise UserError(
+            f"config.rl.algorithm.name={name!r} is no algorithm; give its class __call__(rewards) or "
+            "weigh(group, step)."
+        )
+    return FromRewards(cast(RewardAlgorithm, algorithm))

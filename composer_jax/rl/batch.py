@@ -1,15 +1,16 @@
 """Groups of episodes -> rows -> batches of one fixed shape for the Learner."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from composer_jax.agent.episode import Episode
-from composer_jax.agent.transcript import Row
-from composer_jax.data.packing import plan_packing
+from composer_jax.agent.transcript import Row, TranscriptError
+from composer_jax.data.packing import Packing, plan_packing
 from composer_jax.errors import UserError
-from composer_jax.rl.algorithm import Algorithm
+from composer_jax.rl.balanced_rows import balance_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,48 +21,120 @@ class Group:
     rewards: Sequence[float]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class WeightedRow:
-    """One training row; all its sampled tokens carry the same advantage."""
+    """One training row and what each of its n tokens is trained with, float32 [n] each, 0 where it is not trained.
+
+    The three streams of the loss are train/losses.py's: the policy gradient has weights and advantages, cross-entropy
+    and the KL to the reference have weights.
+    """
 
     row: Row
-    advantage: float
+    advantages: np.ndarray
+    weights: np.ndarray
+    """Of the policy gradient."""
+    ce_weights: np.ndarray
+    kl_weights: np.ndarray
+    """Factors on the coefficient of the KL to the reference."""
+    episode: int = 0
+    """Number of the episode in its step. The rows of an episode follow each other, in the order of its segments."""
+
+    @classmethod
+    def of(cls, row: Row, advantage, *, weight=1.0, ce_weight=0.0, kl_weight=1.0) -> "WeightedRow":
+        """Returns the row with these numbers, or arrays [n], on its trained tokens."""
+        advantages, weights, ce_weights, kl_weights = (
+            np.where(row.trained, value, 0).astype(np.float32) for value in (advantage, weight, ce_weight, kl_weight)
+        )
+        return cls(row, advantages, weights, ce_weights, kl_weights)
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the policy gradient or cross-entropy has a term; the KL alone does not make a row worth its cost."""
+        return bool((self.weights * self.advantages).any() or self.ce_weights.any())
 
 
-def weighted_rows(groups: Sequence[Group], algorithm: Algorithm) -> list[WeightedRow]:
-    """Returns the rows of all episodes whose advantage is not zero."""
-    rows = []
-    for group in groups:
-        for episode, advantage in zip(group.episodes, algorithm(group.rewards), strict=True):
-            if advantage != 0:
-                rows += [WeightedRow(row, float(advantage)) for row in episode.transcript.rows()]
-    return rows
+class Place(NamedTuple):
+    """Where a row lies: tokens start to stop of one row of one batch."""
+
+    batch: int
+    row: int
+    start: int
+    stop: int
 
 
-def learner_batches(rows: Sequence[WeightedRow], shapes: Sequence[tuple[int, int]]) -> list[dict[str, np.ndarray]]:
-    """Packs rows first-fit into batches of a few fixed shapes; see train/losses.py for the fields.
+@dataclasses.dataclass(frozen=True)
+class PackedRows:
+    """Rows and the batches that hold them."""
+
+    rows: Sequence[WeightedRow]
+    batches: list[dict[str, np.ndarray]]
+    """The fields of FIELDS, [B,S] each; see train/losses.py."""
+    places: Sequence[Place]
+    """Of each row."""
+
+    def read(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the part of each row, [n], of arrays [B,S], one for each batch."""
+        return [values[place.batch][place.row, place.start : place.stop] for place in self.places]
+
+    def place(self, values: Sequence[np.ndarray], dtype: np.dtype | type) -> list[np.ndarray]:
+        """Returns arrays [B,S], one for each batch, that hold the values [n] of each row; zero elsewhere."""
+        arrays = [np.zeros(batch["tokens"].shape, dtype) for batch in self.batches]
+        for place, value in zip(self.places, values, strict=True):
+            arrays[place.batch][place.row, place.start : place.stop] = value
+        return arrays
+
+
+def pack_rows(
+    rows: Sequence[WeightedRow],
+    shapes: Sequence[tuple[int, int]],
+    *,
+    every_shape: bool = False,
+    shards: int = 1,
+    cost: Callable[[int], float] = float,
+    route_shape: tuple[int, int] | None = None,
+) -> PackedRows:
+    """Packs rows first-fit into batches of a few fixed shapes.
 
     Args:
       shapes: (row length, rows) by ascending length. A row goes into the first shape that holds it.
+      every_shape: whether an empty batch of every shape follows the others, so that a step compiles all of them.
+      shards: devices that share the rows of a batch; several get about the same work (rl/balanced_rows.py).
+      cost: the work of a row of so many tokens.
+      route_shape: (L, k), expert layers and experts per token, where routes are replayed.
 
     Raises:
       UserError: a row is longer than every shape.
+      TranscriptError: a row lacks routes that are to be replayed, or has those of another network.
     """
-    by_shape: dict[tuple[int, int], list[WeightedRow]] = {(length, n_rows): [] for length, n_rows in shapes}
-    for row in rows:
+    if route_shape is not None:
+        for row in rows:
+            _check_routes(row.row, route_shape)
+    by_shape: dict[tuple[int, int], list[int]] = {(length, n_rows): [] for length, n_rows in shapes}
+    for number, row in enumerate(rows):
         n = len(row.row.tokens)
         fitting = next((shape for shape in by_shape if n <= shape[0]), None)
         if fitting is None:
             raise UserError(
                 f"A row of {n} tokens is longer than every training batch {tuple(by_shape)}; add a longer one."
             )
-        by_shape[fitting].append(row)
-    return [batch for shape, chosen in by_shape.items() for batch in _packed(chosen, *shape)]
+        by_shape[fitting].append(number)
+    batches: list[dict[str, np.ndarray]] = []
+    places: dict[int, Place] = {}
+    for shape, numbers in by_shape.items():
+        packed, packing = _packed([rows[number] for number in numbers], *shape, shards, cost, route_shape)
+        for document, row, start, stop in packing.spans():
+            places[numbers[document]] = Place(len(batches) + row // shape[1], row % shape[1], start, stop)
+        batches += packed
+    batches += [empty_batch(*shape, route_shape=route_shape) for shape in by_shape if every_shape]
+    return PackedRows(rows, batches, [places[number] for number in range(len(rows))])
 
 
-def empty_batch(length: int, rows: int) -> dict[str, np.ndarray]:
-    """Returns a batch without tokens, whose gradient is zero."""
-    return {name: np.zeros((rows, length), dtype) for name, dtype in FIELDS.items()}
+def empty_batch(length: int, rows: int, *, route_shape: tuple[int, int] | None = None) -> dict[str, np.ndarray]:
+    """Returns a batch without tokens, whose gradient is zero; route_shape as in `pack_rows`."""
+    batch: dict[str, np.ndarray] = {name: np.zeros((rows, length), dtype) for name, dtype in FIELDS.items()}
+    if route_shape is not None:
+        batch["routes"] = np.broadcast_to(np.int16(NO_ROUTE), (rows, length, *route_shape))
+    return batch
 
 
 FIELDS = {
@@ -70,22 +143,61 @@ FIELDS = {
     "segments": np.int32,
     "weights": np.float32,
     "advantages": np.float32,
+    "ce_weights": np.float32,
+    "kl_weights": np.float32,
     "sampler_logprobs": np.float32,
 }
+"""Fields of a batch and their dtypes; train/losses.py says what they mean."""
+
+REFERENCE_FIELDS = {"reference_logprobs": np.float32}
+"""Further fields of a batch where there is a reference policy (rl/reference.py)."""
 
 
-def _packed(rows: Sequence[WeightedRow], seq_len: int, batch_size: int) -> list[dict[str, np.ndarray]]:
-    if not rows:
-        return []
+NO_ROUTE = -1
+"""In the routes of padding, and of the last token of a row."""
+
+
+def _check_routes(row: Row, route_shape: tuple[int, int]) -> None:
+    """Raises TranscriptError unless every token but the last has routes of this shape."""
+    missing = row.tokens_without_routes()
+    if len(missing):
+        raise TranscriptError(
+            f"{len(missing)} of the {len(row.tokens)} tokens of a row have no routes to replay, the first at "
+            f'{missing[0]}; use rl.router_replay="off", or a sampler that returns those of every message.'
+        )
+    if row.routes is not None and row.routes.shape[1:] != route_shape:
+        raise TranscriptError(f"routes {list(row.routes.shape)} of a row are not [n,L,k] with (L, k) = {route_shape}.")
+
+
+def _packed(
+    rows: Sequence[WeightedRow],
+    seq_len: int,
+    batch_size: int,
+    shards: int,
+    cost: Callable[[int], float],
+    route_shape: tuple[int, int] | None,
+) -> tuple[list[dict[str, np.ndarray]], Packing]:
     packing = plan_packing([len(r.row.tokens) for r in rows], seq_len=seq_len, batch_size=batch_size)
+    if shards > 1 and batch_size % shards == 0:  # the Learner refuses other sizes with a sentence
+        costs = [sum(cost(packing.lengths[i]) for i in documents) for documents in packing.rows]
+        order = balance_rows(costs, batch_size, shards)
+        packing = dataclasses.replace(packing, rows=tuple(packing.rows[row] for row in order))
     values = {
         "tokens": [r.row.tokens for r in rows],
         "positions": [np.arange(len(r.row.tokens)) for r in rows],
-        "weights": [r.row.trained for r in rows],
-        "advantages": [np.where(r.row.trained, r.advantage, 0) for r in rows],
+        "weights": [r.weights for r in rows],
+        "advantages": [r.advantages for r in rows],
+        "ce_weights": [r.ce_weights for r in rows],
+        "kl_weights": [r.kl_weights for r in rows],
         "sampler_logprobs": [r.row.logprobs for r in rows],
     }
     fields = {name: packing.place(value, FIELDS[name]) for name, value in values.items()}
     fields["segments"] = packing.segments()
+    if route_shape is not None:
+        # A row of one token has no routes, and needs none.
+        unknown = lambda row: np.full((len(row.tokens), *route_shape), NO_ROUTE)  # noqa: E731
+        routes = [unknown(r.row) if r.row.routes is None else r.row.routes for r in rows]
+        fields["routes"] = packing.place(routes, np.int16, fill=NO_ROUTE)
     total = len(fields["tokens"])
-    return [{name: a[i : i + batch_size] for name, a in fields.items()} for i in range(0, total, batch_size)]
+    cuts = range(0, total, batch_size)
+    return [{name: a[i : i + batch_size] for name, a in fields.items()} for i in cuts], packing

@@ -1,11 +1,19 @@
 """The rl section of a run's config."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from composer_jax.errors import UserError
+from composer_jax.models.config import ModelConfig
+from composer_jax.rl.algorithm import default_options
+from composer_jax.rl.curriculum import CurriculumConfig
+from composer_jax.rl.group_buffer import LateGroups
+from composer_jax.rl.incomplete_groups import INCOMPLETE
+from composer_jax.rl.reference import ReferenceKLConfig
 from composer_jax.rl.rewards import RewardConfig
+from composer_jax.rl.toggle import ToggleConfig
 from composer_jax.train.losses import PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig
 
@@ -15,14 +23,71 @@ def _no_groups() -> dict[str, int]:
     return {"repository": 0, "harbor": 0, "swe_bench": 0, "swe_smith": 0}
 
 
+NORMALISERS = ("constant", "tokens")
+
+
+@dataclass(frozen=True)
+class NormaliserConfig:
+    """What the three streams of the policy loss are divided by (train/losses.py).
+
+    "constant": episodes * rl.tokens_per_episode, as in Dr. GRPO (arXiv 2503.20783, section 3.2). "tokens": the number
+    of tokens in the step that have a weight in the stream. Never the length of a single sequence, which would favour
+    short successes and long failures.
+
+    Raises:
+      UserError: a value that is neither.
+    """
+
+    policy: Literal["constant", "tokens"] = "constant"
+    """Of the policy gradient."""
+    cross_entropy: Literal["constant", "tokens"] = "tokens"
+    """Of the cross-entropy."""
+    kl: Literal["constant", "tokens"] = "constant"
+    """Of the KL to the reference; equal to `policy`, the KL is a part of the advantage."""
+
+    def __post_init__(self) -> None:
+        for name in ("policy", "cross_entropy", "kl"):
+            value = getattr(self, name)
+            if value not in NORMALISERS:
+                raise UserError(f"rl.algorithm.normalisers.{name}={value!r} is unknown; use constant or tokens.")
+
+
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """How the rewards of a group become advantages (rl/algorithm.py)."""
+    """How the rewards of a group become advantages and loss weights (rl/algorithm.py)."""
 
     name: str = "group_mean"
     """A name of rl.algorithm.ALGORITHMS, or the import path of a class."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the algorithm's constructor."""
+    options: Mapping[str, Any] = field(default_factory=default_options)
+    """Keyword arguments of the algorithm's constructor; by default those of group_mean."""
+    toggle: ToggleConfig = field(default_factory=ToggleConfig)
+    """Phases in which only short solutions of easy tasks are rewarded."""
+    segment_discount: float = 1.0
+    """gamma: the advantage of a segment with k later ones in its episode is multiplied by gamma^k. CompactionRL (arXiv
+    2607.05378) discounts by later tokens instead; Composer 2 does not discount."""
+    incomplete_groups: Literal["keep", "repeat", "drop"] = "keep"
+    """What happens to a group of which the infrastructure lost less than half (rl/incomplete_groups.py): "keep" trains
+    the rest, "repeat" pads with repeated episodes (GLM-5), "drop" leaves it out. With half or more lost, it is left
+    out."""
+    mask_overlong: bool = False
+    """Whether episodes that ran out of turns, context or segments are left out of the loss (DAPO, arXiv 2503.14476,
+    section 3.4); they stay in the baseline. Composer 2 (arXiv 2603.24477, section 4.1) saw no benefit."""
+    imitation_weight: float = 0.0
+    """Weight of the cross-entropy of solved episodes (VAPO's positive-example loss, arXiv 2504.05118: 0.1)."""
+    normalisers: NormaliserConfig = field(default_factory=NormaliserConfig)
+    """What the streams of the loss are divided by."""
+    kl: ReferenceKLConfig = field(default_factory=ReferenceKLConfig)
+    """The KL to the policy that RL started from."""
+
+    def __post_init__(self) -> None:
+        if self.incomplete_groups not in INCOMPLETE:
+            raise UserError(
+                f"rl.algorithm.incomplete_groups={self.incomplete_groups!r} is unknown; use {', '.join(INCOMPLETE)}."
+            )
+        if not 0 <= self.segment_discount <= 1:
+            raise UserError(f"rl.algorithm.segment_discount={self.segment_discount} is out of range; use 0 to 1.")
+        if not self.imitation_weight >= 0:
+            raise UserError(f"rl.algorithm.imitation_weight={self.imitation_weight} is negative; use 0 or more.")
 
 
 @dataclass(frozen=True)
@@ -33,6 +98,8 @@ class RLConfig:
     """RL steps: rollouts of `groups`, each followed by one update of the weights."""
     groups: Mapping[str, int] = field(default_factory=_no_groups)
     """Task family -> groups of it in every step. Families are those of tasks.families and those in tasks.train."""
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    """Draws the families of groups by what their last results show, with `groups` as weights; off by default."""
     group_size: int = 8
     """G, episodes per task (Composer 2: a fixed group size; the number is not published)."""
     compaction: str = "summary"
@@ -54,6 +121,24 @@ class RLConfig:
     """How advantages become a loss."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """How a grade and an episode's length become a reward."""
+    router_replay: Literal["auto", "on", "off"] = "auto"
+    """Whether the learner uses the experts that the sampler chose for each token (models/router_replay.py): "auto" does
+    so in networks with experts, "on" refuses others. rl.loss.replay_plausibility is its filter."""
+    max_staleness: int = 0
+    """Largest number of steps between a group's start and the step that trains it. 0 alternates rollout and learning, 1
+    plays one batch ahead; larger numbers keep slow episodes from holding up the others (not published)."""
+    late_groups: LateGroups = "wait"
+    """What happens to a group that would exceed max_staleness: "wait" delays the step until the group has ended, "drop"
+    cancels the group, which spares the wait and leaves out long episodes more often than short ones."""
+    rollout_devices: int = 0
+    """Devices that the sampler has to itself, the last ones; `mesh` has to leave them free. Rollout and learning then
+    overlap if max_staleness is above 0. With 0 they share the devices of `mesh` and take turns."""
+    keep_cache: bool = True
+    """Whether running episodes go on with what older weights computed when the weights change (PipelineRL, arXiv
+    2509.19128; Composer 2 changes weights in mid-rollout); False computes their contexts again."""
+    deterministic: bool = False
+    """With max_staleness above 0: trains groups in the order of their numbers, and changes weights only when no episode
+    runs, so that neither batches nor sampled tokens depend on timing."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Optimizer of the RL stage."""
     publish: str = ""
@@ -68,6 +153,14 @@ class RLConfig:
         for name in ("steps", "save_every", "record_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"rl.{name}={getattr(self, name)}; it must be at least 1.")
+        if self.rollout_devices < 0:
+            raise UserError(f"rl.rollout_devices={self.rollout_devices} is negative; 0 shares the learner's devices.")
+        if self.max_staleness < 0:
+            raise UserError(f"rl.max_staleness={self.max_staleness} is negative; 0 alternates rollout and learning.")
+        if self.late_groups not in get_args(LateGroups):
+            raise UserError(f"rl.late_groups={self.late_groups!r} is unknown; use 'wait' or 'drop'.")
+        if self.deterministic and self.late_groups == "drop":
+            raise UserError("rl.late_groups='drop' depends on timing; use 'wait' with rl.deterministic=True.")
         if self.group_size < 2:
             raise UserError(f"rl.group_size={self.group_size}; an advantage is a difference, use at least 2.")
         if self.tokens_per_episode <= 0:
@@ -79,7 +172,25 @@ class RLConfig:
             raise UserError(f"rl.uncompacted_fraction={self.uncompacted_fraction} is no fraction; use 0 to 1.")
         if self.trigger is not None and not 1 <= self.trigger[0] <= self.trigger[1]:
             raise UserError(f"rl.trigger={self.trigger} is no range of tokens; use (least, most), least >= 1.")
+        if self.router_replay not in ("auto", "on", "off"):
+            raise UserError(f"rl.router_replay={self.router_replay!r} is unknown; use auto, on or off.")
         self._check_batches()
+
+    def route_shape(self, model: ModelConfig) -> tuple[int, int] | None:
+        """Returns (expert layers, experts per token) of the routes to replay in this network; None without replay.
+
+        Raises:
+          UserError: router_replay="on" for a network without experts.
+        """
+        if self.router_replay == "off" or (self.router_replay == "auto" and not model.n_experts):
+            return None
+        if not model.n_experts:
+            raise UserError('rl.router_replay="on" needs a network with experts, but n_experts=0; use "auto".')
+        return model.n_moe_layers, model.experts_per_token
+
+    def rollout_network(self, model: ModelConfig) -> ModelConfig:
+        """Returns the network as the sampler computes it: it records its routes where they are to be replayed."""
+        return model if self.route_shape(model) is None else dataclasses.replace(model, cache_routing=True)
 
     def _check_batches(self) -> None:
         if not self.batches:

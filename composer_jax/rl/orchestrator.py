@@ -1,31 +1,36 @@
 """Orchestrator: Tasks -> Episodes -> Groups -> Batches -> Params. The only place where the roles meet.
 
-Rollout and learning take turns on one set of devices: roll out with the newest weights, train on the episodes, repeat.
+One number, rl.max_staleness, says how far playing runs ahead of learning: with 0 they alternate, with 1 the next batch
+plays while this one trains, and beyond that weights change under running episodes. Groups are the unit: a group is
+trained when its episodes have ended (rl/group_buffer.py).
 """
 
+import asyncio
 import dataclasses
-import random
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.episode import Episode
-from composer_jax.agent.summary import Compaction
-from composer_jax.event_loop import EventLoop
+from composer_jax.errors import UserError
 from composer_jax.observe.compilations import count_compilations
-from composer_jax.rl.algorithm import make_algorithm
-from composer_jax.rl.batch import Group, empty_batch, learner_batches, weighted_rows
+from composer_jax.rl.batch import Group
 from composer_jax.rl.config import RLConfig
+from composer_jax.rl.episode_metrics import episode_metrics
+from composer_jax.rl.group_buffer import GroupBuffer
+from composer_jax.rl.group_player import GroupPlayer
+from composer_jax.rl.group_source import GroupSource
+from composer_jax.rl.ledger import BatchRecord, RolloutLedger
+from composer_jax.rl.played_group import PlayedGroup
+from composer_jax.rl.policy_update import GroupLearner
 from composer_jax.rl.rewards import RewardConfig, reward_parts
-from composer_jax.rl.rollout import EpisodeSpec, Rollout, RolloutContext, roll_out
+from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, play_episode, require_graded
 from composer_jax.sampler.policy import TrainablePolicy
-from composer_jax.seeds import hash_seed
-from composer_jax.tasks.source import TaskSource
-from composer_jax.tasks.task import Task
-from composer_jax.train.learner import Learner, TrainState
+from composer_jax.train.learner import TrainState
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Cursor:
     task_step: int = 0
     """RL steps whose tasks have been used."""
     weight_version: int = 0
-    """Version of the weights that the sampler holds; every sampled token records it."""
+    """Version of the weights that the learner holds; every sampled token records that of the sampler."""
     optimizer_step: int = 0
     """Updates of the weights, which the learning rate follows."""
 
@@ -44,162 +49,249 @@ class Cursor:
         return dataclasses.asdict(self)
 
 
-class Orchestrator:
-    """One RL run: `roll_out` changes nothing and may be interrupted, then `learn` consumes the state.
+@dataclasses.dataclass(frozen=True)
+class CompletedStep:
+    """One RL step that is done."""
 
-    A step is a function of (state, cursor, seed): every task is used once, and a resumed run repeats none.
+    step: int
+    """1 is the first."""
+    groups: Sequence[PlayedGroup]
+    row: dict[str, float | None]
+    """Columns of metrics/rl.jsonl."""
+    is_updated: bool
+    """Whether the weights changed."""
+
+
+class Orchestrator:
+    """One RL run.
+
+    Attributes:
+      state, cursor: weights and position after the last completed step. A step donates its state: they can be saved
+        only while `is_consistent`.
     """
 
     def __init__(
         self,
         config: RLConfig,
-        agent: AgentConfig,
-        seed: int,
-        tasks: TaskSource,
-        learner: Learner,
+        source: GroupSource,
+        learner: GroupLearner,
         policy: TrainablePolicy,
         context: RolloutContext,
-    ):
-        """agent: defines the compactions that `config` names."""
-        self.config, self.agent, self.seed, self.tasks = config, agent, seed, tasks
-        self.learner, self.policy, self.context = learner, policy, context
-        self.algorithm = make_algorithm(config.algorithm.name, config.algorithm.options)
-        self.is_compiled, self.compilations_before = False, count_compilations()
-
-    def specs(self, task_step: int) -> list[EpisodeSpec]:
-        """Returns the episodes of step `task_step` (0 is the first); the G episodes of a group are adjacent."""
-        config, specs = self.config, []
-        for family, groups in sorted(config.groups.items()):
-            for number in range(groups):
-                task = self.tasks.task(family, task_step * groups + number)
-                compaction = self.draw_compaction(task)
-                group = len(specs) // config.group_size
-                specs += [
-                    EpisodeSpec(task, hash_seed("rl", self.seed, task.id, i), compaction, group)
-                    for i in range(config.group_size)
-                ]
-        return specs
-
-    def draw_compaction(self, task: Task) -> Compaction:
-        """Returns the compaction of a group, drawn once, so that its episodes differ only by the policy."""
-        config, rng = self.config, random.Random(hash_seed("trigger", self.seed, task.id))
-        if task.family in config.family_compactions:
-            return self.agent.compaction(config.family_compactions[task.family], "rl.family_compactions")
-        compaction = self.agent.compaction(config.compaction, "rl.compaction")
-        if rng.random() < config.uncompacted_fraction:
-            return Compaction(None)
-        return dataclasses.replace(compaction, trigger=rng.randint(*config.trigger)) if config.trigger else compaction
-
-    def roll_out(
-        self,
+        ledger: RolloutLedger,
+        *,
         state: TrainState,
         cursor: Cursor,
-        loop: EventLoop,
-        on_done: Callable[[Episode], None] | None = None,
-    ) -> Rollout:
-        """Plays the episodes of the next step with the weights of `state`."""
-        self.compilations_before = count_compilations()
-        self.policy.update(state.params, state.router_bias, cursor.weight_version)
-        return loop.run(roll_out(self.specs(cursor.task_step), self.policy, self.context, on_done))
-
-    def learn(
-        self, state: TrainState, cursor: Cursor, rollout: Rollout
-    ) -> tuple[TrainState, Cursor, dict[str, float | None]]:
-        """Returns the state and cursor after one step on these episodes, and the step's metrics.
-
-        Groups of equal rewards are dropped before they cost a training token. A step without any other group leaves
-        the weights alone: an update with a zero gradient would still move them by Adam's momentum.
+        on_step: Callable[[CompletedStep], None],
+        on_episode: Callable[[Episode], None] | None = None,
+        play: Callable[[EpisodeSpec], Awaitable[Episode]] | None = None,
+        shares_devices: bool = True,
+    ):
         """
+        Args:
+          state, cursor: those of the latest checkpoint.
+          on_step: called in a thread after each step, before the next one begins; it may save `state`.
+          on_episode: called as each episode ends.
+          play: plays an episode of `policy`, as on the workers of rl/workers; None plays it in this process.
+          shares_devices: whether the policy pauses while the learner computes, because they use the same devices.
+        """
+        self.config, self.source = config, source
+        self.learner, self.policy, self.ledger = learner, policy, ledger
+        self.state, self.cursor, self.is_consistent = state, cursor, True
+        self._on_step, self._shares_devices = on_step, shares_devices
+        self.player = GroupPlayer(play or (lambda spec: play_episode(spec, policy, context)), self._store, on_episode)
+        self._played: dict[int, PlayedGroup] = {}
+        self._cache = context.cache
+        self.buffer = GroupBuffer(
+            source.groups_per_step,
+            config.steps,
+            config.max_staleness,
+            late_groups=config.late_groups,
+            in_order=config.deterministic,
+            step=cursor.task_step,
+        )
+        self._backlog: list[int] = []
+        self._served_version = cursor.weight_version
+        self._recover()
+
+    async def run(self) -> None:
+        """Plays and learns until all steps are taken. Cancelling it completes a step that learns already.
+
+        The policy holds the weights of `state` when it is called.
+        """
+        self._start_clocks()
+        async with self.policy.serving(), self.player:
+            while self.buffer.step < self.config.steps:
+                self._admit()
+                groups = await self._next_batch()
+                if self.config.deterministic:
+                    await _complete(self._on_devices(self._learn(groups)))
+                    while self.player.playing:
+                        await self.player.change()
+                    await _complete(self._on_devices(self._commit()))
+                else:
+                    await _complete(self._on_devices(self._take_step(groups)))
+
+    # -- what is played ------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Takes over what an earlier process admitted: stored groups are resolved, the others play again."""
+        self.source.places.update(self.ledger.places)
+        for number in self.ledger.recover(self.cursor.task_step):
+            if self.ledger.has(number):
+                self.buffer.admit(number, self.ledger.admitted[number])
+                self.buffer.resolve(number)
+            else:
+                self._backlog.append(number)
+        self.buffer.next_number = len(self.ledger.admitted)
+
+    def _admit(self) -> None:
+        """Starts the groups that may play now.
+
+        A deterministic run plays a group with the weights of the step at which it was admitted first. Another run plays
+        what an interrupt cut short when all recorded batches are trained again, with the newest weights.
+        """
+        is_repeating = len(self.ledger.batches) > self.buffer.step
+        while self._backlog:
+            number = self._backlog[0]
+            if self.ledger.admitted[number] > self.buffer.step if self.config.deterministic else is_repeating:
+                return
+            self._start(self._backlog.pop(0))
+        while self.buffer.can_admit and not is_repeating:
+            self._start(self.buffer.next_number)
+
+    def _start(self, number: int) -> None:
+        results = [record.families for record in self.ledger.batches[: self.buffer.step]]
+        self.ledger.admit(number, self.buffer.step, self.source.draw(number, results))
+        self.buffer.admit(number)
+        self.player.start(number, self.source.specs(number))
+
+    async def _store(self, number: int, episodes: Sequence[Episode]) -> None:
+        """Stores a group whose last episode has ended."""
+        group = PlayedGroup(number, episodes, self.buffer.outstanding[number].admitted_at, self._served_version)
+        await asyncio.to_thread(self.ledger.store, group)  # long transcripts take seconds to compress
+        self._played[number] = group
+        self.buffer.resolve(number)
+
+    async def _next_batch(self) -> list[PlayedGroup]:
+        """Waits for the groups of the next step: those that batches.jsonl has for it, or what the buffer gives."""
+        step = self.buffer.step
+        recorded = self.ledger.batches[step].groups if step < len(self.ledger.batches) else None
+        while (numbers := recorded or self.buffer.next_batch()) is None:
+            await self.player.change()
+        groups = [self._played.pop(number, None) or self.ledger.load(number) for number in numbers]
+        try:
+            require_graded([episode for group in groups for episode in group.episodes])
+        except UserError:
+            self.ledger.forget(numbers)  # so that the command plays them again
+            raise
+        return groups
+
+    # -- what is learned -----------------------------------------------------------------------------------------
+
+    async def _take_step(self, groups: Sequence[PlayedGroup]) -> None:
+        await self._learn(groups)
+        await self._commit()
+
+    async def _learn(self, groups: Sequence[PlayedGroup]) -> None:
+        """Takes the optimizer step of these groups."""
+        step, version = self.cursor.task_step + 1, self.cursor.weight_version
+        self.ledger.begin_step(BatchRecord.of(step, version, groups))
+        self.is_consistent = False
         began = time.perf_counter()
-        groups = self.groups(rollout)
-        batches = learner_batches(weighted_rows(groups, self.algorithm), self.config.batches)
-        learned: dict[str, float] | None = None
-        if batches:
-            if not self.is_compiled:
-                # The first update compiles every shape, with batches that have no gradient.
-                batches += [empty_batch(*shape) for shape in self.config.batches]
-                self.is_compiled = True
-            normaliser = len(rollout.specs) * self.config.tokens_per_episode
-            state, learned = self.learner.step(state, batches, normaliser)
-        cursor = Cursor(cursor.task_step + 1, cursor.weight_version + bool(batches), int(state.step))
-        train_s = time.perf_counter() - began
+        graded = [graded_group(group.episodes, self.config.reward) for group in groups]
+        episodes = [episode for group in groups for episode in group.episodes]
+        state, result = await asyncio.to_thread(
+            self.learner.step, self.state, [group for group in graded if group], len(episodes), step - 1
+        )
+        self._train_s = time.perf_counter() - began
+        dropped = self.buffer.ship(group.number for group in groups)
+        for number in dropped:
+            self.player.cancel(number)
+            self.ledger.drop(number, self.buffer.step)
+            self._played.pop(number, None)
+        self.state, self.cursor = state, Cursor(step, version + result.is_updated, int(state.step))
         row = {
-            **episode_metrics(rollout.episodes, self.config.reward),
-            **learning_metrics(learned, has_experts=self.learner.definition.config.n_experts > 0),
-            "groups_used": sum(bool(self.algorithm(g.rewards).any()) for g in groups),
-            "sampled_tokens": sum(e.transcript.total_sampled for e in rollout.episodes),
-            "sandbox_runs": rollout.sandbox_runs,
-            "sandbox_hits": rollout.sandbox_hits,
-            "rollout_s": rollout.sampler_seconds,
-            "sandbox_s": rollout.seconds - rollout.sampler_seconds,
-            "train_s": train_s,
-            "step_s": rollout.seconds + train_s,
-            "compilations": count_compilations() - self.compilations_before,
+            **episode_metrics(episodes, self.config.reward),
+            **result.metrics,
+            **staleness_metrics(groups, version),
+            "sampled_tokens": sum(episode.transcript.total_sampled for episode in episodes),
+            "groups_queued": self.buffer.queued,
+            "groups_playing": self.buffer.playing,
+            "groups_dropped": len(dropped),
         }
-        return state, cursor, row
+        self._completed = CompletedStep(step, groups, row, result.is_updated)
 
-    def groups(self, rollout: Rollout) -> list[Group]:
-        """Returns the groups of a rollout. Episodes without a grade are left out, groups of fewer than two as well."""
-        by_group: dict[int, list[Episode]] = defaultdict(list)
-        for spec, episode in zip(rollout.specs, rollout.episodes, strict=True):
-            if episode.reward is not None:
-                by_group[spec.group].append(episode)
-        return [
-            Group(graded, [reward_parts(episode, self.config.reward).reward for episode in graded])
-            for _, graded in sorted(by_group.items())
-            if len(graded) > 1
-        ]
+    async def _commit(self) -> None:
+        """Gives the policy the new weights and completes the step."""
+        if self._completed.is_updated:
+            await self.policy.update_serving(
+                self.state.params,
+                self.state.router_bias,
+                self.cursor.weight_version,
+                mode="keep" if self.config.keep_cache else "recompute",
+            )
+            self._served_version = self.cursor.weight_version
+        self._completed.row.update(self._read_clocks())
+        self.is_consistent = True
+        await asyncio.to_thread(self._on_step, self._completed)
+        self._start_clocks()
+
+    async def _on_devices(self, work: Coroutine[Any, Any, None]) -> None:
+        """Awaits `work` while the devices that it shares with the policy belong to it; sandboxes go on."""
+        if self._shares_devices:
+            await self.policy.pause()
+        try:
+            await work
+        finally:
+            if self._shares_devices:
+                self.policy.resume()
+
+    def _start_clocks(self) -> None:
+        self._began, self._busy = time.perf_counter(), self.policy.busy_seconds
+        self._runs, self._hits = self._cache.runs, self._cache.hits
+        self._compilations = count_compilations()
+
+    def _read_clocks(self) -> dict[str, float]:
+        """Columns of what was spent since the last step; seconds that overlap count in each of their columns."""
+        step_s, rollout_s = time.perf_counter() - self._began, self.policy.busy_seconds - self._busy
+        return {
+            "sandbox_runs": self._cache.runs - self._runs,
+            "sandbox_hits": self._cache.hits - self._hits,
+            "rollout_s": rollout_s,
+            "sandbox_s": max(0.0, step_s - rollout_s - self._train_s),
+            "train_s": self._train_s,
+            "step_s": step_s,
+            "compilations": count_compilations() - self._compilations,
+        }
 
 
-def episode_metrics(episodes: Sequence[Episode], config: RewardConfig) -> dict[str, float | None]:
-    """Returns means over the graded episodes of one step.
+async def _complete(work: Awaitable[T]) -> T:
+    """Awaits `work`; if the caller is cancelled meanwhile, completes it first."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()):
+            raise error from None
+        raise
 
-    reward is what is optimised, grade what grading gave; both also by family. Summary columns are means over episodes
-    with a summary.
+
+def graded_group(episodes: Sequence[Episode], config: RewardConfig) -> Group | None:
+    """Returns the graded episodes of a group with their rewards; None if there are fewer than two."""
+    graded = [episode for episode in episodes if episode.reward is not None]
+    if len(graded) < 2:
+        return None
+    return Group(graded, [reward_parts(episode, config).reward for episode in graded])
+
+
+def staleness_metrics(groups: Sequence[PlayedGroup], version: int) -> dict[str, float]:
+    """Returns how many weights versions the groups are behind `version`, which the step trains.
+
+    A group ages in flight, from its oldest token to its last episode's end, and then in the queue; means over groups.
     """
-    graded = [(e, reward_parts(e, config)) for e in episodes if e.reward is not None]
-
-    def mean(values) -> float | None:
-        values = list(values)
-        return float(np.mean(values)) if values else None
-
-    row = {
-        "reward": mean(parts.reward for _, parts in graded),
-        "grade": mean(parts.grade for _, parts in graded),
-        "length_cost": mean(parts.length_cost for _, parts in graded),
-        "zeroed": float(sum(parts.zeroed for _, parts in graded)),
-        "turns": mean(e.turns for e, _ in graded),
-        "tokens": mean(e.transcript.total_tokens for e, _ in graded),
-        "infrastructure_failures": len(episodes) - len(graded),
-        "finished": mean(e.outcome == "finished" for e, _ in graded),
-    }
-    for family in sorted({e.family for e in episodes}):
-        row[f"reward_{family}"] = mean(parts.reward for e, parts in graded if e.family == family)
-        row[f"grade_{family}"] = mean(parts.grade for e, parts in graded if e.family == family)
-    compacted = [(e, parts) for e, parts in graded if e.summaries]
-    row["pass_compacted"] = mean(parts.grade for _, parts in compacted)
-    row["summaries"] = mean(e.summaries for e, _ in compacted)
-    row["summary_tokens"] = mean(e.summary_tokens for e, _ in compacted)
-    return row
-
-
-LEARNING = ("entropy", "out_of_region", "k1", "log_ratio_max", "ratio_max", "grad_norm", "learning_rate")
-OF_EXPERTS = ("load_imbalance",)
-"""Metrics that only a network with experts has."""
-
-
-def learning_metrics(learned: dict[str, float] | None, *, has_experts: bool) -> dict[str, float | None]:
-    """Returns the metrics of one update, per trained token where they are sums; None for a step without an update."""
-    of_experts = OF_EXPERTS if has_experts else ()
-    if learned is None:
-        return {"trained_tokens": 0.0, **dict.fromkeys((*LEARNING, *of_experts))}
-    tokens = max(learned["tokens"], 1.0)
     return {
-        "entropy": learned["entropy"] / tokens,
-        "out_of_region": learned["out_of_region"] / tokens,
-        "k1": learned["k1"] / tokens,
-        "log_ratio_max": learned["log_ratio"],
-        "ratio_max": float(np.exp(learned["log_ratio"])),
-        "trained_tokens": learned["tokens"],
-        **{k: learned[k] for k in ("grad_norm", "learning_rate", *of_experts)},
+        "staleness_in_flight": float(np.mean([g.resolved_version - g.oldest_version for g in groups])),
+        "staleness_in_queue": float(np.mean([version - g.resolved_version for g in groups])),
+        "staleness_max": float(max(version - g.oldest_version for g in groups)),
     }

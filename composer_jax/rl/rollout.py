@@ -5,12 +5,18 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+from absl import logging
+
 from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
 from composer_jax.agent.search import Embedder
 from composer_jax.agent.summary import Compaction
+from composer_jax.agent.transcript import Transcript
 from composer_jax.data.chat_format import ChatFormat
-from composer_jax.sampler.policy import Policy
+from composer_jax.errors import UserError
+from composer_jax.rl.effort import EffortConfig
+from composer_jax.sampler.policy import Policy, Sample, SamplingParams, Session
 from composer_jax.sandbox import SandboxPool
+from composer_jax.seeds import hash_seed
 from composer_jax.tasks.images.pools import ImagePools
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
@@ -26,6 +32,9 @@ class EpisodeSpec:
     compaction: Compaction
     group: int = 0
     """Episodes of one rollout that share a number are a group: attempts at one task."""
+    effort: str = ""
+    """The level of RolloutContext.effort that the system message names; "" names none. One for all of a group
+    (rl/effort.py: draw_effort)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +46,21 @@ class RolloutContext:
     limits: EpisodeLimits
     cache: ResultCache
     infrastructure_retries: int = 2
-    """Further attempts at an episode whose sandboxes died; it is not scored if all attempts fail."""
+    """Further attempts at an episode that was lost; it is not scored if all attempts are lost."""
     embedder: Embedder | None = None
     """Embeds text for the tool semantic_search (run_episode)."""
     images: ImagePools | None = None
     """Containers for tasks with an image; None refuses such tasks."""
     system_prompt: str = ""
     """Text of the system message of every episode; "" writes none."""
+    effort: EffortConfig = EffortConfig()
+    """Defines the levels of effort that specs name; the text of a level follows `system_prompt`."""
     temperature: float = 1.0
     """Of everything that is sampled; RL trains on episodes of temperature 1."""
+    episode_seconds: float | None = None
+    """Wall-clock limit of an attempt at an episode, waiting for the policy included; None sets none."""
+    return_routing: bool = False
+    """Records the experts of every token in the transcripts, for router replay."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +94,7 @@ async def roll_out(
     began, busy, runs, hits = time.perf_counter(), policy.busy_seconds, cache.runs, cache.hits
 
     async def play(spec: EpisodeSpec) -> Episode:
-        episode = await _play(spec, policy, context)
+        episode = await play_episode(spec, policy, context)
         if on_done:
             on_done(episode)
         return episode
@@ -102,27 +117,86 @@ async def roll_out(
     )
 
 
-async def _play(spec: EpisodeSpec, policy: Policy, context: RolloutContext) -> Episode:
-    """Plays one episode, again after an infrastructure failure."""
-    for _ in range(context.infrastructure_retries + 1):
-        session = await policy.open(spec.seed)
+async def play_episode(spec: EpisodeSpec, policy: Policy, context: RolloutContext) -> Episode:
+    """Plays one episode; an attempt that the infrastructure loses is repeated with new random numbers.
+
+    An attempt is lost if its sandboxes die, if it exceeds context.episode_seconds, or if the harness raises, which is
+    logged. If the last attempt is lost, the episode has no reward.
+
+    Raises:
+      UserError: the task cannot be played with this context.
+      Exception: what the policy raises.
+    """
+    episode = None
+    for attempt in range(context.infrastructure_retries + 1):
+        seed = spec.seed if attempt == 0 else hash_seed("retry", spec.seed, attempt)
+        session = _WatchedSession(await policy.open(seed))
         try:
-            episode = await run_episode(
+            episode = await _attempt(spec, seed, session, context)
+        finally:
+            session.close()
+        if episode.outcome != "infrastructure":
+            break
+    assert episode is not None, "there is at least one attempt"
+    return dataclasses.replace(episode, effort=spec.effort)
+
+
+async def _attempt(spec: EpisodeSpec, seed: int, session: "_WatchedSession", context: RolloutContext) -> Episode:
+    try:
+        async with asyncio.timeout(context.episode_seconds) as limit:
+            return await run_episode(
                 spec.task,
                 session,
                 context.pool,
                 context.chat,
-                seed=spec.seed,
+                seed=seed,
                 compaction=spec.compaction,
                 limits=context.limits,
                 cache=context.cache,
                 embedder=context.embedder,
                 images=context.images,
-                system_prompt=context.system_prompt,
+                system_prompt=context.effort.system_prompt(spec.effort, context.system_prompt),
                 temperature=context.temperature,
+                return_routing=context.return_routing,
             )
-        finally:
-            session.close()
-        if episode.outcome != "infrastructure":
-            break
-    return episode
+    except UserError:
+        raise
+    except Exception as error:
+        if session.has_failed:
+            raise
+        detail = f"{type(error).__name__}: {error}"
+        if limit.expired():
+            detail = f"the episode took longer than {context.episode_seconds} s (agent.episode_seconds)"
+        logging.warning("An episode of task %s is lost: %s", spec.task.id, detail, exc_info=not limit.expired())
+        return lost_episode(spec.task, seed, detail)
+
+
+def lost_episode(task: Task, seed: int, detail: str) -> Episode:
+    """Returns an episode that the infrastructure lost; `detail` says how."""
+    return Episode(task.id, task.family, task.split, seed, Transcript(), None, "infrastructure", detail=detail)
+
+
+class _WatchedSession:
+    """A Session that knows whether the policy failed, which is no failure of the episode."""
+
+    def __init__(self, session: Session):
+        self._session, self.capacity, self.has_failed = session, session.capacity, False
+
+    async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
+        try:
+            return await self._session.sample(context, params, branch=branch)
+        except Exception:
+            self.has_failed = True
+            raise
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def require_graded(episodes: Sequence[Episode]) -> None:
+    """Raises a UserError if there are episodes and the infrastructure lost all of them."""
+    if episodes and all(episode.reward is None for episode in episodes):
+        raise UserError(
+            f"All {len(episodes)} episodes were lost, the first one because of: {episodes[0].detail or 'no reason'}. "
+            "Mend that and start the command again; it goes on where it was."
+        )

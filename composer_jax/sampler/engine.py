@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Literal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Literal
 
+import numpy as np
 from jax.sharding import Mesh
 
 from composer_jax.errors import OtherProcessError, UserError
@@ -28,7 +29,7 @@ from composer_jax.sampler.runner import Runner
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import Schedule
 from composer_jax.sampler.session import EngineSession
-from composer_jax.sampler.several_processes import Leader, WeightsOfVersion, follow
+from composer_jax.sampler.several_processes import Leader, OnCall, WeightsOfVersion, follow
 from composer_jax.sampler.stats import SamplerStats, read_stats
 from composer_jax.sampler.watchdog import Activity, Watchdog
 from composer_jax.sampler.weight_update import UpdateMode, WeightUpdate
@@ -220,10 +221,28 @@ class Sampler:
         finally:
             self.is_serving = False
 
-    def follow(self, weights: WeightsOfVersion | None = None) -> None:
+    def call_followers(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
+        """Makes every other process call the `on_call` of its `follow`, in order with device calls; does not wait.
+
+        The sampler must be paused until this process has joined the collectives of that call. May be called from any
+        thread. On a mesh of one process it does nothing.
+
+        Args:
+          header: plain JSON.
+
+        Raises:
+          OtherProcessError: another process failed or is gone.
+        """
+        if self._leader.has_followers:
+            assert self.is_paused, "device calls of a serving would mix with those of the call"
+            self._leader.send_call(header, arrays)
+
+    def follow(self, weights: WeightsOfVersion | None = None, on_call: OnCall | None = None) -> None:
         """Makes the device calls of process 0 until it leaves `serving`: what every other process does meanwhile.
 
-        weights: returns the weights of `update_serving`, which process 0 must not call without it.
+        Args:
+          weights: returns the weights of `update_serving`, which process 0 must not call without it.
+          on_call: called with what process 0 passes to `call_followers`.
 
         Raises:
           RuntimeError: no weights were installed by `update`, this is process 0, or the mesh is of one process.
@@ -233,7 +252,7 @@ class Sampler:
             raise RuntimeError("call Sampler.update before; process 0 serves, and the others of its mesh follow")
         self.is_serving = True
         try:
-            follow(self._runner, weights, lambda version: setattr(self, "version", version))
+            follow(self._runner, weights, on_call, lambda version: setattr(self, "version", version))
         finally:
             self.is_serving = False
 

@@ -193,8 +193,18 @@ class Policy(Protocol):
 
 
 class TrainablePolicy(Policy, Protocol):
-    """A policy whose weights the learner replaces."""
+    """A policy whose weights the learner replaces while it serves."""
 
-    def update(self, params: Any, router_bias: Any, version: int) -> None:
+    async def update_serving(
+        self, params: Any, router_bias: Any, version: int, *, mode: Literal["recompute", "keep", "drain"]
+    ) -> None:
         """Installs weights (models/model_def.py: Params); tokens sampled afterwards carry `version`."""
+        ...
+
+    async def pause(self) -> None:
+        """Stops computing until `resume`; returns when the devices are idle."""
+        ...
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
         ...

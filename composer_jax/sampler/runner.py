@@ -140,7 +140,8 @@ class Runner:
         """Number of programs, each of which compiles once. See Sampler.warm_up."""
         kinds = 2 if processed else 1
         per_row_count = (2 if self._draft_tokens else 1) * kinds
-        return kinds * len(self.limits.prefill_shapes) + per_row_count * len(self._decode_rows)
+        programs = kinds * len(self.limits.prefill_shapes) + per_row_count * len(self._decode_rows)
+        return programs + self.definition.config.cache_routing
 
     def warm_up(self, processed: bool) -> Iterator[None]:
         """Compiles all shapes by calls that consist of padding; yields after each. See Sampler.warm_up."""
@@ -153,6 +154,9 @@ class Runner:
                 for is_processed in (False, True) if processed else (False,):
                     self._call_decode([], rows, drafts, is_processed)
                     yield
+        if self.definition.config.cache_routing:
+            self.run_program("routing", np.zeros((self.limits.shards, self._table_length), np.int32))
+            yield
 
     def prefill(
         self, shape: tuple[int, int], chunks: Sequence[Chunk], *, scores: bool = False
@@ -191,7 +195,8 @@ class Runner:
         config = self.definition.config
         tables = np.zeros((self.limits.shards, self._table_length), np.int32)
         _put_table(tables[row.shard], row.pages)
-        choices = np.asarray(self.run_program("routing", tables)[row.shard, : row.computed])
+        # The length is cut on the host: on the device each length would be a program of its own.
+        choices = _read_row(self.run_program("routing", tables), row.shard)[: row.computed]
         width = config.n_moe_layers * config.experts_per_token
         return choices[:, :width].reshape(-1, config.n_moe_layers, config.experts_per_token)
 
@@ -296,3 +301,11 @@ def _put_table(table: np.ndarray, pages: Sequence[int]) -> None:
 def _smallest_fitting(sizes: tuple[int, ...], needed: int) -> int:
     """The first of the ascending `sizes` that is at least `needed`, or the last."""
     return next((size for size in sizes if size >= needed), sizes[-1])
+
+
+def _read_row(array: jax.Array | np.ndarray, number: int) -> np.ndarray:
+    """Returns row `number` of an array whose rows lie on devices of their own; only that row travels to the host."""
+    if isinstance(array, np.ndarray):
+        return array[number]
+    shard = next(shard for shard in array.addressable_shards if (shard.index[0].start or 0) == number)
+    return np.asarray(shard.data)[0]

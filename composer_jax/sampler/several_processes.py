@@ -8,7 +8,7 @@ way. The weights and the cache are global arrays of which every process holds it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 WeightsOfVersion = Callable[[int], tuple[Params, Params]]
 """Weight version -> (params, router_bias): the global arrays that process 0 passes to update_serving with it."""
+
+OnCall = Callable[[dict[str, Any], list[np.ndarray]], object]
+"""Header and arrays of Sampler.call_followers -> whatever the other processes do with them."""
 
 REPORT_S = 2.0
 """Seconds in which a process that dies is reported to those whose device programs fail because of it."""
@@ -80,6 +83,10 @@ class Leader:
             self._sender.send({"install": version, "copy": copy})
         self._runner.install(params, router_bias, copy=copy)
 
+    def send_call(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
+        """Makes every other process call its OnCall."""
+        self.sender.send({"call": dict(header)}, arrays)
+
     def send_program(self, name: str, inputs: Sequence[np.ndarray]) -> None:
         """Makes every other process run a program."""
         self.sender.send({"program": name}, inputs)
@@ -91,7 +98,9 @@ class Leader:
         return self._sender
 
 
-def follow(runner: Runner, weights: WeightsOfVersion | None, on_install: Callable[[int], None]) -> None:
+def follow(
+    runner: Runner, weights: WeightsOfVersion | None, on_call: OnCall | None, on_install: Callable[[int], None]
+) -> None:
     """Runs the device calls of process 0 until its serving ends. See Sampler.follow."""
     with CommandReceiver() as commands:
         try:
@@ -99,6 +108,11 @@ def follow(runner: Runner, weights: WeightsOfVersion | None, on_install: Callabl
                 if "install" in header:
                     runner.install(*_weights_of(header["install"], weights), copy=header["copy"])
                     on_install(header["install"])
+                    continue
+                if "call" in header:
+                    if on_call is None:
+                        raise UserError("process 0 calls its followers; pass `on_call` to Sampler.follow.")
+                    on_call(header["call"], inputs)
                     continue
                 out = runner.start_program(header["program"], *inputs)
                 if jax.tree.leaves(out):

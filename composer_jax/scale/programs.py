@@ -23,7 +23,7 @@ from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.dispatch.rounds import ROUNDS
 from composer_jax.parallel.mesh import BATCH_AXES, MeshConfig, batch_shards
 from composer_jax.parallel.sharding import EXPERT_AXES
-from composer_jax.rl.batch import FIELDS
+from composer_jax.rl.batch import FIELDS, REFERENCE_FIELDS
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DECODE_LOOP, DecodeRows
 from composer_jax.sampler.limits import make_limits
@@ -104,16 +104,19 @@ def _rl(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str,
         make_loss(rl.loss),
         rl.optimizer,
         0.0,
-        tuple(FIELDS),
+        tuple(FIELDS | REFERENCE_FIELDS if rl.algorithm.kl.coefficient else FIELDS),
         shapes,
         ("rl.batches: rows", "rl.batches: length"),
+        has_reference=rl.algorithm.kl.coefficient > 0,
+        route_shape=rl.route_shape(config.model),
     )
     return {"train": step} | _evaluate(config, make_mesh)
 
 
 def _evaluate(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str, Step]:
     mesh = make_mesh(config.sampler.mesh or config.mesh)
-    return _sampler_steps(config.model, config.sampler, mesh)
+    model = config.rl.rollout_network(config.model) if "rl" in config.stages else config.model
+    return _sampler_steps(model, config.sampler, mesh)
 
 
 STAGES: dict[str, Callable[[RunConfig, Callable[[MeshConfig], Mesh]], dict[str, Step]]] = {
@@ -168,10 +171,13 @@ def _training_step(
     names: tuple[str, str],
     *,
     trains_mtp: bool = False,
+    has_reference: bool = False,
+    route_shape: tuple[int, int] | None = None,
 ) -> Step:
     """Returns the gradient program of each batch shape, and the update.
 
-    names: what errors call the rows and the tokens of a shape.
+    names: what errors call the rows and the tokens of a shape. has_reference: whether a second copy of the weights is
+    resident. route_shape: (L, k) where routes are replayed.
     """
     for rows, tokens in shapes:
         _check_batch(rows, tokens, config, mesh, names)
@@ -180,14 +186,17 @@ def _training_step(
     programs: dict[str, Program] = {}
     resident: dict[str, Any] = {}
     for shape in shapes:
-        functions = learner.programs({name: jax.ShapeDtypeStruct(shape, FIELDS[name]) for name in fields})
+        batch = {name: jax.ShapeDtypeStruct(shape, (FIELDS | REFERENCE_FIELDS)[name]) for name in fields}
+        if route_shape is not None:
+            batch["routes"] = jax.ShapeDtypeStruct((*shape, *route_shape), np.int16)
+        functions = learner.programs(batch)
         gradient, arguments, _ = functions["gradient"]
         update, (state, total, rate), keywords = functions["update"]
         resident = {
             "params": state.params,
             "optimizer": (state.optimizer, state.step),
             "router_bias": state.router_bias,
-        }
+        } | ({"reference": (state.params, state.router_bias)} if has_reference else {})
         accumulated = {"accumulated": total} if len(shapes) > 1 else {}
         name = "gradient" if len(shapes) == 1 else f"gradient {shape[0]}x{shape[1]}"
         programs[name] = Program(

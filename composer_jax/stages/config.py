@@ -152,6 +152,7 @@ class RunConfig:
         self.agent.compaction(self.rl.compaction, "rl.compaction")
         for family, name in self.rl.family_compactions.items():
             self.agent.compaction(name, f"rl.family_compactions.{family}")
+        self.rl.route_shape(self.model)
         longest = self.rl.batches[-1][0]
         if self.sampler.capacity > longest:
             raise UserError(
@@ -165,6 +166,8 @@ class RunConfig:
                 field = f"config.evaluate.suites.{name}.family"
                 raise UserError(f"{field}={suite.family!r} is no task family; tasks.families has {known}.")
         self.agent.compaction(self.evaluate.heldout_compaction, "evaluate.heldout_compaction")
+        if self.evaluate.effort:
+            self.rl.reward.effort.level(self.evaluate.effort)
 
 
 def default_config(model: ModelConfig | Mapping[str, Any] | None = None) -> ConfigDict:

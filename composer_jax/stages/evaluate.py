@@ -1,6 +1,7 @@
 """Evaluation on held-out tasks: of the base, before RL, and after RL."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from composer_jax.agent.episode import Episode
@@ -10,7 +11,8 @@ from composer_jax.evals.config import WHICH
 from composer_jax.evals.suite import Suite, SuiteResult, compaction_error, run_suite
 from composer_jax.observe.episodes import EpisodeRecord, write_episodes
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.processes import require_one_process
+from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
+from composer_jax.sampler.engine import Sampler
 from composer_jax.stages.run import Run
 
 HELDOUT = "heldout_"
@@ -58,33 +60,46 @@ def suites(run: Run) -> dict[str, Suite]:
             suite.attempts,
             agent.compaction(suite.compaction, f"evaluate.suites.{name}.compaction"),
             seed,
+            config.effort,
         )
         for name, suite in config.suites.items()
     }
     compaction = agent.compaction(config.heldout_compaction, "evaluate.heldout_compaction")
     from_disk = {
-        (name := f"{HELDOUT}{family}"): Suite(name, family_tasks, config.heldout_attempts, compaction, seed)
+        (name := f"{HELDOUT}{family}"): Suite(
+            name, family_tasks, config.heldout_attempts, compaction, seed, config.effort
+        )
         for family, family_tasks in tasks.heldout.items()
     }
     return generated | from_disk
 
 
 def evaluate(run: Run, which: str) -> None:
-    """Measures all suites and leaves episodes/WHICH.jsonl.
+    """Measures all suites and leaves episodes/WHICH.jsonl. Several processes call it alike; process 0 plays.
 
     Args:
       which: "base" (the untouched base), "before" (the policy that RL starts from) or "after" (the one that RL left).
     """
     name = f"evaluate_{which}"
-    require_one_process("evaluation")
-    if run.workdir.stage_done(name):
+    if run.is_done(name):
         return
     stage = policy_stage(run, which)
     weights = run.model.initial_weights() if stage is None else run.model.weights_of(stage)
-    with run.stage(name) as result, run.services.rollout_context() as (context, loop):
-        context = dataclasses.replace(context, temperature=run.config.evaluate.temperature)
+    with run.stage(name) as result:
         sampler = run.services.sampler_with(*weights, version=0)
-        chosen = suites(run)
+        if is_first_process():
+            chosen = suites(run)
+            broadcast_from_process0(lambda: len(chosen))
+            result |= _play(run, which, chosen, sampler)
+        else:
+            for _ in range(broadcast_from_process0(lambda: 0)):
+                sampler.follow()
+
+
+def _play(run: Run, which: str, chosen: Mapping[str, Suite], sampler: Sampler) -> dict[str, Any]:
+    """Plays the suites and returns the results of the stage."""
+    with run.services.rollout_context() as (context, loop):
+        context = dataclasses.replace(context, temperature=run.config.evaluate.temperature)
         measures: dict[str, SuiteResult] = {}
         records: list[EpisodeRecord] = []
         decoded, busy = sampler.decoded_tokens, sampler.busy_seconds
@@ -95,7 +110,7 @@ def evaluate(run: Run, which: str) -> None:
                 )
                 records += _records(run, suite, episodes)
         write_episodes(run.path / "episodes" / f"{which}.jsonl", records)
-        result |= {
+        return {
             "suites": suite_results(run, measures),
             "decode_tokens_per_s": (sampler.decoded_tokens - decoded) / (sampler.busy_seconds - busy),
             "sandbox_runs": context.cache.runs,

@@ -1,20 +1,35 @@
 """Reinforcement learning against sandboxed repositories, with self-summarization in the loop."""
 
+import itertools
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.weight_chain import WeightPublisher
 from composer_jax.checkpoint.weight_shards import published_shards
-from composer_jax.event_loop import EventLoop
 from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.processes import require_one_process
-from composer_jax.rl.orchestrator import Cursor, Orchestrator
-from composer_jax.rl.rollout import Rollout
+from composer_jax.parallel.processes import (
+    any_process,
+    broadcast_from_process0,
+    is_first_process,
+    process_count,
+    process_index,
+)
+from composer_jax.rl.group_source import GroupSource
+from composer_jax.rl.ledger import RolloutLedger
+from composer_jax.rl.orchestrator import CompletedStep, Cursor, Orchestrator
+from composer_jax.rl.played_group import PlayedGroup
+from composer_jax.rl.policy_update import PolicyUpdate
+from composer_jax.rl.several_processes import FollowingUpdate, LeadingUpdate
+from composer_jax.sampler.engine import Sampler
 from composer_jax.stages.run import Run
-from composer_jax.train.interrupt import defer_signals
+from composer_jax.train.interrupt import ignore_signals
 from composer_jax.train.learner import TrainState
 from composer_jax.train.loop import restore_state, save_state
 
@@ -23,29 +38,28 @@ TOTALS = ("rollout_s", "sandbox_s", "train_s", "step_s", "sampled_tokens", "sand
 
 
 def reinforce(run: Run) -> None:
-    """Leaves checkpoints/rl, metrics/rl.jsonl and episodes/rl.jsonl."""
-    require_one_process("RL")
-    if run.workdir.stage_done("rl"):
+    """Leaves checkpoints/rl, metrics/rl.jsonl, batches.jsonl and episodes/rl.jsonl.
+
+    Several processes call it alike: process 0 plays the episodes, and all of them sample and learn.
+    """
+    if run.is_done("rl"):
         return
     params, router_bias = run.model.weights_before("rl")
     config = run.config.rl
-    with run.stage("rl") as result, run.services.rollout_context() as (context, loop):
+    with run.stage("rl") as result, run.model.store("rl") as store:
         learner = run.model.learner(config.optimizer, config.steps, config.loss)
-        orchestrator = Orchestrator(
-            config,
-            run.config.agent,
-            run.config.seed,
-            run.services.tasks,
-            learner,
-            run.services.sampler_with(params, router_bias, version=0),
-            context,
-        )
-        state = learner.init_state(params, router_bias)
-        metrics_path = run.path / "metrics" / "rl.jsonl"
-        metrics = MetricsWriter(metrics_path, run.workdir.require_held)
-        with run.model.store("rl") as store, metrics:
-            _take_steps(run, orchestrator, state, loop, store, metrics)
-        rows = read_metrics(metrics_path)
+        state, cursor = learner.init_state(params, router_bias), Cursor()
+        if restored := restore_state(store, state):
+            state, saved = restored
+            cursor = Cursor(**saved["cursor"])
+        sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)
+        update = PolicyUpdate(config, learner)
+        update.set_reference(params, router_bias)
+        if not is_first_process():
+            _follow(run, update, state, cursor, sampler, store)
+            return
+        _take_steps(run, update, state, cursor, sampler, store)
+        rows = read_metrics(_metrics_path(run))
         result |= {
             "steps": config.steps,
             "episodes": config.steps * _episodes_per_step(run),
@@ -55,71 +69,173 @@ def reinforce(run: Run) -> None:
 
 
 def _take_steps(
-    run: Run,
-    orchestrator: Orchestrator,
-    state: TrainState,
-    loop: EventLoop,
-    store: CheckpointStore,
-    metrics: MetricsWriter,
+    run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, sampler: Sampler, store: CheckpointStore
 ) -> None:
     """Takes all steps that the latest checkpoint does not have; an interrupt saves before it leaves."""
-    config, cursor = run.config.rl, Cursor()
-    publisher = WeightPublisher(config.publish) if config.publish else None
-    if restored := restore_state(store, state):
-        state, saved = restored
-        cursor = Cursor(**saved["cursor"])
-    start = cursor.task_step
-    run.services.check_task_manifest(start)
-    metrics.truncate_after(start)
-    records_path = run.path / "episodes" / "rl.jsonl"
-    records = [record for record in read_episodes(records_path) if record.step is not None and record.step <= start]
-    saved_step, is_consistent, per_step = start, True, _episodes_per_step(run)
+    config = run.config.rl
+    run.services.check_task_manifest(cursor.task_step)
+    per_step, ended = _episodes_per_step(run), itertools.count(1)
+    progress = Progress(config.steps * per_step, "episode", "RL", initial=cursor.task_step * per_step)
 
-    def save() -> None:
-        write_episodes(records_path, records)  # first: a resumed run drops the records after its checkpoint
-        save_state(store, state, cursor.task_step, cursor=cursor.to_json())
+    def on_step(completed: CompletedStep) -> None:
+        recorder.complete(completed)
+        shown = {name: completed.row[name] for name in ("reward", "grade", "staleness_max", "groups_queued")}
+        progress.update(per_step, step=completed.step, **shown)
 
-    def publish() -> None:
-        if publisher is not None:
-            publisher.publish(published_shards(state.params, state.router_bias), cursor.weight_version)
+    def on_episode(_: Episode) -> None:
+        progress.update(0, ended=next(ended))
 
-    publish()
-    try:
-        with Progress(config.steps * per_step, "episode", "RL", initial=start * per_step) as progress:
-            for step in range(start + 1, config.steps + 1):
-                rollout = orchestrator.roll_out(state, cursor, loop)
-                with defer_signals():
-                    is_consistent = False
-                    version = cursor.weight_version
-                    state, cursor, row = orchestrator.learn(state, cursor, rollout)
-                    metrics.write(step, **row)
-                    is_consistent = True
-                    if cursor.weight_version != version:
-                        publish()
-                    if step % config.record_every == 0 or step == 1:
-                        records += first_episodes_of_each_family(run, rollout, step)
-                    if step % config.save_every == 0 or step == config.steps:
-                        save()
-                        saved_step = step
-                progress.update(per_step, step=step, reward=row["reward"])
-    finally:
-        # After an error inside a step there is nothing to save: the step has consumed the state it started from.
-        if is_consistent and cursor.task_step > saved_step:
-            save()
+    metrics = MetricsWriter(_metrics_path(run), run.workdir.require_held)
+    ledger = RolloutLedger(run.path, run.workdir.require_held)
+    replays = config.route_shape(run.config.model) is not None
+    with run.services.rollout_context(return_routing=replays) as (context, loop), metrics, ledger:
+        workers = run.services.rollout_workers(context)
+        orchestrator = Orchestrator(
+            config,
+            GroupSource(config, run.config.agent, run.config.seed, run.services.tasks),
+            update if process_count() == 1 else LeadingUpdate(update, sampler),
+            sampler,
+            context,
+            ledger,
+            state=state,
+            cursor=cursor,
+            on_step=on_step,
+            on_episode=on_episode,
+            shares_devices=config.rollout_devices == 0,
+            play=workers.player(sampler),
+        )
+        metrics.truncate_after(len(ledger.batches))
+        recorder = _Recorder(run, orchestrator, store, metrics, ledger, sampler)
+        try:
+            with progress:
+                loop.run(workers.serve(orchestrator.run()))
+        except BaseException as error:
+            # After an interrupt the other processes have left the serving and wait for this; an error ends them.
+            can_save = process_count() == 1 or isinstance(error, KeyboardInterrupt)
+            if can_save and broadcast_from_process0(lambda: recorder.must_save):
+                recorder.save()
+            raise
+        broadcast_from_process0(lambda: False)
+
+
+def _follow(
+    run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, sampler: Sampler, store: CheckpointStore
+) -> None:
+    """What every process but the first does: it computes with process 0 and writes its shards."""
+    publisher = _publisher(run, state, cursor)
+    position = cursor.to_json()
+
+    def on_call(state: TrainState, header: Mapping[str, Any]) -> None:
+        nonlocal position
+        position = header["cursor"]
+        if header["publish"] and publisher is not None:
+            publisher.publish(published_shards(state.params, state.router_bias), position["weight_version"])
+        if header["save"]:
+            save_state(store, state, position["task_step"], cursor=position)
+
+    following = FollowingUpdate(update, sampler, state, on_call)
+    with ignore_signals():  # process 0 gets them, too, and completes its step
+        following.follow()
+    if broadcast_from_process0(lambda: False):
+        save_state(store, following.state, position["task_step"], cursor=position)
+
+
+def _metrics_path(run: Run) -> Path:
+    return run.path / "metrics" / "rl.jsonl"
+
+
+def _publisher(run: Run, state: TrainState, cursor: Cursor) -> WeightPublisher | None:
+    """Returns the publisher of the run's weights, which has published the ones that the run goes on with."""
+    if not run.config.rl.publish:
+        return None
+    publisher = WeightPublisher(
+        run.config.rl.publish,
+        process=process_index(),
+        processes=process_count(),
+        barrier=lambda: any_process(False),
+    )
+    publisher.publish(published_shards(state.params, state.router_bias), cursor.weight_version)
+    return publisher
+
+
+class _Recorder:
+    """Writes what the steps of an RL run leave: metrics, records for the report, published weights, checkpoints."""
+
+    def __init__(
+        self,
+        run: Run,
+        orchestrator: Orchestrator,
+        store: CheckpointStore,
+        metrics: MetricsWriter,
+        ledger: RolloutLedger,
+        sampler: Sampler,
+    ):
+        """Publishes the weights that the run goes on with."""
+        self._run, self._orchestrator, self._sampler = run, orchestrator, sampler
+        self._store, self._metrics, self._ledger = store, metrics, ledger
+        # The steps between the latest checkpoint and the last row of metrics are taken again, with the same result.
+        rows = read_metrics(metrics.path)
+        self._last_row = rows[-1]["step"] if rows else 0
+        self._saved_step = orchestrator.cursor.task_step
+        self._records_path = run.path / "episodes" / "rl.jsonl"
+        old = read_episodes(self._records_path)
+        self._records = [r for r in old if r.step is not None and r.step <= self._saved_step]
+        self._publisher = _publisher(run, orchestrator.state, orchestrator.cursor)
+
+    def complete(self, completed: CompletedStep) -> None:
+        """Writes what a step leaves."""
+        config, step = self._run.config.rl, completed.step
+        if step > self._last_row:
+            self._metrics.write(step, **completed.row)
+        if step % config.record_every == 0 or step == 1:
+            self._records += first_episodes_of_each_family(self._run, self._orchestrator.source, completed.groups, step)
+        publishes = completed.is_updated and self._publisher is not None
+        saves = step % config.save_every == 0 or step == config.steps
+        cursor = self._orchestrator.cursor
+        self._sampler.call_followers({"cursor": cursor.to_json(), "publish": publishes, "save": saves})
+        if publishes and self._publisher is not None:
+            state = self._orchestrator.state
+            self._publisher.publish(published_shards(state.params, state.router_bias), cursor.weight_version)
+        if saves:
+            self.save()
+
+    @property
+    def must_save(self) -> bool:
+        """Whether the latest checkpoint is older than the last completed step, whose weights are still there.
+
+        After an error inside a step there is nothing to save: the step has consumed the state it started from.
+        """
+        return self._orchestrator.is_consistent and self._orchestrator.cursor.task_step > self._saved_step
+
+    def save(self) -> None:
+        """Writes a checkpoint, together with the other processes.
+
+        The store keeps two checkpoints; groups that the older one has learned from are deleted.
+        """
+        cursor = self._orchestrator.cursor
+        write_episodes(self._records_path, self._records)  # first: a resumed run drops the records after its checkpoint
+        save_state(self._store, self._orchestrator.state, cursor.task_step, cursor=cursor.to_json())
+        steps = self._run.config.rl.steps
+        kept = steps if cursor.task_step == steps else self._saved_step
+        self._ledger.forget(number for batch in self._ledger.batches[:kept] for number in batch.groups)
+        self._saved_step = cursor.task_step
 
 
 def _episodes_per_step(run: Run) -> int:
     return sum(run.config.rl.groups.values()) * run.config.rl.group_size
 
 
-def first_episodes_of_each_family(run: Run, rollout: Rollout, step: int) -> list[EpisodeRecord]:
+def first_episodes_of_each_family(
+    run: Run, source: GroupSource, groups: Sequence[PlayedGroup], step: int
+) -> list[EpisodeRecord]:
     """Returns records of the first two episodes of each family, for the report."""
     counts: Counter[str] = Counter()
     records = []
-    for spec, episode in zip(rollout.specs, rollout.episodes, strict=True):
-        counts[episode.family] += 1
-        if counts[episode.family] <= 2:
-            chosen = run.config.rl.family_compactions.get(episode.family, run.config.rl.compaction)
-            condition = "none" if spec.compaction.trigger is None else chosen
-            records.append(build_episode_record(episode, spec.task, run.model.chat, condition=condition, step=step))
+    for group in groups:
+        for spec, episode in zip(source.specs(group.number), group.episodes, strict=True):
+            counts[episode.family] += 1
+            if counts[episode.family] <= 2:
+                chosen = run.config.rl.family_compactions.get(episode.family, run.config.rl.compaction)
+                condition = "none" if spec.compaction.trigger is None else chosen
+                records.append(build_episode_record(episode, spec.task, run.model.chat, condition=condition, step=step))
     return records

@@ -1,21 +1,31 @@
 """RolloutServices: what episodes need: the sampler, tasks, and sandboxes with the event loop they live in."""
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import jax
+from jax.sharding import Mesh
+
 from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.workdir import Workdir
+from composer_jax.data.load_chat_format import TOKENIZER_FILES
+from composer_jax.data.tool_prompt import TOOL_PROMPT
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.models.model_def import Params
 from composer_jax.observe.progress import Progress
+from composer_jax.parallel.mesh import MeshConfig
+from composer_jax.parallel.processes import process_count
 from composer_jax.rl.rollout import RolloutContext
+from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.stages.config import RunConfig
+from composer_jax.stages.rollout_workers import RolloutWorkers, RolloutWorkersOptions
 from composer_jax.stages.run_model import RunModel
 from composer_jax.tasks.images.pools import ImagePools
 from composer_jax.tasks.result_cache import ResultCache
@@ -27,6 +37,8 @@ class RolloutServices:
 
     def __init__(self, config: RunConfig, path: Path, model: RunModel, workdir: Workdir):
         self.config, self.path, self.model, self.workdir = config, path, model, workdir
+        self.worker_options: RolloutWorkersOptions | None = None
+        """Who plays the episodes of RL beside or instead of this process; launch.rl sets it."""
 
     @functools.cached_property
     def sampler(self) -> Sampler:
@@ -36,8 +48,30 @@ class RolloutServices:
                 "model.dispatch='all_to_all' drops tokens when an expert is full, and the sampler does not count them; "
                 "use model.dispatch=ring for RL and evaluation."
             )
-        model = self.model
-        return Sampler(model.definition, model.mesh, self.config.sampler, end_tokens=model.chat.end_tokens)
+        model, definition = self.model, self.model.definition
+        if "rl" in self.config.stages:
+            definition = dataclasses.replace(definition, config=self.config.rl.rollout_network(definition.config))
+        return Sampler(definition, self._rollout_mesh(), self.config.sampler, end_tokens=model.chat.end_tokens)
+
+    def _rollout_mesh(self) -> Mesh:
+        """Returns the mesh of the run, or one on the devices that the sampler has to itself.
+
+        Raises:
+          UserError: the mesh of the run needs these devices.
+          NotImplementedError: there are several processes.
+        """
+        mesh, count = self.model.mesh, self.config.rl.rollout_devices
+        if not count:
+            return mesh
+        if process_count() > 1:
+            raise NotImplementedError("rl.rollout_devices needs a single process; use 0 on several hosts.")
+        devices = jax.devices()
+        if count + mesh.size > len(devices):
+            raise UserError(
+                f"rl.rollout_devices={count} and a mesh of {mesh.size} devices for the learner need more than the "
+                f"{len(devices)} devices; use smaller sizes of --config.mesh, none of them -1, or fewer for rollout."
+            )
+        return (self.config.sampler.mesh or MeshConfig()).make_mesh(devices[-count:])
 
     def sampler_with(self, params: Params, router_bias: Params, version: int) -> Sampler:
         """Returns the run's sampler with these weights; the first call compiles all of its programs."""
@@ -76,8 +110,11 @@ class RolloutServices:
             )
 
     @contextmanager
-    def rollout_context(self) -> Iterator[tuple[RolloutContext, EventLoop]]:
-        """Yields what episodes need beside a policy, and the event loop that their sandboxes live in."""
+    def rollout_context(self, *, return_routing: bool = False) -> Iterator[tuple[RolloutContext, EventLoop]]:
+        """Yields what episodes need beside a policy, and the event loop that their sandboxes live in.
+
+        return_routing: as in RolloutContext.
+        """
         agent = self.config.agent
         with EventLoop() as loop:
             pool = LocalSandboxPool(self.tasks.limits, size=agent.concurrency)
@@ -90,11 +127,32 @@ class RolloutServices:
                     ResultCache(),
                     images=images,
                     system_prompt=agent.system_prompt,
+                    effort=self.config.rl.reward.effort,
+                    episode_seconds=agent.episode_seconds,
+                    return_routing=return_routing,
                 )
                 yield context, loop
             finally:
                 loop.run(pool.close())
                 loop.run(images.close())
+
+    def rollout_workers(self, context: RolloutContext) -> RolloutWorkers:
+        """Returns what plays the episodes of RL. context: that of `rollout_context`."""
+        return RolloutWorkers(self.worker_options, self._worker_setup, context)
+
+    def _worker_setup(self) -> WorkerSetup:
+        _ = self.model.chat  # writes the files
+        config, folder = self.config, self.path / ("base" if self.config.base else "data")
+        paths = [folder / name for name in TOKENIZER_FILES]
+        return WorkerSetup(
+            {path.name: path.read_text(encoding="utf-8") for path in paths if path.exists()},
+            config.data.chat_format or ("" if config.base else "compact"),
+            config.data.tool_prompt or TOOL_PROMPT,
+            config.agent.limits,
+            self.tasks.limits,
+            config.agent.system_prompt,
+            config.agent.episode_seconds,
+        )
 
     def check(self) -> None:
         """Raises UserError for what RL would meet after hours: missing tasks, or a machine that refuses sandboxes."""

@@ -114,7 +114,7 @@ class Run:
         }
         shapes = {name: shape for stage in config.stages for name, shape in shapes_of[stage].items()}
         rows_of = {name: rows for name, (rows, _) in shapes.items()}
-        if config.sampler.mesh is None:
+        if config.sampler.mesh is None and not config.rl.rollout_devices:
             rows_of["sampler.slots"] = config.sampler.slots
         for name, rows in rows_of.items():
             if rows % shards:

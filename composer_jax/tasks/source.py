@@ -61,6 +61,10 @@ class TaskSource:
             return self.train[family][index]
         return self.generate(family, "train", self.seed, index)
 
+    def has_task(self, family: str, index: int) -> bool:
+        """Whether there is a task number `index` to train on; families that generate have one for every number."""
+        return family not in self.train or index < len(self.train[family])
+
     def generate(self, family: str, split: Split, seed: int, index: int) -> Task:
         """Returns generated task number `index` of the stream (family, split, seed).
 

@@ -64,3 +64,17 @@ def defer_signals() -> Iterator[Callable[[], None]]:
         restore()
     if deferred is not None:
         handlers[deferred](deferred, None)
+
+
+@contextlib.contextmanager
+def ignore_signals() -> Iterator[None]:
+    """Ignores Ctrl-C and SIGTERM inside the block; outside the main thread it changes nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -23,12 +23,11 @@ from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.models.router import updated_bias
 from composer_jax.ops.shapes import check_shapes
-from composer_jax.parallel.context import zigzag_order
-from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, TOKEN_AXES, batch_shards
-from composer_jax.parallel.processes import device_put_global
-from composer_jax.train.losses import Batch, Loss
+from composer_jax.parallel.mesh import BATCH_SPEC, TOKEN_AXES
+from composer_jax.train.losses import Batch, Loss, Normalisers
 from composer_jax.train.master_weights import MasterState, cast_floats, cast_like
 from composer_jax.train.optimizer import Optimizer
+from composer_jax.train.shard_batch import shard_batch
 
 
 @jax.tree_util.register_dataclass
@@ -41,7 +40,7 @@ class TrainState:
     optimizer: Any
     """State of the optax transformation; a MasterState around it if there are master weights."""
     step: jax.Array
-    """int32 scalar: optimizer steps taken."""
+    """int32 scalar: steps taken, skipped ones included, so that the host can count them without asking the devices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +48,8 @@ class StepMetrics:
     """Metrics of a step that the devices may not have finished yet."""
 
     arrays: dict[str, Any]
-    """Sums and maxima of the loss and grad_norm, float32 []; "counts", where the network has experts: tokens per expert
-    by stack, float32 [L,E]."""
+    """Sums and maxima of the loss, grad_norm and skipped, float32 []; "counts", where the network has experts: tokens
+    per expert by stack, float32 [L,E]."""
     learning_rate: float
 
     def fetch(self) -> dict[str, float]:
@@ -155,28 +154,33 @@ class Learner:
         return MasterState(params, state) if self.master_dtype else state
 
     def step(
-        self, state: TrainState, batches: Iterable[dict[str, np.ndarray]], normaliser: float
+        self, state: TrainState, batches: Iterable[dict[str, np.ndarray]], normalisers: Normalisers
     ) -> tuple[TrainState, dict[str, float]]:
-        """Takes one optimizer step over one or more accumulated batches of equal shape.
+        """Takes one optimizer step over one or more accumulated batches, whose shapes may differ.
+
+        A step whose gradient has a norm that is not finite is skipped: weights, optimizer and router bias stay as they
+        are, and the step counter and the learning rate go on.
 
         Args:
           state: donated; use the returned one.
           batches: dicts of numpy arrays [B,S]; B must divide over the batch axes of the mesh.
-          normaliser: divides the summed loss, for example the number of loss tokens of all batches.
+          normalisers: what the loss divides its sums by: a number, for example the number of loss tokens of all
+            batches, or the StreamNormalisers of train/losses.py.
 
         Returns:
-          The state after the step, and metrics: the sums and maxima of the loss, grad_norm, learning_rate and, where
-          the network has experts, load_imbalance (load of the busiest expert over the mean, averaged over layers).
+          The state after the step, and metrics: the sums and maxima of the loss, grad_norm, learning_rate, skipped (1
+          for a skipped step, else 0) and, where the network has experts, load_imbalance (load of the busiest expert
+          over the mean, averaged over layers).
 
         Raises:
           UserError: the batch does not divide over the mesh.
           ValueError: there are no batches.
         """
-        state, metrics = self.start_step(state, batches, normaliser, int(state.step))
+        state, metrics = self.start_step(state, batches, normalisers, int(state.step))
         return state, metrics.fetch()
 
     def start_step(
-        self, state: TrainState, batches: Iterable[dict[str, np.ndarray]], normaliser: float, steps_taken: int
+        self, state: TrainState, batches: Iterable[dict[str, np.ndarray]], normalisers: Normalisers, steps_taken: int
     ) -> tuple[TrainState, StepMetrics]:
         """`step` without waiting for the devices, so that the host can prepare the next step meanwhile.
 
@@ -185,7 +189,7 @@ class Learner:
         """
         total = None
         for batch in batches:
-            part = self.gradient(state.params, state.router_bias, batch, normaliser)
+            part = self.gradient(state.params, state.router_bias, batch, normalisers)
             total = part if total is None else self._accumulate(total, part)
         if total is None:
             raise ValueError("a step needs at least one batch")
@@ -196,19 +200,19 @@ class Learner:
         return state, StepMetrics(sums | maxima, rate)
 
     def gradient(
-        self, params: Params, router_bias: Params, batch: dict[str, np.ndarray], normaliser: float
+        self, params: Params, router_bias: Params, batch: dict[str, np.ndarray], normalisers: Normalisers
     ) -> dict[str, Any]:
         """The gradient of one batch, before an optimizer sees it.
 
         Args:
           batch: numpy arrays [B,S]; B must divide over the batch axes of the mesh.
-          normaliser: divides the summed loss.
+          normalisers: as in `step`.
 
         Returns:
           {"gradient": like params, "sums" and "maxima": those of the LossOutput}. With host reduction, every array has
           a leading axis over replicas that is yet to be reduced.
         """
-        return self._gradient(params, router_bias, self.shard_batch(batch), np.float32(normaliser))
+        return self._gradient(params, router_bias, self.shard_batch(batch), jax.tree.map(np.float32, normalisers))
 
     def evaluate(self, state: TrainState, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
         """The sums of the loss over batches, computed without a gradient; the state does not change."""
@@ -221,34 +225,22 @@ class Learner:
         return sums
 
     def shard_batch(self, batch: dict[str, np.ndarray]) -> Batch:
-        """Places a batch on the mesh. Each process has the whole batch and places the rows of its own devices.
-
-        Raises:
-          UserError: the rows or positions do not divide over the mesh.
-        """
-        rows, shards = next(iter(batch.values())).shape[0], batch_shards(self.mesh)
-        if rows % shards:
-            raise UserError(
-                f"A batch of {rows} rows does not divide over {shards} devices (mesh axes "
-                f"{', '.join(BATCH_AXES)}); use a multiple of {shards}."
-            )
-        if (parts := self.mesh.shape["context"]) > 1:
-            batch = {name: array[:, zigzag_order(array.shape[1], parts)] for name, array in batch.items()}
-        return device_put_global(batch, NamedSharding(self.mesh, BATCH_SPEC))
+        """`shard_batch` on the Learner's mesh."""
+        return shard_batch(batch, self.mesh)
 
     def _sharded_program(self, loss: Loss, *, with_gradient: bool):
-        """The loss on the whole mesh, (params, router_bias, batch, normaliser) -> dict.
+        """The loss on the whole mesh, (params, router_bias, batch, normalisers) -> dict.
 
         Its keys are "gradient" (None without gradient), "sums" and "maxima".
         """
         reduced = tuple(a for a in TOKEN_AXES if not (self.host_reduction and a == "replica"))
 
-        def program(params, router_bias, batch, normaliser):
+        def program(params, router_bias, batch, normalisers):
             if self.host_reduction:
                 params = jax.tree.map(lambda w: jax.lax.pcast(w, "replica", to="varying"), params)
 
             def objective(params):
-                out = loss(self.definition.bind(params, router_bias), batch, normaliser)
+                out = loss(self.definition.bind(params, router_bias), batch, normalisers)
                 return out.loss, out
 
             if with_gradient:
@@ -262,7 +254,7 @@ class Learner:
 
         param_specs, bias_specs = self.definition.specs(self.mesh)
 
-        def sharded(params, router_bias, batch, normaliser):
+        def sharded(params, router_bias, batch, normalisers):
             inner = jax.eval_shape(
                 lambda p, b, x: loss_shapes(self.definition, loss, p, b, x), params, router_bias, batch
             )
@@ -283,7 +275,7 @@ class Learner:
                 mesh=self.mesh,
                 in_specs=(param_specs, bias_specs, BATCH_SPEC, PartitionSpec()),
                 out_specs=out_specs,
-            )(params, router_bias, batch, normaliser)
+            )(params, router_bias, batch, normalisers)
 
         return sharded
 
@@ -295,21 +287,31 @@ class Learner:
                 "maxima": jax.tree.map(lambda x: x.max(0), total["maxima"]),
             }
         gradient, sums, maxima = total["gradient"], total["sums"], total["maxima"]
-        params, optimizer = self._update_weights(state, gradient, learning_rate)
+        norm = optax.tree.norm(gradient)
+        is_finite = jnp.isfinite(norm)
+        params, optimizer = self._update_weights(state, gradient, learning_rate, is_finite)
         router_bias = state.router_bias
         if bias_rate and "counts" in sums:
-            router_bias = update_router_bias(router_bias, sums["counts"], bias_rate)
-        sums = sums | {"grad_norm": optax.tree.norm(gradient)}
+            moved = update_router_bias(router_bias, sums["counts"], bias_rate)
+            router_bias = _where(is_finite, moved, router_bias)
+        sums = sums | {"grad_norm": norm, "skipped": 1 - is_finite.astype(jnp.float32)}
         return TrainState(params, router_bias, optimizer, state.step + 1), sums, maxima
 
-    def _update_weights(self, state: TrainState, gradient: Params, learning_rate: jax.Array) -> tuple[Params, Any]:
-        """Returns params and the optimizer's state after a step."""
+    def _update_weights(
+        self, state: TrainState, gradient: Params, learning_rate: jax.Array, is_finite: jax.Array
+    ) -> tuple[Params, Any]:
+        """Returns params and the optimizer's state after a step; those before it unless `is_finite`, bool [].
+
+        With master weights the old params are not read, because they are those of the old master.
+        """
         weights, old = state.params, state.optimizer
         if self.master_dtype:
             weights, old = state.optimizer
             gradient, old = cast_floats((gradient, old), self.master_dtype)
         direction, new = self.transformation.update(gradient, old, weights, decay_mask=self.definition.decay_mask())
+        new = _where(is_finite, new, old)
         updated = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), weights, direction)
+        updated = _where(is_finite, updated, weights)
         updated |= {name: weights[name] for name in self.frozen_params if name in weights}
         if not self.master_dtype:
             return updated, new
@@ -341,6 +343,10 @@ def update_router_bias(router_bias: Params, counts: dict[str, jax.Array], rate: 
 
 def _with_shardings(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, shardings)
+
+
+def _where(condition: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
 def _accumulate(total, part):

@@ -1,9 +1,10 @@
 """Losses: pure functions of a bound Decoder and a batch, summed over this device's tokens.
 
 A batch is a dict of arrays [B,S]: tokens, positions and segments (int32; segment 0 is padding), weights (float32), and
-for the policy loss advantages and sampler_logprobs (float32). Entry t of weights, advantages and sampler_logprobs
-belongs to the *prediction of* tokens[t], which is the output at t-1; it is zero at the first token of a segment. The
-losses shift these arrays left to the position of that output. Every loss is divided by a normaliser that the caller
+for the policy loss the float32 arrays of POLICY_FIELDS. Under router replay it has routes as well, int16 [B,S,L,k]: the
+k experts that the sampler chose for tokens[t] in each of L expert layers, negative where unknown. Entry t of a float32
+array belongs to the *prediction of* tokens[t], which is the output at t-1; it is zero at the first token of a segment.
+The losses shift these arrays left to the position of that output. Every loss is divided by normalisers that the caller
 computes once for the global batch, so that the sum over devices and accumulation steps is the loss of the whole batch.
 """
 
@@ -18,10 +19,12 @@ from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
 from composer_jax.models.decoder import Decoder, Hidden, head_logits
 from composer_jax.models.predictions import Predictions
+from composer_jax.models.router_replay import RouterReplay
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.chunks import map_chunks
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel import context
+from composer_jax.train.sequence_sums import sequence_sums
 from composer_jax.train.trust_region import TRUST_REGIONS
 
 Batch = dict[str, jax.Array]
@@ -38,13 +41,33 @@ class LossOutput(NamedTuple):
     """Float32 metrics whose maximum is taken over devices and accumulation steps."""
 
 
-Loss = Callable[[Decoder, Batch, jax.Array], LossOutput]
+class StreamNormalisers(NamedTuple):
+    """What the policy loss divides each of its three streams by, for the global batch: a constant, or a count."""
+
+    policy: Any
+    """Of the policy gradient; a float or float32 []."""
+    cross_entropy: Any
+    kl: Any
+
+
+Normalisers = Any
+"""A number (float32 [] inside a program) for losses of one stream; a StreamNormalisers, or a number for all three
+streams, for the policy loss."""
+
+Loss = Callable[[Decoder, Batch, Normalisers], LossOutput]
 """A loss may have an attribute `frozen_params`: names of top-level subtrees of params that get no gradient from it. The
 Learner leaves them as they are; without the attribute it updates all params."""
 
 
-def hidden_states(decoder: Decoder, batch: Batch) -> Hidden:
+POLICY_FIELDS = ("advantages", "ce_weights", "kl_weights", "sampler_logprobs", "reference_logprobs")
+"""Fields of the policy loss beside `weights`; those that a batch lacks count as zeros."""
+
+
+def hidden_states(decoder: Decoder, batch: Batch, *, plausibility: float = 0.0) -> Hidden:
     """The decoder's output for a batch, after a check of the batch's shapes and dtypes.
+
+    Args:
+      plausibility: of the replay of a batch with routes (models/router_replay.py).
 
     Raises:
       AssertionError: a field has another shape or dtype than the module's docstring says.
@@ -54,11 +77,12 @@ def hidden_states(decoder: Decoder, batch: Batch) -> Hidden:
         positions_BS=(batch["positions"], jnp.int32),
         segments_BS=(batch["segments"], jnp.int32),
         weights_BS=(batch["weights"], jnp.float32),
-        advantages_BS=(batch.get("advantages"), jnp.float32),
-        sampler_logprobs_BS=(batch.get("sampler_logprobs"), jnp.float32),
+        **{f"{name}_BS": (batch.get(name), jnp.float32) for name in POLICY_FIELDS},
+        routes_BSLk=(batch.get("routes"), jnp.int16),
     )
+    replay = RouterReplay(batch["routes"], plausibility) if "routes" in batch else None
     with jax.named_scope("trunk"):
-        return decoder(batch["tokens"], batch["positions"], batch["segments"])
+        return decoder(batch["tokens"], batch["positions"], batch["segments"], replay)
 
 
 def predict_positions(
@@ -129,6 +153,13 @@ class PolicyLossConfig:
     """Width of the trust region: the lower bound is 1 - ratio_low (DAPO, arXiv 2503.14476: 0.2)."""
     ratio_high: float = 0.28
     """Width of the trust region: the upper bound is 1 + ratio_high (DAPO: 0.28)."""
+    sequence_mask: float = 0.0
+    """delta: a sequence (one branch of an episode) of negative advantage is left out if the mean of log(p_sampler / p)
+    over its sampled tokens exceeds delta (DeepSeek-V3.2, arXiv 2512.02556, section 3.1; value not published). 0 leaves
+    out none."""
+    replay_plausibility: float = 0.5
+    """Router replay (rl.router_replay) replaces a sampler's expert whose score in the learner is below this times the
+    lowest score of the learner's own choice; 0 replays all (Composer 2 has the filter, the factor is not published)."""
 
     def __post_init__(self):
         _require_known(self.name)
@@ -137,6 +168,14 @@ class PolicyLossConfig:
         for field in ("ratio_low", "ratio_high"):
             if not getattr(self, field) > 0:
                 raise UserError(f"loss.{field}={getattr(self, field)} trusts no token; use a number above 0.")
+        if not self.sequence_mask >= 0:
+            raise UserError(
+                f"loss.sequence_mask={self.sequence_mask} is negative; use a number above 0, or 0 for none."
+            )
+        if not 0 <= self.replay_plausibility <= 1:
+            raise UserError(
+                f"loss.replay_plausibility={self.replay_plausibility} is not between 0 and 1; 0 replays all experts."
+            )
 
 
 def make_loss(config: LanguageLossConfig | PolicyLossConfig) -> Loss:
@@ -218,15 +257,25 @@ class LanguageLoss:
 def router_sums(router_stats: dict[str, RouterStats | None]) -> dict[str, Any]:
     """The router metrics of every loss: "counts" of tokens per expert, by stack, and all "dropped" choices.
 
+    Under router replay also the counts of choices that came with the tokens (ReplayStats): "replayed", and of these
+    "replay_foreign" and "replay_filtered".
+
     router_stats: None for a stack without experts. Without any experts there are no metrics.
     """
     measured = {name: stats for name, stats in router_stats.items() if stats is not None}
     if not measured:
         return {}
-    return {
+    sums = {
         "counts": {name: stats.counts_E for name, stats in measured.items()},
         "dropped": sum(stats.dropped.sum() for stats in measured.values()),
     }
+    for replay in (stats.replay for stats in measured.values() if stats.replay is not None):
+        sums |= {
+            "replayed": replay.replayed.sum(),
+            "replay_foreign": replay.foreign.sum(),
+            "replay_filtered": replay.filtered.sum(),
+        }
+    return sums
 
 
 def _shift_right_by(array: jax.Array, k: int) -> jax.Array:
@@ -238,12 +287,16 @@ def _shift_right_by(array: jax.Array, k: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class PolicyLoss:
-    """Importance-weighted policy gradient with a trust region on the ratio to the sampler's probabilities.
+    """Importance-weighted policy gradient with a trust region on the ratio to the sampler's probabilities, with a KL to
+    a reference in its advantages, plus cross-entropy.
 
-    L = -1/Z sum_t sg[f(r_t, A_t)] A_t log p(x_t),   r_t = p(x_t) / p_sampler(x_t)
+    L = - 1/Z_pg sum_t sg[f(r_t, a_t) a_t] log p(x_t) - 1/Z_ce sum_t c_t log p(x_t)
+    a_t = w_t A_t - k_t Z_pg/Z_kl (log p(x_t) - log p_ref(x_t))
 
-    f is the trust region (train/trust_region.py); Z is a constant of the batch as in Dr. GRPO (arXiv 2503.20783). The
-    advantages A come with the batch (rl/algorithm.py).
+    r_t = p(x_t) / p_sampler(x_t) is the importance ratio, f is the trust region (train/trust_region.py); Z_pg is a
+    constant of the batch as in Dr. GRPO (arXiv 2503.20783). The advantages A and the weights w (`weights`), c
+    (`ce_weights`) and k (`kl_weights`) come with the batch (rl/algorithm.py). The KL is in the advantage, because as a
+    term of its own its estimator k1 has an expected gradient of zero (rl/reference.py).
     """
 
     config: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
@@ -253,32 +306,70 @@ class PolicyLoss:
         """The MTP modules, which the loss leaves out."""
         return ("mtp",)
 
-    def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
-        hidden = hidden_states(decoder, batch)
+    def __call__(self, decoder: Decoder, batch: Batch, normalisers: Normalisers) -> LossOutput:
+        hidden = hidden_states(decoder, batch, plausibility=self.config.replay_plausibility)
 
         def at_position(main: Predictions, token: jax.Array):
             return main.logprob(token), jax.lax.stop_gradient(main.entropy())
 
         tokens_BS, chunk = context.shift_left(batch["tokens"]), decoder.config.head_chunk
         logprobs_BS, entropy_BS = predict_positions(decoder, at_position, chunk, (hidden.last_BSD,), tokens_BS)
-        weights_BS, advantages_BS, sampler_logprobs_BS = (
-            context.shift_left(batch[name]) for name in ("weights", "advantages", "sampler_logprobs")
-        )
+        z = normalisers if isinstance(normalisers, StreamNormalisers) else StreamNormalisers(*3 * (normalisers,))
+        policy, sums, maxima = self._policy_gradient(logprobs_BS, entropy_BS, batch, z)
+        ce_weights_BS = _at_output(batch, "ce_weights")
+        sums["cross_entropy"] = -(ce_weights_BS * logprobs_BS).sum()
+        sums["ce_weight"] = ce_weights_BS.sum()
+        loss = policy / z.policy + sums["cross_entropy"] / z.cross_entropy
+        sums |= router_sums({"moe_layers": hidden.router_stats})
+        return LossOutput(loss, sums, maxima)
+
+    def _policy_gradient(
+        self, logprobs_BS: jax.Array, entropy_BS: jax.Array, batch: Batch, normalisers: StreamNormalisers
+    ) -> tuple[jax.Array, dict, dict]:
+        """Returns the sum of the policy gradient before it is divided, and its metrics: sums and maxima."""
+        frozen_BS = jax.lax.stop_gradient(logprobs_BS)
+        weights_BS, kl_weights_BS = _at_output(batch, "weights"), _at_output(batch, "kl_weights")
         sampled = weights_BS > 0
-        log_ratio = jnp.where(sampled, jax.lax.stop_gradient(logprobs_BS) - sampler_logprobs_BS, 0.0)
+        advantages_BS = weights_BS * _at_output(batch, "advantages")
+        reference_sums = {}
+        if "reference_logprobs" in batch:
+            k1_BS = frozen_BS - _at_output(batch, "reference_logprobs")
+            advantages_BS -= normalisers.policy / normalisers.kl * kl_weights_BS * k1_BS
+            sampled |= kl_weights_BS != 0
+            reference_sums = {
+                "reference_k1": jnp.where(sampled, k1_BS, 0).sum(),
+                "reference_k3": jnp.where(sampled, jnp.expm1(-k1_BS) + k1_BS, 0).sum(),
+            }
+        log_ratio = jnp.where(sampled, frozen_BS - _at_output(batch, "sampler_logprobs"), 0.0)
         ratio = jnp.exp(log_ratio)
         region = resolve(self.config.trust_region, TRUST_REGIONS, "loss.trust_region")
         trusted_BS = region(ratio, advantages_BS, self.config.ratio_low, self.config.ratio_high)
-        weight_BS = weights_BS * trusted_BS * advantages_BS
         sums = {
             "tokens": sampled.sum().astype(jnp.float32),
             "entropy": (entropy_BS * sampled).sum(),
             "out_of_region": (sampled & (trusted_BS != ratio)).sum().astype(jnp.float32),
-            "k1": -log_ratio.sum(),
+            "sampler_kl": -log_ratio.sum(),
         }
-        loss = -(weight_BS * logprobs_BS).sum() / normaliser
-        sums |= router_sums({"moe_layers": hidden.router_stats})
-        return LossOutput(loss, sums, {"log_ratio": jnp.abs(log_ratio).max()})
+        sums |= reference_sums
+        # A ratio may overflow where the advantage is zero.
+        terms_BS = jnp.where(advantages_BS == 0, 0, trusted_BS * advantages_BS)
+        if self.config.sequence_mask:
+            masked_BS = (_at_output(batch, "advantages") < 0) & self._has_drifted(log_ratio, sampled, batch)
+            terms_BS = jnp.where(masked_BS, 0, terms_BS)
+            sums["sequence_masked"] = (masked_BS & sampled).sum().astype(jnp.float32)
+        loss = -(terms_BS * logprobs_BS).sum()
+        return loss, sums, {"log_ratio": jnp.abs(log_ratio).max()}
+
+    def _has_drifted(self, log_ratio: jax.Array, sampled: jax.Array, batch: Batch) -> jax.Array:
+        """Returns, bool [B,S], whether the mean of log(p_sampler / p) over the output's sequence exceeds the limit."""
+        segments_BS = context.shift_left(batch["segments"])
+        drift_BS = sequence_sums(-log_ratio, segments_BS)
+        return drift_BS > self.config.sequence_mask * sequence_sums(sampled.astype(jnp.float32), segments_BS)
+
+
+def _at_output(batch: Batch, name: str) -> jax.Array:
+    """Returns a float field [B,S] of a batch at the outputs that it belongs to; zeros where the batch lacks it."""
+    return context.shift_left(batch[name]) if name in batch else jnp.zeros(batch["tokens"].shape, jnp.float32)
 
 
 LOSSES: Mapping[str, Callable[[Any], Loss]] = {"language": LanguageLoss, "policy_gradient": PolicyLoss}

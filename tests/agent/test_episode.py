@@ -89,6 +89,12 @@ def test_a_repair(play, tok):
     assert sorted(set(row.versions[row.trained].tolist())) == [1, 2, 3, 4, 5]
     assert row.logprobs[row.versions == 3].tolist() == pytest.approx([-0.3] * int((row.versions == 3).sum()))
     assert not session.messages
+    usage = episode.usage
+    assert usage.calls == {"run_tests": 2, "read": 1, "edit": 1, "finish": 1} and usage.malformed_calls == 0
+    assert usage.thinking_tokens == len(tok.encode("a thought"))
+    assert usage.thinking_tokens + usage.call_tokens == episode.transcript.total_sampled
+    assert usage.output_tokens == sum(len(node.tokens) for node in episode.transcript.nodes if node.kind == "tool")
+    assert (usage.changed_files, usage.added_lines, usage.comment_lines) == (1, 1, 0)
 
 
 def test_a_system_message_precedes_the_instruction(play, tok):
@@ -200,6 +206,11 @@ def test_changing_the_tests_makes_them_pass_and_earns_nothing(play, tok):
     episode, _ = play(cheat, RUN, FINISH, limits=EpisodeLimits(max_turn_tokens=200))
     assert tok.decode(episode.transcript.nodes[4].tokens.tolist()) == "<|tool|>PASS 8<|end|>"
     assert (episode.outcome, episode.reward) == ("finished", 0.0)
+
+
+def test_a_question_instead_of_an_edit_is_recorded(play):
+    usage = play(RUN, ("Which line shall I mend?",))[0].usage
+    assert usage.asked_question and usage.changed_files == 0 and usage.final_tokens > 0
 
 
 @pytest.mark.parametrize("messages", [(RUN, FIX, FINISH), (FIX, FINISH)])
@@ -359,6 +370,7 @@ def test_a_repository_is_repaired_with_the_repository_tools(play, tok, tmp_path)
     compaction = Compaction(trigger=length - 1, max_segments=2)
     episode, _ = play(*first, summary, *last, task=task, limits=limits, compaction=compaction)
     assert (episode.outcome, episode.reward, episode.flags) == ("finished", 1.0, [])
+    assert (episode.usage.changed_files, episode.usage.todos, episode.usage.unfinished_todos) == (1, 1, 1)
     shown = [tok.decode(node.tokens.tolist()) for node in episode.transcript.nodes if node.kind in ("tool", "carry")]
     assert "shop/price.py" in shown[0] and "mend total" in shown[1] and "/workspace/shop" in shown[2]
     assert shown[3] == "<|user|>Summary 1:\nit adds the discount\nPlan:\n[>] mend total<|end|>"
@@ -369,3 +381,10 @@ def test_a_repository_is_repaired_with_the_repository_tools(play, tok, tmp_path)
 def test_a_task_with_an_image_is_refused_where_there_are_no_containers(play):
     with pytest.raises(UserError, match=r"needs the image some/image; play it with images=ImagePools\(\)"):
         play([1], task=dataclasses.replace(TASK, image="some/image"))
+
+
+def test_a_policy_that_returns_no_routes_is_refused_where_they_are_recorded(play):
+    episode, _ = play(FINISH)
+    assert episode.outcome == "finished"
+    with pytest.raises(UserError, match='ScriptedSession returns no experts .* use rl.router_replay="off"'):
+        play(FINISH, return_routing=True)

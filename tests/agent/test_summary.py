@@ -5,6 +5,8 @@ import pytest
 from composer_jax.agent import summary
 from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
+from tests.agent.conftest import task_of
+from tests.data.formats import format_of
 
 
 def test_is_due():
@@ -59,3 +61,37 @@ def test_a_config_words_what_is_carried(tok, chat_format):
     assert tok.decode(carried) == "<|user|>2\nPlan:\n[ ] mend {number}\nSo far: all read.<|end|>"
     with pytest.raises(UserError, match="compaction.carry='So far.' lacks {summary}"):
         Compaction(100, carry="So far.")
+
+
+def test_the_place_of_the_history_file_follows_the_plan(tok, chat_format):
+    carried = summary.carry_message(chat_format, 1, tok.encode("rate"), "[ ] {history}", history=".conversation/a.txt")
+    history = "History: .conversation/a.txt has all earlier messages; search it for what the summary lacks."
+    assert tok.decode(carried) == f"<|user|>Summary 1:\nrate\nPlan:\n[ ] {{history}}\n{history}<|end|>"
+    with pytest.raises(UserError, match="compaction.history_file needs {history} in compaction.carry='{summary}.'"):
+        Compaction(100, carry="{summary}.", history_file=True)
+
+
+def test_a_summary_has_failed_if_it_was_cut_or_says_nothing(tok, chat_format):
+    text = tok.encode("all read")
+    assert not summary.is_failed(chat_format, [*text, tok.end])
+    assert summary.is_failed(chat_format, text), "it was cut"
+    assert summary.is_failed(chat_format, [tok.end]) and summary.is_failed(chat_format, [])
+    assert summary.is_failed(chat_format, [*tok.encode(" \n"), tok.end])
+
+
+@pytest.mark.parametrize("name", ["thinks", "opens"])
+def test_a_summary_that_is_only_thinking_has_failed(name):
+    chat = format_of(name)
+    thoughtful = chat.render_assistant("<think>\nhm\n</think>\n\nIt is x.", [])
+    assert not summary.is_failed(chat, thoughtful)
+    length = chat.thinking_length(thoughtful)
+    assert summary.is_failed(chat, [*thoughtful[:length], chat.end]), "nothing follows the thinking"
+    assert summary.is_failed(chat, [*thoughtful[: length // 2], chat.end]), "the thinking does not end"
+
+
+def test_facts_are_lines_of_the_summary(tok, chat_format):
+    task = task_of({}, metadata={summary.FACTS: ["rate = 47", "size = 12"]})
+    kept = lambda text: summary.facts_kept(task, chat_format, [*tok.encode(text), tok.end])  # noqa: E731
+    assert kept("read a.py\nrate = 47") == 0.5 and kept("size = 12\n rate = 47 ") == 1.0
+    assert kept("rate = 4") == 0.0 and kept("rate = 479") == 0.0
+    assert summary.facts_kept(task_of({}), chat_format, tok.encode("rate = 47")) is None

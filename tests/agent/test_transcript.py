@@ -158,3 +158,14 @@ def test_malformed_nodes_are_refused():
     }
     with pytest.raises(TranscriptError, match="node 0 has parent 0"):
         Transcript.from_json(broken)
+
+
+def test_a_node_can_be_untrained_after_it_was_sampled():
+    transcript = grown([("prompt", [1], [], None), ("assistant", [2], [(3, -0.5, 0)], None)])
+    assert transcript.rows()[0].trained.tolist() == [False, False, True]
+    node = transcript.nodes[1]
+    transcript.untrain(node)
+    assert transcript.rows() == [] and transcript.tokens == [1, 2, 3]
+    assert Transcript.from_json(transcript.to_json()) == transcript
+    with pytest.raises(TranscriptError, match="node 1 is not in this transcript"):
+        transcript.untrain(node)

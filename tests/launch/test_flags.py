@@ -129,6 +129,17 @@ def test_run_calls_main_and_exits_with_zero(capsys, config_file):
     assert (code, out, err) == (0, "", "") and seen == [(7, Path("w"))]
 
 
+def test_flags_beside_those_of_a_run(config_file):
+    def define(values):
+        absl_flags.DEFINE_string("extra", None, "One more.", flag_values=values)
+
+    seen = []
+    argv = ["prog", f"--config={config_file}", "--workdir=w", "--extra=e"]
+    with pytest.raises(SystemExit):
+        flags.run(lambda config, workdir, values: seen.append((workdir, values.extra)), argv, options=define)
+    assert seen == [(Path("w"), "e")]
+
+
 def raising(error: BaseException):
     def main(config, workdir):
         raise error

@@ -279,7 +279,9 @@ def test_gradients_that_the_host_adds_are_refused_by_both(tmp_path, start_two):
     assert not (tmp_path / "run").exists()
 
 
-def test_rl_as_one_of_several_is_refused_before_anything_is_written(tmp_path, start):
-    ((_, err),) = ends([start("rl", *CONFIG, f"--workdir={tmp_path / 'run'}", *of_two(0, 1))], 2)
-    assert err.strip().endswith("launch.rl supports one process only for now, and there are 2; start it on one host.")
+def test_the_pipeline_as_one_of_several_is_refused_before_anything_is_written(tmp_path, start):
+    ((_, err),) = ends([start("pipeline", *CONFIG, f"--workdir={tmp_path / 'run'}", *of_two(0, 1))], 2)
+    assert err.strip().endswith(
+        "launch.pipeline supports one process only for now, and there are 2; start it on one host."
+    )
     assert not (tmp_path / "run").exists()

@@ -84,7 +84,7 @@ def test_every_checked_letter_is_in_the_shape_legend():
     for file in sorted(Path(composer_jax.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("check_shapes"):
-                suffixes = [keyword.arg.rpartition("_")[2] for keyword in node.keywords if "_" in keyword.arg]
+                suffixes = [keyword.arg.rpartition("_")[2] for keyword in node.keywords if "_" in (keyword.arg or "")]
                 letters = {letter for suffix in suffixes if suffix[0].isupper() for letter in suffix}
                 unknown += [f"{file.name}:{node.lineno}: {letter}" for letter in sorted(letters - legend)]
     assert legend >= set("BSTDHNVXk")

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.rl.algorithm import GroupAdvantage
+from composer_jax.errors import UserError
+from composer_jax.rl.algorithm import GroupAdvantage, make_algorithm
+from composer_jax.rl.batch import Group, WeightedRow
+from composer_jax.rl.weighting import weighted_rows
+from composer_jax.stages.config import run_config
+from launch import flags
+from tests.rl.made_up import conversation, episode
 
 REWARDS = st.lists(st.floats(-10, 10, allow_nan=False), min_size=2, max_size=16)
 
@@ -51,3 +57,104 @@ def test_leave_one_out_baseline_is_the_mean_of_the_other_rewards(rewards):
 def test_advantages_of_binary_rewards():
     np.testing.assert_allclose(GroupAdvantage()([1, 0, 0, 0]), [0.75, -0.25, -0.25, -0.25])
     assert GroupAdvantage()([1, 0]).tolist() == pytest.approx([0.5, -0.5])
+
+
+# -- the two forms of an algorithm --------------------------------------------------------------------------------
+
+REWARDED = Group([episode(r, conversation(100 * i, summaries=i)) for i, r in enumerate([1.0, 0.0])], [1.0, 0.0])
+
+
+class HalfBaseline:
+    """The simple form."""
+
+    def __call__(self, rewards):
+        return np.asarray(rewards, np.float32) - 0.5
+
+
+class SummariesOnly:
+    """The general form: only the last trained token of a row has an advantage, and odd steps imitate all of them."""
+
+    def weigh(self, group, step):
+        return [
+            [
+                WeightedRow.of(
+                    row, reward, weight=np.arange(len(row.tokens)) == len(row.tokens) - 1, ce_weight=step % 2
+                )
+                for row in one.transcript.rows()
+            ]
+            for one, reward in zip(group.episodes, group.rewards, strict=True)
+        ]
+
+
+def own(kind):
+    return make_algorithm(f"{__name__}:{kind}", {})
+
+
+def test_a_function_of_rewards_gives_every_trained_token_of_an_episode_its_advantage():
+    (rows,) = weighted_rows([REWARDED], own("HalfBaseline"))
+    assert len(rows) == 1 + 2
+    for row, advantage in zip(rows, [0.5, -0.5, -0.5], strict=True):
+        np.testing.assert_array_equal(row.advantages, np.where(row.row.trained, np.float32(advantage), 0))
+        np.testing.assert_array_equal(row.weights, row.row.trained)
+        np.testing.assert_array_equal(row.kl_weights, row.row.trained)
+        assert not row.ce_weights.any()
+
+
+def test_an_algorithm_can_weigh_every_token_and_know_the_step():
+    (even,), (odd,) = (weighted_rows([REWARDED], own("SummariesOnly"), step) for step in (0, 1))
+    assert len(even) == 1, "an episode without reward has no signal in even steps"
+    assert len(odd) == 3
+    assert [row.weights.sum() for row in odd] == [1, 1, 1]
+    assert [row.ce_weights.sum() for row in odd] == [row.row.trained.sum() for row in odd]
+
+
+def test_what_is_no_algorithm_is_refused():
+    with pytest.raises(UserError, match=r"algorithm.name='builtins:object' is no algorithm; give its class __call__"):
+        make_algorithm("builtins:object", {})
+    with pytest.raises(UserError, match=r"options=\{'window': 3\} do not fit 'group_mean'"):
+        make_algorithm("group_mean", {"window": 3})
+
+
+# -- options of group_mean ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.floats(-10, 10, allow_nan=False), st.integers(1, 1000)), min_size=2, max_size=16))
+def test_with_the_length_weighted_baseline_the_advantages_of_all_tokens_sum_to_zero(group):
+    rewards, lengths = zip(*group, strict=True)
+    advantages = GroupAdvantage(length_weighted=True)(rewards, lengths).astype(np.float64)
+    assert abs((advantages * lengths).sum()) < 1e-5 * sum(lengths)
+    np.testing.assert_allclose(advantages - advantages[0], np.array(rewards) - rewards[0], atol=1e-4)
+
+
+def test_the_length_of_an_episode_is_its_number_of_sampled_tokens():
+    """Both rows of the second episode: 6 tokens against 6 + 2 + 6, so that the baseline is 6/20 of the reward."""
+    (rows,) = weighted_rows([REWARDED], GroupAdvantage(length_weighted=True))
+    assert [float(row.advantages.max() + row.advantages.min()) for row in rows] == pytest.approx([0.7, -0.3, -0.3])
+
+
+def test_division_by_the_standard_deviation_makes_small_differences_large():
+    """Advantages of +-1 from any difference, were it a thousandth: why it is not the default."""
+    for difference in (1.0, 1e-1, 1e-3):
+        rewards = [0.5, 0.5 + difference]
+        np.testing.assert_allclose(GroupAdvantage(divide_by_std=True)(rewards), [-1, 1], rtol=3e-3)
+        np.testing.assert_allclose(GroupAdvantage()(rewards), [-difference / 2, difference / 2], rtol=1e-3)
+
+
+def test_two_baselines_are_refused():
+    with pytest.raises(UserError, match="both leave_one_out and length_weighted, which are two baselines"):
+        make_algorithm("group_mean", {"leave_one_out": True, "length_weighted": True})
+
+
+@pytest.mark.parametrize("option", ["leave_one_out", "length_weighted", "divide_by_std"])
+def test_the_command_line_sets_every_option(option):
+    argv = ["rl", "--config=tiny:smoke", "--workdir=runs/x", f"--config.rl.algorithm.options.{option}=True"]
+    algorithm = run_config(flags.parse(argv)[0]).rl.algorithm
+    assert make_algorithm(algorithm.name, algorithm.options) == GroupAdvantage(**{option: True})
+
+
+def test_the_command_line_can_name_another_algorithm():
+    """Which does not get the options that group_mean has by default."""
+    argv = ["rl", "--config=tiny:smoke", "--workdir=runs/x", f"--config.rl.algorithm.name={__name__}:HalfBaseline"]
+    algorithm = run_config(flags.parse(argv)[0]).rl.algorithm
+    (rows,) = weighted_rows([REWARDED], make_algorithm(algorithm.name, algorithm.options))
+    assert rows[0].advantages.max() == 0.5

@@ -7,8 +7,9 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
+from composer_jax.rl import weighting
 from composer_jax.rl.algorithm import GroupAdvantage
-from composer_jax.rl.batch import FIELDS, Group, empty_batch, learner_batches, weighted_rows
+from composer_jax.rl.batch import FIELDS, Group, WeightedRow, empty_batch, pack_rows
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import PolicyLoss, PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
@@ -22,6 +23,14 @@ def group(first: int, rewards, **kwargs) -> Group:
     """Episodes whose sampled tokens are first + 100 i ..."""
     transcripts = [conversation(first + 100 * i, **kwargs) for i in range(len(rewards))]
     return Group([episode(r, t) for r, t in zip(rewards, transcripts, strict=True)], rewards)
+
+
+def weighted_rows(groups, chosen) -> list[WeightedRow]:
+    return [row for rows in weighting.weighted_rows(groups, chosen) for row in rows]
+
+
+def learner_batches(rows, shapes):
+    return pack_rows(rows, shapes).batches
 
 
 def trained_tokens(batches) -> dict[int, tuple[float, float]]:

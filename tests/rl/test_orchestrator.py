@@ -1,177 +1,211 @@
-"""What the Orchestrator decides before and after a rollout. Whole steps are in tests/stages."""
+"""The orchestrator with simulated roles on a virtual clock: order, staleness, overlap, faults, kills."""
 
+import asyncio
 import dataclasses
+import random
+from collections import Counter
 
 import pytest
 
-from composer_jax.agent.config import AgentConfig
-from composer_jax.agent.summary import Compaction
-from composer_jax.models.model_def import ModelDef
+from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
-from composer_jax.rl.orchestrator import Cursor, Orchestrator, episode_metrics, learning_metrics
+from composer_jax.rl.curriculum import CurriculumConfig
+from composer_jax.rl.ledger import RolloutLedger
+from composer_jax.rl.orchestrator import Cursor, graded_group
 from composer_jax.rl.rewards import RewardConfig
-from composer_jax.rl.rollout import EpisodeSpec, Rollout
-from composer_jax.tasks.config import TasksConfig
-from composer_jax.tasks.source import TaskSource
-from composer_jax.train.learner import TrainState
-from tests.models.small import small
-from tests.rl.made_up import conversation, episode
+from tests.many import many
+from tests.rl.made_up import episode
+from tests.rl.simulated import Play, Simulation, drawn_play
+from tests.virtual_clock import run_virtually
 
-CONFIG = RLConfig(
-    groups={"recall": 3, "bugfix": 2},
-    group_size=4,
-    trigger=(126, 140),
-    family_compactions={"bugfix": "none", "repository": "late"},
-    uncompacted_fraction=0.3,
-    tokens_per_episode=64.0,
-    batches=((24, 2),),
-)
-AGENT = AgentConfig(
-    compactions={
-        "none": Compaction(None),
-        "summary": Compaction(132, max_summary_tokens=32),
-        "late": Compaction(400),
-    }
-)
-TASKS = TasksConfig(families={"bugfix": "composer_jax.demo.bugfix:Bugfix", "recall": "composer_jax.demo.recall:Recall"})
+CONFIG = RLConfig(steps=12, groups={"bugfix": 2, "recall": 1}, group_size=4, batches=((24, 2),))
 
 
-def orchestrator(seed: int = 0, **changes) -> Orchestrator:
-    config = dataclasses.replace(CONFIG, **changes)
-    return Orchestrator(config, AGENT, seed, TaskSource(seed, TASKS), None, None, None)
+def changed(**changes) -> RLConfig:
+    return dataclasses.replace(CONFIG, **changes)
 
 
-def rollout(episodes) -> Rollout:
-    """Episodes in groups of four."""
-    specs = [EpisodeSpec(None, i, Compaction(None), group=i // 4) for i in range(len(episodes))]
-    return Rollout(specs, episodes, 1.0, 0.5, 1, 0)
+def steady(seed: int) -> Play:
+    return Play(turns=2, turn_s=1.0)
 
 
-def test_specs_are_a_function_of_step_and_seed():
-    assert orchestrator().specs(7) == orchestrator().specs(7)
-    assert orchestrator().specs(7) != orchestrator(seed=1).specs(7)
+@pytest.fixture
+def simulate(tmp_path, monkeypatch):
+    """(config, play_of, options of Simulation) -> the finished Simulation."""
+
+    def run(config, play_of, folder="run", **options):
+        simulation = Simulation(tmp_path / folder, config, play_of, **options)
+        return run_virtually(simulation.run(monkeypatch))
+
+    return run
 
 
-def test_a_task_is_used_in_one_group_of_one_step_only():
-    groups = [
-        tuple(specs[i : i + 4]) for step in range(20) for specs in [orchestrator().specs(step)] for i in range(0, 20, 4)
+def test_a_synchronous_run_trains_each_step_on_tokens_of_its_own_weights(simulate):
+    simulation = simulate(CONFIG, drawn_play)
+    batches = simulation.batches()
+    assert [batch.groups for batch in batches] == [tuple(range(3 * i, 3 * i + 3)) for i in range(12)]
+    assert all(batch.versions == (batch.version, batch.version) for batch in batches)
+    assert [batch.version for batch in batches] == list(range(12))
+    assert simulation.policy.installed == list(range(1, 13))
+    assert {row["staleness_max"] for row in simulation.rows.values()} == {0.0}
+    assert len({task for batch in batches for task in batch.tasks}) == 36
+
+
+def test_rollout_and_learning_on_the_same_devices_take_turns(simulate):
+    simulation = simulate(CONFIG, steady, learn_s=3.0, shares_devices=True)
+    assert simulation.seconds == pytest.approx(12 * (2 + 3))
+
+
+@pytest.mark.parametrize(("learn_s", "ideal"), [(1.0, 12 * 2 + 1), (2.0, 13 * 2), (5.0, 2 + 12 * 5)])
+def test_on_devices_of_their_own_the_slower_role_sets_the_pace(simulate, learn_s, ideal):
+    simulation = simulate(changed(max_staleness=1), steady, learn_s=learn_s, slots=12)
+    assert ideal <= simulation.seconds <= 1.1 * ideal
+
+
+@pytest.mark.parametrize("late", ["wait", "drop"])
+def test_long_episodes_hold_an_asynchronous_run_up_less(simulate, late):
+    """Episodes differ in length, so a synchronous step takes as long as its longest one."""
+    synchronous = simulate(changed(steps=40), drawn_play, "synchronous").seconds
+    asynchronous = simulate(changed(steps=40, max_staleness=4, late_groups=late), drawn_play, late, slots=12).seconds
+    assert asynchronous < 0.7 * synchronous
+
+
+def test_staleness_is_bounded_and_split_into_flight_and_queue(simulate):
+    rows = simulate(changed(steps=40, max_staleness=3), drawn_play).rows.values()
+    assert max(row["staleness_max"] for row in rows) == 3
+    assert any(row["staleness_in_flight"] > 0 for row in rows) and any(row["staleness_in_queue"] > 0 for row in rows)
+    assert all(row["staleness_in_flight"] + row["staleness_in_queue"] <= 3 for row in rows)
+
+
+def test_dropped_groups_are_cancelled_and_replaced(simulate):
+    simulation = simulate(changed(steps=40, max_staleness=1, late_groups="drop"), drawn_play)
+    dropped = sum(row["groups_dropped"] for row in simulation.rows.values())
+    with RolloutLedger(simulation.folder) as ledger:
+        assert 0 < dropped == len(ledger.dropped)
+        trained = [number for batch in ledger.batches for number in batch.groups]
+        assert len(set(trained)) == 120 and not ledger.dropped & set(trained)
+    assert max(row["staleness_max"] for row in simulation.rows.values()) <= 1
+
+
+def test_a_deterministic_run_does_not_depend_on_who_ends_first(simulate):
+    config = changed(max_staleness=2, deterministic=True)
+    runs = [
+        simulate(config, lambda seed, speed=speed: dataclasses.replace(drawn_play(seed), turn_s=speed(seed)), name)
+        for name, speed in (("a", lambda seed: 1.0), ("b", lambda seed: random.Random(seed).uniform(0.1, 9.0)))
     ]
-    ids = [{spec.task.id for spec in group} for group in groups]
-    assert all(len(names) == 1 for names in ids)
-    assert len(set.union(*ids)) == len(groups) == 100
-    assert {spec.task.split for group in groups for spec in group} == {"train"}
+    assert runs[0].batches() == runs[1].batches()
+    assert [batch.versions for batch in runs[0].batches()][3:] == [(t - 2, t - 2) for t in range(3, 12)]
 
 
-def test_a_step_has_the_groups_that_are_asked_for_beside_each_other():
-    specs = orchestrator().specs(3)
-    assert [spec.task.family for spec in specs] == ["bugfix"] * 8 + ["recall"] * 12
+# -- faults ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_episode_draws_its_own_random_numbers():
-    seeds = [spec.seed for step in range(20) for spec in orchestrator().specs(step)]
-    assert len(set(seeds)) == len(seeds)
-    assert all(0 <= seed < 2**32 for seed in seeds)
+@pytest.mark.parametrize("late", ["wait", "drop"])
+@pytest.mark.parametrize("steps", [40, pytest.param(many(420), marks=pytest.mark.slow)])
+def test_faults_of_every_kind_lose_no_group(simulate, late, steps):
+    """A tenth of the attempts each lose their sandboxes, raise in the harness, or hang."""
+    config = changed(steps=steps, max_staleness=2, late_groups=late)
+    simulation = simulate(config, lambda seed: drawn_play(seed, faults=0.1), episode_seconds=500.0, slots=24)
+    counts = Counter(number for batch in simulation.batches() for number in batch.groups)
+    assert len(counts) == 3 * steps and set(counts.values()) == {1}
+    assert simulation.ended >= 12 * steps
+    assert max(row["staleness_max"] for row in simulation.rows.values()) <= 2
+    lost = sum(row["infrastructure_failures"] for row in simulation.rows.values())
+    assert 0 < lost < 0.06 * 12 * steps  # three attempts, 0.3 each
 
 
-def test_the_trigger_is_drawn_once_per_group_from_its_range():
-    triggers = []
-    for step in range(40):
-        specs = orchestrator().specs(step)
-        for i in range(0, len(specs), 4):
-            group = specs[i : i + 4]
-            assert len({spec.compaction for spec in group}) == 1
-            if group[0].task.family == "bugfix":
-                assert group[0].compaction.trigger is None
-            else:
-                triggers.append(group[0].compaction.trigger)
-    drawn = [t for t in triggers if t is not None]
-    assert min(drawn) >= 126 and max(drawn) <= 140 and len(set(drawn)) > 10
-    assert 0.2 < triggers.count(None) / len(triggers) < 0.4
-    assert {spec.compaction.max_summary_tokens for spec in specs if spec.compaction.trigger} == {32}
+def test_a_run_in_which_everything_is_lost_ends_and_plays_the_groups_again(simulate, tmp_path, monkeypatch):
+    simulation = Simulation(tmp_path / "run", CONFIG, lambda seed: Play(fault="lost"))
+    with pytest.raises(UserError, match="All 12 episodes were lost, the first one because of"):
+        run_virtually(simulation.run(monkeypatch))
+    simulation.play_of = steady
+    run_virtually(simulation.run(monkeypatch))
+    assert simulation.batches()[0].groups == (0, 1, 2)
 
 
-def test_without_an_uncompacted_fraction_every_group_of_the_family_is_compacted():
-    specs = [spec for step in range(10) for spec in orchestrator(uncompacted_fraction=0.0).specs(step)]
-    assert all(spec.compaction.trigger for spec in specs if spec.task.family == "recall")
+def test_a_failing_policy_ends_the_run(simulate, tmp_path, monkeypatch):
+    from tests.rl import simulated
+
+    async def fail(self, seed):
+        raise RuntimeError("the engine died")
+
+    monkeypatch.setattr(simulated.SimulatedPolicy, "open", fail)
+    with pytest.raises(RuntimeError, match="the engine died"):
+        simulate(CONFIG, steady)
+
+
+# -- kills -----------------------------------------------------------------------------------------------------------
+
+
+CURRICULUM = CurriculumConfig(window=3, turns=0.5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        changed(max_staleness=2, deterministic=True),
+        changed(max_staleness=1, deterministic=True, curriculum=CURRICULUM),
+    ],
+    ids=["synchronous", "ahead", "curriculum"],
+)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(simulate, tmp_path, monkeypatch, config):
+    whole = simulate(config, drawn_play, learn_s=2.0, slots=10)
+    rng = random.Random(0)
+    for trial in range(8):
+        killed = Simulation(tmp_path / f"killed{trial}", config, drawn_play, learn_s=2.0, slots=10)
+        for _ in range(4):
+            run_virtually(killed.run(monkeypatch, kill_at=rng.uniform(0, whole.seconds)))
+        run_virtually(killed.run(monkeypatch))
+        assert killed.batches() == whole.batches()
+        assert killed.orchestrator.cursor == whole.orchestrator.cursor
+
+
+@pytest.mark.parametrize("late", ["wait", "drop"])
+def test_a_killed_asynchronous_run_trains_what_it_had_recorded(tmp_path, monkeypatch, late):
+    config, rng = changed(steps=30, max_staleness=2, late_groups=late), random.Random(1)
+    for trial in range(8):
+        simulation = Simulation(tmp_path / f"{trial}", config, drawn_play, learn_s=2.0, slots=20)
+        before = []
+        while simulation.checkpoint.task_step < 30 and len(before) < 29:
+            run_virtually(simulation.run(monkeypatch, kill_at=rng.uniform(10, 100)))
+            after = simulation.batches()
+            assert after[: len(before)] == before
+            before = after
+        run_virtually(simulation.run(monkeypatch))
+        batches = simulation.batches()
+        assert batches[: len(before)] == before and len(batches) == 30
+        trained = [number for batch in batches for number in batch.groups]
+        assert len(set(trained)) == 90
+        assert all(batch.version - batch.versions[0] <= 2 for batch in batches)
+
+
+def test_a_step_that_learns_is_completed_before_an_interrupt(tmp_path, monkeypatch):
+    simulation = Simulation(tmp_path, CONFIG, steady, learn_s=5.0, save_every=1)
+
+    async def interrupt():
+        run = asyncio.create_task(simulation.run(monkeypatch))
+        await asyncio.sleep(4.0)  # two seconds of rollout, then learning
+        assert not simulation.orchestrator.is_consistent
+        run.cancel()
+        await asyncio.wait([run])
+
+    run_virtually(interrupt())
+    assert simulation.orchestrator.is_consistent
+    assert simulation.orchestrator.cursor == Cursor(1, 1, 1)
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_the_infrastructure_lost_is_left_out_of_its_group_and_never_scored():
     lost = episode(None)
-    episodes = [
-        *[episode(1.0), lost, episode(0.0), lost],
-        *[lost, lost, lost, episode(1.0)],
-        *[lost] * 4,
-        *[episode(0.0)] * 4,
-    ]
-    groups = orchestrator().groups(rollout(episodes))
-    assert [list(g.rewards) for g in groups] == [[1.0, 0.0], [0.0] * 4]
-    assert all(e.reward is not None for g in groups for e in g.episodes)
-    # The baseline is that of the graded ones: had the lost ones counted as 0, it would be 0.25.
-    assert orchestrator().algorithm(groups[0].rewards).tolist() == [0.5, -0.5]
+    group = graded_group([episode(1.0), lost, episode(0.0), lost], RewardConfig())
+    assert list(group.rewards) == [1.0, 0.0] and all(e.reward is not None for e in group.episodes)
+    assert graded_group([lost, lost, lost, episode(1.0)], RewardConfig()) is None
 
 
 def test_rewards_of_a_group_include_what_length_costs():
     config = RewardConfig(weight=0.5, summary_token=0.0, turn=1.0, q=0.0)
     episodes = [episode(1.0, turns=1), episode(1.0, turns=2), episode(0.0), episode(0.0)]
-    (group,) = orchestrator(reward=config).groups(rollout(episodes))
-    assert list(group.rewards) == pytest.approx([0.5, 0.0, 0.0, 0.0])
-
-
-def test_metrics_are_means_over_graded_episodes():
-    episodes = [
-        episode(1.0, conversation(0, turns=1), turns=1),
-        episode(0.0, conversation(0, turns=1, summaries=1), turns=3, family="recall", summaries=1),
-        episode(None),
-    ]
-    row = episode_metrics(episodes, RewardConfig())
-    assert row["reward"] == 0.5 and row["turns"] == 2
-    assert row["reward_bugfix"] == 1.0 and row["reward_recall"] == 0.0
-    assert row["infrastructure_failures"] == 1 and row["finished"] == 1.0
-    assert (row["pass_compacted"], row["summaries"], row["summary_tokens"]) == (0.0, 1.0, 2.0)
-
-
-def test_metrics_of_a_step_that_lost_everything_are_empty_not_zero():
-    row = episode_metrics([episode(None), episode(None)], RewardConfig())
-    assert row["reward"] is None and row["reward_bugfix"] is None and row["infrastructure_failures"] == 2
-
-
-def test_metrics_tell_the_objective_from_the_grade():
-    config = RewardConfig(weight=0.5, summary_token=0.0, turn=1.0, q=0.0, zeroed=("reads_caches",))
-    episodes = [episode(1.0, turns=1), episode(1.0, turns=1, flags=["reads_caches: a.pyc"]), episode(0.0)]
-    row = episode_metrics(episodes, config)
-    assert (row["grade"], row["grade_bugfix"]) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
-    assert (row["reward"], row["reward_bugfix"]) == (pytest.approx(0.5 / 3), pytest.approx(0.5 / 3))
-    assert (row["length_cost"], row["zeroed"]) == (pytest.approx(1 / 3), 1)
-
-
-class NeverStepped:
-    definition = ModelDef(small())
-
-    def step(self, *_):
-        raise AssertionError("a step without useful groups updates nothing")
-
-
-def test_a_step_without_useful_groups_changes_no_weight_and_uses_up_its_tasks():
-    player = Orchestrator(CONFIG, AGENT, 0, TaskSource(0, TASKS), NeverStepped(), None, None)
-    state = TrainState({}, {}, {}, 7)
-    after, cursor, row = player.learn(state, Cursor(8, 5, 7), rollout([episode(0.0)] * 4 + [episode(1.0)] * 4))
-    assert after is state and cursor == Cursor(task_step=9, weight_version=5, optimizer_step=7)
-    assert row["groups_used"] == 0 and row["trained_tokens"] == 0 and row["grad_norm"] is None
-    assert row["grade"] == 0.5
-
-
-def test_a_family_can_have_a_compaction_of_its_own():
-    task = dataclasses.replace(orchestrator().specs(0)[0].task, family="repository")
-    assert orchestrator().draw_compaction(task) == Compaction(400)
-
-
-@pytest.mark.parametrize("has_experts", [True, False])
-def test_only_a_network_with_experts_has_metrics_of_their_load(has_experts):
-    learned = dict.fromkeys(
-        ("tokens", "entropy", "out_of_region", "k1", "log_ratio", "grad_norm", "learning_rate"), 0.5
-    )
-    learned |= {"load_imbalance": 1.5} if has_experts else {}
-    updated, without_update = (learning_metrics(row, has_experts=has_experts) for row in (learned, None))
-    assert updated.keys() == without_update.keys()
-    assert updated.get("load_imbalance") == (1.5 if has_experts else None)
-    assert ("load_imbalance" in updated) is has_experts
+    assert list(graded_group(episodes, config).rewards) == pytest.approx([0.5, 0.0, 0.0, 0.0])

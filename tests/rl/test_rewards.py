@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from composer_jax.agent.usage import EpisodeUsage
 from composer_jax.errors import UserError
-from composer_jax.rl.rewards import RewardConfig, length_cost, reward_parts
+from composer_jax.rl.rewards import RewardConfig, length_cost, reward_parts, weighted_length
 from tests.rl.made_up import conversation, episode
 
 
@@ -50,6 +51,53 @@ def test_a_solved_episode_pays_for_its_summaries_and_turns():
     solved = episode(1.0, conversation(0, turns=1, summaries=2), turns=3, summaries=2)
     assert solved.summary_tokens == 4
     assert reward_parts(solved, CONFIG).reward == pytest.approx(1 - 0.1 * (0.5 * 4 + 0.25 * 3))
+
+
+USAGE = EpisodeUsage(
+    thinking_tokens=100, call_tokens=30, output_tokens=500, final_tokens=20, calls={"read": 3}, malformed_calls=1
+)
+
+
+@pytest.mark.parametrize(
+    ("weight", "count"),
+    [
+        ("thinking_token", 100),
+        ("call_token", 30),
+        ("output_token", 500),
+        ("final_token", 20),
+        ("call", 4),
+        ("turn", 3),
+        ("summary_token", 4),
+    ],
+)
+def test_each_of_the_seven_lengths_has_a_weight(weight, count):
+    solved = episode(1.0, conversation(0, turns=1, summaries=2), turns=3, summaries=2, usage=USAGE)
+    config = RewardConfig(weight=0.1, **{"summary_token": 0.0, weight: 0.02}, k=2.0, q=1.0)
+    assert weighted_length(solved, config) == pytest.approx(0.02 * count)
+    assert reward_parts(solved, config).length_cost == pytest.approx(0.1 * math.log(1 + 2 * 0.02 * count) / 2)
+
+
+def test_lengths_add_up_before_the_cost_bends():
+    solved = episode(1.0, turns=3, usage=USAGE)
+    config = RewardConfig(
+        weight=0.02, thinking_token=1e-3, call_token=1e-3, output_token=1e-4, final_token=1e-3, call=0.05, turn=0.5
+    )
+    x = (100 + 30 + 0.1 * 500 + 20) / 1000 + 0.05 * 4 + 0.5 * 3
+    assert reward_parts(solved, config).length_cost == pytest.approx(0.02 * 2 * (math.sqrt(1 + x) - 1))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"weight": -0.1}, "rl.reward.weight=-0.1 is negative"),
+        ({"call_token": -1.0}, "rl.reward.call_token=-1.0 is negative"),
+        ({"q": -0.5}, "rl.reward.q=-0.5 is negative"),
+        ({"k": 0.0}, "rl.reward.k=0.0; it must be positive"),
+    ],
+)
+def test_impossible_weights_are_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        RewardConfig(**values)
 
 
 def test_a_failed_episode_pays_nothing():

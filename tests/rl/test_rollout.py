@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import random
 
@@ -9,11 +10,13 @@ import pytest
 
 from composer_jax.agent.summary import Compaction
 from composer_jax.demo.generate import generate
+from composer_jax.errors import UserError
 from composer_jax.rl import rollout
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out
+from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, require_graded, roll_out
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.result_cache import ResultCache
 from tests.rl.made_up import episode
+from tests.virtual_clock import run_virtually
 
 
 class FakeSampler:
@@ -21,6 +24,7 @@ class FakeSampler:
 
     def __init__(self, slots=3):
         self.slots, self.open_sessions, self.most, self.seeds, self.busy_seconds = slots, 0, 0, [], 5.0
+        self.capacity = 4096
 
     @contextlib.asynccontextmanager
     async def serving(self):
@@ -75,13 +79,15 @@ def test_episodes_come_in_the_order_of_the_specs_and_never_more_at_once_than_slo
     assert rollout_result.sampler_seconds == 2.0
 
 
-def test_a_dead_sandbox_is_tried_again_with_the_same_seed(run_episode):
+def test_a_dead_sandbox_is_tried_again_with_new_random_numbers(run_episode):
     attempts = run_episode(lambda task, attempt: 1.0 if attempt == 3 or task is not SPECS[2].task else None)
     sampler = FakeSampler()
     rollout_result = asyncio.run(roll_out(SPECS, sampler, CONTEXT))
     assert attempts[SPECS[2].task.id] == 3
     assert rollout_result.episodes[2].reward == 1.0
-    assert sampler.seeds.count(SPECS[2].seed) == 3
+    again = [hash_seed("retry", SPECS[2].seed, attempt) for attempt in (1, 2)]
+    assert [sampler.seeds.count(seed) for seed in (SPECS[2].seed, *again)] == [1, 1, 1]
+    assert rollout_result.episodes[2].seed == again[-1]
     assert sampler.open_sessions == 0
 
 
@@ -94,12 +100,49 @@ def test_an_episode_that_stays_dead_is_returned_once_without_a_reward(run_episod
     assert rollout_result.episodes[2].outcome == "infrastructure"
 
 
-def test_a_bug_in_one_episode_ends_the_rollout_and_leaves_no_session_open(run_episode):
-    run_episode(lambda task, attempt: ZeroDivisionError() if task is SPECS[4].task else 1.0)
+def test_a_bug_of_the_harness_costs_one_episode_and_leaves_no_session_open(run_episode, caplog):
+    run_episode(lambda task, attempt: ZeroDivisionError("oh") if task is SPECS[4].task else 1.0)
     sampler = FakeSampler()
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(roll_out(SPECS, sampler, CONTEXT))
+    episodes = asyncio.run(roll_out(SPECS, sampler, CONTEXT)).episodes
+    assert [e.reward for e in episodes] == [1.0, 1.0, 1.0, 1.0, None, 1.0, 1.0, 1.0]
+    assert (episodes[4].outcome, episodes[4].detail) == ("infrastructure", "ZeroDivisionError: oh")
     assert sampler.open_sessions == 0
+    assert "is lost: ZeroDivisionError: oh" in caplog.text and "Traceback" in caplog.text
+
+
+def test_what_a_user_must_mend_ends_the_rollout(run_episode):
+    run_episode(lambda task, attempt: UserError("no image") if task is SPECS[4].task else 1.0)
+    with pytest.raises(UserError, match="no image"):
+        asyncio.run(roll_out(SPECS, FakeSampler(), CONTEXT))
+
+
+def test_a_policy_that_fails_ends_the_rollout(monkeypatch):
+    class Failing(FakeSampler):
+        async def sample(self, context, params, branch=0):
+            raise ZeroDivisionError("the engine died")
+
+        capacity = 99
+
+    async def fake(task, session, *_, **__):
+        await session.sample([1], None)
+
+    monkeypatch.setattr(rollout, "run_episode", fake)
+    with pytest.raises(ZeroDivisionError, match="the engine died"):
+        asyncio.run(roll_out(SPECS, Failing(), CONTEXT))
+
+
+def test_an_episode_that_hangs_is_lost_when_its_time_is_up(monkeypatch):
+    async def fake(task, session, *_, **__):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(rollout, "run_episode", fake)
+    context = dataclasses.replace(CONTEXT, episode_seconds=30.0)
+    sampler = FakeSampler()
+    episodes = run_virtually(roll_out(SPECS, sampler, context)).episodes
+    assert {e.detail for e in episodes} == {"the episode took longer than 30.0 s (agent.episode_seconds)"}
+    assert len(sampler.seeds) == 3 * len(SPECS) and sampler.open_sessions == 0
+    with pytest.raises(UserError, match="All 8 episodes were lost, the first one because of: the episode took longer"):
+        require_graded(episodes)
 
 
 def test_seeds_depend_on_every_part_and_on_nothing_else():

@@ -3,16 +3,14 @@
 import asyncio
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.models import moe
-from composer_jax.models.model_def import ModelDef
+from composer_jax.observe.compilations import count_compilations
 from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request
+from tests.models.routes import chosen_routes
 from tests.models.small import LLAMA, random_weights, rows, small
 
 CONFIG = small(vocab_size=24, n_layers=4, n_dense_layers=0, dense_layers=(1,), n_mtp_modules=0)
@@ -36,23 +34,8 @@ def new_recorder(new_sampler, recorded_weights):
 
 
 def chosen(weights, tokens: list[int], monkeypatch) -> np.ndarray:
-    """The choices [tokens, layers, k] of the training form, read from its routers as it runs."""
-    calls = []
-    router = moe.Router.__call__
-
-    def spy(self, x_TD):
-        routing = router(self, x_TD)
-        jax.debug.callback(lambda ids: calls.append(np.asarray(ids)), routing.ids_Tk, ordered=True)
-        return routing
-
-    monkeypatch.setattr(moe.Router, "__call__", spy)
-    batch = rows([[tokens]], 64)
-    decoder = lambda: ModelDef(dataclasses.replace(CONFIG, remat=False)).bind(*weights)  # noqa: E731
-    jax.jit(lambda: decoder()(*(jnp.asarray(batch[k]) for k in ("tokens", "positions", "segments"))))()
-    jax.effects_barrier()
-    monkeypatch.undo()
-    assert len(calls) == CONFIG.n_moe_layers
-    return np.stack(calls, axis=1)[: len(tokens)]
+    """The choices [tokens, layers, k] of the training form."""
+    return chosen_routes(monkeypatch, CONFIG, weights, rows([[tokens]], 64))[0, : len(tokens)]
 
 
 def sample_all(sampler, requests):
@@ -95,3 +78,12 @@ def test_a_cache_without_routing_refuses_to_return_it(sampler):
 def test_a_network_without_experts_has_no_routing():
     with pytest.raises(UserError, match="cache_routing"):
         small(**LLAMA, cache_routing=True)
+
+
+def test_reading_routes_compiles_nothing_after_the_warm_up(new_recorder):
+    sampler = new_recorder({"data": 2})
+    sampler.warm_up()
+    before = count_compilations()
+    for length in (3, 5, 11, 17):
+        sample_all(sampler, [Request([5] * length, SamplingParams(n, return_routing=True), n) for n in (2, 3, 7)])
+    assert count_compilations() == before

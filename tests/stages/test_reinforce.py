@@ -2,24 +2,35 @@
 
 import contextlib
 import dataclasses
+import json
 import signal
+import threading
 import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from composer_jax.agent.episode import Episode
+from composer_jax.agent.transcript import Transcript
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.weight_chain import WeightReceiver
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.errors import UserError
+from composer_jax.event_loop import EventLoop
 from composer_jax.observe.metrics import read_metrics
-from composer_jax.rl.orchestrator import Cursor
-from composer_jax.rl.rollout import Rollout
+from composer_jax.rl import rollout
+from composer_jax.rl.policy_update import UpdateResult
+from composer_jax.rl.rollout import RolloutContext
+from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.stages import reinforce as stage
 from composer_jax.stages.config import run_config
+from composer_jax.stages.rollout_workers import RolloutWorkers
+from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.tasks.source import TaskSource
 from composer_jax.train.learner import TrainState
 from configs.tiny import get_config
+from tests.rl.simulated import SimulatedPolicy
 
 STEPS = 5
 
@@ -29,43 +40,68 @@ class FakeLearner:
         return TrainState({"w": params["w"] + 0}, {}, {}, jnp.int32(0))
 
 
-class FakeOrchestrator:
+class Interrupter:
+    """Sends Ctrl-C to the main thread, once, when a place is reached."""
+
+    def __init__(self):
+        self.place, self.played = None, []
+
+    def reach(self, *place):
+        if place == self.place:
+            self.place = None
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+class FakePolicy(SimulatedPolicy):
+    async def update_serving(self, params, router_bias, version, *, mode):
+        assert params["w"].tolist() == [version] * 3
+        self.version = version
+
+    def call_followers(self, header):
+        assert not self.running.is_set(), "the policy computes while a step is completed"
+
+
+class FakeUpdate:
     """Adds one to the weight per step and, as the real one, uses up the state it is given."""
 
-    rolled: list[int] = []
-    act = None
+    def __init__(self, interrupter):
+        self.interrupter = interrupter
 
-    def __init__(self, *_):
-        return
+    def set_reference(self, params, router_bias):
+        assert params["w"].tolist() == [0.0] * 3, "the weights that RL started from"
 
-    def roll_out(self, state, cursor, loop):
-        step = cursor.task_step + 1
-        self.rolled.append(step)
-        self.interrupt("roll_out", step)
-        return Rollout((), [], 1.0, 0.5, 1, 0)
-
-    def learn(self, state, cursor, rollout):
+    def step(self, state, groups, episodes, step):
         new = TrainState({"w": state.params["w"] + 1}, {}, {}, state.step + 1)
         state.params["w"].delete()
         state.step.delete()
-        self.interrupt("learn", int(new.step))
-        row = {"reward": 0.5, "compilations": 0} | {name: float(i) for i, name in enumerate(stage.TOTALS)}
-        return new, Cursor(cursor.task_step + 1, cursor.weight_version + 1, int(new.step)), row
-
-    def interrupt(self, *place):
-        if place == FakeOrchestrator.act:
-            signal.raise_signal(signal.SIGINT)
+        self.interrupter.reach("learn", int(new.step))
+        return new, UpdateResult(True, {})
 
 
-@pytest.fixture
-def reinforce(tmp_path, monkeypatch):
+def fake_harness(interrupter):
+    async def run_episode(task, session, pool, chat, *, seed, **_):
+        interrupter.played.append(task.id)
+        interrupter.reach("play", len(interrupter.played))
+        transcript = Transcript()
+        transcript.append("prompt", [1, 2])
+        transcript.append("assistant", [5], [seed % 100], [-0.5], [session._session.policy.version])
+        return Episode(task.id, task.family, task.split, seed, transcript, seed % 2, "finished", turns=1)
+
+    return run_episode
+
+
+@pytest.fixture(params=[0, 2], ids=["synchronous", "asynchronous"])
+def reinforce(tmp_path, monkeypatch, request):
     """(where Ctrl-C comes, or None) -> runs the stage in one folder, again and again."""
-    monkeypatch.setattr(stage, "Orchestrator", FakeOrchestrator)
-    monkeypatch.setattr(FakeOrchestrator, "rolled", [])
+    interrupter = Interrupter()
+    monkeypatch.setattr(rollout, "run_episode", fake_harness(interrupter))
+    monkeypatch.setattr(stage, "PolicyUpdate", lambda *_: FakeUpdate(interrupter))
+    monkeypatch.setattr(stage, "first_episodes_of_each_family", lambda *_: [])
     config = run_config(get_config("smoke"))
-    config = dataclasses.replace(
-        config, rl=dataclasses.replace(config.rl, steps=STEPS, save_every=3, publish=str(tmp_path / "published"))
+    rl = dataclasses.replace(
+        config.rl, steps=STEPS, save_every=3, publish=str(tmp_path / "published"), max_staleness=request.param
     )
+    config = dataclasses.replace(config, rl=rl)
     checked = []
     with Workdir(tmp_path / "run", {}) as workdir:
 
@@ -76,27 +112,41 @@ def reinforce(tmp_path, monkeypatch):
             workdir.mark_done(name, result)
 
         @contextlib.contextmanager
-        def rollout_context():
-            yield None, None
+        def rollout_context(**_):
+            with EventLoop() as loop:
+                yield RolloutContext(None, None, None, ResultCache()), loop
+
+        def sampler_with(params, router_bias, version):
+            policy = FakePolicy()
+            policy.version = version
+            return policy
 
         model = types.SimpleNamespace(
             chat=None,
             weights_before=lambda _: ({"w": jnp.zeros(3)}, {}),
             learner=lambda *_: FakeLearner(),
-            store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=1),
+            store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=2),
         )
         services = types.SimpleNamespace(
             rollout_context=rollout_context,
-            tasks=None,
+            tasks=TaskSource(0, config.tasks),
             check_task_manifest=checked.append,
-            sampler_with=lambda *_, **__: None,
+            sampler_with=sampler_with,
+            rollout_workers=lambda context: RolloutWorkers(None, WorkerSetup, context),
         )
         run = types.SimpleNamespace(
-            workdir=workdir, path=workdir.path, config=config, stage=in_stage, model=model, services=services
+            workdir=workdir,
+            path=workdir.path,
+            is_done=workdir.stage_done,
+            config=config,
+            stage=in_stage,
+            model=model,
+            services=services,
+            interrupter=interrupter,
         )
 
-        def go(act=None):
-            monkeypatch.setattr(FakeOrchestrator, "act", act)
+        def go(place=None):
+            interrupter.place = place
             stage.reinforce(run)
             return run
 
@@ -121,25 +171,41 @@ def published(run) -> dict[int, list[float]]:
     return versions
 
 
-def totals(run):
-    return {name: run.workdir.stage_result("rl")[name] for name in stage.TOTALS}
+def batches(run) -> list[str]:
+    return (run.path / "batches.jsonl").read_text().splitlines()
+
+
+def groups(run) -> int:
+    return STEPS * sum(run.config.rl.groups.values())
 
 
 def test_an_uninterrupted_stage(reinforce):
     run = reinforce()
     assert weights_and_steps(run) == ([5.0] * 3, [1, 2, 3, 4, 5])
-    assert totals(run) == {name: 5.0 * i for i, name in enumerate(stage.TOTALS)}
-    assert FakeOrchestrator.rolled == [1, 2, 3, 4, 5]
+    assert len(run.interrupter.played) == groups(run) * run.config.rl.group_size
+    assert len(set(run.interrupter.played)) == groups(run) and len(batches(run)) == STEPS
+    assert not list((run.path / "rl" / "groups").iterdir())
+    rows = read_metrics(run.path / "metrics" / "rl.jsonl")
+    result = run.workdir.stage_result("rl")
+    assert {name: result[name] for name in stage.TOTALS} == {
+        name: pytest.approx(sum(row[name] for row in rows)) for name in stage.TOTALS
+    }
 
 
-@pytest.mark.parametrize("place", [(name, step) for name in ("roll_out", "learn") for step in (1, 2, 4, 5)], ids=str)
+PLACES = [*(("play", n) for n in (1, 20, 40, 70)), *(("learn", step) for step in (1, 2, 4, 5))]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
 def test_ctrl_c_anywhere_loses_no_step(reinforce, place):
     with pytest.raises(KeyboardInterrupt):
         reinforce(place)
     run = reinforce()
     assert weights_and_steps(run) == ([5.0] * 3, [1, 2, 3, 4, 5])
-    # A rollout that was cut short is rolled out again; no other is.
-    again = [place[1]] if place[0] == "roll_out" else []
-    assert sorted(FakeOrchestrator.rolled) == sorted([1, 2, 3, 4, 5, *again])
-    assert totals(run) == {name: 5.0 * i for i, name in enumerate(stage.TOTALS)}, "of all attempts"
+    trained = [task for line in batches(run) for task in json.loads(line)["tasks"]]
+    assert len(trained) == len(set(trained)) == groups(run)
+    # Only episodes of groups that were cut short are played again.
+    per_group = run.config.rl.group_size
+    again = len(run.interrupter.played) - groups(run) * per_group
+    assert again <= (run.config.rl.max_staleness + 1) * sum(run.config.rl.groups.values()) * per_group
+    assert place[0] == "play" or run.config.rl.max_staleness or again == 0
     assert published(run) == {version: [float(version)] * 3 for version in range(6)}

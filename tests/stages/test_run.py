@@ -12,9 +12,7 @@ import pytest
 from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.parallel import processes
-from composer_jax.stages.evaluate import evaluate
 from composer_jax.stages.pipeline import pipeline
-from composer_jax.stages.reinforce import reinforce
 from composer_jax.stages.run import Run
 from composer_jax.tasks.harbor import write_task
 from configs.tiny import get_config
@@ -140,11 +138,10 @@ def test_a_run_goes_on_with_the_tasks_that_it_began_with_only(new_run, tmp_path)
     assert run.services.tasks.train == {}  # tasks.train is not read once RL is done
 
 
-@pytest.mark.parametrize("stage", [pipeline, reinforce, lambda run: evaluate(run, "before")])
-def test_stages_of_one_process_are_refused_in_several(stage, monkeypatch):
+def test_the_pipeline_is_refused_in_several_processes(monkeypatch):
     monkeypatch.setattr(processes, "process_count", lambda: 2)
     with pytest.raises(NotImplementedError, match="supports one process only for now, and there are 2"):
-        stage(run=None)
+        pipeline(run=None)
 
 
 def test_a_dispatch_that_drops_tokens_is_refused_where_episodes_are_sampled(new_run):

@@ -17,7 +17,7 @@ class TableDecoder:
         self.states, self.mtp_states = states, mtp_states
         self.config = SimpleNamespace(head_chunk=None, n_mtp_modules=len(mtp_states))
 
-    def __call__(self, tokens, positions, segments) -> Hidden:
+    def __call__(self, tokens, positions, segments, replay=None) -> Hidden:
         return Hidden(self.states, RouterStats(jnp.zeros((1, 2)), jnp.zeros(1), jnp.zeros(1)))
 
     def head_weight(self):

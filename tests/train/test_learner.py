@@ -146,7 +146,12 @@ def test_a_network_without_experts_learns_and_has_no_metrics_of_experts(new_lear
     assert not rows[0].keys() & {"counts", "dropped", "load_imbalance"}
     assert all(np.isfinite(list(row.values())).all() for row in rows)
     assert state.router_bias == {}
-    assert learner.evaluate(state, [batch]).keys() == rows[0].keys() - {"grad_norm", "learning_rate", "log_ratio"}
+    assert learner.evaluate(state, [batch]).keys() == rows[0].keys() - {
+        "grad_norm",
+        "learning_rate",
+        "skipped",
+        "log_ratio",
+    }
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, jax.device_get(state.params), weights[0])))
 
 
@@ -240,6 +245,38 @@ def test_nothing_compiles_after_the_first_step(new_learner, weights):
         state, _ = learner.step(state, [batch] * (1 + seed % 3), float(batch["weights"].sum()))
     learner.evaluate(state, [BATCH])
     assert count_compilations() == before
+
+
+BROKEN = BATCH | {"weights": np.where(BATCH["weights"] > 0, np.float32(np.inf), 0).astype(np.float32)}
+
+
+@pytest.mark.parametrize("how", [{}, {"sizes": {"replica": 2, "expert": 2}, "reduction": "host"}], ids=["one", "mesh"])
+def test_a_step_whose_gradient_is_not_finite_is_skipped(new_learner, weights, how):
+    """The next step is the one that the broken step would have been without it, but for the learning rate."""
+    learner = new_learner(**how)
+    state, metrics = learner.step(learner.init_state(*weights), [BATCH], NORMALISER)
+    before = jax.tree.map(np.array, state)
+    assert metrics["skipped"] == 0
+    state, metrics = learner.step(state, [BATCH, BROKEN], NORMALISER)
+    assert metrics["skipped"] == 1 and not np.isfinite(metrics["grad_norm"])
+    for name in ("params", "optimizer", "router_bias"):
+        chex.assert_trees_all_equal(jax.tree.map(np.array, getattr(state, name)), getattr(before, name))
+    assert int(state.step) == 2
+    state, metrics = learner.step(state, [BATCH], NORMALISER)
+    assert metrics["skipped"] == 0 and metrics["learning_rate"] == OPTIMIZER.learning_rate(2)
+    changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), jax.tree.map(np.array, state.params), before.params)
+    assert all(jax.tree.leaves(changed))
+    assert int(state.step) == 3
+
+
+def test_a_step_does_not_wait_for_the_devices(learner, weights):
+    """Whether it was skipped is known on the devices; the host asks when it fetches the metrics."""
+    state = learner.init_state(*weights)
+    learner.step(state, [BATCH], NORMALISER)
+    state = learner.init_state(*weights)
+    with jax.transfer_guard_device_to_host("disallow"):
+        _, metrics = learner.start_step(state, [BATCH], NORMALISER, 0)
+    assert metrics.fetch()["skipped"] == 0
 
 
 def test_bad_arguments_are_refused(new_learner, weights):

@@ -9,7 +9,14 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
-from composer_jax.train.losses import LanguageLoss, LanguageLossConfig, PolicyLoss, PolicyLossConfig, make_loss
+from composer_jax.train.losses import (
+    LanguageLoss,
+    LanguageLossConfig,
+    PolicyLoss,
+    PolicyLossConfig,
+    StreamNormalisers,
+    make_loss,
+)
 from composer_jax.train.trust_region import TRUST_REGIONS
 from tests.models.small import LLAMA, random_weights, relative_error, rows, small
 from tests.train.table_decoder import TableDecoder, log_softmax
@@ -268,9 +275,76 @@ def test_metrics_of_the_policy_loss():
     log_ratio = np.where(SAMPLED, chosen_logprobs(STATES) - OFF_POLICY, 0)
     entropy = -(np.exp(log_softmax(STATES)) * log_softmax(STATES)).sum(-1)
     assert float(out.sums["tokens"]) == SAMPLED.sum()
-    assert float(out.sums["k1"]) == pytest.approx(-log_ratio.sum(), rel=1e-4)
+    assert float(out.sums["sampler_kl"]) == pytest.approx(-log_ratio.sum(), rel=1e-4)
     assert float(out.maxima["log_ratio"]) == pytest.approx(np.abs(log_ratio).max(), rel=1e-4)
     assert float(out.sums["entropy"]) == pytest.approx((entropy[:, :-1] * SAMPLED[:, 1:]).sum(), rel=1e-4)
+
+
+# -- the KL to a reference ----------------------------------------------------------------------------------------
+
+REFERENCE = np.where(SAMPLED, chosen_logprobs(STATES) + 0.5 * RNG.standard_normal((B, S)), 0).astype(np.float32)
+KL_ROWS = POLICY_ROWS | {"kl_weights": np.where(SAMPLED, 0.3, 0).astype(np.float32), "reference_logprobs": REFERENCE}
+
+
+@pytest.mark.parametrize("z", [StreamNormalisers(Z, 1.0, Z), StreamNormalisers(Z, 1.0, 10.0)], ids=["one Z", "own Z"])
+def test_the_kl_is_a_part_of_the_advantage(z):
+    """The gradient is that of advantages A - beta Z_pg / Z_kl (log p - log p_ref), computed by hand."""
+    k1 = chosen_logprobs(STATES) - REFERENCE
+    by_hand = np.where(SAMPLED, ADVANTAGES - 0.3 * Z / z.kl * k1, 0).astype(np.float32)
+    actual = jax.grad(lambda s: WIDE(TableDecoder(s), KL_ROWS, z).loss)(STATES)
+    assert relative_error(actual, policy_gradient(WIDE, POLICY_ROWS | {"advantages": by_hand})) < 1e-5
+    assert relative_error(actual, policy_gradient(WIDE)) > 0.03
+
+
+def test_the_kl_of_tokens_without_an_advantage_is_charged():
+    only = KL_ROWS | {"weights": np.zeros((B, S), np.float32)}
+    gradient = np.asarray(jax.grad(lambda s: WIDE(TableDecoder(s), only, jnp.float32(Z)).loss)(STATES))
+    np.testing.assert_array_equal(np.abs(gradient[:, :-1]).max(-1) > 0, SAMPLED[:, 1:])
+
+
+def test_metrics_of_the_kl_are_its_two_estimators():
+    sums = WIDE(TableDecoder(STATES), KL_ROWS, jnp.float32(Z)).sums
+    k1 = np.where(SAMPLED, chosen_logprobs(STATES) - REFERENCE, 0)
+    assert float(sums["reference_k1"]) == pytest.approx(k1.sum(), rel=1e-4)
+    assert float(sums["reference_k3"]) == pytest.approx((np.exp(-k1) - 1 + k1).sum(), rel=1e-4)
+    assert not WIDE(TableDecoder(STATES), POLICY_ROWS, jnp.float32(Z)).sums.keys() & {"reference_k1", "reference_k3"}
+
+
+def test_weights_without_a_reference_charge_nothing():
+    batch = {name: values for name, values in KL_ROWS.items() if name != "reference_logprobs"}
+    np.testing.assert_array_equal(policy_gradient(WIDE, batch), policy_gradient(WIDE))
+
+
+# -- the cross-entropy stream -------------------------------------------------------------------------------------
+
+CE_ROWS = POLICY_ROWS | {"ce_weights": np.where(SAMPLED, RNG.random((B, S)), 0).astype(np.float32)}
+
+
+def test_each_stream_is_divided_by_its_own_normaliser():
+    """Their gradients are those of the two losses that have one stream only."""
+    no_advantage = {"advantages": np.zeros((B, S), np.float32)}
+    language = ROWS | {"weights": CE_ROWS["ce_weights"]}
+    cross_entropy = jax.grad(lambda s: LanguageLoss()(TableDecoder(s), language, jnp.float32(1)).loss)(STATES)
+    z = StreamNormalisers(2.0, 5.0, 7.0)
+
+    def gradient(batch):
+        return np.asarray(jax.grad(lambda s: WIDE(TableDecoder(s), batch, z).loss)(STATES))
+
+    assert relative_error(gradient(CE_ROWS | no_advantage), cross_entropy / 5) < 1e-5
+    assert relative_error(gradient(POLICY_ROWS), policy_gradient(WIDE) * Z / 2) < 1e-5
+    assert relative_error(gradient(CE_ROWS), policy_gradient(WIDE) * Z / 2 + cross_entropy / 5) < 1e-5
+
+
+def test_one_normaliser_divides_all_streams():
+    same = WIDE(TableDecoder(STATES), CE_ROWS, StreamNormalisers(Z, Z, Z)).loss
+    assert float(WIDE(TableDecoder(STATES), CE_ROWS, jnp.float32(Z)).loss) == float(same)
+
+
+def test_metrics_of_the_cross_entropy():
+    sums = WIDE(TableDecoder(STATES), CE_ROWS, jnp.float32(Z)).sums
+    expected = -(CE_ROWS["ce_weights"] * chosen_logprobs(STATES)).sum()
+    assert float(sums["cross_entropy"]) == pytest.approx(expected, rel=1e-5)
+    assert float(sums["ce_weight"]) == pytest.approx(CE_ROWS["ce_weights"].sum(), rel=1e-5)
 
 
 @pytest.mark.parametrize(

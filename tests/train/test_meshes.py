@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from composer_jax.models.rope import Llama3Rope
-from composer_jax.train.losses import LanguageLoss, LanguageLossConfig
+from composer_jax.train.losses import (
+    LanguageLoss,
+    LanguageLossConfig,
+    PolicyLoss,
+    PolicyLossConfig,
+    StreamNormalisers,
+)
 from tests.models.small import GROUPED_QUERY, LLAMA, WITHOUT_EXPERTS, random_weights, relative_error, small
 from tests.train.small_step import full_gradient, make_batch
 
@@ -128,6 +134,34 @@ def test_a_step_with_a_dense_layer_between_experts_is_that_of_one_device(new_lea
     chex.assert_trees_all_equal(state.router_bias, expected[1].router_bias)
     for metric, value in metrics.items():
         assert value == pytest.approx(expected[2][metric], rel=1e-5), metric
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2, "context": 2, "tensor": 2}, {"replica": 2, "context": 2}], ids=str)
+def test_a_policy_step_with_all_streams_is_that_of_one_device(new_learner, sizes):
+    """Also where a sequence that is masked as a whole lies on two devices."""
+    config = small(**LLAMA, n_layers=2)
+    weights, rng = random_weights(config), np.random.default_rng(0)
+    sampled = BATCH["positions"] > 0
+
+    def field(scale, shift=0.0):
+        return np.where(sampled, shift + scale * rng.standard_normal(sampled.shape), 0).astype(np.float32)
+
+    batch = BATCH | {"weights": sampled.astype(np.float32), "advantages": field(1.0), "ce_weights": field(0.0, 0.1)}
+    batch |= {"kl_weights": field(0.0, 0.2)}
+    batch |= {"sampler_logprobs": field(0.3, -4.2), "reference_logprobs": field(0.3, -4.2)}
+    z = StreamNormalisers(50.0, 20.0, 30.0)
+
+    def gradient(mesh_sizes):
+        learner = new_learner(mesh_sizes, config=config, loss=PolicyLoss(PolicyLossConfig(sequence_mask=0.1)))
+        state = learner.init_state(*weights)
+        part = learner.gradient(state.params, state.router_bias, batch, z)
+        return jax.tree.map(np.asarray, part["gradient"]), part["sums"]
+
+    (expected, expected_sums), (actual, sums) = gradient({}), gradient(sizes)
+    assert_close(actual, expected)
+    assert 0 < float(expected_sums["sequence_masked"]) < sampled.sum()
+    for name, value in sums.items():
+        assert float(value) == pytest.approx(float(expected_sums[name]), rel=1e-4), name
 
 
 STEP = 1e-4

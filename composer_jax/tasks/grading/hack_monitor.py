@@ -153,7 +153,7 @@ def _is_outside(path: str) -> bool:
 
 
 def _flags_of_change(task: Task, path: str, change: Change) -> Iterator[Flag]:
-    before = _original_bytes(task, path)
+    before = original_bytes(task, path)
     if is_protected(path):
         is_untouched = change.kind == "folder" or (change.kind == "file" and before == change.data)
         if not is_untouched and _affects_tests(task, path):
@@ -180,7 +180,8 @@ def _affects_tests(task: Task, path: str) -> bool:
     return exists or path.rpartition("/")[2] in RUNS_BY_ITSELF
 
 
-def _original_bytes(task: Task, path: str) -> bytes | None:
+def original_bytes(task: Task, path: str) -> bytes | None:
+    """Returns the file that a task's workspace starts with at a path; None if there is none."""
     if path in task.files:
         return task.files[path].encode()
     original = None if task.repository is None else task.repository / path

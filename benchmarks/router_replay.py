@@ -1,0 +1,204 @@
+"""What router replay does to the mismatch of sampler and learner: `python -m benchmarks.router_replay [--steps=300]`.
+
+A small network with experts is trained in float32 on the bytes of this package's source, so that its predictions and
+its routers are no coin flips. An engine in bfloat16, and one with 8-bit weights besides, samples from it at temperature
+1 and records its routes. A float32 learner with the same weights then scores the same tokens: with its own routes
+("without"), with those of the engine ("replay"), and with those that are plausible to it ("filtered" with the default
+of rl.loss.replay_plausibility, "strict" with 0.9). The engine "stale" has the weights of --stale steps before, as in
+asynchronous RL; its gaps are also the learner's progress.
+
+Prints progress on stderr and, as the last line of stdout, one JSON object:
+    p99_without, p99_replay, p99_filtered, p99_strict    99th percentile of |log p_learner - log p_engine| with the
+                bfloat16 engine
+    engines     by engine and way of scoring: tokens, p50, p99, max; beyond_2, the fraction of tokens whose ratio of
+                probabilities is beyond 2 or 1/2 (F(2) of arXiv 2510.11370); k3, the mean of r - 1 - log r with
+                r = p_learner / p_engine; foreign and filtered, fractions of the engine's choices of experts that the
+                learner would not have made, and that the filter replaced
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import composer_jax
+from composer_jax.agent.transcript import Row, Transcript
+from composer_jax.data.packing import pack_documents
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.decoder import Decoder
+from composer_jax.models.model_def import ModelDef, Params
+from composer_jax.models.router_replay import RouterReplay
+from composer_jax.parallel import context
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.platform import configure_cpu
+from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.policy import SamplingParams
+from composer_jax.train.learner import Learner
+from composer_jax.train.losses import LanguageLoss, PolicyLossConfig, predict_positions
+from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
+from launch.huge_pages import restart_with_huge_pages
+
+ENGINES = {
+    "bfloat16": "bfloat16",
+    "float8_weights": "float8_e4m3fn",
+    "int8_weights": "int8",
+    "stale": "bfloat16",
+}
+"""Name -> sampler.param_dtype; all of them compute in bfloat16."""
+WAYS = {"without": None, "replay": 0.0, "filtered": PolicyLossConfig().replay_plausibility, "strict": 0.9}
+"""Name -> plausibility of the replay."""
+PROMPT, ROWS = 32, 8
+
+
+def network(layers: int, experts: int) -> ModelConfig:
+    """A network of MLA and experts over bytes."""
+    return ModelConfig(
+        vocab_size=256,
+        d_model=128,
+        n_layers=layers,
+        n_dense_layers=1,
+        n_heads=4,
+        kv_lora_rank=64,
+        qk_nope_dim=16,
+        qk_rope_dim=16,
+        v_head_dim=32,
+        dense_ff_dim=256,
+        expert_ff_dim=32,
+        n_experts=experts,
+        experts_per_token=4,
+        n_shared_experts=1,
+        routed_scaling_factor=1.5,
+        max_context=512,
+        dispatch="ring",
+        compute_dtype="float32",
+    )
+
+
+def documents(length: int) -> Iterator[list[int]]:
+    """Yields pieces of the package's source files, as bytes, in a fixed random order."""
+    folder = Path(next(iter(composer_jax.__path__)))
+    text = b"".join(path.read_bytes() for path in sorted(folder.rglob("*.py")))
+    pieces = [text[i : i + length] for i in range(0, len(text) - length, length)]
+    rng = np.random.default_rng(0)
+    while True:
+        for i in rng.permutation(len(pieces)):
+            yield list(pieces[i])
+
+
+Weights = tuple[Params, Params]
+"""(params, router_bias)."""
+
+
+def train(config: ModelConfig, steps: int, stale: int, length: int) -> tuple[Weights, Weights]:
+    """Returns the weights after pretraining on source code, and those of `stale` steps before."""
+    optimizer = make_optimizer(OptimizerConfig(peak=3e-3, warmup=20, final=0.1), steps)
+    learner = Learner(ModelDef(config), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), bias_rate=1e-3)
+    state, pieces = learner.init_state(*learner.definition.init(0)), documents(length)
+    old = None
+    for step in range(steps):
+        if step == steps - stale:
+            old = jax.tree.map(jnp.copy, (state.params, state.router_bias))
+        packed = [(next(pieces), np.ones(length)) for _ in range(ROWS)]
+        (batch,), _ = pack_documents(packed, seq_len=length, batch_size=ROWS)
+        state, metrics = learner.step(state, [dataclasses.asdict(batch)], ROWS * (length - 1))
+        if (step + 1) % 50 == 0:
+            print(f"step {step + 1}: {metrics['loss']:.3f} nats per byte", file=sys.stderr, flush=True)
+    assert old is not None
+    return (state.params, state.router_bias), old
+
+
+def sample_rows(config: ModelConfig, weights: Weights, dtype: str, n: int, length: int) -> list[Row]:
+    """Returns n rows that an engine sampled, with its log-probabilities and routes."""
+    definition = ModelDef(dataclasses.replace(config, compute_dtype="bfloat16", cache_routing=True))
+    sizes = SamplerConfig(slots=16, capacity=length, decode_steps=16, prefill_shapes=((16, PROMPT),), param_dtype=dtype)
+    sampler = Sampler(definition, make_mesh(jax.devices()[:1]), sizes, end_tokens=())
+    sampler.update(*weights, version=0)
+    pieces, params = documents(length), SamplingParams(length - PROMPT, return_routing=True)
+
+    async def play(seed: int, prompt: list[int]) -> Row:
+        session, transcript = await sampler.open(seed), Transcript()
+        sample = await session.sample(prompt, params)
+        session.close()
+        transcript.append("prompt", prompt)
+        transcript.append("assistant", (), sample.tokens, sample.logprobs, sample.versions, routes=sample.routing)
+        return transcript.rows()[0]
+
+    async def main() -> list[Row]:
+        async with sampler.serving():
+            return await asyncio.gather(*(play(seed, next(pieces)[:PROMPT]) for seed in range(n)))
+
+    return asyncio.run(main())
+
+
+def score_rows(config: ModelConfig, weights: Weights, rows: list[Row], plausibility: float | None) -> dict[str, float]:
+    """Returns the figures of one way of scoring; plausibility None leaves the learner its own routes."""
+
+    def logprobs(decoder: Decoder, tokens_BS: jax.Array, replay: RouterReplay | None):
+        positions_BS = jnp.broadcast_to(jnp.arange(tokens_BS.shape[1]), tokens_BS.shape)
+        hidden = decoder(tokens_BS, positions_BS, jnp.ones_like(tokens_BS), replay)
+        next_BS = context.shift_left(tokens_BS)
+        at_position = lambda main, token: main.logprob(token)  # noqa: E731
+        out_BS = predict_positions(decoder, at_position, None, (hidden.last_BSD,), next_BS)
+        return context.shift_right(out_BS), hidden.router_stats
+
+    @jax.jit
+    def score(tokens_BS, routes_BSLk):
+        replay = None if plausibility is None else RouterReplay(routes_BSLk, plausibility)
+        return logprobs(ModelDef(config).bind(*weights), tokens_BS, replay)
+
+    gaps, counts = [], np.zeros(3)
+    for i in range(0, len(rows), ROWS):
+        part = rows[i : i + ROWS]
+        routes = np.stack([row.routes for row in part if row.routes is not None])
+        logprobs_BS, stats = score(np.stack([row.tokens for row in part]), routes)
+        gaps += [(np.asarray(p) - row.logprobs)[row.trained] for p, row in zip(logprobs_BS, part, strict=True)]
+        if stats.replay is not None:
+            counts += [float(x.sum()) for x in stats.replay]
+    gap = np.concatenate(gaps).astype(np.float64)
+    size = np.abs(gap)
+    figures = {
+        "tokens": len(gap),
+        "p50": np.median(size),
+        "p99": np.quantile(size, 0.99),
+        "max": size.max(),
+        "beyond_2": (size > np.log(2)).mean(),
+        "k3": (np.expm1(gap) - gap).mean(),
+    }
+    if plausibility is not None:
+        figures |= {"foreign": counts[1] / counts[0], "filtered": counts[2] / counts[0]}
+    return {name: float(f"{value:.4g}") for name, value in figures.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=8, help="layers, the first without experts (default: 8)")
+    parser.add_argument("--experts", type=int, default=64, help="experts of a layer (default: 64)")
+    parser.add_argument("--steps", type=int, default=300, help="training steps of 8 rows (default: 300)")
+    parser.add_argument("--length", type=int, default=256, help="bytes of a row (default: 256)")
+    parser.add_argument("--rows", type=int, default=64, help="rows that an engine samples, of 8 (default: 64)")
+    parser.add_argument("--stale", type=int, default=5, help="steps before the last (default: 5)")
+    o = parser.parse_args(argv)
+    if not 1 <= o.stale <= o.steps:
+        parser.error(f"--stale={o.stale} is not between 1 and --steps={o.steps}")
+    configure_cpu(1)
+    config = network(o.layers, o.experts)
+    weights, old = train(config, o.steps, o.stale, o.length)
+    engines = {}
+    for name, dtype in ENGINES.items():
+        rows = sample_rows(config, old if name == "stale" else weights, dtype, o.rows, o.length)
+        engines[name] = {way: score_rows(config, weights, rows, how) for way, how in WAYS.items()}
+        print(name, json.dumps(engines[name], indent=1), file=sys.stderr, flush=True)
+    print(json.dumps({f"p99_{way}": engines["bfloat16"][way]["p99"] for way in WAYS} | {"engines": engines}))
+
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # as every entry point does
+    main()

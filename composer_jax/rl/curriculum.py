@@ -1,0 +1,110 @@
+"""Curriculum: which task families the next groups are drawn from, by how much could be learned from the last ones.
+
+A task is used once, so single tasks cannot be repeated; families can be drawn more often (Composer 2, arXiv 2603.24477,
+section 4.1, draws more of what takes many turns and much thinking in later stages).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_jax.agent.episode import Episode
+from composer_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class CurriculumConfig:
+    """Weight of a family: rl.groups times (floor + 4 p (1 - p)), times powers of its turns and thinking tokens.
+
+    p (1 - p) is the variance of a pass rate p: groups in which all episodes agree teach nothing. Numbers are ours (not
+    published).
+
+    Raises:
+      UserError: a value out of range.
+    """
+
+    window: int = 0
+    """Steps whose results weigh the families. With 0 every step has exactly the groups of rl.groups."""
+    floor: float = 0.1
+    """Added to 4 p (1 - p), which is between 0 and 1, so that no family is given up."""
+    turns: float = 0.0
+    """Exponent of a family's turns per episode, relative to the mean of all families."""
+    thinking: float = 0.0
+    """Exponent of a family's thinking tokens per episode, relative to the mean of all families."""
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise UserError(f"rl.curriculum.window={self.window} is negative; use a number of steps, or 0 for none.")
+        if not self.floor > 0:
+            raise UserError(f"rl.curriculum.floor={self.floor} gives up families; use a number above 0.")
+        for name in ("turns", "thinking"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"rl.curriculum.{name}={getattr(self, name)} is negative; use 0 or more.")
+
+
+@dataclasses.dataclass(frozen=True)
+class FamilyResult:
+    """What the groups of one family showed in one step; sums over its groups."""
+
+    groups: int
+    spread: float
+    """p (1 - p) of the group's mean grade p."""
+    turns: float
+    """Turns per episode."""
+    thinking: float
+    """Thinking tokens per episode."""
+
+    def __add__(self, other: "FamilyResult") -> "FamilyResult":
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return FamilyResult(*(a + b for a, b in pairs))
+
+
+def family_results(groups: Sequence[Sequence[Episode]]) -> dict[str, dict[str, Any]]:
+    """Returns family -> the fields of its FamilyResult, of groups of episodes. Groups without a grade are left out."""
+    results: dict[str, FamilyResult] = {}
+    for group in groups:
+        graded = [episode for episode in group if episode.reward is not None]
+        if not graded:
+            continue
+        p = math.fsum(episode.reward or 0.0 for episode in graded) / len(graded)
+        turns = math.fsum(episode.turns for episode in graded) / len(graded)
+        thinking = math.fsum(episode.usage.thinking_tokens for episode in graded) / len(graded)
+        family = graded[0].family
+        result = FamilyResult(1, p * (1 - p), turns, thinking)
+        results[family] = results[family] + result if family in results else result
+    return {family: dataclasses.asdict(result) for family, result in sorted(results.items())}
+
+
+def family_weights(
+    groups: Mapping[str, int], steps: Sequence[Mapping[str, Mapping[str, Any]]], config: CurriculumConfig
+) -> dict[str, float]:
+    """Returns family -> its weight, of those with groups; a family without results counts as one with p = 1/2.
+
+    Args:
+      groups: family -> groups of it in a step without a curriculum.
+      steps: results of every step so far (family_results); the last `config.window` of them count.
+    """
+    totals: dict[str, FamilyResult] = {}
+    for step in steps[-config.window :]:
+        for family, fields in step.items():
+            result = FamilyResult(**fields)
+            totals[family] = totals[family] + result if family in totals else result
+    means = {name: _mean_of_means(totals, name) for name in ("turns", "thinking")}
+    weights = {}
+    for family, count in groups.items():
+        if not count:
+            continue
+        weights[family] = count * (config.floor + 1.0)
+        if total := totals.get(family):
+            weights[family] = count * (config.floor + 4 * total.spread / total.groups)
+            for name, exponent in (("turns", config.turns), ("thinking", config.thinking)):
+                if means[name] > 0:
+                    relative = getattr(total, name) / total.groups / means[name]
+                    weights[family] *= max(relative, config.floor) ** exponent
+    return weights
+
+
+def _mean_of_means(totals: Mapping[str, FamilyResult], name: str) -> float:
+    means = [getattr(total, name) / total.groups for total in totals.values()]
+    return math.fsum(means) / len(means) if means else 0.0

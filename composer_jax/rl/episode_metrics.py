@@ -1,0 +1,98 @@
+"""Metrics of the episodes of one RL step: columns of metrics/rl.jsonl."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from composer_jax.agent.episode import Episode
+from composer_jax.agent.usage import SHELL
+from composer_jax.rl.penalties import BEHAVIORS, behaviors
+from composer_jax.rl.rewards import RewardConfig, RewardParts, reward_parts
+from composer_jax.tasks.grading.hack_monitor import FLAG_NAMES
+
+TOKENS = ("thinking_tokens", "call_tokens", "output_tokens", "final_tokens")
+"""Counts of EpisodeUsage whose means are metrics."""
+
+Graded = Sequence[tuple[Episode, RewardParts]]
+Row = dict[str, float | None]
+
+
+def episode_metrics(episodes: Sequence[Episode], config: RewardConfig) -> Row:
+    """Returns means over the graded episodes of one step, None without any.
+
+    reward, grade                       what is optimised, and what grading gave; also by family (reward_FAMILY)
+    length_cost, penalty, zeroed        the parts of the reward beside the grade; zeroed counts episodes
+    behavior_NAME, penalty_NAME         a behaviour from 0 to 1 whatever it costs; its price, if it has one
+    flagged, flag_NAME                  number of episodes that the hack monitor flagged, also by flag
+    turns, tokens, calls, ..._tokens    lengths (EpisodeUsage); tokens are those of all nodes
+    grade_effort_LEVEL, tokens_effort_LEVEL     by level of effort: grade and sampled tokens
+    pass_compacted, summaries, failed_summaries, summary_tokens     over the episodes with a summary
+    facts_kept                          over those whose task names the facts that a summary needs
+    """
+    graded = [(e, reward_parts(e, config)) for e in episodes if e.reward is not None]
+    return {
+        "reward": _mean(parts.reward for _, parts in graded),
+        "grade": _mean(parts.grade for _, parts in graded),
+        "length_cost": _mean(parts.length_cost for _, parts in graded),
+        "penalty": _mean(parts.penalty for _, parts in graded),
+        "zeroed": sum(parts.zeroed for _, parts in graded),
+        "turns": _mean(e.turns for e, _ in graded),
+        "tokens": _mean(e.transcript.total_tokens for e, _ in graded),
+        **{name: _mean(getattr(e.usage, name) for e, _ in graded) for name in TOKENS},
+        "calls": _mean(e.usage.total_calls for e, _ in graded),
+        "shell_calls": _mean(e.usage.calls.get(SHELL, 0) for e, _ in graded),
+        "infrastructure_failures": len(episodes) - len(graded),
+        "finished": _mean(e.outcome == "finished" for e, _ in graded),
+        **_by_family(episodes, graded),
+        **_by_effort(graded),
+        **_of_behavior(graded, config),
+        **_of_flags(graded),
+        **_of_summaries(graded),
+    }
+
+
+def _by_family(episodes: Sequence[Episode], graded: Graded) -> Row:
+    row: Row = {}
+    for family in sorted({e.family for e in episodes}):
+        row[f"reward_{family}"] = _mean(parts.reward for e, parts in graded if e.family == family)
+        row[f"grade_{family}"] = _mean(parts.grade for e, parts in graded if e.family == family)
+    return row
+
+
+def _by_effort(graded: Graded) -> Row:
+    row: Row = {}
+    for level in sorted({e.effort for e, _ in graded if e.effort}):
+        row[f"grade_effort_{level}"] = _mean(parts.grade for e, parts in graded if e.effort == level)
+        row[f"tokens_effort_{level}"] = _mean(e.transcript.total_sampled for e, _ in graded if e.effort == level)
+    return row
+
+
+def _of_behavior(graded: Graded, config: RewardConfig) -> Row:
+    measured = [behaviors(e, config.penalties) for e, _ in graded]
+    priced = [name for name in BEHAVIORS if getattr(config.penalties, name)]
+    return {
+        **{f"behavior_{name}": _mean(values[name] for values in measured) for name in BEHAVIORS},
+        **{f"penalty_{name}": _mean(parts.penalties[name] for _, parts in graded) for name in priced},
+    }
+
+
+def _of_flags(graded: Graded) -> Row:
+    flagged = [{flag.partition(":")[0] for flag in e.flags} for e, _ in graded]
+    by_name = {f"flag_{name}": sum(name in names for names in flagged) for name in FLAG_NAMES}
+    return {"flagged": sum(bool(names) for names in flagged), **by_name}
+
+
+def _of_summaries(graded: Graded) -> Row:
+    compacted = [(e, parts) for e, parts in graded if e.summaries]
+    return {
+        "pass_compacted": _mean(parts.grade for _, parts in compacted),
+        "summaries": _mean(e.summaries for e, _ in compacted),
+        "failed_summaries": _mean(e.failed_summaries for e, _ in compacted),
+        "facts_kept": _mean(e.facts_kept for e, _ in compacted if e.facts_kept is not None),
+        "summary_tokens": _mean(e.summary_tokens for e, _ in compacted),
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,92 @@
+"""GroupSource: the number of a group -> its task, its compaction and the seeds of its episodes."""
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_jax.agent.config import AgentConfig
+from composer_jax.agent.summary import Compaction
+from composer_jax.errors import UserError
+from composer_jax.rl.config import RLConfig
+from composer_jax.rl.curriculum import family_weights
+from composer_jax.rl.effort import draw_effort
+from composer_jax.rl.rollout import EpisodeSpec
+from composer_jax.seeds import hash_seed
+from composer_jax.tasks.source import TaskSource
+from composer_jax.tasks.task import Task
+
+
+class GroupSource:
+    """The groups of an RL run, numbered from 0. All but the family is a function of the number and the run's seed.
+
+    Every task is used by one group only, and a resumed run repeats none.
+
+    Attributes:
+      places: number -> (family, index of the task in it) of the groups that were drawn.
+    """
+
+    def __init__(self, config: RLConfig, agent: AgentConfig, seed: int, tasks: TaskSource):
+        """agent: defines the compactions that `config` names."""
+        self.config, self.agent, self.seed, self.tasks = config, agent, seed, tasks
+        self.groups_per_step = sum(config.groups.values())
+        self.places: dict[int, tuple[str, int]] = {}
+
+    def draw(self, number: int, results: Sequence[Mapping[str, Mapping[str, Any]]]) -> tuple[str, int]:
+        """Draws the task of a group, once; groups are drawn in the order of their numbers.
+
+        Without rl.curriculum every step has exactly the groups of rl.groups, by family.
+
+        Args:
+          results: of every step so far (rl/curriculum.py: family_results).
+
+        Raises:
+          UserError: a curriculum has used up all tasks.
+        """
+        if number not in self.places:
+            is_weighted = self.config.curriculum.window > 0
+            self.places[number] = self._weighted_place(number, results) if is_weighted else self._fixed_place(number)
+        return self.places[number]
+
+    def _fixed_place(self, number: int) -> tuple[str, int]:
+        step, position = divmod(number, self.groups_per_step)
+        for family, count in sorted(self.config.groups.items()):
+            if position < count:
+                return family, step * count + position
+            position -= count
+        raise AssertionError(f"group {number} has no family")
+
+    def _weighted_place(self, number: int, results: Sequence[Mapping[str, Mapping[str, Any]]]) -> tuple[str, int]:
+        used = Counter(family for family, _ in self.places.values())
+        weights = family_weights(self.config.groups, results, self.config.curriculum)
+        weights = {family: w for family, w in sorted(weights.items()) if self.tasks.has_task(family, used[family])}
+        if not weights:
+            raise UserError(f"rl.curriculum has used up all {number} tasks; lower rl.steps or add tasks.")
+        rng = random.Random(hash_seed("family", self.seed, number))
+        (family,) = rng.choices(list(weights), list(weights.values()))
+        return family, used[family]
+
+    def task(self, number: int) -> Task:
+        """Returns the task of a group that was drawn."""
+        return self.tasks.task(*self.places[number])
+
+    def specs(self, number: int) -> list[EpisodeSpec]:
+        """Returns the episodes of a group, a function of its number and the run's seed."""
+        task = self.task(number)
+        compaction = self.draw_compaction(task)
+        effort = draw_effort(self.config.reward.effort, self.seed, task.id)
+        return [
+            EpisodeSpec(task, hash_seed("rl", self.seed, task.id, i), compaction, number, effort)
+            for i in range(self.config.group_size)
+        ]
+
+    def draw_compaction(self, task: Task) -> Compaction:
+        """Returns the compaction of a group, drawn once, so that its episodes differ only by the policy."""
+        config, rng = self.config, random.Random(hash_seed("trigger", self.seed, task.id))
+        if task.family in config.family_compactions:
+            return self.agent.compaction(config.family_compactions[task.family], "rl.family_compactions")
+        compaction = self.agent.compaction(config.compaction, "rl.compaction")
+        if rng.random() < config.uncompacted_fraction:
+            return Compaction(None)
+        return dataclasses.replace(compaction, trigger=rng.randint(*config.trigger)) if config.trigger else compaction

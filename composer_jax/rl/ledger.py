@@ -1,0 +1,157 @@
+"""RolloutLedger: what an RL run has admitted, played and trained, on disk.
+
+    DIR/rl/admitted.jsonl           one line whenever a group starts to be played, and one when it is dropped
+    DIR/rl/groups/NUMBER.json.zst   a PlayedGroup, from its last episode until a checkpoint has learned from it
+    DIR/batches.jsonl               one line per optimizer step, before it is taken
+
+Every line and file is complete or absent. A run that continues from the checkpoint of step s takes the later steps of
+batches.jsonl again with the stored groups, so that it gets the same weights without a rollout. It plays the groups that
+were admitted and not stored again. Nothing else has to be restored.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from composer_jax.atomic_write import write_atomically
+from composer_jax.errors import UserError
+from composer_jax.observe.journal import Journal
+from composer_jax.rl.curriculum import family_results
+from composer_jax.rl.played_group import PlayedGroup, hash_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRecord:
+    """One line of batches.jsonl."""
+
+    step: int
+    """Optimizer step of RL; 1 is the first."""
+    version: int
+    """Version of the weights that the step starts from."""
+    versions: tuple[int, int]
+    """The oldest weights version of a token of the batch, and the newest version at which a group ended."""
+    groups: tuple[int, ...]
+    """Numbers of the groups."""
+    tasks: tuple[str, ...]
+    """Ids of their tasks."""
+    tokens: str
+    """Hash of the training rows (played_group.hash_tokens)."""
+    families: Mapping[str, Mapping[str, Any]]
+    """What the groups of each family showed (rl/curriculum.py: family_results)."""
+
+    @classmethod
+    def of(cls, step: int, version: int, groups: Sequence[PlayedGroup]) -> Self:
+        """The record of a step that trains these groups."""
+        return cls(
+            step=step,
+            version=version,
+            versions=(min(g.oldest_version for g in groups), max(g.resolved_version for g in groups)),
+            groups=tuple(g.number for g in groups),
+            tasks=tuple(g.episodes[0].task_id for g in groups),
+            tokens=hash_tokens(groups),
+            families=family_results([g.episodes for g in groups]),
+        )
+
+
+class RolloutLedger:
+    """The ledger in the folder of a run; a context manager. Only process 0 has one.
+
+    Attributes:
+      admitted: number -> optimizer steps that had been taken when the group was started last; of all groups.
+      places: number -> (family, index of its task); of all groups.
+      dropped: numbers of the groups that were dropped.
+      batches: the BatchRecord of every step that was taken or begun, the first step first.
+    """
+
+    def __init__(self, folder: Path, before_write: Callable[[], None] | None = None):
+        self._folder = folder / "rl" / "groups"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._admitted = Journal(folder / "rl" / "admitted.jsonl", before_write)
+        self._batches = Journal(folder / "batches.jsonl", before_write)
+        self.admitted: dict[int, int] = {row["group"]: row["step"] for row in self._admitted.rows if "step" in row}
+        self.places: dict[int, tuple[str, int]] = {
+            row["group"]: (row["family"], row["index"]) for row in self._admitted.rows if "step" in row
+        }
+        self.dropped: set[int] = {row["group"] for row in self._admitted.rows if "dropped" in row}
+        self.batches = [BatchRecord(**{**row, **_tuples(row)}) for row in self._batches.rows]
+
+    def admit(self, number: int, step: int, place: tuple[str, int]) -> None:
+        """Notes that a group is about to be played, once more if it was cut short before; `step` steps are taken."""
+        self._admitted.append({"group": number, "step": step, "family": place[0], "index": place[1]})
+        self.admitted[number], self.places[number] = step, place
+
+    def drop(self, number: int, step: int) -> None:
+        """Notes that a group will never be trained, and deletes it."""
+        self._admitted.append({"group": number, "dropped": step})
+        self.dropped.add(number)
+        self._file(number).unlink(missing_ok=True)
+
+    def store(self, group: PlayedGroup) -> None:
+        """Writes a group, atomically."""
+        write_atomically(self._file(group.number), group.to_bytes())
+
+    def has(self, number: int) -> bool:
+        """Whether a group is stored."""
+        return self._file(number).exists()
+
+    def load(self, number: int) -> PlayedGroup:
+        """Returns a stored group. Raises a UserError if its file is damaged."""
+        file = self._file(number)
+        try:
+            return PlayedGroup.from_bytes(file.read_bytes())
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{file} is damaged ({error}); delete it, and the group will be played again") from error
+
+    def begin_step(self, record: BatchRecord) -> None:
+        """Notes a step before it is taken. A step that is taken again must be the same.
+
+        Raises:
+          RuntimeError: batches.jsonl has another batch for this step; always a bug.
+        """
+        if record.step <= len(self.batches):
+            if self.batches[record.step - 1] != record:
+                raise RuntimeError(f"step {record.step} was {self.batches[record.step - 1]} and is now {record}")
+            return
+        self._batches.append(dataclasses.asdict(record))
+        self.batches.append(record)
+
+    def recover(self, step: int) -> list[int]:
+        """Continues after step `step`, from its checkpoint; returns the admitted groups that are still to be trained.
+
+        Lines of later steps stay as far as all of their groups are stored.
+        """
+        complete = step
+        for record in self.batches[step:]:
+            if not all(self.has(number) for number in record.groups):
+                break
+            complete = record.step
+        if complete < len(self.batches):
+            self._batches.truncate(complete)
+            self.batches = self.batches[:complete]
+        trained = {number for record in self.batches[:step] for number in record.groups}
+        return sorted(self.admitted.keys() - trained - self.dropped)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Deletes groups that all checkpoints have learned from."""
+        for number in numbers:
+            self._file(number).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._admitted.close()
+        self._batches.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{number:08d}.json.zst"
+
+
+def _tuples(row: dict) -> dict[str, tuple]:
+    """The lists of a line as the tuples of a BatchRecord."""
+    return {name: tuple(value) for name, value in row.items() if isinstance(value, list)}

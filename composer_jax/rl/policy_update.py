@@ -1,0 +1,184 @@
+"""PolicyUpdate: groups of graded episodes -> one update of the weights."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from composer_jax.models.flops import forward_flops
+from composer_jax.models.model_def import Params
+from composer_jax.parallel.mesh import batch_shards
+from composer_jax.rl.algorithm import make_algorithm
+from composer_jax.rl.batch import Group, PackedRows, WeightedRow, pack_rows
+from composer_jax.rl.config import RLConfig
+from composer_jax.rl.incomplete_groups import complete_group
+from composer_jax.rl.reference import Reference, with_reference
+from composer_jax.rl.weighting import weighted_rows
+from composer_jax.train.learner import Learner, TrainState
+from composer_jax.train.losses import StreamNormalisers
+from composer_jax.train.token_logprobs import TokenScorer
+
+PER_TOKEN = ("entropy", "out_of_region", "sampler_kl")
+"""Metrics that are means over the tokens of the policy gradient. sampler_kl is the k1 estimate of
+KL(sampler || learner) in nats, log p_sampler - log p."""
+OF_REFERENCE = {"kl_reference": "reference_k1", "kl_reference_k3": "reference_k3"}
+"""Column -> the loss's name, of metrics that are there with a reference only."""
+OF_STEP = ("grad_norm", "learning_rate", "skipped")
+OF_RATIO = ("log_ratio_max", "ratio_max")
+OF_EXPERTS = ("load_imbalance",)
+"""Metrics that only a network with experts has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateResult:
+    """What one step of learning did."""
+
+    is_updated: bool
+    """Whether the weights changed."""
+    metrics: dict[str, float | None]
+    """Columns of metrics/rl.jsonl; those of an update are None without one."""
+
+
+class GroupLearner(Protocol):
+    """What the orchestrator learns with."""
+
+    def step(
+        self, state: TrainState, groups: Sequence[Group], episodes: int, step: int
+    ) -> tuple[TrainState, UpdateResult]:
+        """See PolicyUpdate.step."""
+        ...
+
+
+class PolicyUpdate:
+    """The learning half of an RL step: advantages, batches and the optimizer step. It holds no weights."""
+
+    def __init__(self, config: RLConfig, learner: Learner):
+        self.config, self.learner = config, learner
+        self.algorithm = make_algorithm(config.algorithm.name, config.algorithm.options)
+        self.route_shape = config.route_shape(learner.definition.config)
+        self.is_compiled = False
+        self._reference: Reference | None = None
+
+    def set_reference(self, params: Params, router_bias: Params) -> None:
+        """Sets the policy that rl.algorithm.kl refers to: the weights that RL started from, also in a resumed run.
+
+        The arrays are kept as they are, and nothing may donate them. With a coefficient of 0 they are not kept.
+
+        Raises:
+          UserError: the weights are not of the network that is trained.
+        """
+        if self.config.algorithm.kl.coefficient:
+            scorer = TokenScorer(
+                self.learner.definition, self.learner.mesh, plausibility=self.config.loss.replay_plausibility
+            )
+            self._reference = Reference(params, router_bias, scorer)
+
+    def step(
+        self, state: TrainState, groups: Sequence[Group], episodes: int, step: int
+    ) -> tuple[TrainState, UpdateResult]:
+        """Takes one optimizer step on the groups.
+
+        Groups that lost too many episodes are dropped (rl.algorithm.incomplete_groups); the metric groups_incomplete
+        counts them. Groups of equal rewards are dropped before they cost a training token. A step without any other
+        group leaves the weights alone: an update with a zero gradient would still move them by Adam's momentum.
+
+        Args:
+          state: donated; use the returned one.
+          episodes: number of episodes that the loss is divided by, times rl.tokens_per_episode; those without a grade
+            count as well, so that a lost episode does not raise the weight of the others.
+          step: RL steps before this one, for algorithms that depend on it.
+        """
+        rule, size = self.config.algorithm.incomplete_groups, self.config.group_size
+        complete = [whole for group in groups if (whole := complete_group(group, size, rule)) is not None]
+        by_group = weighted_rows(complete, self.algorithm, step, self.config.algorithm)
+        rows = [row for rows in by_group for row in rows]
+        learned: dict[str, float] | None = None
+        if rows:
+            # The first update compiles every shape, with batches that have no gradient.
+            packed = pack_rows(
+                rows,
+                self.config.batches,
+                every_shape=not self.is_compiled,
+                shards=batch_shards(self.learner.mesh),
+                cost=functools.partial(forward_flops, self.learner.definition.config),
+                route_shape=self.route_shape,
+            )
+            self.is_compiled = True
+            normalisers = self.normalisers(rows, episodes)
+            state, learned = self.learner.step(state, self._batches(packed, state, normalisers), normalisers)
+        metrics = learning_metrics(
+            learned,
+            has_experts=self.learner.definition.config.n_experts > 0,
+            has_reference=self.config.algorithm.kl.coefficient > 0,
+        )
+        if self.route_shape is not None:
+            metrics |= replay_metrics(learned)
+        metrics["groups_used"] = sum(map(bool, by_group))
+        metrics["groups_incomplete"] = len(groups) - len(complete)
+        return state, UpdateResult(learned is not None and not learned["skipped"], metrics)
+
+    def _batches(
+        self, packed: PackedRows, state: TrainState, normalisers: StreamNormalisers
+    ) -> list[dict[str, np.ndarray]]:
+        """Returns the batches, with the KL to the reference if the config has one."""
+        config = self.config.algorithm.kl
+        if not config.coefficient:
+            return packed.batches
+        if self._reference is None:
+            raise ValueError(f"rl.algorithm.kl.coefficient={config.coefficient} needs set_reference() before a step")
+        return with_reference(packed, config, self._reference, (state.params, state.router_bias), normalisers)
+
+    def normalisers(self, rows: Sequence[WeightedRow], episodes: int) -> StreamNormalisers:
+        """Returns what each stream of a step's loss is divided by: rl.algorithm.normalisers."""
+        constant = episodes * self.config.tokens_per_episode
+
+        def count(stream: str) -> float:
+            return float(sum(np.count_nonzero(getattr(row, stream)) for row in rows))
+
+        kinds = self.config.algorithm.normalisers
+        by_kind = {"constant": lambda _: constant, "tokens": lambda stream: max(count(stream), 1.0)}
+        return StreamNormalisers(
+            policy=by_kind[kinds.policy]("weights"),
+            cross_entropy=by_kind[kinds.cross_entropy]("ce_weights"),
+            kl=by_kind[kinds.kl]("kl_weights"),
+        )
+
+
+def learning_metrics(
+    learned: dict[str, float] | None, *, has_experts: bool, has_reference: bool = False
+) -> dict[str, float | None]:
+    """Returns the metrics of one update; None for those that it lacks, and for a step without an update.
+
+    cross_entropy is in nats per unit of weight. kl_reference and kl_reference_k3 estimate KL(learner || reference) in
+    nats per token, by k1 = log p - log p_ref and by k3 = exp(-k1) - 1 + k1.
+    """
+    of_experts = OF_EXPERTS if has_experts else ()
+    of_reference = OF_REFERENCE if has_reference else {}
+    columns = (*PER_TOKEN, "sequence_masked", *of_reference, "cross_entropy", *OF_RATIO, *OF_STEP, *of_experts)
+    if learned is None:
+        return {"trained_tokens": 0.0, **dict.fromkeys(columns)}
+    tokens, ce_weight = max(learned["tokens"], 1.0), learned.get("ce_weight", 0.0)
+    return {
+        **{name: learned[name] / tokens for name in PER_TOKEN},
+        "sequence_masked": learned["sequence_masked"] / tokens if "sequence_masked" in learned else None,
+        **{column: learned[name] / tokens for column, name in of_reference.items()},
+        "cross_entropy": learned["cross_entropy"] / ce_weight if ce_weight else None,
+        "log_ratio_max": learned["log_ratio"],
+        "ratio_max": float(np.exp(learned["log_ratio"])),
+        "trained_tokens": learned["tokens"],
+        **{name: learned[name] for name in (*OF_STEP, *of_experts)},
+    }
+
+
+def replay_metrics(learned: dict[str, float] | None) -> dict[str, float | None]:
+    """Returns what router replay did in one update; None for a step without an update.
+
+    replay_foreign: fraction of the sampler's choices of experts that the learner's router would not have made.
+    replay_filtered: fraction that loss.replay_plausibility replaced.
+    """
+    if learned is None:
+        return {"replay_foreign": None, "replay_filtered": None}
+    choices = max(learned["replayed"], 1.0)
+    return {name: learned[name] / choices for name in ("replay_foreign", "replay_filtered")}

@@ -1,0 +1,80 @@
+"""RL over several JAX processes: process 0 plays and decides, and all of them learn.
+
+The learner is one program over the devices of all processes. Process 0 sends the groups of a step to the others through
+the channel of its sampler, between two device calls. Each process makes the same batches from them and takes the same
+step, so that nothing but groups has to be sent. Then all of them install the new weights in the sampler.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from composer_jax.agent.episode import Episode
+from composer_jax.rl.batch import Group
+from composer_jax.rl.policy_update import PolicyUpdate, UpdateResult
+from composer_jax.sampler.engine import Sampler
+from composer_jax.train.learner import TrainState
+
+
+class LeadingUpdate:
+    """The PolicyUpdate of process 0: every other process takes the step, too (`FollowingUpdate`)."""
+
+    def __init__(self, update: PolicyUpdate, sampler: Sampler):
+        """sampler: serves and is paused whenever `step` is called."""
+        self._update, self._sampler = update, sampler
+
+    def step(
+        self, state: TrainState, groups: Sequence[Group], episodes: int, step: int
+    ) -> tuple[TrainState, UpdateResult]:
+        """As PolicyUpdate.step."""
+        self._sampler.call_followers({"learn": [episodes, step]}, [encode_groups(groups)])
+        return self._update.step(state, groups, episodes, step)
+
+
+class FollowingUpdate:
+    """What every other process does while process 0 runs the orchestrator.
+
+    Attributes:
+      state: the weights after the last step.
+    """
+
+    def __init__(
+        self,
+        update: PolicyUpdate,
+        sampler: Sampler,
+        state: TrainState,
+        on_call: Callable[[TrainState, Mapping[str, Any]], None],
+    ):
+        """on_call: called with the state and the header of every other call of process 0, such as to save."""
+        self.state, self._update, self._sampler, self._on_call = state, update, sampler, on_call
+
+    def follow(self) -> None:
+        """Takes part in everything until process 0 leaves the serving of its sampler."""
+        self._sampler.follow(lambda _: (self.state.params, self.state.router_bias), self._call)
+
+    def _call(self, header: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        if "learn" in header:
+            episodes, step = header["learn"]
+            self.state, _ = self._update.step(self.state, decode_groups(arrays[0]), episodes, step)
+        else:
+            self._on_call(self.state, header)
+
+
+def encode_groups(groups: Sequence[Group]) -> np.ndarray:
+    """Returns the groups as bytes, uint8 [n]: compressed JSON from which `decode_groups` makes equal groups."""
+    fields = [
+        {"episodes": [episode.to_json() for episode in group.episodes], "rewards": list(group.rewards)}
+        for group in groups
+    ]
+    return np.frombuffer(zstandard.compress(json.dumps(fields, separators=(",", ":")).encode()), np.uint8)
+
+
+def decode_groups(encoded: np.ndarray) -> list[Group]:
+    """The inverse of encode_groups."""
+    return [
+        Group([Episode.from_json(episode) for episode in fields["episodes"]], fields["rewards"])
+        for fields in json.loads(zstandard.decompress(encoded.tobytes()))
+    ]

@@ -1,0 +1,52 @@
+"""Groups -> the rows to train: the algorithm, and the rules that hold for every algorithm."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from composer_jax.agent.episode import Episode
+from composer_jax.rl.algorithm import Algorithm
+from composer_jax.rl.batch import Group, WeightedRow
+from composer_jax.rl.config import AlgorithmConfig
+from composer_jax.rl.toggle import toggle_rewards
+
+OVERLONG = ("out_of_turns", "out_of_context", "out_of_segments")
+"""Outcomes of episodes that a limit ended."""
+
+
+def weighted_rows(
+    groups: Sequence[Group], algorithm: Algorithm, step: int = 0, config: AlgorithmConfig | None = None
+) -> list[list[WeightedRow]]:
+    """Returns, for each group, the rows that have something to train; none for a group without a signal.
+
+    Args:
+      step: RL steps before this one.
+      config: rules for rewards before the algorithm, and for rows after it; None: the defaults, which change nothing.
+    """
+    config, numbers, by_group = config or AlgorithmConfig(), itertools.count(), []
+    for group in groups:
+        by_episode = algorithm.weigh(toggle_rewards(group, config.toggle, step), step)
+        chosen = []
+        for episode, rows in zip(group.episodes, by_episode, strict=True):
+            number = next(numbers)
+            rows = [dataclasses.replace(row, episode=number) for row in _apply_rules(rows, episode, config)]
+            chosen += [row for row in rows if row.has_signal]
+        by_group.append(chosen)
+    return by_group
+
+
+def _apply_rules(rows: Sequence[WeightedRow], episode: Episode, config: AlgorithmConfig) -> list[WeightedRow]:
+    if config.mask_overlong and episode.outcome in OVERLONG:
+        return []
+    discounts = [config.segment_discount**later for later in reversed(range(len(rows)))]
+    imitation = config.imitation_weight if episode.reward is not None and episode.reward >= 1 else 0.0
+    return [
+        dataclasses.replace(
+            row,
+            advantages=row.advantages * np.float32(discount),
+            ce_weights=row.ce_weights + np.float32(imitation) * row.row.trained,
+        )
+        for row, discount in zip(rows, discounts, strict=True)
+    ]

@@ -1,0 +1,161 @@
+"""RayCluster: starts one rollout worker on every node of a Ray cluster; episodes travel as with every other worker."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any, Self
+
+from absl import logging
+
+from composer_jax.errors import UserError
+from composer_jax.rl.workers.worker import EPISODES_PER_CPU, WorkerOptions
+
+CONNECT_S = 5.0
+"""Seconds in which the machine of a cluster's address accepts a connection."""
+PROBE_S = 30.0
+"""Seconds in which a process of its own joins the cluster: ray.init waits for two minutes, then ends its process."""
+POLL_S = 3.0
+"""Seconds between two looks at the nodes of the cluster; a node that joins has a worker so much later."""
+
+_PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+
+
+class RayCluster:
+    """A connection to a Ray cluster, of which this machine is a node. A context manager whose end ends the workers."""
+
+    def __init__(self, address: str):
+        """Connects, within seconds.
+
+        Args:
+          address: HOST:PORT of the cluster's head node, or "auto" for the cluster of this machine.
+
+        Raises:
+          UserError: Ray is not installed, or no cluster answers at the address.
+        """
+        try:
+            import ray  # pyright: ignore[reportMissingImports]  # optional
+        except ImportError:
+            raise UserError(
+                f"--cluster={address} needs Ray, which is not installed; run pip install 'composer_jax[cluster]'."
+            ) from None
+        self._ray = ray
+        if address != "auto":
+            _require_listener(address)
+        _require_cluster(address)
+        before = signal.getsignal(signal.SIGTERM)
+        ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
+        signal.signal(signal.SIGTERM, before)  # Ray's handler ends the process without saving
+        self._actors: dict[str, tuple[Any, Any]] = {}  # node -> its worker, and what becomes of it
+        self._unfit: set[str] = set()
+
+    @property
+    def host(self) -> str:
+        """The address by which other nodes reach this one."""
+        return self._ray.util.get_node_ip_address()
+
+    async def keep_workers(self, host: str, port: int, token: str) -> None:
+        """Starts a worker on every node, also on those that join later, until it is cancelled.
+
+        Ray restarts a worker process that dies; a node that dies takes its worker along. A worker reserves all CPUs of
+        its node and plays EPISODES_PER_CPU episodes on each; a node without CPUs (ray start --num-cpus=0) gets none.
+
+        Args:
+          host, port: where the trainer listens.
+          token: what workers must know.
+        """
+        options = WorkerOptions(host, port, token, patience_s=math.inf)
+        while True:
+            try:
+                await asyncio.to_thread(self._update, options)
+            except Exception:  # the cluster may come back; without workers the pool ends the run with a sentence
+                logging.exception("The nodes of the Ray cluster cannot be listed.")
+            await asyncio.sleep(POLL_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ray.shutdown()
+
+    def _update(self, options: WorkerOptions) -> None:
+        """Starts workers on new nodes, and looks at how others have ended."""
+        nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+        for node_id in self._actors.keys() - nodes.keys():
+            logging.warning("The Ray node %s is gone.", node_id)
+            actor, _ = self._actors.pop(node_id)
+            self._ray.kill(actor)  # Ray would wait for the node, to start its worker again
+        for node_id, node in nodes.items():
+            cpus = int(node["Resources"].get("CPU", 0))
+            if cpus and node_id not in self._actors and node_id not in self._unfit:
+                self._actors[node_id] = self._start(node_id, cpus, options)
+        for node_id, (_, ending) in list(self._actors.items()):
+            ended, _ = self._ray.wait([ending], timeout=0)
+            if ended:
+                self._report(node_id, ending, nodes[node_id]["NodeManagerAddress"])
+
+    def _start(self, node_id: str, cpus: int, options: WorkerOptions) -> tuple[Any, Any]:
+        from ray.util import scheduling_strategies  # pyright: ignore[reportMissingImports]  # optional
+
+        actor_class = self._ray.remote(_RayWorker).options(
+            num_cpus=cpus,
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy=scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        actor = actor_class.remote()
+        return actor, actor.run.remote(
+            dataclasses.asdict(dataclasses.replace(options, episodes=EPISODES_PER_CPU * cpus))
+        )
+
+    def _report(self, node_id: str, ending: Any, address: str) -> None:
+        """Says why a worker has ended. One that raised is not started again: it would raise again."""
+        try:
+            self._ray.get(ending)
+        except self._ray.exceptions.RayActorError as error:  # the next look starts another, if the node is there
+            logging.warning("The worker of the Ray node %s is gone: %s", address, error)
+        except self._ray.exceptions.RayTaskError as error:
+            logging.warning("The Ray node %s plays no episodes: %s", address, error.cause)
+            self._unfit.add(node_id)
+        del self._actors[node_id]
+
+
+class _RayWorker:
+    """The actor of one node."""
+
+    def run(self, options: dict[str, Any]) -> None:
+        """Plays episodes until the trainer ends its run."""
+        from composer_jax.rl.workers.worker import WorkerOptions, run_worker
+
+        asyncio.run(run_worker(WorkerOptions(**options)))
+
+
+def _require_listener(address: str) -> None:
+    """Raises UserError unless something accepts connections at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "//" in host:
+        raise UserError(f"--cluster={address} is no address of a Ray cluster; use auto or HOST:PORT of its head node.")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"No Ray cluster answers at --cluster={address} ({error}); {_ADVICE}") from error
+
+
+_ADVICE = "start one with ray start --head, or correct the address."
+
+
+def _require_cluster(address: str) -> None:
+    """Raises UserError unless a process of this machine can join the cluster."""
+    command = [sys.executable, "-c", _PROBE, address]
+    try:
+        probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"No Ray cluster answers at --cluster={address} within {PROBE_S:g} s; {_ADVICE}") from None
+    if probe.returncode:
+        last = (probe.stderr.strip().splitlines() or ["no reason"])[-1]
+        raise UserError(f"This machine cannot join the Ray cluster --cluster={address} ({last}); {_ADVICE}")

@@ -1,0 +1,1 @@
+"""RL at scale on paper: rl/group_buffer.py over simulated learners, rollout engines and sandboxes, event by event."""

@@ -1,0 +1,109 @@
+"""Roles: how fast the simulated learner, engines and sandboxes are, and how that follows from what was bought."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from composer_jax.errors import UserError
+from composer_jax.scale.simulation.assumptions import Assumptions
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """What was bought."""
+
+    learner_chips: int
+    rollout_chips: int
+    sandboxes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Speeds:
+    """Speeds of a config on a kind of chip (scale/simulation/speeds.py predicts them)."""
+
+    trained_tokens_per_s: float
+    """Positions of training rows per second and chip of the learner."""
+    replica_chips: int
+    """Chips of one replica of the rollout engine."""
+    decode_steps: Sequence[tuple[int, float]]
+    """(conversations of one replica, seconds in which each gets a token), ascending; the last is the most it holds."""
+    prefill_s: float
+    """Seconds of one replica per prefilled token."""
+    weight_bytes: float
+    """Bytes of the weights that are published."""
+    mean_context: int
+    """Tokens of the contexts for which `decode_steps` and `prefill_s` hold."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """What the simulation needs to know of the roles."""
+
+    rates: Sequence[float]
+    """rates[n]: tokens per second of each of n conversations that decode at once, n from 0 to the most sessions."""
+    sandboxes: int
+    learn_s_per_token: float
+    """Seconds of an optimizer step per token of the trained rows."""
+    learn_s: float = 0.0
+    """Seconds of an optimizer step besides."""
+    publish_s: float = 0.0
+    """Seconds from the end of an optimizer step until the engines hold its weights, while they go on decoding."""
+    install_s: float = 0.0
+    """Seconds without decoding while weights are installed."""
+    recompute_s: float = 0.0
+    """Seconds without decoding per running episode while their caches are computed again with new weights."""
+    sandbox_start_s: float = 0.0
+    sandbox_starts_per_s: float = float("inf")
+
+    @property
+    def sessions(self) -> int:
+        """Episodes that the engines hold at once."""
+        return len(self.rates) - 1
+
+    @property
+    def peak_tokens_per_s(self) -> float:
+        """The most tokens that the engines sample in a second."""
+        return max(n * rate for n, rate in enumerate(self.rates))
+
+
+def make_roles(
+    fleet: Fleet, speeds: Speeds, assumed: Assumptions, prefilled_per_sampled: float, *, keep_cache: bool = True
+) -> Roles:
+    """Returns the roles of a fleet.
+
+    The learner's speed is proportional to its chips; the engine consists of whole replicas, over which conversations
+    are spread evenly. Prefill takes its share of an engine's time: while n conversations get a token each, their
+    prefill takes n * prefilled_per_sampled * prefill_s.
+
+    Raises:
+      UserError: no chip for the learner, no whole replica for rollout, or no sandbox.
+    """
+    replicas = fleet.rollout_chips // speeds.replica_chips
+    if fleet.learner_chips < 1 or replicas < 1 or fleet.sandboxes < 1:
+        raise UserError(
+            f"{fleet.learner_chips} chips for learning, {fleet.rollout_chips} for rollout and {fleet.sandboxes} "
+            f"sandboxes are too few; a learner has at least one chip, rollout {speeds.replica_chips}, and one sandbox "
+            "plays an episode."
+        )
+    held, seconds = zip(*speeds.decode_steps, strict=True)
+    conversations = np.arange(1, replicas * held[-1] + 1) / replicas
+    step_s = np.interp(np.maximum(conversations, 1), held, seconds)
+    step_s = step_s + np.maximum(conversations, 1) * prefilled_per_sampled * speeds.prefill_s
+    learner_hosts = fleet.learner_chips / assumed.chips_per_host
+    replica_hosts = speeds.replica_chips / assumed.chips_per_host
+    return Roles(
+        rates=[0.0, *(1 / step_s).tolist()],
+        sandboxes=fleet.sandboxes,
+        learn_s_per_token=1 / (assumed.packing * speeds.trained_tokens_per_s * fleet.learner_chips),
+        publish_s=speeds.weight_bytes
+        * (
+            1 / (assumed.publish_bytes_per_s * learner_hosts)
+            + 2 * assumed.patch_fraction / assumed.network_bytes_per_s
+            + 1 / (assumed.receive_bytes_per_s * replica_hosts)
+        ),
+        install_s=assumed.install_pause_s,
+        recompute_s=0.0 if keep_cache else speeds.mean_context * speeds.prefill_s / replicas,
+        sandbox_start_s=assumed.sandbox_start_s,
+        sandbox_starts_per_s=assumed.sandbox_starts_per_s,
+    )

@@ -1,0 +1,225 @@
+"""Study: simulated runs over splits of the chips and numbers of sandboxes, and what to buy next."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from composer_jax.errors import UserError
+from composer_jax.observe.progress import Progress
+from composer_jax.rl.config import RLConfig
+from composer_jax.rl.group_buffer import LateGroups
+from composer_jax.scale.simulation.assumptions import Assumptions
+from composer_jax.scale.simulation.outcome import Outcome
+from composer_jax.scale.simulation.roles import Fleet, Speeds, make_roles
+from composer_jax.scale.simulation.simulation import HOUR_S, Simulation
+from composer_jax.scale.simulation.speeds import predict_speeds
+from composer_jax.scale.simulation.workload import DrawnWorkload
+from composer_jax.scale.topology import tpu_slice
+from composer_jax.stages.config import RunConfig, run_config
+
+MORE = 0.25
+"""How much more of each thing is tried: a quarter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What all rows of a table share."""
+
+    config: RunConfig
+    """Its sections rl, agent and sampler.capacity are used."""
+    speeds: Speeds
+    assumed: Assumptions
+    hours: float = 24.0
+    """Simulated hours that are measured."""
+    warm_up_hours: float = 4.0
+    """Simulated hours before."""
+    seed: int = 0
+    parts: int = 4
+    """How often an attempt alternates between sandbox and engine."""
+
+    def __post_init__(self) -> None:
+        rl = self.config.rl
+        if sum(rl.groups.values()) < 1:
+            raise UserError("rl.groups has no group; set the groups of a step, e.g. --config.rl.groups.repository=512.")
+        if rl.deterministic:
+            raise UserError("rl.deterministic=True is not simulated; use --config.rl.deterministic=False.")
+        if self.parts < 1:
+            raise UserError(f"--parts={self.parts} is no number of parts; use 1 or more.")
+        if not self.hours > 0 or not self.warm_up_hours >= 0:
+            raise UserError(
+                f"--hours={self.hours} and --warm_up_hours={self.warm_up_hours} are no time to simulate; use hours "
+                "above 0, and 0 or more to warm up."
+            )
+
+    @property
+    def total_hours(self) -> int:
+        """Whole hours of one simulated run."""
+        return int(self.hours + self.warm_up_hours)
+
+    def simulate(
+        self, fleet: Fleet, *, rl: RLConfig | None = None, assumed: Assumptions | None = None, on_hour: Any = None
+    ) -> Outcome:
+        """Simulates one run. rl, assumed: those of the study by default.
+
+        Raises:
+          UserError: the fleet lacks a role.
+        """
+        rl, assumed = rl or self.config.rl, assumed or self.assumed
+        workload = DrawnWorkload(
+            assumed,
+            group_size=rl.group_size,
+            capacity=self.config.sampler.capacity,
+            max_turns=self.config.agent.limits.max_turns,
+            seed=self.seed,
+        )
+        roles = make_roles(fleet, self.speeds, assumed, workload.prefilled_per_sampled, keep_cache=rl.keep_cache)
+        limit = self.config.agent.episode_seconds
+        simulation = Simulation(rl, roles, workload, episode_seconds=limit, parts=self.parts)
+        return simulation.run(self.hours * HOUR_S, warm_up_s=self.warm_up_hours * HOUR_S, on_hour=on_hour)
+
+    def gains(self, fleet: Fleet, outcome: Outcome, on_hour: Callable[[], None] | None = None) -> dict[str, float]:
+        """Returns by what fraction the steps per day grow if one thing is increased and the others stay.
+
+        Chips for learning and chips for rollout grow by the same number, a quarter of all chips (rollout by at least
+        one replica), sandboxes by a quarter and the network's bandwidth by a quarter. Two changes cost nothing:
+        max_staleness grows by 1, and late groups are dropped instead of waited for (or the other way round).
+        """
+        chips, rl = self.more_chips(fleet), self.config.rl
+        other: LateGroups = "wait" if rl.late_groups == "drop" else "drop"
+        faster = self.assumed.network_bytes_per_s * (1 + MORE)
+        variants = {
+            "chips for learning": dict(fleet=self._grown(fleet, "learner_chips", chips)),
+            "chips for rollout": dict(fleet=self._grown(fleet, "rollout_chips", chips)),
+            "sandboxes": dict(fleet=self._grown(fleet, "sandboxes", max(1, round(MORE * fleet.sandboxes)))),
+            "network": dict(fleet=fleet, assumed=dataclasses.replace(self.assumed, network_bytes_per_s=faster)),
+            f"rl.max_staleness={rl.max_staleness + 1}": dict(
+                fleet=fleet, rl=dataclasses.replace(rl, max_staleness=rl.max_staleness + 1)
+            ),
+            f"rl.late_groups={other}": dict(fleet=fleet, rl=dataclasses.replace(rl, late_groups=other)),
+        }
+        base = outcome.steps_per_day
+        if not base:
+            return {}
+        return {
+            name: self.simulate(**variant, on_hour=on_hour).steps_per_day / base - 1
+            for name, variant in variants.items()
+        }
+
+    def more_chips(self, fleet: Fleet) -> int:
+        """Returns by how many chips `gains` increases a role."""
+        return max(round(MORE * (fleet.learner_chips + fleet.rollout_chips)), self.speeds.replica_chips)
+
+    def _grown(self, fleet: Fleet, field: str, more: int) -> Fleet:
+        return dataclasses.replace(fleet, **{field: getattr(fleet, field) + more})
+
+
+VARIANTS = 6
+"""Simulations of one call of Study.gains."""
+
+
+def split_chips(chips: int, splits: Sequence[str], replica_chips: int) -> list[tuple[int, int]]:
+    """Returns (chips for learning, chips for rollout) of splits such as "1:3"; rollout gets whole replicas.
+
+    Raises:
+      UserError: a split is malformed, or leaves a role without chips.
+    """
+    result = []
+    for split in splits:
+        left, _, right = split.partition(":")
+        if not (left.isdecimal() and right.isdecimal() and int(left) and int(right)):
+            raise UserError(f"--splits={split} is no split; write chips for learning : chips for rollout, such as 1:3.")
+        rollout = chips * int(right) // (int(left) + int(right)) // replica_chips * replica_chips
+        if not 0 < rollout < chips:
+            raise UserError(
+                f"--splits={split} of --chips={chips} leaves rollout {rollout} chips; a replica of the engine has "
+                f"{replica_chips}, so use more chips or another split."
+            )
+        result.append((chips - rollout, rollout))
+    return result
+
+
+def run_study(
+    study: Study, splits: Sequence[tuple[int, int]], sandboxes: Sequence[int], on_hour: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """Simulates every split with every number of sandboxes; returns a JSON-able dict.
+
+    "rows" has the figures of each run, "best" by number of sandboxes the split with the most steps per day and what
+    more of each thing would gain, "wall_s" and "cpu_s" the seconds that simulating took.
+    """
+    began, cpu_began = time.perf_counter(), time.process_time()
+    rows, best = [], []
+    for count in sandboxes:
+        outcomes = []
+        for learner, rollout in splits:
+            fleet = Fleet(learner, rollout, count)
+            outcome = study.simulate(fleet, on_hour=on_hour)
+            outcomes.append((fleet, outcome))
+            rows.append(_as_row(fleet, outcome))
+        fleet, outcome = max(outcomes, key=lambda pair: pair[1].steps_per_day)
+        gains = study.gains(fleet, outcome, on_hour)
+        best.append(_as_row(fleet, outcome) | {"gains": gains, "more_chips": study.more_chips(fleet)})
+    return {
+        "rows": rows,
+        "best": best,
+        "speeds": dataclasses.asdict(study.speeds),
+        "assumed": dataclasses.asdict(study.assumed),
+        "config": _summarize_config(study.config),
+        "wall_s": time.perf_counter() - began,
+        "cpu_s": time.process_time() - cpu_began,
+    }
+
+
+def simulate_table(
+    config: Mapping[str, Any],
+    topology: str,
+    assumed: Assumptions,
+    *,
+    chips: int,
+    splits: Sequence[str],
+    sandboxes: Sequence[str],
+    hours: float,
+    warm_up_hours: float,
+    seed: int,
+    parts: int,
+) -> dict[str, Any]:
+    """Predicts the speeds of a config on a slice and returns what `run_study` does, with progress on stderr.
+
+    Args:
+      config: a config of any run, such as configs/kimi_k2_5.py.
+      chips: in all; 0 takes those of the slice.
+      splits: such as "1:3", chips for learning to chips for rollout.
+      hours, warm_up_hours, seed, parts: those of Study.
+
+    Raises:
+      UserError: an unknown field or slice, or numbers that make no run.
+    """
+    if not all(count.isdecimal() and int(count) for count in sandboxes):
+        raise UserError(f"--sandboxes={','.join(sandboxes)} has a part that is no number; write such as 1000,10000.")
+    speeds = predict_speeds(config, topology, assumed.context_fill)
+    study = Study(run_config(config), speeds, assumed, hours, warm_up_hours, seed, parts)
+    chip_splits = split_chips(chips or tpu_slice(topology).chips, splits, speeds.replica_chips)
+    runs = len(sandboxes) * (len(chip_splits) + VARIANTS)
+    with Progress(runs * study.total_hours, "simulated hours", "simulate") as progress:
+        result = run_study(study, chip_splits, [int(count) for count in sandboxes], progress.update)
+    return result | {"topology": topology}
+
+
+def _as_row(fleet: Fleet, outcome: Outcome) -> dict[str, Any]:
+    return dataclasses.asdict(fleet) | dataclasses.asdict(outcome) | {"limit": outcome.limit}
+
+
+def _summarize_config(config: RunConfig) -> Mapping[str, Any]:
+    """Returns the fields of a config on which a study depends, besides the speeds."""
+    rl = config.rl
+    return {
+        "groups_per_step": sum(rl.groups.values()),
+        "group_size": rl.group_size,
+        "max_staleness": rl.max_staleness,
+        "late_groups": rl.late_groups,
+        "keep_cache": rl.keep_cache,
+        "max_turns": config.agent.limits.max_turns,
+        "episode_seconds": config.agent.episode_seconds,
+        "slots": config.sampler.slots,
+        "capacity": config.sampler.capacity,
+    }

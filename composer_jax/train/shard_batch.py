@@ -1,0 +1,27 @@
+"""shard_batch: a batch of the host -> arrays on the mesh."""
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from composer_jax.errors import UserError
+from composer_jax.parallel.context import zigzag_order
+from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, batch_shards
+from composer_jax.parallel.processes import device_put_global
+from composer_jax.train.losses import Batch
+
+
+def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
+    """Places a batch [B,S] on the mesh. Each process has the whole batch and places the rows of its own devices.
+
+    Raises:
+      UserError: the rows or positions do not divide over the mesh.
+    """
+    rows, shards = next(iter(batch.values())).shape[0], batch_shards(mesh)
+    if rows % shards:
+        raise UserError(
+            f"A batch of {rows} rows does not divide over {shards} devices (mesh axes "
+            f"{', '.join(BATCH_AXES)}); use a multiple of {shards}."
+        )
+    if (parts := mesh.shape["context"]) > 1:
+        batch = {name: array[:, zigzag_order(array.shape[1], parts)] for name, array in batch.items()}
+    return device_put_global(batch, NamedSharding(mesh, BATCH_SPEC))

@@ -1,0 +1,211 @@
+"""Simulated roles for the orchestrator: an engine with slots, episodes of drawn lengths, and a learner of known speed.
+
+Weights are one number, the version. Tokens of an episode are functions of its seed and of the version that samples.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+from collections.abc import Callable
+
+from composer_jax.agent.config import AgentConfig
+from composer_jax.agent.episode import Episode
+from composer_jax.agent.summary import Compaction
+from composer_jax.agent.transcript import Transcript
+from composer_jax.rl.config import RLConfig
+from composer_jax.rl.group_source import GroupSource
+from composer_jax.rl.ledger import RolloutLedger
+from composer_jax.rl.orchestrator import CompletedStep, Cursor, Orchestrator
+from composer_jax.rl.policy_update import UpdateResult
+from composer_jax.rl.rollout import RolloutContext
+from composer_jax.seeds import hash_seed
+from composer_jax.tasks.config import TasksConfig
+from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.tasks.source import TaskSource
+from composer_jax.train.learner import TrainState
+
+AGENT = AgentConfig(compactions={"none": Compaction(None), "summary": Compaction(132)})
+TASKS = TasksConfig(families={"bugfix": "composer_jax.demo.bugfix:Bugfix", "recall": "composer_jax.demo.recall:Recall"})
+
+
+@dataclasses.dataclass
+class Play:
+    """What becomes of one attempt at an episode."""
+
+    turns: int = 3
+    turn_s: float = 1.0
+    fault: str = ""
+    """"lost": the sandboxes die; "raises": the harness has a bug; "hangs": it never ends."""
+
+
+class SimulatedSession:
+    def __init__(self, policy, seed):
+        self.policy, self.seed, self.capacity = policy, seed, 4096
+
+    async def sample(self, context, params, branch=0):
+        raise AssertionError("the simulated harness samples by itself")
+
+    def close(self):
+        self.policy.open_sessions -= 1
+        self.policy.free.release()
+
+
+class SimulatedPolicy:
+    """Sleeps while it decodes; a pause holds all episodes up."""
+
+    def __init__(self, slots=10_000):
+        self.slots, self.version, self.installed = slots, -1, []
+        self.busy_seconds, self.decoded_tokens, self.open_sessions = 0.0, 0, 0
+
+    @contextlib.asynccontextmanager
+    async def serving(self):
+        self.free, self.running = asyncio.Semaphore(self.slots), asyncio.Event()
+        self.running.set()
+        yield self
+        assert self.open_sessions == 0, "an episode has left its session open"
+
+    async def open(self, seed):
+        await self.free.acquire()
+        self.open_sessions += 1
+        return SimulatedSession(self, seed)
+
+    async def update_serving(self, params, router_bias, version, *, mode):
+        assert params == version
+        self.version = version
+        self.installed.append(version)
+
+    async def pause(self):
+        self.running.clear()
+
+    def resume(self):
+        self.running.set()
+
+
+def simulated_harness(play_of: Callable[[int], Play], policy: SimulatedPolicy):
+    """A function in place of agent.episode.run_episode. play_of: seed of an attempt -> Play."""
+
+    async def run_episode(task, session, pool, chat, *, seed, **_):
+        play, transcript = play_of(seed), Transcript()
+        rng = random.Random(seed)
+        transcript.append("prompt", [1, 2, 3])
+        if play.fault == "hangs":
+            await asyncio.Event().wait()
+        for _ in range(play.turns):
+            await policy.running.wait()
+            await asyncio.sleep(play.turn_s)
+            if play.fault == "raises":
+                raise ZeroDivisionError("a bug of the harness")
+            tokens = [rng.randrange(100), policy.version]
+            transcript.append("assistant", [5], tokens, [-0.5, -0.5], [policy.version] * 2)
+        reward = None if play.fault == "lost" else float(rng.random() < 0.5)
+        outcome = "infrastructure" if reward is None else "finished"
+        return Episode(task.id, task.family, task.split, seed, transcript, reward, outcome, turns=play.turns)
+
+    return run_episode
+
+
+class SimulatedUpdate:
+    """A PolicyUpdate that adds one to the version and remembers what it trained."""
+
+    def __init__(self, seconds=0.0):
+        self.trained: list[list[str]] = []
+        outer = self
+
+        class Step:
+            def __init__(self):
+                self.seconds = seconds
+
+            def __call__(self, state, groups, episodes, step):
+                outer.trained.append([group.episodes[0].task_id for group in groups])
+                return TrainState(state.params + 1, {}, {}, state.step + 1), UpdateResult(True, {"trained_tokens": 1.0})
+
+        self.step = Step()
+
+
+@dataclasses.dataclass
+class Simulation:
+    """One RL run of simulated roles in a folder; `run` goes on from the last checkpoint of an earlier one."""
+
+    folder: object
+    config: RLConfig
+    play_of: Callable[[int], Play]
+    learn_s: float = 0.0
+    slots: int = 10_000
+    shares_devices: bool = False
+    episode_seconds: float | None = None
+    save_every: int = 4
+    checkpoint: Cursor = dataclasses.field(default_factory=Cursor)
+    rows: dict = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    ended: int = 0
+
+    def batches(self) -> list:
+        with RolloutLedger(self.folder) as ledger:
+            return list(ledger.batches)
+
+    async def run(self, monkeypatch, kill_at: float | None = None) -> "Simulation":
+        """kill_at: seconds after which everything stops where it is, as by kill -9: no checkpoint is written."""
+        from composer_jax.rl import rollout
+
+        policy, update = SimulatedPolicy(self.slots), SimulatedUpdate(self.learn_s)
+        monkeypatch.setattr(rollout, "run_episode", simulated_harness(self.play_of, policy))
+        cursor = self.checkpoint
+        policy.version = cursor.weight_version
+        self.update, self.policy = update, policy
+        context = RolloutContext(None, None, None, ResultCache(), episode_seconds=self.episode_seconds)
+        with RolloutLedger(self.folder) as ledger:
+            orchestrator = Orchestrator(
+                self.config,
+                GroupSource(self.config, AGENT, 0, TaskSource(0, TASKS)),
+                update,
+                policy,
+                context,
+                ledger,
+                state=TrainState(cursor.weight_version, {}, {}, cursor.optimizer_step),
+                cursor=cursor,
+                on_step=self._save,
+                on_episode=self._count,
+                shares_devices=self.shares_devices,
+            )
+            self.orchestrator = orchestrator
+            began = asyncio.get_running_loop().time()
+            task = asyncio.create_task(orchestrator.run())
+            if kill_at is not None:
+                await asyncio.wait([task], timeout=kill_at)
+                self._is_killed = True
+                if not task.done():
+                    task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                pass
+            self._is_killed = False
+            self.seconds = asyncio.get_running_loop().time() - began
+        return self
+
+    _is_killed = False
+
+    def _count(self, episode):
+        self.ended += 1
+
+    def _save(self, completed: CompletedStep) -> None:
+        if self._is_killed:
+            return
+        if completed.step not in self.rows:
+            self.rows[completed.step] = completed.row
+        if completed.step % self.save_every == 0:
+            ledger = self.orchestrator.ledger
+            ledger.forget(number for batch in ledger.batches[: completed.step] for number in batch.groups)
+            self.checkpoint = self.orchestrator.cursor
+
+
+def drawn_play(seed: int, *, faults: float = 0.0, kinds=("lost", "raises", "hangs")) -> Play:
+    """A long-tailed length, and each kind of fault with the probability `faults`; a function of the attempt's seed."""
+    rng = random.Random(hash_seed("play", seed))
+    turns = 1 + min(60, int(rng.paretovariate(1.3)))
+    draw, fault = rng.random(), ""
+    for i, kind in enumerate(kinds):
+        if draw < (i + 1) * faults and not fault:
+            fault = kind
+    return Play(turns, rng.uniform(0.5, 1.5), fault)

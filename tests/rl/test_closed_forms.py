@@ -1,0 +1,217 @@
+"""What is known about the objective in closed form."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from composer_jax.agent.transcript import Transcript
+from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.rl.algorithm import GroupAdvantage
+from composer_jax.rl.batch import Group, pack_rows
+from composer_jax.rl.reference import sum_later_tokens
+from composer_jax.rl.weighting import weighted_rows
+from composer_jax.train.learner import Learner
+from composer_jax.train.losses import PolicyLoss, PolicyLossConfig
+from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
+from tests.models.small import random_weights, relative_error, small
+from tests.rl.made_up import conversation, episode
+from tests.train.table_decoder import TableDecoder, log_softmax
+
+WIDE = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9))
+
+# -- estimators of a KL -------------------------------------------------------------------------------------------
+
+
+def estimators(mu: float) -> dict[str, tuple[float, float]]:
+    """Mean and variance of k1 and k3 of KL(N(0,1) || N(mu,1)), by quadrature over x ~ N(0,1)."""
+    x = np.linspace(-14, 14 + 2 * mu, 200_001)
+    density = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi) * (x[1] - x[0])
+    k1 = (mu**2 - 2 * mu * x) / 2  # log q(x) - log p(x), x ~ q = N(0,1), p = N(mu,1)
+    k3 = np.expm1(-k1) + k1
+    return {
+        name: (float((density * k).sum()), float((density * k**2).sum() - (density * k).sum() ** 2))
+        for name, k in (("k1", k1), ("k3", k3))
+    }
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 2.0])
+def test_both_estimators_are_unbiased_and_the_variance_of_k3_explodes(mu):
+    (mean_1, variance_1), (mean_3, variance_3) = estimators(mu).values()
+    assert mean_1 == pytest.approx(mu**2 / 2, rel=1e-6)
+    assert mean_3 == pytest.approx(mu**2 / 2, rel=1e-6)
+    assert variance_1 == pytest.approx(mu**2, rel=1e-6)
+    assert variance_3 == pytest.approx(np.exp(mu**2) - 1 - mu**2, rel=1e-5)
+
+
+def test_k3_is_noisier_than_k1_above_a_kl_of_0_628_nats():
+    def difference(kl):
+        variances = [variance for _, variance in estimators(np.sqrt(2 * kl)).values()]
+        return variances[1] - variances[0]
+
+    low, high = 0.1, 2.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if difference(middle) < 0 else (low, middle)
+    assert low == pytest.approx(0.628, abs=5e-4)
+
+
+# -- the KL in the reward -----------------------------------------------------------------------------------------
+
+N_WORDS, LENGTH = 3, 2
+SEQUENCES = list(itertools.product(range(N_WORDS), repeat=LENGTH))
+RNG = np.random.default_rng(0)
+TABLES = [jnp.asarray(RNG.standard_normal((1 + N_WORDS, N_WORDS)), jnp.float32) for _ in range(2)]
+"""Logits of the policy and of the reference: row 0 for the first word, row 1 + w for the one after w."""
+
+
+def logprobs(table, sequence):
+    """log p of each word of a sequence."""
+    rows = jax.nn.log_softmax(table)
+    return jnp.stack([rows[0, sequence[0]], rows[1 + sequence[0], sequence[1]]])
+
+
+def kl(table):
+    terms = [logprobs(table, s).sum() for s in SEQUENCES], [logprobs(TABLES[1], s).sum() for s in SEQUENCES]
+    return sum(jnp.exp(p) * (p - q) for p, q in zip(*terms, strict=True))
+
+
+def expected_gradient(weigh):
+    """sum over sequences x of p(x) sum_t w_t(x) grad log p(x_t), with w = weigh(k1 of each word)."""
+    table, total = TABLES[0], 0.0
+    for sequence in SEQUENCES:
+        now, reference = logprobs(table, sequence), logprobs(TABLES[1], sequence)
+        weights = np.asarray(weigh(np.asarray(now - reference, np.float64)), np.float32)
+        gradient = jax.jacobian(logprobs)(table, sequence)
+        total += float(jnp.exp(now.sum())) * np.einsum("t,tij->ij", weights, gradient)
+    return total
+
+
+def test_k1_of_later_words_in_the_advantage_is_the_gradient_of_the_kl():
+    """What rl.algorithm.kl.form "sequence" charges; "token" has a bias, and k1 as a loss has no gradient at all."""
+    (rows,) = weighted_rows([Group([episode(1.0), episode(0.0)], [1.0, 0.0])], GroupAdvantage())
+    exact = np.asarray(jax.grad(kl)(TABLES[0]))
+    sequence = expected_gradient(lambda k1: sum_later_tokens(rows[:1], [k1])[0])
+    assert relative_error(sequence, exact) < 1e-5
+    assert relative_error(expected_gradient(lambda k1: k1), exact) > 0.05
+    assert np.abs(expected_gradient(np.ones_like)).max() < 1e-6
+
+
+# -- a bandit -----------------------------------------------------------------------------------------------------
+
+
+def test_the_expected_gradient_on_a_bandit_is_that_of_the_expected_reward():
+    """Arms sampled from a stale policy: summed over all arms with its probabilities, against autodiff of E[R]."""
+    states = jnp.asarray(RNG.standard_normal((1, 2, 5)), jnp.float32)
+    stale = log_softmax(np.asarray(states) + 0.5 * RNG.standard_normal((1, 2, 5)))[0, 0]
+    rewards = np.arange(5) / 4
+    advantages = rewards - (np.exp(stale) * rewards).sum()
+    total = 0.0
+    for arm in range(5):
+        at_1 = np.array([[0, 1]], np.float32)
+        batch = {
+            "tokens": np.array([[0, arm]], np.int32),
+            "positions": np.array([[0, 1]], np.int32),
+            "segments": np.ones((1, 2), np.int32),
+            "weights": at_1,
+            "advantages": (advantages[arm] * at_1).astype(np.float32),
+            "sampler_logprobs": (stale[arm] * at_1).astype(np.float32),
+        }
+        gradient = jax.grad(lambda s, b=batch: WIDE(TableDecoder(s), b, jnp.float32(1)).loss)(states)
+        total += np.exp(stale[arm]) * np.asarray(gradient)[0, 0]
+    expected = jax.grad(lambda logits: -(jax.nn.softmax(logits) * rewards).sum())(states[0, 0])
+    assert relative_error(total, expected) < 1e-5
+
+
+# -- rows and lengths ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gradient_of():
+    """(rows, normaliser) -> the gradient of the policy loss over all batches."""
+    config = small(n_layers=2, n_mtp_modules=0, vocab_size=128)
+    weights = random_weights(config)
+    optimizer = make_optimizer(OptimizerConfig(peak=1e-3), steps=1)
+    learner = Learner(ModelDef(config), optimizer, WIDE, make_mesh(jax.devices()[:1]))
+
+    def gradient(rows, normaliser=10.0):
+        parts = [learner.gradient(*weights, b, normaliser)["gradient"] for b in pack_rows(rows, ((48, 2),)).batches]
+        return jax.tree.map(lambda *g: sum(map(np.asarray, g)), *parts)
+
+    return gradient
+
+
+def in_rows(starts: list[int]) -> Transcript:
+    """Six sampled words after a prompt; a new branch with the same context begins at each of `starts`.
+
+    The context of every word is the same in all cases, because a branch repeats what came before.
+    """
+    transcript = Transcript()
+    prompt = transcript.append("prompt", [1, 2, 3])
+    words = list(range(20, 26))
+    cuts = [0, *starts, len(words)]
+    for first, end in itertools.pairwise(cuts):
+        transcript.branch(prompt)
+        transcript.append("assistant", words[:first], words[first:end], [-4.0] * (end - first), [0] * (end - first))
+    return transcript
+
+
+def test_one_or_five_rows_of_an_episode_have_the_same_gradient(gradient_of):
+    """Every row carries the episode's advantage, and the normaliser does not know the number of rows."""
+    gradients = []
+    for starts in ([], [1, 2, 3, 4]):
+        graded = Group([episode(1.0, in_rows(starts)), episode(0.0, conversation(40, turns=1))], [1.0, 0.0])
+        (rows,) = weighted_rows([graded], GroupAdvantage())
+        assert len(rows) == len(starts) + 2
+        gradients.append(gradient_of(rows))
+    errors = jax.tree.map(relative_error, *gradients)
+    assert max(jax.tree.leaves(errors)) < 1e-5
+
+
+def test_equal_rewards_give_exactly_zero_gradient_whatever_the_lengths(gradient_of):
+    graded = [episode(0.1, conversation(20 + 30 * i, turns=i + 1)) for i in range(3)]
+    (rows,) = weighted_rows([Group(graded, [0.1] * 3)], GroupAdvantage())
+    assert rows == []
+    trained = [row for episode_rows in GroupAdvantage().weigh(Group(graded, [0.1] * 3), 0) for row in episode_rows]
+    for leaf in jax.tree.leaves(gradient_of(trained)):
+        np.testing.assert_array_equal(leaf, 0)
+
+
+def token_weights(lengths, rewards, per_sequence: bool) -> list[float]:
+    """|coefficient of grad log p| of a token of each episode, on policy."""
+    advantages = np.abs(GroupAdvantage()(rewards))
+    divisors = lengths if per_sequence else [np.mean(lengths)] * len(lengths)
+    return [float(a / d) for a, d in zip(advantages, divisors, strict=True)]
+
+
+def test_the_mean_over_a_sequence_favours_short_successes_and_long_failures():
+    """Dr. GRPO's length bias (arXiv 2503.20783, section 3.1), which a constant normaliser does not have."""
+    lengths, rewards = [10, 100, 10, 100], [1.0, 1.0, 0.0, 0.0]
+    short_success, long_success, short_failure, long_failure = token_weights(lengths, rewards, per_sequence=True)
+    assert short_success == pytest.approx(10 * long_success) and short_failure == pytest.approx(10 * long_failure)
+    assert len(set(token_weights(lengths, rewards, per_sequence=False))) == 1
+
+
+def test_the_loss_weighs_tokens_of_short_and_long_episodes_alike():
+    """The gradient of log p of each token over its advantage, through rows, packing and the loss."""
+    graded = Group([episode(1.0, conversation(0, turns=1)), episode(0.0, conversation(40, turns=5))], [1.0, 0.0])
+    (rows,) = weighted_rows([graded], GroupAdvantage())
+    (batch,) = pack_rows(rows, ((48, 2),)).batches
+    states = jnp.zeros((2, 48, 128))
+    at_sampler = batch | {"sampler_logprobs": (batch["weights"] * -np.log(128)).astype(np.float32)}
+    gradient = np.asarray(jax.grad(lambda s: WIDE(TableDecoder(s), at_sampler, jnp.float32(1)).loss)(states))
+    chosen = np.take_along_axis(gradient[:, :-1], batch["tokens"][:, 1:, None], -1)[..., 0]
+    coefficients = -chosen[batch["weights"][:, 1:] > 0] / (1 - 1 / 128)
+    assert len(coefficients) == 3 + 15
+    np.testing.assert_allclose(np.abs(coefficients), 0.5, rtol=1e-5)
+
+
+def test_division_by_the_standard_deviation_blows_up():
+    """The factor on a group's gradient is 1 / std: a thousandth of a difference counts a thousand times as much."""
+    for scale in (1.0, 1e-2, 1e-4):
+        rewards = 0.5 + scale * np.array([1.0, -1.0, 1.0, -1.0])
+        factor = GroupAdvantage(divide_by_std=True)(rewards) / GroupAdvantage()(rewards)
+        np.testing.assert_allclose(factor, 1 / (scale + 1e-6), rtol=1e-3)

@@ -1,0 +1,91 @@
+"""Levels of effort: drawn per group, named in the prompt, priced in the reward."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from composer_jax.agent.summary import Compaction
+from composer_jax.errors import UserError
+from composer_jax.evals.suite import Suite
+from composer_jax.rl import rollout
+from composer_jax.rl.effort import EffortConfig, EffortLevel, draw_effort
+from composer_jax.rl.episode_metrics import episode_metrics
+from composer_jax.rl.rewards import RewardConfig, reward_parts
+from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out
+from composer_jax.tasks.result_cache import ResultCache
+from tests.agent.conftest import task_of
+from tests.rl.made_up import episode
+from tests.rl.scripted_policy import ScriptedPolicy
+
+LEVELS = {"high": EffortLevel(4000, 0.25), "low": EffortLevel(100, 2.0)}
+EFFORT = EffortConfig(LEVELS)
+
+
+def test_a_level_is_a_function_of_seed_and_task_and_all_are_drawn_equally_often():
+    drawn = [draw_effort(EFFORT, 3, f"task-{i}") for i in range(1000)]
+    assert drawn == [draw_effort(EFFORT, 3, f"task-{i}") for i in range(1000)]
+    assert drawn != [draw_effort(EFFORT, 4, f"task-{i}") for i in range(1000)]
+    assert 430 < Counter(drawn)["low"] < 570 and set(drawn) == set(LEVELS)
+    reordered = EffortConfig(dict(reversed(LEVELS.items())))
+    assert drawn == [draw_effort(reordered, 3, f"task-{i}") for i in range(1000)]
+    assert draw_effort(EffortConfig(), 3, "task-0") == ""
+
+
+def test_the_system_message_ends_with_the_level():
+    text = "Effort: low. Think for at most 100 tokens before a message."
+    assert EFFORT.system_prompt("low", "") == text
+    assert EFFORT.system_prompt("low", "You are an agent.") == f"You are an agent.\n\n{text}"
+    assert EFFORT.system_prompt("", "You are an agent.") == "You are an agent."
+
+
+def test_episodes_are_played_with_the_prompt_of_their_level_and_record_it(monkeypatch):
+    prompts = []
+
+    async def fake(task, session, pool, chat, *, system_prompt, **_):
+        prompts.append(system_prompt)
+        return episode(1.0)
+
+    monkeypatch.setattr(rollout, "run_episode", fake)
+    specs = [EpisodeSpec(None, 0, Compaction(), 0, level) for level in ("low", "", "high")]
+    context = RolloutContext(None, None, None, ResultCache(), system_prompt="Be good.", effort=EFFORT)
+    result = asyncio.run(roll_out(specs, ScriptedPolicy(lambda seed: [], slots=1), context))
+    assert [e.effort for e in result.episodes] == ["low", "", "high"]
+    start, end = "Be good.\n\nEffort: ", " tokens before a message."
+    low, high = (f"{start}{level}. Think for at most {n}{end}" for level, n in (("low", 100), ("high", 4000)))
+    assert prompts == [low, "Be good.", high]
+
+
+def test_the_level_scales_the_price_of_length():
+    config = RewardConfig(weight=0.1, summary_token=0.0, turn=1.0, q=0.0, effort=EFFORT)
+    costs = {level: reward_parts(episode(1.0, turns=3, effort=level), config).length_cost for level in ("", *LEVELS)}
+    assert costs == pytest.approx({"": 0.3, "high": 0.075, "low": 0.6})
+    with pytest.raises(UserError, match="effort 'max' is no level of rl.reward.effort.levels, which has high, low"):
+        reward_parts(episode(1.0, effort="max"), config)
+
+
+def test_metrics_are_by_level():
+    episodes = [episode(1.0, effort="low"), episode(0.0, effort="low"), episode(1.0, effort="high"), episode(1.0)]
+    row = episode_metrics(episodes, RewardConfig(effort=EFFORT))
+    assert (row["grade_effort_low"], row["grade_effort_high"]) == (0.5, 1.0)
+    assert row["tokens_effort_low"] == episodes[0].transcript.total_sampled
+    assert not any("effort" in name for name in episode_metrics([episode(1.0)], RewardConfig()))
+
+
+def test_an_evaluation_has_one_level():
+    specs = Suite("a", [task_of({})], 2, Compaction(), effort="high").specs()
+    assert [spec.effort for spec in specs] == ["high", "high"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EffortLevel(-1), "has thinking_tokens=-1 and length_factor=1.0; neither may be negative"),
+        (lambda: EffortLevel(1, -0.5), "length_factor=-0.5; neither may be negative"),
+        (lambda: EffortConfig(prompt="Think."), "'Think.' has neither {level} nor {budget}"),
+        (lambda: EffortConfig({"": EffortLevel()}), "has a level without a name"),
+    ],
+)
+def test_impossible_levels_are_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()

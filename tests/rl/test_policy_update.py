@@ -1,0 +1,114 @@
+"""PolicyUpdate: which batches and normalisers the Learner gets."""
+
+import dataclasses
+import types
+
+import jax
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.rl.batch import Group
+from composer_jax.rl.config import AlgorithmConfig, NormaliserConfig, RLConfig
+from composer_jax.rl.policy_update import PolicyUpdate, learning_metrics
+from composer_jax.train.learner import TrainState
+from composer_jax.train.losses import StreamNormalisers
+from tests.models.small import small
+from tests.rl.made_up import conversation, episode
+
+CONFIG = RLConfig(group_size=2, tokens_per_episode=64.0, batches=((24, 2),), router_replay="off")
+GROUP = Group([episode(1.0, conversation(100)), episode(0.0, conversation(200))], [1.0, 0.0])
+TOKENS = 12
+"""Sampled tokens of GROUP."""
+
+
+class RecordingLearner:
+    """Notes what a step gets, and changes nothing."""
+
+    definition = ModelDef(small())
+    mesh = make_mesh(jax.devices()[:2], data=2)
+    skipped = 0.0
+
+    def step(self, state, batches, normalisers):
+        self.batches, self.normalisers = batches, normalisers
+        names = ("tokens", "entropy", "out_of_region", "sampler_kl", "log_ratio", "grad_norm", "learning_rate")
+        return state, dict.fromkeys((*names, "load_imbalance"), 1.0) | {"skipped": self.skipped}
+
+
+def update(config: RLConfig = CONFIG, **algorithm) -> PolicyUpdate:
+    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **algorithm))
+    return PolicyUpdate(config, RecordingLearner())
+
+
+STATE = types.SimpleNamespace(step=0)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (NormaliserConfig(), StreamNormalisers(192.0, 1.0, 192.0)),
+        (NormaliserConfig("tokens", "constant", "tokens"), StreamNormalisers(TOKENS, 192.0, TOKENS)),
+    ],
+    ids=["default", "the others"],
+)
+def test_streams_are_divided_by_a_constant_or_by_their_tokens(kinds, expected):
+    """Three episodes were played, of which one was lost; no token is imitated."""
+    policy_update = update(normalisers=kinds)
+    policy_update.step(STATE, [GROUP], 3, 0)
+    assert policy_update.learner.normalisers == expected
+
+
+def test_the_first_update_has_every_shape_and_later_ones_only_what_they_need():
+    policy_update = update(dataclasses.replace(CONFIG, batches=((24, 2), (48, 1))))
+    for shapes in ([(2, 24), (2, 24), (1, 48)], [(2, 24)]):
+        policy_update.step(STATE, [GROUP], 2, 0)
+        assert [batch["tokens"].shape for batch in policy_update.learner.batches] == shapes
+
+
+def test_a_group_without_a_signal_is_not_used():
+    equal = Group(GROUP.episodes, [0.5, 0.5])
+    policy_update = update()
+    _, result = policy_update.step(STATE, [equal, GROUP, equal], 6, 0)
+    assert result.is_updated and result.metrics["groups_used"] == 1
+    _, result = policy_update.step(STATE, [equal], 2, 0)
+    assert not result.is_updated and result.metrics["groups_used"] == 0
+
+
+def test_an_unknown_normaliser_is_refused():
+    with pytest.raises(UserError, match="rl.algorithm.normalisers.policy='rows' is unknown; use constant or tokens"):
+        AlgorithmConfig(normalisers=NormaliserConfig(policy="rows"))
+
+
+def test_a_skipped_step_is_no_update():
+    policy_update = update()
+    policy_update.learner.skipped = 1.0
+    _, result = policy_update.step(STATE, [GROUP], 2, 0)
+    assert not result.is_updated and result.metrics["skipped"] == 1
+
+
+class NeverStepped(RecordingLearner):
+    def step(self, *_):
+        raise AssertionError("a step without useful groups updates nothing")
+
+
+def test_groups_of_equal_rewards_change_no_weight():
+    state = TrainState({}, {}, {}, 7)
+    policy_update = PolicyUpdate(CONFIG, NeverStepped())
+    groups = [Group([episode(0.0)] * 4, [0.0] * 4), Group([episode(1.0)] * 4, [1.0] * 4)]
+    after, result = policy_update.step(state, groups, 8, step=0)
+    assert after is state and not result.is_updated
+    assert result.metrics["groups_used"] == 0 and result.metrics["trained_tokens"] == 0
+    assert result.metrics["grad_norm"] is None
+
+
+@pytest.mark.parametrize("has_experts", [True, False])
+def test_only_a_network_with_experts_has_metrics_of_their_load(has_experts):
+    learned = dict.fromkeys(
+        ("tokens", "entropy", "out_of_region", "sampler_kl", "log_ratio", "grad_norm", "learning_rate", "skipped"), 0.5
+    )
+    learned |= {"load_imbalance": 1.5} if has_experts else {}
+    updated, without_update = (learning_metrics(row, has_experts=has_experts) for row in (learned, None))
+    assert updated.keys() == without_update.keys()
+    assert updated.get("load_imbalance") == (1.5 if has_experts else None)
+    assert ("load_imbalance" in updated) is has_experts

@@ -1,0 +1,154 @@
+"""The reference policy: what is charged for the KL to it, and which weights it may have."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.models.model_def import ModelDef
+from composer_jax.observe.compilations import count_compilations
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.rl.algorithm import GroupAdvantage
+from composer_jax.rl.batch import Group, WeightedRow, pack_rows
+from composer_jax.rl.config import AlgorithmConfig, RLConfig
+from composer_jax.rl.policy_update import PolicyUpdate
+from composer_jax.rl.reference import Reference, ReferenceKLConfig, sum_later_tokens, with_reference
+from composer_jax.rl.weighting import weighted_rows
+from composer_jax.train.learner import Learner
+from composer_jax.train.losses import PolicyLoss, PolicyLossConfig, StreamNormalisers
+from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
+from composer_jax.train.token_logprobs import TokenScorer
+from tests.models.small import random_weights, small
+from tests.rl.made_up import conversation, episode
+
+CONFIG = small(n_layers=2, n_dense_layers=1, n_mtp_modules=0, embedding_taps=0, vocab_size=128)
+WEIGHTS = random_weights(CONFIG)
+MESH = make_mesh(jax.devices()[:1])
+SHAPES = ((24, 2), (48, 1))
+REWARDS = [1.0, 0.0, 0.5]
+GROUP = Group([episode(r, conversation(20 + 30 * i, summaries=i)) for i, r in enumerate(REWARDS)], REWARDS)
+
+
+def rows() -> list[WeightedRow]:
+    return [row for rows in weighted_rows([GROUP], GroupAdvantage()) for row in rows]
+
+
+def test_a_token_pays_for_the_later_tokens_of_its_episode_in_all_segments():
+    """Against a double loop over the tokens of each episode."""
+    chosen, rng = rows(), np.random.default_rng(0)
+    assert [row.episode for row in chosen] == [0, 1, 1], "the third has the mean reward"
+    values = [rng.standard_normal(len(row.row.tokens)) for row in chosen]
+    for number in (0, 1):
+        whole = np.concatenate([v for v, row in zip(values, chosen, strict=True) if row.episode == number])
+        expected = [sum(whole[t:]) for t in range(len(whole))]
+        actual = [s for s, row in zip(sum_later_tokens(chosen, values), chosen, strict=True) if row.episode == number]
+        np.testing.assert_allclose(np.concatenate(actual), expected, atol=1e-12)
+
+
+class FixedScorer:
+    """Scores every token with one number."""
+
+    definition = ModelDef(CONFIG)
+
+    def __call__(self, params, router_bias, batch):
+        return np.full(batch["tokens"].shape, float(params["final_norm"]["scale"][0]), np.float32)
+
+
+def constant(value: float):
+    params = dict(WEIGHTS[0]) | {"final_norm": {"scale": np.full(CONFIG.d_model, value, np.float32)}}
+    return params, WEIGHTS[1]
+
+
+@pytest.mark.parametrize("form", ["token", "sequence"])
+def test_the_forms_differ_in_what_a_token_pays_for(form):
+    """The policy is e^0.5 times as likely as the reference to say each token."""
+    packed = pack_rows(rows(), SHAPES)
+    batches = with_reference(
+        packed,
+        ReferenceKLConfig(0.1, form),
+        Reference(*constant(-2.0), FixedScorer()),
+        constant(-1.5),
+        StreamNormalisers(6.0, 1.0, 3.0),
+    )
+    paid = [
+        row.advantages - advantages
+        for row, advantages in zip(packed.rows, packed.read([b["advantages"] for b in batches]), strict=True)
+    ]
+    kl_weights = packed.read([b["kl_weights"] for b in batches])
+    for i, row in enumerate(packed.rows):
+        trained = row.row.trained
+        if form == "token":
+            assert not paid[i].any()
+            np.testing.assert_array_equal(kl_weights[i], np.where(trained, np.float32(0.1), 0))
+        else:
+            later = sum(r.row.trained.sum() for r in packed.rows[i + 1 :] if r.episode == row.episode)
+            to_go = np.cumsum(trained[::-1])[::-1] + later
+            np.testing.assert_allclose(paid[i], np.where(trained, 0.1 * 0.5 * 2 * to_go, 0), rtol=1e-4)
+            assert not kl_weights[i].any()
+        np.testing.assert_array_equal(packed.read([b["reference_logprobs"] for b in batches])[i], -2.0 * trained)
+
+
+@pytest.fixture(scope="module")
+def learner():
+    optimizer = make_optimizer(OptimizerConfig(peak=1e-2), steps=10)
+    return Learner(ModelDef(CONFIG), optimizer, PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9)), MESH)
+
+
+def update_with(learner, coefficient: float, form="token") -> PolicyUpdate:
+    kl = ReferenceKLConfig(coefficient, form)
+    return PolicyUpdate(
+        RLConfig(
+            group_size=3, batches=SHAPES, tokens_per_episode=8.0, router_replay="off", algorithm=AlgorithmConfig(kl=kl)
+        ),
+        learner,
+    )
+
+
+@pytest.mark.parametrize("form", ["token", "sequence"])
+def test_the_kl_to_the_start_is_zero_at_first_and_grows(learner, form):
+    """And the reference stays what it was, and nothing compiles after the first step."""
+    update, state, kl, compilations = update_with(learner, 0.01, form), learner.init_state(*WEIGHTS), [], []
+    update.set_reference(*WEIGHTS)
+    for _ in range(4):
+        state, result = update.step(state, [GROUP], 3, 0)
+        kl.append((result.metrics["kl_reference"], result.metrics["kl_reference_k3"]))
+        compilations.append(count_compilations())
+    assert len(set(compilations)) == 1
+    assert kl[0] == (pytest.approx(0, abs=1e-5), pytest.approx(0, abs=1e-5))
+    assert kl[3][1] > kl[1][1] > 1e-4
+    _, result = update_with(learner, 0.0).step(state, [GROUP], 3, 0)
+    assert not result.metrics.keys() & {"kl_reference", "kl_reference_k3"}
+
+
+def test_a_coefficient_holds_the_policy_near_its_start(learner):
+    distances = []
+    for coefficient in (0.001, 3.0):
+        update, state = update_with(learner, coefficient), learner.init_state(*WEIGHTS)
+        update.set_reference(*WEIGHTS)
+        for _ in range(8):
+            state, result = update.step(state, [GROUP], 3, 0)
+        distances.append(result.metrics["kl_reference_k3"])
+    assert distances[1] < 0.5 * distances[0]
+
+
+def test_a_reference_of_another_shape_is_refused():
+    other = random_weights(dataclasses.replace(CONFIG, vocab_size=64))
+    with pytest.raises(UserError, match=r"The reference has a weight .*embedding.* of shape \(64, 32\), the network"):
+        Reference(*other, TokenScorer(ModelDef(CONFIG), MESH))
+
+
+def test_a_coefficient_without_a_reference_is_an_error(learner):
+    with pytest.raises(ValueError, match=r"coefficient=0.1 needs set_reference\(\)"):
+        update_with(learner, 0.1).step(learner.init_state(*WEIGHTS), [GROUP], 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"coefficient": -0.1}, "kl.coefficient=-0.1 is negative"), ({"form": "row"}, "kl.form='row' is unknown")],
+    ids=str,
+)
+def test_a_value_out_of_range_is_refused(fields, message):
+    with pytest.raises(UserError, match=message):
+        ReferenceKLConfig(**fields)

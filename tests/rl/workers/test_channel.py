@@ -1,0 +1,247 @@
+"""Channel and handshake over TCP: calls, cancellation, heartbeats, and strangers."""
+
+import asyncio
+import contextlib
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.rl.workers import handshake
+from composer_jax.rl.workers.channel import Channel, ChannelClosed, RemoteError
+from composer_jax.rl.workers.frames import FrameError, encode_frame, read_frame
+from composer_jax.rl.workers.handshake import HandshakeError, accept_worker, join_trainer, make_token, read_token
+
+TOKEN = "a token of the tests"
+
+
+@contextlib.asynccontextmanager
+async def connection():
+    """Yields (reader, writer) of both ends."""
+    accepted = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_server(lambda *ends: accepted.set_result(ends), "127.0.0.1", 0)
+    near = await asyncio.open_connection(*server.sockets[0].getsockname())
+    far = await accepted
+    yield near, far
+    server.close()
+    for _, writer in (near, far):
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def channels(handlers, **options):
+    async with connection() as (near, far):
+        ends = Channel(*near, {}, **options), Channel(*far, handlers, **options)
+        running = [asyncio.create_task(end.run()) for end in ends]
+        yield ends
+        ends[0].close("the test is over")
+        await asyncio.gather(*running)
+
+
+def test_calls_overlap_and_each_gets_its_reply():
+    gates = [asyncio.Event() for _ in range(4)]
+    order = []
+
+    async def wait(body, arrays):
+        order.append(body["i"])
+        await gates[body["i"]].wait()
+        return {"i": body["i"]}, [2 * arrays[0]]
+
+    async def main():
+        async with channels({"wait": wait}) as (near, _):
+            calls = [asyncio.create_task(near.call("wait", {"i": i}, [np.full(3, i)])) for i in range(4)]
+            for i in (2, 0, 3, 1):
+                gates[i].set()
+                header, (array,) = await calls[i]
+                assert header == {"i": i} and array.tolist() == [2 * i] * 3
+        assert order == [0, 1, 2, 3]
+
+    asyncio.run(main())
+
+
+def test_errors_of_a_handler_reach_the_caller_only():
+    async def fail(body, arrays):
+        raise UserError("use another") if body["user"] else ZeroDivisionError("oh")
+
+    async def main():
+        async with channels({"fail": fail}) as (near, _):
+            with pytest.raises(UserError, match="^use another$"):
+                await near.call("fail", {"user": True})
+            with pytest.raises(RemoteError, match="^ZeroDivisionError: oh$"):
+                await near.call("fail", {"user": False})
+            with pytest.raises(RemoteError, match="KeyError: 'missing'"):
+                await near.call("missing", {})
+            assert near.reason == ""
+
+    asyncio.run(main())
+
+
+def test_a_call_that_is_left_is_cancelled_at_the_other_end():
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(body, arrays):
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def main():
+        async with channels({"wait": wait}) as (near, _):
+            call = asyncio.create_task(near.call("wait", {}))
+            await began.wait()
+            call.cancel()
+            await asyncio.wait_for(ended.wait(), 10)
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_breaks_ends_its_calls_and_handlers():
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(body, arrays):
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def main():
+        async with channels({"wait": wait}) as (near, far):
+            call = asyncio.create_task(near.call("wait", {}))
+            await began.wait()
+            far.abort("a test broke it")
+            with pytest.raises(ChannelClosed, match="the connection ended"):
+                await call
+            with pytest.raises(ChannelClosed):
+                await near.call("wait", {})
+            await asyncio.wait_for(ended.wait(), 10)
+
+    asyncio.run(main())
+
+
+def test_heartbeats_keep_an_idle_channel_and_silence_ends_it():
+    async def main():
+        async with channels({}, silence_s=0.4) as (near, far):
+            await asyncio.sleep(1.0)
+            assert near.reason == far.reason == ""
+        async with connection() as (near, _):  # nobody reads or writes at the other end
+            channel = Channel(*near, {}, silence_s=0.4)
+            running = asyncio.create_task(channel.run())
+            with pytest.raises(ChannelClosed, match="nothing came for 0.4 s"):
+                await channel.call("wait", {}, [np.zeros(10_000_000)])  # more than the buffers of TCP hold
+            assert await asyncio.wait_for(running, 10) == "nothing came for 0.4 s"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\xff" * 100, encode_frame({"neither": "call"}), encode_frame({"call": 1})],
+    ids=["no frame", "no kind", "no method"],
+)
+def test_what_is_no_message_ends_the_channel(sent):
+    async def main():
+        async with connection() as (near, (_, writer)):
+            writer.write(sent)
+            assert (await asyncio.wait_for(Channel(*near, {}).run(), 10)).startswith("the other end sent")
+
+    asyncio.run(main())
+
+
+def shake(trainer_token, worker_token):
+    async def main():
+        async with connection() as (near, far):
+            accept = accept_worker(*far, trainer_token, {"setup": 1})
+            return await asyncio.gather(
+                accept, join_trainer(*near, worker_token, {"name": "w"}), return_exceptions=True
+            )
+
+    return asyncio.run(main())
+
+
+def test_both_ends_that_know_the_token_meet():
+    assert shake(TOKEN, TOKEN) == [{"name": "w"}, {"setup": 1}]
+
+
+def test_a_worker_with_another_token_is_refused():
+    trainer, worker = shake(TOKEN, TOKEN + "!")
+    assert isinstance(trainer, HandshakeError) and "does not know the token" in str(trainer)
+    assert isinstance(worker, HandshakeError) and "refuses this worker" in str(worker)
+
+
+@pytest.mark.parametrize("answer", [{}, {"challenge": "c"}, {"challenge": "c", "proof": ""}, {"proof": "x" * 64}])
+def test_a_stranger_gets_nothing_of_the_run(answer):
+    async def main():
+        async with connection() as ((reader, writer), far):
+            accept = asyncio.create_task(accept_worker(*far, TOKEN, {"secret": 1}))
+            await read_frame(reader)
+            writer.write(encode_frame(answer))
+            with pytest.raises(HandshakeError):
+                await accept
+            far[1].close()
+            return await reader.read()
+
+    assert b"secret" not in asyncio.run(main())
+
+
+def test_a_stranger_that_sends_the_proof_back_is_refused():
+    """The trainer's proof is made from the same challenges as the worker's, but not for the same role."""
+
+    async def main():
+        async with connection() as (near, far):
+            join = asyncio.create_task(join_trainer(*near, TOKEN, {}))
+            far[1].write(encode_frame({"protocol": handshake.PROTOCOL, "challenge": "c"}))
+            header, _ = await read_frame(far[0])
+            far[1].write(encode_frame({"proof": header["proof"]}))
+            with pytest.raises(HandshakeError, match="does not know the token"):
+                await join
+
+    asyncio.run(main())
+
+
+def test_a_large_frame_of_a_stranger_is_not_read():
+    async def main():
+        async with connection() as ((reader, writer), far):
+            writer.write(encode_frame({"challenge": "c" * 5000}))
+            with pytest.raises(FrameError, match="over 4096"):
+                await accept_worker(*far, TOKEN, {})
+
+    asyncio.run(main())
+
+
+def test_a_stranger_that_says_nothing_is_left(monkeypatch):
+    monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.1)
+
+    async def main():
+        async with connection() as (_, far):
+            with pytest.raises(TimeoutError):
+                await accept_worker(*far, TOKEN, {})
+
+    asyncio.run(main())
+
+
+def test_a_trainer_of_another_version():
+    async def main():
+        async with connection() as (near, far):
+            far[1].write(encode_frame({"protocol": 0, "challenge": "c"}))
+            with pytest.raises(HandshakeError, match="version 0 and this one 1; install the same version"):
+                await join_trainer(*near, TOKEN, {})
+
+    asyncio.run(main())
+
+
+def test_the_file_of_a_token(tmp_path):
+    path = tmp_path / "token"
+    token = make_token(path)
+    assert len(token) == 64 and token == make_token(path) == read_token(path)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    path.write_text("short\n")
+    with pytest.raises(UserError, match="a token of 5 characters; use at least 16"):
+        make_token(path)
+    with pytest.raises(UserError, match="cannot be read .*No such file"):
+        read_token(tmp_path / "missing")
+    with pytest.raises(UserError, match="cannot be written .*No such file"):
+        make_token(tmp_path / "missing" / "token")

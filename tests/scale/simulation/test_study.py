@@ -1,0 +1,164 @@
+"""Drawn episodes, roles of a fleet, splits of chips, and what to buy next."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.rl.config import RLConfig
+from composer_jax.scale.simulation.assumptions import Assumptions
+from composer_jax.scale.simulation.roles import Fleet, Speeds, make_roles
+from composer_jax.scale.simulation.study import VARIANTS, Study, run_study, split_chips
+from composer_jax.scale.simulation.table import advise, format_study
+from composer_jax.scale.simulation.workload import FINISHED, HUNG, LOST, DrawnWorkload
+from composer_jax.stages.config import run_config
+from tests.scale.configuration import small_config
+
+SPEEDS = Speeds(100.0, 4, ((8, 0.02), (16, 0.03)), prefill_s=1e-4, weight_bytes=4e9, mean_context=1000)
+QUIET = Assumptions(lost_fraction=0.0, hung_fraction=0.0, grade_s=0.0, command_s=0.0, tool_spread=0.0)
+
+
+def drawn(assumed: Assumptions, groups: int = 4000, **options) -> np.ndarray:
+    """[episodes, 4]: tool_s, sampled, row_tokens, fate."""
+    options = dict(group_size=16, capacity=32_768, max_turns=10**6) | options
+    workload = DrawnWorkload(assumed, **options)
+    return np.array([attempt for group in range(groups) for attempt in workload.attempts(group)])
+
+
+@pytest.mark.parametrize("tail", ["lognormal", "pareto"])
+def test_turns_have_the_median_and_the_99th_percentile_that_were_asked_for(tail):
+    turns = drawn(dataclasses.replace(QUIET, turns_tail=tail))[:, 1] / QUIET.turn_tokens
+    assert np.median(turns) == pytest.approx(50, rel=0.02)
+    assert np.percentile(turns, 99) == pytest.approx(250, rel=0.05)
+
+
+def test_seconds_and_rows_follow_from_the_turns():
+    attempts = drawn(dataclasses.replace(QUIET, turns_p99=50.0), groups=10)  # every episode has 50 turns
+    answers = 50 * (300 + 600)
+    contexts = math.ceil(answers / (32_768 - 4096))
+    assert np.allclose(attempts[:, :3], [50 * 2.0, 50 * 300, answers + contexts * 4096])
+    workload = DrawnWorkload(dataclasses.replace(QUIET, turns_p99=50.0), group_size=2, capacity=32_768, max_turns=10**6)
+    assert workload.prefilled_per_sampled == pytest.approx((50 * 600 + contexts * 4096) / (50 * 300))
+
+
+def test_the_mean_of_tool_seconds_does_not_depend_on_their_spread():
+    wide = drawn(dataclasses.replace(QUIET, tool_spread=0.5))
+    assert np.mean(wide[:, 0]) == pytest.approx(np.mean(wide[:, 1]) / 300 * 2.0, rel=0.02)
+
+
+def test_faults_have_their_fractions_and_lost_attempts_are_cut_short():
+    attempts = drawn(dataclasses.replace(QUIET, turns_p99=50.0, lost_fraction=0.2, hung_fraction=0.1))
+    fates = attempts[:, 3]
+    assert [np.mean(fates == fate) for fate in (FINISHED, LOST, HUNG)] == pytest.approx([0.7, 0.2, 0.1], abs=0.01)
+    assert np.mean(attempts[fates == LOST, 1]) == pytest.approx(7500, rel=0.02)
+
+
+def test_equal_groups_are_spread_evenly():
+    workload = DrawnWorkload(Assumptions(equal_groups=0.3), group_size=2, capacity=8000, max_turns=50)
+    for first in (0, 1000, 123_456):
+        assert sum(workload.is_trained(group) for group in range(first, first + 100)) in range(67, 74)
+
+
+def test_an_episode_does_not_depend_on_which_groups_were_asked_for_before():
+    workload = DrawnWorkload(Assumptions(), group_size=4, capacity=32_768, max_turns=400)
+    later = [workload.attempts(group) for group in range(20_000)][19_999]
+    assert DrawnWorkload(Assumptions(), group_size=4, capacity=32_768, max_turns=400).attempts(19_999) == later
+
+
+def test_roles_follow_from_what_was_bought():
+    roles = make_roles(Fleet(10, 9, 50), SPEEDS, dataclasses.replace(QUIET, packing=0.5), prefilled_per_sampled=2.0)
+    assert roles.sessions == 2 * 16 and roles.sandboxes == 50  # two replicas of four chips
+    assert 1 / roles.rates[32] == pytest.approx(0.03 + 16 * 2 * 1e-4)
+    assert 1 / roles.rates[24] == pytest.approx(0.025 + 12 * 2 * 1e-4)
+    assert roles.rates[1] == roles.rates[2]  # one conversation for each replica
+    assert roles.learn_s_per_token == pytest.approx(1 / (0.5 * 100 * 10))
+    encode, send, decode = 4e9 / (1e9 * 2.5), 2 * 0.02 * 4e9 / 12.5e9, 4e9 / 1.1e9
+    assert roles.publish_s == pytest.approx(encode + send + decode)
+    assert roles.recompute_s == 0
+    recomputing = make_roles(Fleet(10, 9, 50), SPEEDS, QUIET, 2.0, keep_cache=False)
+    assert recomputing.recompute_s == pytest.approx(1000 * 1e-4 / 2)
+
+
+@pytest.mark.parametrize("fleet", [Fleet(0, 8, 8), Fleet(8, 3, 8), Fleet(8, 8, 0)])
+def test_a_fleet_without_a_role_is_refused(fleet):
+    with pytest.raises(UserError, match="are too few; a learner has at least one chip, rollout 4"):
+        make_roles(fleet, SPEEDS, QUIET, 1.0)
+
+
+def test_splits_of_chips():
+    assert split_chips(64, ["1:7", "1:1", "3:1"], 8) == [(8, 56), (32, 32), (48, 16)]
+    assert split_chips(64, ["1:2"], 8) == [(24, 40)]  # 42.7 chips are five replicas
+    with pytest.raises(UserError, match="--splits=1-2 is no split"):
+        split_chips(64, ["1-2"], 8)
+    with pytest.raises(UserError, match="leaves rollout 0 chips; a replica of the engine has 32"):
+        split_chips(64, ["3:1"], 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (dict(turn_tokens=0.0), "--turn_tokens=0.0 is out of range"),
+        (dict(tool_s=-1.0), "--tool_s=-1.0 is out of range"),
+        (dict(lost_fraction=1.0), "--lost_fraction=1.0 is no such fraction"),
+        (dict(packing=0.0), "--packing=0.0 is no such fraction"),
+        (dict(turns_p99=20.0), "--turns_p99=20.0 is below --turns_median=50.0"),
+        (dict(turns_tail="normal"), "--turns_tail='normal' is unknown; use lognormal or pareto"),
+        (dict(lost_fraction=0.6, hung_fraction=0.5), "leave no attempt that ends"),
+    ],
+)
+def test_assumptions_out_of_range_are_refused(changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Assumptions(**changes)
+
+
+def small_study(**rl) -> Study:
+    fields = dict(groups={"repository": 8}, group_size=4, max_staleness=3) | rl
+    config = dataclasses.replace(run_config(small_config()), rl=RLConfig(**fields))
+    assumed = dataclasses.replace(QUIET, install_pause_s=1.0, prompt_tokens=0.0)
+    return Study(config, SPEEDS, assumed, hours=24.0, warm_up_hours=2.0)
+
+
+def test_a_prompt_that_fills_the_context_is_refused():
+    with pytest.raises(UserError, match="--prompt_tokens=4096.0 leaves no room in a context of sampler.capacity=1000"):
+        DrawnWorkload(QUIET, group_size=2, capacity=1000, max_turns=50)
+
+
+def test_studies_that_make_no_run_are_refused():
+    with pytest.raises(UserError, match="rl.groups has no group"):
+        small_study(groups={})
+    with pytest.raises(UserError, match="rl.deterministic=True is not simulated"):
+        small_study(deterministic=True)
+    with pytest.raises(UserError, match="--hours=0"):
+        dataclasses.replace(small_study(), hours=0)
+    with pytest.raises(UserError, match="--parts=0"):
+        dataclasses.replace(small_study(), parts=0)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "bought"),
+    [
+        (Fleet(1, 400, 1000), "chips for learning"),
+        (Fleet(10_000, 4, 1000), "chips for rollout"),
+        (Fleet(10_000, 400, 8), "sandboxes"),
+    ],
+    ids=str,
+)
+def test_what_to_buy_is_what_there_is_too_little_of(fleet, bought):
+    study = small_study()
+    outcome = study.simulate(fleet)
+    gains = study.gains(fleet, outcome)
+    assert len(gains) == VARIANTS and max(gains, key=lambda name: gains[name]) == bought and gains[bought] > 0.15
+    best = dataclasses.asdict(fleet) | dataclasses.asdict(outcome) | {"gains": gains}
+    assert f"buy {bought} next (" in advise(best | {"more_chips": study.more_chips(fleet)})
+
+
+def test_the_table_has_a_row_for_every_run():
+    hours = []
+    result = run_study(small_study(), [(8, 8), (4, 12)], [4, 40], lambda: hours.append(1))
+    assert len(hours) == 26 * (4 + 2 * VARIANTS)
+    assert [(row["sandboxes"], row["learner_chips"]) for row in result["rows"]] == [(4, 8), (4, 4), (40, 8), (40, 4)]
+    assert [best["sandboxes"] for best in result["best"]] == [4, 40]
+    text = format_study(result)
+    assert text.count("\n| ") == 6 and "| 40 | 4:12 |" in text and "sandboxes: the learner waits" in text
