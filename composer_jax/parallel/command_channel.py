@@ -113,7 +113,7 @@ class CommandSender:
         return error if self.error is None else self.error
 
     def close(self, failure: str = "") -> None:
-        """Ends the channel. With `failure`, a sentence, the other processes raise it."""
+        """Ends the channel. The other processes raise `failure`, a sentence that names the process that failed."""
         self._closing.set()
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # that process is gone
@@ -144,7 +144,7 @@ class CommandSender:
             self._replies.put(last)
         if self._closing.is_set():
             return
-        sentence = report_lost_process(process) if last is None else f"process {process} ended: {last[0]['failed']}"
+        sentence = report_lost_process(process) if last is None else last[0]["failed"]
         with self._lock:
             if self.error is not None:
                 return
@@ -177,9 +177,7 @@ class CommandReceiver:
         self._leaving = True
         with contextlib.suppress(OSError):
             if error is not None:
-                interrupted = isinstance(error, KeyboardInterrupt)
-                sentence = "it was interrupted" if interrupted else f"{type(error).__name__}: {error}"
-                self._connection.sendall(_encode({"failed": sentence}, ()))
+                self._connection.sendall(_encode({"failed": failure_sentence(error)}, ()))
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
@@ -192,7 +190,7 @@ class CommandReceiver:
         while True:
             header, arrays = self._commands.get()
             if "failed" in header:
-                raise OtherProcessError(f"process 0 ended: {header['failed']}")
+                raise OtherProcessError(header["failed"])
             if "end" in header:
                 return
             yield header, arrays
@@ -211,6 +209,17 @@ class CommandReceiver:
             self._commands.put(command)
             if not {"end", "failed"}.isdisjoint(command[0]):
                 return
+
+
+def failure_sentence(error: BaseException) -> str:
+    """Returns what the other processes are told about `error`, which ends this one.
+
+    An OtherProcessError passes its sentence on, so that all of them name the process that failed first.
+    """
+    if isinstance(error, OtherProcessError):
+        return str(error)
+    cause = "it was interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+    return f"process {process_index()} ended: {cause}"
 
 
 def _next_key() -> str:

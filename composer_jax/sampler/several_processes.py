@@ -16,7 +16,7 @@ import numpy as np
 
 from composer_jax.errors import OtherProcessError, UserError
 from composer_jax.models.model_def import Params
-from composer_jax.parallel.command_channel import Command, CommandReceiver, CommandSender
+from composer_jax.parallel.command_channel import Command, CommandReceiver, CommandSender, failure_sentence
 from composer_jax.parallel.failure import wait_for_failure
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Leader:
             try:
                 await asyncio.to_thread(self._sender.connect)
             except BaseException:
-                self._sender.close("process 0 stopped waiting for the other processes")
+                self._sender.close("process 0 ended: it stopped waiting for the other processes")
                 raise
             self._runner.leader = self
         return self
@@ -74,7 +74,7 @@ class Leader:
         if self._sender is None:
             return error
         cause = self._sender.cause_of(error)
-        self._failure = f"{type(cause).__name__}: {cause}"
+        self._failure = failure_sentence(cause)
         return cause
 
     def install(self, params: Params, router_bias: Params, version: int, *, copy: bool) -> None:

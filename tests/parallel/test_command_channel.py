@@ -74,7 +74,7 @@ def test_a_failure_of_process_0_is_raised_in_the_others(coordinator):
     with connecting() as (sender, thread), pytest.raises(OtherProcessError, match="process 0 ended: no memory"):
         with CommandReceiver() as receiver:
             thread.join(60)
-            sender.close("no memory")
+            sender.close("process 0 ended: no memory")
             next(iter(receiver))
 
 
@@ -83,6 +83,7 @@ def test_a_failure_of_process_0_is_raised_in_the_others(coordinator):
     [
         (ValueError("no memory"), "process 1 ended: ValueError: no memory"),
         (KeyboardInterrupt(), "process 1 ended: it was interrupted"),
+        (OtherProcessError("process 2 ended: it was killed"), "process 2 ended: it was killed"),
     ],
 )
 def test_a_failure_of_another_process_is_raised_in_process_0(coordinator, error, sentence):
