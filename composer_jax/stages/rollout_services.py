@@ -138,9 +138,9 @@ class RolloutServices:
 
     def rollout_workers(self, context: RolloutContext) -> RolloutWorkers:
         """Returns what plays the episodes of RL. context: that of `rollout_context`."""
-        return RolloutWorkers(self.worker_options, self._worker_setup, context)
+        return RolloutWorkers(self.worker_options, functools.partial(self._worker_setup, context), context)
 
-    def _worker_setup(self) -> WorkerSetup:
+    def _worker_setup(self, context: RolloutContext) -> WorkerSetup:
         _ = self.model.chat  # writes the files
         config, folder = self.config, self.path / ("base" if self.config.base else "data")
         paths = [folder / name for name in TOKENIZER_FILES]
@@ -148,10 +148,13 @@ class RolloutServices:
             {path.name: path.read_text(encoding="utf-8") for path in paths if path.exists()},
             config.data.chat_format or ("" if config.base else "compact"),
             config.data.tool_prompt or TOOL_PROMPT,
-            config.agent.limits,
+            context.limits,
             self.tasks.limits,
-            config.agent.system_prompt,
-            config.agent.episode_seconds,
+            system_prompt=context.system_prompt,
+            effort=context.effort,
+            temperature=context.temperature,
+            episode_seconds=context.episode_seconds,
+            return_routing=context.return_routing,
         )
 
     def check(self) -> None:

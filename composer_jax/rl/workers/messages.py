@@ -22,12 +22,14 @@ def spec_to_json(spec: EpisodeSpec) -> dict[str, Any]:
         "seed": spec.seed,
         "compaction": dataclasses.asdict(spec.compaction),
         "group": spec.group,
+        "effort": spec.effort,
     }
 
 
 def spec_from_json(data: Mapping[str, Any]) -> EpisodeSpec:
     """Makes the spec of a dict of `spec_to_json`."""
-    return EpisodeSpec(Task.from_json(data["task"]), data["seed"], Compaction(**data["compaction"]), data["group"])
+    compaction = Compaction(**data["compaction"])
+    return EpisodeSpec(Task.from_json(data["task"]), data["seed"], compaction, data["group"], data["effort"])
 
 
 def params_to_json(params: SamplingParams) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.chat_formats import chat_format_kind
 from composer_jax.data.load_chat_format import load_chat_format, load_tokenizer
 from composer_jax.data.tool_prompt import TOOL_PROMPT
+from composer_jax.rl.effort import EffortConfig, EffortLevel
 from composer_jax.rl.rollout import RolloutContext
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.images.pools import ImagePools
@@ -34,18 +35,26 @@ class WorkerSetup:
     """What one sandbox may use."""
     system_prompt: str = ""
     """See RolloutContext."""
+    effort: EffortConfig = EffortConfig()
+    """See RolloutContext."""
+    temperature: float = 1.0
+    """See RolloutContext."""
     episode_seconds: float | None = None
+    """See RolloutContext."""
+    return_routing: bool = False
     """See RolloutContext."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-able dict from which `from_json` makes an equal setup."""
-        return {**dataclasses.asdict(self), "tokenizer_files": dict(self.tokenizer_files)}
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WorkerSetup:
         """Makes the setup of a dict of `to_json`. Raises UserError for limits below 1."""
         limits, sandbox_limits = EpisodeLimits(**data["limits"]), SandboxLimits(**data["sandbox_limits"])
-        return cls(**{**data, "limits": limits, "sandbox_limits": sandbox_limits})
+        levels = {name: EffortLevel(**level) for name, level in data["effort"]["levels"].items()}
+        effort = EffortConfig(levels, data["effort"]["prompt"])
+        return cls(**{**data, "limits": limits, "sandbox_limits": sandbox_limits, "effort": effort})
 
     def chat(self) -> ChatFormat:
         """Returns the chat format of the run. Raises UserError for files or a name that give none."""
@@ -70,7 +79,10 @@ class WorkerSetup:
                 ResultCache(),
                 images=images,
                 system_prompt=self.system_prompt,
+                effort=self.effort,
+                temperature=self.temperature,
                 episode_seconds=self.episode_seconds,
+                return_routing=self.return_routing,
             )
 
 
