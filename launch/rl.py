@@ -42,7 +42,8 @@ def main(config, workdir, values):
     with contextlib.ExitStack() as stack:
         from composer_jax.parallel.processes import is_first_process
 
-        # First: a cluster that does not answer is noticed within seconds. Of several processes, the first one plays.
+        # Before anything is compiled, so that a cluster that does not answer is noticed within seconds.
+        # Only process 0 plays episodes.
         options = worker_options(values, stack) if is_first_process() else None
         from composer_jax.stages.reinforce import reinforce
         from composer_jax.stages.run import Run

@@ -165,7 +165,7 @@ class Model:
     def _stream_tokens(self, ids: list[int], params: SamplingParams, seed: int) -> Iterator[list[int]]:
         """Yields the tokens that follow `ids`, one decode call at a time; between the calls nothing is computed.
 
-        Of several processes, those that follow yield nothing.
+        Only process 0 yields tokens; the other processes of the mesh yield nothing.
         """
         if self.mesh.is_multi_process and not is_first_process():
             self._sampler_for(len(ids) + params.max_tokens).follow()
