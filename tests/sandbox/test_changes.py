@@ -3,14 +3,18 @@
 import asyncio
 import os
 import random
+import shutil
 import stat
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxFileError, SandboxLimits
+from composer_jax.sandbox.inside.changes import Changes
 
 
 @pytest.fixture(scope="module", params=["overlays", "copies", "subprocess"])
@@ -202,7 +206,7 @@ def test_little_is_told_again(pool, folder, monkeypatch):
     async def go():
         async with await pool.acquire({}, pool.tree(folder)) as sandbox:
             await sandbox.write("big.bin", b"x" * 1_000_000)
-            await asyncio.sleep(0.1)  # longer than CLOCK_TICK_NS, within which files are reported again
+            await asyncio.sleep(0.1)  # longer than a tick of the file system, within which files are reported again
             await sandbox.changes()
             replies = []
             original = sandbox._call  # replies are private, and their size is what this test is about
@@ -216,6 +220,54 @@ def test_little_is_told_again(pool, folder, monkeypatch):
             both = await sandbox.changes()
             assert set(both) == {"big.bin", "small.txt"} and len(both["big.bin"].data) == 1_000_000
             assert [path for path, *_ in replies[-1][0]["changes"]] == ["small.txt"]
+
+    asyncio.run(go())
+
+
+def test_a_change_within_a_tick_of_the_file_systems_clock_is_told(folder, tmp_path):
+    """The clock of files may be behind that of the processor, by more on a busy machine."""
+    shutil.copytree(folder, tmp_path / "workspace", symlinks=True)
+    file = tmp_path / "workspace" / "src" / "a.py"
+    root, base = (os.open(path, os.O_RDONLY) for path in (tmp_path / "workspace", folder))
+    made = Changes(root, base, None, 1 << 20, is_copy=True)
+    before = (folder / "src" / "a.py").stat()
+    for text, report in [("A = 9\n", [["src/a.py", "file", 0o644, 6]]), ("A = 1\n", [])] * 100:
+        file.write_text(text)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert [list(entry) for entry in made.report()[0]["changes"]] == report
+    os.close(root)
+    os.close(base)
+
+
+def test_a_clock_set_back_hides_no_change(folder, tmp_path, monkeypatch):
+    """A clock that is corrected gives a later change an earlier time than the copy has."""
+    shutil.copytree(folder, tmp_path / "workspace", symlinks=True)
+    time.sleep(0.02)
+    root, base = (os.open(path, os.O_RDONLY) for path in (tmp_path / "workspace", folder))
+    made = Changes(root, base, None, 1 << 20, is_copy=True)
+    file = tmp_path / "workspace" / "src" / "a.py"
+    (tmp_path / "workspace" / "src" / "a.py").write_text("A = 9\n")
+    os.utime(file, ns=((folder / "src" / "a.py").stat().st_atime_ns, (folder / "src" / "a.py").stat().st_mtime_ns))
+    original = os.stat
+
+    def an_hour_earlier(path, **options):
+        status = original(path, **options)
+        values = {"st_ctime_ns": status.st_ctime_ns - 3_600_000_000_000}
+        names = ("st_mode", "st_ino", "st_dev", "st_size", "st_mtime_ns")
+        return SimpleNamespace(**{name: getattr(status, name) for name in names}, **values)
+
+    monkeypatch.setattr("composer_jax.sandbox.inside.changes.os.stat", an_hour_earlier)
+    assert made.report()[0]["changes"] == [("src/a.py", "file", 0o644, 6)]
+
+
+def test_a_restored_workspace_with_times_set_back_tells_its_changes(any_pool, folder):
+    async def go():
+        async with await any_pool.acquire({}, any_pool.tree(folder)) as sandbox:
+            code = "touch -r src/a.py t; printf 'A = 9\\n' > src/a.py; touch -r t src/a.py; rm t"
+            assert (await sandbox.run(["sh", "-c", code])).outcome == "ok"
+            snapshot = await sandbox.snapshot()
+            await sandbox.restore(snapshot)
+            assert await sandbox.changes() == {"src/a.py": Change("file", b"A = 9\n", 0o644)}
 
     asyncio.run(go())
 

@@ -6,13 +6,9 @@ A copied workspace is compared whole. A report holds only what is new since the 
 
 import os
 import stat
-import time
 from typing import Any
 
 from . import files
-
-# A second change within one tick of the file system's clock leaves the status as it was: such files are reported again.
-CLOCK_TICK_NS = 50_000_000
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -35,15 +31,17 @@ class Changes:
     """The changes of one workspace.
 
     root: descriptor of the workspace. base: descriptor of the folder that it was made from; None: an empty one. layers:
-    descriptors of the layers, the newest last; None: compare everything.
+    descriptors of the layers, the newest last; None: compare everything. is_copy: the workspace is a copy of the folder
+    in which nothing has been changed yet.
     """
 
-    def __init__(self, root: int, base: int | None, layers: list[int] | None, max_bytes: int):
+    def __init__(self, root: int, base: int | None, layers: list[int] | None, max_bytes: int, is_copy: bool = False):
         self.root, self.base, self.layers, self.max_bytes = root, base, layers, max_bytes
-        self.born_ns = time.time_ns()
         self.frozen: Names | None = None  # of all layers except the newest: they do not change any more
         self.reported: dict[str, tuple] = {}  # path -> its status in the last report
         self.unchanged: dict[str, tuple] = {}  # path -> status with which its content equalled the folder
+        if is_copy:
+            _note_statuses(root, "", _file_system_ns(root), self.unchanged, 0)
 
     def report(self) -> tuple[dict[str, Any], bytes]:
         """Returns what is new since the last report: {"changes": [path, kind, mode, length]..., "same": [path]...} and
@@ -53,7 +51,7 @@ class Changes:
         self.bodies: list[bytes] = []
         self.size = self.characters = 0
         self.current: dict[str, tuple] = {}
-        os.fchmod(self.root, 0o755)
+        self.begun_ns = _file_system_ns(self.root)
         try:
             self._compare(self.root, self.base, self._names(), "", 0)
         except OSError as error:  # background jobs of the shell change files meanwhile
@@ -122,17 +120,15 @@ class Changes:
         self, here: int, there: int | None, name: str, path: str, now: os.stat_result, before: os.stat_result | None
     ) -> None:
         """Compares a file or a link of the workspace."""
-        look = (now.st_ino, now.st_size, now.st_ctime_ns, now.st_mode)
+        look = _look(now)
         if self.reported.get(path) == look:
             self.current[path] = look
             return
         if self.unchanged.get(path) == look:
             return
-        if self.layers is None and now.st_ctime_ns <= self.born_ns and before is not None and _same_stat(now, before):
-            return  # unchanged since it was copied
         link = stat.S_ISLNK(now.st_mode)
         data = os.fsencode(os.readlink(name, dir_fd=here)) if link else self._read(here, name, path, now)
-        certain = look if time.time_ns() - now.st_ctime_ns > CLOCK_TICK_NS else ()
+        certain = look if now.st_ctime_ns < self.begun_ns else ()  # () while a change can leave the status as it is
         if before is not None and stat.S_IFMT(before.st_mode) == stat.S_IFMT(now.st_mode):
             modes_agree = link or stat.S_IMODE(before.st_mode) == stat.S_IMODE(now.st_mode)
             if modes_agree and now.st_size == before.st_size and data == _content(there, name, link):
@@ -201,12 +197,39 @@ def _lstat(folder: int, name: str) -> os.stat_result | None:
         return None
 
 
+def _note_statuses(folder: int, prefix: str, before_ns: int, statuses: dict[str, tuple], depth: int) -> None:
+    """Adds the statuses of files and links that were changed before that time, by path. Closed folders are left out."""
+    if depth > files.MAX_DEPTH:
+        return  # the comparison raises
+    for name in os.listdir(folder):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode):
+            if status.st_ctime_ns < before_ns:
+                statuses[prefix + name] = _look(status)
+            continue
+        try:
+            child = os.open(name, _FOLDER, dir_fd=folder)
+        except PermissionError:
+            continue
+        try:
+            _note_statuses(child, f"{prefix}{name}/", before_ns, statuses, depth + 1)
+        finally:
+            os.close(child)
+
+
+def _look(status: os.stat_result) -> tuple:
+    """Returns what differs after each change, whatever the clock was set to in between."""
+    return status.st_ino, status.st_size, status.st_ctime_ns, status.st_mode
+
+
+def _file_system_ns(folder: int) -> int:
+    """Returns the ctime of a change at this moment, by the file system's own clock, which advances in ticks."""
+    os.fchmod(folder, 0o755)
+    return os.fstat(folder).st_ctime_ns
+
+
 def _is_plain(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)
-
-
-def _same_stat(now: os.stat_result, before: os.stat_result) -> bool:
-    return (now.st_mode, now.st_size, now.st_mtime_ns) == (before.st_mode, before.st_size, before.st_mtime_ns)
 
 
 def _content(folder: int | None, name: str, link: bool) -> bytes:

@@ -79,7 +79,8 @@ class Worker:
             self.tmp_folders = (layers.sandbox_folders(self.config, name)[1],)
         else:
             self.workspace = files.Workspace(root, layers.WORKSPACE, max_bytes)
-        self.changes = changes.Changes(self.workspace.root, mounted.base, mounted.layers, max_bytes)
+        is_copy = mounted.layers is None and not plan["layers"]
+        self.changes = changes.Changes(self.workspace.root, mounted.base, mounted.layers, max_bytes, is_copy)
         self.commands = command.Commands(root, self.limits, self.isolation, mmap.mmap(-1, mmap.PAGESIZE), confinement)
         self.shell = shell.Shell(self.commands)
         self.commands.on_exit, self.commands.spared_pids = self.shell.on_exit, self.shell.pids
