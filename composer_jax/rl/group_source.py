@@ -32,6 +32,12 @@ class GroupSource:
         self.config, self.agent, self.seed, self.tasks = config, agent, seed, tasks
         self.groups_per_step = sum(config.groups.values())
         self.places: dict[int, tuple[str, int]] = {}
+        self._used: Counter[str] = Counter()  # tasks of each family that were drawn
+
+    def restore(self, places: Mapping[int, tuple[str, int]]) -> None:
+        """Takes over the places of the groups that an earlier process drew."""
+        self.places = dict(places)
+        self._used = Counter(family for family, _ in self.places.values())
 
     def draw(self, number: int, results: Sequence[Mapping[str, Mapping[str, Any]]]) -> tuple[str, int]:
         """Draws the task of a group, once; groups are drawn in the order of their numbers.
@@ -46,7 +52,9 @@ class GroupSource:
         """
         if number not in self.places:
             is_weighted = self.config.curriculum.window > 0
-            self.places[number] = self._weighted_place(number, results) if is_weighted else self._fixed_place(number)
+            place = self._weighted_place(number, results) if is_weighted else self._fixed_place(number)
+            self.places[number] = place
+            self._used[place[0]] += 1
         return self.places[number]
 
     def _fixed_place(self, number: int) -> tuple[str, int]:
@@ -58,14 +66,15 @@ class GroupSource:
         raise AssertionError(f"group {number} has no family")
 
     def _weighted_place(self, number: int, results: Sequence[Mapping[str, Mapping[str, Any]]]) -> tuple[str, int]:
-        used = Counter(family for family, _ in self.places.values())
         weights = family_weights(self.config.groups, results, self.config.curriculum)
-        weights = {family: w for family, w in sorted(weights.items()) if self.tasks.has_task(family, used[family])}
+        weights = {
+            family: w for family, w in sorted(weights.items()) if self.tasks.has_task(family, self._used[family])
+        }
         if not weights:
             raise UserError(f"rl.curriculum has used up all {number} tasks; lower rl.steps or add tasks.")
         rng = random.Random(hash_seed("family", self.seed, number))
         (family,) = rng.choices(list(weights), list(weights.values()))
-        return family, used[family]
+        return family, self._used[family]
 
     def task(self, number: int) -> Task:
         """Returns the task of a group that was drawn."""

@@ -2,11 +2,13 @@
 
     DIR/rl/admitted.jsonl           one line whenever a group starts to be played, and one when it is dropped
     DIR/rl/groups/NUMBER.json.zst   a PlayedGroup, from its last episode until a checkpoint has learned from it
+    DIR/rl/samples/GROUP/SEED       what the episodes of a group have sampled, until it is stored (rl/sample_journal.py)
     DIR/batches.jsonl               one line per optimizer step, before it is taken
 
 Every line and file is complete or absent. A run that continues from the checkpoint of step s takes the later steps of
 batches.jsonl again with the stored groups, so that it gets the same weights without a rollout. It plays the groups that
-were admitted and not stored again. Nothing else has to be restored.
+were admitted and not stored again, and their episodes go on after what they had sampled. Nothing else has to be
+restored.
 """
 
 import dataclasses
@@ -19,6 +21,7 @@ from composer_jax.errors import UserError
 from composer_jax.observe.journal import Journal
 from composer_jax.rl.curriculum import family_results
 from composer_jax.rl.played_group import PlayedGroup, hash_tokens
+from composer_jax.rl.sample_journal import SampleJournal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +61,11 @@ class RolloutLedger:
     """The ledger in the folder of a run; a context manager. Only process 0 has one.
 
     Attributes:
-      admitted: number -> optimizer steps that had been taken when the group was started last; of all groups.
+      admitted: number -> optimizer steps that had been taken when the group was admitted; of all groups.
       places: number -> (family, index of its task); of all groups.
       dropped: numbers of the groups that were dropped.
       batches: the BatchRecord of every step that was taken or begun, the first step first.
+      samples: what the groups that play have sampled.
     """
 
     def __init__(self, folder: Path, before_write: Callable[[], None] | None = None):
@@ -69,6 +73,7 @@ class RolloutLedger:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._admitted = Journal(folder / "rl" / "admitted.jsonl", before_write)
         self._batches = Journal(folder / "batches.jsonl", before_write)
+        self.samples = SampleJournal(folder / "rl" / "samples", before_write)
         self.admitted: dict[int, int] = {row["group"]: row["step"] for row in self._admitted.rows if "step" in row}
         self.places: dict[int, tuple[str, int]] = {
             row["group"]: (row["family"], row["index"]) for row in self._admitted.rows if "step" in row
@@ -77,7 +82,10 @@ class RolloutLedger:
         self.batches = [BatchRecord(**{**row, **_tuples(row)}) for row in self._batches.rows]
 
     def admit(self, number: int, step: int, place: tuple[str, int]) -> None:
-        """Notes that a group is about to be played, once more if it was cut short before; `step` steps are taken."""
+        """Notes that a group is about to be played, once more if it was cut short before.
+
+        step: optimizer steps that had been taken when it was admitted first.
+        """
         self._admitted.append({"group": number, "step": step, "family": place[0], "index": place[1]})
         self.admitted[number], self.places[number] = step, place
 
@@ -86,10 +94,12 @@ class RolloutLedger:
         self._admitted.append({"group": number, "dropped": step})
         self.dropped.add(number)
         self._file(number).unlink(missing_ok=True)
+        self.samples.forget(number)
 
     def store(self, group: PlayedGroup) -> None:
         """Writes a group, atomically."""
         write_atomically(self._file(group.number), group.to_bytes())
+        self.samples.forget(group.number)
 
     def has(self, number: int) -> bool:
         """Whether a group is stored."""
@@ -129,8 +139,11 @@ class RolloutLedger:
         if complete < len(self.batches):
             self._batches.truncate(complete)
             self.batches = self.batches[:complete]
+            self.samples.keep([])  # weights that no step leads to any more may have sampled them
         trained = {number for record in self.batches[:step] for number in record.groups}
-        return sorted(self.admitted.keys() - trained - self.dropped)
+        remaining = self.admitted.keys() - trained - self.dropped
+        self.samples.keep(remaining)
+        return sorted(remaining)
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Deletes groups that all checkpoints have learned from."""

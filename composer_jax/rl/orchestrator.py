@@ -7,6 +7,7 @@ trained when its episodes have ended (rl/group_buffer.py).
 
 import asyncio
 import dataclasses
+import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import GroupLearner
 from composer_jax.rl.rewards import RewardConfig, reward_parts
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, play_episode, require_graded
-from composer_jax.sampler.policy import TrainablePolicy
+from composer_jax.sampler.policy import Policy, TrainablePolicy
 from composer_jax.train.learner import TrainState
 
 T = TypeVar("T")
@@ -83,7 +84,7 @@ class Orchestrator:
         cursor: Cursor,
         on_step: Callable[[CompletedStep], None],
         on_episode: Callable[[Episode], None] | None = None,
-        play: Callable[[EpisodeSpec], Awaitable[Episode]] | None = None,
+        play: Callable[[EpisodeSpec, Policy], Awaitable[Episode]] | None = None,
         shares_devices: bool = True,
     ):
         """
@@ -91,14 +92,17 @@ class Orchestrator:
           state, cursor: those of the latest checkpoint.
           on_step: called in a thread after each step, before the next one begins; it may save `state`.
           on_episode: called as each episode ends.
-          play: plays an episode of `policy`, as on the workers of rl/workers; None plays it in this process.
+          play: plays an episode of a policy, as on the workers of rl/workers; None plays it in this process.
           shares_devices: whether the policy pauses while the learner computes, because they use the same devices.
         """
         self.config, self.source = config, source
         self.learner, self.policy, self.ledger = learner, policy, ledger
         self.state, self.cursor, self.is_consistent = state, cursor, True
         self._on_step, self._shares_devices = on_step, shares_devices
-        self.player = GroupPlayer(play or (lambda spec: play_episode(spec, policy, context)), self._store, on_episode)
+        play = play or functools.partial(play_episode, context=context)
+        self.player = GroupPlayer(
+            lambda spec: play(spec, ledger.samples.recorded(policy, spec.group)), self._store, on_episode
+        )
         self._played: dict[int, PlayedGroup] = {}
         self._cache = context.cache
         self.buffer = GroupBuffer(
@@ -135,7 +139,7 @@ class Orchestrator:
 
     def _recover(self) -> None:
         """Takes over what an earlier process admitted: stored groups are resolved, the others play again."""
-        self.source.places.update(self.ledger.places)
+        self.source.restore(self.ledger.places)
         for number in self.ledger.recover(self.cursor.task_step):
             if self.ledger.has(number):
                 self.buffer.admit(number, self.ledger.admitted[number])
@@ -160,9 +164,11 @@ class Orchestrator:
             self._start(self.buffer.next_number)
 
     def _start(self, number: int) -> None:
+        """Plays a group. One that was cut short has the deadline that it had: its oldest tokens are that old."""
         results = [record.families for record in self.ledger.batches[: self.buffer.step]]
-        self.ledger.admit(number, self.buffer.step, self.source.draw(number, results))
-        self.buffer.admit(number)
+        step = min(self.ledger.admitted.get(number, self.buffer.step), self.buffer.step)
+        self.ledger.admit(number, step, self.source.draw(number, results))
+        self.buffer.admit(number, step)
         self.player.start(number, self.source.specs(number))
 
     async def _store(self, number: int, episodes: Sequence[Episode]) -> None:

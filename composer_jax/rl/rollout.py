@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from absl import logging
 
@@ -15,7 +16,7 @@ from composer_jax.data.chat_format import ChatFormat
 from composer_jax.errors import UserError
 from composer_jax.rl.effort import EffortConfig
 from composer_jax.sampler.policy import Policy, Sample, SamplingParams, Session
-from composer_jax.sandbox import SandboxPool
+from composer_jax.sandbox import SandboxDied, SandboxPool
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.images.pools import ImagePools
 from composer_jax.tasks.result_cache import ResultCache
@@ -130,15 +131,26 @@ async def play_episode(spec: EpisodeSpec, policy: Policy, context: RolloutContex
     episode = None
     for attempt in range(context.infrastructure_retries + 1):
         seed = spec.seed if attempt == 0 else hash_seed("retry", spec.seed, attempt)
-        session = _WatchedSession(await policy.open(seed))
         try:
-            episode = await _attempt(spec, seed, session, context)
-        finally:
-            session.close()
+            async with _image_workspace(spec.task, context):
+                session = _WatchedSession(await policy.open(seed))
+                try:
+                    episode = await _attempt(spec, seed, session, context)
+                finally:
+                    session.close()
+        except SandboxDied as error:
+            episode = lost_episode(spec.task, seed, str(error))
         if episode.outcome != "infrastructure":
             break
     assert episode is not None, "there is at least one attempt"
     return dataclasses.replace(episode, effort=spec.effort)
+
+
+def _image_workspace(task: Task, context: RolloutContext) -> AbstractAsyncContextManager[object]:
+    """Returns what creates the workspace of a task with an image, so that no session waits while a container starts."""
+    if task.image is None or context.images is None:
+        return nullcontext()
+    return context.images.workspace(task)
 
 
 async def _attempt(spec: EpisodeSpec, seed: int, session: "_WatchedSession", context: RolloutContext) -> Episode:

@@ -102,7 +102,7 @@ def _take_steps(
             on_step=on_step,
             on_episode=on_episode,
             shares_devices=config.rollout_devices == 0,
-            play=workers.player(sampler),
+            play=workers.play,
         )
         metrics.truncate_after(len(ledger.batches))
         recorder = _Recorder(run, orchestrator, store, metrics, ledger, sampler)

@@ -1,4 +1,4 @@
-"""RolloutWorkers: the workers of a run, as launch.rl asks for them; without them this process plays all episodes."""
+"""RolloutWorkers: the workers of a run, as launch.rl asks for them."""
 
 import asyncio
 import dataclasses
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from composer_jax.agent.episode import Episode
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, play_episode
+from composer_jax.rl.rollout import EpisodeSpec, RolloutContext
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
 from composer_jax.rl.workers.ray_cluster import RayCluster
 from composer_jax.rl.workers.worker_setup import WorkerSetup
@@ -29,21 +29,19 @@ class RolloutWorkersOptions:
 
 
 class RolloutWorkers:
-    """Plays episodes: on workers inside `serve`, or in this process if there are no options."""
+    """Plays episodes on workers inside `serve`, if there are options."""
 
     def __init__(
         self, options: RolloutWorkersOptions | None, setup: Callable[[], WorkerSetup], context: RolloutContext
     ):
         """setup: called if there are options."""
-        self._options, self._context = options, context
+        self._options = options
         self._pool = options and WorkerPool(options.pool, setup(), options.token, context)
 
-    def player(self, policy: Policy) -> Callable[[EpisodeSpec], Awaitable[Episode]]:
-        """Returns the function that plays an episode of `policy`."""
-        if self._pool is None:
-            return lambda spec: play_episode(spec, policy, self._context)
-        pool = self._pool
-        return lambda spec: pool.play(spec, policy)
+    @property
+    def play(self) -> Callable[[EpisodeSpec, Policy], Awaitable[Episode]] | None:
+        """Plays an episode of a policy on the workers; None without options."""
+        return self._pool and self._pool.play
 
     async def serve(self, work: Awaitable[T]) -> T:
         """Awaits `work` while workers may come and go, and then ends them."""

@@ -19,6 +19,7 @@ from composer_jax.rl.ledger import RolloutLedger
 from composer_jax.rl.orchestrator import CompletedStep, Cursor, Orchestrator
 from composer_jax.rl.policy_update import UpdateResult
 from composer_jax.rl.rollout import RolloutContext
+from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.result_cache import ResultCache
@@ -44,7 +45,11 @@ class SimulatedSession:
         self.policy, self.seed, self.capacity = policy, seed, 4096
 
     async def sample(self, context, params, branch=0):
-        raise AssertionError("the simulated harness samples by itself")
+        await self.policy.running.wait()
+        await asyncio.sleep(self.policy.play_of(self.seed).turn_s)
+        token = random.Random(hash_seed("token", self.seed, len(context))).randrange(100)
+        self.policy.decoded_tokens += 2
+        return Sample([token, self.policy.version], [-0.5, -0.5], [self.policy.version] * 2, "stop")
 
     def close(self):
         self.policy.open_sessions -= 1
@@ -52,10 +57,10 @@ class SimulatedSession:
 
 
 class SimulatedPolicy:
-    """Sleeps while it decodes; a pause holds all episodes up."""
+    """Sleeps while it decodes; a pause holds all episodes up. play_of: seed of an attempt -> Play."""
 
-    def __init__(self, slots=10_000):
-        self.slots, self.version, self.installed = slots, -1, []
+    def __init__(self, play_of, slots=10_000):
+        self.play_of, self.slots, self.version, self.installed = play_of, slots, -1, []
         self.busy_seconds, self.decoded_tokens, self.open_sessions = 0.0, 0, 0
 
     @contextlib.asynccontextmanager
@@ -82,23 +87,20 @@ class SimulatedPolicy:
         self.running.set()
 
 
-def simulated_harness(play_of: Callable[[int], Play], policy: SimulatedPolicy):
-    """A function in place of agent.episode.run_episode. play_of: seed of an attempt -> Play."""
+def simulated_harness(policy: SimulatedPolicy):
+    """A function in place of agent.episode.run_episode."""
 
     async def run_episode(task, session, pool, chat, *, seed, **_):
-        play, transcript = play_of(seed), Transcript()
-        rng = random.Random(seed)
+        play, transcript = policy.play_of(seed), Transcript()
         transcript.append("prompt", [1, 2, 3])
         if play.fault == "hangs":
             await asyncio.Event().wait()
         for _ in range(play.turns):
-            await policy.running.wait()
-            await asyncio.sleep(play.turn_s)
+            sample = await session.sample([*transcript.tokens, 5], SamplingParams(2))
             if play.fault == "raises":
                 raise ZeroDivisionError("a bug of the harness")
-            tokens = [rng.randrange(100), policy.version]
-            transcript.append("assistant", [5], tokens, [-0.5, -0.5], [policy.version] * 2)
-        reward = None if play.fault == "lost" else float(rng.random() < 0.5)
+            transcript.append("assistant", [5], sample.tokens, sample.logprobs, sample.versions)
+        reward = None if play.fault == "lost" else float(random.Random(seed).random() < 0.5)
         outcome = "infrastructure" if reward is None else "finished"
         return Episode(task.id, task.family, task.split, seed, transcript, reward, outcome, turns=play.turns)
 
@@ -139,6 +141,7 @@ class Simulation:
     rows: dict = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     ended: int = 0
+    decoded_tokens: int = 0
 
     def batches(self) -> list:
         with RolloutLedger(self.folder) as ledger:
@@ -148,8 +151,8 @@ class Simulation:
         """kill_at: seconds after which everything stops where it is, as by kill -9: no checkpoint is written."""
         from composer_jax.rl import rollout
 
-        policy, update = SimulatedPolicy(self.slots), SimulatedUpdate(self.learn_s)
-        monkeypatch.setattr(rollout, "run_episode", simulated_harness(self.play_of, policy))
+        policy, update = SimulatedPolicy(self.play_of, self.slots), SimulatedUpdate(self.learn_s)
+        monkeypatch.setattr(rollout, "run_episode", simulated_harness(policy))
         cursor = self.checkpoint
         policy.version = cursor.weight_version
         self.update, self.policy = update, policy
@@ -181,6 +184,7 @@ class Simulation:
             except asyncio.CancelledError:
                 pass
             self._is_killed = False
+            self.decoded_tokens += policy.decoded_tokens
             self.seconds = asyncio.get_running_loop().time() - began
         return self
 

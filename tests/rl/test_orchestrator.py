@@ -180,6 +180,17 @@ def test_a_killed_asynchronous_run_trains_what_it_had_recorded(tmp_path, monkeyp
         assert all(batch.version - batch.versions[0] <= 2 for batch in batches)
 
 
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_a_killed_run_samples_no_message_again(tmp_path, monkeypatch, staleness):
+    """Episodes go on after the messages that they had, with the weights versions that they had."""
+    config, rng = changed(max_staleness=staleness), random.Random(2)
+    simulation = Simulation(tmp_path, config, drawn_play, learn_s=2.0, slots=10, save_every=1)
+    while simulation.checkpoint.task_step < 12:
+        run_virtually(simulation.run(monkeypatch, kill_at=rng.uniform(1, 60)))
+    assert simulation.decoded_tokens == sum(row["sampled_tokens"] for row in simulation.rows.values())
+    assert not list((tmp_path / "rl" / "samples").iterdir())
+
+
 def test_a_step_that_learns_is_completed_before_an_interrupt(tmp_path, monkeypatch):
     simulation = Simulation(tmp_path, CONFIG, steady, learn_s=5.0, save_every=1)
 

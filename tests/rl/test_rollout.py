@@ -13,6 +13,7 @@ from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.rl import rollout
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, require_graded, roll_out
+from composer_jax.sandbox import SandboxDied
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.result_cache import ResultCache
 from tests.rl.made_up import episode
@@ -108,6 +109,40 @@ def test_a_bug_of_the_harness_costs_one_episode_and_leaves_no_session_open(run_e
     assert (episodes[4].outcome, episodes[4].detail) == ("infrastructure", "ZeroDivisionError: oh")
     assert sampler.open_sessions == 0
     assert "is lost: ZeroDivisionError: oh" in caplog.text and "Traceback" in caplog.text
+
+
+def test_no_session_waits_while_a_container_starts(monkeypatch):
+    """Two sessions, and an image whose container starts only when an episode of another task has ended."""
+    ended = asyncio.Event()
+
+    class Images:
+        @contextlib.asynccontextmanager
+        async def workspace(self, task):
+            await ended.wait()
+            yield
+
+    async def fake(task, session, *_, seed, images, **__):
+        async with images.workspace(task) if task.image else contextlib.nullcontext():
+            return episode(1.0, task_id=task.id, seed=seed)
+
+    monkeypatch.setattr(rollout, "run_episode", fake)
+    specs = [dataclasses.replace(spec, task=dataclasses.replace(spec.task, image="an image")) for spec in SPECS[:2]]
+    context = dataclasses.replace(CONTEXT, images=Images())
+    rolled = roll_out([*specs, *SPECS[2:]], FakeSampler(slots=2), context, lambda episode: ended.set())
+    assert [e.reward for e in asyncio.run(asyncio.wait_for(rolled, 10)).episodes] == [1.0] * 8
+
+
+def test_an_image_in_which_nothing_starts_loses_its_episodes_only(run_episode):
+    class Images:
+        def workspace(self, task):
+            raise SandboxDied("the container does not start")
+
+    specs = [dataclasses.replace(SPECS[0], task=dataclasses.replace(SPECS[0].task, image="an image")), SPECS[1]]
+    run_episode(lambda task, attempt: 1.0)
+    sampler = FakeSampler()
+    lost, other = asyncio.run(roll_out(specs, sampler, dataclasses.replace(CONTEXT, images=Images()))).episodes
+    assert (lost.reward, lost.outcome, lost.detail) == (None, "infrastructure", "the container does not start")
+    assert other.reward == 1.0 and sampler.seeds == [101]
 
 
 def test_what_a_user_must_mend_ends_the_rollout(run_episode):

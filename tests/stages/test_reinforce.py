@@ -23,6 +23,7 @@ from composer_jax.rl import rollout
 from composer_jax.rl.policy_update import UpdateResult
 from composer_jax.rl.rollout import RolloutContext
 from composer_jax.rl.workers.worker_setup import WorkerSetup
+from composer_jax.sampler.policy import SamplingParams
 from composer_jax.stages import reinforce as stage
 from composer_jax.stages.config import run_config
 from composer_jax.stages.rollout_workers import RolloutWorkers
@@ -30,7 +31,7 @@ from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.source import TaskSource
 from composer_jax.train.learner import TrainState
 from configs.tiny import get_config
-from tests.rl.simulated import SimulatedPolicy
+from tests.rl.simulated import Play, SimulatedPolicy
 
 STEPS = 5
 
@@ -84,7 +85,8 @@ def fake_harness(interrupter):
         interrupter.reach("play", len(interrupter.played))
         transcript = Transcript()
         transcript.append("prompt", [1, 2])
-        transcript.append("assistant", [5], [seed % 100], [-0.5], [session._session.policy.version])
+        sample = await session.sample([*transcript.tokens, 5], SamplingParams(2))
+        transcript.append("assistant", [5], sample.tokens, sample.logprobs, sample.versions)
         return Episode(task.id, task.family, task.split, seed, transcript, seed % 2, "finished", turns=1)
 
     return run_episode
@@ -117,7 +119,7 @@ def reinforce(tmp_path, monkeypatch, request):
                 yield RolloutContext(None, None, None, ResultCache()), loop
 
         def sampler_with(params, router_bias, version):
-            policy = FakePolicy()
+            policy = FakePolicy(lambda seed: Play(turn_s=0.0))
             policy.version = version
             return policy
 

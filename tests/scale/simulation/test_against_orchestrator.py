@@ -91,10 +91,10 @@ def sharing_harness(rates):
     """Episodes that alternate: tools for turn_s seconds, then 100 tokens at the rate of all that decode just then."""
     decoding = 0
 
-    def harness(play_of, policy):
+    def harness(policy):
         async def run_episode(task, session, pool, chat, *, seed, **_):
             nonlocal decoding
-            play, oldest = play_of(seed), policy.version
+            play, oldest = policy.play_of(seed), policy.version
             for _ in range(play.turns):
                 await asyncio.sleep(play.turn_s)
                 decoding += 1

@@ -1,0 +1,201 @@
+"""SampleJournal: the messages of the episodes that play, on disk, so that what was sampled survives the process.
+
+    FOLDER/GROUP/SEED   the samples of one session in their order, from its opening until its group is stored or dropped
+
+An episode that was cut short plays again with the same seed: its session returns the recorded samples while the
+contexts are those of before, and tools run again. From the first context that differs on, as after a test that printed
+a time, the policy samples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import numpy as np
+
+from composer_jax.rl.workers.frames import FrameError, encode_frame, read_frame
+from composer_jax.rl.workers.messages import params_to_json, sample_from_frame, sample_to_frame
+from composer_jax.sampler.policy import Policy, Sample, SamplingParams, Session
+
+
+class SampleJournal:
+    """The journals of all groups of a run."""
+
+    def __init__(self, folder: Path, before_write: Callable[[], None] | None = None):
+        """before_write: called before every write, such as Workdir.require_held."""
+        self._folder, self._before_write = folder, before_write
+
+    def recorded(self, policy: Policy, group: int) -> RecordedPolicy:
+        """Returns `policy` for the episodes of a group: its sessions record their samples, and return those on disk."""
+        return RecordedPolicy(policy, self._folder / f"{group:08d}", self._before_write)
+
+    def forget(self, group: int) -> None:
+        """Deletes what the episodes of a group have sampled."""
+        shutil.rmtree(self._folder / f"{group:08d}", ignore_errors=True)
+
+    def keep(self, groups: Collection[int]) -> None:
+        """Deletes what the episodes of all other groups have sampled."""
+        if self._folder.exists():
+            for folder in self._folder.iterdir():
+                if int(folder.name) not in groups:
+                    self.forget(int(folder.name))
+
+
+class RecordedPolicy:
+    """A Policy whose sessions are recorded in a folder, one file per seed."""
+
+    def __init__(self, policy: Policy, folder: Path, before_write: Callable[[], None] | None):
+        self._policy, self._folder, self._before_write = policy, folder, before_write
+
+    @property
+    def busy_seconds(self) -> float:
+        """See Policy.busy_seconds."""
+        return self._policy.busy_seconds
+
+    @property
+    def decoded_tokens(self) -> int:
+        """See Policy.decoded_tokens."""
+        return self._policy.decoded_tokens
+
+    def serving(self) -> AbstractAsyncContextManager[object]:
+        """See Policy.serving."""
+        return self._policy.serving()
+
+    async def open(self, seed: int) -> RecordedSession:
+        """See Policy.open."""
+        session = await self._policy.open(seed)
+        try:
+            file = _File(self._folder / f"{seed:08x}", self._before_write)
+            return RecordedSession(session, file, await file.read())
+        except BaseException:
+            session.close()
+            raise
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """One recorded sample, with the routes that the sample before it has not.
+
+    request: hash of what was asked. start: its place in the file, in bytes.
+    """
+
+    request: str
+    sample: Sample
+    start: int
+
+
+class RecordedSession:
+    """A Session that returns its recorded samples first.
+
+    Routes are recorded once per token, so a returned sample has those that its context had when it was sampled.
+    """
+
+    def __init__(self, session: Session, file: _File, records: Sequence[_Record]):
+        self.capacity = session.capacity
+        self._session, self._file, self._records = session, file, deque(records)
+        self._tokens, self._routing = np.empty(0, np.int32), np.empty((0, 0, 0), np.int16)  # of the sample before
+
+    async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
+        """See Session.sample. Returns when the sample is in the file."""
+        tokens = np.asarray(context, np.int32)
+        request = _hash_request(tokens, params, branch)
+        known = self._count_known_routes(tokens)
+        if self._records:
+            record = self._records.popleft()
+            if record.request == request:
+                sample = record.sample
+                if sample.routing is not None and known:
+                    sample = dataclasses.replace(
+                        sample, routing=np.concatenate([self._routing[:known], sample.routing])
+                    )
+                self._remember(tokens, sample)
+                return sample
+            self._records.clear()
+            await asyncio.to_thread(self._file.truncate, record.start)
+        sample = await self._session.sample(context, params, branch=branch)
+        if sample.finish_reason != "cancelled":
+            routing = None if sample.routing is None else sample.routing[known:]
+            await asyncio.to_thread(self._file.append, request, dataclasses.replace(sample, routing=routing))
+            self._remember(tokens, sample)
+        return sample
+
+    def close(self) -> None:
+        """See Session.close."""
+        self._session.close()
+
+    def _count_known_routes(self, tokens: np.ndarray) -> int:
+        """Returns for how many of the first tokens of a context the sample before it has routes."""
+        n = min(len(tokens), len(self._tokens), len(self._routing))
+        differing = np.flatnonzero(tokens[:n] != self._tokens[:n])
+        return int(differing[0]) if len(differing) else n
+
+    def _remember(self, tokens: np.ndarray, sample: Sample) -> None:
+        if sample.routing is not None:
+            self._tokens = np.concatenate([tokens, np.asarray(sample.tokens, np.int32)])
+            self._routing = sample.routing
+
+
+class _File:
+    """The samples of one session as frames. A kill leaves at most an incomplete last one."""
+
+    def __init__(self, path: Path, before_write: Callable[[], None] | None):
+        self._path, self._before_write = path, before_write
+
+    async def read(self) -> list[_Record]:
+        """Returns the complete samples up to the first damaged one, and removes what follows them."""
+        if not self._path.exists():
+            return []
+        content = await asyncio.to_thread(self._path.read_bytes)
+        reader = asyncio.StreamReader()
+        reader.feed_data(content)
+        reader.feed_eof()
+        records, start = [], 0
+        while start < len(content):
+            try:
+                header, arrays = frame = await read_frame(reader)
+                if header["crc"] != _checksum(arrays):
+                    break
+                records.append(_Record(header["request"], sample_from_frame(header, arrays), start))
+            except (FrameError, asyncio.IncompleteReadError, LookupError, TypeError, ValueError):
+                break
+            start += len(encode_frame(*frame))
+        if start < len(content):
+            await asyncio.to_thread(self.truncate, start)
+        return records
+
+    def append(self, request: str, sample: Sample) -> None:
+        """Adds a sample."""
+        self._check()
+        header, arrays = sample_to_frame(sample)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(encode_frame({**header, "request": request, "crc": _checksum(arrays)}, arrays))
+
+    def truncate(self, size: int) -> None:
+        """Keeps the first `size` bytes."""
+        self._check()
+        os.truncate(self._path, size)
+
+    def _check(self) -> None:
+        if self._before_write is not None:
+            self._before_write()
+
+
+def _checksum(arrays: Sequence[np.ndarray]) -> int:
+    return zlib.crc32(b"".join(array.tobytes() for array in arrays))
+
+
+def _hash_request(tokens: np.ndarray, params: SamplingParams, branch: int) -> str:
+    digest = hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=16)
+    digest.update(json.dumps([params_to_json(params), branch]).encode())
+    return digest.hexdigest()
