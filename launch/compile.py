@@ -9,20 +9,22 @@ the predicted seconds of a step and model FLOP utilisation, and the bytes sent o
 explains them. Progress and tables go to stderr. --config.FIELD=VALUE changes fields of the config.
 """
 
-import json
+import functools
 import sys
-from pathlib import Path
 
 from absl import flags as absl_flags
 
 from launch import flags, hosts
+from launch.json_result import print_json
 
 
 def define(values):
-    string = lambda name, meaning: absl_flags.DEFINE_string(name, None, meaning, flag_values=values)  # noqa: E731
-    string("topology", "The slice: a chip (v5e, v5p, v6e, tpu7x) and the chips in each dimension, such as v5p:8x8x16.")
-    string("stage", "pretrain, sft, rl or evaluate.")
-    string("out", "A .json file that the result is also written to.")
+    string = functools.partial(absl_flags.DEFINE_string, default=None, flag_values=values)
+    string(
+        "topology", help="The slice: a chip (v5e, v5p, v6e, tpu7x) and the chips in each dimension, such as v5p:8x8x16."
+    )
+    string("stage", help="pretrain, sft, rl or evaluate.")
+    string("out", help="A .json file that the result is also written to.")
     return ("config", "topology", "stage")
 
 
@@ -35,10 +37,7 @@ def main(values):
 
     result = plan_stage(values.config, values.topology, values.stage, log)
     log(format_table(result))
-    line = json.dumps(result)
-    if values.out:
-        Path(values.out).write_text(line + "\n", encoding="utf-8")
-    print(line)
+    print_json(result, values.out)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from composer_jax.errors import UserError
+from composer_jax.host_port import split_host_port
 
 
 def parse_host_port(text: str, flag: str) -> tuple[str, int]:
@@ -11,8 +12,6 @@ def parse_host_port(text: str, flag: str) -> tuple[str, int]:
     Raises:
       UserError: `text`, the value of --`flag`, is none.
     """
-    host, colon, port = text.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal() or not 0 <= int(port) < 2**16 or (":" in bare and bare == host):
+    if (address := split_host_port(text)) is None:
         raise UserError(f"--{flag}={text} is no address; use HOST:PORT, such as 10.0.0.5:7411.")
-    return bare, int(port)
+    return address

@@ -11,37 +11,31 @@ TPU. Everything else is a flag below, with the source of its default. docs/scale
 A Markdown table and the advice go to stderr, and one JSON object is the last line of stdout.
 """
 
-import json
+import functools
 import sys
-from pathlib import Path
 
 from absl import flags as absl_flags
 
 from launch import flags, hosts
+from launch.json_result import print_json
 
 
 def define(values):
     from composer_jax.scale.simulation.assumptions import Assumptions
     from launch.dataclass_flags import define_fields
 
-    string = lambda name, default, meaning: absl_flags.DEFINE_string(name, default, meaning, flag_values=values)  # noqa: E731
-    number = lambda name, default, meaning: absl_flags.DEFINE_float(name, default, meaning, flag_values=values)  # noqa: E731
-    several = lambda name, default, meaning: absl_flags.DEFINE_list(name, default, meaning, flag_values=values)  # noqa: E731
+    string = functools.partial(absl_flags.DEFINE_string, flag_values=values)
+    number = functools.partial(absl_flags.DEFINE_float, flag_values=values)
+    integer = functools.partial(absl_flags.DEFINE_integer, flag_values=values)
+    several = functools.partial(absl_flags.DEFINE_list, flag_values=values)
     string("topology", None, "The slice for which speeds are predicted: a chip and the chips in each dimension.")
-    absl_flags.DEFINE_integer(
-        "chips", 0, "Chips in all, for learning and for rollout; 0 takes those of --topology.", flag_values=values
-    )
+    integer("chips", 0, "Chips in all, for learning and for rollout; 0 takes those of --topology.")
     several("splits", ["1:7", "1:3", "1:1", "3:1"], "Splits of the chips, learning : rollout, separated by commas.")
     several("sandboxes", ["1000", "10000", "50000", "200000"], "Numbers of sandboxes, separated by commas.")
     number("hours", 24.0, "Simulated hours that are measured.")
     number("warm_up_hours", 4.0, "Simulated hours before those that are measured.")
-    absl_flags.DEFINE_integer("seed", 0, "Seed of the episodes that are drawn.", flag_values=values)
-    absl_flags.DEFINE_integer(
-        "parts",
-        4,
-        "Alternations of sandbox and engine in an attempt; fewer take less time, more are more exact.",
-        flag_values=values,
-    )
+    integer("seed", 0, "Seed of the episodes that are drawn.")
+    integer("parts", 4, "Alternations of sandbox and engine in an attempt; fewer take less time, more are more exact.")
     string("out", None, "A .json file that the result is also written to.")
     define_fields(values, Assumptions)
     return ("config", "topology")
@@ -66,10 +60,7 @@ def main(values):
         parts=values.parts,
     )
     print(format_study(result), file=sys.stderr, flush=True)
-    line = json.dumps(result)
-    if values.out:
-        Path(values.out).write_text(line + "\n", encoding="utf-8")
-    print(line)
+    print_json(result, values.out)
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ class CommandReceiver:
 
 
 def failure_sentence(error: BaseException) -> str:
-    """Returns what the other processes are told about `error`, which ends this one.
+    """Returns the sentence that reports `error`, which ends this process, to the other processes.
 
     An OtherProcessError passes its sentence on, so that all of them name the process that failed first.
     """

@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
 from composer_jax.errors import UserError
+from composer_jax.host_port import split_host_port
 from composer_jax.observe.progress import hide_progress
 
 T = TypeVar("T")
@@ -52,8 +53,8 @@ def join_processes(coordinator: str | None = None, processes: int | None = None,
         would abort it.
     """
     if coordinator is not None:
-        host, _, port = coordinator.rpartition(":")
-        if not host or not port.isdigit():
+        host, _ = split_host_port(coordinator) or ("", 0)
+        if not host:
             raise UserError(f"coordinator={coordinator!r} is not HOST:PORT.")
         if processes is None or processes < 1:
             raise UserError(f"processes={processes} is not a number of processes.")

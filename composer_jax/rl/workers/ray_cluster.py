@@ -14,6 +14,7 @@ from typing import Any, Self
 from absl import logging
 
 from composer_jax.errors import UserError
+from composer_jax.host_port import split_host_port
 from composer_jax.rl.workers.worker import EPISODES_PER_CPU, WorkerOptions
 
 CONNECT_S = 5.0
@@ -137,12 +138,12 @@ class _RayWorker:
 
 def _require_listener(address: str) -> None:
     """Raises UserError unless something accepts connections at HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "//" in host:
+    host, port = split_host_port(address) or ("", 0)
+    if not host:
         raise UserError(f"--cluster={address} is no address of a Ray cluster; use auto or HOST:PORT of its head node.")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except (OSError, OverflowError) as error:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except OSError as error:
         raise UserError(f"No Ray cluster answers at --cluster={address} ({error}); {_ADVICE}") from error
 
 

@@ -78,7 +78,8 @@ def test_errors_of_a_handler_reach_the_caller_only():
     asyncio.run(main())
 
 
-def test_a_call_that_is_left_is_cancelled_at_the_other_end():
+def waiting_handler():
+    """Returns a handler that waits until it is cancelled, and the events of its beginning and its end."""
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def wait(body, arrays):
@@ -87,6 +88,12 @@ def test_a_call_that_is_left_is_cancelled_at_the_other_end():
             await asyncio.Event().wait()
         finally:
             ended.set()
+
+    return wait, began, ended
+
+
+def test_a_call_that_is_left_is_cancelled_at_the_other_end():
+    wait, began, ended = waiting_handler()
 
     async def main():
         async with channels({"wait": wait}) as (near, _):
@@ -99,14 +106,7 @@ def test_a_call_that_is_left_is_cancelled_at_the_other_end():
 
 
 def test_a_connection_that_breaks_ends_its_calls_and_handlers():
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    async def wait(body, arrays):
-        began.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
+    wait, began, ended = waiting_handler()
 
     async def main():
         async with channels({"wait": wait}) as (near, far):

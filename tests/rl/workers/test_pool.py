@@ -44,6 +44,16 @@ def play_all(pool, policy, jobs):
     return [asyncio.create_task(pool.play(spec, policy)) for spec in jobs]
 
 
+async def play_one_on_a_worker():
+    policy, workers = SeededPolicy(), []
+    try:
+        async with trainer(policy) as pool:
+            workers.append(start_worker(pool))
+            return await pool.play(specs(1)[0], policy)
+    finally:
+        await asyncio.gather(*workers)
+
+
 @pytest.fixture
 def harness(monkeypatch):
     """An episode samples three times: tokens 7 and then all of its context."""
@@ -249,16 +259,9 @@ def test_a_task_that_a_worker_cannot_play_ends_the_run_with_its_sentence(monkeyp
     async def run_episode(*_, **__):
         raise UserError("task t needs the image i")
 
-    async def main():
-        policy = SeededPolicy()
-        async with trainer(policy) as pool:
-            worker = start_worker(pool)
-            with pytest.raises(UserError, match="worker .*: task t needs the image i"):
-                await pool.play(specs(1)[0], policy)
-        await worker
-
     monkeypatch.setattr(rollout, "run_episode", run_episode)
-    asyncio.run(main())
+    with pytest.raises(UserError, match="worker .*: task t needs the image i"):
+        asyncio.run(play_one_on_a_worker())
 
 
 def test_a_spec_that_a_worker_cannot_read_ends_the_run(harness, monkeypatch):
@@ -267,16 +270,9 @@ def test_a_spec_that_a_worker_cannot_read_ends_the_run(harness, monkeypatch):
     def unreadable(data):
         raise ValueError("no spec")
 
-    async def main():
-        policy = SeededPolicy()
-        async with trainer(policy) as pool:
-            worker = start_worker(pool)
-            with pytest.raises(RemoteError, match="worker .*: ValueError: no spec"):
-                await pool.play(specs(1)[0], policy)
-        await worker
-
     monkeypatch.setattr(worker_file, "spec_from_json", unreadable)
-    asyncio.run(main())
+    with pytest.raises(RemoteError, match="worker .*: ValueError: no spec"):
+        asyncio.run(play_one_on_a_worker())
 
 
 def test_a_machine_that_cannot_build_sandboxes_gets_no_episodes(harness):
