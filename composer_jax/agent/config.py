@@ -23,7 +23,7 @@ class AgentConfig:
     system_prompt: str = ""
     """Text of the system message of every episode (agent/prompts/system.py has one); empty writes none."""
     concurrency: int = 16
-    """Sandboxes in use at once, and as many containers for tasks that need an image."""
+    """Sandboxes in use at once, and as many containers for tasks that need an image; on each host."""
     episode_seconds: float = 14_400.0
     """Wall-clock limit of an attempt at an episode, waiting for the sampler included. Beyond it the infrastructure is
     taken to hang: the attempt is lost and repeated."""

@@ -28,6 +28,7 @@ from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.several_processes import FollowingUpdate, LeadingUpdate
 from composer_jax.sampler.engine import Sampler
+from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
 from composer_jax.train.interrupt import ignore_signals
 from composer_jax.train.learner import TrainState
@@ -40,7 +41,7 @@ TOTALS = ("rollout_s", "sandbox_s", "train_s", "step_s", "sampled_tokens", "sand
 def reinforce(run: Run) -> None:
     """Leaves checkpoints/rl, metrics/rl.jsonl, batches.jsonl and episodes/rl.jsonl.
 
-    Several processes call it alike: process 0 plays the episodes, and all of them sample and learn.
+    Several processes call it alike: all of them play episodes, sample and learn, as process 0 decides.
     """
     if run.is_done("rl"):
         return
@@ -121,7 +122,7 @@ def _take_steps(
 def _follow(
     run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, sampler: Sampler, store: CheckpointStore
 ) -> None:
-    """What every process but the first does: it computes with process 0 and writes its shards."""
+    """What every process but the first does: it computes with process 0, plays its share and writes its shards."""
     publisher = _publisher(run, state, cursor)
     position = cursor.to_json()
 
@@ -134,8 +135,8 @@ def _follow(
             save_state(store, state, position["task_step"], cursor=position)
 
     following = FollowingUpdate(update, sampler, state, on_call)
-    with ignore_signals():  # process 0 gets them, too, and completes its step
-        following.follow()
+    with ignore_signals(), play_share(run.config.agent.concurrency):
+        following.follow()  # process 0 gets signals, too, and completes its step
     if broadcast_from_process0(lambda: False):
         save_state(store, following.state, position["task_step"], cursor=position)
 

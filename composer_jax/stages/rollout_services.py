@@ -38,7 +38,7 @@ class RolloutServices:
     def __init__(self, config: RunConfig, path: Path, model: RunModel, workdir: Workdir):
         self.config, self.path, self.model, self.workdir = config, path, model, workdir
         self.worker_options: RolloutWorkersOptions | None = None
-        """Who plays the episodes of RL beside or instead of this process; launch.rl sets it."""
+        """Who plays the episodes of RL instead of the processes of the run; launch.rl sets it."""
 
     @functools.cached_property
     def sampler(self) -> Sampler:
@@ -137,8 +137,14 @@ class RolloutServices:
                 loop.run(images.close())
 
     def rollout_workers(self, context: RolloutContext) -> RolloutWorkers:
-        """Returns what plays the episodes of RL. context: that of `rollout_context`."""
-        return RolloutWorkers(self.worker_options, functools.partial(self._worker_setup, context), context)
+        """Returns what plays the episodes of RL: the processes of the run, unless launch.rl asks for other workers.
+
+        context: that of `rollout_context`.
+        """
+        options = self.worker_options
+        if options is None and process_count() > 1:
+            options = RolloutWorkersOptions.of_processes(self.config.agent.concurrency)
+        return RolloutWorkers(options, functools.partial(self._worker_setup, context), context)
 
     def _worker_setup(self, context: RolloutContext) -> WorkerSetup:
         _ = self.model.chat  # writes the files

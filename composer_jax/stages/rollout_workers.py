@@ -1,15 +1,21 @@
-"""RolloutWorkers: the workers of a run, as launch.rl asks for them."""
+"""RolloutWorkers: the workers of a run: those that launch.rl asks for, or the run's own processes."""
 
 import asyncio
 import dataclasses
+import secrets
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Self, TypeVar
 
 from composer_jax.agent.episode import Episode
+from composer_jax.host_port import split_host_port
+from composer_jax.parallel.processes import broadcast_from_process0, coordinator_address
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
 from composer_jax.rl.workers.ray_cluster import RayCluster
+from composer_jax.rl.workers.worker import WorkerOptions
 from composer_jax.rl.workers.worker_setup import WorkerSetup
+from composer_jax.rl.workers.worker_thread import WorkerThread
 from composer_jax.sampler.policy import Policy
 
 T = TypeVar("T")
@@ -26,6 +32,13 @@ class RolloutWorkersOptions:
     """What workers must know (rl/workers/handshake.py)."""
     cluster: RayCluster | None = None
     """Whose nodes are workers, too; None has those only that connect by themselves."""
+    has_processes: bool = False
+    """Whether the other processes of the run are workers, too."""
+
+    @classmethod
+    def of_processes(cls, episodes: int) -> Self:
+        """The options of a run whose processes play up to so many episodes each."""
+        return cls(PoolOptions(host="", local_episodes=episodes), secrets.token_hex(32), has_processes=True)
 
 
 class RolloutWorkers:
@@ -46,8 +59,11 @@ class RolloutWorkers:
     async def serve(self, work: Awaitable[T]) -> T:
         """Awaits `work` while workers may come and go, and then ends them."""
         if self._options is None or self._pool is None:
+            broadcast_from_process0(lambda: None)
             return await work
         async with self._pool as pool:
+            own = {"port": pool.port, "token": self._options.token} if self._options.has_processes else None
+            broadcast_from_process0(lambda: own)
             if self._options.cluster is None:
                 return await work
             cluster, host = self._options.cluster, self._options.pool.host
@@ -58,3 +74,15 @@ class RolloutWorkers:
             finally:
                 starter.cancel()
                 await asyncio.gather(starter, return_exceptions=True)
+
+
+def play_share(episodes: int) -> AbstractContextManager[object]:
+    """Returns what plays episodes of process 0 in every other process, up to so many at once, until its block ends.
+
+    Waits until process 0 is in RolloutWorkers.serve; plays nothing if process 0 has other workers.
+    """
+    address = broadcast_from_process0(lambda: None)
+    if address is None:
+        return nullcontext()
+    host, _ = split_host_port(coordinator_address()) or ("", 0)
+    return WorkerThread(WorkerOptions(host, address["port"], address["token"], episodes))

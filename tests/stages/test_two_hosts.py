@@ -16,6 +16,17 @@ from tests.stages.base_model import write_base
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
+SAYING_WHO_PLAYS = """
+import runpy, sys
+from composer_jax.rl.workers import worker
+play_episode = worker.play_episode
+def play(*arguments):
+    print("A worker plays an episode.", file=sys.stderr)
+    return play_episode(*arguments)
+worker.play_episode = play
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
 
 def launch(stage: str, base: Path, workdir: Path, processes: int, *arguments: str) -> list[str]:
@@ -23,7 +34,13 @@ def launch(stage: str, base: Path, workdir: Path, processes: int, *arguments: st
     coordinator = f"--coordinator=127.0.0.1:{free_port()}"
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
     command = [
-        *(sys.executable, "-m", f"launch.{stage}", f"--config=tests/stages/two_hosts_config.py:{base}"),
+        *(
+            sys.executable,
+            "-c",
+            SAYING_WHO_PLAYS,
+            f"launch.{stage}",
+            f"--config=tests/stages/two_hosts_config.py:{base}",
+        ),
         *(f"--workdir={workdir}", *arguments),
     ]
     started = [
@@ -47,11 +64,14 @@ def runs(tmp_path_factory):
     """The folders of one process of eight devices and of two processes of four."""
     base = tmp_path_factory.mktemp("published") / "model"
     write_base(base)
-    folders = {}
+    folders, outputs = {}, []
     for processes in (1, 2):
         folders[processes] = tmp_path_factory.mktemp("runs") / f"of{processes}"
-        launch("rl", base, folders[processes], processes, f"--config.rl.publish={folders[processes]}.weights")
+        outputs += launch(
+            "rl", base, folders[processes], processes, f"--config.rl.publish={folders[processes]}.weights"
+        )
         launch("evaluate", base, folders[processes], processes, f"--config.rl.publish={folders[processes]}.weights")
+    assert ["A worker plays an episode." in output for output in outputs] == [False, False, True]
     return folders
 
 

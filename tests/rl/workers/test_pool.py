@@ -14,6 +14,7 @@ from composer_jax.rl.workers.channel import RemoteError
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
 from composer_jax.rl.workers.worker import WorkerOptions, run_worker
 from composer_jax.rl.workers.worker_setup import WorkerSetup
+from composer_jax.rl.workers.worker_thread import WorkerThread
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.result_cache import ResultCache
 from tests.rl.made_up import conversation, episode
@@ -308,6 +309,48 @@ def test_a_worker_connects_again_when_its_trainer_comes_back(harness):
             assert (await playing[0]).reward == 1.0
             assert port == pool.port
         await worker
+
+    asyncio.run(main())
+
+
+def thread_of(pool, **options) -> WorkerThread:
+    return WorkerThread(WorkerOptions("127.0.0.1", pool.port, TOKEN, episodes=2), **options)
+
+
+def test_a_worker_in_a_thread_plays_and_ends_with_its_block(harness):
+    async def main():
+        policy = SeededPolicy()
+        async with trainer(policy) as pool:
+            with thread_of(pool, make_context=no_sandboxes):
+                assert [e.seed for e in await asyncio.gather(*play_all(pool, policy, specs(4)))] == [
+                    1000,
+                    1001,
+                    1002,
+                    1003,
+                ]
+            await until(lambda: not pool.workers)
+            assert pool.losses == 1
+            thread = thread_of(pool, make_context=no_sandboxes)
+            thread.__enter__()
+            await until(lambda: pool.workers)
+        await asyncio.to_thread(thread.__exit__)
+        assert pool.losses == 1, "the run has ended, and with it the worker"
+
+    asyncio.run(main())
+
+
+def test_a_worker_in_a_thread_that_fails_says_so(harness, caplog):
+    @contextlib.asynccontextmanager
+    async def refuse(setup, sandboxes):
+        raise UserError("no sandboxes here")
+        yield
+
+    async def main():
+        policy = SeededPolicy()
+        async with trainer(policy, local_episodes=1) as pool:
+            with thread_of(pool, make_context=refuse):
+                await until(lambda: "plays no more episodes: no sandboxes here" in caplog.text)
+            assert len(await asyncio.gather(*play_all(pool, policy, specs(2)))) == 2
 
     asyncio.run(main())
 
