@@ -10,6 +10,7 @@ asynchronous RL; its gaps are also the learner's progress.
 Prints progress on stderr and, as the last line of stdout, one JSON object:
     p99_without, p99_replay, p99_filtered, p99_strict    99th percentile of |log p_learner - log p_engine| with the
                 bfloat16 engine
+    cost        how many times as long a gradient and the sampling of the rows take with replay (medians, in turn)
     engines     by engine and way of scoring: tokens, p50, p99, max; beyond_2, the fraction of tokens whose ratio of
                 probabilities is beyond 2 or 1/2 (F(2) of arXiv 2510.11370); k3, the mean of r - 1 - log r with
                 r = p_learner / p_engine; foreign and filtered, fractions of the engine's choices of experts that the
@@ -21,8 +22,11 @@ import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,13 +119,20 @@ def train(config: ModelConfig, steps: int, stale: int, length: int) -> tuple[Wei
     return (state.params, state.router_bias), old
 
 
-def sample_rows(config: ModelConfig, weights: Weights, dtype: str, n: int, length: int) -> list[Row]:
-    """Returns n rows that an engine sampled, with its log-probabilities and routes."""
-    definition = ModelDef(dataclasses.replace(config, compute_dtype="bfloat16", cache_routing=True))
+def make_sampler(config: ModelConfig, weights: Weights, dtype: str, length: int, cache_routing: bool = True) -> Sampler:
+    """Returns an engine with these weights whose programs are compiled."""
+    definition = ModelDef(dataclasses.replace(config, compute_dtype="bfloat16", cache_routing=cache_routing))
     sizes = SamplerConfig(slots=16, capacity=length, decode_steps=16, prefill_shapes=((16, PROMPT),), param_dtype=dtype)
     sampler = Sampler(definition, make_mesh(jax.devices()[:1]), sizes, end_tokens=())
     sampler.update(*weights, version=0)
-    pieces, params = documents(length), SamplingParams(length - PROMPT, return_routing=True)
+    sampler.warm_up()
+    return sampler
+
+
+def sample_rows(sampler: Sampler, n: int, length: int) -> list[Row]:
+    """Returns n rows that an engine sampled, with its log-probabilities and, if it caches them, routes."""
+    pieces = documents(length)
+    params = SamplingParams(length - PROMPT, return_routing=sampler.definition.config.cache_routing)
 
     async def play(seed: int, prompt: list[int]) -> Row:
         session, transcript = await sampler.open(seed), Transcript()
@@ -138,16 +149,26 @@ def sample_rows(config: ModelConfig, weights: Weights, dtype: str, n: int, lengt
     return asyncio.run(main())
 
 
+def logprobs(decoder: Decoder, tokens_BS: jax.Array, replay: RouterReplay | None):
+    """Returns float32 [B,S], the log-probability of each token, and the statistics of the routers."""
+    positions_BS = jnp.broadcast_to(jnp.arange(tokens_BS.shape[1]), tokens_BS.shape)
+    hidden = decoder(tokens_BS, positions_BS, jnp.ones_like(tokens_BS), replay)
+    next_BS = context.shift_left(tokens_BS)
+    at_position = lambda main, token: main.logprob(token)  # noqa: E731
+    out_BS = predict_positions(decoder, at_position, None, (hidden.last_BSD,), next_BS)
+    return context.shift_right(out_BS), hidden.router_stats
+
+
+def batches(rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], np.ndarray, np.ndarray]]:
+    """Yields ROWS rows at a time, with their tokens [B,S] and routes [B,S,L,k]."""
+    for i in range(0, len(rows), ROWS):
+        part = rows[i : i + ROWS]
+        routes = np.stack([row.routes for row in part if row.routes is not None])
+        yield part, np.stack([row.tokens for row in part]), routes
+
+
 def score_rows(config: ModelConfig, weights: Weights, rows: list[Row], plausibility: float | None) -> dict[str, float]:
     """Returns the figures of one way of scoring; plausibility None leaves the learner its own routes."""
-
-    def logprobs(decoder: Decoder, tokens_BS: jax.Array, replay: RouterReplay | None):
-        positions_BS = jnp.broadcast_to(jnp.arange(tokens_BS.shape[1]), tokens_BS.shape)
-        hidden = decoder(tokens_BS, positions_BS, jnp.ones_like(tokens_BS), replay)
-        next_BS = context.shift_left(tokens_BS)
-        at_position = lambda main, token: main.logprob(token)  # noqa: E731
-        out_BS = predict_positions(decoder, at_position, None, (hidden.last_BSD,), next_BS)
-        return context.shift_right(out_BS), hidden.router_stats
 
     @jax.jit
     def score(tokens_BS, routes_BSLk):
@@ -155,10 +176,8 @@ def score_rows(config: ModelConfig, weights: Weights, rows: list[Row], plausibil
         return logprobs(ModelDef(config).bind(*weights), tokens_BS, replay)
 
     gaps, counts = [], np.zeros(3)
-    for i in range(0, len(rows), ROWS):
-        part = rows[i : i + ROWS]
-        routes = np.stack([row.routes for row in part if row.routes is not None])
-        logprobs_BS, stats = score(np.stack([row.tokens for row in part]), routes)
+    for part, tokens, routes in batches(rows):
+        logprobs_BS, stats = score(tokens, routes)
         gaps += [(np.asarray(p) - row.logprobs)[row.trained] for p, row in zip(logprobs_BS, part, strict=True)]
         if stats.replay is not None:
             counts += [float(x.sum()) for x in stats.replay]
@@ -177,6 +196,35 @@ def score_rows(config: ModelConfig, weights: Weights, rows: list[Row], plausibil
     return {name: float(f"{value:.4g}") for name, value in figures.items()}
 
 
+def measure_cost(config: ModelConfig, weights: Weights, rows: list[Row], length: int) -> dict[str, float]:
+    """Returns how many times as long the learner's gradient and the engine's sampling take with replay, in turn."""
+
+    @partial(jax.jit, static_argnames="replays")
+    def gradient(params, tokens_BS, routes_BSLk, replays):
+        def loss(params):
+            replay = RouterReplay(routes_BSLk, PolicyLossConfig().replay_plausibility) if replays else None
+            return logprobs(ModelDef(config).bind(params, weights[1]), tokens_BS, replay)[0].mean()
+
+        return jax.grad(loss)(params)
+
+    _, tokens, routes = next(batches(rows))
+    learners = {how: partial(gradient, weights[0], tokens, routes, how) for how in (False, True)}
+    samplers = {how: make_sampler(config, weights, "bfloat16", length, cache_routing=how) for how in (False, True)}
+    engines = {how: partial(sample_rows, sampler, len(rows), length) for how, sampler in samplers.items()}
+    return {"gradient": _ratio(learners, rounds=11), "sampling": _ratio(engines, rounds=5)}
+
+
+def _ratio(calls: Mapping[bool, Callable[[], Any]], rounds: int) -> float:
+    """Returns the median seconds of calls[True] over those of calls[False], which run in turn after a first round."""
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(rounds + 1):
+        for how, call in calls.items():
+            began = time.perf_counter()
+            jax.block_until_ready(call())
+            seconds[how].append(time.perf_counter() - began)
+    return float(f"{np.median(seconds[True][1:]) / np.median(seconds[False][1:]):.3g}")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=8, help="layers, the first without experts (default: 8)")
@@ -193,10 +241,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     weights, old = train(config, o.steps, o.stale, o.length)
     engines = {}
     for name, dtype in ENGINES.items():
-        rows = sample_rows(config, old if name == "stale" else weights, dtype, o.rows, o.length)
+        rows = sample_rows(make_sampler(config, old if name == "stale" else weights, dtype, o.length), o.rows, o.length)
         engines[name] = {way: score_rows(config, weights, rows, how) for way, how in WAYS.items()}
         print(name, json.dumps(engines[name], indent=1), file=sys.stderr, flush=True)
-    print(json.dumps({f"p99_{way}": engines["bfloat16"][way]["p99"] for way in WAYS} | {"engines": engines}))
+    cost = measure_cost(config, weights, rows, o.length)
+    p99 = {f"p99_{way}": engines["bfloat16"][way]["p99"] for way in WAYS}
+    print(json.dumps(p99 | {"cost": cost, "engines": engines}))
 
 
 if __name__ == "__main__":
