@@ -1,0 +1,149 @@
+"""Asynchronous RL against synchronous on the demo: `python -m benchmarks.staleness [--seeds=0,1,2] [--variants=...]`.
+
+For every seed, configs/tiny.py is pretrained and fine-tuned once, and RL goes on from there in one run per variant
+(VARIANTS): they differ in rl.max_staleness and the trust region alone. All of them play the same tasks with the same
+number of steps and episodes. A stopped run is continued. A finished one is a row of --rows and does not run again;
+docs/data/staleness.json has the rows that docs/results.md shows.
+
+Prints progress on stderr and, as the last line of stdout, one JSON object:
+    pass_at_1     variant -> suite -> mean over the seeds; the variant "sft" is the policy before RL
+    differences   variant -> suite -> {"difference", "low", "high", "tasks"}: pass@1 minus that of "synchronous" with
+                  the 95 % interval over the tasks of all seeds, paired by task
+    curves        variant -> means over the seeds of CURVES, one number per tenth of the run
+    seeds         variant -> the seeds that were run
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.demo import integers
+from composer_jax.atomic_write import write_atomically
+from composer_jax.observe.metrics import read_metrics
+from composer_jax.stages.controls import compare_by_task, final_suites
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "synchronous": {"max_staleness": 0},
+    "staleness_4": {"max_staleness": 4},
+    "staleness_3": {"max_staleness": 3},
+    # No ratio is below 0 or above a million, so that no token is left out: importance-weighted REINFORCE.
+    "staleness_3_unbounded": {"max_staleness": 3, "loss.ratio_low": 1.0, "loss.ratio_high": 1e6},
+}
+"""Name -> fields of the rl section."""
+CURVES = ("reward", "grade", "staleness_max", "ratio_max", "out_of_region", "sampler_kl", "entropy", "step_s")
+"""Columns of metrics/rl.jsonl."""
+SIZES = ("full", "smoke")
+Row = dict[str, Any]
+"""Of one run: seed, variant, suites (pass@1 and the solved fraction of every task), curves."""
+
+
+def run_pipeline(workdir: Path, size: str, seed: int, **fields: Any) -> None:
+    """Runs or continues launch.pipeline with these fields of the config; ends the program if it fails."""
+    flags = [f"--config.{name.replace('__', '.')}={value}" for name, value in fields.items()]
+    command = [sys.executable, "-m", "launch.pipeline", f"--config=configs/tiny.py:{size}", f"--workdir={workdir}"]
+    command += [f"--config.seed={seed}", *flags]
+    process = subprocess.Popen(command, stdout=sys.stderr, cwd=Path(__file__).parents[1])
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # Ctrl-C reaches the child as well; it saves and exits
+        raise SystemExit(130) from None
+    if code:
+        raise SystemExit(code)  # the child has printed the reason
+
+
+def measure(folder: Path, size: str, seed: int, variant: str) -> Row:
+    """Returns the row of one run; the policy before RL is trained first if it is not there."""
+    base = folder / f"seed{seed}" / "sft"
+    run_pipeline(base, size, seed, stages="('pretrain','sft')", evaluate__which="('before',)")
+    workdir = base
+    if variant != "sft":
+        workdir = folder / f"seed{seed}" / variant
+        fields = {f"rl__{name.replace('.', '__')}": value for name, value in VARIANTS[variant].items()}
+        start = {"base": base / "checkpoints" / "sft", "stages": "('rl',)", "evaluate__which": "('after',)"}
+        run_pipeline(workdir, size, seed, **start, **fields)
+    kept = ("pass_at_1", "solved", "tokens_per_summary", "compaction_error")
+    suites = {
+        name: {key: measures[key] for key in kept if key in measures}
+        for name, measures in final_suites(workdir).items()
+    }
+    return {"seed": seed, "variant": variant, "suites": suites, "curves": curves(workdir / "metrics" / "rl.jsonl")}
+
+
+def curves(metrics: Path) -> dict[str, list[float | None]]:
+    """Returns the means of CURVES over each tenth of the steps; None where no step has a number."""
+    rows = read_metrics(metrics)
+    parts = [rows[len(rows) * i // 10 : len(rows) * (i + 1) // 10] for i in range(10)] if rows else []
+
+    def mean(part: Sequence[Mapping[str, Any]], name: str) -> float | None:
+        values = [row[name] for row in part if row.get(name) is not None]
+        return round(statistics.fmean(values), 5) if values else None
+
+    return {name: [mean(part, name) for part in parts] for name in CURVES}
+
+
+def summarize(rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns the printed object. A difference is over the seeds that both variants have."""
+    by_variant: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        by_variant.setdefault(row["variant"], {})[row["seed"]] = row
+    references = by_variant.get("synchronous", {})
+
+    def solved(runs: Mapping[int, Row], name: str, seeds: Sequence[int]) -> dict[str, Any]:
+        return {str(seed): runs[seed]["suites"][name] for seed in seeds}
+
+    out: dict[str, Any] = {"pass_at_1": {}, "differences": {}, "curves": {}, "seeds": {}}
+    for variant, runs in by_variant.items():
+        names = next(iter(runs.values()))["suites"]
+        out["seeds"][variant] = sorted(runs)
+        out["pass_at_1"][variant] = {
+            name: round(statistics.fmean(run["suites"][name]["pass_at_1"] for run in runs.values()), 4)
+            for name in names
+        }
+        if variant != "sft":
+            out["curves"][variant] = {name: _mean_curve([r["curves"][name] for r in runs.values()]) for name in CURVES}
+        if variant != "synchronous" and (seeds := sorted(runs.keys() & references.keys())):
+            out["differences"][variant] = {
+                name: compare_by_task(solved(runs, name, seeds), solved(references, name, seeds), "synchronous")
+                for name in names
+            }
+    return out
+
+
+def _mean_curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
+    known = [[value for value in values if value is not None] for values in zip(*curves, strict=True)]
+    return [round(statistics.fmean(values), 5) if values else None for values in known]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    every = ("sft", *VARIANTS)
+    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
+    parser.add_argument("--variants", default=",".join(every), help="comma-separated names (default: all of them)")
+    parser.add_argument("--workdir", type=Path, default=Path("runs/staleness"), help="parent of the runs' folders")
+    parser.add_argument("--rows", type=Path, help="file of the finished rows (default: rows.json in the workdir)")
+    parser.add_argument("--size", choices=SIZES, default="full", help="size of configs/tiny.py (default: full)")
+    o = parser.parse_args(argv)
+    chosen = o.variants.split(",")
+    if unknown := [name for name in chosen if name not in every]:
+        parser.error(f"--variants names {unknown[0]!r}; use some of {', '.join(every)}")
+    folder = o.workdir.absolute()
+    file = o.rows or folder / "rows.json"
+    rows: list[Row] = json.loads(file.read_bytes()) if file.exists() else []
+    for seed in o.seeds:
+        for variant in chosen:
+            if any((row["seed"], row["variant"]) == (seed, variant) for row in rows):
+                continue
+            rows.append(measure(folder, o.size, seed, variant))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, (json.dumps(rows, indent=1) + "\n").encode())
+    print(json.dumps(summarize(rows)))
+
+
+if __name__ == "__main__":
+    main()
