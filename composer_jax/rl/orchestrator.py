@@ -6,61 +6,27 @@ trained when its episodes have ended (rl/group_buffer.py).
 """
 
 import asyncio
-import dataclasses
 import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from composer_jax.agent.episode import Episode
 from composer_jax.errors import UserError
 from composer_jax.observe.compilations import count_compilations
-from composer_jax.rl.batch import Group
 from composer_jax.rl.config import RLConfig
-from composer_jax.rl.episode_metrics import episode_metrics
 from composer_jax.rl.group_buffer import GroupBuffer
 from composer_jax.rl.group_player import GroupPlayer
 from composer_jax.rl.group_source import GroupSource
+from composer_jax.rl.learning_step import CompletedStep, Cursor, complete_step, learner_arguments
 from composer_jax.rl.ledger import BatchRecord, RolloutLedger
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import GroupLearner
-from composer_jax.rl.rewards import RewardConfig, reward_parts
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, play_episode, require_graded
 from composer_jax.sampler.policy import Policy, TrainablePolicy
 from composer_jax.train.learner import TrainState
 
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Cursor:
-    """Position of an RL run: three counts, which differ because a step may leave the weights unchanged."""
-
-    task_step: int = 0
-    """RL steps whose tasks have been used."""
-    weight_version: int = 0
-    """Version of the weights that the learner holds; every sampled token records that of the sampler."""
-    optimizer_step: int = 0
-    """Updates of the weights, which the learning rate follows."""
-
-    def to_json(self) -> dict[str, int]:
-        """A JSON-able dict from which `Cursor(**data)` makes an equal cursor."""
-        return dataclasses.asdict(self)
-
-
-@dataclasses.dataclass(frozen=True)
-class CompletedStep:
-    """One RL step that is done."""
-
-    step: int
-    """1 is the first."""
-    groups: Sequence[PlayedGroup]
-    row: dict[str, float | None]
-    """Columns of metrics/rl.jsonl."""
-    is_updated: bool
-    """Whether the weights changed."""
 
 
 class Orchestrator:
@@ -204,10 +170,8 @@ class Orchestrator:
         self.ledger.begin_step(BatchRecord.of(step, version, groups))
         self.is_consistent = False
         began = time.perf_counter()
-        graded = [graded_group(group.episodes, self.config.reward) for group in groups]
-        episodes = [episode for group in groups for episode in group.episodes]
         state, result = await asyncio.to_thread(
-            self.learner.step, self.state, [group for group in graded if group], len(episodes), step - 1
+            self.learner.step, self.state, *learner_arguments(self.config, self.cursor, groups)
         )
         self._train_s = time.perf_counter() - began
         dropped = self.buffer.ship(group.number for group in groups)
@@ -215,17 +179,11 @@ class Orchestrator:
             self.player.cancel(number)
             self.ledger.drop(number, self.buffer.step)
             self._played.pop(number, None)
-        self.state, self.cursor = state, Cursor(step, version + result.is_updated, int(state.step))
-        row = {
-            **episode_metrics(episodes, self.config.reward),
-            **result.metrics,
-            **staleness_metrics(groups, version),
-            "sampled_tokens": sum(episode.transcript.total_sampled for episode in episodes),
-            "groups_queued": self.buffer.queued,
-            "groups_playing": self.buffer.playing,
-            "groups_dropped": len(dropped),
-        }
-        self._completed = CompletedStep(step, groups, row, result.is_updated)
+        self.state = state
+        self.cursor, self._completed = complete_step(self.config, self.cursor, groups, state, result)
+        self._completed.row.update(
+            groups_queued=self.buffer.queued, groups_playing=self.buffer.playing, groups_dropped=len(dropped)
+        )
 
     async def _commit(self) -> None:
         """Gives the policy the new weights and completes the step."""
@@ -281,23 +239,3 @@ async def _complete(work: Awaitable[T]) -> T:
         if not task.cancelled() and (error := task.exception()):
             raise error from None
         raise
-
-
-def graded_group(episodes: Sequence[Episode], config: RewardConfig) -> Group | None:
-    """Returns the graded episodes of a group with their rewards; None if there are fewer than two."""
-    graded = [episode for episode in episodes if episode.reward is not None]
-    if len(graded) < 2:
-        return None
-    return Group(graded, [reward_parts(episode, config).reward for episode in graded])
-
-
-def staleness_metrics(groups: Sequence[PlayedGroup], version: int) -> dict[str, float]:
-    """Returns how many weights versions the groups are behind `version`, which the step trains.
-
-    A group ages in flight, from its oldest token to its last episode's end, and then in the queue; means over groups.
-    """
-    return {
-        "staleness_in_flight": float(np.mean([g.resolved_version - g.oldest_version for g in groups])),
-        "staleness_in_queue": float(np.mean([version - g.resolved_version for g in groups])),
-        "staleness_max": float(max(version - g.oldest_version for g in groups)),
-    }

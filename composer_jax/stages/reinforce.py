@@ -22,8 +22,9 @@ from composer_jax.parallel.processes import (
     process_index,
 )
 from composer_jax.rl.group_source import GroupSource
+from composer_jax.rl.learning_step import CompletedStep, Cursor
 from composer_jax.rl.ledger import RolloutLedger
-from composer_jax.rl.orchestrator import CompletedStep, Cursor, Orchestrator
+from composer_jax.rl.orchestrator import Orchestrator
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.several_processes import FollowingUpdate, LeadingUpdate

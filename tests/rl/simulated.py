@@ -15,8 +15,9 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Transcript
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.group_source import GroupSource
+from composer_jax.rl.learning_step import CompletedStep, Cursor
 from composer_jax.rl.ledger import RolloutLedger
-from composer_jax.rl.orchestrator import CompletedStep, Cursor, Orchestrator
+from composer_jax.rl.orchestrator import Orchestrator
 from composer_jax.rl.policy_update import UpdateResult
 from composer_jax.rl.rollout import RolloutContext
 from composer_jax.sampler.policy import Sample, SamplingParams

@@ -10,8 +10,8 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.curriculum import CurriculumConfig
+from composer_jax.rl.learning_step import Cursor, graded_group
 from composer_jax.rl.ledger import RolloutLedger
-from composer_jax.rl.orchestrator import Cursor, graded_group
 from composer_jax.rl.rewards import RewardConfig
 from tests.many import many
 from tests.rl.made_up import episode
