@@ -1,7 +1,9 @@
 """Levels of effort: drawn per group, named in the prompt, priced in the reward."""
 
 import asyncio
+import types
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -47,7 +49,8 @@ def test_episodes_are_played_with_the_prompt_of_their_level_and_record_it(monkey
         return episode(1.0)
 
     monkeypatch.setattr(rollout, "run_episode", fake)
-    specs = [EpisodeSpec(None, 0, Compaction(), 0, level) for level in ("low", "", "high")]
+    task: Any = types.SimpleNamespace(image=None)
+    specs = [EpisodeSpec(task, 0, Compaction(), 0, level) for level in ("low", "", "high")]
     context = RolloutContext(None, None, None, ResultCache(), system_prompt="Be good.", effort=EFFORT)
     result = asyncio.run(roll_out(specs, ScriptedPolicy(lambda seed: [], slots=1), context))
     assert [e.effort for e in result.episodes] == ["low", "", "high"]
