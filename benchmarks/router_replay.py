@@ -11,10 +11,9 @@ Prints progress on stderr and, as the last line of stdout, one JSON object:
     p99_without, p99_replay, p99_filtered, p99_strict    99th percentile of |log p_learner - log p_engine| with the
                 bfloat16 engine
     cost        how many times as long a gradient and the sampling of the rows take with replay (medians, in turn)
-    engines     by engine and way of scoring: tokens, p50, p99, max; beyond_2, the fraction of tokens whose ratio of
-                probabilities is beyond 2 or 1/2 (F(2) of arXiv 2510.11370); k3, the mean of r - 1 - log r with
-                r = p_learner / p_engine; foreign and filtered, fractions of the engine's choices of experts that the
-                learner would not have made, and that the filter replaced
+    engines     by engine and way of scoring: the figures of composer_jax/rl/logprob_gaps.py; foreign and filtered,
+                fractions of the engine's choices of experts that the learner would not have made, and that the filter
+                replaced
 """
 
 import argparse
@@ -42,6 +41,7 @@ from composer_jax.models.router_replay import RouterReplay
 from composer_jax.parallel import context
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
+from composer_jax.rl.logprob_gaps import gap_figures
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import SamplingParams
@@ -181,19 +181,11 @@ def score_rows(config: ModelConfig, weights: Weights, rows: list[Row], plausibil
         gaps += [(np.asarray(p) - row.logprobs)[row.trained] for p, row in zip(logprobs_BS, part, strict=True)]
         if stats.replay is not None:
             counts += [float(x.sum()) for x in stats.replay]
-    gap = np.concatenate(gaps).astype(np.float64)
-    size = np.abs(gap)
-    figures = {
-        "tokens": len(gap),
-        "p50": np.median(size),
-        "p99": np.quantile(size, 0.99),
-        "max": size.max(),
-        "beyond_2": (size > np.log(2)).mean(),
-        "k3": (np.expm1(gap) - gap).mean(),
-    }
+    figures = gap_figures(np.concatenate(gaps))
     if plausibility is not None:
-        figures |= {"foreign": counts[1] / counts[0], "filtered": counts[2] / counts[0]}
-    return {name: float(f"{value:.4g}") for name, value in figures.items()}
+        replayed = {"foreign": counts[1] / counts[0], "filtered": counts[2] / counts[0]}
+        figures |= {name: float(f"{value:.4g}") for name, value in replayed.items()}
+    return figures
 
 
 def measure_cost(config: ModelConfig, weights: Weights, rows: list[Row], length: int) -> dict[str, float]:

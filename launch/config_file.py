@@ -139,8 +139,10 @@ def load_config(argv: Sequence[str]) -> ConfigDict | None:
     return config
 
 
-def parse_with_config(values: absl_flags.FlagValues, argv: Sequence[str]) -> None:
-    """Parses `argv` into `values`, of which --config is one; the config is locked afterwards.
+def parse_with_config(values: absl_flags.FlagValues, argv: Sequence[str]) -> list[str]:
+    """Parses `argv` into `values`, of which --config is one; returns the words that are no flags.
+
+    The config is locked afterwards.
 
     Raises:
       UserError: --config is missing, or a flag or field is unknown or has a value of the wrong type.
@@ -158,8 +160,7 @@ def parse_with_config(values: absl_flags.FlagValues, argv: Sequence[str]) -> Non
         rest = values(list(argv))
     except (absl_flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(_with_field_type(str(error), config)) from error
-    if len(rest) > 1:
-        raise UserError(f"unexpected argument {rest[1]!r}; a field is set by --config.FIELD=VALUE")
+    return rest[1:]
 
 
 def fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, object]]:

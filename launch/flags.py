@@ -130,16 +130,18 @@ def parse_flags(
       UserError: a flag is unknown, missing or has a wrong value; there are words without `with_arguments`.
     """
     values = absl_flags.FlagValues()
-    required, words = define(values), []
+    required = define(values)
+    hint = "--help lists the flags"
     if "config" in required:
-        parse_with_config(values, with_config_path(argv))
+        words = parse_with_config(values, with_config_path(argv))
+        hint = "a field is set by --config.FIELD=VALUE"
     else:
         try:
             words = values(list(argv))[1:]
         except absl_flags.Error as error:
             raise UserError(str(error)) from error
-        if words and not with_arguments:
-            raise UserError(f"unexpected argument {words[0]!r}; --help lists the flags")
+    if words and not with_arguments:
+        raise UserError(f"unexpected argument {words[0]!r}; {hint}")
     for name in required:
         if values[name].value is None:
             raise UserError(f"--{name} is missing: {values[name].help}")

@@ -68,6 +68,15 @@ class Journal:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from error
 
 
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Returns the objects of a journal without an incomplete last line; [] if there is no such file.
+
+    Raises:
+      UserError: a line before the last one is no JSON object.
+    """
+    return _parse_lines(path, path.read_bytes() if path.exists() else b"")
+
+
 def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 

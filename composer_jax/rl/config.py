@@ -144,6 +144,9 @@ class RLConfig:
     publish: str = ""
     """Folder or URL to which every version of the weights is published in bfloat16 (checkpoint/weight_chain.py), where
     servers follow it (docs/serve.md). Empty: nowhere."""
+    keep_groups: bool = False
+    """Keeps every trained group in DIR/rl/groups, for launch.replay; otherwise groups are deleted when both checkpoints
+    have learned from them. The groups of a run are as large as all of its transcripts, and with replay their routes."""
     save_every: int = 20
     """Steps between checkpoints."""
     record_every: int = 20

@@ -3,6 +3,7 @@
     DIR/rl/admitted.jsonl           one line whenever a group starts to be played, and one when it is dropped
     DIR/rl/groups/NUMBER.json.zst   a PlayedGroup, from its last episode until a checkpoint has learned from it
     DIR/rl/samples/GROUP/SEED       what the episodes of a group have sampled, until it is stored (rl/sample_journal.py)
+    DIR/rl/tokenizer.txt            the fingerprint of the tokenizer whose ids the groups have
     DIR/batches.jsonl               one line per optimizer step, before it is taken
 
 Every line and file is complete or absent. A run that continues from the checkpoint of step s takes the later steps of
@@ -56,6 +57,12 @@ class BatchRecord:
             families=family_results([g.episodes for g in groups]),
         )
 
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        """The record of a line of batches.jsonl."""
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+        return cls(**fields)
+
 
 class RolloutLedger:
     """The ledger in the folder of a run; a context manager. Only process 0 has one.
@@ -69,8 +76,8 @@ class RolloutLedger:
     """
 
     def __init__(self, folder: Path, before_write: Callable[[], None] | None = None):
-        self._folder = folder / "rl" / "groups"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        group_file(folder, 0).parent.mkdir(parents=True, exist_ok=True)
         self._admitted = Journal(folder / "rl" / "admitted.jsonl", before_write)
         self._batches = Journal(folder / "batches.jsonl", before_write)
         self.samples = SampleJournal(folder / "rl" / "samples", before_write)
@@ -79,7 +86,11 @@ class RolloutLedger:
             row["group"]: (row["family"], row["index"]) for row in self._admitted.rows if "step" in row
         }
         self.dropped: set[int] = {row["group"] for row in self._admitted.rows if "dropped" in row}
-        self.batches = [BatchRecord(**{**row, **_tuples(row)}) for row in self._batches.rows]
+        self.batches = [BatchRecord.from_json(row) for row in self._batches.rows]
+
+    def note_tokenizer(self, fingerprint: str) -> None:
+        """Writes which tokenizer the groups belong to, atomically."""
+        write_atomically(tokenizer_file(self._folder), fingerprint.encode())
 
     def admit(self, number: int, step: int, place: tuple[str, int]) -> None:
         """Notes that a group is about to be played, once more if it was cut short before.
@@ -109,9 +120,9 @@ class RolloutLedger:
         """Returns a stored group. Raises a UserError if its file is damaged."""
         file = self._file(number)
         try:
-            return PlayedGroup.from_bytes(file.read_bytes())
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{file} is damaged ({error}); delete it, and the group will be played again") from error
+            return PlayedGroup.read(file)
+        except UserError as error:
+            raise UserError(f"{error}; delete it, and the group will be played again") from error
 
     def begin_step(self, record: BatchRecord) -> None:
         """Notes a step before it is taken. A step that is taken again must be the same.
@@ -162,9 +173,14 @@ class RolloutLedger:
         self.close()
 
     def _file(self, number: int) -> Path:
-        return self._folder / f"{number:08d}.json.zst"
+        return group_file(self._folder, number)
 
 
-def _tuples(row: dict) -> dict[str, tuple]:
-    """The lists of a line as the tuples of a BatchRecord."""
-    return {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+def group_file(folder: Path, number: int) -> Path:
+    """Returns the path of a group in the folder of a run."""
+    return folder / "rl" / "groups" / f"{number:08d}.json.zst"
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """Returns the path of the fingerprint of the tokenizer in the folder of a run."""
+    return folder / "rl" / "tokenizer.txt"

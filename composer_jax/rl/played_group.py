@@ -4,12 +4,14 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 import zstandard
 
 from composer_jax.agent.episode import Episode
+from composer_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,14 @@ class PlayedGroup:
         except zstandard.ZstdError as error:
             raise ValueError(f"no zstd frame: {error}") from error
         return cls(**{**fields, "episodes": [Episode.from_json(item) for item in fields["episodes"]]})
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Reads a group from a file of `to_bytes`. Raises a UserError if it is missing or damaged."""
+        try:
+            return cls.from_bytes(file.read_bytes())
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{file} is damaged ({error})") from error
 
 
 def hash_tokens(groups: Iterable[PlayedGroup]) -> str:

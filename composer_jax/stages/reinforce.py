@@ -46,17 +46,10 @@ def reinforce(run: Run) -> None:
     """
     if run.is_done("rl"):
         return
-    params, router_bias = run.model.weights_before("rl")
     config = run.config.rl
     with run.stage("rl") as result, run.model.store("rl") as store:
-        learner = run.model.learner(config.optimizer, config.steps, config.loss)
-        state, cursor = learner.init_state(params, router_bias), Cursor()
-        if restored := restore_state(store, state):
-            state, saved = restored
-            cursor = Cursor(**saved["cursor"])
+        update, state, cursor = open_update(run, store)
         sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)
-        update = PolicyUpdate(config, learner)
-        update.set_reference(params, router_bias)
         if not is_first_process():
             _follow(run, update, state, cursor, sampler, store)
             return
@@ -68,6 +61,19 @@ def reinforce(run: Run) -> None:
             **{name: sum(row[name] for row in rows) for name in TOTALS},
             "compilations_after_first_tenth": sum(r["compilations"] for r in rows[max(1, len(rows) // 10) :]),
         }
+
+
+def open_update(run: Run, store: CheckpointStore) -> tuple[PolicyUpdate, TrainState, Cursor]:
+    """Returns the learning half of RL, with the state and the position of the latest checkpoint or of the beginning."""
+    config, (params, router_bias) = run.config.rl, run.model.weights_before("rl")
+    learner = run.model.learner(config.optimizer, config.steps, config.loss)
+    state, cursor = learner.init_state(params, router_bias), Cursor()
+    if restored := restore_state(store, state):
+        state, saved = restored
+        cursor = Cursor(**saved["cursor"])
+    update = PolicyUpdate(config, learner)
+    update.set_reference(params, router_bias)
+    return update, state, cursor
 
 
 def _take_steps(
@@ -90,6 +96,7 @@ def _take_steps(
     metrics = MetricsWriter(_metrics_path(run), run.workdir.require_held)
     ledger = RolloutLedger(run.path, run.workdir.require_held)
     replays = config.route_shape(run.config.model) is not None
+    ledger.note_tokenizer(run.model.tokenizer.fingerprint)
     with run.services.rollout_context(return_routing=replays) as (context, loop), metrics, ledger:
         workers = run.services.rollout_workers(context)
         orchestrator = Orchestrator(
@@ -212,14 +219,15 @@ class _Recorder:
     def save(self) -> None:
         """Writes a checkpoint, together with the other processes.
 
-        The store keeps two checkpoints; groups that the older one has learned from are deleted.
+        The store keeps two checkpoints; without rl.keep_groups, groups that the older one has learned from are deleted.
         """
         cursor = self._orchestrator.cursor
         write_episodes(self._records_path, self._records)  # first: a resumed run drops the records after its checkpoint
         save_state(self._store, self._orchestrator.state, cursor.task_step, cursor=cursor.to_json())
         steps = self._run.config.rl.steps
         kept = steps if cursor.task_step == steps else self._saved_step
-        self._ledger.forget(number for batch in self._ledger.batches[:kept] for number in batch.groups)
+        if not self._run.config.rl.keep_groups:
+            self._ledger.forget(number for batch in self._ledger.batches[:kept] for number in batch.groups)
         self._saved_step = cursor.task_step
 
 

@@ -18,7 +18,7 @@ from composer_jax.checkpoint.weight_chain import WeightReceiver
 from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
-from composer_jax.observe.metrics import read_metrics
+from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.rl import rollout
 from composer_jax.rl.policy_update import UpdateResult
 from composer_jax.rl.rollout import RolloutContext
@@ -79,6 +79,12 @@ class FakeUpdate:
         return new, UpdateResult(True, {})
 
 
+def sampler_with(params, router_bias, version):
+    policy = FakePolicy(lambda seed: Play(turn_s=0.0))
+    policy.version = version
+    return policy
+
+
 def fake_harness(interrupter):
     async def run_episode(task, session, pool, chat, *, seed, **_):
         interrupter.played.append(task.id)
@@ -104,7 +110,6 @@ def reinforce(tmp_path, monkeypatch, request):
         config.rl, steps=STEPS, save_every=3, publish=str(tmp_path / "published"), max_staleness=request.param
     )
     config = dataclasses.replace(config, rl=rl)
-    checked = []
     with Workdir(tmp_path / "run", {}) as workdir:
 
         @contextlib.contextmanager
@@ -118,13 +123,9 @@ def reinforce(tmp_path, monkeypatch, request):
             with EventLoop() as loop:
                 yield RolloutContext(None, None, None, ResultCache()), loop
 
-        def sampler_with(params, router_bias, version):
-            policy = FakePolicy(lambda seed: Play(turn_s=0.0))
-            policy.version = version
-            return policy
-
         model = types.SimpleNamespace(
             chat=None,
+            tokenizer=types.SimpleNamespace(fingerprint="of a test"),
             weights_before=lambda _: ({"w": jnp.zeros(3)}, {}),
             learner=lambda *_: FakeLearner(),
             store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=2),
@@ -132,7 +133,7 @@ def reinforce(tmp_path, monkeypatch, request):
         services = types.SimpleNamespace(
             rollout_context=rollout_context,
             tasks=TaskSource(0, config.tasks),
-            check_task_manifest=checked.append,
+            check_task_manifest=lambda step: None,
             sampler_with=sampler_with,
             rollout_workers=lambda context: RolloutWorkers(None, WorkerSetup, context),
         )
@@ -145,6 +146,7 @@ def reinforce(tmp_path, monkeypatch, request):
             model=model,
             services=services,
             interrupter=interrupter,
+            metrics=lambda name: MetricsWriter(workdir.path / "metrics" / f"{name}.jsonl"),
         )
 
         def go(place=None):

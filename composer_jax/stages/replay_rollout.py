@@ -1,0 +1,90 @@
+"""RL's rollout alone: plays the recorded tasks of a run again with any weights, and learns nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from composer_jax.agent.episode import Episode
+from composer_jax.errors import UserError
+from composer_jax.observe.progress import Progress
+from composer_jax.rl.group_source import GroupSource
+from composer_jax.rl.ledger import BatchRecord, RolloutLedger, tokenizer_file
+from composer_jax.rl.played_group import PlayedGroup
+from composer_jax.rl.records import RolloutRecords
+from composer_jax.rl.rollout import require_graded, roll_out
+from composer_jax.stages.base import check_base_model, load_base_weights
+from composer_jax.stages.run import Run
+from composer_jax.tasks.source import TaskSource
+
+
+def play_records(run: Run, records: RolloutRecords, policy: str, out: Path) -> dict[str, Any]:
+    """Plays the episodes of all recorded steps again, with the same tasks, seeds and triggers, and records them.
+
+    Groups that `out` has already are not played again.
+
+    Args:
+      policy: address of weights for the run's network (checkpoint/address.py); their version is 0.
+      out: folder of the new records, in which `launch.replay` finds them as in a run.
+
+    Returns:
+      steps, groups, episodes. graded: episodes with a grade. grade: its mean over those. sampled_tokens: of all
+      episodes. compared, same_tokens: episodes whose group the records still have, and those of them in which the same
+      tokens were sampled.
+
+    Raises:
+      UserError: there are no recorded steps, the weights are of another network, or `out` is the folder of the records
+        or has those of another tokenizer.
+    """
+    if not records.batches:
+        raise UserError(f"{records.folder} has no recorded step to play.")
+    if out.absolute() == records.folder.absolute():
+        raise UserError(f"--out={out} is the folder of the records; name another one.")
+    if tokenizer_file(out).exists():
+        RolloutRecords(out, run.model.tokenizer.fingerprint)
+    check_base_model(policy, run.config.model)
+    config = run.config.rl
+    # Not run.services.tasks, which does without the tasks of RL once it is done.
+    source = GroupSource(config, run.config.agent, run.config.seed, TaskSource(run.config.seed, run.config.tasks))
+    source.restore(records.places)
+    names = ("episodes", "graded", "solved", "sampled_tokens", "compared", "same_tokens")
+    counts: dict[str, float] = dict.fromkeys(names, 0)
+    replays = config.route_shape(run.config.model) is not None
+    with run.services.rollout_context(return_routing=replays) as (context, loop), RolloutLedger(out) as ledger:
+        ledger.note_tokenizer(run.model.tokenizer.fingerprint)
+        sampler = run.services.sampler_with(*load_base_weights(policy, run.model.definition, run.mesh), version=0)
+        total = sum(len(record.groups) for record in records.batches) * config.group_size
+        with Progress(total, "episode", "play") as progress:
+            for record in records.batches:
+                missing = [number for number in record.groups if not ledger.has(number)]
+                specs = [spec for number in missing for spec in source.specs(number)]
+                rollout = loop.run(roll_out(specs, sampler, context, lambda _: progress.update(1)))
+                require_graded(rollout.episodes)
+                for i, number in enumerate(missing):
+                    episodes = rollout.episodes[i * config.group_size : (i + 1) * config.group_size]
+                    ledger.admit(number, record.step - 1, records.places[number])
+                    ledger.store(PlayedGroup(number, episodes, record.step - 1, resolved_version=0))
+                groups = [ledger.load(number) for number in record.groups]
+                ledger.begin_step(BatchRecord.of(record.step, 0, groups))
+                _count(counts, groups, records)
+    graded = counts.pop("graded")
+    grade = counts.pop("solved") / graded if graded else None
+    groups = sum(len(record.groups) for record in records.batches)
+    return {"steps": len(records.batches), "groups": groups, "graded": graded, "grade": grade, **counts}
+
+
+def _count(counts: dict[str, float], groups: Sequence[PlayedGroup], records: RolloutRecords) -> None:
+    """Adds what the groups of a step have shown."""
+    for group in groups:
+        graded = [episode for episode in group.episodes if episode.reward is not None]
+        counts["episodes"] += len(group.episodes)
+        counts["graded"] += len(graded)
+        counts["solved"] += sum(episode.reward or 0 for episode in graded)
+        counts["sampled_tokens"] += sum(episode.transcript.total_sampled for episode in group.episodes)
+        if records.has(group.number):
+            pairs = list(zip(group.episodes, records.load(group.number).episodes, strict=True))
+            counts["compared"] += len(pairs)
+            counts["same_tokens"] += sum(_tokens(new) == _tokens(old) for new, old in pairs)
+
+
+def _tokens(episode: Episode) -> list[list[int]]:
+    return [row.tokens.tolist() for row in episode.transcript.rows()]

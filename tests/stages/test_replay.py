@@ -1,0 +1,141 @@
+"""launch.replay: a recorded run of RL is trained on, scored and played again, each without the other two."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from composer_jax.errors import UserError
+from composer_jax.observe.metrics import read_metrics
+from composer_jax.rl.records import RolloutRecords
+from composer_jax.stages.pipeline import pipeline
+from composer_jax.stages.reinforce import reinforce
+from composer_jax.stages.replay_train import train_on_records
+from composer_jax.stages.run import Run
+from configs.tiny import get_config
+from launch import flags, hosts, replay
+
+pytestmark = pytest.mark.slow
+
+
+def rl_config(folder, **fields):
+    """RL of the smoke demo from the SFT weights in `folder`/run."""
+    config = get_config("smoke")
+    config.base = str(folder / "run" / "checkpoints" / "sft")
+    config.stages = ("rl",)
+    # Rewards differ within groups that solve nothing, so that there is something to learn.
+    config.rl.reward.penalties.malformed_calls = 0.5
+    config.rl.update({"keep_groups": True, **fields})
+    config.evaluate.which = ("after",)
+    return config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with `run`, the demo in small up to SFT, and `rl`, two steps of RL that go on from there."""
+    folder = tmp_path_factory.mktemp("replay")
+    config = get_config("smoke")
+    config.stages = ("pretrain", "sft")
+    config.evaluate.which = ("before",)
+    for suite in config.evaluate.suites.values():
+        suite.update({"tasks": 1, "attempts": 1})
+    with Run(config, folder / "run") as run:
+        pipeline(run)
+    with Run(rl_config(folder), folder / "rl") as run:
+        reinforce(run)
+    return folder
+
+
+def weights(config, folder):
+    with Run(config, folder) as run:
+        return run.model.weights_of("rl")
+
+
+def command(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        flags.run(
+            replay.main,
+            ["replay", *map(str, arguments)],
+            define=replay.define,
+            arguments="rollout|score|train",
+            processes=hosts.SINGLE_PROCESS,
+        )
+    return ended.value.code
+
+
+def test_learning_alone_takes_the_same_steps_bit_for_bit(folder):
+    with Run(rl_config(folder), folder / "trained") as run:
+        records = RolloutRecords(folder / "rl", run.model.tokenizer.fingerprint)
+        train_on_records(run, records)
+    want, got = (weights(rl_config(folder), folder / name) for name in ("rl", "trained"))
+    assert jax.tree.structure(want) == jax.tree.structure(got)
+    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
+        np.testing.assert_array_equal(a, b)
+    rows, again = (read_metrics(folder / name / "metrics" / "rl.jsonl") for name in ("rl", "trained"))
+    assert len(rows) == len(again) == 2 and any(row["trained_tokens"] for row in rows)
+    for name in ("reward", "grade", "trained_tokens", "ratio_max", "grad_norm", "sampled_tokens"):
+        assert [row[name] for row in rows] == [row[name] for row in again]
+
+
+def test_the_scores_of_the_weights_that_sampled_are_those_of_the_sampler(folder, capsys):
+    assert command("score", f"--workdir={folder / 'rl'}", f"--policy={folder / 'run' / 'checkpoints' / 'sft'}") == 0
+    scored = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (scored["groups"], scored["episodes"]) == (8, 32)
+    rows = read_metrics(folder / "rl" / "metrics" / "rl.jsonl")
+    assert sum(part["tokens"] for part in scored["by_version"].values()) == scored["gaps"]["tokens"]
+    assert scored["gaps"]["tokens"] == sum(row["sampled_tokens"] for row in rows)
+    assert scored["reward"] == pytest.approx(np.mean([row["reward"] for row in rows]))
+    assert scored["by_version"]["0"]["max"] < 1e-3
+    assert command("score", f"--workdir={folder / 'rl'}") == 0
+    after = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert after["by_version"]["0"]["k3"] > 100 * scored["by_version"]["0"]["k3"], "the trained weights have moved"
+
+
+def test_a_rollout_with_the_same_weights_samples_the_same_tokens(folder, capsys):
+    sft, out = folder / "run" / "checkpoints" / "sft", folder / "again"
+    assert command("rollout", f"--workdir={folder / 'rl'}", f"--policy={sft}", f"--out={out}") == 0
+    played = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (played["steps"], played["groups"], played["episodes"], played["compared"]) == (2, 8, 32, 32)
+    # The first step of the run was played with these weights, the second one with those that it had learned.
+    assert 16 <= played["same_tokens"] < 32
+    with Run(rl_config(folder), folder / "rl") as run:
+        new, old = (RolloutRecords(folder / name, run.model.tokenizer.fingerprint) for name in ("again", "rl"))
+    assert new.batches[0].tokens == old.batches[0].tokens and new.batches[1].tokens != old.batches[1].tokens
+    assert new.places == old.places
+    # What is there is not played again.
+    written = {path: path.stat().st_mtime_ns for path in (out / "rl" / "groups").iterdir()}
+    assert command("rollout", f"--workdir={folder / 'rl'}", f"--policy={sft}", f"--out={out}") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == played
+    assert written == {path: path.stat().st_mtime_ns for path in (out / "rl" / "groups").iterdir()}
+
+
+def test_bad_input_ends_with_a_sentence(folder, tmp_path, capsys):
+    def sentence(*arguments):
+        assert command(*arguments) != 0
+        return capsys.readouterr().err
+
+    run = f"--workdir={folder / 'rl'}"
+    assert "the command is missing; use one of rollout, score, train" in sentence(run)
+    assert "train needs --records" in sentence("train", run)
+    assert "rollout needs --out" in sentence("rollout", run)
+    assert "--out is no flag of score" in sentence("score", run, f"--out={tmp_path}")
+    assert "holds no records of RL" in sentence("score", run, f"--records={tmp_path}")
+    assert "is the folder of the records" in sentence("rollout", run, f"--out={folder / 'rl'}")
+    shutil.copytree(folder / "rl", tmp_path / "rl")
+    (tmp_path / "rl" / "rl" / "tokenizer.txt").write_text("0123")
+    assert "have the ids of another tokenizer (0123)" in sentence("score", run, f"--records={tmp_path / 'rl'}")
+
+
+def test_deleted_groups_and_too_many_steps_are_refused(folder, tmp_path):
+    with Run(rl_config(folder, steps=3), tmp_path / "run") as run:
+        records = RolloutRecords(folder / "rl", run.model.tokenizer.fingerprint)
+        with pytest.raises(UserError, match="has records of 2 steps and rl.steps=3"):
+            train_on_records(run, records)
+    shutil.copytree(folder / "rl", tmp_path / "rl")
+    next(iter(sorted((tmp_path / "rl" / "rl" / "groups").iterdir()))).unlink()
+    with Run(rl_config(folder), tmp_path / "other") as run:
+        records = RolloutRecords(tmp_path / "rl", run.model.tokenizer.fingerprint)
+        with pytest.raises(UserError, match="has deleted group 0; only a run with --config.rl.keep_groups=True"):
+            train_on_records(run, records)
