@@ -1,7 +1,7 @@
 """Plays, scores or trains on the recorded episodes of an RL run, each without the other two.
 
     python -m launch.replay train --config=CONFIG --config.base=RUN/checkpoints/sft --config.stages="('rl',)" \\
-        --config.rl.algorithm.name=leave_one_out --records=RUN --workdir=DIR
+        --config.rl.algorithm.options.leave_one_out=True --records=RUN --workdir=DIR
     python -m launch.replay score --workdir=RUN
     python -m launch.replay rollout --workdir=RUN --policy=RUN/checkpoints/sft --out=DIR
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.transcript import Node
 from composer_jax.agent.usage import EpisodeUsage
 from composer_jax.data.chat import Malformed, ToolCall
 from composer_jax.data.chat_format import ChatFormat
-from composer_jax.observe.episodes import CallRecord, EpisodeRecord, MessageRecord
+from composer_jax.observe.episodes import CallRecord, EpisodeRecord, MessageRecord, TokenRecord
 from composer_jax.tasks.task import Task
 
 
 def build_episode_record(
-    episode: Episode, task: Task, chat: ChatFormat, condition: str, step: int | None = None
+    episode: Episode,
+    task: Task,
+    chat: ChatFormat,
+    condition: str,
+    step: int | None = None,
+    advantages: Mapping[int, np.ndarray] | None = None,
 ) -> EpisodeRecord:
-    """The decoded record of an episode. condition: of compaction; step: of RL, if any (see EpisodeRecord)."""
+    """Returns the decoded record of an episode.
+
+    Args:
+      condition: of compaction; step: of RL, if any (see EpisodeRecord).
+      advantages: node id -> advantages of its sampled tokens (rl/token_advantages.py); None records no single tokens.
+    """
     transcript = episode.transcript
     return EpisodeRecord(
         task_id=episode.task_id,
@@ -37,7 +52,7 @@ def build_episode_record(
             **_signs(episode.usage),
         },
         instruction=task.instruction,
-        segments=tuple(_segment(branch, chat) for branch in transcript.branches()),
+        segments=tuple(_segment(branch, chat, advantages) for branch in transcript.branches()),
         tools=tuple(task.tools),
     )
 
@@ -59,8 +74,24 @@ def _signs(usage: EpisodeUsage) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _segment(branch: list[Node], chat: ChatFormat) -> tuple[MessageRecord, ...]:
-    return tuple(_message(node, branch[position + 1 :], chat) for position, node in enumerate(branch))
+def _segment(
+    branch: list[Node], chat: ChatFormat, advantages: Mapping[int, np.ndarray] | None
+) -> tuple[MessageRecord, ...]:
+    records = [_message(node, branch[position + 1 :], chat) for position, node in enumerate(branch)]
+    if advantages is None:
+        return tuple(records)
+    return tuple(
+        dataclasses.replace(record, sampled_tokens=_tokens(node, chat, advantages.get(node.id)))
+        for record, node in zip(records, branch, strict=True)
+    )
+
+
+def _tokens(node: Node, chat: ChatFormat, advantages: np.ndarray | None) -> tuple[TokenRecord, ...]:
+    known = [None] * len(node.logprobs) if advantages is None else [round(float(a), 5) for a in advantages]
+    return tuple(
+        TokenRecord(chat.tokenizer.decode([token]), round(float(logprob), 4), advantage)
+        for token, logprob, advantage in zip(node.sampled_tokens.tolist(), node.logprobs, known, strict=True)
+    )
 
 
 def _message(node: Node, later: list[Node], chat: ChatFormat) -> MessageRecord:

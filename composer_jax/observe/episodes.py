@@ -31,6 +31,19 @@ class CallRecord:
 
 
 @dataclasses.dataclass(frozen=True)
+class TokenRecord:
+    """One sampled token."""
+
+    text: str  # a token that ends within a character has U+FFFD
+    logprob: float  # log-probability in nats, under the policy that sampled it
+    advantage: float | None  # what RL multiplies log p with; None for a token that it does not train
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(**_known_fields(cls, value))
+
+
+@dataclasses.dataclass(frozen=True)
 class MessageRecord:
     """One node of the transcript, decoded.
 
@@ -45,13 +58,16 @@ class MessageRecord:
     sampled: bool  # whether the model sampled it and is trained on it
     version: int | None = None  # weight version that sampled it; None for a node that was not sampled
     calls: tuple[CallRecord, ...] = ()
+    sampled_tokens: tuple[TokenRecord, ...] = ()  # of a node that was sampled, if rl.record_tokens says so
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         fields = _known_fields(cls, value)
         if fields["kind"] not in KINDS:
             raise ValueError(f"message kind {fields['kind']!r} is unknown; the kinds are {', '.join(KINDS)}")
-        return cls(**{**fields, "calls": tuple(CallRecord.from_json(call) for call in fields.get("calls") or ())})
+        calls = tuple(CallRecord.from_json(call) for call in fields.get("calls") or ())
+        tokens = tuple(TokenRecord.from_json(token) for token in fields.get("sampled_tokens") or ())
+        return cls(**{**fields, "calls": calls, "sampled_tokens": tokens})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
+from composer_jax.observe.tensorboard import EventFiles
 
 
 class MetricsWriter:
@@ -21,18 +22,20 @@ class MetricsWriter:
 
     before_write: called before every row, such as Workdir.require_held: a run that lost its folder ends at the next
       step.
+    events: folder in which TensorBoard finds the same rows; None writes none.
 
     Opening an existing file continues it: an incomplete last line (the run was killed while writing) is dropped, and
     the clock continues from the last row. A run that resumes from an older checkpoint calls `truncate_after` first.
     """
 
-    def __init__(self, path: Path, before_write: Callable[[], None] | None = None):
+    def __init__(self, path: Path, before_write: Callable[[], None] | None = None, events: Path | None = None):
         self.path, self._before_write = Path(path), before_write
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.path.parent}: {error.strerror}") from error
         self._reopen(read_metrics(self.path), rewrite=not _ends_with_newline(self.path))
+        self._events = None if events is None else EventFiles(events, self._valid_step)
 
     def write(self, step: int, **values: Any) -> None:
         """Appends one row. Values are None, numbers, or anything that `float` accepts (a jax or numpy scalar).
@@ -53,20 +56,31 @@ class MetricsWriter:
         self._file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")
         self._file.flush()
         self._last_step = step
+        if self._events is not None:
+            self._events.write(row)
 
     def truncate_after(self, step: int) -> None:
         """Drops the rows of steps after `step` by an atomic rewrite."""
         self._file.close()
         self._reopen([row for row in read_metrics(self.path) if row["step"] <= step], rewrite=True)
+        if self._events is not None:
+            self._events.truncate_after(self._valid_step)
 
     def close(self) -> None:
         self._file.close()
+        if self._events is not None:
+            self._events.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def _valid_step(self) -> int:
+        """The last step that has a row; -1 if there is none."""
+        return int(self._last_step) if math.isfinite(self._last_step) else -1
 
     def _reopen(self, rows: list[dict[str, Any]], *, rewrite: bool) -> None:
         if rewrite:

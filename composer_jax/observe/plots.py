@@ -35,6 +35,7 @@ __all__ = [
     "plot_reward",
     "plot_sft",
     "plot_summaries",
+    "plot_staleness",
     "plot_time_split",
 ]
 
@@ -47,6 +48,17 @@ HEALTH = (
     ("grad_norm", "Gradient norm", "L2 norm"),
     ("turns", "Episode length", "turns"),
 )
+APART: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    (
+        "Staleness",
+        "weights versions",
+        {"oldest token": "staleness_max", "in flight": "staleness_in_flight", "in queue": "staleness_in_queue"},
+    ),
+    ("KL of sampler and learner", "nats per token", {"k1": "sampler_kl"}),
+    ("Out of the trust region", "fraction of tokens", {"out of the region": "out_of_region"}),
+    ("Replayed experts", "fraction of choices", {"foreign": "replay_foreign", "filtered": "replay_filtered"}),
+)
+"""Title, unit, and name -> column of what keeps the sampler and the learner apart."""
 
 
 def plot_pretraining(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
@@ -135,6 +147,21 @@ def plot_time_split(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None
     integer_x_axis(ax)
     label_axes(ax, theme, "Where the time of an RL step goes", "RL step", "seconds", legend_columns=4)
     return save_figure(figure, path)
+
+
+def plot_staleness(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
+    """Plots how far sampler and learner are apart at each RL step: staleness, KL, tokens and experts that differ."""
+    figure, axes = new_figure(theme, 13.2, 2.8, 1, 4)
+    drawn = False
+    for ax, (title, unit, curves) in zip(axes, APART, strict=True):
+        for (name, key), color in zip(curves.items(), theme.palette, strict=False):
+            drawn = draw_curve(ax, *columns(rows, "step", key), name, color) or drawn
+        integer_x_axis(ax)
+        label_axes(ax, theme, title, "RL step", unit, legend_columns=0)
+        if len(curves) > 1 and ax.has_data():
+            ax.legend(loc="best", fontsize=8, labelcolor=theme.text, facecolor=theme.background, framealpha=0.7)
+        _mark_empty(ax, theme)
+    return save_figure(figure, path) if drawn else None
 
 
 def plot_health(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:

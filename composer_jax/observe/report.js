@@ -192,7 +192,27 @@
       el("div", { class: "top" }, el("b", { class: "who" }, WHO[m.kind] || m.kind), tokens),
       m.text.trim() && el("pre", { class: m.kind === "tool" ? "" : "prose" }, visible(m.text.replace(/\s+$/, ""))),
       !m.text.trim() && !m.calls.length && el("pre", { class: "prose" }, "(nothing)"),
-      m.calls.map(call));
+      m.calls.map(call),
+      (m.sampled_tokens || []).length > 0 && tokenDetails(m.sampled_tokens));
+  }
+
+  // The sampled tokens with what RL did to each, on demand.
+  function tokenDetails(tokens) {
+    const largest = Math.max(...tokens.map((t) => Math.abs(t.advantage || 0))) || 1;
+    const pieces = tokens.map((t) => {
+      const title = `log-probability ${t.logprob}; ` + (t.advantage === null ? "not trained" : `advantage ${t.advantage}`);
+      const sign = t.advantage === null ? "untrained" : t.advantage > 0 ? "raised" : t.advantage < 0 ? "lowered" : "";
+      const surprise = t.logprob < -3 ? "rare" : t.logprob < -0.7 ? "unsure" : "";
+      const piece = el("span", { class: `token ${sign} ${surprise}`, title }, visible(t.text));
+      piece.style.setProperty("--strength", `${Math.round(15 + 45 * Math.abs(t.advantage || 0) / largest)}%`);
+      return piece;
+    });
+    return el("details", { class: "trained" }, el("summary", {}, "Tokens and advantages"),
+      el("p", { class: "hint" }, "Made ", el("span", { class: "token raised" }, "more likely"), " or ",
+        el("span", { class: "token lowered" }, "less likely"), ", or ", el("span", { class: "token untrained" }, "not trained"),
+        ". Underlined: sampled with a probability ", el("span", { class: "token unsure" }, "below 1/2"), " or ",
+        el("span", { class: "token rare" }, "below 1/20"), ". Hold the pointer over a token for its numbers."),
+      el("pre", { class: "prose" }, pieces));
   }
 
   function call(c) {

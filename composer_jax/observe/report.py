@@ -166,6 +166,12 @@ def _figures(run: RunFiles, suites: list[findings.SuiteMeasures], folder: Path) 
             lambda path, theme: plots.plot_health(metrics["rl"], path, theme),
         ),
         (
+            "rl_staleness",
+            "RL: staleness, KL of sampler and learner, tokens out of the trust region, replayed experts",
+            "wide",
+            lambda path, theme: plots.plot_staleness(metrics["rl"], path, theme),
+        ),
+        (
             "time_split",
             "Seconds of each RL step by what they were spent on",
             "time",

@@ -151,6 +151,8 @@ class RLConfig:
     """Steps between checkpoints."""
     record_every: int = 20
     """Steps between those whose first episodes of each family are kept for the report."""
+    record_tokens: bool = False
+    """Whether the report shows the advantage and the log-probability of every sampled token of those episodes."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "save_every", "record_every"):

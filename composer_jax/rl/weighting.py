@@ -27,14 +27,21 @@ def weighted_rows(
     """
     config, numbers, by_group = config or AlgorithmConfig(), itertools.count(), []
     for group in groups:
-        by_episode = algorithm.weigh(toggle_rewards(group, config.toggle, step), step)
         chosen = []
-        for episode, rows in zip(group.episodes, by_episode, strict=True):
+        for rows in weigh_episodes(group, algorithm, step, config):
             number = next(numbers)
-            rows = [dataclasses.replace(row, episode=number) for row in _apply_rules(rows, episode, config)]
-            chosen += [row for row in rows if row.has_signal]
+            chosen += [dataclasses.replace(row, episode=number) for row in rows if row.has_signal]
         by_group.append(chosen)
     return by_group
+
+
+def weigh_episodes(group: Group, algorithm: Algorithm, step: int, config: AlgorithmConfig) -> list[list[WeightedRow]]:
+    """Returns all rows of each episode of a group, with a signal or without; none of an episode that a rule leaves out.
+
+    Arguments are those of `weighted_rows`.
+    """
+    by_episode = algorithm.weigh(toggle_rewards(group, config.toggle, step), step)
+    return [_apply_rules(rows, episode, config) for episode, rows in zip(group.episodes, by_episode, strict=True)]
 
 
 def _apply_rules(rows: Sequence[WeightedRow], episode: Episode, config: AlgorithmConfig) -> list[WeightedRow]:

@@ -122,6 +122,9 @@ class RunConfig:
     stages: tuple[str, ...] = STAGES
     """Training stages of the run, of pretrain, sft and rl. A stage that is left out is skipped: the next one starts
     from the weights before it."""
+    tensorboard: bool = False
+    """Whether the rows of DIR/metrics are written for TensorBoard as well (extra `tensorboard`):
+    `tensorboard --logdir=DIR/tensorboard`."""
     seed: int = 0
     """Seed of initialisation, data order, tasks and sampling."""
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from composer_jax.agent.episode import Episode
@@ -28,6 +27,7 @@ from composer_jax.rl.orchestrator import Orchestrator
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.several_processes import FollowingUpdate, LeadingUpdate
+from composer_jax.rl.token_advantages import NodeAdvantages, token_advantages
 from composer_jax.sampler.engine import Sampler
 from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
@@ -54,7 +54,7 @@ def reinforce(run: Run) -> None:
             _follow(run, update, state, cursor, sampler, store)
             return
         _take_steps(run, update, state, cursor, sampler, store)
-        rows = read_metrics(_metrics_path(run))
+        rows = read_metrics(run.path / "metrics" / "rl.jsonl")
         result |= {
             "steps": config.steps,
             "episodes": config.steps * _episodes_per_step(run),
@@ -87,13 +87,12 @@ def _take_steps(
 
     def on_step(completed: CompletedStep) -> None:
         recorder.complete(completed)
-        shown = {name: completed.row[name] for name in ("reward", "grade", "staleness_max", "groups_queued")}
-        progress.update(per_step, step=completed.step, **shown)
+        progress.update(per_step, step=completed.step, **_shown(completed.row))
 
     def on_episode(_: Episode) -> None:
         progress.update(0, ended=next(ended))
 
-    metrics = MetricsWriter(_metrics_path(run), run.workdir.require_held)
+    metrics = run.metrics("rl")
     ledger = RolloutLedger(run.path, run.workdir.require_held)
     replays = config.route_shape(run.config.model) is not None
     ledger.note_tokenizer(run.model.tokenizer.fingerprint)
@@ -127,6 +126,16 @@ def _take_steps(
         broadcast_from_process0(lambda: False)
 
 
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the progress of RL shows of a step's row: the two rates are tokens per second of each phase."""
+    rates = {"sampling": ("sampled_tokens", "rollout_s"), "training": ("trained_tokens", "train_s")}
+    shown = {name: row[name] for name in ("reward", "grade", "staleness_max", "groups_queued")}
+    for phase, (tokens, seconds) in rates.items():
+        known = row.get(tokens) is not None and row[seconds]
+        shown[phase] = f"{row[tokens] / row[seconds]:,.0f} tokens/s" if known else None
+    return shown
+
+
 def _follow(
     run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, sampler: Sampler, store: CheckpointStore
 ) -> None:
@@ -147,10 +156,6 @@ def _follow(
         following.follow()  # process 0 gets signals, too, and completes its step
     if broadcast_from_process0(lambda: False):
         save_state(store, following.state, position["task_step"], cursor=position)
-
-
-def _metrics_path(run: Run) -> Path:
-    return run.path / "metrics" / "rl.jsonl"
 
 
 def _publisher(run: Run, state: TrainState, cursor: Cursor) -> WeightPublisher | None:
@@ -242,10 +247,14 @@ def first_episodes_of_each_family(
     counts: Counter[str] = Counter()
     records = []
     for group in groups:
-        for spec, episode in zip(source.specs(group.number), group.episodes, strict=True):
+        by_episode: Sequence[NodeAdvantages | None] = [None] * len(group.episodes)
+        if run.config.rl.record_tokens:
+            by_episode = token_advantages(group.episodes, run.config.rl, step - 1)
+        for spec, episode, advantages in zip(source.specs(group.number), group.episodes, by_episode, strict=True):
             counts[episode.family] += 1
             if counts[episode.family] <= 2:
                 chosen = run.config.rl.family_compactions.get(episode.family, run.config.rl.compaction)
                 condition = "none" if spec.compaction.trigger is None else chosen
-                records.append(build_episode_record(episode, spec.task, run.model.chat, condition=condition, step=step))
+                chat = run.model.chat
+                records.append(build_episode_record(episode, spec.task, chat, condition, step, advantages))
     return records

@@ -5,7 +5,7 @@ import time
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
 from composer_jax.observe.compilations import count_compilations
-from composer_jax.observe.metrics import MetricsWriter, read_metrics
+from composer_jax.observe.metrics import read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.learning_step import complete_step, learner_arguments
 from composer_jax.rl.records import RolloutRecords
@@ -51,9 +51,8 @@ def _take_steps(run: Run, records: RolloutRecords, store: CheckpointStore) -> li
     config = run.config.rl
     update, state, cursor = open_update(run, store)
     saved = cursor.task_step
-    path = run.path / "metrics" / "rl.jsonl"
     is_consistent = True
-    with MetricsWriter(path, run.workdir.require_held) as metrics:
+    with run.metrics("rl") as metrics:
         metrics.truncate_after(cursor.task_step)
         try:
             with (
@@ -83,4 +82,4 @@ def _take_steps(run: Run, records: RolloutRecords, store: CheckpointStore) -> li
         finally:
             if is_consistent and cursor.task_step > saved:
                 save_state(store, state, cursor.task_step, cursor=cursor.to_json())
-    return read_metrics(path)
+    return read_metrics(run.path / "metrics" / "rl.jsonl")

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from composer_jax.checkpoint.workdir import Workdir, read_run_config
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
+from composer_jax.observe.tensorboard import require_tensorboard
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
@@ -50,6 +51,8 @@ class Run:
         plain = to_config_dict(self.config).to_dict()
         configure_cpu(self.config.mesh.cpu_devices)
         use_compilation_cache()
+        if self.config.tensorboard:
+            require_tensorboard()  # not after the first hours
         if process_count() > 1:
             self._require_collectives()
         self.workdir = _open_workdir(workdir, plain)
@@ -92,10 +95,11 @@ class Run:
         broadcast_from_process0(lambda: self.workdir.mark_done(name, {**result, **usage()}))
 
     def metrics(self, stage: str) -> MetricsWriter | NoMetrics:
-        """Returns the writer of metrics/STAGE.jsonl; only process 0 writes."""
+        """Returns the writer of metrics/STAGE.jsonl and of tensorboard/STAGE; only process 0 writes."""
         if not is_first_process():
             return NoMetrics()
-        return MetricsWriter(self.path / "metrics" / f"{stage}.jsonl", self.workdir.require_held)
+        events = self.path / "tensorboard" / stage if self.config.tensorboard else None
+        return MetricsWriter(self.path / "metrics" / f"{stage}.jsonl", self.workdir.require_held, events)
 
     def _require_collectives(self) -> None:
         if self.config.mesh.reduction == "host" and self.mesh.shape["replica"] > 1:

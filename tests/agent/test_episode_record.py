@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import numpy as np
 import pytest
 
 from composer_jax.agent.episode import EpisodeLimits, run_episode
@@ -44,6 +45,22 @@ def test_the_numbers_of_a_record(record):
     assert record.summary_tokens == episode.summary_tokens > 0
     assert record.instruction == TASK.instruction
     assert EpisodeRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_record_has_the_numbers_of_every_sampled_token_on_demand(record, chat_format):
+    plain, episode = record
+    assert all(m.sampled_tokens == () for segment in plain.segments for m in segment)
+    nodes = [node for node in episode.transcript.nodes if node.sampled]
+    advantages = {nodes[0].id: np.linspace(0, 1, len(nodes[0].logprobs))}
+    full = build_episode_record(episode, TASK, chat_format, "short", 7, advantages)
+    assert EpisodeRecord.from_json(json.loads(json.dumps(full.to_json()))) == full
+    messages = [m for segment in full.segments for m in segment]
+    assert all(bool(m.sampled_tokens) == m.sampled for m in messages)
+    first, *others = [m.sampled_tokens for m in messages if m.sampled]
+    assert [t.advantage for t in first] == pytest.approx(advantages[nodes[0].id], abs=1e-5)
+    assert [t.logprob for t in first] == pytest.approx(nodes[0].logprobs, abs=1e-4)
+    assert "".join(t.text for t in first) == chat_format.tokenizer.decode(nodes[0].sampled_tokens)
+    assert all(t.advantage is None for tokens in others for t in tokens)
 
 
 def test_the_messages_of_a_record(record):

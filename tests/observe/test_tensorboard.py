@@ -1,0 +1,76 @@
+"""The event files that TensorBoard shows of a run, read back from their bytes."""
+
+import struct
+import sys
+
+import pytest
+from tensorboardX.proto import event_pb2
+
+from composer_jax.errors import UserError
+from composer_jax.observe.metrics import MetricsWriter, read_metrics
+from composer_jax.stages.run import Run
+from configs.tiny import get_config
+
+
+def events_of(folder):
+    """name -> {step: value} as TensorBoard reads them: a file that starts after a step hides later steps before it."""
+    shown: dict[str, dict[int, float]] = {}
+    for file in sorted(folder.iterdir()):  # TensorBoard's order
+        data = file.read_bytes()
+        while data:
+            (size,) = struct.unpack("<Q", data[:8])  # length, its checksum, the event, its checksum
+            event = event_pb2.Event.FromString(data[12 : 12 + size])
+            data = data[16 + size :]
+            if event.session_log.status == event.session_log.START:
+                for values in shown.values():
+                    for step in [step for step in values if step >= event.step]:
+                        del values[step]
+            for value in event.summary.value:
+                steps = shown.setdefault(value.tag, {})
+                assert event.step not in steps, "a step is shown twice"
+                steps[event.step] = value.simple_value
+    return shown
+
+
+def test_tensorboard_shows_the_rows_of_the_file(tmp_path):
+    path, folder = tmp_path / "m.jsonl", tmp_path / "events"
+    with MetricsWriter(path, events=folder) as metrics:
+        for step in range(4):
+            metrics.write(step, loss=step / 2, reward=None if step < 2 else 1.0, bad=float("nan"))
+    shown = events_of(folder)
+    assert shown.keys() == {"loss", "reward", "time"}
+    assert shown["loss"] == {0: 0.0, 1: 0.5, 2: 1.0, 3: 1.5} and shown["reward"] == {2: 1.0, 3: 1.0}
+    assert list(shown["time"].values()) == pytest.approx([row["time"] for row in read_metrics(path)])
+
+
+def test_a_run_that_goes_on_shows_no_step_twice(tmp_path):
+    path, folder = tmp_path / "m.jsonl", tmp_path / "events"
+    with MetricsWriter(path, events=folder) as metrics:
+        for step in range(1, 6):
+            metrics.write(step, loss=step)
+        metrics.truncate_after(3)
+        metrics.write(4, loss=40)
+    assert events_of(folder)["loss"] == {1: 1, 2: 2, 3: 3, 4: 40}
+    with MetricsWriter(path, events=folder) as metrics:
+        metrics.truncate_after(2)
+        metrics.write(3, loss=30)
+        metrics.write(4, loss=41)
+    assert events_of(folder)["loss"] == {1: 1, 2: 2, 3: 30, 4: 41}
+
+
+def test_a_missing_package_is_named_before_the_run_starts(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    config = get_config("smoke")
+    config.tensorboard = True
+    with pytest.raises(UserError, match=r'pip install "composer_jax\[tensorboard\]"'):
+        Run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_writes_events_only_if_its_config_says_so(tmp_path):
+    for wanted in (False, True):
+        config = get_config("smoke")
+        config.tensorboard = wanted
+        with Run(config, tmp_path / str(wanted)) as run, run.metrics("sft") as metrics:
+            metrics.write(1, loss=2.0)
+        assert (tmp_path / str(wanted) / "tensorboard" / "sft").exists() == wanted

@@ -1,0 +1,65 @@
+"""The advantages that the report shows are those of the rows that the learner trains."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from composer_jax.agent.transcript import Transcript
+from composer_jax.rl.algorithm import make_algorithm
+from composer_jax.rl.config import AlgorithmConfig, RLConfig
+from composer_jax.rl.learning_step import graded_group
+from composer_jax.rl.token_advantages import token_advantages
+from composer_jax.rl.weighting import weighted_rows
+from tests.rl.made_up import conversation, episode
+
+CONFIG = RLConfig(group_size=3)
+
+
+def group(*rewards):
+    # All sampled tokens of the group differ, and every episode has two summaries.
+    return [episode(r, conversation(1000 * (i + 1), summaries=2)) for i, r in enumerate(rewards)]
+
+
+def shown(episodes, config=CONFIG):
+    """token id -> its advantage, of all episodes."""
+    found = {}
+    for one, by_node in zip(episodes, token_advantages(episodes, config, 0), strict=True):
+        for node in one.transcript.nodes:
+            if node.id in by_node:
+                found |= dict(zip(node.sampled_tokens.tolist(), by_node[node.id].tolist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.5])
+def test_every_sampled_token_has_the_advantage_of_its_row(discount):
+    algorithm = AlgorithmConfig(segment_discount=discount)
+    config, episodes = dataclasses.replace(CONFIG, algorithm=algorithm), group(1.0, 0.0, 0.5)
+    learned = make_algorithm(algorithm.name, algorithm.options)
+    graded = graded_group(episodes, config.reward)
+    assert graded is not None
+    want = {
+        token: weight * advantage
+        for row in weighted_rows([graded], learned, 0, algorithm)[0]
+        for token, trained, weight, advantage in zip(
+            row.row.tokens.tolist(), row.row.trained, row.weights.tolist(), row.advantages.tolist(), strict=True
+        )
+        if trained
+    }
+    found = shown(episodes, config)
+    # The third episode has the mean reward, so that no row trains it, and its tokens are shown with 0.
+    assert {token: value for token, value in found.items() if value} == want
+    assert [token for token, value in found.items() if not value] == [t for t in sorted(found) if t >= 3000]
+    first, last = found[1000], found[1000 + 2 * (2 * 3 + 2)]
+    assert (first, last) == (0.5 * discount**2, 0.5)
+
+
+def test_what_is_not_trained_has_no_advantage():
+    lost = [*group(1.0), *(episode(None, Transcript()) for _ in range(2))]
+    assert shown(lost) == {}
+    overlong = group(1.0, 0.0, 0.0)
+    overlong[1] = dataclasses.replace(overlong[1], outcome="out_of_turns")
+    config = dataclasses.replace(CONFIG, algorithm=AlgorithmConfig(mask_overlong=True))
+    by_episode = token_advantages(overlong, config, 0)
+    assert by_episode[1] == {} and by_episode[0] and by_episode[2]
+    np.testing.assert_allclose([value for v in by_episode[0].values() for value in v], 2 / 3, rtol=1e-6)
