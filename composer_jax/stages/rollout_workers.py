@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 from composer_jax.agent.episode import Episode
 from composer_jax.host_port import split_host_port
-from composer_jax.parallel.processes import broadcast_from_process0, coordinator_address
+from composer_jax.parallel.processes import broadcast_from_process0, coordinator_address, process_count
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
 from composer_jax.rl.workers.ray_cluster import RayCluster
@@ -21,6 +21,8 @@ from composer_jax.sampler.policy import Policy
 T = TypeVar("T")
 
 ALL_INTERFACES = ("", "0.0.0.0", "::")
+PROCESSES_READY_S = 60.0
+"""Seconds that process 0 waits for the other processes before it plays without them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,8 @@ class RolloutWorkers:
         async with self._pool as pool:
             own = {"port": pool.port, "token": self._options.token} if self._options.has_processes else None
             broadcast_from_process0(lambda: own)
+            if self._options.has_processes:
+                await pool.wait_for(process_count() - 1, PROCESSES_READY_S)
             if self._options.cluster is None:
                 return await work
             cluster, host = self._options.cluster, self._options.pool.host

@@ -101,11 +101,26 @@ class WorkerPool:
         self._waiting: deque[asyncio.Future[_Worker]] = deque()
         self._deadline: asyncio.TimerHandle | None = None
         self._connections: dict[asyncio.Task, Channel | None] = {}
+        self._changed = asyncio.Event()
 
     @property
     def workers(self) -> list[str]:
         """Names of the workers that are connected, this machine included if it plays episodes."""
         return [worker.name for worker in self._workers]
+
+    async def wait_for(self, count: int, timeout: float) -> None:
+        """Waits until so many workers beside this machine are ready; logs a warning if they are not after `timeout` s.
+
+        Without it a machine that is ready plays all episodes before another one takes its share.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while sum(not isinstance(worker, _LocalWorker) for worker in self._workers) < count:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            there = ", ".join(self.workers) or "none"
+            logging.warning("After %g s only these of %d workers are ready: %s.", timeout, count, there)
 
     async def play(self, spec: EpisodeSpec, policy: Policy) -> Episode:
         """Plays an episode on the worker with the most room; waits while there is none.
@@ -246,6 +261,7 @@ class WorkerPool:
     def _add(self, worker: _RemoteWorker) -> None:
         """Lets a worker play whose sandboxes are ready."""
         self._workers.append(worker)
+        self._changed.set()
         logging.info("Worker %s plays up to %d episodes at once.", worker.name, worker.room)
         self._assign()
 
