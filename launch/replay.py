@@ -27,7 +27,7 @@ COMMANDS = ("rollout", "score", "train")
 def define(values):
     string = lambda name, meaning: absl_flags.DEFINE_string(name, None, meaning, flag_values=values)  # noqa: E731
     string("workdir", "The run folder; for train a new one.")
-    string("records", "The folder of the recorded run, or the --out of a rollout; default: --workdir.")
+    string("records", "The folder or URL of the recorded run, or the --out of a rollout; default: --workdir.")
     string(
         "policy",
         "score, rollout: address of the weights: hf:DIR, gguf:FILE, a run folder, or RUN/checkpoints/STAGE; default: "
@@ -48,11 +48,13 @@ def main(values, words):
     for name, users in {"policy": ("rollout", "score"), "out": ("rollout",)}.items():
         if values[name].value is not None and command not in users:
             raise UserError(f"--{name} is no flag of {command}; --help says what the commands take")
+    from composer_jax.data.local_copy import local_copy
     from composer_jax.rl.records import RolloutRecords
     from composer_jax.stages.run import Run
 
     with Run(values.config, values.workdir) as run:
-        records = RolloutRecords(Path(values.records or run.path), run.model.tokenizer.fingerprint)
+        folder = local_copy(values.records) if values.records else run.path
+        records = RolloutRecords(folder, run.model.tokenizer.fingerprint)
         policy = values.policy or values.workdir
         if command == "train":
             from composer_jax.stages.replay_train import train_on_records

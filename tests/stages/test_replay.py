@@ -12,6 +12,7 @@ from composer_jax.observe.metrics import read_metrics
 from composer_jax.rl.records import RolloutRecords
 from composer_jax.stages.pipeline import pipeline
 from composer_jax.stages.reinforce import reinforce
+from composer_jax.stages.replay_rollout import play_records
 from composer_jax.stages.replay_train import train_on_records
 from composer_jax.stages.run import Run
 from configs.tiny import get_config
@@ -117,15 +118,31 @@ def test_bad_input_ends_with_a_sentence(folder, tmp_path, capsys):
         return capsys.readouterr().err
 
     run = f"--workdir={folder / 'rl'}"
+    shutil.copytree(folder / "rl", tmp_path / "rl")
     assert "the command is missing; use one of rollout, score, train" in sentence(run)
     assert "train needs --records" in sentence("train", run)
     assert "rollout needs --out" in sentence("rollout", run)
     assert "--out is no flag of score" in sentence("score", run, f"--out={tmp_path}")
     assert "holds no records of RL" in sentence("score", run, f"--records={tmp_path}")
     assert "is the folder of the records" in sentence("rollout", run, f"--out={folder / 'rl'}")
-    shutil.copytree(folder / "rl", tmp_path / "rl")
+    assert "is the folder of a run" in sentence(
+        "rollout", run, f"--records={tmp_path / 'rl'}", f"--out={folder / 'rl'}"
+    )
+    claimed = tmp_path / "claimed"
+    claimed.mkdir()
+    (claimed / "policy.txt").write_text("hf:other")
+    assert "has episodes of the policy hf:other" in sentence("rollout", run, f"--out={claimed}")
     (tmp_path / "rl" / "rl" / "tokenizer.txt").write_text("0123")
     assert "have the ids of another tokenizer (0123)" in sentence("score", run, f"--records={tmp_path / 'rl'}")
+
+
+def test_other_tasks_than_the_recorded_ones_are_refused(folder, tmp_path):
+    config = rl_config(folder)
+    config.seed = 1
+    with Run(config, tmp_path / "run") as run:
+        records = RolloutRecords(folder / "rl", run.model.tokenizer.fingerprint)
+        with pytest.raises(UserError, match=r"Group 0 of .* played the task .* use the seed and the tasks"):
+            play_records(run, records, str(folder / "run" / "checkpoints" / "sft"), tmp_path / "out")
 
 
 def test_deleted_groups_and_too_many_steps_are_refused(folder, tmp_path):
