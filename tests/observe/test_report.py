@@ -85,9 +85,9 @@ def test_the_page_has_the_results(page):
 
 def test_pictures_lie_beside_the_page_in_both_schemes(page, finished_run):
     names = {file.name for file in (finished_run / "plots").iterdir()}
-    curves = ("overview", "pretraining", "sft", "rl_reward", "summaries", "rl_health", "time_split")
+    curves = ("overview", "pretraining", "sft", "rl_reward", "summaries", "rl_health", "rl_staleness", "time_split")
     assert names == {f"{name}{scheme}.png" for name in curves for scheme in ("", "_dark")}
-    assert len([tag for tag, _ in page.tags if tag == "img"]) == 6
+    assert len([tag for tag, _ in page.tags if tag == "img"]) == 7
     assert all(page.attributes("alt"))
 
 
