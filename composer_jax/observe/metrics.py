@@ -34,8 +34,11 @@ class MetricsWriter:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.path.parent}: {error.strerror}") from error
-        self._reopen(read_metrics(self.path), rewrite=not _ends_with_newline(self.path))
-        self._events = None if events is None else EventFiles(events, self._valid_step)
+        rows = read_metrics(self.path)
+        self._reopen(rows, rewrite=not _ends_with_newline(self.path))
+        self._events = None if events is None else EventFiles(events, self._valid_step - bool(rows))
+        if self._events is not None and rows:
+            self._events.write(rows[-1])  # a kill may have lost a part of its events
 
     def write(self, step: int, **values: Any) -> None:
         """Appends one row. Values are None, numbers, or anything that `float` accepts (a jax or numpy scalar).

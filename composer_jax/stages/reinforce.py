@@ -127,12 +127,13 @@ def _take_steps(
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the progress of RL shows of a step's row: the two rates are tokens per second of each phase."""
-    rates = {"sampling": ("sampled_tokens", "rollout_s"), "training": ("trained_tokens", "train_s")}
-    shown = {name: row[name] for name in ("reward", "grade", "staleness_max", "groups_queued")}
-    for phase, (tokens, seconds) in rates.items():
+    """Returns what the progress of RL shows of a step's row, in few columns; the rates are tokens per second."""
+    names = {"reward": "reward", "grade": "grade", "stale": "staleness_max", "queued": "groups_queued"}
+    rates = {"sampled/s": ("sampled_tokens", "rollout_s"), "trained/s": ("trained_tokens", "train_s")}
+    shown = {name: row[column] for name, column in names.items()}
+    for name, (tokens, seconds) in rates.items():
         known = row.get(tokens) is not None and row[seconds]
-        shown[phase] = f"{row[tokens] / row[seconds]:,.0f} tokens/s" if known else None
+        shown[name] = round(row[tokens] / row[seconds]) if known else None
     return shown
 
 

@@ -58,6 +58,16 @@ def test_a_run_that_goes_on_shows_no_step_twice(tmp_path):
     assert events_of(folder)["loss"] == {1: 1, 2: 2, 3: 30, 4: 41}
 
 
+def test_a_row_whose_events_a_kill_has_lost_is_written_again(tmp_path):
+    path, folder = tmp_path / "m.jsonl", tmp_path / "events"
+    with MetricsWriter(path) as metrics:  # as if the queue of events had died with the process
+        metrics.write(1, loss=1.0)
+    with MetricsWriter(path, events=folder) as metrics:
+        metrics.truncate_after(1)
+        metrics.write(2, loss=2.0)
+    assert events_of(folder)["loss"] == {1: 1.0, 2: 2.0}
+
+
 def test_a_missing_package_is_named_before_the_run_starts(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     config = get_config("smoke")
