@@ -40,6 +40,7 @@ from tests.storage_emulator import BUCKET, storage_emulator  # noqa: E402
 # JAX reads JAX_COMPILATION_CACHE_DIR, which tests/run.sh sets; a plain `pytest` has no cache.
 if os.environ["JAX_PLATFORMS"] == "cpu":
     jax.config.update("jax_num_cpu_devices", 8)
+    jax.devices()  # from here on no config changes their number, so that no test depends on which one ran first
 
 # The first example of a jitted function compiles, so a deadline per example says nothing. In CI the examples
 # are the same in every run.

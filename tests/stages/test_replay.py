@@ -26,6 +26,7 @@ def rl_config(folder, **fields):
     config = get_config("smoke")
     config.base = str(folder / "run" / "checkpoints" / "sft")
     config.stages = ("rl",)
+    config.mesh.replica = 2  # of the eight devices of the tests
     # Rewards differ within groups that solve nothing, so that there is something to learn.
     config.rl.reward.penalties.malformed_calls = 0.5
     config.rl.update({"keep_groups": True, **fields})
@@ -39,6 +40,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replay")
     config = get_config("smoke")
     config.stages = ("pretrain", "sft")
+    config.mesh.replica = 2
     config.evaluate.which = ("before",)
     for suite in config.evaluate.suites.values():
         suite.update({"tasks": 1, "attempts": 1})
