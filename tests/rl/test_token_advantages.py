@@ -54,6 +54,23 @@ def test_every_sampled_token_has_the_advantage_of_its_row(discount):
     assert (first, last) == (0.5 * discount**2, 0.5)
 
 
+def test_branches_that_share_a_sampled_node_train_it_once():
+    def tree():
+        transcript = Transcript()
+        transcript.append("prompt", [1, 2])
+        shared = transcript.append("assistant", [5], [10, 11], [-0.1, -0.2], [0, 0])
+        for first in (20, 30):
+            transcript.branch(shared)
+            transcript.append("tool", [6, 7])
+            transcript.append("assistant", [5], [first, first + 1], [-0.1, -0.2], [0, 0])
+        return transcript
+
+    config = dataclasses.replace(CONFIG, group_size=2, algorithm=AlgorithmConfig(segment_discount=0.5))
+    by_node, _ = token_advantages([episode(1.0, tree()), episode(0.0, tree())], config, 0)
+    # Of two rows the first one, which trains the shared tokens, is discounted once.
+    assert {node: values.tolist() for node, values in by_node.items()} == {1: [0.25] * 2, 3: [0.25] * 2, 5: [0.5] * 2}
+
+
 def test_what_is_not_trained_has_no_advantage():
     lost = [*group(1.0), *(episode(None, Transcript()) for _ in range(2))]
     assert shown(lost) == {}

@@ -213,3 +213,11 @@ def test_ctrl_c_anywhere_loses_no_step(reinforce, place):
     assert again <= (run.config.rl.max_staleness + 1) * sum(run.config.rl.groups.values()) * per_group
     assert place[0] == "play" or run.config.rl.max_staleness or again == 0
     assert published(run) == {version: [float(version)] * 3 for version in range(6)}
+
+
+def test_the_progress_of_a_step_fits_a_line():
+    row = {"reward": 0.5, "grade": 0.25, "staleness_max": 1, "groups_queued": 0, "sampled_tokens": 1000}
+    row |= {"rollout_s": 2.0, "trained_tokens": 900, "train_s": 0.0}
+    shown = stage._shown(row)
+    assert shown == {"reward": 0.5, "grade": 0.25, "stale": 1, "queued": 0, "sampled/s": 500, "trained/s": None}
+    assert stage._shown(row | {"sampled_tokens": None})["sampled/s"] is None

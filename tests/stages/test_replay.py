@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
+from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.rl.records import RolloutRecords
 from composer_jax.stages.pipeline import pipeline
@@ -29,7 +30,7 @@ def rl_config(folder, **fields):
     config.mesh.replica = 2  # of the eight devices of the tests
     # Rewards differ within groups that solve nothing, so that there is something to learn.
     config.rl.reward.penalties.malformed_calls = 0.5
-    config.rl.update({"keep_groups": True, **fields})
+    config.rl.update({"keep_groups": True, "record_tokens": True, **fields})
     config.evaluate.which = ("after",)
     return config
 
@@ -80,6 +81,17 @@ def test_learning_alone_takes_the_same_steps_bit_for_bit(folder):
     assert len(rows) == len(again) == 2 and any(row["trained_tokens"] for row in rows)
     for name in ("reward", "grade", "trained_tokens", "ratio_max", "grad_norm", "sampled_tokens"):
         assert [row[name] for row in rows] == [row[name] for row in again]
+
+
+def test_the_report_gets_the_advantages_of_the_tokens(folder):
+    episodes = read_episodes(folder / "rl" / "episodes" / "rl.jsonl")
+    assert len(episodes) == 2 * 2 * 2, "two of each family in each step"
+    advantages = []
+    for episode in episodes:
+        tokens = [token for segment in episode.segments for message in segment for token in message.sampled_tokens]
+        assert len(tokens) == episode.sampled_tokens
+        advantages += [token.advantage for token in tokens]
+    assert any(advantages) and None not in advantages
 
 
 def test_the_scores_of_the_weights_that_sampled_are_those_of_the_sampler(folder, capsys):
