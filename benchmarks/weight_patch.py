@@ -2,8 +2,9 @@
 
 bfloat16 weights with a float32 master copy are trained by AdamW at RL's learning rates on source code. Every step is
 published and received through a folder (checkpoint/weight_chain.py), and the bits of both sides are compared. The
-network has 18 million parameters, or is that of --checkpoint. Prints progress on stderr and, as the last line of
-stdout, one JSON object, whose figures are the means of steps 20 to --steps, by learning rate:
+network has 18 million parameters and reads bytes, or is that of --checkpoint and reads the tokens of its tokenizer.
+Prints progress on stderr and, as the last line of stdout, one JSON object, whose figures are the means of steps 20 to
+--steps, by learning rate:
     unchanged       share of the weights whose bits a step does not change
     ratio           bytes of the weights over those of a patch
     bit_exact       whether every version was received bit by bit
@@ -24,9 +25,11 @@ import jax
 import numpy as np
 
 from benchmarks import train_step
-from composer_jax.checkpoint.address import find_weights, load_weights
+from composer_jax.checkpoint.address import find_tokenizer_folder, find_weights, load_weights
 from composer_jax.checkpoint.weight_chain import WeightPublisher, WeightReceiver
 from composer_jax.checkpoint.weight_shards import local_shards
+from composer_jax.data.load_chat_format import load_tokenizer
+from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.mesh import make_mesh
@@ -51,22 +54,31 @@ CONFIG = dataclasses.replace(
 )
 
 
-def source_batches(rows: int, length: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yields rows of this project's source code, a token for each byte."""
+def source_tokens(tokenizer: TextTokenizer | None) -> np.ndarray:
+    """Returns this project's source code as int32 tokens; without a tokenizer, a token for each byte."""
     folder = Path(__file__).parents[1] / "composer_jax"
-    text = b"".join(path.read_bytes() for path in sorted(folder.rglob("*.py")))
+    texts = [path.read_text() for path in sorted(folder.rglob("*.py"))]
+    if tokenizer is None:
+        return np.frombuffer("".join(texts).encode(), np.uint8).astype(np.int32)
+    return np.concatenate([np.array(tokenizer.encode(text), np.int32) for text in texts])
+
+
+def batches(source: np.ndarray, rows: int, length: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yields rows of `length` tokens from random places of `source`."""
     rng = np.random.default_rng(0)
     while True:
-        starts = rng.integers(0, len(text) - length, rows)
+        starts = rng.integers(0, len(source) - length, rows)
         yield {
-            "tokens": np.stack([np.frombuffer(text, np.uint8, length, start) for start in starts]).astype(np.int32),
+            "tokens": np.stack([source[start : start + length] for start in starts]),
             "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
             "segments": np.ones((rows, length), np.int32),
             "weights": np.ones((rows, length), np.float32),
         }
 
 
-def measure(definition: ModelDef, weights: Any, rate: float, steps: int, rows: int, length: int) -> dict[str, Any]:
+def measure(
+    definition: ModelDef, weights: Any, source: np.ndarray, rate: float, steps: int, rows: int, length: int
+) -> dict[str, Any]:
     """Returns the figures of one learning rate."""
     optimizer = OptimizerConfig(peak=rate, decay="constant", weight_decay=0.0)
     learner = Learner(definition, make_optimizer(optimizer, steps), LanguageLoss(), make_mesh(jax.devices()[:1]))
@@ -77,7 +89,7 @@ def measure(definition: ModelDef, weights: Any, rate: float, steps: int, rows: i
         publisher, receiver = WeightPublisher(folder, anchor_every=steps + 1), WeightReceiver(folder)
         publisher.publish(local_shards(state.params), 0)
         receiver.receive()
-        for step, batch in zip(range(1, steps + 1), source_batches(rows, length), strict=False):
+        for step, batch in zip(range(1, steps + 1), batches(source, rows, length), strict=False):
             state, _ = learner.step(state, [batch], float(batch["weights"].sum()))
             shards = local_shards(state.params)
             megabytes = sum(array.nbytes for array in shards.values()) / 1e6
@@ -107,12 +119,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--steps={o.steps} is not above {FIRST}")
 
     configure_cpu(1)
+    tokenizer = None
     if o.checkpoint:
-        definition, *weights = load_weights(find_weights(o.checkpoint), make_mesh(jax.devices()[:1]), "bfloat16")
+        address = find_weights(o.checkpoint)
+        folder = find_tokenizer_folder(address)
+        if folder is None:
+            parser.error(
+                f"--checkpoint={o.checkpoint} has no tokenizer's files; convert it to a folder (launch.convert)"
+            )
+        tokenizer = load_tokenizer(folder.root)
+        definition, *weights = load_weights(address, make_mesh(jax.devices()[:1]), "bfloat16")
     else:
         definition = ModelDef(CONFIG)
         weights = definition.init(0, make_mesh(jax.devices()[:1]))
-    by_rate = {f"{rate:.0e}": measure(definition, weights, rate, o.steps, o.rows, o.length) for rate in RATES}
+    source = source_tokens(tokenizer)
+    by_rate = {f"{rate:.0e}": measure(definition, weights, source, rate, o.steps, o.rows, o.length) for rate in RATES}
     names = next(iter(by_rate.values()))
     print(json.dumps({name: {rate: figures[name] for rate, figures in by_rate.items()} for name in names}))
 
