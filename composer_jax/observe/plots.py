@@ -48,7 +48,7 @@ HEALTH = (
     ("grad_norm", "Gradient norm", "L2 norm"),
     ("turns", "Episode length", "turns"),
 )
-APART: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+STALENESS_PANELS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     (
         "Staleness",
         "weights versions",
@@ -57,6 +57,11 @@ APART: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("KL of sampler and learner", "nats per token", {"k1": "sampler_kl"}),
     ("Out of the trust region", "fraction of tokens", {"out of the region": "out_of_region"}),
     ("Replayed experts", "fraction of choices", {"foreign": "replay_foreign", "filtered": "replay_filtered"}),
+    (
+        "Groups after the step",
+        "groups",
+        {"queued": "groups_queued", "playing": "groups_playing", "dropped": "groups_dropped"},
+    ),
 )
 """Title, unit, and name -> column of what keeps the sampler and the learner apart."""
 
@@ -150,17 +155,18 @@ def plot_time_split(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None
 
 
 def plot_staleness(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
-    """Plots how far sampler and learner are apart at each RL step: staleness, KL, tokens and experts that differ."""
-    figure, axes = new_figure(theme, 13.2, 2.8, 1, 4)
+    """Plots how far sampler and learner are apart at each RL step: staleness, KL, tokens and experts that differ, and
+    the groups that wait, play, or were dropped."""
+    figure, axes = new_figure(theme, 13.2, 2.8, 1, len(STALENESS_PANELS))
     drawn = False
-    for ax, (title, unit, curves) in zip(axes, APART, strict=True):
+    for ax, (title, unit, curves) in zip(axes, STALENESS_PANELS, strict=True):
         for (name, key), color in zip(curves.items(), theme.palette, strict=False):
             drawn = draw_curve(ax, *columns(rows, "step", key), name, color) or drawn
         integer_x_axis(ax)
         label_axes(ax, theme, title, "RL step", unit, legend_columns=0)
         if len(curves) > 1 and ax.has_data():
             ax.legend(loc="best", fontsize=8, labelcolor=theme.text, facecolor=theme.background, framealpha=0.7)
-        _mark_empty(ax, theme)
+        _mark_empty(ax, theme, "not recorded in this run")
     return save_figure(figure, path) if drawn else None
 
 
@@ -292,9 +298,9 @@ def _annotate(ax: Axes, x: float, y: float, text: str, offset: tuple[float, floa
     ax.annotate(text, (x, y), xytext=offset, textcoords="offset points", ha=align, fontsize=9, color=color, zorder=6)
 
 
-def _mark_empty(ax: Axes, theme: Theme) -> None:
+def _mark_empty(ax: Axes, theme: Theme, note: str = "not in this run yet") -> None:
     if not ax.has_data():
-        ax.text(0.5, 0.5, "not in this run yet", transform=ax.transAxes, ha="center", color=theme.muted)
+        ax.text(0.5, 0.5, note, transform=ax.transAxes, ha="center", color=theme.muted)
         ax.set(xticks=[], yticks=[])
 
 

@@ -167,7 +167,7 @@ def _figures(run: RunFiles, suites: list[findings.SuiteMeasures], folder: Path) 
         ),
         (
             "rl_staleness",
-            "RL: staleness, KL of sampler and learner, tokens out of the trust region, replayed experts",
+            "RL: staleness, KL of sampler and learner, tokens out of the trust region, replayed experts, groups",
             "wide",
             lambda path, theme: plots.plot_staleness(metrics["rl"], path, theme),
         ),
