@@ -22,8 +22,8 @@ from composer_jax.rl.learning_step import CompletedStep, Cursor, complete_step, 
 from composer_jax.rl.ledger import BatchRecord, RolloutLedger
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import GroupLearner
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, play_episode, require_graded
-from composer_jax.sampler.policy import Policy, TrainablePolicy
+from composer_jax.rl.rollout import PlayEpisode, RolloutContext, play_episode, require_graded
+from composer_jax.sampler.policy import TrainablePolicy
 from composer_jax.train.learner import TrainState
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Orchestrator:
         cursor: Cursor,
         on_step: Callable[[CompletedStep], None],
         on_episode: Callable[[Episode], None] | None = None,
-        play: Callable[[EpisodeSpec, Policy], Awaitable[Episode]] | None = None,
+        play: PlayEpisode | None = None,
         shares_devices: bool = True,
     ):
         """

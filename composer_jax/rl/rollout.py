@@ -2,8 +2,9 @@
 
 import asyncio
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from absl import logging
@@ -80,22 +81,29 @@ class Rollout:
     """Commands whose result came from the cache, because the episode had run them on the same files before."""
 
 
+PlayEpisode = Callable[[EpisodeSpec, Policy], Awaitable[Episode]]
+"""Plays one episode of a policy, as `play_episode` does in this process and the workers of rl/workers elsewhere."""
+
+
 async def roll_out(
     specs: Sequence[EpisodeSpec],
     policy: Policy,
     context: RolloutContext,
     on_done: Callable[[Episode], None] | None = None,
+    play_one: PlayEpisode | None = None,
 ) -> Rollout:
     """Plays all episodes; the policy limits how many run at once.
 
     Args:
       on_done: called with each episode as it ends, in no particular order.
+      play_one: plays an episode; None plays it in this process, with `context`.
     """
+    play_one = play_one or functools.partial(play_episode, context=context)
     cache = context.cache
     began, busy, runs, hits = time.perf_counter(), policy.busy_seconds, cache.runs, cache.hits
 
     async def play(spec: EpisodeSpec) -> Episode:
-        episode = await play_episode(spec, policy, context)
+        episode = await play_one(spec, policy)
         if on_done:
             on_done(episode)
         return episode

@@ -1,4 +1,4 @@
-"""RL over several JAX processes: process 0 plays and decides, and all of them learn.
+"""RL over several JAX processes: process 0 decides, and all of them learn.
 
 The learner is one program over the devices of all processes. Process 0 sends the groups of a step to the others through
 the channel of its sampler, between two device calls. Each process makes the same batches from them and takes the same

@@ -13,6 +13,7 @@ from composer_jax.observe.episodes import EpisodeRecord, write_episodes
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
 from composer_jax.sampler.engine import Sampler
+from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
 
 HELDOUT = "heldout_"
@@ -75,7 +76,7 @@ def suites(run: Run) -> dict[str, Suite]:
 
 
 def evaluate(run: Run, which: str) -> None:
-    """Measures all suites and leaves episodes/WHICH.jsonl. Several processes call it alike; process 0 plays.
+    """Measures all suites and leaves episodes/WHICH.jsonl. Several processes call it alike, and all of them play.
 
     Args:
       which: "base" (the untouched base), "before" (the policy that RL starts from) or "after" (the one that RL left).
@@ -92,23 +93,29 @@ def evaluate(run: Run, which: str) -> None:
             broadcast_from_process0(lambda: len(chosen))
             result |= _play(run, which, chosen, sampler)
         else:
-            for _ in range(broadcast_from_process0(lambda: 0)):
-                sampler.follow()
+            count = broadcast_from_process0(lambda: 0)
+            with play_share(run.config.agent.concurrency):
+                for _ in range(count):
+                    sampler.follow()
 
 
 def _play(run: Run, which: str, chosen: Mapping[str, Suite], sampler: Sampler) -> dict[str, Any]:
     """Plays the suites and returns the results of the stage."""
+    measures: dict[str, SuiteResult] = {}
+    records: list[EpisodeRecord] = []
+
+    async def play_suites() -> None:
+        for name, suite in chosen.items():
+            on_done = lambda _, name=name: progress.update(1, suite=name)  # noqa: E731
+            measures[name], episodes = await run_suite(suite, sampler, context, on_done, workers.play)
+            records.extend(_records(run, suite, episodes))
+
     with run.services.rollout_context() as (context, loop):
         context = dataclasses.replace(context, temperature=run.config.evaluate.temperature)
-        measures: dict[str, SuiteResult] = {}
-        records: list[EpisodeRecord] = []
+        workers = run.services.rollout_workers(context)
         decoded, busy = sampler.decoded_tokens, sampler.busy_seconds
         with Progress(sum(len(s.specs()) for s in chosen.values()), "episode", WHICH[which]) as progress:
-            for suite in chosen.values():
-                measures[suite.name], episodes = loop.run(
-                    run_suite(suite, sampler, context, lambda _, name=suite.name: progress.update(1, suite=name))
-                )
-                records += _records(run, suite, episodes)
+            loop.run(workers.serve(play_suites()))
         write_episodes(run.path / "episodes" / f"{which}.jsonl", records)
         return {
             "suites": suite_results(run, measures),

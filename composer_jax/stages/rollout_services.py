@@ -38,7 +38,7 @@ class RolloutServices:
     def __init__(self, config: RunConfig, path: Path, model: RunModel, workdir: Workdir):
         self.config, self.path, self.model, self.workdir = config, path, model, workdir
         self.worker_options: RolloutWorkersOptions | None = None
-        """Who plays the episodes of RL instead of the processes of the run; launch.rl sets it."""
+        """Who plays the episodes instead of the processes of the run; launch.rl sets it."""
 
     @functools.cached_property
     def sampler(self) -> Sampler:
@@ -137,7 +137,7 @@ class RolloutServices:
                 loop.run(images.close())
 
     def rollout_workers(self, context: RolloutContext) -> RolloutWorkers:
-        """Returns what plays the episodes of RL: the processes of the run, unless launch.rl asks for other workers.
+        """Returns what plays episodes: the processes of the run, unless `worker_options` has other workers.
 
         context: that of `rollout_context`.
         """

@@ -7,16 +7,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Self, TypeVar
 
-from composer_jax.agent.episode import Episode
 from composer_jax.host_port import split_host_port
 from composer_jax.parallel.processes import broadcast_from_process0, coordinator_address, process_count
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext
+from composer_jax.rl.rollout import PlayEpisode, RolloutContext
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
 from composer_jax.rl.workers.ray_cluster import RayCluster
 from composer_jax.rl.workers.worker import WorkerOptions
 from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.rl.workers.worker_thread import WorkerThread
-from composer_jax.sampler.policy import Policy
 
 T = TypeVar("T")
 
@@ -54,7 +52,7 @@ class RolloutWorkers:
         self._pool = options and WorkerPool(options.pool, setup(), options.token, context)
 
     @property
-    def play(self) -> Callable[[EpisodeSpec, Policy], Awaitable[Episode]] | None:
+    def play(self) -> PlayEpisode | None:
         """Plays an episode of a policy on the workers; None without options."""
         return self._pool and self._pool.play
 
