@@ -19,7 +19,7 @@ from tests.stages.base_model import write_base
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("KILLS", 2))
+KILLS = int(os.environ.get("KILLS", 1))
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from composer_jax.errors import UserError
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.rl.records import RolloutRecords
-from composer_jax.stages.pipeline import pipeline
 from composer_jax.stages.reinforce import reinforce
 from composer_jax.stages.replay_rollout import play_records
 from composer_jax.stages.replay_train import train_on_records
 from composer_jax.stages.run import Run
+from composer_jax.stages.sft import sft
 from configs.tiny import get_config
 from launch import flags, hosts, replay
 
@@ -37,16 +37,13 @@ def rl_config(folder, **fields):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with `run`, the demo in small up to SFT, and `rl`, two steps of RL that go on from there."""
+    """A folder with `run`, the SFT of the demo in small, and `rl`, two steps of RL that go on from there."""
     folder = tmp_path_factory.mktemp("replay")
     config = get_config("smoke")
-    config.stages = ("pretrain", "sft")
+    config.stages = ("sft",)
     config.mesh.replica = 2
-    config.evaluate.which = ("before",)
-    for suite in config.evaluate.suites.values():
-        suite.update({"tasks": 1, "attempts": 1})
     with Run(config, folder / "run") as run:
-        pipeline(run)
+        sft(run)
     with Run(rl_config(folder), folder / "rl") as run:
         reinforce(run)
     return folder
