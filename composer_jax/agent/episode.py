@@ -41,6 +41,7 @@ class Episode:
     failed_summaries: how many of them were cut or had no text (summary.is_failed).
     facts_kept: fraction of the facts that the task needs in the first summary; None where the task names none, and
       without a summary.
+    facts_kept_last: the same for the last summary, from which the episode was ended.
     flags: signs of reward hacking, "name: evidence" each (tasks/grading/hack_monitor.py).
     usage: counts of tokens, calls and edits; all 0 when the infrastructure failed.
     effort: the level of effort that the system message named; "" for none (rl/effort.py).
@@ -62,6 +63,7 @@ class Episode:
     effort: str = ""
     failed_summaries: int = 0
     facts_kept: float | None = None
+    facts_kept_last: float | None = None
 
     @property
     def summary_tokens(self) -> int:
@@ -198,6 +200,7 @@ class _Run:
     history: HistoryFile = field(default_factory=HistoryFile)
     failed_summaries: int = 0
     facts_kept: float | None = None
+    facts_kept_last: float | None = None
 
     async def play(self, workspace: Workspace) -> Outcome:
         available = tools.select_tools(self.task.tools)
@@ -268,12 +271,13 @@ class _Run:
             return False
         self.summaries += 1
         ids = written.sampled_tokens.tolist()
+        self.facts_kept_last = summary.facts_kept(self.task, self.chat, ids)
         if self.summaries == 1:
-            self.facts_kept = summary.facts_kept(self.task, self.chat, ids)
-        if summary.is_failed(self.chat, ids):
-            self.failed_summaries += 1
-            if not self.compaction.train_failed_summaries:
-                self.transcript.untrain(written)
+            self.facts_kept = self.facts_kept_last
+        failed = summary.is_failed(self.chat, ids)
+        self.failed_summaries += failed
+        if not self.compaction.trains(failed):
+            self.transcript.untrain(written)
         path = await self.history.add(workspace, replaced, self.chat) if self.compaction.history_file else ""
         self.transcript.branch(prompt)
         plan = todos.format_plan(workspace.todos)
@@ -300,4 +304,5 @@ class _Run:
             usage=self.usage,
             failed_summaries=self.failed_summaries,
             facts_kept=self.facts_kept,
+            facts_kept_last=self.facts_kept_last,
         )

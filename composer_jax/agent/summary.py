@@ -46,6 +46,10 @@ class Compaction:
     train_failed_summaries: bool = True
     """Whether a failed summary is trained: one that was cut, or that has no text after the model's thinking. The rest
     of its episode is trained either way."""
+    train_summaries: bool = True
+    """Whether summaries are trained; False leaves all of them out of every loss and trains the rest of the episode. It
+    is a control: what RL gains with it is not owed to better summaries. Name a compaction of its own for it in
+    rl.compaction, because traces of SFT that are played with it teach no summaries either."""
 
     def __post_init__(self) -> None:
         if not self.request:
@@ -65,6 +69,10 @@ class Compaction:
     def is_due(self, length: int, prompt: int) -> bool:
         """Returns whether a context of `length` tokens, of which `prompt` are the prompt, is to be summarized."""
         return self.trigger is not None and length > max(self.trigger, prompt + self.trigger // 2)
+
+    def trains(self, failed: bool) -> bool:
+        """Returns whether a summary is trained; `failed` says whether it is a failed one (is_failed)."""
+        return self.train_summaries and (self.train_failed_summaries or not failed)
 
 
 def carry_message(

@@ -63,6 +63,11 @@ class SuiteResult:
     tokens_per_summary: float
     summary_tokens: float
     """Summary tokens per episode."""
+    facts_kept: float | None
+    """Fraction of the needed facts that the first summary has, over the episodes with a summary whose task names the
+    facts (agent/summary.py); None without any."""
+    facts_kept_last: float | None
+    """The same for the last summary."""
     outcomes: dict[str, int]
     solved: dict[str, float]
     """Task id -> fraction of its graded attempts that solved it, to compare policies task by task."""
@@ -103,6 +108,10 @@ def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
     def mean(values) -> float:
         return float(np.mean([float(v) for v in values]))
 
+    def mean_known(values) -> float | None:
+        known = [value for value in values if value is not None]
+        return mean(known) if known else None
+
     solved = {task: mean(attempts_at) for task, attempts_at in solved_by_task.items()}
     low, high = interval(list(solved.values()))
     summaries, summary_tokens = mean(e.summaries for e in graded), mean(e.summary_tokens for e in graded)
@@ -121,6 +130,8 @@ def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
         summaries=summaries,
         tokens_per_summary=summary_tokens / summaries if summaries else 0.0,
         summary_tokens=summary_tokens,
+        facts_kept=mean_known(e.facts_kept for e in graded),
+        facts_kept_last=mean_known(e.facts_kept_last for e in graded),
         outcomes=dict(outcomes),
         solved=solved,
     )

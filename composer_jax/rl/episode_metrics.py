@@ -27,7 +27,7 @@ def episode_metrics(episodes: Sequence[Episode], config: RewardConfig) -> Row:
     turns, tokens, calls, ..._tokens    lengths (EpisodeUsage); tokens are those of all nodes
     grade_effort_LEVEL, tokens_effort_LEVEL     by level of effort: grade and sampled tokens
     pass_compacted, summaries, failed_summaries, summary_tokens     over the episodes with a summary
-    facts_kept                          over those whose task names the facts that a summary needs
+    facts_kept, facts_kept_last         of the first and the last summary, over those whose task names the facts
     """
     graded = [(e, reward_parts(e, config)) for e in episodes if e.reward is not None]
     return {
@@ -89,6 +89,7 @@ def _of_summaries(graded: Graded) -> Row:
         "summaries": _mean(e.summaries for e, _ in compacted),
         "failed_summaries": _mean(e.failed_summaries for e, _ in compacted),
         "facts_kept": _mean(e.facts_kept for e, _ in compacted if e.facts_kept is not None),
+        "facts_kept_last": _mean(e.facts_kept_last for e, _ in compacted if e.facts_kept_last is not None),
         "summary_tokens": _mean(e.summary_tokens for e, _ in compacted),
     }
 

@@ -111,8 +111,22 @@ def test_failed_summaries_are_counted_and_need_not_be_trained(play, tok, train):
     assert all(node.trained for node in episode.transcript.nodes_of_kind("assistant"))
 
 
-@pytest.mark.parametrize(("first", "kept"), [("number = 47", 1.0), ("all read", 0.0)])
-def test_the_facts_of_the_first_summary_count(play, first, kept):
-    episode, _ = play(READ, first, READ, "number = 47", WRITE, FINISH)
-    assert episode.facts_kept == kept
-    assert play(WRITE, FINISH)[0].facts_kept is None
+@pytest.mark.parametrize("train_failed", [True, False])
+def test_summaries_may_be_left_out_of_the_loss_and_nothing_else_is(play, tok, train_failed):
+    episode, _ = play(
+        READ, "number = 47", READ, [tok.end], WRITE, FINISH, train_summaries=False, train_failed_summaries=train_failed
+    )
+    summaries = episode.transcript.nodes_of_kind("summary")
+    assert [node.trained for node in summaries] == [False, False]
+    trained = sum(int(row.trained.sum()) for row in episode.transcript.rows())
+    assert trained == episode.transcript.total_sampled - episode.summary_tokens
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"), [("number = 47", "all read", (1.0, 0.0)), ("all read", "number = 47", (0.0, 1.0))]
+)
+def test_the_facts_of_the_first_and_the_last_summary_count(play, first, second, kept):
+    episode, _ = play(READ, first, READ, second, WRITE, FINISH)
+    assert (episode.facts_kept, episode.facts_kept_last) == kept
+    episode, _ = play(WRITE, FINISH)
+    assert (episode.facts_kept, episode.facts_kept_last) == (None, None)

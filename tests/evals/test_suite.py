@@ -81,3 +81,11 @@ def test_compaction_error_is_positive_when_compaction_costs_solutions():
     assert compaction_error(whole, compacted) == pytest.approx(0.5)
     assert compaction_error(compacted, whole) == pytest.approx(-0.5)
     assert compaction_error(whole, whole) == 0
+
+
+def test_facts_are_measured_over_the_episodes_whose_task_names_them():
+    kept = [episode(1, summaries=2, facts_kept=1.0, facts_kept_last=last) for last in (1.0, 0.0)]
+    result = summarise([*kept, episode(0, summaries=1), episode(None, facts_kept=0.0, facts_kept_last=0.0)], 1)
+    assert (result.facts_kept, result.facts_kept_last) == (1.0, 0.5)
+    plain = summarise([episode(0)], 1)
+    assert plain.facts_kept is plain.facts_kept_last is None

@@ -24,15 +24,17 @@ def test_metrics_are_means_over_graded_episodes():
 
 def test_summaries_that_failed_and_facts_that_they_kept():
     episodes = [
-        episode(1.0, summaries=2, failed_summaries=1, facts_kept=1.0),
-        episode(0.0, summaries=1, facts_kept=0.0),
+        episode(1.0, summaries=2, failed_summaries=1, facts_kept=1.0, facts_kept_last=0.0),
+        episode(0.0, summaries=1, facts_kept=0.0, facts_kept_last=0.0),
         episode(1.0, summaries=1),
         episode(1.0),
         episode(None, summaries=1, failed_summaries=1, facts_kept=0.0),
     ]
     row = episode_metrics(episodes, RewardConfig())
     assert (row["failed_summaries"], row["facts_kept"]) == (pytest.approx(1 / 3), 0.5)
-    assert episode_metrics(episodes[3:], RewardConfig())["facts_kept"] is None
+    assert row["facts_kept_last"] == 0.0
+    row = episode_metrics(episodes[3:], RewardConfig())
+    assert row["facts_kept"] is row["facts_kept_last"] is None
 
 
 def test_metrics_of_a_step_that_lost_everything_are_empty_not_zero():
