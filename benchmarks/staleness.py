@@ -18,7 +18,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,13 @@ Row = dict[str, Any]
 """Of one run: seed, variant, suites (pass@1 and the solved fraction of every task), curves."""
 
 
-def run_pipeline(workdir: Path, size: str, seed: int, **fields: Any) -> None:
-    """Runs or continues launch.pipeline with these fields of the config; ends the program if it fails."""
+def run_pipeline(workdir: Path, size: str, seed: int, *, config: str = "configs/tiny.py", **fields: Any) -> None:
+    """Runs or continues launch.pipeline with these fields of the config; ends the program if it fails.
+
+    fields: names in which two underlines stand for a dot.
+    """
     flags = [f"--config.{name.replace('__', '.')}={value}" for name, value in fields.items()]
-    command = [sys.executable, "-m", "launch.pipeline", f"--config=configs/tiny.py:{size}", f"--workdir={workdir}"]
+    command = [sys.executable, "-m", "launch.pipeline", f"--config={config}:{size}", f"--workdir={workdir}"]
     command += [f"--config.seed={seed}", *flags]
     process = subprocess.Popen(command, stdout=sys.stderr, cwd=Path(__file__).parents[1])
     try:
@@ -75,8 +78,23 @@ def measure(folder: Path, size: str, seed: int, variant: str) -> Row:
     return {"seed": seed, "variant": variant, "suites": suites, "curves": curves(workdir / "metrics" / "rl.jsonl")}
 
 
-def curves(metrics: Path) -> dict[str, list[float | None]]:
-    """Returns the means of CURVES over each tenth of the steps; None where no step has a number."""
+def complete_rows(
+    file: Path, seeds: Sequence[int], variants: Sequence[str], measure: Callable[[int, str], Row]
+) -> list[Row]:
+    """Returns the rows of a file and those it lacks, which `measure(seed, variant)` makes; each is stored at once."""
+    rows: list[Row] = json.loads(file.read_bytes()) if file.exists() else []
+    for seed in seeds:
+        for variant in variants:
+            if any((row["seed"], row["variant"]) == (seed, variant) for row in rows):
+                continue
+            rows.append(measure(seed, variant))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, (json.dumps(rows, indent=1) + "\n").encode())
+    return rows
+
+
+def curves(metrics: Path, columns: Sequence[str] = CURVES) -> dict[str, list[float | None]]:
+    """Returns the means of columns over each tenth of the steps; None where no step has a number."""
     rows = read_metrics(metrics)
     parts = [rows[len(rows) * i // 10 : len(rows) * (i + 1) // 10] for i in range(10)] if rows else []
 
@@ -84,7 +102,7 @@ def curves(metrics: Path) -> dict[str, list[float | None]]:
         values = [row[name] for row in part if row.get(name) is not None]
         return round(statistics.fmean(values), 5) if values else None
 
-    return {name: [mean(part, name) for part in parts] for name in CURVES}
+    return {name: [mean(part, name) for part in parts] for name in columns}
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
@@ -134,14 +152,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--variants names {unknown[0]!r}; use some of {', '.join(every)}")
     folder = o.workdir.absolute()
     file = o.rows or folder / "rows.json"
-    rows: list[Row] = json.loads(file.read_bytes()) if file.exists() else []
-    for seed in o.seeds:
-        for variant in chosen:
-            if any((row["seed"], row["variant"]) == (seed, variant) for row in rows):
-                continue
-            rows.append(measure(folder, o.size, seed, variant))
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, (json.dumps(rows, indent=1) + "\n").encode())
+    rows = complete_rows(file, o.seeds, chosen, lambda seed, variant: measure(folder, o.size, seed, variant))
     print(json.dumps(summarize(rows)))
 
 

@@ -17,8 +17,9 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
-from composer_jax.demo import bugfix, recall
+from composer_jax.demo import bugfix, memory_chain, recall
 from composer_jax.demo.bugfix_expert import BugfixRates, bugfix_script
+from composer_jax.demo.memory_chain_expert import ChainNotes, chain_script, chain_summary
 from composer_jax.demo.prompts import REQUESTS, Style
 from composer_jax.demo.recall_expert import Notes, RecallRates, recall_script, recall_summary
 from composer_jax.demo.slips import Script, Turn
@@ -45,15 +46,15 @@ class ExpertSession:
     """
 
     def __init__(self, task: Task, tok: Tokenizer, rates: Rates, rng: random.Random, capacity: int) -> None:
-        if task.family not in (bugfix.FAMILY, recall.FAMILY):
-            raise UserError(
-                f"there is no expert for task family {task.family!r}; use {bugfix.FAMILY} or {recall.FAMILY}"
-            )
+        families = (bugfix.FAMILY, recall.FAMILY, memory_chain.FAMILY)
+        if task.family not in families:
+            raise UserError(f"there is no expert for task family {task.family!r}; use {' or '.join(families)}")
         self.capacity = capacity
         self._task, self._tok, self._rates, self._rng = task, tok, rates, rng
         self._script: Script | None = None
         self._branch = 0
         self._notes = Notes()
+        self._chain_notes = ChainNotes()
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
         if branch != self._branch:
@@ -64,7 +65,7 @@ class ExpertSession:
             turn, ids = None, chat.render_assistant(self._tok, self._summary(style), [])
         else:
             turn = self._turn(messages)
-            ids = chat.render_assistant(self._tok, turn.thought, [turn.call])
+            ids = chat.render_assistant(self._tok, turn.thought, [turn.call, *turn.more])
             if turn.cut:
                 ids = [*ids[: -1 - self._rng.randint(1, 8)], self._tok.end]
         finish_reason = "stop" if len(ids) <= params.max_tokens else "length"
@@ -92,12 +93,17 @@ class ExpertSession:
         task, rates, rng = self._task, self._rates, self._rng
         if task.family == bugfix.FAMILY:
             return bugfix_script(task, rates.bugfix, rng)
+        if task.family == memory_chain.FAMILY:
+            self._chain_notes = ChainNotes.of_summary(task, carried)
+            return chain_script(task, self._chain_notes, rng)
         self._notes = Notes() if carried is None else Notes.of_summary(task, carried)
         return recall_script(task, carried, self._notes, rates.recall, rng)
 
     def _summary(self, style: Style) -> str:
         if self._task.family == bugfix.FAMILY:
             raise UserError("the bugfix expert writes no summaries; make its traces with compaction.trigger=None")
+        if self._task.family == memory_chain.FAMILY:
+            return chain_summary(self._chain_notes, self._rng)
         return recall_summary(self._task, self._notes, style, self._rates.recall, self._rng)
 
 

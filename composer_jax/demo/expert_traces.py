@@ -27,14 +27,6 @@ from composer_jax.seeds import hash_seed
 from composer_jax.stages.trace_sources import SourceContext
 from composer_jax.tasks.task import Task
 
-KINDS = {
-    "bugfix": (bugfix.FAMILY, "none"),
-    "recall_short": (recall.FAMILY, "short"),
-    "recall_long": (recall.FAMILY, "long"),
-    "recall_uncompacted": (recall.FAMILY, "none"),
-}
-"""Kind of trace -> (task family, compaction of agent.compactions)."""
-
 
 class ExpertTraces:
     """Traces of the experts, played in sandboxes once per run and then read from DIR/data/traces.npz.
@@ -42,6 +34,13 @@ class ExpertTraces:
     traces: number of traces of each of KINDS. rates: changes of the experts' rates, by family.
     """
 
+    KINDS: Mapping[str, tuple[str, str]] = {
+        "bugfix": (bugfix.FAMILY, "none"),
+        "recall_short": (recall.FAMILY, "short"),
+        "recall_long": (recall.FAMILY, "long"),
+        "recall_uncompacted": (recall.FAMILY, "none"),
+    }
+    """Kind of trace -> (task family, compaction of agent.compactions)."""
     system_prompt = ""  # the experts are played without one
 
     def __init__(
@@ -50,9 +49,10 @@ class ExpertTraces:
         traces: Mapping[str, int],
         rates: Mapping[str, Mapping[str, float]] | None = None,
     ):
-        unknown = sorted(set(traces) - set(KINDS))
+        unknown = sorted(set(traces) - set(self.KINDS))
         if unknown:
-            raise UserError(f"the option traces of ExpertTraces names {unknown[0]!r}; use {', '.join(KINDS)}.")
+            name, known = type(self).__name__, ", ".join(self.KINDS)
+            raise UserError(f"the option traces of {name} names {unknown[0]!r}; use {known}.")
         self.context, self.counts, self.rates = context, dict(traces), expert_rates(rates or {})
         self.path = context.folder / "traces.npz"
 
@@ -69,18 +69,24 @@ class ExpertTraces:
     def report(self) -> dict[str, Any]:
         """Returns {"expert_reward": kind of trace -> mean reward}."""
         with np.load(self.path) as file:
-            return {"expert_reward": {kind: float(file[key]) for kind in KINDS if (key := f"reward_{kind}") in file}}
+            return {
+                "expert_reward": {kind: float(file[key]) for kind in self.KINDS if (key := f"reward_{kind}") in file}
+            }
 
     def play(self) -> list[tuple[Task, Episode]]:
         """Plays all episodes, in sandboxes, with a progress bar; returns the tasks with their episodes."""
         seed, agent = self.context.seed, self.context.agent
         tasks, compactions = [], []
         for kind, count in sorted(self.counts.items()):
-            family, compaction = KINDS[kind]
+            _, compaction = self.KINDS[kind]
             # SFT and RL draw from different streams of the training split, so RL repeats no task of SFT.
-            tasks += [generate(family, "train", hash_seed("sft", seed, kind), i) for i in range(count)]
+            tasks += [self.generate(kind, hash_seed("sft", seed, kind), i) for i in range(count)]
             compactions += [agent.compaction(compaction, "agent.compactions")] * count
         return list(zip(tasks, play_experts(tasks, compactions, self.context, self.rates), strict=True))
+
+    def generate(self, kind: str, seed: int, index: int) -> Task:
+        """Returns task number `index` of the training stream `seed` for a kind of trace."""
+        return generate(self.KINDS[kind][0], "train", seed, index)
 
     def _write(self) -> Path:
         if self.path.exists():

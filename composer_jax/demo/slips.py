@@ -21,15 +21,17 @@ from composer_jax.tasks.task import Task
 
 @dataclass(frozen=True)
 class Turn:
-    """A message of an expert: a line of thought ("" for none) and one call.
+    """A message of an expert: a line of thought ("" for none) and a call.
 
     slip: whether the message is a mistake, which is not trained. cut: the message stops in the middle of the call.
+    more: further calls in the same message.
     """
 
     thought: str
     call: ToolCall
     slip: bool = False
     cut: bool = False
+    more: tuple[ToolCall, ...] = ()
 
 
 Script = Generator[Turn, str, None]  # yields turns, receives observations; ends with finish

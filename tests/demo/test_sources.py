@@ -4,7 +4,7 @@ import pytest
 
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.demo.exercises import repair_exercises
-from composer_jax.demo.expert_traces import KINDS, ExpertTraces, expert_rates
+from composer_jax.demo.expert_traces import ExpertTraces, expert_rates
 from composer_jax.demo.texts import task_texts
 from composer_jax.errors import UserError
 from composer_jax.stages.config import run_config
@@ -35,7 +35,7 @@ def test_task_texts_are_of_training_tasks_and_the_same_every_time():
 
 
 def test_every_kind_of_trace_has_a_compaction_in_the_demo_config():
-    compactions = {kind: SMOKE.agent.compactions[name] for kind, (_, name) in KINDS.items()}
+    compactions = {kind: SMOKE.agent.compactions[name] for kind, (_, name) in ExpertTraces.KINDS.items()}
     assert compactions["bugfix"].trigger is compactions["recall_uncompacted"].trigger is None
     assert compactions["recall_short"].request == "Summarize."
     assert compactions["recall_long"].request.startswith("Write a report")

@@ -1,0 +1,69 @@
+"""The expert of the memory chain, which does not know what the end will ask for.
+
+Its chains ask for any of their items, so no choice of what to keep is better than another, and it does as well as the
+limit of its summaries allows: it keeps one item of those that it knows, each with the same probability, and the name of
+the next file. It answers from what it knows and otherwise guesses. No weakness is planted beyond that. A policy that
+imitates it and plays chains that always ask for the first item keeps that item through three summaries rarely, and has
+one thing to learn: which item is worth its place.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from composer_jax.data.chat import ToolCall
+from composer_jax.demo.memory_chain import guess, item_line, next_line, quoted
+from composer_jax.demo.slips import Script, Turn, call
+from composer_jax.tasks.task import Task
+
+
+@dataclass
+class ChainNotes:
+    """Knowledge of the expert in one branch: from the summary at its start, then from its own reads.
+
+    items: lines of items, with their values. following: the file to read next.
+    """
+
+    items: dict[str, str] = field(default_factory=dict)
+    following: str = ""
+
+    @classmethod
+    def of_summary(cls, task: Task, carried: str | None) -> ChainNotes:
+        """Returns what a branch knows at its start. carried: the summary; None in the first branch."""
+        know = task.metadata
+        if carried is None:
+            return cls(following=know["paths"][0])
+        lines = carried.split("\n")
+        known = {line: value for line, value in know["items"].items() if line in lines}
+        return cls(known, next(path for path in know["paths"] if next_line(path) in lines))
+
+    def read(self, task: Task) -> str:
+        """Notes what the next file says, before the policy is asked for a summary of it; returns its path."""
+        know, path = task.metadata, self.following
+        at = know["paths"].index(path)
+        if at < len(know["items"]):
+            line = list(know["items"])[at]
+            self.items[line] = know["items"][line]
+            self.following = know["paths"][at + 1]
+        return path
+
+
+def chain_script(task: Task, notes: ChainNotes, rng: random.Random) -> Script:
+    """Reads file after file, and answers what the last one asks: the thought is the item, known or guessed."""
+    know = task.metadata
+    path = ""
+    while path != know["paths"][-1]:
+        path = notes.read(task)
+        yield call("read", path=path)
+    number = int(know["name"].rpartition("_")[2])
+    lines = {line.partition(" = ")[0]: value for line, value in notes.items.items()}
+    value = lines.get(know["name"]) or guess(rng)
+    edit = call("edit", item_line(number, value), path=path, old=know["name"], new=quoted(value))
+    # The answer is the last message: it ends the chain whatever the context holds by then.
+    yield Turn(edit.thought, edit.call, more=(ToolCall("finish", {}),))
+
+
+def chain_summary(notes: ChainNotes, rng: random.Random) -> str:
+    """Returns the expert's answer to a request for a summary."""
+    return f"{rng.choice(list(notes.items))}\n{next_line(notes.following)}"
