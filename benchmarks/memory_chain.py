@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.demo import integers
-from benchmarks.staleness import Row, complete_rows, curves, run_pipeline
+from benchmarks.seeded_runs import SIZES, Row, complete_rows, curves, run_pipeline
 from composer_jax.demo.memory_chain import CHANCE
 from composer_jax.stages.controls import final_suites
 
@@ -37,7 +37,6 @@ CURVES = ("grade", "facts_kept", "facts_kept_last", "finished", "entropy", "step
 """Columns of metrics/rl.jsonl."""
 MEASURES = ("pass_at_1", "low", "high", "facts_kept", "facts_kept_last", "tasks", "episodes", "outcomes")
 """Measures of the suite that a row has."""
-SIZES = ("full", "smoke")
 
 
 def measure(folder: Path, size: str, seed: int, variant: str) -> Row:

@@ -16,15 +16,12 @@ Prints progress on stderr and, as the last line of stdout, one JSON object:
 import argparse
 import json
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.demo import integers
-from composer_jax.atomic_write import write_atomically
-from composer_jax.observe.metrics import read_metrics
+from benchmarks.seeded_runs import SIZES, Row, complete_rows, curves, run_pipeline
 from composer_jax.stages.controls import compare_by_task, final_suites
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -37,31 +34,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 """Name -> fields of the rl section."""
 CURVES = ("reward", "grade", "staleness_max", "ratio_max", "out_of_region", "sampler_kl", "entropy", "step_s")
 """Columns of metrics/rl.jsonl."""
-SIZES = ("full", "smoke")
-Row = dict[str, Any]
-"""Of one run: seed, variant, suites (pass@1 and the solved fraction of every task), curves."""
-
-
-def run_pipeline(workdir: Path, size: str, seed: int, *, config: str = "configs/tiny.py", **fields: Any) -> None:
-    """Runs or continues launch.pipeline with these fields of the config; ends the program if it fails.
-
-    fields: names in which two underlines stand for a dot.
-    """
-    flags = [f"--config.{name.replace('__', '.')}={value}" for name, value in fields.items()]
-    command = [sys.executable, "-m", "launch.pipeline", f"--config={config}:{size}", f"--workdir={workdir}"]
-    command += [f"--config.seed={seed}", *flags]
-    process = subprocess.Popen(command, stdout=sys.stderr, cwd=Path(__file__).parents[1])
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # Ctrl-C reaches the child as well; it saves and exits
-        raise SystemExit(130) from None
-    if code:
-        raise SystemExit(code)  # the child has printed the reason
 
 
 def measure(folder: Path, size: str, seed: int, variant: str) -> Row:
-    """Returns the row of one run; the policy before RL is trained first if it is not there."""
+    """Returns the row of one run: seed, variant, suites (pass@1 and the solved fraction of every task), curves.
+
+    The policy before RL is trained first if it is not there.
+    """
     base = folder / f"seed{seed}" / "sft"
     run_pipeline(base, size, seed, stages="('pretrain','sft')", evaluate__which="('before',)")
     workdir = base
@@ -75,34 +54,12 @@ def measure(folder: Path, size: str, seed: int, variant: str) -> Row:
         name: {key: measures[key] for key in kept if key in measures}
         for name, measures in final_suites(workdir).items()
     }
-    return {"seed": seed, "variant": variant, "suites": suites, "curves": curves(workdir / "metrics" / "rl.jsonl")}
-
-
-def complete_rows(
-    file: Path, seeds: Sequence[int], variants: Sequence[str], measure: Callable[[int, str], Row]
-) -> list[Row]:
-    """Returns the rows of a file and those it lacks, which `measure(seed, variant)` makes; each is stored at once."""
-    rows: list[Row] = json.loads(file.read_bytes()) if file.exists() else []
-    for seed in seeds:
-        for variant in variants:
-            if any((row["seed"], row["variant"]) == (seed, variant) for row in rows):
-                continue
-            rows.append(measure(seed, variant))
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, (json.dumps(rows, indent=1) + "\n").encode())
-    return rows
-
-
-def curves(metrics: Path, columns: Sequence[str] = CURVES) -> dict[str, list[float | None]]:
-    """Returns the means of columns over each tenth of the steps; None where no step has a number."""
-    rows = read_metrics(metrics)
-    parts = [rows[len(rows) * i // 10 : len(rows) * (i + 1) // 10] for i in range(10)] if rows else []
-
-    def mean(part: Sequence[Mapping[str, Any]], name: str) -> float | None:
-        values = [row[name] for row in part if row.get(name) is not None]
-        return round(statistics.fmean(values), 5) if values else None
-
-    return {name: [mean(part, name) for part in parts] for name in columns}
+    return {
+        "seed": seed,
+        "variant": variant,
+        "suites": suites,
+        "curves": curves(workdir / "metrics" / "rl.jsonl", CURVES),
+    }
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:

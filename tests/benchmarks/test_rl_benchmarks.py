@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import rl_step, staleness
+from benchmarks import rl_step, seeded_runs, staleness
 from benchmarks.peers import completions
 from composer_jax.observe.metrics import MetricsWriter
 
@@ -65,7 +65,7 @@ def test_variants_are_compared_by_task_over_the_seeds_that_both_have():
 
 def test_a_curve_has_a_mean_for_each_tenth_of_the_run(tmp_path):
     write_metrics(tmp_path / "rl.jsonl", [{"reward": step // 2, "entropy": None} for step in range(20)])
-    curves = staleness.curves(tmp_path / "rl.jsonl")
+    curves = seeded_runs.curves(tmp_path / "rl.jsonl", staleness.CURVES)
     assert curves["reward"] == list(range(10)) and curves["entropy"] == [None] * 10
 
 

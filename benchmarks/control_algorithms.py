@@ -1,0 +1,70 @@
+"""RL algorithms of controls (benchmarks/controls.py): each takes away one thing that RL might owe its gain to."""
+
+import dataclasses
+
+import numpy as np
+
+from composer_jax.agent.transcript import Transcript
+from composer_jax.rl.algorithm import GroupAdvantage, broadcast_advantages
+from composer_jax.rl.batch import Group, WeightedRow
+from composer_jax.seeds import seeded_random
+
+
+class RandomAdvantages:
+    """The advantages of the default algorithm, dealt to the episodes of a group at random.
+
+    Their sizes are those of RL, and they say nothing about the episodes. The order depends on the task only.
+    """
+
+    def weigh(self, group: Group, step: int) -> list[list[WeightedRow]]:
+        """See rl/algorithm.py: Algorithm."""
+        advantages_G = GroupAdvantage()(group.rewards)
+        order = list(range(len(advantages_G)))
+        seeded_random("random advantages", group.episodes[0].task_id).shuffle(order)
+        return broadcast_advantages(group, advantages_G[order])
+
+
+class OtherSummaries:
+    """The default algorithm, except that the summaries of an episode get the advantage of another one of its group.
+
+    That is the credit which a summary would get if another episode had gone on from it: how good the task's episodes
+    are in the mean, and nothing about the summary itself. The next episode of the group is the other one.
+    """
+
+    def weigh(self, group: Group, step: int) -> list[list[WeightedRow]]:
+        """See rl/algorithm.py: Algorithm."""
+        advantages_G = GroupAdvantage()(group.rewards)
+        by_episode = broadcast_advantages(group, advantages_G)
+        return [
+            [
+                dataclasses.replace(row, advantages=np.where(mask, np.float32(other), row.advantages))
+                for row, mask in zip(rows, summary_masks(episode.transcript), strict=True)
+            ]
+            for episode, rows, other in zip(group.episodes, by_episode, np.roll(advantages_G, -1), strict=True)
+        ]
+
+
+class RejectionSampling:
+    """Cross-entropy of solved episodes, nothing of the others: rejection-sampling fine-tuning."""
+
+    def weigh(self, group: Group, step: int) -> list[list[WeightedRow]]:
+        """See rl/algorithm.py: Algorithm."""
+        solved = [episode.reward is not None and episode.reward >= 1 for episode in group.episodes]
+        return [
+            [WeightedRow.of(row, 0.0, weight=0.0, ce_weight=float(is_solved)) for row in episode.transcript.rows()]
+            for episode, is_solved in zip(group.episodes, solved, strict=True)
+        ]
+
+
+def summary_masks(transcript: Transcript) -> list[np.ndarray]:
+    """Returns bool [n] for each row of `transcript.rows()`: whether the row trains the token as a part of a summary."""
+    masks, trained = [], set()
+    rows = iter(transcript.rows())
+    for path in transcript.branches():
+        new = {node.id for node in path if node.trained and node.sampled} - trained
+        trained |= new
+        if new:
+            row = next(rows)
+            is_summary = np.concatenate([np.full(len(node.tokens), node.kind == "summary") for node in path])
+            masks.append(is_summary[: len(row.tokens)] & row.trained)
+    return masks

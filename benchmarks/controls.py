@@ -1,0 +1,184 @@
+"""What RL gains beyond simpler explanations: `python -m benchmarks.controls [--seeds=0,1,2] [--controls=sft,rft,...]`.
+
+For every seed, configs/tiny.py is pretrained and fine-tuned once, and every control starts from there (CONTROLS). They
+are evaluated on the same tasks. A stopped run is continued. A finished one is a row of --rows and does not run again.
+
+    sft, sft_t05, sft_greedy    the policy before RL, sampled at temperature 1, 0.5 and 0
+    prompted_summaries          a policy whose SFT taught no short summaries, asked for long reports
+    rft                         rejection-sampling fine-tuning: the policy before RL plays the tasks of RL as often as
+                                RL did, and is trained on the episodes that it solved, once
+    rl                          RL as the config has it
+    rl_masked_summaries         RL with summaries left out of the loss
+    rl_other_summaries          RL whose summaries get the advantage of another episode of the group
+    rl_random_advantages        RL whose advantages are dealt to the episodes of a group at random
+    rl_price_0                  RL without a price of length
+
+Prints progress on stderr and, as the last line of stdout, one JSON object: control -> {"seeds", "sampled_tokens" (in
+training, mean over the seeds), "suites": suite -> {"family", "pass_at_1", "low", "high" (95 % interval over the tasks
+of all seeds), "rl_minus": the difference of "rl" to this control, paired by task, with its interval}}.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.demo import integers
+from benchmarks.seeded_runs import SIZES, Row, complete_rows, run_entry, run_pipeline
+from composer_jax.errors import UserError
+from composer_jax.evals.interval import interval
+from composer_jax.observe.metrics import read_metrics
+from composer_jax.stages.controls import compare_by_task, final_suites
+
+Fields = Mapping[str, Any]
+RL: Fields = {"stages": "('rl',)", "evaluate__which": "('after',)"}
+RL_CONTROLS: Mapping[str, Fields] = {
+    "rl": {"rl__keep_groups": True},  # rft plays the tasks of these groups
+    "rl_masked_summaries": {"agent__compactions__short__train_summaries": False},
+    "rl_other_summaries": {"rl__algorithm__name": "benchmarks.control_algorithms:OtherSummaries"},
+    "rl_random_advantages": {"rl__algorithm__name": "benchmarks.control_algorithms:RandomAdvantages"},
+    "rl_price_0": {"rl__reward__weight": 0.0},
+}
+"""Name -> what the run changes in the config beside RL."""
+TEMPERATURES = {"sft_t05": 0.5, "sft_greedy": 0.0}
+NO_SHORT_SUMMARIES: Mapping[str, int] = {"recall_short": 0, "recall_long": 1000}
+"""Traces of an SFT that teaches long reports in place of short summaries."""
+RFT: Fields = {
+    "rl__algorithm__name": "benchmarks.control_algorithms:RejectionSampling",
+    "rl__optimizer__peak": 1e-3,  # the scale of SFT's rate; not tuned
+}
+
+
+class Seed:
+    """The runs of one seed, in a folder of their own; each is made when it is first needed."""
+
+    def __init__(self, folder: Path, size: str, seed: int):
+        self.folder, self.size, self.seed = folder / f"seed{seed}", size, seed
+        self.sft = self.folder / "sft"
+
+    def measure(self, control: str) -> Row:
+        """Returns the row of a control: seed, variant, sampled_tokens (in training), and the measures of the suites."""
+        workdir = self.makers[control](control)
+        config = json.loads((workdir / "config.json").read_bytes())["config"]["evaluate"]["suites"]
+        suites = {
+            name: {"family": config[name]["family"], "pass_at_1": suite["pass_at_1"], "solved": suite["solved"]}
+            for name, suite in final_suites(workdir).items()
+        }
+        return {"seed": self.seed, "variant": control, "sampled_tokens": _sampled_tokens(workdir), "suites": suites}
+
+    @property
+    def makers(self) -> Mapping[str, Callable[[str], Path]]:
+        """Control -> what runs it and returns its folder."""
+        return {
+            "sft": lambda _: self.start(),
+            **dict.fromkeys(TEMPERATURES, self.at_temperature),
+            "prompted_summaries": self.prompted,
+            "rft": self.rejection_sampling,
+            **dict.fromkeys(RL_CONTROLS, self.rl),
+        }
+
+    def start(self) -> Path:
+        """The policy before RL."""
+        run_pipeline(self.sft, self.size, self.seed, stages="('pretrain','sft')", evaluate__which="('before',)")
+        return self.sft
+
+    def at_temperature(self, control: str) -> Path:
+        """The policy before RL at another temperature."""
+        base = self.start() / "checkpoints" / "sft"
+        return self.run(control, base=base, stages="()", evaluate__temperature=TEMPERATURES[control])
+
+    def prompted(self, control: str) -> Path:
+        """SFT without short summaries; where the suites ask for short ones, it is asked for reports."""
+        base = self.start() / "checkpoints" / "pretrain"
+        traces = {f"sft__sources__conversations__options__traces__{name}": n for name, n in NO_SHORT_SUMMARIES.items()}
+        long = {"evaluate__suites__recall_short__compaction": "long"}
+        return self.run(control, base=base, stages="('sft',)", evaluate__which="('before',)", **traces, **long)
+
+    def rl(self, control: str) -> Path:
+        """RL, with one thing changed."""
+        base = self.start() / "checkpoints" / "sft"
+        return self.run(control, base=base, **RL, **RL_CONTROLS[control])
+
+    def rejection_sampling(self, control: str) -> Path:
+        """SFT on what the policy before RL solved of the tasks of RL."""
+        reference, base = self.rl("rl"), self.start() / "checkpoints" / "sft"
+        records, workdir = self.folder / "records", self.folder / control
+        if not (workdir / "stages" / "rl.json").exists():
+            run_entry("launch.replay", "rollout", f"--workdir={reference}", f"--policy={base}", f"--out={records}")
+            self.run(control, "train", f"--records={records}", entry="launch.replay", base=base, **RL, **RFT)
+        return self.run(control, base=base, **RL, **RFT)
+
+    def run(self, control: str, *arguments: str, **fields: Any) -> Path:
+        """Runs or continues an entry point in the folder of a control (run_pipeline), and returns the folder."""
+        workdir = self.folder / control
+        run_pipeline(workdir, self.size, self.seed, *arguments, **fields)
+        return workdir
+
+
+def _sampled_tokens(workdir: Path) -> float:
+    """Returns how many sampled tokens a run was trained with."""
+    metrics = workdir / "metrics" / "rl.jsonl"
+    return sum(row["sampled_tokens"] for row in read_metrics(metrics)) if metrics.exists() else 0.0
+
+
+def summarize(rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns the printed object. Raises a UserError if a control and RL were measured on other tasks."""
+    by_control: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        by_control.setdefault(row["variant"], {})[row["seed"]] = row
+    references = by_control.get("rl", {})
+    return {
+        control: {
+            "seeds": sorted(runs),
+            "sampled_tokens": round(statistics.fmean(run["sampled_tokens"] for run in runs.values())),
+            "suites": {
+                name: _summarize_suite(name, control, runs, references) for name in next(iter(runs.values()))["suites"]
+            },
+        }
+        for control, runs in by_control.items()
+    }
+
+
+def _summarize_suite(name: str, control: str, runs: Mapping[int, Row], references: Mapping[int, Row]) -> dict[str, Any]:
+    """Returns the measures of a suite over the seeds of a control, and how far RL is from it."""
+
+    def solved(of: Mapping[int, Row], seeds: Sequence[int]) -> dict[str, Any]:
+        return {str(seed): of[seed]["suites"][name] for seed in seeds}
+
+    rates = [rate for run in runs.values() for rate in run["suites"][name]["solved"].values()]
+    low, high = interval(rates)
+    family = next(iter(runs.values()))["suites"][name]["family"]
+    measures: dict[str, Any] = {"family": family, "pass_at_1": statistics.fmean(rates), "low": low, "high": high}
+    if control != "rl" and (seeds := sorted(runs.keys() & references.keys())):
+        measures["rl_minus"] = compare_by_task(solved(references, seeds), solved(runs, seeds), control)
+    return measures
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    names = ("sft", *TEMPERATURES, "prompted_summaries", "rft", *RL_CONTROLS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
+    parser.add_argument("--controls", default=",".join(names), help="comma-separated names (default: all of them)")
+    parser.add_argument("--workdir", type=Path, default=Path("runs/controls"), help="parent of the runs' folders")
+    parser.add_argument("--rows", type=Path, help="file of the finished rows (default: rows.json in the workdir)")
+    parser.add_argument("--size", choices=SIZES, default="full", help="size of configs/tiny.py (default: full)")
+    o = parser.parse_args(argv)
+    chosen = o.controls.split(",")
+    if unknown := [name for name in chosen if name not in names]:
+        parser.error(f"--controls names {unknown[0]!r}; use some of {', '.join(names)}")
+    if len(set(o.seeds)) < 2:
+        parser.error(f"--seeds={','.join(map(str, o.seeds))} is one seed, whose interval has no seeds in it; use two")
+    folder = o.workdir.absolute()
+    rows = complete_rows(
+        o.rows or folder / "rows.json", o.seeds, chosen, lambda seed, name: Seed(folder, o.size, seed).measure(name)
+    )
+    try:
+        print(json.dumps(summarize(rows)))
+    except UserError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
