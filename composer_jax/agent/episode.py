@@ -44,6 +44,7 @@ class Episode:
     flags: signs of reward hacking, "name: evidence" each (tasks/grading/hack_monitor.py).
     usage: counts of tokens, calls and edits; all 0 when the infrastructure failed.
     effort: the level of effort that the system message named; "" for none (rl/effort.py).
+    tools: the task's tools, by the names that tasks use (Task.tools); () also in records from before this field.
     """
 
     task_id: str
@@ -62,6 +63,7 @@ class Episode:
     effort: str = ""
     failed_summaries: int = 0
     facts_kept: float | None = None
+    tools: tuple[str, ...] = ()
 
     @property
     def summary_tokens(self) -> int:
@@ -75,12 +77,15 @@ class Episode:
             "transcript": self.transcript.to_json(),
             "parts": dict(self.parts),
             "usage": self.usage.to_json(),
+            "tools": list(self.tools),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Episode:
         transcript, usage = Transcript.from_json(data["transcript"]), EpisodeUsage(**data["usage"])
-        return cls(**{**data, "transcript": transcript, "parts": dict(data["parts"]), "usage": usage})
+        tools = tuple(data.get("tools", ()))
+        parts = dict(data["parts"])
+        return cls(**{**data, "transcript": transcript, "parts": parts, "usage": usage, "tools": tools})
 
 
 @dataclass(frozen=True)
@@ -300,4 +305,5 @@ class _Run:
             usage=self.usage,
             failed_summaries=self.failed_summaries,
             facts_kept=self.facts_kept,
+            tools=tuple(self.task.tools),
         )
