@@ -1,10 +1,7 @@
 """RL algorithms of controls (benchmarks/controls.py): each takes away one thing that RL might owe its gain to."""
 
-import dataclasses
-
 import numpy as np
 
-from composer_jax.agent.transcript import Transcript
 from composer_jax.rl.algorithm import GroupAdvantage, broadcast_advantages
 from composer_jax.rl.batch import Group, WeightedRow
 from composer_jax.seeds import seeded_random
@@ -35,13 +32,12 @@ class OtherSummaries:
         """See rl/algorithm.py: Algorithm."""
         advantages_G = GroupAdvantage()(group.rewards)
         by_episode = broadcast_advantages(group, advantages_G)
-        return [
-            [
-                dataclasses.replace(row, advantages=np.where(mask, np.float32(other), row.advantages))
-                for row, mask in zip(rows, summary_masks(episode.transcript), strict=True)
-            ]
-            for episode, rows, other in zip(group.episodes, by_episode, np.roll(advantages_G, -1), strict=True)
-        ]
+        for episode, rows, other in zip(group.episodes, by_episode, np.roll(advantages_G, -1), strict=True):
+            spans = episode.transcript.trained_spans()
+            for node in episode.transcript.nodes_of_kind("summary"):
+                if (span := spans.get(node.id)) is not None:
+                    rows[span.row].advantages[span.start : span.stop] = other
+        return by_episode
 
 
 class RejectionSampling:
@@ -54,17 +50,3 @@ class RejectionSampling:
             [WeightedRow.of(row, 0.0, weight=0.0, ce_weight=float(is_solved)) for row in episode.transcript.rows()]
             for episode, is_solved in zip(group.episodes, solved, strict=True)
         ]
-
-
-def summary_masks(transcript: Transcript) -> list[np.ndarray]:
-    """Returns bool [n] for each row of `transcript.rows()`: whether the row trains the token as a part of a summary."""
-    masks, trained = [], set()
-    rows = iter(transcript.rows())
-    for path in transcript.branches():
-        new = {node.id for node in path if node.trained and node.sampled} - trained
-        trained |= new
-        if new:
-            row = next(rows)
-            is_summary = np.concatenate([np.full(len(node.tokens), node.kind == "summary") for node in path])
-            masks.append(is_summary[: len(row.tokens)] & row.trained)
-    return masks

@@ -45,6 +45,7 @@ class Episode:
     flags: signs of reward hacking, "name: evidence" each (tasks/grading/hack_monitor.py).
     usage: counts of tokens, calls and edits; all 0 when the infrastructure failed.
     effort: the level of effort that the system message named; "" for none (rl/effort.py).
+    tools: the task's tools, by the names that tasks use (Task.tools); () also in records from before this field.
     """
 
     task_id: str
@@ -64,6 +65,7 @@ class Episode:
     failed_summaries: int = 0
     facts_kept: float | None = None
     facts_kept_last: float | None = None
+    tools: tuple[str, ...] = ()
 
     @property
     def summary_tokens(self) -> int:
@@ -77,12 +79,15 @@ class Episode:
             "transcript": self.transcript.to_json(),
             "parts": dict(self.parts),
             "usage": self.usage.to_json(),
+            "tools": list(self.tools),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Episode:
         transcript, usage = Transcript.from_json(data["transcript"]), EpisodeUsage(**data["usage"])
-        return cls(**{**data, "transcript": transcript, "parts": dict(data["parts"]), "usage": usage})
+        tools = tuple(data.get("tools", ()))
+        parts = dict(data["parts"])
+        return cls(**{**data, "transcript": transcript, "parts": parts, "usage": usage, "tools": tools})
 
 
 @dataclass(frozen=True)
@@ -305,4 +310,5 @@ class _Run:
             failed_summaries=self.failed_summaries,
             facts_kept=self.facts_kept,
             facts_kept_last=self.facts_kept_last,
+            tools=tuple(self.task.tools),
         )

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from composer_jax.agent.episode import Episode
+from composer_jax.agent.tools import error_text
 from composer_jax.agent.transcript import Node
+from composer_jax.agent.turns import tool_answers
 from composer_jax.agent.usage import EpisodeUsage
 from composer_jax.data.chat import Malformed, ToolCall
 from composer_jax.data.chat_format import ChatFormat
@@ -111,12 +113,10 @@ def _message(node: Node, later: list[Node], chat: ChatFormat) -> MessageRecord:
 
 def _calls(calls: tuple[ToolCall | Malformed, ...], later: list[Node], chat: ChatFormat) -> tuple[CallRecord, ...]:
     """The calls of a message with their answers, which are the tool nodes that follow in the same order."""
+    answers = tool_answers(later, chat)
     records = []
     for position, call in enumerate(calls):
-        answer = ""
-        if position < len(later) and later[position].kind == "tool":
-            answer = chat.answer_text(later[position].tokens.tolist())
-        error = answer.removeprefix("ERROR ") if answer.startswith("ERROR ") else None
+        error = error_text(answers[position]) if position < len(answers) else None
         if isinstance(call, ToolCall):
             records.append(CallRecord(call.name, call.arguments, error))
         else:

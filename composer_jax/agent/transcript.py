@@ -85,6 +85,15 @@ class Row:
         return np.arange(n) if self.routes is None else np.flatnonzero((self.routes[:n] < 0).any(axis=(1, 2)))
 
 
+@dataclass(frozen=True)
+class TrainedSpan:
+    """Where a row trains the sampled tokens of a node: tokens start to stop of the row with this number."""
+
+    row: int
+    start: int
+    stop: int
+
+
 class Transcript:
     """A growing tree. `tip` is the node that the next one continues; `branch` moves it."""
 
@@ -227,6 +236,21 @@ class Transcript:
                     )
                 )
         return rows
+
+    def trained_spans(self) -> dict[int, TrainedSpan]:
+        """Node id -> where `rows` trains the node's sampled tokens; nodes that no row trains are missing."""
+        spans: dict[int, TrainedSpan] = {}
+        row = 0
+        for path in self.branches():
+            new: dict[int, TrainedSpan] = {}
+            end = 0
+            for node in path:
+                start, end = end + len(node.harness_tokens), end + len(node.tokens)
+                if node.trained and node.sampled and node.id not in spans:
+                    new[node.id] = TrainedSpan(row, start, end)
+            spans |= new
+            row += bool(new)
+        return spans
 
     def _path_routes(self, path: Sequence[Node], end: int) -> np.ndarray | None:
         """int16 [end,L,k]: the routes of the first `end` tokens of a path, -1 where unknown; None if all are."""

@@ -41,15 +41,8 @@ def node_advantages(transcript: Transcript, rows: Sequence[WeightedRow]) -> Node
 
     rows: those of `transcript.rows()`, in their order, or none of them.
     """
-    found: dict[int, np.ndarray] = {}
-    remaining = iter(rows)
-    for path in transcript.branches() if rows else ():
-        new = {node.id for node in path if node.trained and node.sampled} - found.keys()
-        if not new:
-            continue
-        row, end = next(remaining), 0
-        for node in path:
-            start, end = end + len(node.harness_tokens), end + len(node.tokens)
-            if node.id in new:
-                found[node.id] = (row.weights * row.advantages)[start:end]
-    return found
+    spans = transcript.trained_spans() if rows else {}
+    return {
+        node: (rows[span.row].weights * rows[span.row].advantages)[span.start : span.stop]
+        for node, span in spans.items()
+    }

@@ -236,6 +236,14 @@ def test_results_are_cached_within_an_episode_and_not_shared_by_a_group(play):
     assert (cache.runs, cache.hits) == (9, 3)
 
 
+def test_an_episode_knows_the_tools_of_its_task_and_old_records_do_not(play):
+    episode, _ = play(FINISH)
+    assert episode.tools == tuple(TASK.tools) != ()
+    data = json.loads(json.dumps(episode.to_json()))
+    del data["tools"]
+    assert Episode.from_json(data) == dataclasses.replace(episode, tools=())
+
+
 def test_episodes_come_back_from_json(play):
     episode, _ = play(RUN, FIX, FINISH)
     back = Episode.from_json(json.loads(json.dumps(episode.to_json())))

@@ -126,6 +126,31 @@ def test_an_observation_at_the_end_of_a_branch_is_in_no_row():
     assert Transcript().rows() == [] and Transcript().branches() == []
 
 
+def test_trained_spans_are_where_rows_train_the_nodes():
+    """With a shared node, an untrained one, a summary and a branch that trains nothing."""
+    transcript = Transcript()
+    prompt = transcript.append("prompt", [1])
+    shared = transcript.append("assistant", [2], [3, 4], [-1, -2], [0, 0])
+    transcript.append("assistant", [2], [5], [-3], [0])
+    transcript.branch(shared)
+    transcript.append("tool", [6])
+    transcript.branch(shared)
+    hidden = transcript.append("assistant", [2], [7], [-4], [0], trained=False)
+    transcript.append("summary", [2, 8], [9, 10], [-5, -6], [0, 0])
+    transcript.branch(prompt)
+    transcript.append("assistant", [], [11], [-7], [0])
+    spans, rows = transcript.trained_spans(), transcript.rows()
+    assert len(rows) == 3 and hidden.id not in spans
+    covered = [np.zeros(len(row.tokens), bool) for row in rows]
+    for number, span in spans.items():
+        np.testing.assert_array_equal(
+            rows[span.row].tokens[span.start : span.stop], transcript.nodes[number].sampled_tokens
+        )
+        covered[span.row][span.start : span.stop] = True
+    for row, mask in zip(rows, covered, strict=True):
+        np.testing.assert_array_equal(row.trained, mask)
+
+
 def test_an_untrained_node_is_context_and_never_trained():
     transcript = Transcript()
     prompt = transcript.append("prompt", [1])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import controls
-from benchmarks.control_algorithms import OtherSummaries, RandomAdvantages, RejectionSampling, summary_masks
+from benchmarks.control_algorithms import OtherSummaries, RandomAdvantages, RejectionSampling
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group
 from composer_jax.rl.weighting import weighted_rows
@@ -31,15 +31,6 @@ def advantages_by_kind(transcript, rows):
             kind = kinds[int(weighted.row.tokens[place])]
             out.setdefault(kind, set()).add(float(weighted.advantages[place]))
     return out
-
-
-@pytest.mark.parametrize("summaries", [0, 1, 2])
-def test_the_masks_are_the_tokens_of_summaries_in_the_rows_that_train_them(summaries):
-    transcript = conversation(100, summaries=summaries)
-    rows, masks = transcript.rows(), summary_masks(transcript)
-    written = [token for node in transcript.nodes_of_kind("summary") for token in node.sampled_tokens.tolist()]
-    masked = [token for row, mask in zip(rows, masks, strict=True) for token in row.tokens[mask].tolist()]
-    assert masked == written and len(written) == 2 * summaries
 
 
 def test_a_summary_gets_the_advantage_of_the_next_episode_and_everything_else_its_own():

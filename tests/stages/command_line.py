@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 def start(workdir: Path, *arguments: str, cache: Path, entry: str = "launch.pipeline") -> subprocess.Popen:
     """Starts an entry point on a run folder. Compiled programs are kept in `cache` unless the tests have their own."""
-    # A user has no NPROC for eight devices. The XLA_FLAGS of tests/conftest.py stay: the notebooks run the same programs
-    # with them, so that each program is compiled once, and quickly.
+    # A user has no NPROC for eight devices. The XLA_FLAGS of tests/conftest.py stay: the notebooks run the same
+    # programs with them, so that each program is compiled once, and quickly.
     env = {"JAX_COMPILATION_CACHE_DIR": str(cache)} | {k: v for k, v in os.environ.items() if k != "NPROC"}
     command = [sys.executable, "-m", entry, f"--workdir={workdir}", *arguments]
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

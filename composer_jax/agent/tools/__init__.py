@@ -10,12 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from composer_jax.agent.tools import compact, repository
-from composer_jax.agent.tools.execute import execute_call, execute_calls, is_finish
+from composer_jax.agent.tools.execute import error_text, execute_call, execute_calls, is_finish
 from composer_jax.agent.tools.tool import FINISH, Tool, object_schema
 from composer_jax.errors import UserError
 from composer_jax.extensions import import_object
 
-__all__ = ["FINISH", "TOOLS", "Tool", "execute_call", "execute_calls", "is_finish", "object_schema", "select_tools"]
+__all__ = [
+    "FINISH",
+    "TOOLS",
+    "Tool",
+    "error_text",
+    "execute_call",
+    "execute_calls",
+    "is_finish",
+    "object_schema",
+    "select_tools",
+]
 
 REPOSITORY = "repository/"
 TOOLS: Mapping[str, Tool] = {

@@ -15,6 +15,8 @@ from composer_jax.data.chat import Malformed, ToolCall
 from composer_jax.sandbox import SandboxFileError
 
 Call = ToolCall | Malformed
+ERROR = "ERROR "
+"""Begins the observation of a call that failed."""
 
 
 def is_finish(call: Call, tools: Mapping[str, Tool]) -> bool:
@@ -34,7 +36,7 @@ async def execute_call(call: Call, tools: Mapping[str, Tool], workspace: Workspa
         await workspace.prepare()
         return replace_surrogates(tool.truncate(await tool.call(workspace, **checked)))
     except (ToolError, SandboxFileError) as error:
-        return replace_surrogates(truncate_end(f"ERROR {error}"))
+        return replace_surrogates(truncate_end(f"{ERROR}{error}"))
 
 
 async def execute_calls(calls: Sequence[Call], tools: Mapping[str, Tool], workspace: Workspace) -> list[str]:
@@ -55,6 +57,14 @@ async def execute_calls(calls: Sequence[Call], tools: Mapping[str, Tool], worksp
                 raise result
             answers.append(result)
     return answers
+
+
+def error_text(observation: str) -> str | None:
+    """The error that an observation tells; None for that of a call that succeeded.
+
+    The output of a tool that itself begins with ERROR, such as a file that does, cannot be told from an error.
+    """
+    return observation.removeprefix(ERROR) if observation.startswith(ERROR) else None
 
 
 def _is_read_only(call: Call, tools: Mapping[str, Tool]) -> bool:
