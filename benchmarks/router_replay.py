@@ -45,8 +45,9 @@ from composer_jax.rl.logprob_gaps import gap_figures
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import SamplingParams
+from composer_jax.train.forward import predict_positions
 from composer_jax.train.learner import Learner
-from composer_jax.train.losses import LanguageLoss, PolicyLossConfig, predict_positions
+from composer_jax.train.losses import LanguageLoss, PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from launch.huge_pages import restart_with_huge_pages
 

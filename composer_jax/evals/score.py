@@ -17,7 +17,7 @@ from composer_jax.observe.progress import Progress
 from composer_jax.parallel import context
 from composer_jax.parallel.mesh import BATCH_SPEC, batch_shards
 from composer_jax.parallel.processes import device_put_global, gather_to_host
-from composer_jax.train.losses import predict_positions
+from composer_jax.train.forward import predict_positions
 
 CHUNK = 256
 """Positions per device whose logits over the vocabulary exist at once, if only log-probabilities are returned."""

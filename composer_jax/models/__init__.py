@@ -8,7 +8,7 @@ Shape legend. The letters are suffixes of array names (`q_BSHK`), einsum letters
     D  model width             P  rotary head dim               Z  pages of the cache
     V  value head dim          W  vocabulary (one shard of it)  G  groups of a cache entry; episodes of a group
     C  choices of a token in all expert layers (cache)
-    N  heads of keys and values in attention; (token, choice) pairs (T*k) in dispatch
+    N  heads of keys and values in attention; (token, choice) pairs (T*k) in dispatch; slots of a row for a teacher
     M  slots of dispatch; MTP modules                            J  pages of a row's context
     X  width that depends on the attention kind: a query or key head, a cache entry
     k  experts per token

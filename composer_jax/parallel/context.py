@@ -44,6 +44,25 @@ def local_positions(length: int) -> jax.Array:
     return jnp.concatenate([i * half + offsets, (2 * n - 1 - i) * half + offsets])
 
 
+def local_index(positions: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
+    """Returns where positions of the whole row are among the `length` entries on this device.
+
+    Args:
+      positions: int32 of any shape; negative ones are nowhere.
+
+    Returns:
+      int32 and bool of the same shape: the index, 0 for positions of other devices, and whether it is on this device.
+    """
+    n = axis_size(AXIS)
+    if n == 1:
+        is_here = positions >= 0
+        return jnp.where(is_here, positions, 0), is_here
+    half, i = length // 2, jax.lax.axis_index(AXIS)
+    chunk, offset = positions // half, positions % half
+    is_early, is_late = chunk == i, chunk == 2 * n - 1 - i
+    return jnp.where(is_late, half + offset, jnp.where(is_early, offset, 0)), is_early | is_late
+
+
 def gather_row(part: jax.Array) -> jax.Array:
     """All-gathers the parts [B,S,...] of every device into the whole row [B,nS,...], ordered by position."""
     n = _check_part(part)

@@ -17,6 +17,8 @@ BATCH_AXES = ("replica", "data", "expert")
 """Mesh axes that shard the rows of a batch. `expert` shards the weights of experts as well."""
 BATCH_SPEC = PartitionSpec(BATCH_AXES, "context")
 """The sharding of a batch [B,S], whose positions are in zigzag order (parallel/context.py)."""
+ROW_SPEC = PartitionSpec(BATCH_AXES)
+"""The sharding of arrays with an entry per row, whole on all devices that share the row's positions."""
 TOKEN_AXES = (*BATCH_AXES, "context")
 """Mesh axes over which devices hold different tokens."""
 

@@ -22,10 +22,25 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class HintedSpan:
+    """Sampled tokens of a row, and the context with a hint in which a teacher predicts them (rl/feedback.py)."""
+
+    start: int
+    stop: int
+    """The tokens start to stop of the row."""
+    tokens: np.ndarray
+    """int32 [stop - start]: these tokens."""
+    context: np.ndarray
+    """int32 [m], m >= 1: what the teacher reads before them."""
+    detectors: tuple[str, ...]
+    """Those whose hints are in the context."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class WeightedRow:
     """One training row and what each of its n tokens is trained with, float32 [n] each, 0 where it is not trained.
 
-    The three streams of the loss are train/losses.py's: the policy gradient has weights and advantages, cross-entropy
+    The streams of the loss are train/losses.py's: the policy gradient has weights and advantages, cross-entropy
     and the KL to the reference have weights.
     """
 
@@ -38,6 +53,8 @@ class WeightedRow:
     """Factors on the coefficient of the KL to the reference."""
     episode: int = 0
     """Number of the episode in its step. The rows of an episode follow each other, in the order of its segments."""
+    hints: tuple[HintedSpan, ...] = ()
+    """Spans that are also trained towards a teacher with a hint."""
 
     @classmethod
     def of(cls, row: Row, advantage, *, weight=1.0, ce_weight=0.0, kl_weight=1.0) -> "WeightedRow":
@@ -46,6 +63,11 @@ class WeightedRow:
             np.where(row.trained, value, 0).astype(np.float32) for value in (advantage, weight, ce_weight, kl_weight)
         )
         return cls(row, advantages, weights, ce_weights, kl_weights)
+
+    def without_signal(self) -> "WeightedRow":
+        """Returns the row with nothing to train but its hints."""
+        zeros = np.zeros(len(self.row.tokens), np.float32)
+        return dataclasses.replace(self, advantages=zeros, weights=zeros, ce_weights=zeros, kl_weights=zeros)
 
     @property
     def has_signal(self) -> bool:

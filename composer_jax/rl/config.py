@@ -9,6 +9,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.rl.algorithm import default_options
 from composer_jax.rl.curriculum import CurriculumConfig
+from composer_jax.rl.feedback import FeedbackConfig
 from composer_jax.rl.group_buffer import LateGroups
 from composer_jax.rl.incomplete_groups import INCOMPLETE
 from composer_jax.rl.reference import ReferenceKLConfig
@@ -28,7 +29,7 @@ NORMALISERS = ("constant", "tokens")
 
 @dataclass(frozen=True)
 class NormaliserConfig:
-    """What the three streams of the policy loss are divided by (train/losses.py).
+    """What the streams of the policy loss are divided by (train/losses.py).
 
     "constant": episodes * rl.tokens_per_episode, as in Dr. GRPO (arXiv 2503.20783, section 3.2). "tokens": the number
     of tokens in the step that have a weight in the stream. Never the length of a single sequence, which would favour
@@ -44,9 +45,12 @@ class NormaliserConfig:
     """Of the cross-entropy."""
     kl: Literal["constant", "tokens"] = "constant"
     """Of the KL to the reference; equal to `policy`, the KL is a part of the advantage."""
+    feedback: Literal["constant", "tokens"] = "constant"
+    """Of the KL to a teacher with a hint (rl.feedback); equal to `policy`, a hinted token counts as one with an
+    advantage of rl.feedback.weight (Kolibri: one normaliser for both)."""
 
     def __post_init__(self) -> None:
-        for name in ("policy", "cross_entropy", "kl"):
+        for name in ("policy", "cross_entropy", "kl", "feedback"):
             value = getattr(self, name)
             if value not in NORMALISERS:
                 raise UserError(f"rl.algorithm.normalisers.{name}={value!r} is unknown; use constant or tokens.")
@@ -121,6 +125,8 @@ class RLConfig:
     """How advantages become a loss."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """How a grade and an episode's length become a reward."""
+    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
+    """Hints at mistakes, toward which the policy is trained beside the reward; off by default."""
     router_replay: Literal["auto", "on", "off"] = "auto"
     """Whether the learner uses the experts that the sampler chose for each token (models/router_replay.py): "auto" does
     so in networks with experts, "on" refuses others. rl.loss.replay_plausibility is its filter."""

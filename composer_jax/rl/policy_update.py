@@ -2,22 +2,26 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from composer_jax.data.chat_format import ChatFormat
 from composer_jax.models.flops import forward_flops
 from composer_jax.models.model_def import Params
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.rl.algorithm import make_algorithm
 from composer_jax.rl.batch import Group, PackedRows, WeightedRow, pack_rows
 from composer_jax.rl.config import RLConfig
+from composer_jax.rl.feedback import HintFinder, feedback_metrics
 from composer_jax.rl.incomplete_groups import complete_group
 from composer_jax.rl.reference import Reference, with_reference
+from composer_jax.rl.teacher import Teacher, teacher_rows
 from composer_jax.rl.weighting import weighted_rows
 from composer_jax.train.learner import Learner, TrainState
 from composer_jax.train.losses import StreamNormalisers
+from composer_jax.train.output_states import OutputStates
 from composer_jax.train.token_logprobs import TokenScorer
 
 PER_TOKEN = ("entropy", "out_of_region", "sampler_kl")
@@ -54,12 +58,28 @@ class GroupLearner(Protocol):
 class PolicyUpdate:
     """The learning half of an RL step: advantages, batches and the optimizer step. It holds no weights."""
 
-    def __init__(self, config: RLConfig, learner: Learner):
+    def __init__(self, config: RLConfig, learner: Learner, chat: ChatFormat | None = None):
+        """
+        Args:
+          chat: the format of the episodes, for rl.feedback.
+
+        Raises:
+          UserError: an algorithm or a detector that the config names does not resolve.
+          ValueError: rl.feedback is on, and there is no chat format.
+        """
         self.config, self.learner = config, learner
         self.algorithm = make_algorithm(config.algorithm.name, config.algorithm.options)
         self.route_shape = config.route_shape(learner.definition.config)
         self.is_compiled = False
         self._reference: Reference | None = None
+        self._find_hints: HintFinder | None = None
+        feedback = config.feedback
+        if feedback.weight:
+            if chat is None:
+                raise ValueError(f"rl.feedback.weight={feedback.weight} needs the chat format of the episodes")
+            self._find_hints = HintFinder(feedback, chat, config.batches[-1][0])
+            scorer = OutputStates(learner.definition, learner.mesh)
+            self._teacher = Teacher(scorer, feedback.weight, feedback.tokens_per_row)
 
     def set_reference(self, params: Params, router_bias: Params) -> None:
         """Sets the policy that rl.algorithm.kl refers to: the weights that RL started from, also in a resumed run.
@@ -81,8 +101,9 @@ class PolicyUpdate:
         """Takes one optimizer step on the groups.
 
         Groups that lost too many episodes are dropped (rl.algorithm.incomplete_groups); the metric groups_incomplete
-        counts them. Groups of equal rewards are dropped before they cost a training token. A step without any other
-        group leaves the weights alone: an update with a zero gradient would still move them by Adam's momentum.
+        counts them. Groups of equal rewards are dropped before they cost a training token, except for their rows with
+        hints (rl.feedback). A step without anything to train leaves the weights alone: an update with a zero gradient
+        would still move them by Adam's momentum.
 
         Args:
           state: donated; use the returned one.
@@ -92,22 +113,16 @@ class PolicyUpdate:
         """
         rule, size = self.config.algorithm.incomplete_groups, self.config.group_size
         complete = [whole for group in groups if (whole := complete_group(group, size, rule)) is not None]
-        by_group = weighted_rows(complete, self.algorithm, step, self.config.algorithm)
-        rows = [row for rows in by_group for row in rows]
+        too_long_before = self._find_hints.too_long if self._find_hints else 0
+        by_group = weighted_rows(complete, self.algorithm, step, self.config.algorithm, self._find_hints)
+        # First the rows with a signal of their rewards, whose places are then those of a step without hints.
+        rows = sorted((row for rows in by_group for row in rows), key=lambda row: not row.has_signal)
         learned: dict[str, float] | None = None
+        normalisers = self.normalisers(rows, episodes)
         if rows:
-            # The first update compiles every shape, with batches that have no gradient.
-            packed = pack_rows(
-                rows,
-                self.config.batches,
-                every_shape=not self.is_compiled,
-                shards=batch_shards(self.learner.mesh),
-                cost=functools.partial(forward_flops, self.learner.definition.config),
-                route_shape=self.route_shape,
-            )
+            batches = self._batches(rows, state, normalisers)
             self.is_compiled = True
-            normalisers = self.normalisers(rows, episodes)
-            state, learned = self.learner.step(state, self._batches(packed, state, normalisers), normalisers)
+            state, learned = self.learner.step(state, batches, normalisers)
         metrics = learning_metrics(
             learned,
             has_experts=self.learner.definition.config.n_experts > 0,
@@ -115,20 +130,42 @@ class PolicyUpdate:
         )
         if self.route_shape is not None:
             metrics |= replay_metrics(learned)
-        metrics["groups_used"] = sum(map(bool, by_group))
+        if self._find_hints is not None:
+            metrics |= feedback_metrics(learned, rows, self.config.feedback, normalisers.feedback)
+            metrics["feedback_too_long"] = self._find_hints.too_long - too_long_before
+        metrics["groups_used"] = sum(any(row.has_signal for row in rows) for rows in by_group)
         metrics["groups_incomplete"] = len(groups) - len(complete)
         return state, UpdateResult(learned is not None and not learned["skipped"], metrics)
 
     def _batches(
-        self, packed: PackedRows, state: TrainState, normalisers: StreamNormalisers
-    ) -> list[dict[str, np.ndarray]]:
-        """Returns the batches, with the KL to the reference if the config has one."""
+        self, rows: Sequence[WeightedRow], state: TrainState, normalisers: StreamNormalisers
+    ) -> Iterable[dict[str, np.ndarray]]:
+        """Returns the batches, with the KL to the reference and the teacher of hints if the config has them."""
         config = self.config.algorithm.kl
-        if not config.coefficient:
-            return packed.batches
-        if self._reference is None:
-            raise ValueError(f"rl.algorithm.kl.coefficient={config.coefficient} needs set_reference() before a step")
-        return with_reference(packed, config, self._reference, (state.params, state.router_bias), normalisers)
+        packed = self._pack(rows, self.route_shape)
+        batches = packed.batches
+        if config.coefficient:
+            if self._reference is None:
+                raise ValueError(
+                    f"rl.algorithm.kl.coefficient={config.coefficient} needs set_reference() before a step"
+                )
+            policy = (state.params, state.router_bias)
+            batches = with_reference(packed, config, self._reference, policy, normalisers)
+        if self._find_hints is None:
+            return batches
+        hinted = self._pack(teacher_rows(rows), None)
+        return self._teacher.add_states(packed, hinted, batches, (state.params, state.router_bias))
+
+    def _pack(self, rows: Sequence[WeightedRow], route_shape: tuple[int, int] | None) -> PackedRows:
+        """Packs rows; for the first update with a batch of every shape without a gradient, which compiles them all."""
+        return pack_rows(
+            rows,
+            self.config.batches,
+            every_shape=not self.is_compiled,
+            shards=batch_shards(self.learner.mesh),
+            cost=functools.partial(forward_flops, self.learner.definition.config),
+            route_shape=route_shape,
+        )
 
     def normalisers(self, rows: Sequence[WeightedRow], episodes: int) -> StreamNormalisers:
         """Returns what each stream of a step's loss is divided by: rl.algorithm.normalisers."""
@@ -143,7 +180,16 @@ class PolicyUpdate:
             policy=by_kind[kinds.policy]("weights"),
             cross_entropy=by_kind[kinds.cross_entropy]("ce_weights"),
             kl=by_kind[kinds.kl]("kl_weights"),
+            feedback=self._feedback_normaliser(rows, constant),
         )
+
+    def _feedback_normaliser(self, rows: Sequence[WeightedRow], constant: float) -> float | None:
+        """Returns what the KL to the teacher is divided by; None where there is no feedback."""
+        if self._find_hints is None:
+            return None
+        if self.config.algorithm.normalisers.feedback == "constant":
+            return constant
+        return max(1.0, float(sum(len(span.tokens) for row in rows for span in row.hints)))
 
 
 def learning_metrics(

@@ -33,6 +33,7 @@ from composer_jax.stages.config import RunConfig, TrainingConfig
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import Loss, make_loss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
+from composer_jax.train.teacher_kl import slot_shapes
 
 LANGUAGE_FIELDS = ("tokens", "positions", "segments", "weights")
 LOOP_COUNTS = {DECODE_LOOP: 1.0, ROUNDS: 1.0}
@@ -95,7 +96,8 @@ def _sft(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str
 
 
 def _rl(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str, Step]:
-    """A training step has one batch of every shape of rl.batches."""
+    """A training step has one batch of every shape of rl.batches. The forward passes of a reference and of the teacher
+    of hints, whose number depends on the episodes, are not in it."""
     rl = config.rl
     shapes = [(rows, length) for length, rows in rl.batches]
     step = _training_step(
@@ -109,6 +111,7 @@ def _rl(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str,
         ("rl.batches: rows", "rl.batches: length"),
         has_reference=rl.algorithm.kl.coefficient > 0,
         route_shape=rl.route_shape(config.model),
+        feedback_slots=rl.feedback.tokens_per_row if rl.feedback.weight else 0,
     )
     return {"train": step} | _evaluate(config, make_mesh)
 
@@ -173,11 +176,13 @@ def _training_step(
     trains_mtp: bool = False,
     has_reference: bool = False,
     route_shape: tuple[int, int] | None = None,
+    feedback_slots: int = 0,
 ) -> Step:
     """Returns the gradient program of each batch shape, and the update.
 
     names: what errors call the rows and the tokens of a shape. has_reference: whether a second copy of the weights is
-    resident. route_shape: (L, k) where routes are replayed.
+    resident. route_shape: (L, k) where routes are replayed. feedback_slots: rl.feedback.tokens_per_row, or 0 where
+    there is no feedback.
     """
     for rows, tokens in shapes:
         _check_batch(rows, tokens, config, mesh, names)
@@ -189,6 +194,9 @@ def _training_step(
         batch = {name: jax.ShapeDtypeStruct(shape, (FIELDS | REFERENCE_FIELDS)[name]) for name in fields}
         if route_shape is not None:
             batch["routes"] = jax.ShapeDtypeStruct((*shape, *route_shape), np.int16)
+        if feedback_slots:
+            slots = slot_shapes(shape[0], min(feedback_slots, shape[1]), config)
+            batch |= {name: jax.ShapeDtypeStruct(*of_slots) for name, of_slots in slots.items()}
         functions = learner.programs(batch)
         gradient, arguments, _ = functions["gradient"]
         update, (state, total, rate), keywords = functions["update"]

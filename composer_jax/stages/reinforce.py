@@ -71,7 +71,7 @@ def open_update(run: Run, store: CheckpointStore) -> tuple[PolicyUpdate, TrainSt
     if restored := restore_state(store, state):
         state, saved = restored
         cursor = Cursor(**saved["cursor"])
-    update = PolicyUpdate(config, learner)
+    update = PolicyUpdate(config, learner, run.model.chat)
     update.set_reference(params, router_bias)
     return update, state, cursor
 

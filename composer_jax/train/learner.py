@@ -23,11 +23,12 @@ from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.models.router import updated_bias
 from composer_jax.ops.shapes import check_shapes
-from composer_jax.parallel.mesh import BATCH_SPEC, TOKEN_AXES
-from composer_jax.train.losses import Batch, Loss, Normalisers
+from composer_jax.parallel.mesh import TOKEN_AXES
+from composer_jax.train.forward import Batch
+from composer_jax.train.losses import Loss, Normalisers
 from composer_jax.train.master_weights import MasterState, cast_floats, cast_like
 from composer_jax.train.optimizer import Optimizer
-from composer_jax.train.shard_batch import shard_batch
+from composer_jax.train.shard_batch import field_spec, shard_batch
 
 
 @jax.tree_util.register_dataclass
@@ -124,8 +125,8 @@ class Learner:
         """
         state = self.abstract_state()
         scalar = jax.ShapeDtypeStruct((), np.float32, sharding=self.replicated)
-        rows = NamedSharding(self.mesh, BATCH_SPEC)
-        batch = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows) for name, a in batch.items()}
+        fields = {name: NamedSharding(self.mesh, field_spec(name)) for name in batch}
+        batch = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=fields[name]) for name, a in batch.items()}
         gradient = (state.params, state.router_bias, batch, scalar)
         total = jax.eval_shape(self._gradient, *gradient)
         shardings = jax.tree.map(lambda _: self.replicated, total)
@@ -273,7 +274,7 @@ class Learner:
             return jax.shard_map(
                 program,
                 mesh=self.mesh,
-                in_specs=(param_specs, bias_specs, BATCH_SPEC, PartitionSpec()),
+                in_specs=(param_specs, bias_specs, {name: field_spec(name) for name in batch}, PartitionSpec()),
                 out_specs=out_specs,
             )(params, router_bias, batch, normalisers)
 

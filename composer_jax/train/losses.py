@@ -2,10 +2,11 @@
 
 A batch is a dict of arrays [B,S]: tokens, positions and segments (int32; segment 0 is padding), weights (float32), and
 for the policy loss the float32 arrays of POLICY_FIELDS. Under router replay it has routes as well, int16 [B,S,L,k]: the
-k experts that the sampler chose for tokens[t] in each of L expert layers, negative where unknown. Entry t of a float32
-array belongs to the *prediction of* tokens[t], which is the output at t-1; it is zero at the first token of a segment.
-The losses shift these arrays left to the position of that output. Every loss is divided by normalisers that the caller
-computes once for the global batch, so that the sum over devices and accumulation steps is the loss of the whole batch.
+k experts that the sampler chose for tokens[t] in each of L expert layers, negative where unknown. Under feedback it has
+the states of a teacher for some of its tokens (train/teacher_kl.py). Entry t of a float32 array [B,S] belongs to the
+*prediction of* tokens[t], which is the output at t-1; it is zero at the first token of a segment. The losses shift
+these arrays left to the position of that output. Every loss is divided by normalisers that the caller computes once for
+the global batch, so that the sum over devices and accumulation steps is the loss of the whole batch.
 """
 
 import dataclasses
@@ -17,17 +18,14 @@ import jax.numpy as jnp
 
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
-from composer_jax.models.decoder import Decoder, Hidden, head_logits
+from composer_jax.models.decoder import Decoder
 from composer_jax.models.predictions import Predictions
-from composer_jax.models.router_replay import RouterReplay
 from composer_jax.models.router_stats import RouterStats
-from composer_jax.ops.chunks import map_chunks
-from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel import context
+from composer_jax.train.forward import Batch, hidden_states, predict_positions
 from composer_jax.train.sequence_sums import sequence_sums
+from composer_jax.train.teacher_kl import teacher_kl
 from composer_jax.train.trust_region import TRUST_REGIONS
-
-Batch = dict[str, jax.Array]
 
 
 class LossOutput(NamedTuple):
@@ -42,74 +40,23 @@ class LossOutput(NamedTuple):
 
 
 class StreamNormalisers(NamedTuple):
-    """What the policy loss divides each of its three streams by, for the global batch: a constant, or a count."""
+    """What the policy loss divides each of its streams by, for the global batch: a constant, or a count."""
 
     policy: Any
     """Of the policy gradient; a float or float32 []."""
     cross_entropy: Any
     kl: Any
+    feedback: Any = None
+    """Of the KL to a teacher; None where no batch has one, so that programs get no argument for it."""
 
 
 Normalisers = Any
-"""A number (float32 [] inside a program) for losses of one stream; a StreamNormalisers, or a number for all three
+"""A number (float32 [] inside a program) for losses of one stream; a StreamNormalisers, or a number for all
 streams, for the policy loss."""
 
 Loss = Callable[[Decoder, Batch, Normalisers], LossOutput]
 """A loss may have an attribute `frozen_params`: names of top-level subtrees of params that get no gradient from it. The
 Learner leaves them as they are; without the attribute it updates all params."""
-
-
-POLICY_FIELDS = ("advantages", "ce_weights", "kl_weights", "sampler_logprobs", "reference_logprobs")
-"""Fields of the policy loss beside `weights`; those that a batch lacks count as zeros."""
-
-
-def hidden_states(decoder: Decoder, batch: Batch, *, plausibility: float = 0.0) -> Hidden:
-    """The decoder's output for a batch, after a check of the batch's shapes and dtypes.
-
-    Args:
-      plausibility: of the replay of a batch with routes (models/router_replay.py).
-
-    Raises:
-      AssertionError: a field has another shape or dtype than the module's docstring says.
-    """
-    check_shapes(
-        tokens_BS=(batch["tokens"], jnp.int32),
-        positions_BS=(batch["positions"], jnp.int32),
-        segments_BS=(batch["segments"], jnp.int32),
-        weights_BS=(batch["weights"], jnp.float32),
-        **{f"{name}_BS": (batch.get(name), jnp.float32) for name in POLICY_FIELDS},
-        routes_BSLk=(batch.get("routes"), jnp.int16),
-    )
-    replay = RouterReplay(batch["routes"], plausibility) if "routes" in batch else None
-    with jax.named_scope("trunk"):
-        return decoder(batch["tokens"], batch["positions"], batch["segments"], replay)
-
-
-def predict_positions(
-    decoder: Decoder, function: Callable, chunk: int | None, states: tuple[jax.Array, ...], *arrays_BS: jax.Array
-) -> Any:
-    """Applies `function` to the predictions at every position; returns its tree of arrays, [B,S] each.
-
-    Args:
-      function: (one Predictions per array of `states`, then `arrays_BS`, flattened to [T]) -> tree of arrays [T].
-      chunk: number of positions whose logits exist at the same time; None: all.
-      states: normalised states [B,S,D], compute dtype.
-    """
-    dims = check_shapes(states_BSD=(states[0], jnp.floating))
-    for states_BSD in states:
-        check_shapes(dims, states_BSD=(states_BSD, states[0].dtype))
-    for array_BS in arrays_BS:
-        check_shapes(dims, array_BS=(array_BS, array_BS.dtype))
-    weight_DW = decoder.head_weight()
-
-    def piece(*inputs):
-        predictions = [Predictions(head_logits(h_TD, weight_DW)) for h_TD in inputs[: len(states)]]
-        return function(*predictions, *inputs[len(states) :])
-
-    with jax.named_scope("head"):
-        flat = [array.reshape(-1, *array.shape[2:]) for array in (*states, *arrays_BS)]
-        out = map_chunks(piece, chunk, *flat)
-        return jax.tree.map(lambda array: array.reshape(states[0].shape[:2]), out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,15 +235,17 @@ def _shift_right_by(array: jax.Array, k: int) -> jax.Array:
 @dataclasses.dataclass(frozen=True)
 class PolicyLoss:
     """Importance-weighted policy gradient with a trust region on the ratio to the sampler's probabilities, with a KL to
-    a reference in its advantages, plus cross-entropy.
+    a reference in its advantages, plus cross-entropy and the KL to a teacher.
 
     L = - 1/Z_pg sum_t sg[f(r_t, a_t) a_t] log p(x_t) - 1/Z_ce sum_t c_t log p(x_t)
+        + 1/Z_fb sum_n v_n KL(q_n || p_n)
     a_t = w_t A_t - k_t Z_pg/Z_kl (log p(x_t) - log p_ref(x_t))
 
     r_t = p(x_t) / p_sampler(x_t) is the importance ratio, f is the trust region (train/trust_region.py); Z_pg is a
     constant of the batch as in Dr. GRPO (arXiv 2503.20783). The advantages A and the weights w (`weights`), c
     (`ce_weights`) and k (`kl_weights`) come with the batch (rl/algorithm.py). The KL is in the advantage, because as a
-    term of its own its estimator k1 has an expected gradient of zero (rl/reference.py).
+    term of its own its estimator k1 has an expected gradient of zero (rl/reference.py). The third term is there where
+    the batch has teachers q_n of some outputs p_n, with weights v (train/teacher_kl.py).
     """
 
     config: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
@@ -314,12 +263,16 @@ class PolicyLoss:
 
         tokens_BS, chunk = context.shift_left(batch["tokens"]), decoder.config.head_chunk
         logprobs_BS, entropy_BS = predict_positions(decoder, at_position, chunk, (hidden.last_BSD,), tokens_BS)
-        z = normalisers if isinstance(normalisers, StreamNormalisers) else StreamNormalisers(*3 * (normalisers,))
+        z = normalisers if isinstance(normalisers, StreamNormalisers) else StreamNormalisers(*4 * (normalisers,))
         policy, sums, maxima = self._policy_gradient(logprobs_BS, entropy_BS, batch, z)
         ce_weights_BS = _at_output(batch, "ce_weights")
         sums["cross_entropy"] = -(ce_weights_BS * logprobs_BS).sum()
         sums["ce_weight"] = ce_weights_BS.sum()
         loss = policy / z.policy + sums["cross_entropy"] / z.cross_entropy
+        if "teacher_states" in batch:
+            term, kl_sums = teacher_kl(decoder, hidden.last_BSD, batch)
+            loss = loss + term / z.feedback
+            sums |= kl_sums
         sums |= router_sums({"moe_layers": hidden.router_stats})
         return LossOutput(loss, sums, maxima)
 

@@ -1,13 +1,19 @@
 """shard_batch: a batch of the host -> arrays on the mesh."""
 
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.parallel.context import zigzag_order
-from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, batch_shards
+from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, ROW_SPEC, batch_shards
 from composer_jax.parallel.processes import device_put_global
-from composer_jax.train.losses import Batch
+from composer_jax.train.forward import Batch
+from composer_jax.train.teacher_kl import SLOT_FIELDS
+
+
+def field_spec(name: str) -> PartitionSpec:
+    """Returns the sharding of a field of a batch."""
+    return ROW_SPEC if name in SLOT_FIELDS else BATCH_SPEC
 
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
@@ -23,5 +29,9 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
             f"{', '.join(BATCH_AXES)}); use a multiple of {shards}."
         )
     if (parts := mesh.shape["context"]) > 1:
-        batch = {name: array[:, zigzag_order(array.shape[1], parts)] for name, array in batch.items()}
-    return device_put_global(batch, NamedSharding(mesh, BATCH_SPEC))
+        batch = {
+            name: array if name in SLOT_FIELDS else array[:, zigzag_order(array.shape[1], parts)]
+            for name, array in batch.items()
+        }
+    shardings = {name: NamedSharding(mesh, field_spec(name)) for name in batch}
+    return {name: device_put_global(array, shardings[name]) for name, array in batch.items()}

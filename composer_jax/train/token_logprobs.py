@@ -9,7 +9,7 @@ from composer_jax.models.predictions import Predictions
 from composer_jax.parallel import context
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import BATCH_SPEC
-from composer_jax.train.losses import hidden_states, predict_positions
+from composer_jax.train.forward import hidden_states, predict_positions
 from composer_jax.train.shard_batch import shard_batch
 
 

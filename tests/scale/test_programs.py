@@ -1,12 +1,13 @@
 """The programs of each stage on eight CPU devices: what they hold, count and refuse."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.models.flops import forward_flops
-from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.mesh import batch_shards, make_mesh
 from composer_jax.scale.costs import Collective, CostAssumptions, estimate_cost
 from composer_jax.scale.programs import (
     LOOP_COUNTS,
@@ -102,6 +103,20 @@ def test_batches_of_several_shapes_accumulate_one_gradient():
     config = run_config(small_config()).model
     assert step.tokens == 16 * 32 + 8 * 64
     assert step.flops == 3 * (16 * forward_flops(config, 32) + 8 * forward_flops(config, 64))
+
+
+def test_the_teacher_of_hints_is_a_part_of_the_batch():
+    """One state of the network for each slot of a row, and no more slots than positions."""
+    plain = bytes_per_device(train_step("rl").programs["gradient"].resident["batch"])
+    config = run_config(small_config())
+    (length, rows), itemsize = config.rl.batches[0], jnp.dtype(config.model.compute_dtype).itemsize
+    for tokens_per_row, slots in ((4, 4), (10**6, length)):
+        step = train_step("rl", rl__feedback__weight=0.5, rl__feedback__tokens_per_row=tokens_per_row)
+        program = step.programs["gradient"]
+        more = bytes_per_device(program.resident["batch"]) - plain
+        shards = batch_shards(step.mesh)
+        assert more == rows / shards * slots * (4 + 4 + config.model.d_model * itemsize)
+    program.function.trace(*program.arguments, **program.keywords).lower().compile()
 
 
 def test_model_flops_are_those_of_the_formula():

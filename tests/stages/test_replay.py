@@ -30,6 +30,7 @@ def rl_config(folder, **fields):
     config.mesh.replica = 2  # of the eight devices of the tests
     # Rewards differ within groups that solve nothing, so that there is something to learn.
     config.rl.reward.penalties.malformed_calls = 0.5
+    config.rl.feedback.weight = 0.5
     config.rl.update({"keep_groups": True, "record_tokens": True, **fields})
     config.evaluate.which = ("after",)
     return config
@@ -76,7 +77,9 @@ def test_learning_alone_takes_the_same_steps_bit_for_bit(folder):
         np.testing.assert_array_equal(a, b)
     rows, again = (read_metrics(folder / name / "metrics" / "rl.jsonl") for name in ("rl", "trained"))
     assert len(rows) == len(again) == 2 and any(row["trained_tokens"] for row in rows)
-    for name in ("reward", "grade", "trained_tokens", "ratio_max", "grad_norm", "sampled_tokens"):
+    assert any(row["feedback_turns"] for row in rows) and any(row["feedback_kl"] for row in rows)
+    feedback = [name for name in rows[0] if name.startswith("feedback_")]
+    for name in ("reward", "grade", "trained_tokens", "ratio_max", "grad_norm", "sampled_tokens", *feedback):
         assert [row[name] for row in rows] == [row[name] for row in again]
 
 

@@ -1,13 +1,15 @@
 """RL on eight devices, from a small published model with random weights: get_config takes its folder.
 
-Every reward is 0, so the algorithm compares it with a fixed number: every episode is trained.
+Every reward is 0, so the algorithm compares it with a fixed number: every episode is trained. Every first turn gets a
+hint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from composer_jax.rl.hint_detectors import Hint, ParsedEpisode
 from configs import smollm2_135m
 
 
@@ -16,6 +18,12 @@ class FixedBaseline:
 
     def __call__(self, rewards: Sequence[float]) -> np.ndarray:
         return np.asarray(rewards, np.float32) - np.float32(0.5)
+
+
+def remind(parsed: ParsedEpisode) -> Iterable[Hint]:
+    """A detector that finds a mistake in every first turn."""
+    if parsed.turns:
+        yield Hint(0, "Reminder: call a tool.")
 
 
 def get_config(base: str) -> ConfigDict:
@@ -32,6 +40,7 @@ def get_config(base: str) -> ConfigDict:
     config.rl.deterministic = True
     config.rl.groups.bugs = 1
     config.rl.algorithm = {"name": "tests.stages.two_hosts_config:FixedBaseline", "options": {}}
+    config.rl.feedback.update({"weight": 0.5, "detectors": ("tests.stages.two_hosts_config:remind",)})
     config.rl.optimizer.peak = 1e-2
     config.evaluate.suites = {"bugs": {"family": "bugs", "tasks": 2, "attempts": 2, "compaction": "none"}}
     config.evaluate.headline = ("bugs",)
