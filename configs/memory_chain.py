@@ -69,10 +69,10 @@ def get_config(size: str = "full") -> ConfigDict:
     config.sft.sources = {
         "chains": {
             "kind": "composer_jax.demo.memory_chain_traces:MemoryChainTraces",
-            "options": {"traces": {"memory_chain": 1000, "memory_chain_uncompacted": 500}},
+            "options": {"traces": {"memory_chain": 1200, "memory_chain_uncompacted": 600}},
         }
     }
-    config.sft.update({"steps": 300, "batch_size": 16, "seq_len": 256, "save_every": 100})
+    config.sft.update({"steps": 600, "batch_size": 16, "seq_len": 256, "save_every": 200})
     config.sft.optimizer.update({"peak": 2.5e-3, "warmup": 20, "final": 0.05})
     set_agent(config)
     set_rl(config.rl)
@@ -107,9 +107,9 @@ def set_agent(config: Any) -> None:
 def set_rl(rl: Any) -> None:
     rl.groups.update({"memory_chain": 12})
     rl.update(
-        {"steps": 50, "group_size": 8, "compaction": "short", "tokens_per_episode": 64.0, "batches": ((112, 32),)}
+        {"steps": 40, "group_size": 8, "compaction": "short", "tokens_per_episode": 64.0, "batches": ((112, 32),)}
     )
-    rl.optimizer.update({"peak": 4e-4, "warmup": 5, "decay": "linear", "final": 0.2, "b2": 0.98, "weight_decay": 0.0})
+    rl.optimizer.update({"peak": 3e-4, "warmup": 3, "decay": "linear", "final": 0.1, "b2": 0.98, "weight_decay": 0.0})
 
 
 def shrink(config: Any) -> None:
