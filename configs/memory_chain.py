@@ -46,9 +46,9 @@ MODEL = dict(
     remat=False,
 )
 
-TRIGGER = 90
-"""Tokens of context. The first branch exceeds them with its third file, the later ones, which begin with a summary, as
-well, so that summaries follow the files 3, 6 and 9 of a chain of 12 steps; the last branch ends before it does."""
+TRIGGER = 64
+"""Tokens of context. The first branch exceeds them with its second file, the later ones, which begin with a summary, as
+well, so that summaries follow the files 2, 4 and 6 of a chain of 8 steps; the last branch ends before it does."""
 SUMMARY_TOKENS = 14
 """Tokens of the longest summary: those of one item and the next file. Two items and the file take 18."""
 
@@ -69,10 +69,10 @@ def get_config(size: str = "full") -> ConfigDict:
     config.sft.sources = {
         "chains": {
             "kind": "composer_jax.demo.memory_chain_traces:MemoryChainTraces",
-            "options": {"traces": {"memory_chain": 600, "memory_chain_uncompacted": 1200}},
+            "options": {"traces": {"memory_chain": 1200, "memory_chain_uncompacted": 600}},
         }
     }
-    config.sft.update({"steps": 300, "batch_size": 16, "seq_len": 256, "save_every": 100})
+    config.sft.update({"steps": 600, "batch_size": 16, "seq_len": 256, "save_every": 200})
     config.sft.optimizer.update({"peak": 2.5e-3, "warmup": 20, "final": 0.05})
     set_agent(config)
     set_rl(config.rl)
@@ -96,18 +96,20 @@ def set_agent(config: Any) -> None:
         # The control: RL plays the same and trains everything but the summaries.
         "untrained": {**short, "train_summaries": False},
     }
-    # A chain takes 12 messages: none is left to read a file a second time after the last one has asked for its item.
-    config.agent.limits.update({"max_turns": 12, "max_turn_tokens": 48, "max_episode_tokens": 640})
+    # A chain takes 8 messages: none is left to read a file a second time after the last one has asked for its item.
+    config.agent.limits.update({"max_turns": 8, "max_turn_tokens": 48, "max_episode_tokens": 480})
     config.agent.concurrency = 96
-    config.sampler.update({"slots": 96, "capacity": 128, "decode_steps": 8, "prefill_shapes": ((48, 20), (16, 64))})
+    config.sampler.update(
+        {"slots": 96, "capacity": 112, "page_size": 16, "decode_steps": 8, "prefill_shapes": ((48, 20), (16, 64))}
+    )
 
 
 def set_rl(rl: Any) -> None:
     rl.groups.update({"memory_chain": 12})
     rl.update(
-        {"steps": 60, "group_size": 8, "compaction": "short", "tokens_per_episode": 64.0, "batches": ((128, 32),)}
+        {"steps": 40, "group_size": 8, "compaction": "short", "tokens_per_episode": 64.0, "batches": ((112, 32),)}
     )
-    rl.optimizer.update({"peak": 5e-4, "warmup": 5, "decay": "linear", "final": 0.2, "b2": 0.98, "weight_decay": 0.0})
+    rl.optimizer.update({"peak": 3e-4, "warmup": 3, "decay": "linear", "final": 0.1, "b2": 0.98, "weight_decay": 0.0})
 
 
 def shrink(config: Any) -> None:

@@ -22,7 +22,7 @@ from composer_jax.tasks.task import Split, Task
 
 FAMILY = "memory_chain"
 TOOLS = ("read", "edit", "finish")
-STEPS = 12
+STEPS = 8
 """Messages of the agent in a whole chain: one read for each file, and the answer."""
 VALUES = ("amber", "coral", "ivory", "jade", "olive", "pearl", "ruby", "teal")
 CHANCE = 1 / len(VALUES)

@@ -19,7 +19,7 @@ class MemoryChainTraces(ExpertTraces):
     KINDS = {"memory_chain": (FAMILY, "short"), "memory_chain_uncompacted": (FAMILY, "none")}
     SHORT_STEPS = 5
     """Steps of the chains without a summary. Their end asks for what the context shows, which teaches to look it up; in
-    a whole chain nine items of ten are forgotten by then."""
+    a whole chain five items of six are forgotten by then."""
 
     def __init__(self, context: SourceContext, traces: Mapping[str, int]):
         super().__init__(context, traces)
