@@ -36,17 +36,21 @@ CURVES = ("reward", "grade", "staleness_max", "ratio_max", "out_of_region", "sam
 """Columns of metrics/rl.jsonl."""
 
 
-def measure(folder: Path, size: str, seed: int, variant: str) -> Row:
+def measure(folder: Path, size: str, seed: int, variant: str, steps: int | None = None) -> Row:
     """Returns the row of one run: seed, variant, suites (pass@1 and the solved fraction of every task), curves.
 
     The policy before RL is trained first if it is not there.
+
+    steps: of RL; None: those of the config.
     """
     base = folder / f"seed{seed}" / "sft"
     run_pipeline(base, size, seed, stages="('pretrain','sft')", evaluate__which="('before',)")
     workdir = base
     if variant != "sft":
-        workdir = folder / f"seed{seed}" / variant
-        fields = {f"rl__{name.replace('.', '__')}": value for name, value in VARIANTS[variant].items()}
+        workdir = folder / f"seed{seed}" / _with_steps(variant, steps)
+        fields: dict[str, Any] = {f"rl__{name.replace('.', '__')}": value for name, value in VARIANTS[variant].items()}
+        if steps is not None:
+            fields["rl__steps"] = steps
         start = {"base": base / "checkpoints" / "sft", "stages": "('rl',)", "evaluate__which": "('after',)"}
         run_pipeline(workdir, size, seed, **start, **fields)
     kept = ("pass_at_1", "solved", "tokens_per_summary", "compaction_error")
@@ -60,6 +64,11 @@ def measure(folder: Path, size: str, seed: int, variant: str) -> Row:
         "suites": suites,
         "curves": curves(workdir / "metrics" / "rl.jsonl", CURVES),
     }
+
+
+def _with_steps(name: str, steps: int | None) -> str:
+    """Returns the name of what belongs to runs of so many steps, which are not compared with those of the config."""
+    return name if steps is None else f"{name}_{steps}_steps"
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
@@ -100,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     every = ("sft", *VARIANTS)
     parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
     parser.add_argument("--variants", default=",".join(every), help="comma-separated names (default: all of them)")
+    parser.add_argument("--steps", type=int, help="steps of RL, for rows of their own (default: those of the config)")
     parser.add_argument("--workdir", type=Path, default=Path("runs/staleness"), help="parent of the runs' folders")
     parser.add_argument("--rows", type=Path, help="file of the finished rows (default: rows.json in the workdir)")
     parser.add_argument("--size", choices=SIZES, default="full", help="size of configs/tiny.py (default: full)")
@@ -108,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown := [name for name in chosen if name not in every]:
         parser.error(f"--variants names {unknown[0]!r}; use some of {', '.join(every)}")
     folder = o.workdir.absolute()
-    file = o.rows or folder / "rows.json"
-    rows = complete_rows(file, o.seeds, chosen, lambda seed, variant: measure(folder, o.size, seed, variant))
+    file = o.rows or folder / f"{_with_steps('rows', o.steps)}.json"
+    rows = complete_rows(file, o.seeds, chosen, lambda seed, variant: measure(folder, o.size, seed, variant, o.steps))
     print(json.dumps(summarize(rows)))
 
 
