@@ -9,6 +9,7 @@ from composer_jax.models.predictions import Predictions
 from composer_jax.parallel import context
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import BATCH_SPEC
+from composer_jax.parallel.processes import gather_to_host
 from composer_jax.train.forward import hidden_states, predict_positions
 from composer_jax.train.shard_batch import shard_batch
 
@@ -26,7 +27,7 @@ class TokenScorer:
         )
 
     def __call__(self, params: Params, router_bias: Params, batch: dict[str, np.ndarray]) -> np.ndarray:
-        """Returns log p(tokens[t] | the tokens before it in its segment), float32 [B,S].
+        """Returns log p(tokens[t] | the tokens before it in its segment), float32 [B,S], in every process.
 
         The entry of a segment's first token, which nothing predicts, and those of padding have no meaning.
 
@@ -36,7 +37,7 @@ class TokenScorer:
         Raises:
           UserError: the batch does not divide over the mesh.
         """
-        logprobs_BS = np.asarray(self._program(params, router_bias, shard_batch(batch, self.mesh)))
+        logprobs_BS = gather_to_host(self._program(params, router_bias, shard_batch(batch, self.mesh)))
         if (parts := self.mesh.shape["context"]) == 1:
             return logprobs_BS
         in_order_BS = np.empty_like(logprobs_BS)

@@ -92,6 +92,9 @@ def test_the_runs_train_the_same_tokens_with_the_same_rewards(runs):
     assert all(row["feedback_turns"] for row in rows[0])
     kl = [[row["feedback_kl"] for row in of_run] for of_run in rows]
     assert kl[1] == pytest.approx(kl[0], rel=1e-3) and min(kl[0]) > 0
+    # So does the reference, from which the policy has moved after the first step.
+    reference = [[row["kl_reference_k3"] for row in of_run] for of_run in rows]
+    assert reference[1] == pytest.approx(reference[0], rel=1e-2, abs=1e-7) and reference[0][-1] > 1e-6
 
 
 def test_the_runs_end_with_the_same_weights(runs):

@@ -39,7 +39,8 @@ def get_config(base: str) -> ConfigDict:
     config.rl.update({"steps": 3, "group_size": 4, "batches": ((2048, 8),), "save_every": 2, "max_staleness": 1})
     config.rl.deterministic = True
     config.rl.groups.bugs = 1
-    config.rl.algorithm = {"name": "tests.stages.two_hosts_config:FixedBaseline", "options": {}}
+    config.rl.algorithm.update({"name": "tests.stages.two_hosts_config:FixedBaseline", "options": {}})
+    config.rl.algorithm.kl.coefficient = 0.01
     config.rl.feedback.update({"weight": 0.5, "detectors": ("tests.stages.two_hosts_config:remind",)})
     config.rl.optimizer.peak = 1e-2
     config.evaluate.suites = {"bugs": {"family": "bugs", "tasks": 2, "attempts": 2, "compaction": "none"}}
