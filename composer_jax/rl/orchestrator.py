@@ -203,7 +203,7 @@ class Orchestrator:
     async def _on_devices(self, work: Coroutine[Any, Any, None]) -> None:
         """Awaits `work` while the devices that it shares with the policy belong to it; sandboxes go on."""
         if self._shares_devices:
-            await self.policy.pause()
+            await self.policy.pause(will_resume=True)
         try:
             await work
         finally:

@@ -147,7 +147,7 @@ class Sampler:
         for _ in self._runner.warm_up(processed):
             on_done()
 
-    async def pause(self, mode: PauseMode = "keep") -> None:
+    async def pause(self, mode: PauseMode = "keep", *, will_resume: bool = False) -> None:
         """Stops device calls until `resume`; returns when the last one has ended.
 
         Requests can be submitted meanwhile, and weights updated (not with mode="drain" while requests run).
@@ -155,9 +155,10 @@ class Sampler:
         Args:
           mode: "keep": running requests wait, and go on after `resume`. "wait": they end first, while others wait.
             "abort": every request ends at once, with what it has sampled and the finish reason "cancelled".
+          will_resume: the caller resumes by itself, so that requests which wait meanwhile are no reason for a warning.
         """
         self._raise_if_ended()
-        self._pause_mode = mode
+        self._pause_mode, self._will_resume = mode, will_resume
         self._paused.clear()
         self._work.set()
         await self._paused.wait()
@@ -205,6 +206,7 @@ class Sampler:
         self._error: Exception | None = None
         self._leaving, self._work, self._session_closed = False, asyncio.Event(), asyncio.Event()
         self._pause_mode: PauseMode | None = None
+        self._will_resume = False
         self._paused = asyncio.Event()
         self._sessions: set[EngineSession] = set()
         self.is_serving = True
@@ -353,7 +355,9 @@ class Sampler:
 
     def _activity(self) -> Activity:
         update = None if self._update is None else (self._update.version, self._update.mode)
-        return Activity(self._scheduler, self._calls, update, self.is_paused, (self.busy_seconds, self.version))
+        progress = self.busy_seconds, self.version
+        is_lent = self.is_paused and self._will_resume
+        return Activity(self._scheduler, self._calls, update, self.is_paused, progress, is_lent)
 
     def _is_pausing(self) -> bool:
         """Whether no device call may be made now. Ends all requests where the pause aborts them."""

@@ -201,8 +201,11 @@ class TrainablePolicy(Policy, Protocol):
         """Installs weights (models/model_def.py: Params); tokens sampled afterwards carry `version`."""
         ...
 
-    async def pause(self) -> None:
-        """Stops computing until `resume`; returns when the devices are idle."""
+    async def pause(self, *, will_resume: bool) -> None:
+        """Stops computing until `resume`; returns when the devices are idle.
+
+        will_resume: True if the caller resumes as soon as it has used the devices, so that nobody need be warned.
+        """
         ...
 
     def resume(self) -> None:

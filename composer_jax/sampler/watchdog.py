@@ -33,12 +33,14 @@ class Activity:
     is_paused: bool
     progress: Hashable
     """Differs from the one before when a device call has ended or weights were installed."""
+    is_lent: bool = False
+    """Whether the sampler is paused by somebody who resumes it: RL, while the learner has the devices."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody waits for something."""
+        """Whether somebody waits for something that the sampler should do now."""
         scheduler = self.scheduler
-        return bool(scheduler.waiting or scheduler.running or self.calls or self.update)
+        return not self.is_lent and bool(scheduler.waiting or scheduler.running or self.calls or self.update)
 
 
 class Watchdog:

@@ -81,7 +81,7 @@ class SimulatedPolicy:
         self.version = version
         self.installed.append(version)
 
-    async def pause(self):
+    async def pause(self, *, will_resume):
         self.running.clear()
 
     def resume(self):

@@ -172,6 +172,14 @@ def test_a_device_call_that_does_not_end_is_reported(new_sampler, monkeypatch):
     assert "a decode call of 1 row of up to 3 tokens" in records[-1] or "a prefill call of 8 rows" in records[0]
 
 
+def test_a_sampler_that_is_lent_to_the_learner_is_not_reported():
+    """The time counts from when the learner gives it back."""
+    watched = Watched(new_activity(Sequence([1], 1), is_paused=True, is_lent=True))
+    assert watched.check_at(0, 100, 1000) == 0
+    watched.activity = dataclasses.replace(watched.activity, is_paused=False, is_lent=False)
+    assert watched.check_at(1010, 1069) == 0 and watched.check_at(1070) == 1
+
+
 def test_zero_seconds_switch_it_off():
     async def main():
         watchdog = Watchdog(0, lambda: pytest.fail("it looked"))
