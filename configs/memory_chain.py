@@ -3,9 +3,9 @@
     python -m launch.pipeline --config=memory_chain --workdir=runs/chain                # summaries trained
     python -m launch.pipeline --config=memory_chain --workdir=runs/frozen --config.rl.compaction=untrained
 
-A network of a tenth of the demo's size learns the protocol by SFT from a scripted expert, without pretraining, and then
-RL. `python -m benchmarks.memory_chain` compares RL with the same RL whose summaries are left out of the loss. Numbers
-are ours (not published); `--help` lists every field.
+A network of 0.27 million parameters learns the protocol by SFT from a scripted expert, without pretraining, and then RL
+teaches it what to keep. `python -m benchmarks.memory_chain` compares RL with the same RL whose summaries are left out
+of the loss. Numbers are ours (not published); `--help` lists every field.
 """
 
 from typing import Any

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from composer_jax.data.chat import ToolCall
 from composer_jax.demo.memory_chain import guess, item_line, next_line, quoted
 from composer_jax.demo.slips import Script, Turn, call
+from composer_jax.errors import UserError
 from composer_jax.tasks.task import Task
 
 
@@ -30,13 +31,20 @@ class ChainNotes:
 
     @classmethod
     def of_summary(cls, task: Task, carried: str | None) -> ChainNotes:
-        """Returns what a branch knows at its start. carried: the summary; None in the first branch."""
+        """Returns what a branch knows at its start. carried: the summary; None in the first branch.
+
+        Raises:
+          UserError: the summary was cut before the name of the next file.
+        """
         know = task.metadata
         if carried is None:
             return cls(following=know["paths"][0])
         lines = carried.split("\n")
         known = {line: value for line, value in know["items"].items() if line in lines}
-        return cls(known, next(path for path in know["paths"] if next_line(path) in lines))
+        following = [path for path in know["paths"] if next_line(path) in lines]
+        if not following:
+            raise UserError(f"the summary {carried!r} names no next file; raise max_summary_tokens of its compaction.")
+        return cls(known, following[0])
 
     def read(self, task: Task) -> str:
         """Notes what the next file says, before the policy is asked for a summary of it; returns its path."""

@@ -141,6 +141,12 @@ def test_the_expert_keeps_each_item_that_it_knows_with_the_same_probability():
     assert list(later.items) == [carried.split("\n")[0]] and later.following == task.metadata["paths"][2]
 
 
+def test_a_summary_that_lost_the_next_file_is_refused():
+    task = generate("train", 0, 0)
+    with pytest.raises(UserError, match="names no next file; raise max_summary_tokens"):
+        ChainNotes.of_summary(task, f"{task.metadata[FACTS][0]}\nnext")
+
+
 def test_the_expert_answers_what_it_knows_and_guesses_the_rest(played, tokenizer):
     known = Counter()
     for task, episode in played:
