@@ -228,6 +228,7 @@ class LocalSandbox:
     async def wait_ready(self, timeout_s: float) -> None:
         """Waits until the worker is ready. Raises SandboxDied when it cannot start, or has ended since it was ready."""
         await self._answer(None, timeout_s)
+        self._require_alive()  # an answer that came with the timeout finds the channel closed
         if self._has_hung_up():
             self.end("its worker has ended")
             self._require_alive()

@@ -49,6 +49,21 @@ def test_never_more_than_size_in_use():
         pool.kill()
 
 
+def test_a_start_whose_answer_comes_with_its_timeout_is_a_death(monkeypatch):
+    async def receive(sandbox, loop):
+        sandbox.end("no answer within 60 s")  # what the alarm calls, while the answer is among the next events
+        return {}, b""
+
+    async def go():
+        async with LocalSandboxPool(size=1) as pool:
+            sandbox = await pool.acquire({})
+            monkeypatch.setattr(sandbox, "_receive", lambda loop: receive(sandbox, loop))
+            with pytest.raises(SandboxDied, match="no answer within 60 s"):
+                await sandbox.wait_ready(60)
+
+    asyncio.run(go())
+
+
 def test_waiting_can_be_cancelled():
     async def go():
         async with LocalSandboxPool(size=1) as pool:
