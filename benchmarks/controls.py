@@ -25,8 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import integers
-from benchmarks.seeded_runs import SIZES, Row, complete_rows, run_entry, run_pipeline
+from benchmarks.seeded_runs import SIZES, Row, complete_rows, integers, run_entry, run_pipeline
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
 from composer_jax.observe.metrics import read_metrics

@@ -10,11 +10,11 @@ run is continued, and a finished one is read. The last line of stdout is one JSO
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.seeded_runs import integers, run_pipeline
 
 FIELDS = {
     "minutes": lambda r: r["wall_seconds"] / 60,
@@ -71,21 +71,9 @@ def summarize(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     return {"seeds": dict(results), "mean": mean, "checks": checks(mean)}
 
 
-def integers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
-
-
 def run(seed: int, workdir: Path) -> dict[str, Any]:
     """Runs the pipeline with one seed and returns its results.json."""
-    command = [sys.executable, "-m", "launch.pipeline", "--config=configs/tiny.py", f"--workdir={workdir}"]
-    process = subprocess.Popen([*command, f"--config.seed={seed}"], stdout=sys.stderr, cwd=Path(__file__).parents[1])
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # Ctrl-C reaches the child as well; it saves and exits
-        raise SystemExit(130) from None
-    if code:
-        raise SystemExit(code)  # the child has printed the reason
+    run_pipeline(workdir, "full", seed)
     return json.loads((workdir / "results.json").read_text())
 
 

@@ -23,8 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import integers
-from benchmarks.seeded_runs import SIZES, Row, complete_rows, curves, run_pipeline
+from benchmarks.seeded_runs import SIZES, Row, complete_rows, curves, integers, run_pipeline
 from composer_jax.demo.memory_chain import CHANCE
 from composer_jax.stages.controls import final_suites
 

@@ -17,6 +17,11 @@ Row = dict[str, Any]
 """Of one run: seed, variant, and what was measured."""
 
 
+def integers(text: str) -> list[int]:
+    """Returns the seeds of a flag: integers with commas between them."""
+    return [int(number) for number in text.split(",")]
+
+
 def run_entry(entry: str, *arguments: str) -> None:
     """Runs an entry point with its output on stderr; ends the program if it fails."""
     command = [sys.executable, "-m", entry, *arguments]

@@ -20,8 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import integers
-from benchmarks.seeded_runs import SIZES, Row, complete_rows, curves, run_pipeline
+from benchmarks.seeded_runs import SIZES, Row, complete_rows, curves, integers, run_pipeline
 from composer_jax.stages.controls import compare_by_task, final_suites
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
