@@ -19,7 +19,7 @@ from composer_jax.rl.workers.worker_thread import WorkerThread
 T = TypeVar("T")
 
 ALL_INTERFACES = ("", "0.0.0.0", "::")
-PROCESSES_READY_S = 300.0
+PROCESSES_READY_S = 60.0
 """Seconds that process 0 waits for the other processes before it plays without them."""
 
 

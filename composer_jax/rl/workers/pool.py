@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ class WorkerPool:
         """Listens. Raises UserError if the address cannot be listened on."""
         options = self._options
         try:
-            self._server = await asyncio.start_server(self._connect, options.host or None, options.port)
+            self._server = await self._listen(options.host, options.port)
         except OSError as error:
             raise UserError(
                 f"--listen={options.host}:{options.port} cannot be listened on ({error.strerror or error}); choose "
@@ -158,6 +159,13 @@ class WorkerPool:
         if options.local_episodes:
             self._workers.append(_LocalWorker(self._context, options.local_episodes))
         return self
+
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        if host:
+            return await asyncio.start_server(self._connect, host, port)
+        # One socket for IPv4 and IPv6: two sockets with a port of 0 would get two ports, and workers are told of one.
+        both = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+        return await asyncio.start_server(self._connect, sock=socket.create_server(("", port), **both))
 
     async def __aexit__(self, *error: object) -> None:
         self._server.close()

@@ -366,6 +366,20 @@ def test_a_worker_gives_up_without_a_trainer():
         asyncio.run(main())
 
 
+def test_all_interfaces_have_one_port(harness):
+    """That of both families of addresses; the order of two sockets would be right by luck every other time."""
+
+    async def main():
+        for _ in range(10):
+            async with trainer(SeededPolicy(), host="") as pool:
+                ports = {listening.getsockname()[1] for listening in pool._server.sockets}
+                assert ports == {pool.port}
+                _, writer = await asyncio.open_connection("127.0.0.1", pool.port)
+                writer.close()
+
+    asyncio.run(main())
+
+
 def test_an_address_that_cannot_be_listened_on(harness):
     async def main():
         async with trainer(SeededPolicy()) as pool:
