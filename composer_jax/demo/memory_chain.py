@@ -1,9 +1,9 @@
 """Memory chain: what step 1 shows is needed at the end of a long chain, and three summaries lie in between.
 
-Every file of a chain has one item and the name of the next file; the last file asks for one of the items. An agent that
-is summarized on the way, into fewer tokens than two items take, has to choose an item before it is told which one will
-be asked for. Nothing in the workspace or in the instruction says that it is always that of the first file: only the
-reward at the end does.
+Every file of a chain has one item and the name of the next file; the last file asks for one of the items. A summary on
+the way has fewer tokens than two items take, so the agent has to choose an item before the last file asks for one.
+Nothing in the workspace or in the instruction says that it is always that of the first file: only the reward at the
+end does.
 
 A chain that is carried through without the item passes with probability 1/8: the agent then guesses one of eight
 values, which are drawn independently of each other, so that no other item says anything about the one asked for.

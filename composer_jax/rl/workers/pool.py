@@ -163,7 +163,7 @@ class WorkerPool:
     async def _listen(self, host: str, port: int) -> asyncio.Server:
         if host:
             return await asyncio.start_server(self._connect, host, port)
-        # One socket for IPv4 and IPv6: two sockets with a port of 0 would get two ports, and workers are told of one.
+        # One socket serves IPv4 and IPv6. Two sockets with port 0 would get two ports, and workers know only one.
         both = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
         return await asyncio.start_server(self._connect, sock=socket.create_server(("", port), **both))
 
