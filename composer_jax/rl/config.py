@@ -103,7 +103,8 @@ class RLConfig:
     groups: Mapping[str, int] = field(default_factory=_no_groups)
     """Task family -> groups of it in every step. Families are those of tasks.families and those in tasks.train."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    """Draws the families of groups by what their last results show, with `groups` as weights; off by default."""
+    """Draws the families of groups by what their last results show, with `groups` as weights, and harder families as
+    the grade grows; off by default."""
     group_size: int = 8
     """G, episodes per task (Composer 2: a fixed group size; the number is not published)."""
     compaction: str = "summary"
@@ -179,6 +180,7 @@ class RLConfig:
         for family, groups in self.groups.items():
             if groups < 0:
                 raise UserError(f"rl.groups.{family}={groups} is negative; use 0 to leave the family out.")
+        self._check_ladders()
         if not 0 <= self.uncompacted_fraction <= 1:
             raise UserError(f"rl.uncompacted_fraction={self.uncompacted_fraction} is no fraction; use 0 to 1.")
         if self.trigger is not None and not 1 <= self.trigger[0] <= self.trigger[1]:
@@ -186,6 +188,11 @@ class RLConfig:
         if self.router_replay not in ("auto", "on", "off"):
             raise UserError(f"rl.router_replay={self.router_replay!r} is unknown; use auto, on or off.")
         self._check_batches()
+
+    @property
+    def families(self) -> set[str]:
+        """The task families that groups are drawn from: those with groups, and the harder ones of ladders."""
+        return {rung for family, n in self.groups.items() if n for rung in self.curriculum.rungs(family)}
 
     def route_shape(self, model: ModelConfig) -> tuple[int, int] | None:
         """Returns (expert layers, experts per token) of the routes to replay in this network; None without replay.
@@ -202,6 +209,17 @@ class RLConfig:
     def rollout_network(self, model: ModelConfig) -> ModelConfig:
         """Returns the network as the sampler computes it: it records its routes where they are to be replayed."""
         return model if self.route_shape(model) is None else dataclasses.replace(model, cache_routing=True)
+
+    def _check_ladders(self) -> None:
+        for first, harder in self.curriculum.ladders.items():
+            if not self.groups.get(first):
+                continue  # the family is switched off, and its ladder with it
+            for rung in harder:
+                if own := self.groups.get(rung):
+                    raise UserError(
+                        f"rl.curriculum.ladders.{first} names {rung!r}, and rl.groups.{rung}={own} gives it groups of "
+                        "its own; set that to 0, or take it off the ladder."
+                    )
 
     def _check_batches(self) -> None:
         if not self.batches:

@@ -12,12 +12,16 @@ from typing import Any
 from composer_jax.agent.episode import Episode
 from composer_jax.errors import UserError
 
+FamilyResults = Mapping[str, Mapping[str, Any]]
+"""Family -> fields of its FamilyResult, of one step (family_results)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class CurriculumConfig:
-    """Weight of a family: rl.groups times (floor + 4 p (1 - p)), times powers of its turns and thinking tokens.
+    """Weights of families, and ladders of harder ones (rl/ladders.py).
 
-    p (1 - p) is the variance of a pass rate p: groups in which all episodes agree teach nothing. Numbers are ours (not
+    Weight of a family: rl.groups times (floor + 4 p (1 - p)), times powers of its turns and thinking tokens. p (1 - p)
+    is the variance of a pass rate p: groups in which all episodes agree teach nothing. Numbers are ours (not
     published).
 
     Raises:
@@ -25,13 +29,27 @@ class CurriculumConfig:
     """
 
     window: int = 0
-    """Steps whose results weigh the families. With 0 every step has exactly the groups of rl.groups."""
+    """Steps whose results weigh the families. With 0 every step has exactly the groups of rl.groups, where a ladder
+    counts as its first rung."""
     floor: float = 0.1
     """Added to 4 p (1 - p), which is between 0 and 1, so that no family is given up."""
     turns: float = 0.0
     """Exponent of a family's turns per episode, relative to the mean of all families."""
     thinking: float = 0.0
     """Exponent of a family's thinking tokens per episode, relative to the mean of all families."""
+    ladders: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Family of rl.groups, the first rung -> families of growing difficulty, the other rungs. The groups of the family
+    are drawn from the rung that its ladder is on; one without groups switches its ladder off."""
+    climb_at: float = 0.8
+    """Mean grade of the current rung from which the ladder climbs to the next."""
+    fall_below: float = 0.2
+    """Mean grade of the current rung below which the ladder falls to the previous one."""
+    rung_window: int = 5
+    """Steps with groups of the current rung, since the ladder is on it, over which the mean grade is taken. The ladder
+    stays on a rung for as many at least."""
+    easier: float = 0.25
+    """Fraction of a ladder's groups that are drawn from the rungs below the current one, evenly, so that the policy
+    does not forget them."""
 
     def __post_init__(self) -> None:
         if self.window < 0:
@@ -41,6 +59,36 @@ class CurriculumConfig:
         for name in ("turns", "thinking"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"rl.curriculum.{name}={getattr(self, name)} is negative; use 0 or more.")
+        if not 0 <= self.fall_below < self.climb_at <= 1:
+            raise UserError(
+                f"rl.curriculum.fall_below={self.fall_below} and climb_at={self.climb_at} are no thresholds of a mean "
+                "grade; use 0 <= fall_below < climb_at <= 1."
+            )
+        if self.rung_window < 1:
+            raise UserError(f"rl.curriculum.rung_window={self.rung_window} is no number of steps; use 1 or more.")
+        if not 0 <= self.easier < 1:
+            raise UserError(
+                f"rl.curriculum.easier={self.easier} is no fraction that leaves groups to the current rung; use 0 or "
+                "more and below 1."
+            )
+        self._check_ladders()
+
+    def _check_ladders(self) -> None:
+        first_of: dict[str, str] = {}
+        for first, harder in self.ladders.items():
+            if not harder:
+                raise UserError(f"rl.curriculum.ladders.{first} has no harder rung; name one, or leave the ladder out.")
+            for rung in harder:
+                if rung in first_of:
+                    raise UserError(
+                        f"rl.curriculum.ladders.{first} names {rung!r}, which ladders.{first_of[rung]} has already; "
+                        "leave it on one ladder, once."
+                    )
+                first_of[rung] = first
+
+    def rungs(self, family: str) -> tuple[str, ...]:
+        """Returns the families that the groups of a family of rl.groups are drawn from, the easiest first."""
+        return (family, *self.ladders.get(family, ()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +102,8 @@ class FamilyResult:
     """Turns per episode."""
     thinking: float
     """Thinking tokens per episode."""
+    grade: float = 0.0
+    """Mean grade of the group. Results that earlier versions stored lack it; only ladders need it."""
 
     def __add__(self, other: "FamilyResult") -> "FamilyResult":
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -71,24 +121,27 @@ def family_results(groups: Sequence[Sequence[Episode]]) -> dict[str, dict[str, A
         turns = math.fsum(episode.turns for episode in graded) / len(graded)
         thinking = math.fsum(episode.usage.thinking_tokens for episode in graded) / len(graded)
         family = graded[0].family
-        result = FamilyResult(1, p * (1 - p), turns, thinking)
+        result = FamilyResult(1, p * (1 - p), turns, thinking, p)
         results[family] = results[family] + result if family in results else result
     return {family: dataclasses.asdict(result) for family, result in sorted(results.items())}
 
 
 def family_weights(
-    groups: Mapping[str, int], steps: Sequence[Mapping[str, Mapping[str, Any]]], config: CurriculumConfig
+    groups: Mapping[str, int], steps: Sequence[FamilyResults], config: CurriculumConfig
 ) -> dict[str, float]:
     """Returns family -> its weight, of those with groups; a family without results counts as one with p = 1/2.
+
+    A family with a ladder has the results of all of its rungs.
 
     Args:
       groups: family -> groups of it in a step without a curriculum.
       steps: results of every step so far (family_results); the last `config.window` of them count.
     """
     totals: dict[str, FamilyResult] = {}
+    first_of = {rung: first for first, harder in config.ladders.items() if groups.get(first) for rung in harder}
     for step in steps[-config.window :]:
-        for family, fields in step.items():
-            result = FamilyResult(**fields)
+        for rung, fields in step.items():
+            family, result = first_of.get(rung, rung), FamilyResult(**fields)
             totals[family] = totals[family] + result if family in totals else result
     means = {name: _mean_of_means(totals, name) for name in ("turns", "thinking")}
     weights = {}

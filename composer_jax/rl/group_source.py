@@ -4,14 +4,14 @@ import dataclasses
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
-from composer_jax.rl.curriculum import family_weights
+from composer_jax.rl.curriculum import FamilyResults, family_weights
 from composer_jax.rl.effort import draw_effort
+from composer_jax.rl.ladders import draw_rung
 from composer_jax.rl.rollout import EpisodeSpec
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.source import TaskSource
@@ -39,10 +39,11 @@ class GroupSource:
         self.places = dict(places)
         self._used = Counter(family for family, _ in self.places.values())
 
-    def draw(self, number: int, results: Sequence[Mapping[str, Mapping[str, Any]]]) -> tuple[str, int]:
+    def draw(self, number: int, results: Sequence[FamilyResults]) -> tuple[str, int]:
         """Draws the task of a group, once; groups are drawn in the order of their numbers.
 
-        Without rl.curriculum every step has exactly the groups of rl.groups, by family.
+        Without rl.curriculum every step has exactly the groups of rl.groups, by family. A family with a ladder
+        (rl/ladders.py) draws from one of its rungs.
 
         Args:
           results: of every step so far (rl/curriculum.py: family_results).
@@ -52,29 +53,31 @@ class GroupSource:
         """
         if number not in self.places:
             is_weighted = self.config.curriculum.window > 0
-            place = self._weighted_place(number, results) if is_weighted else self._fixed_place(number)
-            self.places[number] = place
-            self._used[place[0]] += 1
+            family = (self._draw_weighted if is_weighted else self._draw_fixed)(number, results)
+            self.places[number] = family, self._used[family]
+            self._used[family] += 1
         return self.places[number]
 
-    def _fixed_place(self, number: int) -> tuple[str, int]:
-        step, position = divmod(number, self.groups_per_step)
+    def _draw_fixed(self, number: int, results: Sequence[FamilyResults]) -> str:
+        position = number % self.groups_per_step
         for family, count in sorted(self.config.groups.items()):
             if position < count:
-                return family, step * count + position
+                return self._draw_rung(family, number, results)
             position -= count
         raise AssertionError(f"group {number} has no family")
 
-    def _weighted_place(self, number: int, results: Sequence[Mapping[str, Mapping[str, Any]]]) -> tuple[str, int]:
+    def _draw_weighted(self, number: int, results: Sequence[FamilyResults]) -> str:
         weights = family_weights(self.config.groups, results, self.config.curriculum)
-        weights = {
-            family: w for family, w in sorted(weights.items()) if self.tasks.has_task(family, self._used[family])
-        }
-        if not weights:
+        by_rung = {self._draw_rung(family, number, results): w for family, w in sorted(weights.items())}
+        by_rung = {rung: w for rung, w in by_rung.items() if self.tasks.has_task(rung, self._used[rung])}
+        if not by_rung:
             raise UserError(f"rl.curriculum has used up all {number} tasks; lower rl.steps or add tasks.")
         rng = random.Random(hash_seed("family", self.seed, number))
-        (family,) = rng.choices(list(weights), list(weights.values()))
-        return family, self._used[family]
+        (rung,) = rng.choices(list(by_rung), list(by_rung.values()))
+        return rung
+
+    def _draw_rung(self, family: str, number: int, results: Sequence[FamilyResults]) -> str:
+        return draw_rung(family, number, self.seed, results, self.config.curriculum)
 
     def task(self, number: int) -> Task:
         """Returns the task of a group that was drawn."""

@@ -20,7 +20,7 @@ from typing import Any, Self
 from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
 from composer_jax.observe.journal import Journal
-from composer_jax.rl.curriculum import family_results
+from composer_jax.rl.curriculum import FamilyResults, family_results
 from composer_jax.rl.played_group import PlayedGroup, hash_tokens
 from composer_jax.rl.sample_journal import SampleJournal
 
@@ -41,7 +41,7 @@ class BatchRecord:
     """Ids of their tasks."""
     tokens: str
     """Hash of the training rows (played_group.hash_tokens)."""
-    families: Mapping[str, Mapping[str, Any]]
+    families: FamilyResults
     """What the groups of each family showed (rl/curriculum.py: family_results)."""
 
     @classmethod
@@ -131,8 +131,10 @@ class RolloutLedger:
           RuntimeError: batches.jsonl has another batch for this step; always a bug.
         """
         if record.step <= len(self.batches):
-            if self.batches[record.step - 1] != record:
-                raise RuntimeError(f"step {record.step} was {self.batches[record.step - 1]} and is now {record}")
+            recorded = self.batches[record.step - 1]
+            known = _without_unrecorded(record.families, recorded.families)
+            if dataclasses.replace(record, families=known) != recorded:
+                raise RuntimeError(f"step {record.step} was {recorded} and is now {record}")
             return
         self._batches.append(dataclasses.asdict(record))
         self.batches.append(record)
@@ -174,6 +176,14 @@ class RolloutLedger:
 
     def _file(self, number: int) -> Path:
         return group_file(self._folder, number)
+
+
+def _without_unrecorded(families: FamilyResults, recorded: FamilyResults) -> FamilyResults:
+    """Returns `families` without the fields that an earlier version did not record."""
+    return {
+        family: {name: value for name, value in fields.items() if name in recorded.get(family, fields)}
+        for family, fields in families.items()
+    }
 
 
 def group_file(folder: Path, number: int) -> Path:

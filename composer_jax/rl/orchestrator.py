@@ -15,9 +15,11 @@ from composer_jax.agent.episode import Episode
 from composer_jax.errors import UserError
 from composer_jax.observe.compilations import count_compilations
 from composer_jax.rl.config import RLConfig
+from composer_jax.rl.curriculum import FamilyResults
 from composer_jax.rl.group_buffer import GroupBuffer
 from composer_jax.rl.group_player import GroupPlayer
 from composer_jax.rl.group_source import GroupSource
+from composer_jax.rl.ladders import rung_metrics
 from composer_jax.rl.learning_step import CompletedStep, Cursor, complete_step, learner_arguments
 from composer_jax.rl.ledger import BatchRecord, RolloutLedger
 from composer_jax.rl.played_group import PlayedGroup
@@ -131,11 +133,14 @@ class Orchestrator:
 
     def _start(self, number: int) -> None:
         """Plays a group. One that was cut short has the deadline that it had: its oldest tokens are that old."""
-        results = [record.families for record in self.ledger.batches[: self.buffer.step]]
         step = min(self.ledger.admitted.get(number, self.buffer.step), self.buffer.step)
-        self.ledger.admit(number, step, self.source.draw(number, results))
+        self.ledger.admit(number, step, self.source.draw(number, self._results(self.buffer.step)))
         self.buffer.admit(number, step)
         self.player.start(number, self.source.specs(number))
+
+    def _results(self, steps: int) -> list[FamilyResults]:
+        """Returns what the groups of the first steps showed."""
+        return [record.families for record in self.ledger.batches[:steps]]
 
     async def _store(self, number: int, episodes: Sequence[Episode]) -> None:
         """Stores a group whose last episode has ended."""
@@ -182,7 +187,10 @@ class Orchestrator:
         self.state = state
         self.cursor, self._completed = complete_step(self.config, self.cursor, groups, state, result)
         self._completed.row.update(
-            groups_queued=self.buffer.queued, groups_playing=self.buffer.playing, groups_dropped=len(dropped)
+            groups_queued=self.buffer.queued,
+            groups_playing=self.buffer.playing,
+            groups_dropped=len(dropped),
+            **rung_metrics(self._results(step - 1), self.config.curriculum),
         )
 
     async def _commit(self) -> None:

@@ -88,7 +88,8 @@ class RolloutServices:
         is_trained = self.workdir.stage_done("rl")
         source = TaskSource(self.config.seed, self.config.tasks, read_train=not is_trained)
         if not is_trained:
-            source.require(self.config.rl.groups, self.config.rl.steps)
+            rl = self.config.rl
+            source.require(rl.groups, rl.steps, rl.curriculum.ladders)
         return source
 
     def check_task_manifest(self, step: int) -> None:
@@ -99,7 +100,7 @@ class RolloutServices:
         Raises:
           UserError: the list is another than when RL began.
         """
-        drawn, manifest = self.tasks.drawn(self.config.rl.groups), self.path / "data" / "tasks.json"
+        drawn, manifest = self.tasks.drawn(self.config.rl.families), self.path / "data" / "tasks.json"
         if step == 0:
             manifest.parent.mkdir(exist_ok=True)
             write_atomically(manifest, (json.dumps(drawn, indent=1) + "\n").encode())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from composer_jax.data.local_copy import local_copy
@@ -78,35 +79,48 @@ class TaskSource:
             raise UserError(f"tasks.families.{family} generates tasks of family {task.family!r}; use that name.")
         return task
 
-    def require(self, groups: Mapping[str, int], steps: int) -> None:
-        """Raises UserError unless every family of `groups` is known and has enough tasks for all steps: a task is used
-        once."""
-        if self.train and not any(groups.get(family) for family in self.train):
+    def require(
+        self, groups: Mapping[str, int], steps: int, ladders: Mapping[str, Sequence[str]] = MappingProxyType({})
+    ) -> None:
+        """Checks that every family is known and has enough tasks for all steps: a task is used once.
+
+        Args:
+          groups: family -> groups of it in a step.
+          ladders: family -> harder ones that its groups are drawn from as well; any of them may have to fill the run.
+
+        Raises:
+          UserError: a family is not known or has too few tasks, or none has the tasks of the path.
+        """
+        families = {family: (n, "rl.groups", f"rl.groups.{family}={n}") for family, n in groups.items() if n}
+        for first, harder in ladders.items():
+            n, field = groups.get(first, 0), f"rl.curriculum.ladders.{first}"
+            for rung in harder if n else ():
+                setting = f"rl.groups.{first}={n}, all of which rl.curriculum.ladders may draw from {rung!r},"
+                families[rung] = (n, field, setting)
+        if self.train and not families.keys() & self.train.keys():
             raise UserError(
                 f"tasks.train holds tasks of {', '.join(self.train)}, and rl.groups names none of them; set "
                 f"rl.groups.{next(iter(self.train))}, or leave tasks.train empty."
             )
-        for family, n in groups.items():
-            if n == 0:
-                continue
+        for family, (n, field, setting) in families.items():
             if family not in (*self.train, *self.families):
                 held = f"those of tasks.train, {', '.join(self.train)}" if self.train else "tasks.train is empty"
                 generated = ", ".join(self.families) or "none"
                 raise UserError(
-                    f"rl.groups names the task family {family!r}; tasks.families has {generated}, and {held}."
+                    f"{field} names the task family {family!r}; tasks.families has {generated}, and {held}."
                 )
             if family in self.train and (have := len(self.train[family])) < steps * n:
                 raise UserError(
-                    f"rl.groups.{family}={n} in rl.steps={steps} are {steps * n} tasks, each used once, but "
-                    f"tasks.train holds {have}; lower one of the two or add tasks."
+                    f"{setting} in rl.steps={steps} are {steps * n} tasks, each used once, but tasks.train holds "
+                    f"{have}; lower one of the two or add tasks."
                 )
 
-    def drawn(self, groups: Mapping[str, int]) -> dict[str, list[str]]:
-        """Returns family -> ids of the tasks of a path that the groups use, in their order of use.
+    def drawn(self, families: Collection[str]) -> dict[str, list[str]]:
+        """Returns family -> ids of the tasks of a path that groups of these families use, in their order of use.
 
         A resumed run must find the same lists.
         """
-        return {family: [task.id for task in tasks] for family, tasks in self.train.items() if groups.get(family)}
+        return {family: [task.id for task in tasks] for family, tasks in self.train.items() if family in families}
 
     @property
     def limits(self) -> SandboxLimits:

@@ -28,7 +28,12 @@ from composer_jax.tasks.source import TaskSource
 from composer_jax.train.learner import TrainState
 
 AGENT = AgentConfig(compactions={"none": Compaction(None), "summary": Compaction(132)})
-TASKS = TasksConfig(families={"bugfix": "composer_jax.demo.bugfix:Bugfix", "recall": "composer_jax.demo.recall:Recall"})
+TASKS = TasksConfig(
+    families={
+        "bugfix": "composer_jax.demo.bugfix:Bugfix",
+        "memory_chain": "composer_jax.demo.memory_chain:MemoryChain",
+    }
+)
 
 
 @dataclasses.dataclass

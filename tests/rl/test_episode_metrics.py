@@ -12,12 +12,12 @@ from tests.rl.made_up import conversation, episode
 def test_metrics_are_means_over_graded_episodes():
     episodes = [
         episode(1.0, conversation(0, turns=1), turns=1),
-        episode(0.0, conversation(0, turns=1, summaries=1), turns=3, family="recall", summaries=1),
+        episode(0.0, conversation(0, turns=1, summaries=1), turns=3, family="memory_chain", summaries=1),
         episode(None),
     ]
     row = episode_metrics(episodes, RewardConfig())
     assert row["reward"] == 0.5 and row["turns"] == 2
-    assert row["reward_bugfix"] == 1.0 and row["reward_recall"] == 0.0
+    assert row["reward_bugfix"] == 1.0 and row["reward_memory_chain"] == 0.0
     assert row["infrastructure_failures"] == 1 and row["finished"] == 1.0
     assert (row["pass_compacted"], row["summaries"], row["summary_tokens"]) == (0.0, 1.0, 2.0)
 

@@ -16,7 +16,7 @@ from composer_jax.tasks.source import TaskSource
 from tests.rl.made_up import episode
 
 CONFIG = RLConfig(
-    groups={"recall": 3, "bugfix": 2},
+    groups={"memory_chain": 3, "bugfix": 2},
     group_size=4,
     trigger=(126, 140),
     family_compactions={"bugfix": "none", "repository": "late"},
@@ -30,7 +30,12 @@ AGENT = AgentConfig(
         "late": Compaction(400),
     }
 )
-TASKS = TasksConfig(families={"bugfix": "composer_jax.demo.bugfix:Bugfix", "recall": "composer_jax.demo.recall:Recall"})
+TASKS = TasksConfig(
+    families={
+        "bugfix": "composer_jax.demo.bugfix:Bugfix",
+        "memory_chain": "composer_jax.demo.memory_chain:MemoryChain",
+    }
+)
 
 
 def source(seed: int = 0, **changes) -> GroupSource:
@@ -55,7 +60,7 @@ def test_every_group_has_a_task_of_its_own():
 
 def test_every_step_has_the_groups_that_the_config_asks_for():
     families = [source().task(number).family for number in range(15)]
-    assert families == (["bugfix"] * 2 + ["recall"] * 3) * 3
+    assert families == (["bugfix"] * 2 + ["memory_chain"] * 3) * 3
 
 
 def test_every_episode_draws_its_own_random_numbers():
@@ -86,7 +91,7 @@ def result(spread, turns=3.0, thinking=0.0):
 def test_a_family_in_which_all_episodes_agree_is_drawn_less_often():
     config = CurriculumConfig(window=4)
     curriculum = GroupSource(dataclasses.replace(CONFIG, curriculum=config), AGENT, 0, TaskSource(0, TASKS))
-    results = [{"bugfix": result(0.0), "recall": result(0.25)}] * 4
+    results = [{"bugfix": result(0.0), "memory_chain": result(0.25)}] * 4
     families = Counter(curriculum.draw(number, results)[0] for number in range(400))
     expected = 2 * 0.1 / (2 * 0.1 + 3 * 1.1)
     assert abs(families["bugfix"] / 400 - expected) < 3 * (expected * (1 - expected) / 400) ** 0.5
@@ -111,12 +116,12 @@ def test_results_of_families_are_variances_of_pass_rates():
     groups = [
         [episode(1.0, turns=2), episode(0.0, turns=4), episode(None)],
         [episode(1.0, turns=6)] * 4,
-        [episode(0.0, family="recall")] * 2,
+        [episode(0.0, family="memory_chain")] * 2,
         [episode(None, family="lost")],
     ]
     assert family_results(groups) == {
-        "bugfix": {"groups": 2, "spread": 0.25, "turns": 9.0, "thinking": 0.0},
-        "recall": {"groups": 1, "spread": 0.0, "turns": 2.0, "thinking": 0.0},
+        "bugfix": {"groups": 2, "spread": 0.25, "turns": 9.0, "thinking": 0.0, "grade": 1.5},
+        "memory_chain": {"groups": 1, "spread": 0.0, "turns": 2.0, "thinking": 0.0, "grade": 0.0},
     }
 
 
@@ -135,7 +140,7 @@ def test_a_curriculum_that_cannot_be_is_refused(changes, sentence):
 
 def test_without_an_uncompacted_fraction_every_group_of_the_family_is_compacted():
     specs = [spec for number in range(50) for spec in source(uncompacted_fraction=0.0).specs(number)]
-    assert all(spec.compaction.trigger for spec in specs if spec.task.family == "recall")
+    assert all(spec.compaction.trigger for spec in specs if spec.task.family == "memory_chain")
 
 
 def test_a_family_can_have_a_compaction_of_its_own():

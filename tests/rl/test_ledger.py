@@ -94,6 +94,19 @@ def test_a_step_cannot_be_taken_again_with_other_tokens(tmp_path):
         ledger.begin_step(BatchRecord(**{**batches[1].__dict__, "tokens": "0"}))
 
 
+def test_a_step_that_an_earlier_version_recorded_without_grades_can_be_taken_again(tmp_path):
+    batches, file = filled(tmp_path), tmp_path / "batches.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        del row["families"]["bugfix"]["grade"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    other = {"bugfix": {**batches[1].families["bugfix"], "turns": 99.0}}
+    with RolloutLedger(tmp_path) as ledger:
+        ledger.begin_step(batches[1])
+        with pytest.raises(RuntimeError, match="step 2 was"):
+            ledger.begin_step(BatchRecord(**{**batches[1].__dict__, "families": other}))
+
+
 def test_a_foreign_line_is_named(tmp_path):
     (tmp_path / "batches.jsonl").write_text("no json\n")
     with pytest.raises(UserError, match="line 1 of .*batches.jsonl is no JSON object"):

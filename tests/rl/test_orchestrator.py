@@ -18,7 +18,7 @@ from tests.rl.made_up import episode
 from tests.rl.simulated import Play, Simulation, drawn_play
 from tests.virtual_clock import run_virtually
 
-CONFIG = RLConfig(steps=12, groups={"bugfix": 2, "recall": 1}, group_size=4, batches=((24, 2),))
+CONFIG = RLConfig(steps=12, groups={"bugfix": 2, "memory_chain": 1}, group_size=4, batches=((24, 2),))
 
 
 def changed(**changes) -> RLConfig:

@@ -144,7 +144,7 @@ def test_an_episode_with_tools_and_summaries_goes_on_where_it_was_cut(tmp_path):
     """In real sandboxes; the policy stops for good in the middle of each episode, as if its process were killed."""
 
     async def play(policy, folder, cut=False):
-        async with LocalSandboxPool(SandboxLimits(), size=2) as pool, policy.serving():
+        async with LocalSandboxPool(SandboxLimits(), size=4) as pool, policy.serving():
             context = RolloutContext(CHAT, pool, EpisodeLimits(max_turns=6), ResultCache())
             journal = SampleJournal(folder)
             tasks = [

@@ -15,7 +15,10 @@ from composer_jax.tasks.harbor import write_task
 from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.suites.run import SUITE_LIMITS
 
-FAMILIES = {"bugfix": "composer_jax.demo.bugfix:Bugfix", "recall": "composer_jax.demo.recall:Recall"}
+FAMILIES = {
+    "bugfix": "composer_jax.demo.bugfix:Bugfix",
+    "memory_chain": "composer_jax.demo.memory_chain:MemoryChain",
+}
 
 
 def source_of(seed, train="", heldout="", families=FAMILIES):
@@ -45,9 +48,9 @@ def test_tasks_come_from_a_bucket_like_from_a_folder(tmp_path, bucket_url):
 
 def test_without_paths_there_are_generators(tmp_path):
     source = source_of(5)
-    assert source.task("recall", 7) == generate("recall", "train", 5, 7)
+    assert source.task("memory_chain", 7) == generate("memory_chain", "train", 5, 7)
     assert (source.train, source.heldout, source.limits) == ({}, {}, SandboxLimits())
-    source.require({"bugfix": 5, "recall": 3, "repository": 0}, 10**6)
+    source.require({"bugfix": 5, "memory_chain": 3, "repository": 0}, 10**6)
 
 
 def test_each_task_of_a_path_comes_once_in_an_order_of_the_seed(tmp_path):
@@ -67,7 +70,7 @@ def test_a_family_of_a_path_is_not_generated(tmp_path):
     folder, ids = written(tmp_path, "train", range(2), family="bugfix")
     source = source_of(0, folder)
     assert {source.task("bugfix", number).id for number in range(2)} == ids
-    assert source.task("recall", 0).family == "recall"
+    assert source.task("memory_chain", 0).family == "memory_chain"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_a_family_of_a_path_is_not_generated(tmp_path):
         ),
         (
             {"rust": 1, "repository": 1},
-            "family 'rust'; tasks.families has bugfix, recall, and those of tasks.train, repository",
+            "family 'rust'; tasks.families has bugfix, memory_chain, and those of tasks.train, repository",
         ),
     ],
 )
