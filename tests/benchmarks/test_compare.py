@@ -16,7 +16,7 @@ def write_run(folder, suites, which="after"):
 
 @pytest.fixture
 def runs(tmp_path):
-    a = write_run(tmp_path / "a", {"bugs": {"x": 1.0, "y": 0.75, "z": 0.0}, "recall": {"r": 1.0}})
+    a = write_run(tmp_path / "a", {"bugs": {"x": 1.0, "y": 0.75, "z": 0.0}, "chain": {"r": 1.0}})
     b = write_run(tmp_path / "b", {"bugs": {"x": 0.0, "y": 1.0, "z": 0.75}, "other": {"r": 1.0}})
     return a, b
 
@@ -37,7 +37,7 @@ def sentence(capsys, *arguments):
 def test_the_difference_is_paired_by_task(runs, capsys):
     result, text = printed(capsys, *runs)
     bugs = result["suites"]["bugs"]
-    assert list(result["suites"]) == ["bugs"], "recall and other are not in both"
+    assert list(result["suites"]) == ["bugs"], "chain and other are not in both"
     assert (bugs["difference"], bugs["tasks"]) == (0.0, 3)
     assert bugs["low"] < 0 < bugs["high"]
     assert (bugs["gained"], bugs["lost"]) == ({"x": [0.0, 1.0]}, {"z": [0.75, 0.0]})
@@ -57,7 +57,7 @@ def test_an_evaluation_is_compared_with_an_earlier_one_of_the_same_run(tmp_path,
 
 def test_bad_input_ends_with_a_sentence(runs, tmp_path, capsys):
     a, b = runs
-    assert "was not measured in both; these were: bugs" in sentence(capsys, a, b, "--suites=recall")
+    assert "was not measured in both; these were: bugs" in sentence(capsys, a, b, "--suites=chain")
     other = write_run(tmp_path / "c", {"bugs": {"x": 1.0, "w": 0.0}})
     assert "was measured on 2 tasks, of which 1 are among the 3" in sentence(capsys, a, other)
     assert "no suite was measured in both" in sentence(capsys, a, write_run(tmp_path / "d", {"else": {"x": 1.0}}))

@@ -130,6 +130,7 @@ def test_the_scripts_of_the_peers_need_no_jax():
 
 
 def test_the_gguf_file_has_the_network_and_its_weights(tmp_path):
+    pytest.importorskip("safetensors", reason="needs the packages of requirements-parity.txt")
     config = ModelConfig(
         vocab_size=96,
         d_model=32,

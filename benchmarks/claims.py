@@ -1,0 +1,259 @@
+"""What was published about RL of coding agents, in miniature: `python -m benchmarks.claims [--data=docs/data]`.
+
+Reads the rows that other benchmarks have measured and runs nothing: controls.json, pass_at_64.json and
+memory_chain.json of the folder --data. A claim is one difference between a policy and its control on the same tasks. It
+holds if the 95 % interval of the difference, by bootstrap over the tasks of all seeds, lies above zero. Claims whose
+rows are missing, or exist for one seed only, are null.
+
+Prints a line for each claim on stderr and, as the last line of stdout, one JSON object: claim -> {"holds", "effect",
+"low", "high", "seeds"}. With --pictures=FOLDER it draws FOLDER/CLAIM.png for each claim that was measured.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import pass_at_64
+from benchmarks.seeded_runs import Row, integers
+from composer_jax.errors import UserError
+from composer_jax.evals.interval import interval
+from composer_jax.observe.picture import LIGHT, new_figure, percent_y_axis, save_figure
+
+Rates = Mapping[tuple[int, str], float]
+"""(seed, task) -> a rate of its attempts."""
+Point = tuple[str, float, float, float]
+"""A policy of a picture: its name, a mean, and the ends of its interval."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A claim's difference. points: what its picture shows."""
+
+    effect: float
+    low: float
+    high: float
+    seeds: Sequence[int]
+    points: Sequence[Point]
+
+    @property
+    def holds(self) -> bool:
+        return self.low > 0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published statement and how it is measured here.
+
+    measure: rows of every file by its name without ".json" -> the difference; None without the rows.
+    """
+
+    sentence: str
+    axis: str
+    measure: Callable[[Mapping[str, Sequence[Row]]], Measured | None]
+
+
+def _by_seed(rows: Sequence[Row], *variants: str) -> dict[str, dict[int, Row]] | None:
+    """Returns variant -> seed -> row, for the seeds that all variants have; None if there are fewer than two."""
+    found = {name: {row["seed"]: row for row in rows if row["variant"] == name} for name in variants}
+    seeds = sorted(set.intersection(*(set(runs) for runs in found.values())))
+    if len(seeds) < 2:
+        return None
+    return {name: {seed: runs[seed] for seed in seeds} for name, runs in found.items()}
+
+
+def _rates(runs: Mapping[int, Row], suite: str) -> Rates:
+    return {(seed, task): rate for seed, row in runs.items() for task, rate in row["suites"][suite]["solved"].items()}
+
+
+def _point(name: str, values: Sequence[float]) -> Point:
+    return (name, sum(values) / len(values), *interval(values))
+
+
+def _difference(values: Mapping[str, Rates], minuend: str, subtrahend: str, factor: float = 1.0) -> Measured:
+    """Returns minuend - factor * subtrahend, paired by task.
+
+    Raises:
+      UserError: the two were measured on other tasks.
+    """
+    ours, theirs = values[minuend], values[subtrahend]
+    if ours.keys() != theirs.keys():
+        raise UserError(f"{minuend!r} and {subtrahend!r} were measured on other tasks; measure one of them again.")
+    tasks = sorted(ours)
+    differences = [ours[task] - factor * theirs[task] for task in tasks]
+    points = [_point(name, [of[task] for task in sorted(of)]) for name, of in values.items()]
+    seeds = sorted({seed for seed, _ in tasks})
+    return Measured(sum(differences) / len(differences), *interval(differences), seeds, points)
+
+
+def pass_rates(
+    suite: str, better: str, worse: str, *others: str
+) -> Callable[[Mapping[str, Sequence[Row]]], Measured | None]:
+    """Returns the measure of pass@1 of one control minus another; `others` are in the picture only."""
+
+    def measure(files: Mapping[str, Sequence[Row]]) -> Measured | None:
+        runs = _by_seed(files["controls"], worse, *others, better)
+        if runs is None:
+            return None
+        return _difference({name: _rates(of, suite) for name, of in runs.items()}, better, worse)
+
+    return measure
+
+
+def summary_errors(files: Mapping[str, Sequence[Row]]) -> Measured | None:
+    """Half of the compaction error of prompted reports, minus that of trained summaries without a price of length."""
+    runs = _by_seed(files["controls"], "prompted_summaries", "sft", "rl_price_0")
+    if runs is None:
+        return None
+    errors: dict[str, Rates] = {}
+    for name, of in runs.items():
+        whole, compacted = _rates(of, "chain_whole"), _rates(of, "chain")
+        errors[name] = {task: whole[task] - compacted[task] for task in whole}
+    halves = {task: error / 2 for task, error in errors["prompted_summaries"].items()}
+    measured = _difference(
+        {"prompted_summaries": halves, "rl_price_0": errors["rl_price_0"]}, "prompted_summaries", "rl_price_0"
+    )
+    points = [_point(name, list(of.values())) for name, of in errors.items()]
+    return Measured(measured.effect, measured.low, measured.high, measured.seeds, points)
+
+
+def unsolved_by_64(suite: str) -> Callable[[Mapping[str, Sequence[Row]]], Measured | None]:
+    """Returns the measure of benchmarks.pass_at_64: tasks that 64 samples of SFT never solve."""
+
+    def measure(files: Mapping[str, Sequence[Row]]) -> Measured | None:
+        found = pass_at_64.summarize(files["pass_at_64"])
+        if not found or len(found[suite]["seeds"]) < 2 or "rl" not in found[suite]["gain"]:
+            return None
+        gain, curves = found[suite]["gain"]["rl"], found[suite]["pass_at_k"]
+        points: list[Point] = [
+            (f"{name}, {k}", *curves[name][k])
+            for name in curves
+            for k in (min(curves[name], key=int), max(curves[name], key=int))
+        ]
+        return Measured(gain["difference"], gain["low"], gain["high"], found[suite]["seeds"], points)
+
+    return measure
+
+
+def chain(files: Mapping[str, Sequence[Row]]) -> Measured | None:
+    """Joint minus frozen. Rows of the chain have no rates by task, so the interval is over the seeds' differences."""
+    runs = _by_seed(files["memory_chain"], "sft", "frozen", "joint")
+    if runs is None:
+        return None
+    differences = [runs["joint"][seed]["pass_at_1"] - runs["frozen"][seed]["pass_at_1"] for seed in runs["joint"]]
+    points = [_point(name, [row["pass_at_1"] for row in of.values()]) for name, of in runs.items()]
+    return Measured(sum(differences) / len(differences), *interval(differences), sorted(runs["joint"]), points)
+
+
+HARD = "two_bugs"
+CLAIMS: Mapping[str, Claim] = {
+    "rl_lifts_pass_at_1": Claim(
+        "RL solves more held-out tasks at the first attempt than SFT sampled greedily.",
+        f"pass@1 of {HARD}",
+        pass_rates(HARD, "rl", "sft_greedy", "sft", "sft_t05"),
+    ),
+    "rl_beats_rejection_sampling": Claim(
+        "RL beats fine-tuning on the solved episodes of SFT, of the same tasks and as many sampled tokens.",
+        f"pass@1 of {HARD}",
+        pass_rates(HARD, "rl", "rft", "sft"),
+    ),
+    "rl_needs_its_rewards": Claim(
+        "RL beats the same RL whose advantages are dealt at random.",
+        f"pass@1 of {HARD}",
+        pass_rates(HARD, "rl", "rl_random_advantages", "sft"),
+    ),
+    "rl_solves_what_64_samples_do_not": Claim(
+        "Of the tasks that 64 samples of SFT never solve, RL solves more than 64 further samples do.",
+        "pass@1 and pass@64 of three_bugs",
+        unsolved_by_64("three_bugs"),
+    ),
+    "summaries_need_their_own_loss": Claim(
+        "RL that trains its summaries carries more than RL that trains everything else.",
+        "pass@1 of chains with summaries",
+        pass_rates("chain", "rl", "rl_masked_summaries", "sft"),
+    ),
+    "summaries_need_their_own_credit": Claim(
+        "Summaries learn from the episode that goes on from them, not from another one of the task.",
+        "pass@1 of chains with summaries",
+        pass_rates("chain", "rl", "rl_other_summaries", "sft"),
+    ),
+    "trained_summaries_halve_the_error": Claim(
+        "Trained summaries have at most half of the compaction error of prompted reports, without a price of length.",
+        "compaction error of chains",
+        summary_errors,
+    ),
+    "joint_beats_frozen": Claim(
+        "A fact survives three summaries if RL trains them, and not if it trains all but them.",
+        "pass@1 of the memory chain",
+        chain,
+    ),
+}
+"""Name -> claim, in the order of docs/science.md."""
+
+
+def draw(claim: Claim, measured: Measured, path: Path) -> Path:
+    """Draws the policies of a claim with their intervals."""
+    figure, (ax,) = new_figure(LIGHT, 4.6, 2.6)
+    for i, (_, mean, low, high) in enumerate(measured.points):
+        color = LIGHT.palette[0] if i == len(measured.points) - 1 else LIGHT.muted
+        ax.errorbar(
+            i, mean, [[max(0, mean - low)], [max(0, high - mean)]], fmt="o", color=color, capsize=3, markersize=5
+        )
+        ax.annotate(
+            f"{mean:.0%}", (i, mean), xytext=(8, 0), textcoords="offset points", va="center", color=color, fontsize=8.5
+        )
+    ax.set_xticks(
+        range(len(measured.points)), [name.replace("_", " ") for name, *_ in measured.points], rotation=20, ha="right"
+    )
+    ax.set_xlim(-0.5, len(measured.points) - 0.2)
+    percent_y_axis(ax)
+    ax.set_ylabel(claim.axis, fontsize=9, color=LIGHT.muted)
+    return save_figure(figure, path)
+
+
+def read_rows(folder: Path, seeds: Sequence[int] | None = None) -> dict[str, list[Row]]:
+    """Returns the rows of each file that claims use, of all seeds or of some; [] for a file that does not exist."""
+    files = {}
+    for name in ("controls", "pass_at_64", "memory_chain"):
+        path = folder / f"{name}.json"
+        rows = json.loads(path.read_bytes()) if path.exists() else []
+        files[name] = [row for row in rows if seeds is None or row["seed"] in seeds]
+    return files
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("docs/data"), help="folder of the rows (default: docs/data)")
+    parser.add_argument("--seeds", type=integers, help="comma-separated integers (default: all that have rows)")
+    parser.add_argument("--pictures", type=Path, help="folder for one picture per claim (default: none)")
+    o = parser.parse_args(argv)
+    if not o.data.is_dir():
+        parser.error(f"--data={o.data} is no folder; give the folder that has controls.json")
+    files = read_rows(o.data, o.seeds)
+    results: dict[str, Any] = {}
+    for name, claim in CLAIMS.items():
+        try:
+            measured = claim.measure(files)
+        except UserError as error:
+            parser.error(str(error))
+        results[name] = measured and {
+            "holds": measured.holds,
+            **{field: round(getattr(measured, field), 4) for field in ("effect", "low", "high")},
+            "seeds": list(measured.seeds),
+        }
+        if measured is None:
+            print(f"not measured   {claim.sentence}", file=sys.stderr)
+            continue
+        words = "holds         " if measured.holds else "does not hold "
+        interval_text = f"{measured.effect:+.3f} [{measured.low:+.3f}, {measured.high:+.3f}]"
+        print(f"{words} {interval_text} {claim.sentence}", file=sys.stderr)
+        if o.pictures:
+            draw(claim, measured, o.pictures / f"{name}.png")
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
