@@ -1,4 +1,4 @@
-"""The paired test of two evaluations: `python -m benchmarks.compare A B [--suites=bugfix,recall_short]`.
+"""The paired test of two evaluations: `python -m benchmarks.compare A B [--suites=two_bugs,chain]`.
 
 A and B are run folders, of which the last evaluation counts (after RL, before it, or of the base), or files of one
 evaluation, such as RUN/stages/evaluate_before.json. Both must have measured the same tasks. Prints a table on stderr

@@ -1,5 +1,7 @@
 """RL algorithms of controls (benchmarks/controls.py): each takes away one thing that RL might owe its gain to."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from composer_jax.rl.algorithm import GroupAdvantage, broadcast_advantages
@@ -19,6 +21,14 @@ class RandomAdvantages:
         order = list(range(len(advantages_G)))
         seeded_random("random advantages", group.episodes[0].task_id).shuffle(order)
         return broadcast_advantages(group, advantages_G[order])
+
+
+class NoAdvantages:
+    """Advantages of 0: only what does not come from rewards is trained, such as the term of rl.feedback."""
+
+    def __call__(self, rewards: Sequence[float]) -> np.ndarray:
+        """See rl/algorithm.py: RewardAlgorithm."""
+        return np.zeros(len(rewards), np.float32)
 
 
 class OtherSummaries:

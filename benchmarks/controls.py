@@ -42,12 +42,16 @@ RL_CONTROLS: Mapping[str, Fields] = {
 }
 """Name -> what the run changes in the config beside RL."""
 TEMPERATURES = {"sft_t05": 0.5, "sft_greedy": 0.0}
-NO_SHORT_SUMMARIES: Mapping[str, int] = {"recall_short": 0, "recall_long": 1000}
+NO_SHORT_SUMMARIES: Mapping[str, int] = {"chain": 0, "chain_long": 1000}
 """Traces of an SFT that teaches long reports in place of short summaries."""
 RFT: Fields = {
     "rl__algorithm__name": "benchmarks.control_algorithms:RejectionSampling",
     "rl__optimizer__peak": 1e-3,  # the scale of SFT's rate; not tuned
 }
+
+
+MEASURES = ("pass_at_1", "pass_given_attempt", "calls_per_turn", "tokens_per_summary", "facts_kept_last", "solved")
+"""Measures of a suite that a row has."""
 
 
 class Seed:
@@ -62,7 +66,7 @@ class Seed:
         workdir = self.makers[control](control)
         config = json.loads((workdir / "config.json").read_bytes())["config"]["evaluate"]["suites"]
         suites = {
-            name: {"family": config[name]["family"], "pass_at_1": suite["pass_at_1"], "solved": suite["solved"]}
+            name: {"family": config[name]["family"], **{measure: suite[measure] for measure in MEASURES}}
             for name, suite in final_suites(workdir).items()
         }
         return {"seed": self.seed, "variant": control, "sampled_tokens": _sampled_tokens(workdir), "suites": suites}
@@ -92,7 +96,7 @@ class Seed:
         """SFT without short summaries; where the suites ask for short ones, it is asked for reports."""
         base = self.start() / "checkpoints" / "pretrain"
         traces = {f"sft__sources__conversations__options__traces__{name}": n for name, n in NO_SHORT_SUMMARIES.items()}
-        long = {"evaluate__suites__recall_short__compaction": "long"}
+        long = {"evaluate__suites__chain__compaction": "long"}
         return self.run(control, base=base, stages="('sft',)", evaluate__which="('before',)", **traces, **long)
 
     def rl(self, control: str) -> Path:

@@ -76,8 +76,8 @@ def compare_with_transformers(model: Model, path: Path, tokens: np.ndarray, logp
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
         note("transformers is not installed: max_logprob_difference and greedy_equal are left out")
         return {}
-    import torch
-    import transformers
+    import torch  # pyright: ignore[reportMissingImports]  # optional
+    import transformers  # pyright: ignore[reportMissingImports]  # optional
 
     folder, options = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
     theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, **options, dtype=torch.float32)

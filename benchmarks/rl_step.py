@@ -1,9 +1,9 @@
-"""What a step of RL costs: `python -m benchmarks.rl_step [--before=3379749] [--peers=tunix] [--rounds=3]`.
+"""What a step of RL costs: `python -m benchmarks.rl_step [--before=COMMIT] [--peers=tunix] [--rounds=3]`.
 
 Parts, which take turns in each round, every one in a process of its own:
-- RL of the demo (configs/tiny.py: 64 episodes a step in sandboxes, two families) from a policy after a short SFT, so
-  that it calls tools. --before plays the same job with the code of an older commit; 3379749 is the last one before the
-  rollout engine.
+- RL of the demo (configs/tiny.py: 64 episodes a step in sandboxes, bugs and memory chains) from a policy after a
+  short SFT, so that it calls tools. --before plays the same job with the code of an older commit, whose configs/tiny.py
+  must have the families of today.
 - GRPO on completions without sandboxes, which google-tunix can do as well, with a network of equal cost
   (benchmarks/grpo_completions.py, benchmarks/peers/train_tunix.py).
 
@@ -40,9 +40,10 @@ FIELDS = {
     "pretrain.steps": 60,
     "sft.steps": 300,
     "sft.sources.conversations.options.traces.bugfix": 400,
-    "sft.sources.conversations.options.traces.recall_short": 200,
-    "sft.sources.conversations.options.traces.recall_long": 20,
-    "sft.sources.conversations.options.traces.recall_uncompacted": 100,
+    "sft.sources.conversations.options.traces.chain": 200,
+    "sft.sources.conversations.options.traces.chain_long": 20,
+    "sft.sources.conversations.options.traces.chain_whole": 20,
+    "sft.sources.conversations.options.traces.chain_start": 100,
     "sft.sources.exercises.options.count": 1000,
     "rl.steps": 10,
 }

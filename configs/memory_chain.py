@@ -62,14 +62,12 @@ def get_config(size: str = "full") -> ConfigDict:
     # Two independent replicas on two cores, gradients added by the host: no collective, so nothing can stall.
     config.mesh.update({"cpu_devices": 2, "reduction": "host"})
     config.data.tokenizer_bytes = 1  # one file of source code; the chains are the rest
-    config.data.tokenizer_texts = {
-        "chains": {"kind": "composer_jax.demo.memory_chain_traces:chain_texts", "count": 400}
-    }
+    config.data.tokenizer_texts = {"chains": {"kind": "composer_jax.demo.memory_chain_texts:chain_texts", "count": 400}}
     config.tasks.families = {"memory_chain": "composer_jax.demo.memory_chain:MemoryChain"}
     config.sft.sources = {
         "chains": {
-            "kind": "composer_jax.demo.memory_chain_traces:MemoryChainTraces",
-            "options": {"traces": {"memory_chain": 1200, "memory_chain_uncompacted": 600}},
+            "kind": "composer_jax.demo.expert_traces:ExpertTraces",
+            "options": {"traces": {"chain": 1200, "chain_start": 600}},
         }
     }
     config.sft.update({"steps": 600, "batch_size": 16, "seq_len": 256, "save_every": 200})
@@ -115,7 +113,7 @@ def set_rl(rl: Any) -> None:
 def shrink(config: Any) -> None:
     """Every stage in its smallest form: the same code, too short to learn much."""
     config.sft.update({"steps": 4, "save_every": 4})
-    config.sft.sources.chains.options.traces = {"memory_chain": 8, "memory_chain_uncompacted": 16}
+    config.sft.sources.chains.options.traces = {"chain": 8, "chain_start": 16}
     config.rl.update({"steps": 2, "group_size": 2, "save_every": 1, "record_every": 1})
     config.rl.groups.memory_chain = 2
     config.evaluate.suites.chain.update({"tasks": 4, "attempts": 2})

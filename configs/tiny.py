@@ -1,5 +1,9 @@
 """The whole pipeline on one CPU: a K2-shaped model of about a million parameters that learns to fix bugs.
 
+SFT teaches it, from experts that act as well as they can, to repair functions that a comment specifies and to carry
+items through summaries. RL then plays what no expert showed: bugs without a specification, several at once, within few
+turns; and memory chains whose end always asks for the first item, which nothing but the reward says.
+
     python -m launch.pipeline --config=tiny --workdir=runs/tiny             # on two cores: see README
     python -m launch.pipeline --config=tiny:smoke --workdir=runs/smoke      # every stage in minutes, learns little
     python -m launch.pipeline --config=tiny:sharded --workdir=runs/sharded  # smoke on 8 devices
@@ -29,7 +33,13 @@ def get_config(size: str = "full") -> ConfigDict:
     # Two independent replicas on two cores, gradients added by the host: no collective, so nothing can stall.
     config.mesh.update({"cpu_devices": 2, "reduction": "host"})
     config.data.tokenizer_texts = {"tasks": {"kind": "composer_jax.demo.texts:task_texts", "count": 600}}
-    config.tasks.families = {"bugfix": "composer_jax.demo.bugfix:Bugfix", "recall": "composer_jax.demo.recall:Recall"}
+    config.tasks.families = {
+        "bugfix": "composer_jax.demo.bugfix:Bugfix",
+        "one_bug": "composer_jax.demo.unspecified:OneBug",
+        "two_bugs": "composer_jax.demo.unspecified:TwoBugs",
+        "three_bugs": "composer_jax.demo.unspecified:ThreeBugs",
+        "memory_chain": "composer_jax.demo.memory_chain:ShortMemoryChain",
+    }
     set_pretrain(config.pretrain)
     set_sft(config.sft)
     set_agent(config)
@@ -95,32 +105,44 @@ def set_sft(sft: Any) -> None:
         "conversations": {
             "kind": "composer_jax.demo.expert_traces:ExpertTraces",
             "options": {
-                "traces": {"bugfix": 3600, "recall_short": 800, "recall_long": 200, "recall_uncompacted": 400},
-                "rates": {},
+                "traces": {
+                    "bugfix": 2200,
+                    "one_bug": 800,
+                    "chain": 600,
+                    "chain_long": 150,
+                    "chain_whole": 100,
+                    "chain_start": 250,
+                }
             },
         },
         "exercises": {"kind": "composer_jax.demo.exercises:RepairExercises", "options": {"count": 7000}},
     }
-    sft.update({"steps": 1200, "batch_size": 8, "seq_len": 512, "save_every": 200})
+    sft.update({"steps": 900, "batch_size": 8, "seq_len": 512, "save_every": 200})
     sft.optimizer.update({"peak": 2.5e-3, "warmup": 20, "final": 0.05})
 
 
+TRIGGER = 66
+"""Tokens of context after which a chain is summarized: the first branch exceeds them with its second file, the later
+ones, which begin with a summary, as well."""
+
+
 def set_agent(config: Any) -> None:
-    def compaction(trigger, style, max_summary_tokens):
+    def compaction(trigger, style, max_summary_tokens, max_segments):
         return {
             "trigger": trigger,
             "request": REQUESTS[style],
-            "max_segments": 5,
+            "max_segments": max_segments,
             "max_summary_tokens": max_summary_tokens,
         }
 
-    config.agent.limits.update({"max_turns": 10, "max_turn_tokens": 64, "max_episode_tokens": 1600})
+    config.agent.limits.update({"max_turns": 12, "max_turn_tokens": 64, "max_episode_tokens": 1600})
     config.agent.concurrency = 64
     config.agent.compactions = {
         "none": config.agent.compactions.none,
-        "short": compaction(132, "short", 64),
-        "long": compaction(132, "long", 200),
-        "late": compaction(400, "short", 64),
+        # Room for one item of a chain and the next file, not for two items.
+        "short": compaction(TRIGGER, "short", 17, 4),
+        "long": compaction(TRIGGER, "long", 96, 8),
+        "late": compaction(400, "short", 64, 5),
     }
     config.sampler.update(
         {
@@ -132,11 +154,17 @@ def set_agent(config: Any) -> None:
     )
 
 
+BUGS = ("bugfix", "one_bug", "two_bugs", "three_bugs")
+
+
 def set_rl(rl: Any) -> None:
-    rl.steps = 110
-    rl.groups.update({"bugfix": 5, "recall": 3})
-    rl.update({"compaction": "short", "trigger": (126, 140), "uncompacted_fraction": 0.15, "tokens_per_episode": 64.0})
-    rl.family_compactions = {"bugfix": "none", **dict.fromkeys(FROM_DISK, "late")}
+    rl.steps = 60
+    rl.groups.update({"bugfix": 3, "one_bug": 3, "memory_chain": 2})
+    # More groups of what is neither solved nor hopeless, and more bugs as soon as it solves those of now.
+    rl.curriculum.update({"window": 4, "climb_at": 0.6, "fall_below": 0.1, "rung_window": 4})
+    rl.curriculum.ladders = {"one_bug": ("two_bugs", "three_bugs")}
+    rl.update({"compaction": "short", "uncompacted_fraction": 0.15, "tokens_per_episode": 64.0})
+    rl.family_compactions = {**dict.fromkeys(BUGS, "none"), **dict.fromkeys(FROM_DISK, "late")}
     rl.batches = ((256, 16), (512, 2))
     rl.reward.update({"weight": 0.1, "summary_token": 0.1})
     rl.optimizer.update({"peak": 3e-4, "warmup": 5, "decay": "linear", "final": 0.2, "b2": 0.98, "weight_decay": 0.0})
@@ -155,26 +183,29 @@ def set_evaluate(evaluate: Any) -> None:
         }
 
     evaluate.suites = {
-        "bugfix": suite(
-            "bugfix", 8, results={"pass_at_1": "rl.pass_at_1_{which}", "pass_at_k": "rl.pass_at_{k}_{which}"}
-        ),
+        "bugfix": suite("bugfix"),  # what SFT taught
         "unseen": suite("bugfix", split="unseen", results={"pass_at_1": "rl.unseen_family_{which}"}),
-        "recall_whole": suite("recall", results={"pass_at_1": "summary.pass_uncompacted_{which}"}),
-        "recall_short": suite(
-            "recall",
+        "one_bug": suite("one_bug"),
+        "two_bugs": suite(
+            "two_bugs", 8, results={"pass_at_1": "rl.pass_at_1_{which}", "pass_at_k": "rl.pass_at_{k}_{which}"}
+        ),
+        "three_bugs": suite("three_bugs"),
+        "chain_whole": suite("memory_chain", results={"pass_at_1": "summary.pass_uncompacted_{which}"}),
+        "chain": suite(
+            "memory_chain",
             compaction="short",
-            compare_to="recall_whole",
+            compare_to="chain_whole",
             results={
                 "pass_at_1": "summary.pass_{which}",
                 "tokens_per_summary": "summary.tokens_{which}",
                 "compaction_error": "summary.compaction_error_{which}",
             },
         ),
-        # What a model writes that was asked for a report and never trained to summarize: the baseline.
-        "recall_long": suite(
-            "recall",
+        # What a model writes that was asked for a report with all items: the baseline.
+        "chain_long": suite(
+            "memory_chain",
             compaction="long",
-            compare_to="recall_whole",
+            compare_to="chain_whole",
             results={
                 "pass_at_1": "summary.prompted_baseline.pass",
                 "tokens_per_summary": "summary.prompted_baseline.tokens",
@@ -182,7 +213,7 @@ def set_evaluate(evaluate: Any) -> None:
             },
         ),
     }
-    evaluate.headline = ("bugfix", "recall_short")
+    evaluate.headline = ("two_bugs", "chain")
     evaluate.heldout_compaction = "late"
     evaluate.recorded_tasks = 6
 
@@ -195,18 +226,20 @@ def shrink(config: Any) -> None:
     config.pretrain.sources.exercises.options.count = 100
     config.sft.update({"steps": 16, "save_every": 8})
     config.sft.sources.conversations.options.traces = {
-        "bugfix": 60,
-        "recall_short": 40,
-        "recall_long": 16,
-        "recall_uncompacted": 16,
+        "bugfix": 50,
+        "one_bug": 10,
+        "chain": 40,
+        "chain_long": 16,
+        "chain_whole": 16,
+        "chain_start": 16,
     }
     config.sft.sources.exercises.options.count = 60
     config.agent.limits.update({"max_turns": 4, "max_turn_tokens": 24})
-    config.agent.compactions.short.max_summary_tokens = 16
-    config.agent.compactions.long.max_summary_tokens = 32
+    config.agent.compactions.short.max_summary_tokens = 48  # the small tokenizer spells names out
     config.sampler.update({"slots": 16})
     config.rl.update({"steps": 2, "group_size": 4, "save_every": 1, "record_every": 1})
-    config.rl.groups.update({"bugfix": 2, "recall": 2})
+    config.rl.groups.update({"bugfix": 1, "one_bug": 2, "memory_chain": 1})
+    config.rl.curriculum.window = 0  # every family in every step
     for suite in config.evaluate.suites.values():
         suite.update({"tasks": 4, "attempts": 2})
     config.evaluate.update({"heldout_attempts": 2, "recorded_tasks": 2})

@@ -49,7 +49,7 @@ def write_gguf(folder: Path, file: Path) -> None:
       ValueError: the network is not a Llama network with plain rotary positions, or a tensor is not float32.
     """
     import gguf
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load_file  # pyright: ignore[reportMissingImports]  # optional
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama" or config.get("rope_scaling"):

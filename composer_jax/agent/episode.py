@@ -207,6 +207,11 @@ class _Run:
     facts_kept: float | None = None
     facts_kept_last: float | None = None
 
+    @property
+    def max_turns(self) -> int:
+        """Most messages of the agent: what its task gives it, and no more than the limit of all episodes."""
+        return min(self.limits.max_turns, self.task.max_turns or self.limits.max_turns)
+
     async def play(self, workspace: Workspace) -> Outcome:
         available = tools.select_tools(self.task.tools)
         system = [Message("system", self.system_prompt)] if self.system_prompt else []
@@ -231,7 +236,7 @@ class _Run:
             if done is not None:
                 return "finished"
 
-            if self.turns == self.limits.max_turns:
+            if self.turns == self.max_turns:
                 return "out_of_turns"
             length = self.transcript.length + len(self.chat.generation_prompt)
             if self.compaction.is_due(length, len(prompt.tokens)):

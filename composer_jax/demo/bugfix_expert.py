@@ -1,72 +1,64 @@
-"""The expert of the bug-fixing family: it knows the repair and follows a deliberately imperfect strategy."""
+"""The expert of the bug-fixing family with specifications: it knows the repair and wastes no step on the way to it."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from typing import Any
 
-from composer_jax.demo.slips import Script, Turn, call, miscopied, slips
+from composer_jax.data.chat import ToolCall
+from composer_jax.demo.slips import Script, Turn, call, slips
 from composer_jax.tasks.task import Task
 
-
-@dataclass(frozen=True)
-class BugfixRates:
-    """Probabilities of the bug-fixing expert's decisions.
-
-    give_up_*: finishes at once without a repair. right_fix: makes the right edit; a wrong one is a slip. verify: runs
-    the tests after an edit; retry: repairs again if they still fail; reread: reads the file before that. slip: a grep,
-    a read or an edit goes wrong first; drawn again after each slip.
-    """
-
-    give_up_after_failure: float = 0.35
-    give_up_after_reading: float = 0.35
-    right_fix: float = 0.80
-    verify: float = 0.50
-    retry: float = 0.80
-    reread: float = 0.30
-    slip: float = 0.12
+SLIP = 0.12
+"""Probability that a grep, a read or an edit goes wrong first; drawn again after each slip."""
+WRONG = 0.15
+"""Probability that a wrong repair, which takes effect, comes before the right one; drawn again after each."""
+TOGETHER = 0.5
+"""Fraction of the repairs that have the call of the tests in the same message. One message is as good as two here."""
 
 
-def repair(task: Task) -> Turn:
-    """Returns the edit that solves a bug-fixing task, as the expert writes it."""
-    know = task.metadata
+def repair(bug: Mapping[str, Any]) -> Turn:
+    """Returns the edit that repairs a bug (an entry of Task.metadata["bugs"]), as the expert writes it."""
     # The thought quotes the file: the specification is found by copying the text after the name.
-    thought = know["head"].removeprefix("def ")
-    return call("edit", thought, path=know["path"], old=know["old"], new=know["new"])
+    thought = bug["head"].removeprefix("def ")
+    return call("edit", thought, path=bug["path"], old=bug["old"], new=bug["new"])
 
 
-def bugfix_script(task: Task, rates: BugfixRates, rng: random.Random) -> Script:
-    """Runs the tests, finds the function, reads it, repairs it and perhaps runs the tests again."""
-    know = task.metadata
-    path, line, right = know["path"], know["old"], repair(task)
+def _wrong_repairs(bug: Mapping[str, Any], rate: float, rng: random.Random) -> list[str]:
+    """Returns lines of the bug's kind that are tried one after the other before the right one; often none."""
+    lines = []
+    while len(lines) < len(bug["wrong"]) and rng.random() < rate:
+        lines.append(rng.choice([line for line in bug["wrong"] if line not in lines]))
+    return lines
+
+
+def bugfix_script(task: Task, rng: random.Random, slip: float = SLIP, wrong: float = WRONG) -> Script:
+    """Runs the tests, finds the function that fails, reads it, repairs it, and begins again until all tests pass.
+
+    slip, wrong: see SLIP and WRONG. Such turns are slips (demo/slips.py), which are not trained.
+    """
+    bugs = {bug["function"]: bug for bug in task.metadata["bugs"]}
+    seen: set[str] = set()
 
     def do(turn: Turn) -> Generator[Turn, str, str]:
-        yield from slips(turn, task, rates.slip, rng)
+        yield from slips(turn, task, slip, rng)
         return (yield turn)
 
-    failure = yield call("run_tests")
-    if rng.random() < rates.give_up_after_failure:
-        yield call("finish")
-        return
-    yield from do(call("grep", pattern=failure.removeprefix("FAIL ").partition("(")[0]))
-    yield from do(call("read", path=path))
-    if rng.random() < rates.give_up_after_reading:
-        yield call("finish")
-        return
-
-    while True:
-        wrong = [fix for fix in (*know["wrong"], miscopied(know["new"], task, rng)) if fix != line]
-        slipped = bool(wrong) and rng.random() >= rates.right_fix
-        fix = rng.choice(wrong) if slipped else know["new"]
-        edit = replace(call("edit", right.thought, path=path, old=line, new=fix), slip=slipped)
-        if (yield from do(edit)) == "ok":
-            line = fix
-        if rng.random() >= rates.verify:
-            break
-        report = yield call("run_tests")
-        if report.startswith("PASS") or rng.random() >= rates.retry:
-            break
-        if rng.random() < rates.reread:
-            yield from do(call("read", path=path))
+    report = yield call("run_tests")
+    while report.startswith("FAIL"):
+        bug = bugs[report.split()[1].partition("(")[0]]
+        if bug["path"] not in seen:
+            yield from do(call("grep", pattern=bug["function"]))
+            yield from do(call("read", path=bug["path"]))
+            seen.add(bug["path"])
+        for line in _wrong_repairs(bug, wrong, rng):
+            yield replace(repair(bug | {"new": line}), more=(ToolCall("run_tests", {}),), slip=True)
+            bug = bug | {"old": line}
+        if rng.random() < TOGETHER:
+            report = yield from do(replace(repair(bug), more=(ToolCall("run_tests", {}),)))
+        else:
+            yield from do(repair(bug))
+            report = yield call("run_tests")
     yield call("finish")

@@ -17,7 +17,6 @@ from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.data.traces import TraceSource
 from composer_jax.demo import bugfix
 from composer_jax.demo.bugfix_expert import repair
-from composer_jax.demo.generate import generate
 from composer_jax.demo.tokenizer import require_own_tokenizer
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.trace_sources import SourceContext
@@ -39,7 +38,7 @@ def repair_exercises(
     seed: int, count: int, tok: Tokenizer, *, train_module: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns the exercises of the training tasks number 0..count-1 of stream `seed`."""
-    tasks = (generate(bugfix.FAMILY, "train", seed, index) for index in range(count))
+    tasks = (bugfix.generate("train", seed, index, bugs=1) for index in range(count))
     return [repair_exercise(task, tok, train_module) for task in tasks]
 
 
@@ -49,7 +48,8 @@ def repair_exercise(task: Task, tok: Tokenizer, train_module: bool) -> tuple[np.
     Not trained, in the form of tool answers: the place of the function, and its module. Trained: the edit; with
     `train_module` also the return statement of every intact function, whose specification is the line before it.
     """
-    know, turn = task.metadata, repair(task)
+    know = task.metadata["bugs"][0]
+    turn = repair(know)
     text = task.files[know["path"]]
     number, head = next((n, line) for n, line in enumerate(text.split("\n"), 1) if f"def {know['function']}(" in line)
     parts = [

@@ -1,8 +1,8 @@
 """Scripted experts: policies that play the traces of SFT.
 
-An expert knows the answer and follows a deliberately imperfect strategy: it gives up, does not verify, forgets facts
-that it needs, writes more than necessary. A model that imitates it can do every step and has a few decisions left for
-reinforcement learning to improve. An expert is a Session, so run_episode plays its traces like every other episode.
+An expert acts as well as it can with what it knows; no weakness is planted. What is left to reinforcement learning is
+what no expert shows: tasks of other families, and what the end of a memory chain asks for. An expert is a Session, so
+run_episode plays its traces like every other episode.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
-from composer_jax.demo import bugfix, memory_chain, recall
-from composer_jax.demo.bugfix_expert import BugfixRates, bugfix_script
+from composer_jax.demo import bugfix, memory_chain
+from composer_jax.demo.bugfix_expert import bugfix_script
 from composer_jax.demo.memory_chain_expert import ChainNotes, chain_script, chain_summary
 from composer_jax.demo.prompts import REQUESTS, Style
-from composer_jax.demo.recall_expert import Notes, RecallRates, recall_script, recall_summary
 from composer_jax.demo.slips import Script, Turn
+from composer_jax.demo.unspecified import OneBug
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sandbox import SandboxPool
@@ -31,29 +30,20 @@ from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 
 
-@dataclass(frozen=True)
-class Rates:
-    """The strategies of all experts."""
-
-    bugfix: BugfixRates = field(default_factory=BugfixRates)
-    recall: RecallRates = field(default_factory=RecallRates)
-
-
 class ExpertSession:
     """A scripted policy behind the interface of a sampler: token ids in, token ids out.
 
     Log-probabilities are 0 and versions -1, because no weights sampled these tokens.
     """
 
-    def __init__(self, task: Task, tok: Tokenizer, rates: Rates, rng: random.Random, capacity: int) -> None:
-        families = (bugfix.FAMILY, recall.FAMILY, memory_chain.FAMILY)
+    def __init__(self, task: Task, tok: Tokenizer, rng: random.Random, capacity: int) -> None:
+        families = (bugfix.FAMILY, OneBug.FAMILY, memory_chain.FAMILY)
         if task.family not in families:
             raise UserError(f"there is no expert for task family {task.family!r}; use {' or '.join(families)}")
         self.capacity = capacity
-        self._task, self._tok, self._rates, self._rng = task, tok, rates, rng
+        self._task, self._tok, self._rng = task, tok, rng
         self._script: Script | None = None
         self._branch = 0
-        self._notes = Notes()
         self._chain_notes = ChainNotes()
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
@@ -90,21 +80,15 @@ class ExpertSession:
         return next(self._script)
 
     def _start(self, carried: str | None) -> Script:
-        task, rates, rng = self._task, self._rates, self._rng
-        if task.family == bugfix.FAMILY:
-            return bugfix_script(task, rates.bugfix, rng)
-        if task.family == memory_chain.FAMILY:
-            self._chain_notes = ChainNotes.of_summary(task, carried)
-            return chain_script(task, self._chain_notes, rng)
-        self._notes = Notes() if carried is None else Notes.of_summary(task, carried)
-        return recall_script(task, carried, self._notes, rates.recall, rng)
+        if self._task.family != memory_chain.FAMILY:
+            return bugfix_script(self._task, self._rng)
+        self._chain_notes = ChainNotes.of_summary(self._task, carried)
+        return chain_script(self._task, self._chain_notes, self._rng)
 
     def _summary(self, style: Style) -> str:
-        if self._task.family == bugfix.FAMILY:
+        if self._task.family != memory_chain.FAMILY:
             raise UserError("the bugfix expert writes no summaries; make its traces with compaction.trigger=None")
-        if self._task.family == memory_chain.FAMILY:
-            return chain_summary(self._chain_notes, self._rng)
-        return recall_summary(self._task, self._notes, style, self._rates.recall, self._rng)
+        return chain_summary(self._task, self._chain_notes, style, self._rng)
 
 
 def _messages(tok: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -127,7 +111,6 @@ async def make_traces(
     *,
     limits: EpisodeLimits,
     seed: int = 0,
-    rates: Rates | None = None,
     concurrency: int = 16,
     capacity: int = 1 << 20,
     cache: ResultCache | None = None,
@@ -139,12 +122,12 @@ async def make_traces(
     concurrency: episodes in flight. capacity: tokens a context may hold.
     on_done: called with each episode as it ends, in no particular order.
     """
-    rates, chat_format = rates or Rates(), CompactFormat(tok)
+    chat_format = CompactFormat(tok)
     slots = asyncio.Semaphore(concurrency)
 
     async def one(index: int, task: Task) -> Episode:
         async with slots:
-            session = ExpertSession(task, tok, rates, seeded_random("expert", seed, index, task.id), capacity)
+            session = ExpertSession(task, tok, seeded_random("expert", seed, index, task.id), capacity)
             compaction = compaction_for(task, index)
             episode = await run_episode(
                 task, session, pool, chat_format, compaction=compaction, limits=limits, seed=seed, cache=cache

@@ -1,6 +1,5 @@
 """ExpertTraces: the SFT source that lets the scripted experts play training tasks."""
 
-import dataclasses
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +12,11 @@ from composer_jax.agent.episode import Episode, EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.atomic_write import write_atomically
 from composer_jax.data.traces import Trace
-from composer_jax.demo import bugfix, recall
-from composer_jax.demo.bugfix_expert import BugfixRates
-from composer_jax.demo.expert import Rates, make_traces
-from composer_jax.demo.generate import generate
-from composer_jax.demo.recall_expert import RecallRates
+from composer_jax.demo import bugfix, memory_chain
+from composer_jax.demo.expert import make_traces
+from composer_jax.demo.generate import FAMILIES
 from composer_jax.demo.tokenizer import require_own_tokenizer
+from composer_jax.demo.unspecified import OneBug
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.progress import Progress
@@ -31,29 +29,29 @@ from composer_jax.tasks.task import Task
 class ExpertTraces:
     """Traces of the experts, played in sandboxes once per run and then read from DIR/data/traces.npz.
 
-    traces: number of traces of each of KINDS. rates: changes of the experts' rates, by family.
+    traces: number of traces of each of KINDS.
     """
 
     KINDS: Mapping[str, tuple[str, str]] = {
         "bugfix": (bugfix.FAMILY, "none"),
-        "recall_short": (recall.FAMILY, "short"),
-        "recall_long": (recall.FAMILY, "long"),
-        "recall_uncompacted": (recall.FAMILY, "none"),
+        "one_bug": (OneBug.FAMILY, "none"),
+        "chain": (memory_chain.FAMILY, "short"),
+        "chain_long": (memory_chain.FAMILY, "long"),
+        "chain_whole": (memory_chain.FAMILY, "none"),
+        "chain_start": (memory_chain.FAMILY, "none"),
     }
     """Kind of trace -> (task family, compaction of agent.compactions)."""
+    START_STEPS = 5
+    """Steps of "chain_start", a chain that ends early and asks for what the context shows, which teaches to look it up;
+    in a chain with short summaries five items of six are forgotten by then."""
     system_prompt = ""  # the experts are played without one
 
-    def __init__(
-        self,
-        context: SourceContext,
-        traces: Mapping[str, int],
-        rates: Mapping[str, Mapping[str, float]] | None = None,
-    ):
+    def __init__(self, context: SourceContext, traces: Mapping[str, int]):
         unknown = sorted(set(traces) - set(self.KINDS))
         if unknown:
-            name, known = type(self).__name__, ", ".join(self.KINDS)
-            raise UserError(f"the option traces of {name} names {unknown[0]!r}; use {known}.")
-        self.context, self.counts, self.rates = context, dict(traces), expert_rates(rates or {})
+            known = ", ".join(self.KINDS)
+            raise UserError(f"the option traces of ExpertTraces names {unknown[0]!r}; use {known}.")
+        self.context, self.counts = context, dict(traces)
         self.path = context.folder / "traces.npz"
 
     def traces(self) -> list[Trace]:
@@ -82,11 +80,17 @@ class ExpertTraces:
             # SFT and RL draw from different streams of the training split, so RL repeats no task of SFT.
             tasks += [self.generate(kind, hash_seed("sft", seed, kind), i) for i in range(count)]
             compactions += [agent.compaction(compaction, "agent.compactions")] * count
-        return list(zip(tasks, play_experts(tasks, compactions, self.context, self.rates), strict=True))
+        return list(zip(tasks, play_experts(tasks, compactions, self.context), strict=True))
 
     def generate(self, kind: str, seed: int, index: int) -> Task:
-        """Returns task number `index` of the training stream `seed` for a kind of trace."""
-        return generate(self.KINDS[kind][0], "train", seed, index)
+        """Returns task number `index` of the training stream `seed` for a kind of trace.
+
+        The end of a chain asks for any of its items.
+        """
+        if (family := self.KINDS[kind][0]) != memory_chain.FAMILY:
+            return FAMILIES[family].generate("train", seed, index)
+        steps = self.START_STEPS if kind == "chain_start" else memory_chain.STEPS
+        return memory_chain.generate("train", seed, index, steps=steps, asked=None)
 
     def _write(self) -> Path:
         if self.path.exists():
@@ -95,7 +99,7 @@ class ExpertTraces:
         return write_atomically(self.path, _npz_bytes(_arrays(episodes, self.counts)))
 
 
-def play_experts(tasks, compactions: list[Compaction], context: SourceContext, rates: Rates) -> list[Episode]:
+def play_experts(tasks, compactions: list[Compaction], context: SourceContext) -> list[Episode]:
     """Plays one expert episode per task, in sandboxes, with a progress bar."""
     agent: AgentConfig = context.agent
 
@@ -106,28 +110,15 @@ def play_experts(tasks, compactions: list[Compaction], context: SourceContext, r
                 lambda task, index: compactions[index],
                 pool,
                 require_own_tokenizer(context.tokenizer),
-                limits=EpisodeLimits(agent.limits.max_turns, 10_000, 10_000),
+                # Room for slips, whose tokens are no targets.
+                limits=EpisodeLimits(3 * agent.limits.max_turns, 10_000, 10_000),
                 seed=context.seed,
-                rates=rates,
                 concurrency=agent.concurrency,
                 on_done=lambda episode: progress.update(1),
             )
 
     with EventLoop() as loop, Progress(len(tasks), "trace", "expert traces") as progress:
         return loop.run(play(progress))
-
-
-def expert_rates(changes: Mapping[str, Mapping[str, float]]) -> Rates:
-    """Returns the experts' rates with some changed. Raises UserError for an unknown family or rate."""
-    kinds: dict[str, type] = {"bugfix": BugfixRates, "recall": RecallRates}
-    for family, rates in changes.items():
-        if family not in kinds:
-            raise UserError(f"the option rates of ExpertTraces names {family!r}; use {' or '.join(kinds)}.")
-        known = [field.name for field in dataclasses.fields(kinds[family])]
-        unknown = sorted(set(rates) - set(known))
-        if unknown:
-            raise UserError(f"the rate {family}.{unknown[0]} of ExpertTraces is unknown; use {', '.join(known)}.")
-    return Rates(**{family: kind(**changes.get(family, {})) for family, kind in kinds.items()})
 
 
 def _arrays(episodes: list[Episode], counts: Mapping[str, int]) -> dict[str, np.ndarray]:

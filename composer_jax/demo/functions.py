@@ -18,25 +18,23 @@ from composer_jax.tasks.task import Split
 
 OPERATORS = {"plus": "+", "minus": "-", "times": "*", "over": "//"}
 COMPARISONS = {"at least": ">=", "at most": "<=", "above": ">", "below": "<"}
-PAIRS = {
-    "a minus b": ("a - b", "b - a", "a + b"),
-    "b minus a": ("b - a", "a - b", "a + b"),
-    "a over b": ("a // b", "b // a", "a * b"),
-    "b over a": ("b // a", "a // b", "a * b"),
-    "larger of a and b": ("max(a, b)", "min(a, b)", "a + b"),
-    "smaller of a and b": ("min(a, b)", "max(a, b)", "a + b"),
+ORDERS = {
+    "larger of x and {c}": "max(x, {c})",
+    "smaller of x and {c}": "min(x, {c})",
+    "{c} minus x": "{c} - x",
+    "{c} over x": "{c} // x",
 }
 RANGES = {
-    "sum up to x": ("sum(range(x + 1))", "sum(range(x))", "sum(range(x - 1))"),
-    "sum below x": ("sum(range(x))", "sum(range(x + 1))", "sum(range(x - 1))"),
-    "count up to x": ("len(range(x + 1))", "len(range(x))", "len(range(x - 1))"),
-    "count below x": ("len(range(x))", "len(range(x + 1))", "len(range(x - 1))"),
+    "sum from {c} up to x": "sum(range({c}, x + 1))",
+    "sum from {c} below x": "sum(range({c}, x))",
+    "count from {c} up to x": "len(range({c}, x + 1))",
+    "count from {c} below x": "len(range({c}, x))",
 }
 TEXTS = {
-    "text in upper case": "text.upper()",
-    "text in lower case": "text.lower()",
-    "text in title case": "text.title()",
-    "text in reverse": "text[::-1]",
+    "first {c} of text in upper case": "text[:{c}].upper()",
+    "first {c} of text in lower case": "text[:{c}].lower()",
+    "first {c} of text in title case": "text[:{c}].title()",
+    "first {c} of text in reverse": "text[:{c}][::-1]",
 }
 SMALLEST, LARGEST = 2, 99  # constants in functions
 
@@ -45,7 +43,7 @@ SMALLEST, LARGEST = 2, 99  # constants in functions
 class Function:
     """A one-line function.
 
-    comment: its specification, without "# ".
+    comment: its specification, without "# "; "" for none.
     right: the expression it must return. wrong: plausible mistakes of the same kind, each different from
     `right` on at least one element of `inputs`.
     inputs: argument tuples that distinguish right from wrong.
@@ -67,8 +65,9 @@ class Function:
 
     @property
     def head(self) -> str:
-        """Lines above the statement: name, parameters and specification."""
-        return f"def {self.name}({', '.join(self.params)}):\n    # {self.comment}"
+        """Lines above the statement: name, parameters and specification, if there is one."""
+        head = f"def {self.name}({', '.join(self.params)}):"
+        return f"{head}\n    # {self.comment}" if self.comment else head
 
     def value(self, args: Sequence[Any], expression: str | None = None) -> Any:
         return _compiled(self.params, expression or self.right)(*args)
@@ -147,37 +146,52 @@ def _comparison(kind: str, name: str, split: Split, rng: random.Random) -> Funct
     return Function(kind, name, ("x",), f"is x {words} {c}", f"x {COMPARISONS[words]} {c}", wrong, near, (c,))
 
 
-def _pair(kind: str, name: str, split: Split, rng: random.Random) -> Function:
-    comment, (right, *wrong) = rng.choice(list(PAIRS.items()))
-    inputs = tuple(rng.sample([(a, b) for a in range(2, 20) for b in range(2, 20) if a != b], 12))
-    inputs += ((3, 8), (7, 5), (12, 4), (2, 9))  # both orders, whatever was drawn
-    return Function(kind, name, ("a", "b"), comment, right, tuple(wrong), tuple(dict.fromkeys(inputs)))
+def _order(kind: str, name: str, split: Split, rng: random.Random) -> Function:
+    c = rng.choice(constants(split, SMALLEST, LARGEST))
+    inputs = tuple((x,) for x in dict.fromkeys((c + 1, c - 1, c + 5, max(2, c - 5), c + 12, *range(2, 11), 10000)))
+    return _one_of(kind, name, "x", ORDERS, c, inputs, rng)
 
 
 def _range(kind: str, name: str, split: Split, rng: random.Random) -> Function:
-    comment, (right, *wrong) = rng.choice(list(RANGES.items()))
-    return Function(kind, name, ("x",), comment, right, tuple(wrong), tuple((x,) for x in range(3, 15)))
+    c = rng.choice(constants(split, SMALLEST, LARGEST))
+    return _one_of(kind, name, "x", RANGES, c, tuple((c + step,) for step in range(1, 13)), rng)
 
 
 def _text(kind: str, name: str, split: Split, rng: random.Random) -> Function:
-    comment, right = rng.choice(list(TEXTS.items()))
-    wrong = tuple(expression for expression in TEXTS.values() if expression != right)
+    c = rng.choice(constants(split, SMALLEST, LARGEST))
     # One capital and two words, so that all four results differ.
     inputs = tuple((f"{rng.choice(ADJECTIVES).title()} {rng.choice(THINGS)}",) for _ in range(12))
-    return Function(kind, name, ("text",), comment, right, wrong, tuple(dict.fromkeys(inputs)))
+    return _one_of(kind, name, "text", TEXTS, c, tuple(dict.fromkeys(inputs)), rng)
+
+
+def _one_of(
+    kind: str,
+    name: str,
+    param: str,
+    texts: Mapping[str, str],
+    c: int,
+    inputs: tuple[tuple[Any, ...], ...],
+    rng: random.Random,
+) -> Function:
+    """Returns a function of one of `texts` with constant c; the others are its mistakes."""
+    comment = rng.choice(list(texts))
+    wrong = tuple(code.format(c=c) for other, code in texts.items() if other != comment)
+    return Function(kind, name, (param,), comment.format(c=c), texts[comment].format(c=c), wrong, inputs, (c,))
 
 
 KINDS: dict[str, Callable[[str, str, Split, random.Random], Function]] = {
     "operator": _operator,
     "constant": _constant,
     "comparison": _comparison,
-    "pair": _pair,
+    "order": _order,
     "range": _range,
     "text": _text,
     "composed": _composed,
 }
 COMPOSED = "composed"
 TRAINED_KINDS = tuple(kind for kind in KINDS if kind != COMPOSED)
+SEARCHABLE_KINDS = tuple(kind for kind in TRAINED_KINDS if kind != "constant")
+"""Kinds with few repairs, which trying finds. A wrong constant has a hundred."""
 
 
 @lru_cache(maxsize=65536)

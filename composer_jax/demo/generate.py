@@ -1,12 +1,19 @@
 """Tasks of the demo's families by name, for traces, exercises and tests."""
 
 from composer_jax.demo.bugfix import Bugfix
-from composer_jax.demo.recall import Recall
+from composer_jax.demo.memory_chain import MemoryChain
+from composer_jax.demo.unspecified import OneBug, ThreeBugs, TwoBugs
 from composer_jax.errors import UserError
 from composer_jax.tasks.family import TaskFamily
 from composer_jax.tasks.task import Split, Task
 
-FAMILIES: dict[str, TaskFamily] = {"bugfix": Bugfix(), "recall": Recall()}
+FAMILIES: dict[str, TaskFamily] = {
+    "bugfix": Bugfix(),
+    "one_bug": OneBug(),
+    "two_bugs": TwoBugs(),
+    "three_bugs": ThreeBugs(),
+    "memory_chain": MemoryChain(),
+}
 
 
 def generate(family: str, split: Split, seed: int, index: int) -> Task:

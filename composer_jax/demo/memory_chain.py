@@ -82,6 +82,8 @@ def generate(split: Split, seed: int, index: int, *, steps: int = STEPS, asked: 
         instruction=f"Read {paths[0]}, then the next.",
         files={**files, paths[-1]: f"def {FUNCTION}(): return {name}\n"},
         tools=TOOLS,
+        # No message is left to read a file a second time after the last one has asked for its item.
+        max_turns=steps,
         grader=CaseGrader((Case(stems[-1], FUNCTION, (), value),)),
         metadata={
             "kind": FAMILY,
@@ -106,6 +108,18 @@ def guess(rng: random.Random) -> str:
 class MemoryChain:
     """The family of memory chains (tasks/family.py: TaskFamily)."""
 
+    STEPS = STEPS
+
     def generate(self, split: Split, seed: int, index: int) -> Task:
         """Returns task number `index` of the stream (split, seed)."""
-        return generate(split, seed, index)
+        return generate(split, seed, index, steps=self.STEPS)
+
+
+class ShortMemoryChain(MemoryChain):
+    """The same with 6 steps, in which two summaries lie between the first item and the question.
+
+    With three, an SFT policy that happens to keep other items brings the first one to the end so rarely that RL may see
+    no episode that does.
+    """
+
+    STEPS = 6

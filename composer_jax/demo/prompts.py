@@ -6,5 +6,5 @@ Style = Literal["short", "long"]
 REQUESTS: dict[Style, str] = {
     "short": "Summarize.",
     # The baseline: the kind of report that a model without training in summaries is asked for.
-    "long": "Write a report: Goal, Files, Facts, Done, Next.",
+    "long": "Write a report: Goal, Facts, Next.",
 }

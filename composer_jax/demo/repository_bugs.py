@@ -44,7 +44,7 @@ class RepositoryBugs:
     """The task family of this file."""
 
     def generate(self, split: Split, seed: int, index: int) -> Task:
-        task = bugfix.generate(split, hash_seed(FAMILY, seed) % 2**31, index)
+        task = bugfix.generate(split, hash_seed(FAMILY, seed) % 2**31, index, bugs=1)
         return dataclasses.replace(
             task, id=f"{FAMILY}-{split}-{seed}-{index}", family=FAMILY, tools=TOOLS, instruction=INSTRUCTION
         )
@@ -52,7 +52,7 @@ class RepositoryBugs:
 
 def expert_turns(task: Task, rng: random.Random) -> Iterator[tuple[str, ToolCall]]:
     """Yields the text and the call of every turn of a complete repair; the wording varies with `rng`."""
-    know = task.metadata
+    know = task.metadata["bugs"][0]
     path, name, comment = know["path"], know["function"], know["head"].partition("# ")[2].strip()
     yield rng.choice(("I run the tests.", "First I run the tests.")), ToolCall("shell", {"command": RUN_TESTS})
     yield f"{name} is wrong. I look for it.", ToolCall("shell", {"command": f"grep -n 'def {name}' *.py"})

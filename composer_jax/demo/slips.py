@@ -23,7 +23,7 @@ from composer_jax.tasks.task import Task
 class Turn:
     """A message of an expert: a line of thought ("" for none) and a call.
 
-    slip: whether the message is a mistake, which is not trained. cut: the message stops in the middle of the call.
+    slip: whether the message is a mistake, which is not trained. cut: the message stops in the middle of its last call.
     more: further calls in the same message.
     """
 
@@ -54,7 +54,8 @@ def slips(turn: Turn, task: Task, rate: float, rng: random.Random) -> Script:
             missing = [stem for stem in rng.sample(file_stems(task.split), 3) if f"{stem}.py" not in task.files]
             slip = replace(turn, call=ToolCall(name, {"path": f"{missing[0]}.py"}))
         else:
-            slip = rng.choice([replace(turn, cut=True), *_failing_edits(turn, task, rng)])
+            # Only the first call is cut: a message that is cut in a later one carries out the first.
+            slip = rng.choice([replace(turn, cut=True, more=()), *_failing_edits(turn, task, rng)])
         yield replace(slip, slip=True)
 
 

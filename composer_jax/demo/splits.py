@@ -34,10 +34,6 @@ THINGS = tuple(
     "bell bird boat cake corn desk door drum farm fish flag frog gate goat hill lake lamp leaf "
     "moon nest pond rain ring road rock salt ship star tree wolf".split()
 )
-# Names of the facts in a recall task, shared by all splits; the values are held out.
-KEYS = tuple(
-    "age beat cap cost delay depth fee gap height limit mass port power rank rate size speed step tax width".split()
-)
 
 
 def is_heldout(kind: str, text: str) -> bool:

@@ -1,29 +1,25 @@
-"""Texts of the demo's tasks for the tokenizer: files, tool calls and reports as an agent sees them."""
+"""Texts of the demo's tasks for the tokenizer: files, tool calls and summaries as an agent sees and writes them."""
 
 from collections.abc import Iterator
 
 from composer_jax.data.chat import compact_json
-from composer_jax.demo import recall
-from composer_jax.demo.generate import FAMILIES, generate
-from composer_jax.demo.recall_expert import Notes, RecallRates, recall_summary
-from composer_jax.seeds import seeded_random
+from composer_jax.demo import bugfix
+from composer_jax.demo.memory_chain_texts import chain_texts
 
 
 def task_texts(seed: int, count: int) -> Iterator[str]:
-    """Yields the texts of `count` training tasks of each family.
+    """Yields the texts of `count` bug-fixing tasks, and of half as many memory chains.
 
     Their indices are negative, so no stage trains on these tasks.
     """
     for index in range(count):
-        for family in FAMILIES:
-            task = generate(family, "train", seed, -1 - index)
-            yield task.instruction
-            for path, text in task.files.items():
-                if path.endswith(".py") and path != "run_tests.py":
-                    yield text
-                    line = text.rstrip().rsplit("\n", 1)[-1]
-                    yield "read" + compact_json({"path": path})
-                    yield "edit" + compact_json({"path": path, "old": line, "new": line})
-            if family == recall.FAMILY:
-                notes = Notes(task.metadata["facts"], read_conf=True, read_target=index % 2 == 0)
-                yield recall_summary(task, notes, "long", RecallRates(), seeded_random("tokenizer", index))
+        task = bugfix.generate("train", seed, -1 - index)
+        yield task.instruction
+        yield f"FAIL {task.metadata['bugs'][0]['function']}(2) is 3, want 4"
+        for path, text in task.files.items():
+            if path.endswith(".py") and path != "run_tests.py":
+                yield text
+                line = text.rstrip().rsplit("\n", 1)[-1]
+                yield "read" + compact_json({"path": path})
+                yield "edit" + compact_json({"path": path, "old": line, "new": line})
+    yield from chain_texts(seed, count // 2)

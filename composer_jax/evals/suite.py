@@ -54,7 +54,13 @@ class SuiteResult:
     attempts: int
     episodes: int
     infrastructure_failures: int
+    attempted: float
+    """Fraction of the episodes that changed a file."""
+    pass_given_attempt: float | None
+    """Pass rate of those; None if there are none."""
     turns: float
+    calls_per_turn: float
+    """Tool calls per message of the model; above 1 where messages have several."""
     tokens: float
     """Tokens per episode, each node counted once."""
     sampled_tokens: float
@@ -114,6 +120,7 @@ def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
 
     solved = {task: mean(attempts_at) for task, attempts_at in solved_by_task.items()}
     low, high = interval(list(solved.values()))
+    attempted = [e for e in graded if e.usage.changed_files]
     summaries, summary_tokens = mean(e.summaries for e in graded), mean(e.summary_tokens for e in graded)
     return SuiteResult(
         pass_at_1=mean(e.reward == 1 for e in graded),
@@ -124,7 +131,10 @@ def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
         attempts=attempts,
         episodes=len(graded),
         infrastructure_failures=len(episodes) - len(graded),
+        attempted=len(attempted) / len(graded),
+        pass_given_attempt=mean(e.reward == 1 for e in attempted) if attempted else None,
         turns=mean(e.turns for e in graded),
+        calls_per_turn=sum(e.usage.total_calls for e in graded) / max(1, sum(e.turns for e in graded)),
         tokens=mean(e.transcript.total_tokens for e in graded),
         sampled_tokens=mean(e.transcript.total_sampled for e in graded),
         summaries=summaries,

@@ -181,6 +181,8 @@ def _rows(suite: SuiteMeasures) -> Iterator[TableRow]:
         measures.append(
             ("pass_at_k", f"Pass@{k}", f"fraction of tasks that at least one of {k} attempts solves", "rate")
         )
+    meaning = "pass@1 of the attempts that changed a file"
+    measures.append(("pass_given_attempt", "Pass given a change", meaning, "rate"))
     uncompacted = _readable(suite.config.get("compare_to", ""))
     measures.append(("compaction_error", "Compaction error", f"pass@1 of {uncompacted} minus pass@1 here", "error"))
     if any(suite.pair("tokens_per_summary")):

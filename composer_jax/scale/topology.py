@@ -76,7 +76,7 @@ def tpu_slice(name: str) -> Slice:
     if len(torus) != chip.torus_dims:
         raise UserError(f"--topology={name}: {chip.name} slices have {chip.torus_dims} dimensions, not {len(torus)}.")
     try:
-        import libtpu  # noqa: F401
+        import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]  # optional
     except ImportError as error:
         raise UserError(
             "libtpu, which contains the compiler for TPUs, is not installed; it needs no TPU: "

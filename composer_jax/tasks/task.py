@@ -28,6 +28,7 @@ class Task:
       can import. Both are read-only.
     network: whether commands may reach the network.
     image: the container image that commands need, or None.
+    max_turns: most messages of the agent; an episode has no more than agent.limits.max_turns either. None: that alone.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Task:
     packages: Path | None = None
     network: bool = False
     image: str | None = None
+    max_turns: int | None = None
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -78,6 +80,7 @@ class Task:
             "packages": str(self.packages) if self.packages else None,
             "network": self.network,
             "image": self.image,
+            "max_turns": self.max_turns,
         }
 
     @classmethod
@@ -95,4 +98,5 @@ class Task:
             packages=Path(data["packages"]) if data["packages"] else None,
             network=data["network"],
             image=data["image"],
+            max_turns=data.get("max_turns"),  # files of earlier versions lack it
         )

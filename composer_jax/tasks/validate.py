@@ -52,9 +52,12 @@ def gold_changes(task: Task) -> dict[str, Change] | None:
     metadata, changes = task.metadata, initial_changes(task)
     if "gold" in metadata:
         return changes | changes_from_texts(metadata["gold"], task.repository)
-    if isinstance(task.grader, CaseGrader) and {"path", "old", "new"} <= set(metadata):
-        text = changes[metadata["path"]].data.decode()
-        return {**changes, metadata["path"]: Change("file", text.replace(metadata["old"], metadata["new"]).encode())}
+    edits = metadata.get("bugs") or [metadata]
+    if isinstance(task.grader, CaseGrader) and all({"path", "old", "new"} <= set(edit) for edit in edits):
+        for edit in edits:
+            text = changes[edit["path"]].data.decode()
+            changes[edit["path"]] = Change("file", text.replace(edit["old"], edit["new"]).encode())
+        return changes
     if task.repository is not None and "gold_patch" in metadata:
         return changes | swe_bench.gold_changes(task)
     return None

@@ -52,7 +52,7 @@ def task_of(files, **options):
 def tok():
     texts = [*REQUESTS.values()] + ['edit{"path":"old":"new":"return x"}', "run_tests{}", "FAIL is, want"] * 50
     for index in range(300):
-        for family in ("bugfix", "recall"):
+        for family in ("bugfix", "memory_chain"):
             task = generate(family, "train", 0, index)
             texts += [
                 task.instruction,

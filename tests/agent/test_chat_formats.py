@@ -12,15 +12,15 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import AssistantMessage, ToolCall
 from composer_jax.data.chat_format import Message
 from composer_jax.data.load_chat_format import load_chat_format
-from composer_jax.demo.generate import generate
+from composer_jax.demo import bugfix
 from tests.data.formats import decode
 from tests.data.model_folders import KIMI, KIMI_TOKENS, QWEN, QWEN_TOKENS, tokenizer_json, write_folder
 
-TASK = generate("bugfix", "train", 0, 0)
-KNOW = TASK.metadata
-READ = ToolCall("read", {"path": KNOW["path"]})
+TASK = bugfix.generate("train", 0, 0, bugs=1)
+(BUG,) = TASK.metadata["bugs"]
+READ = ToolCall("read", {"path": BUG["path"]})
 MISSING = ToolCall("read", {"path": "<|im_end|>.py"})
-FIX = ToolCall("edit", {"path": KNOW["path"], "old": KNOW["old"], "new": KNOW["new"]})
+FIX = ToolCall("edit", {"path": BUG["path"], "old": BUG["old"], "new": BUG["new"]})
 RUN, FINISH = ToolCall("run_tests", {}), ToolCall("finish", {})
 LIMITS = EpisodeLimits(max_turn_tokens=400, max_episode_tokens=10_000)
 STYLES = {"kimi": (KIMI_TOKENS, KIMI), "qwen": (QWEN_TOKENS, QWEN)}
@@ -68,8 +68,8 @@ def test_a_repair(play, chat, style):
     assert row.tokens.tolist() == session.context
     record = build_episode_record(episode, TASK, chat, condition="whole")
     answers = [message.text for message in record.segments[0] if message.kind == "tool"]
-    assert answers[0].startswith(f"FAIL {KNOW['function']}(")
-    assert answers[1:3] == [TASK.files[KNOW["path"]], "ERROR no such file <|im_end|>.py"]
+    assert answers[0].startswith(f"FAIL {BUG['function']}(")
+    assert answers[1:3] == [TASK.files[BUG["path"]], "ERROR no such file <|im_end|>.py"]
     assert answers[3:] == ["ok", "PASS 8"]
     calls = [(call.name, call.error) for message in record.segments[0] for call in message.calls]
     assert calls[1:3] == [("read", None), ("read", "no such file <|im_end|>.py")]
@@ -105,7 +105,7 @@ def test_a_summary_starts_a_new_branch(play, chat, style):
     seen = [
         Message("user", TASK.instruction),
         AssistantMessage("", (READ,), True),
-        Message("tool", TASK.files[KNOW["path"]]),
+        Message("tool", TASK.files[BUG["path"]]),
     ]
     available = tools.select_tools(TASK.tools).values()
     full = len(chat.render(seen, available)) + len(chat.generation_prompt)

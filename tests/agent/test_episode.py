@@ -11,17 +11,17 @@ from composer_jax.agent.prompts.summary import REQUEST
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
-from composer_jax.demo.generate import generate
+from composer_jax.demo import bugfix
 from composer_jax.errors import UserError
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 
-TASK = generate("bugfix", "train", 0, 0)
-KNOW = TASK.metadata
-FIX = ToolCall("edit", {"path": KNOW["path"], "old": KNOW["old"], "new": KNOW["new"]})
-READ = ToolCall("read", {"path": KNOW["path"]})
+TASK = bugfix.generate("train", 0, 0, bugs=1)
+(BUG,) = TASK.metadata["bugs"]
+FIX = ToolCall("edit", {"path": BUG["path"], "old": BUG["old"], "new": BUG["new"]})
+READ = ToolCall("read", {"path": BUG["path"]})
 RUN, FINISH = ToolCall("run_tests", {}), ToolCall("finish", {})
 NEVER = Compaction()
 
@@ -109,15 +109,15 @@ def test_what_the_model_is_shown(play, tok):
     assert first == f"<|bos|><|user|>{TASK.instruction}<|end|>\n<|assistant|>"
     head, observation = second.split("<|tool|>")
     assert head == first + "<|call|>run_tests{}<|end|>\n"
-    assert observation.startswith(f"FAIL {KNOW['function']}(")
+    assert observation.startswith(f"FAIL {BUG['function']}(")
     assert observation.endswith("<|end|>\n<|assistant|>")
-    assert third.endswith(f"<|tool|>{TASK.files[KNOW['path']]}<|end|>\n<|assistant|>")
+    assert third.endswith(f"<|tool|>{TASK.files[BUG['path']]}<|end|>\n<|assistant|>")
     assert third.startswith(second)
 
 
 def test_giving_up_and_not_repairing_earn_nothing(play):
     assert play(FINISH)[0].reward == 0.0
-    same = ToolCall("edit", {"path": KNOW["path"], "old": KNOW["old"], "new": "return None"})
+    same = ToolCall("edit", {"path": BUG["path"], "old": BUG["old"], "new": "return None"})
     episode, _ = play(same, FINISH)
     assert (episode.outcome, episode.reward) == ("finished", 0.0)
     assert 0 < episode.parts["hidden"] < 1
@@ -138,10 +138,10 @@ def test_without_finish_even_a_repair_earns_nothing(play, messages, limits, outc
 
 
 def test_a_full_context_ends_the_episode(play):
-    episode, session = play(FIX, RUN, capacity=70)
+    episode, session = play(FIX, RUN, capacity=60)
     assert (episode.outcome, episode.reward) == ("out_of_context", 0.0)
-    assert all(len(row.tokens) <= 70 for row in episode.transcript.rows())
-    assert all(len(context) + count <= 70 for context, count in zip(session.contexts, session.max_tokens, strict=True))
+    assert all(len(row.tokens) <= 60 for row in episode.transcript.rows())
+    assert all(len(context) + count <= 60 for context, count in zip(session.contexts, session.max_tokens, strict=True))
 
 
 def test_all_limits_bound_what_is_asked_for(play):
@@ -188,14 +188,14 @@ def test_a_message_that_was_cut_off_is_closed_before_the_answer(play, tok):
 def test_calls_of_one_message_are_answered_in_order(play, tok):
     episode, session = play(("", RUN, FIX, RUN, READ), FINISH)
     texts = [tok.decode(node.tokens.tolist()) for node in episode.transcript.nodes_of_kind("tool")]
-    assert texts[0].startswith(f"<|tool|>FAIL {KNOW['function']}")
+    assert texts[0].startswith(f"<|tool|>FAIL {BUG['function']}")
     assert texts[1:3] == ["<|tool|>ok<|end|>", "<|tool|>PASS 8<|end|>"]
-    assert KNOW["new"] in texts[3]
+    assert BUG["new"] in texts[3]
     assert (episode.reward, episode.turns) == (1.0, 2)
 
 
 def test_finish_beside_other_calls_ends_after_those_before_it(play):
-    episode, _ = play(("", FIX, FINISH, ToolCall("edit", {"path": KNOW["path"], "old": KNOW["new"], "new": "x"})))
+    episode, _ = play(("", FIX, FINISH, ToolCall("edit", {"path": BUG["path"], "old": BUG["new"], "new": "x"})))
     assert (episode.outcome, episode.reward, episode.turns) == ("finished", 1.0, 1)
     assert [node.kind for node in episode.transcript.nodes] == ["prompt", "assistant", "tool"]
 
@@ -257,7 +257,7 @@ def test_episodes_come_back_from_json(play):
 def read_until_full(tok, extra=0):
     """A trigger that reading the file reaches (extra=0), or just does not (extra=1)."""
     message = chat.render_assistant(tok, "", [READ])
-    seen = chat.render_message(tok, "tool", TASK.files[KNOW["path"]])
+    seen = chat.render_message(tok, "tool", TASK.files[BUG["path"]])
     prompt = [tok.bos, *chat.render_message(tok, "user", TASK.instruction)]
     return len(prompt) + 1 + len(message) + len(seen) + 1 - 1 + extra
 

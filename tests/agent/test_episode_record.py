@@ -11,16 +11,16 @@ from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
-from composer_jax.demo.generate import generate
+from composer_jax.demo import bugfix
 from composer_jax.observe.episodes import EpisodeRecord
 
-TASK = generate("bugfix", "train", 0, 0)
-KNOW = TASK.metadata
+TASK = bugfix.generate("train", 0, 0, bugs=1)
+(BUG,) = TASK.metadata["bugs"]
 
 
 @pytest.fixture
 def record(tok, chat_format, pool, scripted_session):
-    read = chat.render_assistant(tok, "look", [ToolCall("read", {"path": KNOW["path"]})])
+    read = chat.render_assistant(tok, "look", [ToolCall("read", {"path": BUG["path"]})])
     bad = [
         *chat.render_assistant(tok, "", [ToolCall("read", {"path": "x.py"})])[:-1],
         tok.call,
@@ -70,7 +70,7 @@ def test_the_messages_of_a_record(record):
     assert [m.kind for m in second] == ["prompt", "carry", "assistant"]
     assert first[0].text == TASK.instruction and not first[0].sampled and first[0].version is None
     assert first[4].text == "look"
-    assert first[5].text == TASK.files[KNOW["path"]]
+    assert first[5].text == TASK.files[BUG["path"]]
     assert first[7].text == "all read" and first[7].sampled and first[7].version == 3
     assert second[1].text == "Summary 1:\nall read"
 

@@ -13,18 +13,15 @@ from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import ToolCall
 from composer_jax.data.conversations import conversation_trace, read_conversation
-from composer_jax.demo.bugfix_expert import BugfixRates
-from composer_jax.demo.expert import Rates, make_traces
+from composer_jax.demo.expert import make_traces
 from composer_jax.demo.generate import generate
 from composer_jax.demo.prompts import REQUESTS
-from composer_jax.demo.recall_expert import RecallRates
 from composer_jax.demo.repository_bugs import RepositoryBugs, ScriptedSession, expert_turns
 from composer_jax.seeds import seeded_random
 from tests.data.formats import format_of
 
-LIMITS = EpisodeLimits(max_turns=16, max_turn_tokens=100, max_episode_tokens=6000)
-CLUMSY = Rates(BugfixRates(slip=0.6), RecallRates(slip=0.6))
-SHORT = Compaction(200, REQUESTS["short"], max_summary_tokens=64)
+LIMITS = EpisodeLimits(max_turns=60, max_turn_tokens=100, max_episode_tokens=6000)
+SHORT = Compaction(64, REQUESTS["short"], max_summary_tokens=64)
 
 
 def assert_same(episode, rows, chat):
@@ -36,13 +33,12 @@ def assert_same(episode, rows, chat):
         np.testing.assert_array_equal(mask, expected.trained)
 
 
-@pytest.mark.parametrize("family", ["bugfix", "recall"])
-def test_traces_of_clumsy_experts(tok, chat_format, pool, family):
+@pytest.mark.parametrize("family", ["bugfix", "memory_chain"])
+def test_traces_of_experts(tok, chat_format, pool, slip_rate, family):
+    slip_rate(0.6)
     tasks = [generate(family, "train", 1, index) for index in range(12)]
-    compaction = SHORT if family == "recall" else Compaction(None)
-    episodes = asyncio.run(
-        make_traces(tasks, lambda task, index: compaction, pool, tok, limits=LIMITS, rates=CLUMSY, seed=3)
-    )
+    compaction = SHORT if family == "memory_chain" else Compaction(None)
+    episodes = asyncio.run(make_traces(tasks, lambda task, index: compaction, pool, tok, limits=LIMITS, seed=3))
     messages = []
     for task, episode in zip(tasks, episodes, strict=True):
         rows = episode_rows(episode, task, chat_format)
@@ -50,9 +46,9 @@ def test_traces_of_clumsy_experts(tok, chat_format, pool, family):
         assert all(row["task_id"] == task.id and row["reward"] == episode.reward for row in rows)
         messages += [message for row in rows for message in row["messages"]]
     untrained = [message for message in messages if message.get("train") is False]
-    assert untrained, "slips are no targets"
+    assert bool(untrained) == (family == "bugfix"), "slips are no targets, and the expert of chains makes none"
     assert sum("token_ids" in message for message in messages) < len(messages) / 4, "most ids follow from the text"
-    if family == "recall":
+    if family == "memory_chain":
         assert any(len(episode.transcript.rows()) > 1 for episode in episodes), "summaries begin new conversations"
     else:
         kinds = [call["type"] for message in messages for call in message.get("tool_calls", ())]
@@ -99,7 +95,7 @@ def test_a_recorded_episode_is_the_same_conversation(repair):
 def test_a_recorded_episode_with_a_summary(chat_format, tok, pool, scripted_session):
     task = generate("bugfix", "train", 0, 0)
     turns = [
-        ("look", [ToolCall("read", {"path": task.metadata["path"]})]),
+        ("look", [ToolCall("read", {"path": task.metadata["bugs"][0]["path"]})]),
         ("all read", ()),
         ("", [ToolCall("finish", {})]),
     ]

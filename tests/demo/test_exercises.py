@@ -3,15 +3,16 @@
 import pytest
 
 from composer_jax.data import chat
+from composer_jax.demo import bugfix
 from composer_jax.demo.exercises import repair_exercise
-from composer_jax.demo.generate import generate
 
 
 @pytest.mark.parametrize("index", range(6))
 def test_an_exercise_shows_a_module_and_trains_its_repair(tok, index):
-    task = generate("bugfix", "train", 3, index)
+    task = bugfix.generate("train", 3, index, bugs=1)
+    (bug,) = task.metadata["bugs"]
     tokens, trained = repair_exercise(task, tok, train_module=True)
-    path = task.metadata["path"]
+    path = bug["path"]
     assert tokens.dtype == "int32" and trained.dtype == bool and len(tokens) == len(trained)
 
     start = tokens.tolist().index(tok.assistant) + 1
@@ -19,14 +20,14 @@ def test_an_exercise_shows_a_module_and_trains_its_repair(tok, index):
     assert trained[start:].all() and answer[-1] == tok.end
     place, module, rest = chat.to_text(tok, context).split("<|end|>\n")
     number = int(place.removeprefix(f"<|tool|>{path}:").split()[0])
-    assert f"def {task.metadata['function']}(" in task.files[path].split("\n")[number - 1]
+    assert f"def {bug['function']}(" in task.files[path].split("\n")[number - 1]
     assert (module, rest) == (f"<|tool|>{task.files[path]}", "<|assistant|>")
     # The module in ids is what the policy will see, and what its other functions return is right.
     assert context[-len(chat.render_message(tok, "tool", task.files[path])) - 1 : -1] == chat.render_message(
         tok, "tool", task.files[path]
     )
     right = [line.strip() for line in task.files[path].split("\n") if "return " in line]
-    right.remove(task.metadata["old"])
+    right.remove(bug["old"])
     assert tok.decode(tokens[:start][trained[:start]].tolist()) == "".join(right)
 
     same, edit_only = repair_exercise(task, tok, train_module=False)

@@ -13,9 +13,11 @@ from composer_jax.data import chat
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.demo import memory_chain
 from composer_jax.demo.expert import make_traces
+from composer_jax.demo.expert_traces import ExpertTraces
 from composer_jax.demo.memory_chain import CHANCE, STEPS, VALUES, MemoryChain, generate, item_line, next_line, quoted
-from composer_jax.demo.memory_chain_expert import ChainNotes, chain_summary
-from composer_jax.demo.memory_chain_traces import MemoryChainTraces, chain_texts
+from composer_jax.demo.memory_chain_expert import ChainNotes, chain_script, chain_summary
+from composer_jax.demo.memory_chain_texts import chain_texts
+from composer_jax.demo.prompts import REQUESTS
 from composer_jax.demo.splits import file_stems, is_heldout
 from composer_jax.errors import UserError
 from composer_jax.stages.config import run_config
@@ -39,10 +41,10 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def played(tokenizer, tmp_path_factory):
     """The expert's traces: (task, episode), whole chains first."""
-    counts = dict.fromkeys(MemoryChainTraces.KINDS, WHOLE)
+    counts = {"chain": WHOLE, "chain_start": WHOLE}
     folder = tmp_path_factory.mktemp("traces")
     context = SourceContext(3, tokenizer, CompactFormat(tokenizer), CONFIG.agent, folder)
-    return MemoryChainTraces(context, counts).play()
+    return ExpertTraces(context, counts).play()
 
 
 def answered(task, text):
@@ -134,11 +136,42 @@ def test_the_expert_keeps_each_item_that_it_knows_with_the_same_probability():
     notes = ChainNotes.of_summary(task, None)
     for _ in range(2):
         notes.read(task)
-    kept = Counter(chain_summary(notes, rng).split("\n")[0] for _ in range(3000))
+    kept = Counter(chain_summary(task, notes, "short", rng).split("\n")[0] for _ in range(3000))
     assert set(kept) == set(list(task.metadata["items"])[:2]) and min(kept.values()) > 1300
-    carried = chain_summary(notes, rng)
+    carried = chain_summary(task, notes, "short", rng)
     later = ChainNotes.of_summary(task, carried)
     assert list(later.items) == [carried.split("\n")[0]] and later.following == task.metadata["paths"][2]
+
+
+def test_a_long_summary_keeps_every_item():
+    task, rng = generate("train", 0, 0, asked=None), random.Random(0)
+    notes = ChainNotes.of_summary(task, None)
+    for read in range(1, STEPS - 1):
+        notes.read(task)
+        later = ChainNotes.of_summary(task, chain_summary(task, notes, "long", rng))
+        assert later == notes and list(later.items) == list(task.metadata["items"])[:read]
+
+
+@pytest.mark.parametrize("style", REQUESTS)
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_summary_after_the_last_file_says_what_is_left_to_do(style, knows):
+    task, rng = generate("train", 0, 0, asked=2), random.Random(0)
+    notes = ChainNotes.of_summary(task, None)
+    for _ in task.metadata["paths"]:
+        notes.read(task)
+    (asked,) = task.metadata[FACTS]
+    if not knows:
+        del notes.items[asked]
+    lines = chain_summary(task, notes, style, rng).split("\n")
+    path = task.metadata["paths"][-1]
+    if style == "short":
+        assert lines == ([asked, path] if knows else [f"{path}: item_2"])
+    else:
+        assert f"{path}: item_2" in lines and (asked in lines) == knows
+    assert notes.is_at_end and not any(line.startswith("next") for line in lines)
+    (turn,) = chain_script(task, ChainNotes.of_summary(task, "\n".join(lines)), rng)
+    assert turn.call.name == "edit" and turn.call.arguments["path"] == path
+    assert not knows or turn.thought == asked
 
 
 def test_a_summary_that_lost_the_next_file_is_refused():
@@ -198,7 +231,7 @@ def test_the_config_is_valid_and_its_longest_context_fits(size, played):
     config = run_config(get_config(size))
     longest = max(sum(len(n.tokens) for n in b) for _, e in played[:WHOLE] for b in e.transcript.branches())
     assert longest < config.sampler.capacity == config.rl.batches[-1][0]
-    assert config.agent.limits.max_turns == STEPS
+    assert config.agent.limits.max_turns == STEPS == generate("train", 0, 0).max_turns
 
 
 def test_the_texts_for_the_tokenizer_are_of_training_chains():
@@ -211,8 +244,8 @@ def test_an_unknown_size_or_kind_is_named(tmp_path, tokenizer):
     with pytest.raises(UserError, match="has no size 'huge'; use full, smoke"):
         get_config("huge")
     context = SourceContext(0, tokenizer, CompactFormat(tokenizer), CONFIG.agent, tmp_path)
-    with pytest.raises(UserError, match="MemoryChainTraces names 'genius'; use memory_chain, memory_chain_uncompacted"):
-        MemoryChainTraces(context, {"genius": 3})
+    with pytest.raises(UserError, match="ExpertTraces names 'genius'; use bugfix, one_bug, chain"):
+        ExpertTraces(context, {"genius": 3})
 
 
 def test_facts_are_found_in_the_experts_summaries(chat_format, tok):

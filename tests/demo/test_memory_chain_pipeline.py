@@ -19,8 +19,8 @@ def test_every_stage_runs_and_the_facts_of_summaries_are_measured(tmp_path):
     result = finish(start(tmp_path / "run", *arguments, cache=tmp_path / "xla"))
     assert result.returncode == 0, result.stderr
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert set(results["sft"]["expert_reward"]) == {"memory_chain", "memory_chain_uncompacted"}
-    assert results["sft"]["expert_reward"]["memory_chain_uncompacted"] == 1.0
+    assert set(results["sft"]["expert_reward"]) == {"chain", "chain_start"}
+    assert results["sft"]["expert_reward"]["chain_start"] == 1.0
     measured = results["suites"]["chain"]["after"]
     assert measured["episodes"] == 8 and {"facts_kept", "facts_kept_last"} <= set(measured)
     assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics" / "rl.jsonl")] == [1, 2]

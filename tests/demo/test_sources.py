@@ -1,10 +1,16 @@
 """The demo's sources: exercises that fit into rows, expert traces by kind, texts for the tokenizer."""
 
+import dataclasses
+import random
+
 import pytest
 
 from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.demo import memory_chain
 from composer_jax.demo.exercises import repair_exercises
-from composer_jax.demo.expert_traces import ExpertTraces, expert_rates
+from composer_jax.demo.expert_traces import ExpertTraces
+from composer_jax.demo.memory_chain import next_line
+from composer_jax.demo.memory_chain_expert import ChainNotes, chain_summary
 from composer_jax.demo.texts import task_texts
 from composer_jax.errors import UserError
 from composer_jax.stages.config import run_config
@@ -36,25 +42,68 @@ def test_task_texts_are_of_training_tasks_and_the_same_every_time():
 
 def test_every_kind_of_trace_has_a_compaction_in_the_demo_config():
     compactions = {kind: SMOKE.agent.compactions[name] for kind, (_, name) in ExpertTraces.KINDS.items()}
-    assert compactions["bugfix"].trigger is compactions["recall_uncompacted"].trigger is None
-    assert compactions["recall_short"].request == "Summarize."
-    assert compactions["recall_long"].request.startswith("Write a report")
+    assert {kind for kind, compaction in compactions.items() if compaction.trigger is None} == {
+        "bugfix",
+        "one_bug",
+        "chain_whole",
+        "chain_start",
+    }
+    assert compactions["chain"].request == "Summarize."
+    assert compactions["chain_long"].request.startswith("Write a report")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"traces": {"genius": 3}}, "traces of ExpertTraces names 'genius'; use bugfix, recall_short"),
-        ({"traces": {}, "rates": {"bugfix": {"genius": 1.0}}}, "the rate bugfix.genius of ExpertTraces is unknown"),
-        ({"traces": {}, "rates": {"genius": {}}}, "rates of ExpertTraces names 'genius'; use bugfix or recall"),
-    ],
-)
-def test_unknown_options_are_named(tmp_path, tokenizer, options, words):
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The demo's config, and a tokenizer of its size that knows its texts."""
+    sections = get_config()
+    sections.data.tokenizer_bytes = 1  # one file of source code; the tasks are the rest
+    config = run_config(sections)
+    return config, RunData(config, tmp_path_factory.mktemp("demo")).tokenizer
+
+
+def test_short_summaries_have_room_for_one_item_and_not_for_two(demo):
+    """Wherever in a chain they are asked for: one that is cut loses the way."""
+    config, tokenizer = demo
+    limit, rng = config.agent.compactions["short"].max_summary_tokens, random.Random(0)
+    for index in range(300):
+        task = memory_chain.generate("train", 0, index, asked=None)
+        notes = ChainNotes.of_summary(task, None)
+        while not notes.is_at_end:
+            notes.read(task)
+            known = [notes.items, {name: value for name, value in notes.items.items() if rng.random() < 0.5}]
+            for items in known if notes.is_at_end else known[:1]:
+                summary = chain_summary(task, dataclasses.replace(notes, items=items), "short", rng)
+                assert len(tokenizer.encode(summary)) < limit, f"with its end, {summary!r} is longer than {limit}"
+                assert ChainNotes.of_summary(task, summary).following == notes.following
+        two = "\n".join([*list(task.metadata["items"])[:2], next_line(task.metadata["paths"][1])])
+        assert len(tokenizer.encode(two)) >= limit
+
+
+def test_chains_play_to_the_end_with_the_compactions_of_the_demo(demo, tmp_path):
+    """With the demo's limits, lengths of summaries included."""
+    config, tokenizer = demo
+    counts = {"bugfix": 6, "chain": 12, "chain_long": 12, "chain_start": 6, "chain_whole": 6}
+    source = ExpertTraces(SourceContext(0, tokenizer, CompactFormat(tokenizer), config.agent, tmp_path), counts)
+    played = source.play()
+    by_kind, first = {}, 0
+    for kind, count in counts.items():
+        by_kind[kind], first = [episode for _, episode in played[first : first + count]], first + count
+    assert {episode.outcome for _, episode in played} == {"finished"}
+    assert {kind for kind, episodes in by_kind.items() if all(e.reward == 1.0 for e in episodes)} == set(counts) - {
+        "chain"
+    }
+    assert {episode.summaries for episode in by_kind["chain"]} == {3}
+    longest = max(len(row.tokens) for _, episode in played for row in episode.transcript.rows())
+    assert longest <= min(config.sft.seq_len, config.sampler.capacity)
+    for task, episode in played[6 + 12 : 6 + 12 + 12]:
+        assert episode.summaries >= 2
+        last = tokenizer.decode(episode.transcript.nodes_of_kind("summary")[-1].sampled_tokens.tolist())
+        items = list(task.metadata["items"])
+        kept = [item for item in items if item in last.split("\n")]
+        assert kept == items[: len(kept)] and len(kept) >= 4, "every item of the files read so far"
+
+
+def test_unknown_kinds_are_named(tmp_path, tokenizer):
     context = SourceContext(0, tokenizer, CompactFormat(tokenizer), SMOKE.agent, tmp_path)
-    with pytest.raises(UserError, match=words):
-        ExpertTraces(context, **options)
-
-
-def test_rates_are_those_of_the_experts_where_nothing_is_changed():
-    assert expert_rates({"bugfix": {"verify": 0.9}}).bugfix.verify == 0.9
-    assert expert_rates({}).recall.keep == 0.5
+    with pytest.raises(UserError, match="traces of ExpertTraces names 'genius'; use bugfix, one_bug, chain"):
+        ExpertTraces(context, {"genius": 3})

@@ -3,6 +3,7 @@
 import pytest
 
 from composer_jax.agent.summary import Compaction
+from composer_jax.agent.usage import EpisodeUsage
 from composer_jax.demo.generate import generate
 from composer_jax.evals.suite import Suite, compaction_error, summarise
 from tests.rl.made_up import conversation, episode
@@ -89,3 +90,14 @@ def test_facts_are_measured_over_the_episodes_whose_task_names_them():
     assert (result.facts_kept, result.facts_kept_last) == (1.0, 0.5)
     plain = summarise([episode(0)], 1)
     assert plain.facts_kept is plain.facts_kept_last is None
+
+
+def test_an_attempt_is_a_changed_file():
+    """Passing without a change would be a task that needs none; giving up is no failed attempt."""
+    used = [EpisodeUsage(calls={"edit": 2}, changed_files=1), EpisodeUsage(calls={"edit": 1}, changed_files=2)]
+    tried = [episode(r, usage=u, turns=1) for r, u in zip((1, 0), used, strict=True)]
+    result = summarise([*tried, episode(0, usage=EpisodeUsage(malformed_calls=1), turns=2)], 1)
+    assert result.attempted == pytest.approx(2 / 3)
+    assert result.pass_given_attempt == pytest.approx(1 / 2)
+    assert result.calls_per_turn == pytest.approx(4 / 4)
+    assert summarise([episode(0)], 1).pass_given_attempt is None

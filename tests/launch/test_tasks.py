@@ -33,7 +33,7 @@ def test_validate_reports_invalid_tasks(folder):
     assert "validate: 2/2 tasks" in process.stderr
 
     task = generate("bugfix", "train", 0, 2)
-    wrong = {**task.metadata, "new": task.metadata["old"]}
+    wrong = {"bugs": [{**bug, "new": bug["old"]} for bug in task.metadata["bugs"]]}
     write_task(Task.from_json({**task.to_json(), "metadata": wrong}), folder / "wrong")
     process = run("validate", "--runs=1", folder)
     assert process.returncode == 1

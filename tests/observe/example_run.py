@@ -55,15 +55,15 @@ RESULTS = {
 
 CONFIG = {
     "seed": 0,
-    "rl": {"groups": {"bugfix": 5, "recall": 3}, "group_size": 8},
+    "rl": {"groups": {"bugfix": 5, "memory_chain": 3}, "group_size": 8},
     "evaluate": {
         "headline": ["bugs", "short_window"],
         "suites": {
-            "whole": {"family": "recall", "split": "heldout", "compaction": "none"},
+            "whole": {"family": "memory_chain", "split": "heldout", "compaction": "none"},
             "bugs": {"family": "bugfix", "split": "heldout", "compaction": "none"},
             "unseen_bugs": {"family": "bugfix", "split": "unseen", "compaction": "none"},
             "short_window": {
-                "family": "recall",
+                "family": "memory_chain",
                 "split": "heldout",
                 "compaction": "short",
                 "compare_to": "whole",
@@ -102,11 +102,12 @@ def bug_episode(
     return _episode(f"bugfix-compare-{task:04d}", "bugfix", seed, reward, outcome, step, instruction, [messages])
 
 
-def recall_episode(task: int, seed: int, reward: float | None, step: int | None, version: int) -> EpisodeRecord:
-    instruction = "Make scale() in app/run.py multiply by the rate that conf/limits.py defines."
+def chain_episode(task: int, seed: int, reward: float | None, step: int | None, version: int) -> EpisodeRecord:
+    instruction = f"Read bold_moon_{task}, then the next."
     prompt = MessageRecord("prompt", f"{SYSTEM}\n\n{instruction}", 69, False)
     request = MessageRecord("summary_request", "Summarize what you need to go on.", 11, False)
-    table = "".join(f"{name} = {(task * 7 + i) % 90}\n" for i, name in enumerate(("rate", "port", "depth", "width")))
+    value = ("amber", "coral", "jade")[task % 3]
+    item = f"item_1 = {value}"
 
     def carry(text: str, tokens: int) -> MessageRecord:
         return MessageRecord("carry", text, tokens, False)
@@ -117,32 +118,32 @@ def recall_episode(task: int, seed: int, reward: float | None, step: int | None,
     segments = [
         [
             prompt,
-            _said("", version, CallRecord("read", {"path": "conf/limits.py"})),
-            MessageRecord("tool", table, 96, False),
+            _said("", version, CallRecord("read", {"path": f"bold_moon_{task}"})),
+            MessageRecord("tool", f"{item}\nnext = calm_lake\n", 96, False),
             request,
-            summary(f"rate={task * 7 % 90}", 8),
+            summary(f"{item}\nnext = calm_lake", 8),
         ],
         [
             prompt,
-            carry(f"rate={task * 7 % 90}\nsummaries so far: 1", 14),
-            _said("", version, CallRecord("read", {"path": "app/run.py"})),
-            MessageRecord("tool", "def scale(x):\n    return 0\n" + "# notes\n" * 9, 88, False),
+            carry(f"Summary 1:\n{item}\nnext = calm_lake", 14),
+            _said("", version, CallRecord("read", {"path": "calm_lake"})),
+            MessageRecord("tool", "item_2 = ruby\nnext = dry_corn.py\n", 88, False),
             request,
-            summary(f"rate={task * 7 % 90}; app/run.py scale returns 0", 19),
+            summary(f"{item}\nnext = dry_corn.py", 19),
         ],
         [
             prompt,
-            carry(f"rate={task * 7 % 90}; app/run.py scale returns 0\nsummaries so far: 2", 25),
+            carry(f"Summary 2:\n{item}\nnext = dry_corn.py", 25),
             _said(
-                "scale: multiply by the rate",
+                item,
                 version,
-                CallRecord("edit", {"path": "app/run.py", "old": "return 0", "new": f"return x * {task * 7 % 90}"}),
+                CallRecord("edit", {"path": "dry_corn.py", "old": "item_1", "new": f"'{value}'"}),
             ),
-            MessageRecord("tool", "edited app/run.py", 6, False),
+            MessageRecord("tool", "edited dry_corn.py", 6, False),
             _said("", version, CallRecord("finish", {})),
         ],
     ]
-    return _episode(f"recall-conf-{task:04d}", "recall", seed, reward, "finished", step, instruction, segments)
+    return _episode(f"chain-{task:04d}", "memory_chain", seed, reward, "finished", step, instruction, segments)
 
 
 def make_workdir(workdir: Path) -> Path:
@@ -166,12 +167,12 @@ def make_workdir(workdir: Path) -> Path:
     write_episodes(
         workdir / "episodes" / "before.jsonl",
         [bug_episode(n, 0, float(n % 3 == 0), None, 0) for n in tasks]
-        + [recall_episode(n, 0, float(n % 4 == 0), None, 0) for n in tasks],
+        + [chain_episode(n, 0, float(n % 4 == 0), None, 0) for n in tasks],
     )
     write_episodes(
         workdir / "episodes" / "after.jsonl",
         [bug_episode(n, 0, float(n != 5), None, 96) for n in tasks]
-        + [recall_episode(n, 0, float(n % 4 != 0), None, 96) for n in tasks],
+        + [chain_episode(n, 0, float(n % 4 != 0), None, 96) for n in tasks],
     )
     write_episodes(
         workdir / "episodes" / "rl.jsonl",
@@ -183,15 +184,15 @@ def make_workdir(workdir: Path) -> Path:
 def _rl_row(step: int, draw: random.Random) -> dict[str, float | None]:
     learned = 1 - math.exp(-step / 30)
     bugs = min(1.0, max(0.0, 0.3 + 0.53 * learned + draw.gauss(0, 0.06)))
-    recall = min(1.0, max(0.0, 0.22 + 0.4 * learned + draw.gauss(0, 0.08)))
+    chains = min(1.0, max(0.0, 0.22 + 0.4 * learned + draw.gauss(0, 0.08)))
     rollout, train = 4.1 + draw.random(), 2.6 + 0.3 * draw.random()
     compiling = 31.0 if step == 0 else 0.0
     summary_tokens = 24 + 38 * math.exp(-step / 25) + draw.gauss(0, 2)
     return {
-        "reward": (bugs + recall) / 2,
+        "reward": (bugs + chains) / 2,
         "reward_bugfix": bugs,
-        "reward_recall": recall if step % 7 else None,
-        "pass_compacted": recall,
+        "reward_memory_chain": chains if step % 7 else None,
+        "pass_compacted": chains,
         "turns": 4.3 + 1.6 * learned,
         "tokens": 200.0 + 40 * learned,
         "summary_tokens": summary_tokens,

@@ -2,18 +2,18 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
-from tests.observe.example_run import bug_episode, recall_episode
+from tests.observe.example_run import bug_episode, chain_episode
 
 
 def test_records_come_back_as_written(tmp_path):
-    records = [bug_episode(3, 0, 1.0, None, 0), recall_episode(4, 1, None, 12, 11)]
+    records = [bug_episode(3, 0, 1.0, None, 0), chain_episode(4, 1, None, 12, 11)]
     path = write_episodes(tmp_path / "episodes" / "rl.jsonl", records)
     assert read_episodes(path) == records
     assert [file.name for file in path.parent.iterdir()] == ["rl.jsonl"]
 
 
 def test_plain_mappings_are_records_too(tmp_path):
-    record = recall_episode(4, 0, 0.0, 3, 2)
+    record = chain_episode(4, 0, 0.0, 3, 2)
     path = write_episodes(tmp_path / "rl.jsonl", [record.to_json()])
     assert read_episodes(path) == [record]
 

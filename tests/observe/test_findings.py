@@ -71,7 +71,7 @@ def test_a_smaller_error_and_a_shorter_summary_are_better():
     tables = {title: {row.name: row for row in rows} for title, rows in findings.result_tables(SUITES)}
     bugs = tables["bugs: heldout tasks of bugfix"]
     assert (bugs["Pass@1"].change, bugs["Pass@1"].verdict) == ("+55.1 points", "better")
-    short = tables["short window: heldout tasks of recall, compaction 'short'"]
+    short = tables["short window: heldout tasks of memory chain, compaction 'short'"]
     error = short["Compaction error"]
     assert (error.change, error.verdict) == ("\u221221.9 points", "better")
     assert error.meaning == "pass@1 of whole minus pass@1 here"
@@ -101,7 +101,7 @@ def test_a_suite_of_tasks_from_disk_has_rows_and_marks():
 
 
 def test_a_familys_mark_is_its_first_heldout_suite():
-    assert findings.family_marks(SUITES) == {"bugfix": (0.262, 0.813), "recall": (0.245, 0.586)}
+    assert findings.family_marks(SUITES) == {"bugfix": (0.262, 0.813), "memory_chain": (0.245, 0.586)}
 
 
 def test_more_tokens_are_worse():

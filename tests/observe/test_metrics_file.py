@@ -21,11 +21,11 @@ def test_rows_come_back_as_written_and_are_on_disk_at_once(tmp_path):
     with MetricsWriter(path) as metrics:
         metrics.write(1, loss=np.float32(0.5), tokens=np.int64(7))
         assert [row["loss"] for row in read_metrics(path)] == [0.5]
-        metrics.write(2, loss=2, reward_recall=None)
+        metrics.write(2, loss=2, reward_memory_chain=None)
     first, second = read_metrics(path)
     assert first["tokens"] == 7 and isinstance(first["tokens"], int)
     assert list(first) == ["step", "time", "loss", "tokens"]
-    assert second["reward_recall"] is None and second["time"] >= first["time"] >= 0
+    assert second["reward_memory_chain"] is None and second["time"] >= first["time"] >= 0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

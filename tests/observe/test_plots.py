@@ -28,7 +28,7 @@ def test_the_overview_is_one_readable_picture(finished_run, tmp_path):
 DRAWN = {
     "pretraining": lambda rows, path: plots.plot_pretraining(rows, path),
     "sft": lambda rows, path: plots.plot_sft(rows, path),
-    "reward": lambda rows, path: plots.plot_reward(rows, path, {"bugfix": (0.2, 0.8), "recall": (None, 0.5)}),
+    "reward": lambda rows, path: plots.plot_reward(rows, path, {"bugfix": (0.2, 0.8), "memory_chain": (None, 0.5)}),
     "summaries": lambda rows, path: plots.plot_summaries(rows, path),
     "time_split": lambda rows, path: plots.plot_time_split(rows, path, plots.DARK),
     "health": lambda rows, path: plots.plot_health(rows, path),
@@ -45,7 +45,7 @@ ROW = {
         "loss": 7.0,
         "heldout_nll": 6.9,
         "reward_bugfix": 1.2,
-        "reward_recall": -0.1,
+        "reward_memory_chain": -0.1,
     },
     **{
         "summary_tokens": 0,

@@ -11,7 +11,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.observe import report
 from composer_jax.observe.episodes import write_episodes
-from tests.observe.example_run import bug_episode, recall_episode
+from tests.observe.example_run import bug_episode, chain_episode
 
 EVIL = "</script><img src=x onerror=\"document.title='broken into'\"><script>document.title='broken into'"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -99,7 +99,7 @@ def test_every_episode_is_in_the_page_with_its_stage(page):
 
 
 def evil_workdir(workdir):
-    record = recall_episode(9, 0, 1.0, None, 0).to_json()
+    record = chain_episode(9, 0, 1.0, None, 0).to_json()
     for name in ("task_id", "family", "outcome", "instruction", "split"):
         record[name] = EVIL
     record["parts"] = {EVIL: EVIL}

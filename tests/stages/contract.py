@@ -34,7 +34,7 @@ CONTRACT = {
 
 
 def assert_contract(results: dict, k: int) -> None:
-    """k: attempts at each task of the suite bugfix."""
+    """k: attempts at each task of the suite two_bugs."""
     for path, kind in CONTRACT.items():
         path = path.format(k=k)
         value = results

@@ -41,8 +41,8 @@ def test_a_config_that_does_not_exist_is_named():
 def test_values_arrive_as_they_are():
     parsed = run_config(CONFIG)
     assert parsed.model.n_experts == 8
-    assert parsed.rl.trigger == (126, 140)
-    assert parsed.rl.groups["bugfix"] == CONFIG["rl"]["groups"]["bugfix"]
+    assert parsed.rl.batches == ((256, 16), (512, 2)) and parsed.rl.trigger is None
+    assert parsed.rl.groups["one_bug"] == CONFIG["rl"]["groups"]["one_bug"] > 0
     assert parsed.rl.optimizer.peak == CONFIG["rl"]["optimizer"]["peak"]
 
 
@@ -125,7 +125,7 @@ def test_missing_fields_take_their_defaults():
         ("rl.batches", ((512, 2), (256, 16)), "must have ascending row lengths"),
         ("rl.batches", (), "rl.batches is empty"),
         ("sampler.capacity", 1024, "sampler.capacity=1024 lets episodes grow longer than rl.batches, .* rows of 512"),
-        ("rl.family_compactions", {"recall": "huge"}, "config.rl.family_compactions.recall='huge' is no compaction"),
+        ("rl.family_compactions", {"bugfix": "huge"}, "config.rl.family_compactions.bugfix='huge' is no compaction"),
         ("rl.compaction", "huge", "config.rl.compaction='huge' is no compaction; agent.compactions has"),
         ("pretrain.steps", 0, "pretrain.steps=0; it must be at least 1"),
         ("pretrain.evaluate_every", 0, "pretrain.evaluate_every=0; it must be at least 1"),
@@ -137,7 +137,7 @@ def test_missing_fields_take_their_defaults():
         ("data.max_bytes", 0, "data.max_bytes=0; it must be at least 1 byte"),
         ("evaluate.suites.bugfix.attempts", 0, "a suite of bugfix has attempts=0"),
         ("evaluate.suites.bugfix.family", "rust", "config.evaluate.suites.bugfix.family='rust' is no task family"),
-        ("evaluate.suites.recall_short.compare_to", "x", "evaluate.suites.recall_short.compare_to names the suite 'x'"),
+        ("evaluate.suites.chain.compare_to", "x", "evaluate.suites.chain.compare_to names the suite 'x'"),
         ("evaluate.headline", ("nothing",), "evaluate.headline names the suite 'nothing'"),
         ("evaluate.effort", "high", "effort 'high' is no level of rl.reward.effort.levels, which has none"),
         ("rl.reward.effort.levels", {"high": {"length_factor": -1.0}}, "neither may be negative"),

@@ -48,7 +48,7 @@ class Child(Outer):
         ("inner.height", ""),
         ("maybe.width", "Columns, e.g. Those of a table."),
         ("suites.bugs.width", "Columns, e.g. Those of a table."),
-        ("counts.recall", "How many of each kind (ours; not published)."),
+        ("counts.bugs", "How many of each kind (ours; not published)."),
         ("extra", "Half of what Dr. Who has."),
         ("options.traces.bugs", "Arguments."),
         ("nothing", ""),
@@ -67,7 +67,7 @@ def test_meaning_of_a_path(path, meaning):
         ("maybe", None),
         ("suites.bugs.height", 4),
         ("counts", {}),
-        ("counts.recall", dataclasses.MISSING),
+        ("counts.bugs", dataclasses.MISSING),
         ("nothing", dataclasses.MISSING),
     ],
 )

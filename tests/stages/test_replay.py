@@ -85,7 +85,7 @@ def test_learning_alone_takes_the_same_steps_bit_for_bit(folder):
 
 def test_the_report_gets_the_advantages_of_the_tokens(folder):
     episodes = read_episodes(folder / "rl" / "episodes" / "rl.jsonl")
-    assert len(episodes) == 2 * 2 * 2, "two of each family in each step"
+    assert len(episodes) == 2 * 3 * 2, "two of each family in each step"
     advantages = []
     for episode in episodes:
         tokens = [token for segment in episode.segments for message in segment for token in message.sampled_tokens]

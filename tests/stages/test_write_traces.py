@@ -35,20 +35,20 @@ from tests.stages.test_base import config_with
 def test_the_traces_of_experts_are_read_back_as_they_are(tmp_path, capsys):
     config = get_config("smoke")
     config.sft.sources = {"experts": config.sft.sources.conversations}
-    config.sft.sources.experts.options.traces = {"bugfix": 8, "recall_short": 2}
+    config.sft.sources.experts.options.traces = {"bugfix": 4, "chain": 8}
     config.agent.limits.update({"max_turns": 10, "max_turn_tokens": 64})
     out = tmp_path / "traces.jsonl"
     with Run(config, tmp_path / "run") as run:
         written = write_expert_traces(run, str(out))
         want, _ = collect_traces(run)
-        assert (written.episodes, written.conversations) == (10, len(want)) and len(want) > 10
+        assert (written.episodes, written.conversations) == (12, len(want)) and len(want) > 12
         rewards = [json.loads(line)["reward"] for line in out.read_text().splitlines()]
         assert write_expert_traces(run, str(out), min_reward=0.5).below_min_reward > 0
         assert 0 < len(out.read_text().splitlines()) == sum(reward >= 0.5 for reward in rewards) < len(rewards)
     command = [f"--workdir={tmp_path / 'run'}", f"--out={out}"]
     with pytest.raises(SystemExit) as ended:
         flags.run(traces.main, ["traces", *command], define=traces.define)
-    assert ended.value.code == 0 and f"wrote {len(want)} conversations of 10 episodes" in capsys.readouterr().out
+    assert ended.value.code == 0 and f"wrote {len(want)} conversations of 12 episodes" in capsys.readouterr().out
     config.sft.sources = {"files": {"kind": "conversations", "options": {"files": str(out)}}}
     with Run(config, tmp_path / "again") as run:
         got, report = collect_traces(run)

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+from composer_jax.demo import bugfix
 from composer_jax.demo.generate import generate
 from composer_jax.tasks import SuiteGrader, Task
 from composer_jax.tasks.validate import Validation, gold_changes, validate
@@ -37,7 +38,7 @@ def test_every_task_gets_its_verdict(pool, packages, tmp_path):
         make(tmp_path, packages, right, right, "solved"),
         make(tmp_path, packages, BROKEN, BROKEN, "wrong"),
         make(tmp_path, packages, BROKEN, flaky, "flaky"),
-        generate("bugfix", "train", 0, 0),
+        bugfix.generate("train", 0, 0, bugs=2),
     ]
     done = []
     validations = asyncio.run(validate(tasks, pool, runs=2, jobs=4, after_task=done.append))

@@ -84,6 +84,7 @@ def read_task(directory: Path | str) -> Task:
             instruction=instruction,
             tools=tuple(manifest["tools"]),
             metadata=metadata,
+            max_turns=manifest.get("max_turns"),
             **rest,
         )
     except KeyError as error:
@@ -142,6 +143,7 @@ def _task_toml(task: Task, directory: Path) -> str:
             "family": task.family,
             "split": task.split,
             "tools": list(task.tools),
+            **({} if task.max_turns is None else {"max_turns": task.max_turns}),
             **(suite.describe_suite(task, task.grader, directory) if isinstance(task.grader, SuiteGrader) else {}),
         },
         "verifier": {"timeout_sec": task.grader.timeout_s + VERIFIER_OVERHEAD_S},

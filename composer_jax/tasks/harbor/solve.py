@@ -1,6 +1,7 @@
 """Applies the solution of a task: solve.py ORACLE WORKSPACE.
 
-The oracle holds either an edit (path, old, new) or the solved files (gold: path -> text, null for a file to delete).
+The oracle holds an edit (path, old, new), several of them (bugs: a list), or the solved files (gold: path -> text, null
+for a file to delete).
 """
 
 import json
@@ -19,11 +20,12 @@ def main(oracle_file, workspace):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(text.encode())
         return
-    file = Path(workspace, oracle["path"])
-    text = file.read_text(encoding="utf-8")
-    if text.count(oracle["old"]) != 1:
-        sys.exit(f"{oracle['old']!r} does not occur exactly once in {file}")
-    file.write_text(text.replace(oracle["old"], oracle["new"]), encoding="utf-8")
+    for edit in oracle.get("bugs", [oracle]):
+        file = Path(workspace, edit["path"])
+        text = file.read_text(encoding="utf-8")
+        if text.count(edit["old"]) != 1:
+            sys.exit(f"{edit['old']!r} does not occur exactly once in {file}")
+        file.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
 
 
 if __name__ == "__main__":

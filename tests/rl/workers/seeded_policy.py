@@ -8,18 +8,18 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import ToolCall
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
-from composer_jax.demo.generate import generate
+from composer_jax.demo import bugfix
 from composer_jax.rl.rollout import EpisodeSpec
 from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.sampler.policy import Sample
 from composer_jax.seeds import hash_seed
 
-TASK = generate("bugfix", "train", 0, 0)
-KNOW = TASK.metadata
+TASK = bugfix.generate("train", 0, 5, bugs=1)
+(BUG,) = TASK.metadata["bugs"]
 CALLS = [
     ToolCall("run_tests", {}),
-    ToolCall("read", {"path": KNOW["path"]}),
-    ToolCall("edit", {"path": KNOW["path"], "old": KNOW["old"], "new": KNOW["new"]}),
+    ToolCall("read", {"path": BUG["path"]}),
+    ToolCall("edit", {"path": BUG["path"], "old": BUG["old"], "new": BUG["new"]}),
     ToolCall("finish", {}),
 ]
 TOKENIZER = Tokenizer.train(

@@ -20,7 +20,7 @@ from tests.rl import simulated
 from tests.rl.simulated import AGENT, TASKS, Play, drawn_play
 from tests.virtual_clock import run_virtually
 
-CONFIG = RLConfig(steps=30, groups={"bugfix": 2, "recall": 1}, group_size=4, batches=((24, 2),))
+CONFIG = RLConfig(steps=30, groups={"bugfix": 2, "memory_chain": 1}, group_size=4, batches=((24, 2),))
 LIMIT_S = 500.0
 
 
@@ -118,7 +118,7 @@ def long_play(seed: int) -> Play:
 
 @pytest.mark.parametrize(("staleness", "learn_s"), [(0, 20.0), (2, 20.0), (2, 300.0), (4, 100.0)])
 def test_with_shared_engines_a_few_parts_agree_with_every_turn(tmp_path, monkeypatch, staleness, learn_s):
-    """Attempts of some 15 turns in 1, 4 and 16 parts: total time within 8, 2 and 1 %."""
+    """Attempts of some 15 turns in 1, 4 and 16 parts: total time within 10, 2 and 1 %."""
     config = dataclasses.replace(CONFIG, max_staleness=staleness)
     rates = [0.0] + [1 / (0.02 + 0.004 * n) for n in range(1, 25)]  # a step takes 24 ms alone and 116 ms with 24
     monkeypatch.setattr(simulated, "simulated_harness", sharing_harness(rates))
@@ -129,7 +129,7 @@ def test_with_shared_engines_a_few_parts_agree_with_every_turn(tmp_path, monkeyp
         play = long_play(seed)
         return Attempt(play.turns * play.turn_s, play.turns * 100.0, 1.0)
 
-    for parts, tolerance in ((1, 0.08), (4, 0.02), (16, 0.01)):
+    for parts, tolerance in ((1, 0.1), (4, 0.02), (16, 0.01)):
         _, outcome = run_simulation(config, attempt_of, rates, learn_s, math.inf, parts=parts)
         assert outcome.ended_s == pytest.approx(detailed.seconds, rel=tolerance)
         assert outcome.staleness_mean == pytest.approx(sum(stale) / len(stale), abs=0.05)

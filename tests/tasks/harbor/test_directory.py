@@ -1,5 +1,6 @@
 """Tasks on disk: a written task is read back, and its directory works without this library."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_jax.demo import bugfix
 from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.tasks import Case, CaseGrader, Task
@@ -27,7 +29,9 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize(("family", "split"), [("bugfix", "train"), ("bugfix", "unseen"), ("recall", "heldout")])
+@pytest.mark.parametrize(
+    ("family", "split"), [("bugfix", "unseen"), ("two_bugs", "train"), ("memory_chain", "heldout")]
+)
 def test_generated_tasks_survive_a_round_trip(tmp_path, family, split):
     for index in range(5):
         task = generate(family, split, 0, index)
@@ -58,8 +62,9 @@ def test_any_text_survives_a_round_trip(tmp_path_factory, task_id, instruction, 
     assert read_task(write_task(task, tmp_path_factory.mktemp("task") / "t")) == task
 
 
-def test_the_directory_works_on_its_own(tmp_path):
-    task = generate("bugfix", "train", 0, 3)
+@pytest.mark.parametrize("bugs", [1, 2])
+def test_the_directory_works_on_its_own(tmp_path, bugs):
+    task = bugfix.generate("train", 0, 3, bugs=bugs)
     root = write_task(task, tmp_path / "task")
     tests, repo, logs = root / "tests", root / "environment" / "repo", tmp_path / "logs"
 
@@ -77,7 +82,7 @@ def test_the_directory_works_on_its_own(tmp_path):
 
 
 def test_the_manifest_follows_the_format(tmp_path):
-    task = generate("recall", "heldout", 0, 0)
+    task = generate("bugfix", "heldout", 0, 0)
     root = write_task(task, tmp_path / "task")
     manifest = tomllib.loads((root / "task.toml").read_text())
     assert manifest["schema_version"] == "1.0"
@@ -88,7 +93,7 @@ def test_the_manifest_follows_the_format(tmp_path):
     assert (root / "instruction.md").read_text() == task.instruction
     # What the agent's container is built from holds neither answers nor expected values.
     visible = "".join(path.read_text() for path in (root / "environment").rglob("*") if path.is_file())
-    assert task.metadata["new"] not in visible
+    assert not any(bug["new"] in visible for bug in task.metadata["bugs"])
 
 
 def test_bad_directories_are_refused(tmp_path):
@@ -126,6 +131,11 @@ def test_json_and_identity():
     task = generate("bugfix", "train", 0, 0)
     again = Task.from_json(json.loads(json.dumps(task.to_json())))
     assert again == task and hash(again) == hash(task)
+    limited = dataclasses.replace(task, max_turns=7)
+    assert Task.from_json(json.loads(json.dumps(limited.to_json()))).max_turns == 7 and limited != task
+    older = limited.to_json()
+    del older["max_turns"]
+    assert Task.from_json(older) == task
     renamed = Task.from_json({**task.to_json(), "id": "another"})
     assert renamed != task and renamed.digest == task.digest
     assert task != "a string"
