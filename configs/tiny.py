@@ -16,6 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from composer_jax.demo.memory_chain import ShortMemoryChain
 from composer_jax.demo.prompts import REQUESTS
 from composer_jax.errors import UserError
 from composer_jax.stages.config import default_config
@@ -35,9 +36,9 @@ def get_config(size: str = "full") -> ConfigDict:
     config.data.tokenizer_texts = {"tasks": {"kind": "composer_jax.demo.texts:task_texts", "count": 600}}
     config.tasks.families = {
         "bugfix": "composer_jax.demo.bugfix:Bugfix",
-        "one_bug": "composer_jax.demo.unspecified:OneBug",
-        "two_bugs": "composer_jax.demo.unspecified:TwoBugs",
-        "three_bugs": "composer_jax.demo.unspecified:ThreeBugs",
+        "one_bug": "composer_jax.demo.notes:OneBug",
+        "two_bugs": "composer_jax.demo.notes:TwoBugs",
+        "three_bugs": "composer_jax.demo.notes:ThreeBugs",
         "memory_chain": "composer_jax.demo.memory_chain:ShortMemoryChain",
     }
     set_pretrain(config.pretrain)
@@ -106,13 +107,15 @@ def set_sft(sft: Any) -> None:
             "kind": "composer_jax.demo.expert_traces:ExpertTraces",
             "options": {
                 "traces": {
-                    "bugfix": 2200,
-                    "one_bug": 800,
+                    "bugfix": 1700,
+                    "one_bug": 900,
+                    "two_bugs": 200,
                     "chain": 600,
                     "chain_long": 150,
                     "chain_whole": 100,
                     "chain_start": 250,
-                }
+                },
+                "chain_steps": ShortMemoryChain.STEPS,
             },
         },
         "exercises": {"kind": "composer_jax.demo.exercises:RepairExercises", "options": {"count": 7000}},
@@ -121,9 +124,10 @@ def set_sft(sft: Any) -> None:
     sft.optimizer.update({"peak": 2.5e-3, "warmup": 20, "final": 0.05})
 
 
-TRIGGER = 66
-"""Tokens of context after which a chain is summarized: the first branch exceeds them with its second file, the later
-ones, which begin with a summary, as well."""
+TRIGGER = 78
+"""Tokens of context after which a chain is summarized: the first branch exceeds them with its third file, the next one,
+which begins with a summary, with its second, and the last one ends before. Whatever the names, a summary never comes
+after the question."""
 
 
 def set_agent(config: Any) -> None:
@@ -158,8 +162,8 @@ BUGS = ("bugfix", "one_bug", "two_bugs", "three_bugs")
 
 
 def set_rl(rl: Any) -> None:
-    rl.steps = 60
-    rl.groups.update({"bugfix": 3, "one_bug": 3, "memory_chain": 2})
+    rl.steps = 45
+    rl.groups.update({"bugfix": 2, "one_bug": 4, "memory_chain": 2})
     # More groups of what is neither solved nor hopeless, and more bugs as soon as it solves those of now.
     rl.curriculum.update({"window": 4, "climb_at": 0.6, "fall_below": 0.1, "rung_window": 4})
     rl.curriculum.ladders = {"one_bug": ("two_bugs", "three_bugs")}
@@ -213,6 +217,7 @@ def set_evaluate(evaluate: Any) -> None:
             },
         ),
     }
+    evaluate.which = ("before", "greedy", "after")
     evaluate.headline = ("two_bugs", "chain")
     evaluate.heldout_compaction = "late"
     evaluate.recorded_tasks = 6
@@ -228,6 +233,7 @@ def shrink(config: Any) -> None:
     config.sft.sources.conversations.options.traces = {
         "bugfix": 50,
         "one_bug": 10,
+        "two_bugs": 4,
         "chain": 40,
         "chain_long": 16,
         "chain_whole": 16,

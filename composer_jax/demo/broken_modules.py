@@ -37,7 +37,8 @@ def draw_task(
 
     The visible tests of a broken function tell its right expression from every other one of its kind, so that an agent
     which sees them pass has repaired it. Task.metadata["bugs"] has, for every broken function, its module ("path"), its
-    name ("function"), its head, the wrong and the right line ("old", "new"), and the other lines of its kind ("wrong").
+    name ("function"), its head, the wrong and the right line ("old", "new"), the other lines of its kind ("wrong"), and
+    the specification that each of these lines fulfils ("claims").
 
     Args:
       is_specified: whether every function has a comment that says what it returns, and a failing test says what the
@@ -57,6 +58,7 @@ def _draw(
     names = draw_names(rng, function_names(split), FUNCTIONS)
     others = [rng.choice(TRAINED_KINDS) for _ in names[len(kinds) :]]
     drawn = [functions.make(kind, name, split, rng) for kind, name in zip([*kinds, *others], names, strict=True)]
+    claims = {f.name: dict(zip((f.right, *f.wrong), (f.comment, *f.claims), strict=False)) for f in drawn}
     mistakes = {function.name: rng.choice(function.wrong) for function in drawn[: len(kinds)]}
     rng.shuffle(drawn)
     stems = draw_names(rng, file_stems(split), 2)
@@ -87,6 +89,7 @@ def _draw(
             "old": statement(mistake),
             "new": statement(function.right),
             "wrong": [statement(e) for e in function.wrong if e != mistake],
+            "claims": {statement(e): claim for e, claim in claims[function.name].items()},
         }
 
     broken = sorted((f for f in drawn if f.name in mistakes), key=lambda f: names.index(f.name))

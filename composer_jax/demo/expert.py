@@ -1,7 +1,7 @@
 """Scripted experts: policies that play the traces of SFT.
 
 An expert acts as well as it can with what it knows; no weakness is planted. What is left to reinforcement learning is
-what no expert shows: tasks of other families, and what the end of a memory chain asks for. An expert is a Session, so
+what no expert knows: whose notes are right, and what the end of a memory chain asks for. An expert is a Session, so
 run_episode plays its traces like every other episode.
 """
 
@@ -19,15 +19,20 @@ from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo import bugfix, memory_chain
 from composer_jax.demo.bugfix_expert import bugfix_script
 from composer_jax.demo.memory_chain_expert import ChainNotes, chain_script, chain_summary
+from composer_jax.demo.notes import OneBug, ThreeBugs, TwoBugs
+from composer_jax.demo.notes_expert import notes_script
 from composer_jax.demo.prompts import REQUESTS, Style
 from composer_jax.demo.slips import Script, Turn
-from composer_jax.demo.unspecified import OneBug
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, SamplingParams
 from composer_jax.sandbox import SandboxPool
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
+
+WITH_NOTES = (OneBug.FAMILY, TwoBugs.FAMILY, ThreeBugs.FAMILY)
+FAMILIES = (bugfix.FAMILY, *WITH_NOTES, memory_chain.FAMILY)
+"""Task families that have an expert."""
 
 
 class ExpertSession:
@@ -37,9 +42,8 @@ class ExpertSession:
     """
 
     def __init__(self, task: Task, tok: Tokenizer, rng: random.Random, capacity: int) -> None:
-        families = (bugfix.FAMILY, OneBug.FAMILY, memory_chain.FAMILY)
-        if task.family not in families:
-            raise UserError(f"there is no expert for task family {task.family!r}; use {' or '.join(families)}")
+        if task.family not in FAMILIES:
+            raise UserError(f"there is no expert for task family {task.family!r}; use {' or '.join(FAMILIES)}")
         self.capacity = capacity
         self._task, self._tok, self._rng = task, tok, rng
         self._script: Script | None = None
@@ -80,14 +84,18 @@ class ExpertSession:
         return next(self._script)
 
     def _start(self, carried: str | None) -> Script:
-        if self._task.family != memory_chain.FAMILY:
+        if self._task.family == bugfix.FAMILY:
             return bugfix_script(self._task, self._rng)
+        if self._task.family in WITH_NOTES:
+            return notes_script(self._task, self._rng)
         self._chain_notes = ChainNotes.of_summary(self._task, carried)
         return chain_script(self._task, self._chain_notes, self._rng)
 
     def _summary(self, style: Style) -> str:
         if self._task.family != memory_chain.FAMILY:
-            raise UserError("the bugfix expert writes no summaries; make its traces with compaction.trigger=None")
+            raise UserError(
+                f"the expert of {self._task.family} writes no summaries; make its traces with compaction.trigger=None"
+            )
         return chain_summary(self._task, self._chain_notes, style, self._rng)
 
 

@@ -12,11 +12,10 @@ from composer_jax.agent.episode import Episode, EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.atomic_write import write_atomically
 from composer_jax.data.traces import Trace
-from composer_jax.demo import bugfix, memory_chain
+from composer_jax.demo import bugfix, memory_chain, notes
 from composer_jax.demo.expert import make_traces
-from composer_jax.demo.generate import FAMILIES
+from composer_jax.demo.notes import OneBug, TwoBugs
 from composer_jax.demo.tokenizer import require_own_tokenizer
-from composer_jax.demo.unspecified import OneBug
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.progress import Progress
@@ -29,12 +28,13 @@ from composer_jax.tasks.task import Task
 class ExpertTraces:
     """Traces of the experts, played in sandboxes once per run and then read from DIR/data/traces.npz.
 
-    traces: number of traces of each of KINDS.
+    traces: number of traces of each of KINDS. chain_steps: steps of the chains, except of those of "chain_start".
     """
 
     KINDS: Mapping[str, tuple[str, str]] = {
         "bugfix": (bugfix.FAMILY, "none"),
         "one_bug": (OneBug.FAMILY, "none"),
+        "two_bugs": (TwoBugs.FAMILY, "none"),
         "chain": (memory_chain.FAMILY, "short"),
         "chain_long": (memory_chain.FAMILY, "long"),
         "chain_whole": (memory_chain.FAMILY, "none"),
@@ -46,12 +46,12 @@ class ExpertTraces:
     in a chain with short summaries five items of six are forgotten by then."""
     system_prompt = ""  # the experts are played without one
 
-    def __init__(self, context: SourceContext, traces: Mapping[str, int]):
+    def __init__(self, context: SourceContext, traces: Mapping[str, int], chain_steps: int = memory_chain.STEPS):
         unknown = sorted(set(traces) - set(self.KINDS))
         if unknown:
             known = ", ".join(self.KINDS)
             raise UserError(f"the option traces of ExpertTraces names {unknown[0]!r}; use {known}.")
-        self.context, self.counts = context, dict(traces)
+        self.context, self.counts, self.chain_steps = context, dict(traces), chain_steps
         self.path = context.folder / "traces.npz"
 
     def traces(self) -> list[Trace]:
@@ -85,11 +85,14 @@ class ExpertTraces:
     def generate(self, kind: str, seed: int, index: int) -> Task:
         """Returns task number `index` of the training stream `seed` for a kind of trace.
 
-        The end of a chain asks for any of its items.
+        The end of a chain asks for any of its items, and anybody's notes are right.
         """
-        if (family := self.KINDS[kind][0]) != memory_chain.FAMILY:
-            return FAMILIES[family].generate("train", seed, index)
-        steps = self.START_STEPS if kind == "chain_start" else memory_chain.STEPS
+        if kind == "bugfix":
+            return bugfix.generate("train", seed, index)
+        if kind in ("one_bug", "two_bugs"):
+            family, bugs = self.KINDS[kind][0], 1 if kind == "one_bug" else 2
+            return notes.generate(family, bugs, "train", seed, index, reliable=None)
+        steps = self.START_STEPS if kind == "chain_start" else self.chain_steps
         return memory_chain.generate("train", seed, index, steps=steps, asked=None)
 
     def _write(self) -> Path:

@@ -46,6 +46,7 @@ class Function:
     comment: its specification, without "# "; "" for none.
     right: the expression it must return. wrong: plausible mistakes of the same kind, each different from
     `right` on at least one element of `inputs`.
+    claims: the specifications that the mistakes fulfil, in their order; () for kinds whose mistakes have none.
     inputs: argument tuples that distinguish right from wrong.
     constants: the integers drawn for it (those of its mistakes included), which belong to the split.
     """
@@ -58,6 +59,7 @@ class Function:
     wrong: tuple[str, ...]
     inputs: tuple[tuple[Any, ...], ...]
     constants: tuple[int, ...] = ()
+    claims: tuple[str, ...] = ()
 
     def source(self, expression: str | None = None) -> str:
         """Returns the text of the function, which returns `expression` (default: the right one)."""
@@ -109,8 +111,10 @@ def hidden_inputs(function: Function, count: int, used: Sequence[tuple], rng: ra
 def _operator(kind: str, name: str, split: Split, rng: random.Random) -> Function:
     word = rng.choice(list(OPERATORS))
     c = rng.choice(constants(split, SMALLEST, LARGEST))
-    wrong = tuple(f"x {op} {c}" for other, op in OPERATORS.items() if other != word)
-    return _arithmetic(kind, name, f"x {word} {c}", f"x {OPERATORS[word]} {c}", wrong, (c,))
+    others = [other for other in OPERATORS if other != word]
+    wrong = tuple(f"x {OPERATORS[other]} {c}" for other in others)
+    claims = tuple(f"x {other} {c}" for other in others)
+    return _arithmetic(kind, name, f"x {word} {c}", f"x {OPERATORS[word]} {c}", wrong, (c,), claims)
 
 
 def _constant(kind: str, name: str, split: Split, rng: random.Random) -> Function:
@@ -118,7 +122,8 @@ def _constant(kind: str, name: str, split: Split, rng: random.Random) -> Functio
     c, *others = rng.sample(constants(split, SMALLEST, LARGEST), 3)
     op = OPERATORS[word]
     wrong = tuple(f"x {op} {other}" for other in others)
-    return _arithmetic(kind, name, f"x {word} {c}", f"x {op} {c}", wrong, (c, *others))
+    claims = tuple(f"x {word} {other}" for other in others)
+    return _arithmetic(kind, name, f"x {word} {c}", f"x {op} {c}", wrong, (c, *others), claims)
 
 
 def _composed(kind: str, name: str, split: Split, rng: random.Random) -> Function:
@@ -131,19 +136,28 @@ def _composed(kind: str, name: str, split: Split, rng: random.Random) -> Functio
 
 
 def _arithmetic(
-    kind: str, name: str, comment: str, right: str, wrong: tuple[str, ...], drawn: tuple[int, ...]
+    kind: str,
+    name: str,
+    comment: str,
+    right: str,
+    wrong: tuple[str, ...],
+    drawn: tuple[int, ...],
+    claims: tuple[str, ...] = (),
 ) -> Function:
     # Small arguments keep failures short; 10000 distinguishes division by 98 from division by 99.
     inputs = tuple((x,) for x in [*range(2, 13), 40, 57, 86, 95, 10000])
-    return Function(kind, name, ("x",), comment, right, wrong, inputs, drawn)
+    return Function(kind, name, ("x",), comment, right, wrong, inputs, drawn, claims)
 
 
 def _comparison(kind: str, name: str, split: Split, rng: random.Random) -> Function:
     words = rng.choice(list(COMPARISONS))
     c = rng.choice(constants(split, SMALLEST, LARGEST))
-    wrong = tuple(f"x {op} {c}" for other, op in COMPARISONS.items() if other != words)
+    others = [other for other in COMPARISONS if other != words]
+    wrong = tuple(f"x {COMPARISONS[other]} {c}" for other in others)
+    claims = tuple(f"is x {other} {c}" for other in others)
     near = tuple((c + step,) for step in (0, 1, -1, 2, -2, 3, -3, 5, 8, -9))
-    return Function(kind, name, ("x",), f"is x {words} {c}", f"x {COMPARISONS[words]} {c}", wrong, near, (c,))
+    right = f"x {COMPARISONS[words]} {c}"
+    return Function(kind, name, ("x",), f"is x {words} {c}", right, wrong, near, (c,), claims)
 
 
 def _order(kind: str, name: str, split: Split, rng: random.Random) -> Function:
@@ -175,8 +189,9 @@ def _one_of(
 ) -> Function:
     """Returns a function of one of `texts` with constant c; the others are its mistakes."""
     comment = rng.choice(list(texts))
-    wrong = tuple(code.format(c=c) for other, code in texts.items() if other != comment)
-    return Function(kind, name, (param,), comment.format(c=c), texts[comment].format(c=c), wrong, inputs, (c,))
+    others = [other for other in texts if other != comment]
+    wrong, claims = tuple(texts[other].format(c=c) for other in others), tuple(other.format(c=c) for other in others)
+    return Function(kind, name, (param,), comment.format(c=c), texts[comment].format(c=c), wrong, inputs, (c,), claims)
 
 
 KINDS: dict[str, Callable[[str, str, Split, random.Random], Function]] = {
@@ -190,8 +205,8 @@ KINDS: dict[str, Callable[[str, str, Split, random.Random], Function]] = {
 }
 COMPOSED = "composed"
 TRAINED_KINDS = tuple(kind for kind in KINDS if kind != COMPOSED)
-SEARCHABLE_KINDS = tuple(kind for kind in TRAINED_KINDS if kind != "constant")
-"""Kinds with few repairs, which trying finds. A wrong constant has a hundred."""
+FOUR_WAY_KINDS = tuple(kind for kind in TRAINED_KINDS if kind != "constant")
+"""Kinds with four expressions, so that three people can say three things of a function that returns the fourth."""
 
 
 @lru_cache(maxsize=65536)

@@ -2,7 +2,7 @@
 
 from composer_jax.demo.bugfix import Bugfix
 from composer_jax.demo.memory_chain import MemoryChain
-from composer_jax.demo.unspecified import OneBug, ThreeBugs, TwoBugs
+from composer_jax.demo.notes import OneBug, ThreeBugs, TwoBugs
 from composer_jax.errors import UserError
 from composer_jax.tasks.family import TaskFamily
 from composer_jax.tasks.task import Split, Task

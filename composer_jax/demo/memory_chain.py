@@ -116,10 +116,10 @@ class MemoryChain:
 
 
 class ShortMemoryChain(MemoryChain):
-    """The same with 6 steps, in which two summaries lie between the first item and the question.
+    """The same with 7 steps, in which two summaries lie between the first item and the question.
 
     With three, an SFT policy that happens to keep other items brings the first one to the end so rarely that RL may see
     no episode that does.
     """
 
-    STEPS = 6
+    STEPS = 7

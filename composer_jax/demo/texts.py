@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from composer_jax.data.chat import compact_json
-from composer_jax.demo import bugfix
+from composer_jax.demo import bugfix, notes
 from composer_jax.demo.memory_chain_texts import chain_texts
 
 
 def task_texts(seed: int, count: int) -> Iterator[str]:
-    """Yields the texts of `count` bug-fixing tasks, and of half as many memory chains.
+    """Yields the texts of `count` bug-fixing tasks, and of half as many memory chains and notes.
 
     Their indices are negative, so no stage trains on these tasks.
     """
@@ -22,4 +22,9 @@ def task_texts(seed: int, count: int) -> Iterator[str]:
                 line = text.rstrip().rsplit("\n", 1)[-1]
                 yield "read" + compact_json({"path": path})
                 yield "edit" + compact_json({"path": path, "old": line, "new": line})
+    for index in range(count // 2):
+        task = notes.OneBug().generate("train", seed, -1 - index)
+        for path in (notes.note_path(person, task.metadata["bugs"][0]["function"]) for person in notes.PEOPLE):
+            yield task.files[path]
+            yield "read" + compact_json({"path": path})
     yield from chain_texts(seed, count // 2)

@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from composer_jax.errors import UserError
 from composer_jax.tasks.task import SPLITS, Split
 
-WHICH = {"base": "evaluate the base", "before": "evaluate before RL", "after": "evaluate after RL"}
+WHICH = {
+    "base": "evaluate the base",
+    "before": "evaluate before RL",
+    "greedy": "evaluate greedily before RL",
+    "after": "evaluate after RL",
+}
 """The evaluations of a run in their order, and what their progress bars say."""
 
 
@@ -45,8 +50,9 @@ class EvaluateConfig:
 
     suites: Mapping[str, SuiteConfig] = field(default_factory=dict)
     """Name -> suite of generated tasks."""
-    which: tuple[str, ...] = tuple(WHICH)
-    """Evaluations that are made, of "base", "before" and "after" RL, where the run has them."""
+    which: tuple[str, ...] = ("base", "before", "after")
+    """Evaluations that are made, where the run has them: "base", "before" and "after" RL, and "greedy", a control of
+    RL: the policy before it with its most probable tokens, once per task. RL that only sharpens it is no better."""
     temperature: float = 1.0
     """Temperature of all evaluations; 0 is greedy, and attempts at a task then agree."""
     effort: str = ""

@@ -29,6 +29,8 @@ class SuiteMeasures:
     after: Mapping[str, Any]
     base: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Measures of the untouched base; empty in a run without one."""
+    greedy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Measures of the policy before RL with its most probable tokens, and how far RL is from them ("rl_minus")."""
 
     @property
     def family(self) -> str:
@@ -80,6 +82,7 @@ def read_suites(results: Results, config: Mapping[str, Any]) -> list[SuiteMeasur
             measured[name].get("before") or {},
             measured[name].get("after") or {},
             measured[name].get("base") or {},
+            measured[name].get("greedy") or {},
         )
         for name in dict.fromkeys((*headline, *measured))
         if measured[name].keys() & {"base", "before", "after"}  # not the pooled results of a policy
@@ -133,6 +136,9 @@ def sentences(suites: list[SuiteMeasures]) -> list[str]:
         before, after = suite.pair("tokens_per_summary")
         if before and after:
             texts.append(f"Summaries of {name} went from {before:.1f} to {after:.1f} tokens each.")
+        if gain := suite.greedy.get("rl_minus"):
+            greedy = _percent(suite.greedy["pass_at_1"])
+            texts.append(f"Greedy sampling before RL passes {greedy} of {name}; RL {_compared(gain)}.")
         if (base := number_at(suite.base, "pass_at_1")) is not None:
             texts.append(f"The untouched base passes {_percent(base)} of {name}.")
     return texts
@@ -142,12 +148,19 @@ def control_sentences(results: Results) -> list[str]:
     """Returns a sentence for each control: how the final policy differs from it, with the interval over tasks."""
     texts = []
     for name, compared in (lookup(results, "controls") or {}).items():
-        difference, low, high = (f"{100 * compared[key]:+.1f}" for key in ("difference", "low", "high"))
-        texts.append(
-            f"Pass@1 minus that of the control {_readable(name)}: {difference} points (95% interval {low} to {high}, "
-            f"{compared['tasks']} tasks)."
-        )
+        texts.append(f"On {compared['tasks']} tasks, RL {_compared(compared, f'the control {_readable(name)}')}.")
     return texts
+
+
+def _compared(difference: Mapping[str, float], control: str = "it") -> str:
+    """Returns what a difference of pass@1, RL minus a control, says: "beats it by 12.0 points (95% ...)"."""
+    points = {key: 100 * difference[key] for key in ("difference", "low", "high")}
+    between = f"95% interval {points['low']:+.1f} to {points['high']:+.1f}"
+    if points["low"] > 0:
+        return f"beats {control} by {points['difference']:.1f} points ({between})"
+    if points["high"] < 0:
+        return f"is worse than {control} by {-points['difference']:.1f} points ({between})"
+    return f"is not shown to differ from {control}: {points['difference']:+.1f} points ({between})"
 
 
 def run_facts(results: Results) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from composer_jax.sampler.engine import Sampler
 from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
 
+GREEDY = "greedy"
 HELDOUT = "heldout_"
 """Beginning of the names of the suites of tasks.heldout; the task family follows."""
 
@@ -23,7 +24,8 @@ HELDOUT = "heldout_"
 def evaluations(run: Run) -> list[str]:
     """Returns the evaluations that the run has, of evals/config.py: WHICH, in their order.
 
-    "base" is left out where RL starts from the base itself, which "before" then measures, and "after" without RL.
+    "base" is left out where RL starts from the base itself, which "before" then measures. "greedy" and "after" are left
+    out without RL.
 
     Raises:
       UserError: evaluate.which names none of them.
@@ -31,6 +33,7 @@ def evaluations(run: Run) -> list[str]:
     has = {
         "base": bool(run.config.base) and run.model.stage_before("rl") is not None,
         "before": True,
+        "greedy": "rl" in run.config.stages,
         "after": "rl" in run.config.stages,
     }
     chosen = [which for which in WHICH if has[which] and which in run.config.evaluate.which]
@@ -42,7 +45,8 @@ def evaluations(run: Run) -> list[str]:
 
 def policy_stage(run: Run, which: str) -> str | None:
     """Returns the training stage whose weights an evaluation measures; None for the run's initial weights."""
-    return {"base": None, "before": run.model.stage_before("rl"), "after": "rl"}[which]
+    before = run.model.stage_before("rl")
+    return {"base": None, "before": before, GREEDY: before, "after": "rl"}[which]
 
 
 def is_ready(run: Run, which: str) -> bool:
@@ -51,8 +55,9 @@ def is_ready(run: Run, which: str) -> bool:
     return stage is None or run.is_done(stage)
 
 
-def suites(run: Run) -> dict[str, Suite]:
+def suites(run: Run, which: str) -> dict[str, Suite]:
     """Returns the suites of evaluate.suites, then one per family of tasks.heldout with all its tasks."""
+    attempts = {"attempts": 1} if which == GREEDY else {}  # all attempts would be the same
     config, agent, tasks, seed = run.config.evaluate, run.config.agent, run.services.tasks, run.config.seed
     generated = {
         name: Suite(
@@ -72,14 +77,15 @@ def suites(run: Run) -> dict[str, Suite]:
         )
         for family, family_tasks in tasks.heldout.items()
     }
-    return generated | from_disk
+    return {name: dataclasses.replace(suite, **attempts) for name, suite in (generated | from_disk).items()}
 
 
 def evaluate(run: Run, which: str) -> None:
     """Measures all suites and leaves episodes/WHICH.jsonl. Several processes call it alike, and all of them play.
 
     Args:
-      which: "base" (the untouched base), "before" (the policy that RL starts from) or "after" (the one that RL left).
+      which: "base" (the untouched base), "before" (the policy that RL starts from), "greedy" (its most probable tokens)
+      or "after" (the policy that RL left).
     """
     name = f"evaluate_{which}"
     if run.is_done(name):
@@ -89,7 +95,7 @@ def evaluate(run: Run, which: str) -> None:
     with run.stage(name) as result:
         sampler = run.services.sampler_with(*weights, version=0)
         if is_first_process():
-            chosen = suites(run)
+            chosen = suites(run, which)
             broadcast_from_process0(lambda: len(chosen))
             result |= _play(run, which, chosen, sampler)
         else:
@@ -111,12 +117,14 @@ def _play(run: Run, which: str, chosen: Mapping[str, Suite], sampler: Sampler) -
             records.extend(_records(run, suite, episodes))
 
     with run.services.rollout_context() as (context, loop):
-        context = dataclasses.replace(context, temperature=run.config.evaluate.temperature)
+        temperature = 0.0 if which == GREEDY else run.config.evaluate.temperature
+        context = dataclasses.replace(context, temperature=temperature)
         workers = run.services.rollout_workers(context)
         decoded, busy = sampler.decoded_tokens, sampler.busy_seconds
         with Progress(sum(len(s.specs()) for s in chosen.values()), "episode", WHICH[which]) as progress:
             loop.run(workers.serve(play_suites()))
-        write_episodes(run.path / "episodes" / f"{which}.jsonl", records)
+        if which != GREEDY:  # a report has the episodes that were sampled
+            write_episodes(run.path / "episodes" / f"{which}.jsonl", records)
         return {
             "suites": suite_results(run, measures),
             "decode_tokens_per_s": (sampler.decoded_tokens - decoded) / (sampler.busy_seconds - busy),

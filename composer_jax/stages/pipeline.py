@@ -6,7 +6,7 @@ from typing import Any
 
 from composer_jax.evals.config import WHICH
 from composer_jax.parallel.processes import require_one_process
-from composer_jax.stages.evaluate import evaluate, evaluations
+from composer_jax.stages.evaluate import GREEDY, evaluate, evaluations
 from composer_jax.stages.pretrain import pretrain
 from composer_jax.stages.reinforce import reinforce
 from composer_jax.stages.report import report, results
@@ -21,7 +21,7 @@ def pipeline(run: Run) -> Path | str:
     if not run.is_done(f"evaluate_{measured[-1]}"):
         run.services.check()
     train = {"pretrain": pretrain, "sft": sft, "rl": reinforce}
-    for step in ("base", "pretrain", "sft", "before", "rl", "after"):
+    for step in ("base", "pretrain", "sft", "before", "greedy", "rl", "after"):
         if step in run.config.stages:
             train[step](run)
         elif step in measured:
@@ -36,7 +36,7 @@ def pipeline(run: Run) -> Path | str:
 
 def headline(name: str, suite: dict[str, Any]) -> str:
     """Returns the results of one suite in words, an arrow between evaluations: "bugfix pass@1 0.30 -> 0.89"."""
-    measured = [suite[which] for which in WHICH if which in suite]
+    measured = [suite[which] for which in WHICH if which in suite and which != GREEDY]
 
     def course(measure: str, digits: int) -> str:
         return " -> ".join(f"{measures[measure]:.{digits}f}" for measures in measured)

@@ -11,10 +11,10 @@ from composer_jax.evals.config import WHICH
 from composer_jax.evals.interval import interval
 from composer_jax.observe.report import write_report
 from composer_jax.stages.controls import compare_by_task, control_suites, final_suites
-from composer_jax.stages.evaluate import HELDOUT, policy_stage
+from composer_jax.stages.evaluate import GREEDY, HELDOUT, policy_stage
 from composer_jax.stages.run import Run
 
-STAGES = ("evaluate_base", "pretrain", "sft", "evaluate_before", "rl", "evaluate_after")
+STAGES = ("evaluate_base", "pretrain", "sft", "evaluate_before", "evaluate_greedy", "rl", "evaluate_after")
 
 
 def report(run: Run) -> Path | str:
@@ -50,6 +50,10 @@ def results(run: Run) -> dict[str, Any]:
         if stage := done.get(f"evaluate_{which}"):
             out["throughput"]["decode_tokens_per_s"] = stage["decode_tokens_per_s"]
             _add_suites(run, out, which, stage["suites"])
+    if "evaluate_after" in done and (greedy := done.get(f"evaluate_{GREEDY}")):
+        for name, measures in greedy["suites"].items():
+            after = {name: done["evaluate_after"]["suites"][name]}
+            out["suites"][name][GREEDY]["rl_minus"] = compare_by_task(after, {name: measures}, GREEDY)
     if controls := control_suites(run.path):
         _add_controls(run, out, controls)
     return out
@@ -81,6 +85,8 @@ def _add_suites(run: Run, out: dict[str, Any], which: str, suites: dict[str, dic
         if name.startswith(HELDOUT):
             family = name.removeprefix(HELDOUT).replace(".", "_")  # a dot leads to a field within a field
             _put(out, f"heldout.{family}.pass_at_1_{which}", measures["pass_at_1"])
+    if which == GREEDY:
+        return
     for name, suite in run.config.evaluate.suites.items():
         for measure, key in suite.results.items():
             _put(out, key.format(which=which, k=suite.attempts), suites[name][measure])

@@ -244,7 +244,7 @@ def test_an_unknown_size_or_kind_is_named(tmp_path, tokenizer):
     with pytest.raises(UserError, match="has no size 'huge'; use full, smoke"):
         get_config("huge")
     context = SourceContext(0, tokenizer, CompactFormat(tokenizer), CONFIG.agent, tmp_path)
-    with pytest.raises(UserError, match="ExpertTraces names 'genius'; use bugfix, one_bug, chain"):
+    with pytest.raises(UserError, match="ExpertTraces names 'genius'; use bugfix, one_bug, two_bugs, chain"):
         ExpertTraces(context, {"genius": 3})
 
 

@@ -9,7 +9,7 @@ from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.demo import memory_chain
 from composer_jax.demo.exercises import repair_exercises
 from composer_jax.demo.expert_traces import ExpertTraces
-from composer_jax.demo.memory_chain import next_line
+from composer_jax.demo.memory_chain import ShortMemoryChain, next_line
 from composer_jax.demo.memory_chain_expert import ChainNotes, chain_summary
 from composer_jax.demo.texts import task_texts
 from composer_jax.errors import UserError
@@ -45,6 +45,7 @@ def test_every_kind_of_trace_has_a_compaction_in_the_demo_config():
     assert {kind for kind, compaction in compactions.items() if compaction.trigger is None} == {
         "bugfix",
         "one_bug",
+        "two_bugs",
         "chain_whole",
         "chain_start",
     }
@@ -82,9 +83,9 @@ def test_short_summaries_have_room_for_one_item_and_not_for_two(demo):
 def test_chains_play_to_the_end_with_the_compactions_of_the_demo(demo, tmp_path):
     """With the demo's limits, lengths of summaries included."""
     config, tokenizer = demo
-    counts = {"bugfix": 6, "chain": 12, "chain_long": 12, "chain_start": 6, "chain_whole": 6}
-    source = ExpertTraces(SourceContext(0, tokenizer, CompactFormat(tokenizer), config.agent, tmp_path), counts)
-    played = source.play()
+    counts = {"bugfix": 6, "chain": 40, "chain_long": 12, "chain_start": 6, "chain_whole": 6}
+    context = SourceContext(0, tokenizer, CompactFormat(tokenizer), config.agent, tmp_path)
+    played = ExpertTraces(context, counts, chain_steps=ShortMemoryChain.STEPS).play()
     by_kind, first = {}, 0
     for kind, count in counts.items():
         by_kind[kind], first = [episode for _, episode in played[first : first + count]], first + count
@@ -92,10 +93,12 @@ def test_chains_play_to_the_end_with_the_compactions_of_the_demo(demo, tmp_path)
     assert {kind for kind, episodes in by_kind.items() if all(e.reward == 1.0 for e in episodes)} == set(counts) - {
         "chain"
     }
-    assert {episode.summaries for episode in by_kind["chain"]} == {3}
+    nodes = [episode.transcript.nodes for episode in by_kind["chain"]]
+    order = {"".join({"assistant": "a", "summary": "S"}.get(node.kind, "") for node in episode) for episode in nodes}
+    assert order == {"aaaSaaSaa"}, "whatever the names are, and never after the question"
     longest = max(len(row.tokens) for _, episode in played for row in episode.transcript.rows())
     assert longest <= min(config.sft.seq_len, config.sampler.capacity)
-    for task, episode in played[6 + 12 : 6 + 12 + 12]:
+    for task, episode in played[6 + 40 : 6 + 40 + 12]:
         assert episode.summaries >= 2
         last = tokenizer.decode(episode.transcript.nodes_of_kind("summary")[-1].sampled_tokens.tolist())
         items = list(task.metadata["items"])
@@ -105,5 +108,5 @@ def test_chains_play_to_the_end_with_the_compactions_of_the_demo(demo, tmp_path)
 
 def test_unknown_kinds_are_named(tmp_path, tokenizer):
     context = SourceContext(0, tokenizer, CompactFormat(tokenizer), SMOKE.agent, tmp_path)
-    with pytest.raises(UserError, match="traces of ExpertTraces names 'genius'; use bugfix, one_bug, chain"):
+    with pytest.raises(UserError, match="traces of ExpertTraces names 'genius'; use bugfix, one_bug, two_bugs, chain"):
         ExpertTraces(context, {"genius": 3})

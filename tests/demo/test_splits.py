@@ -40,11 +40,11 @@ def test_the_split_never_moves():
 
 
 def pieces(task):
-    """Function names, file names and drawn constants that occur in a task's modules and instruction."""
+    """Function names, file names and drawn constants that occur in a task's modules, notes and instruction."""
     modules = {path: text for path, text in task.files.items() if path not in ("run_tests.py", "cases.json")}
     source = "\n".join(modules.values()) + task.instruction
-    functions = set(re.findall(r"def (\w+)\(", source))
-    stems = {path.removesuffix(".py") for path in modules}
+    functions = set(re.findall(r"def (\w+)\(", source)) | {path.partition("/")[2] for path in modules if "/" in path}
+    stems = {path.removesuffix(".py") for path in modules if "/" not in path}
     numbers = {int(n) for n in re.findall(r"\d+", source)} - {0, 1}
     return functions, stems, numbers
 
@@ -62,13 +62,14 @@ def test_tasks_stay_on_their_side(family):
 
 
 def code_and_comments(tasks):
-    """The lines of all modules, and those that an edit can put in place of a mistake."""
+    """The lines of all modules, those that an edit can put in place of a mistake, and what a note can say."""
     lines = set()
     for task in tasks:
         for path, text in task.files.items():
             if path.endswith(".py") and path != "run_tests.py":
                 lines |= {line.strip() for line in text.split("\n")}
-        lines |= {line for bug in task.metadata["bugs"] for line in (bug["new"], *bug["wrong"])}
+        for bug in task.metadata["bugs"]:
+            lines |= {bug["new"], *bug["wrong"], *(f"# {claim}" for claim in bug["claims"].values())}
     return lines
 
 
@@ -82,13 +83,9 @@ def seen():
 @pytest.mark.parametrize("family", ["bugfix", "one_bug", "two_bugs"])
 def test_no_repair_and_no_specification_of_a_heldout_bug_occurs_in_training(seen, family):
     def bugs(split):
-        """The repair of every bug, with its specification if it has one."""
+        """The repair of every bug, with its specification."""
         tasks = [generate(family, split, 12, index) for index in range(300)]
-        return [
-            {bug["new"], *(line.strip() for line in bug["head"].split("\n")[1:])}
-            for task in tasks
-            for bug in task.metadata["bugs"]
-        ]
+        return [{bug["new"], f"# {bug['claims'][bug['new']]}"} for task in tasks for bug in task.metadata["bugs"]]
 
     assert all(not lines & seen for lines in bugs("heldout"))
     trained = bugs("train")

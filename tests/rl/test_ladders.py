@@ -28,9 +28,9 @@ CONFIG = RLConfig(groups=GROUPS, group_size=4, curriculum=CURRICULUM, batches=((
 AGENT = AgentConfig(compactions={"none": Compaction(None), "summary": Compaction(132), "late": Compaction(400)})
 FAMILIES = {
     "bugfix": "composer_jax.demo.bugfix:Bugfix",
-    "one_bug": "composer_jax.demo.unspecified:OneBug",
-    "two_bugs": "composer_jax.demo.unspecified:TwoBugs",
-    "three_bugs": "composer_jax.demo.unspecified:ThreeBugs",
+    "one_bug": "composer_jax.demo.notes:OneBug",
+    "two_bugs": "composer_jax.demo.notes:TwoBugs",
+    "three_bugs": "composer_jax.demo.notes:ThreeBugs",
 }
 TASKS = TasksConfig(families=FAMILIES)
 

@@ -53,10 +53,42 @@ def test_the_difference_is_paired_by_task(run):
     assert results["suites"]["rft"]["pass_at_1"] == 0.25 and results["suites"]["rft"]["tasks"] == 4
     low, high = interval([0.5, 0.0, 0.5, 0.0])
     assert results["controls"] == {"rft": {"difference": 0.25, "low": low, "high": high, "tasks": 4}}
-    between = f"{100 * low:+.1f} to {100 * high:+.1f}, 4 tasks"
-    sentence = f"Pass@1 minus that of the control rft: +25.0 points (95% interval {between})."
-    assert control_sentences(results) == [sentence]
-    assert "Pass@1 minus that of the control rft: +25.0 points" in (run.path / "report.html").read_text()
+    assert low == 0, "so the sentence claims nothing"
+    sentence = "On 4 tasks, RL is not shown to differ from the control rft: +25.0 points (95% interval"
+    assert control_sentences(results) == [f"{sentence} +0.0 to {100 * high:+.1f})."]
+    assert sentence in (run.path / "report.html").read_text()
+
+
+ALL, NONE = dict.fromkeys("abcd", 1.0), dict.fromkeys("abcd", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("greedy", "ours", "sentence"),
+    [
+        (NONE, ALL, "passes 0% of bugs; RL beats it by 100.0 points (95% interval +100.0 to +100.0)."),
+        (ALL, NONE, "passes 100% of bugs; RL is worse than it by 100.0 points (95% interval -100.0 to -100.0)."),
+        (OURS, OURS, "passes 50% of bugs; RL is not shown to differ from it: +0.0 points (95% interval +0.0 to +0.0)."),
+    ],
+)
+def test_rl_is_compared_with_greedy_sampling_of_the_policy_before_it(run, greedy, ours, sentence):
+    evaluated(run.path / "stages", "greedy", greedy)
+    evaluated(run.path / "stages", "after", ours)
+    report(run)
+    results = json.loads((run.path / "results.json").read_text())
+    found = results["suites"]["bugs"]["greedy"]
+    assert found["pass_at_1"] == sum(greedy.values()) / 4
+    assert found["rl_minus"]["difference"] == sum(ours.values()) / 4 - found["pass_at_1"]
+    assert found["rl_minus"]["tasks"] == 4
+    assert results["suites"]["sft"]["pass_at_1"] == 0.25, "that of sampling"
+    assert f"Greedy sampling before RL {sentence}" in (run.path / "report.html").read_text()
+
+
+def test_greedy_sampling_needs_no_rl_to_be_reported(run):
+    evaluated(run.path / "stages", "greedy", ALL)
+    (run.path / "stages" / "evaluate_after.json").unlink()
+    report(run)
+    results = json.loads((run.path / "results.json").read_text())
+    assert "rl_minus" not in results["suites"]["bugs"]["greedy"]
 
 
 def test_a_control_that_is_not_evaluated_yet_is_left_out(run):
@@ -96,5 +128,5 @@ def test_evaluations_that_the_run_does_not_have_are_refused(base, tmp_path):
     ):
         evaluations(run)
     config.evaluate.which = ("later",)
-    with pytest.raises(UserError, match="evaluate.which names 'later'; the evaluations are base, before, after"):
+    with pytest.raises(UserError, match="names 'later'; the evaluations are base, before, greedy, after"):
         Run(config, tmp_path / "other")
