@@ -2,6 +2,7 @@
 
 For every seed, configs/tiny.py is pretrained and fine-tuned once, and every control starts from there (CONTROLS). They
 are evaluated on the same tasks. A stopped run is continued. A finished one is a row of --rows and does not run again.
+--base takes the policies before RL from other folders, such as those of finished demos, instead of training them.
 
     sft, sft_t05, sft_greedy    the policy before RL, sampled at temperature 1, 0.5 and 0
     prompted_summaries          a policy whose SFT taught no short summaries, asked for long reports
@@ -29,7 +30,7 @@ from benchmarks.seeded_runs import SIZES, Row, complete_rows, integers, run_entr
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
 from composer_jax.observe.metrics import read_metrics
-from composer_jax.stages.controls import compare_by_task, final_suites
+from composer_jax.stages.controls import POLICIES, compare_by_task, final_suites
 
 Fields = Mapping[str, Any]
 RL: Fields = {"stages": "('rl',)", "evaluate__which": "('after',)"}
@@ -57,19 +58,22 @@ MEASURES = ("pass_at_1", "pass_given_attempt", "calls_per_turn", "tokens_per_sum
 class Seed:
     """The runs of one seed, in a folder of their own; each is made when it is first needed."""
 
-    def __init__(self, folder: Path, size: str, seed: int):
-        self.folder, self.size, self.seed = folder / f"seed{seed}", size, seed
-        self.sft = self.folder / "sft"
+    def __init__(self, folder: Path, size: str, seed: int, base: Path | None = None):
+        """base: holds the run whose policy before RL is that of the seed, as base/seedN/sft; None trains one."""
+        self.folder, self.size, self.seed, self.is_trained_here = folder / f"seed{seed}", size, seed, base is None
+        self.sft = (base / f"seed{seed}" if base else self.folder) / "sft"
 
     def measure(self, control: str) -> Row:
         """Returns the row of a control: seed, variant, sampled_tokens (in training), and the measures of the suites."""
         workdir = self.makers[control](control)
+        policies = ("before",) if control == "sft" else POLICIES
         config = json.loads((workdir / "config.json").read_bytes())["config"]["evaluate"]["suites"]
         suites = {
             name: {"family": config[name]["family"], **{measure: suite[measure] for measure in MEASURES}}
-            for name, suite in final_suites(workdir).items()
+            for name, suite in final_suites(workdir, policies).items()
         }
-        return {"seed": self.seed, "variant": control, "sampled_tokens": _sampled_tokens(workdir), "suites": suites}
+        sampled = 0.0 if control == "sft" else _sampled_tokens(workdir)
+        return {"seed": self.seed, "variant": control, "sampled_tokens": sampled, "suites": suites}
 
     @property
     def makers(self) -> Mapping[str, Callable[[str], Path]]:
@@ -84,7 +88,12 @@ class Seed:
 
     def start(self) -> Path:
         """The policy before RL."""
-        run_pipeline(self.sft, self.size, self.seed, stages="('pretrain','sft')", evaluate__which="('before',)")
+        if self.is_trained_here:
+            run_pipeline(self.sft, self.size, self.seed, stages="('pretrain','sft')", evaluate__which="('before',)")
+        elif not (self.sft / "stages" / "evaluate_before.json").exists():
+            raise UserError(
+                f"{self.sft} has no policy that was evaluated before RL; run a demo there."
+            )
         return self.sft
 
     def at_temperature(self, control: str) -> Path:
@@ -165,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
     parser.add_argument("--controls", default=",".join(names), help="comma-separated names (default: all of them)")
     parser.add_argument("--workdir", type=Path, default=Path("runs/controls"), help="parent of the runs' folders")
+    parser.add_argument("--base", type=Path, help="folder whose seedN/sft are used as they are (default: none)")
     parser.add_argument("--rows", type=Path, help="file of the finished rows (default: rows.json in the workdir)")
     parser.add_argument("--size", choices=SIZES, default="full", help="size of configs/tiny.py (default: full)")
     o = parser.parse_args(argv)
@@ -174,10 +184,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if len(set(o.seeds)) < 2:
         parser.error(f"--seeds={','.join(map(str, o.seeds))} is one seed, whose interval has no seeds in it; use two")
     folder = o.workdir.absolute()
-    rows = complete_rows(
-        o.rows or folder / "rows.json", o.seeds, chosen, lambda seed, name: Seed(folder, o.size, seed).measure(name)
-    )
+    base = o.base and o.base.absolute()
     try:
+        rows = complete_rows(
+            o.rows or folder / "rows.json",
+            o.seeds,
+            chosen,
+            lambda seed, name: Seed(folder, o.size, seed, base).measure(name),
+        )
         print(json.dumps(summarize(rows)))
     except UserError as error:
         parser.error(str(error))

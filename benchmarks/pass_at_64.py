@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.controls import Seed
 from benchmarks.seeded_runs import SIZES, Row, complete_rows, integers, run_pipeline
+from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
 from composer_jax.evals.pass_at_k import pass_at_k
 from composer_jax.stages.controls import final_suites
@@ -35,9 +36,9 @@ SAMPLES = {"full": 64, "smoke": 2}
 SUITES = ("two_bugs", "three_bugs")
 
 
-def measure(folder: Path, size: str, seed: int, variant: str) -> Row:
+def measure(folder: Path, size: str, base: Path | None, seed: int, variant: str) -> Row:
     """Returns the row of a policy: seed, variant, and suite -> {"attempts", "solved": task -> fraction of attempts}."""
-    runs = Seed(folder, size, seed)
+    runs = Seed(folder, size, seed, base)
     trained = runs.makers[variant](variant) / "checkpoints" / ("sft" if variant == SFT else "rl")
     attempts = SAMPLES[size] * (2 if variant == SFT else 1)
     fields: dict[str, Any] = {}
@@ -111,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
     parser.add_argument("--workdir", type=Path, default=Path("runs/controls"), help="that of benchmarks.controls")
+    parser.add_argument("--base", type=Path, help="that of benchmarks.controls (default: none)")
     parser.add_argument("--rows", type=Path, help="file of the finished rows (default: pass_at_64.json in the workdir)")
     parser.add_argument("--policies", default=f"{SFT},{RL},{RFT}", help="some of sft, rl, rft (default: all)")
     parser.add_argument("--size", choices=SIZES, default="full", help="size of configs/tiny.py (default: full)")
@@ -122,8 +124,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--policies={o.policies} lacks {SFT}, whose samples say which tasks are never solved; add it")
     folder = o.workdir.absolute()
     file = o.rows or folder / "pass_at_64.json"
-    rows = complete_rows(file, o.seeds, chosen, lambda *run: measure(folder, o.size, *run))
-    print(json.dumps(summarize(rows)))
+    base = o.base and o.base.absolute()
+    try:
+        rows = complete_rows(file, o.seeds, chosen, lambda *run: measure(folder, o.size, base, *run))
+        print(json.dumps(summarize(rows)))
+    except UserError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ fine-tuning on as many sampled tokens as RL used. A gain that a control has as w
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,12 @@ POLICIES = ("after", "before", "base")
 """Evaluations in the order in which one is taken to be that of a run's final policy."""
 
 
-def final_suites(workdir: Path) -> dict[str, dict[str, Any]]:
-    """Returns the measures of every suite for the final policy of a run folder; {} if none was evaluated."""
-    for which in POLICIES:
+def final_suites(workdir: Path, policies: Sequence[str] = POLICIES) -> dict[str, dict[str, Any]]:
+    """Returns the measures of every suite for the final policy of a run folder; {} if none was evaluated.
+
+    policies: the evaluations to look for, the first of which is taken.
+    """
+    for which in policies:
         file = workdir / "stages" / f"evaluate_{which}.json"
         if file.exists():
             return json.loads(file.read_bytes())["suites"]

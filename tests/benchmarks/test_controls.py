@@ -122,3 +122,23 @@ def test_every_control_has_a_maker(tmp_path):
     expected = ("sft", "sft_t05", "sft_greedy", "prompted_summaries", "rft", "rl", "rl_masked_summaries")
     expected += ("rl_other_summaries", "rl_random_advantages", "rl_price_0")
     assert sorted(makers) == sorted(expected)
+
+
+def test_policies_of_another_folder_are_measured_as_they_were_before_rl(tmp_path):
+    """The folder is that of a whole demo, whose final policy is another one."""
+    sft = tmp_path / "demos" / "seed3" / "sft"
+    (sft / "stages").mkdir(parents=True)
+    (sft / "config.json").write_text(json.dumps({"config": {"evaluate": {"suites": {"bugs": {"family": "one_bug"}}}}}))
+    for which, rate in (("before", 0.25), ("greedy", 0.5), ("after", 1.0)):
+        measures = dict.fromkeys(controls.MEASURES, rate) | {"solved": {"a": rate}}
+        (sft / "stages" / f"evaluate_{which}.json").write_text(json.dumps({"suites": {"bugs": measures}}))
+    measured = controls.Seed(tmp_path / "runs", "full", 3, tmp_path / "demos").measure("sft")
+    assert measured["suites"]["bugs"]["solved"] == {"a": 0.25} and measured["sampled_tokens"] == 0
+    assert not (tmp_path / "runs").exists(), "nothing is trained"
+
+
+def test_a_base_without_its_policy_is_refused_in_one_sentence(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        controls.main(["--seeds=0,1", "--controls=sft", f"--workdir={tmp_path}", f"--base={tmp_path / 'demos'}"])
+    assert ended.value.code == 2
+    assert "seed0/sft has no policy that was evaluated before RL; run a demo there" in capsys.readouterr().err
