@@ -160,6 +160,11 @@ CLAIMS: Mapping[str, Claim] = {
         f"pass@1 of {HARD}",
         pass_rates(HARD, "rl", "rft", "sft"),
     ),
+    "rl_beats_rejection_sampling_on_chains": Claim(
+        "The same for chains, of which a guess solves an eighth and rejection sampling learns from such episodes, too.",
+        "pass@1 of chains with summaries",
+        pass_rates("chain", "rl", "rft", "sft"),
+    ),
     "rl_needs_its_rewards": Claim(
         "RL beats the same RL whose advantages are dealt at random.",
         f"pass@1 of {HARD}",

@@ -53,7 +53,7 @@ def checks(mean: Mapping[str, float]) -> dict[str, bool]:
     """Returns {check: whether the means pass it}, for runs of configs/tiny.py on two cores."""
     error, tokens = mean["summary.compaction_error_after"], mean["summary.tokens_after"]
     return {
-        "at most 30 minutes": mean["minutes"] <= 30,
+        "at most 20 minutes": mean["minutes"] <= 20,
         "at most 6 GiB": mean["peak_rss_gb"] * 1e9 <= 6 * 2**30,
         "RL at least doubles the pass rate of two bugs": mean["rl.pass_at_1_after"] >= 2 * mean["rl.pass_at_1_before"],
         "pass@8 is not lower after RL": mean["rl.pass_at_8_after"] >= mean["rl.pass_at_8_before"],

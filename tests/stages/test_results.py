@@ -103,7 +103,7 @@ def test_the_demo_benchmark_reads_these_results(run):
     better["rl"]["pass_at_1_after"], better["summary"]["compaction_error_after"] = 1.0, 0.1
     line = demo.summarize({0: summary, 1: better})
     assert line["mean"]["rl.pass_at_1_after"] == 0.75 and line["mean"]["minutes"] == 0.6
-    assert not line["checks"]["RL at least doubles the pass rate of two bugs"] and line["checks"]["at most 30 minutes"]
+    assert not line["checks"]["RL at least doubles the pass rate of two bugs"] and line["checks"]["at most 20 minutes"]
     assert not line["checks"]["RL at least halves the compaction error"]
     alone = demo.summarize({0: better})["checks"]
     assert alone["RL at least halves the compaction error"] and alone["RL at least doubles the pass rate of two bugs"]
