@@ -217,7 +217,7 @@ def overview_scores(suites: list[SuiteMeasures]) -> list[tuple[str, float | None
         measures.append((f"{name}, pass@1", suite, "pass_at_1"))
         if not place and suite.attempts > 1:
             measures.append((f"{name}, pass@{suite.attempts}", suite, "pass_at_k"))
-        measures.append((f"{name}, compaction error\n(less is better)", suite, "compaction_error"))
+        measures.append((f"{name}, compaction error ↓", suite, "compaction_error"))
     scores = [(label, number_at(suite.base, key), *suite.pair(key)) for label, suite, key in measures]
     return [score for score in scores if score[1:] != (None, None, None)]
 

@@ -57,17 +57,12 @@ def new_figure(theme: Theme, width: float, height: float, down: int = 1, across:
 
 def label_axes(ax: Axes, theme: Theme, title: str, x: str, y: str, legend_columns: int = 3) -> None:
     """Sets title, axis labels and, if `legend_columns`, a legend between title and axes, where it covers no data."""
-    ax.set_title(
-        title,
-        loc="left",
-        fontsize=10.5,
-        fontweight="bold",
-        color=theme.text,
-        pad=22 if legend_columns else 8,
-    )
+    labels = len(ax.get_legend_handles_labels()[0]) if legend_columns else 0
+    rows = max(1, math.ceil(labels / legend_columns)) if legend_columns else 0
+    ax.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=theme.text, pad=8 + 14 * rows)
     ax.set_xlabel(x, fontsize=9, color=theme.muted)
     ax.set_ylabel(y, fontsize=9, color=theme.muted)
-    if legend_columns and ax.get_legend_handles_labels()[0]:
+    if labels:
         ax.legend(
             loc="lower left",
             bbox_to_anchor=(-0.01, 0.99),

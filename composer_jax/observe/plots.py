@@ -183,10 +183,11 @@ def plot_health(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
 
 
 def plot_overview(metrics: Mapping[str, Rows], scores: Scores, path: Path, theme: Theme = LIGHT) -> Path | None:
-    """Plots the run in one picture of 1600x1000 pixels: loss, RL reward, summary length, before and after RL.
+    """Plots the run in one picture of 1600x1000 pixels: loss, RL reward, summaries, before and after RL.
 
-    The loss is that of pretraining, or of SFT in a run without pretraining. A run without summaries has the turns of
-    its episodes instead of their length. A panel without data has a note.
+    The loss is that of pretraining, or of SFT in a run without pretraining. Of summaries it shows how many have the
+    facts that their tasks name, or how long they are where none do. A run without summaries has the turns of its
+    episodes instead. A panel without data has a note.
 
     Args:
       metrics: rows of "pretrain", "sft" and "rl".
@@ -204,14 +205,16 @@ def plot_overview(metrics: Mapping[str, Rows], scores: Scores, path: Path, theme
         drawn.append(draw_curve(rewards, steps, values, _readable(family), color))
     percent_y_axis(rewards)
     label_axes(rewards, theme, "RL: mean reward on training tasks", "RL step", "reward", legend_columns=2)
-    has_summaries = not rl or any(columns(rl, "step", "summary_tokens")[1])
-    key, title, unit = (
-        ("summary_tokens", "RL: summary tokens per episode", "tokens")
-        if has_summaries
-        else ("turns", "RL: turns per episode", "turns")
-    )
+    if columns(rl, "step", "facts_kept_last")[1]:
+        key, title, unit = "facts_kept_last", "RL: last summaries that have the facts of the task", "last summaries"
+        percent_y_axis(lengths)
+    elif not rl or any(columns(rl, "step", "summary_tokens")[1]):
+        key, title, unit = "summary_tokens", "RL: summary tokens per episode", "tokens"
+    else:
+        key, title, unit = "turns", "RL: turns per episode", "turns"
     drawn.append(draw_curve(lengths, *columns(rl, "step", key), unit, theme.palette[1]))
-    start_y_at_zero(lengths)
+    if key != "facts_kept_last":
+        start_y_at_zero(lengths)
     label_axes(lengths, theme, title, "RL step", unit)
     drawn.append(_draw_scores(held_out, scores, theme))
     label_axes(held_out, theme, "Held-out tasks, before and after RL", "", "", legend_columns=3)

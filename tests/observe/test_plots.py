@@ -3,7 +3,7 @@ import struct
 import matplotlib
 import pytest
 
-from composer_jax.observe import findings, plots
+from composer_jax.observe import findings, picture, plots
 from composer_jax.observe.metrics import read_metrics
 from tests.observe.example_run import CONFIG, RESULTS
 
@@ -81,3 +81,27 @@ def test_drawing_leaves_the_global_state_of_matplotlib_alone(tmp_path):
 def test_the_other_part_is_the_rest_of_a_step_and_never_negative():
     parts = plots.time_parts([{**ROW, "step_s": 4.0}, ROW])
     assert parts["other"] == [pytest.approx(0.9), 0.0]
+
+
+@pytest.mark.parametrize("families", [1, 2, 3, 5])
+def test_a_legend_of_many_rows_does_not_cover_the_title(families):
+    figure, (ax,) = picture.new_figure(picture.LIGHT, 5.0, 3.0)
+    for family in range(families):
+        ax.plot([0, 1], [0, family], label=f"a family with a long name, number {family}")
+    picture.label_axes(ax, picture.LIGHT, "Reward", "step", "reward", legend_columns=2)
+    figure.canvas.draw()
+    title, legend = ax._left_title.get_window_extent(), ax.get_legend().get_window_extent()
+    assert title.y0 >= legend.y1 and legend.y0 >= ax.get_window_extent().y1 - 4
+
+
+def test_the_overview_shows_the_facts_that_summaries_keep(finished_run, tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(plots, "label_axes", lambda ax, theme, title, *more, **options: titles.append(title))
+    metrics = {name: read_metrics(finished_run / "metrics" / f"{name}.jsonl") for name in ("pretrain", "sft", "rl")}
+    plots.plot_overview(metrics, [], tmp_path / "length.png")
+    metrics["rl"] = [{**row, "facts_kept_last": 0.5} for row in metrics["rl"]]
+    plots.plot_overview(metrics, [], tmp_path / "facts.png")
+    assert [title for title in titles if "summ" in title] == [
+        "RL: summary tokens per episode",
+        "RL: last summaries that have the facts of the task",
+    ]
