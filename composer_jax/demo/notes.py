@@ -49,7 +49,7 @@ def generate(family: str, bugs: int, split: Split, seed: int, index: int, *, rel
 
     Args:
       bugs: how many of the four functions are wrong, each of another kind.
-      reliable: who is right, one of PEOPLE; None draws somebody for every bug.
+      reliable: the person whose notes are right; None draws one for each bug.
 
     Raises:
       UserError: nobody has that name.
