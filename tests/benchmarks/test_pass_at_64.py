@@ -22,7 +22,7 @@ def row(variant, attempts, solved, seed=0):
 @pytest.mark.parametrize("solved", [(0, 1, 4), (2, 0, 0), (3, 1, 2)])
 def test_never_solved_and_solved_by_a_second_half_are_means_over_all_halves(solved):
     rows = [row("sft", 4, solved), row("rl", 2, (2, 0, 1))]
-    measures = pass_at_64.summarize(rows)["two_bugs"]
+    measures = pass_at_64.summarize(rows)["three_bugs"]
     never, second = [], []
     for count in solved:
         samples = [True] * count + [False] * (4 - count)
@@ -63,4 +63,4 @@ def test_finished_rows_are_not_played_again(tmp_path, capsys):
     file = tmp_path / "rows.json"
     file.write_text(json.dumps([row("sft", 4, (0, 1, 4)), row("rl", 2, (2, 0, 1))]))
     pass_at_64.main(["--seeds=0", "--policies=sft,rl", f"--rows={file}"])
-    assert json.loads(capsys.readouterr().out)["two_bugs"]["tasks"] == 3
+    assert json.loads(capsys.readouterr().out)["three_bugs"]["tasks"] == 3
