@@ -91,9 +91,7 @@ class Seed:
         if self.is_trained_here:
             run_pipeline(self.sft, self.size, self.seed, stages="('pretrain','sft')", evaluate__which="('before',)")
         elif not (self.sft / "stages" / "evaluate_before.json").exists():
-            raise UserError(
-                f"{self.sft} has no policy that was evaluated before RL; run a demo there."
-            )
+            raise UserError(f"{self.sft} has no policy that was evaluated before RL; run a demo there.")
         return self.sft
 
     def at_temperature(self, control: str) -> Path:
