@@ -1,8 +1,8 @@
 """The whole pipeline on one CPU: a K2-shaped model of about a million parameters that learns to fix bugs.
 
-SFT teaches it, from experts that act as well as they can, to repair functions that a comment specifies and to carry
-items through summaries. RL then plays what no expert showed: bugs without a specification, several at once, within few
-turns; and memory chains whose end always asks for the first item, which nothing but the reward says.
+SFT teaches it, from experts that act as well as they can, to repair functions that a comment or contradictory notes
+describe, and to carry items through summaries. The tasks of RL have rules that nothing but the reward says: one
+person's notes are always right, and the end of a memory chain always asks for the first item.
 
     python -m launch.pipeline --config=tiny --workdir=runs/tiny             # on two cores: see README
     python -m launch.pipeline --config=tiny:smoke --workdir=runs/smoke      # every stage in minutes, learns little

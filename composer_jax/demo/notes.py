@@ -23,7 +23,8 @@ RELIABLE = "ann"
 """Whose notes are right in the tasks of the families."""
 MAX_TURNS = {1: 6, 2: 9, 3: 12}
 """Bugs -> messages of the agent: the tests, the end, and for each bug a note, its module, and a repair with the tests.
-One message more lets it recover from a mistake, and is one too few for a second note and another repair."""
+One message more lets it recover from a mistake. A second note and another repair take two, which are there only where
+several bugs share a module, because it need not be read twice."""
 
 
 def note_path(person: str, function: str) -> str:

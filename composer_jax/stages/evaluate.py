@@ -33,7 +33,7 @@ def evaluations(run: Run) -> list[str]:
     has = {
         "base": bool(run.config.base) and run.model.stage_before("rl") is not None,
         "before": True,
-        "greedy": "rl" in run.config.stages,
+        GREEDY: "rl" in run.config.stages,
         "after": "rl" in run.config.stages,
     }
     chosen = [which for which in WHICH if has[which] and which in run.config.evaluate.which]
@@ -47,6 +47,11 @@ def policy_stage(run: Run, which: str) -> str | None:
     """Returns the training stage whose weights an evaluation measures; None for the run's initial weights."""
     before = run.model.stage_before("rl")
     return {"base": None, "before": before, GREEDY: before, "after": "rl"}[which]
+
+
+def temperature(run: Run, which: str) -> float:
+    """Returns the temperature of an evaluation's policy."""
+    return 0.0 if which == GREEDY else run.config.evaluate.temperature
 
 
 def is_ready(run: Run, which: str) -> bool:
@@ -117,8 +122,7 @@ def _play(run: Run, which: str, chosen: Mapping[str, Suite], sampler: Sampler) -
             records.extend(_records(run, suite, episodes))
 
     with run.services.rollout_context() as (context, loop):
-        temperature = 0.0 if which == GREEDY else run.config.evaluate.temperature
-        context = dataclasses.replace(context, temperature=temperature)
+        context = dataclasses.replace(context, temperature=temperature(run, which))
         workers = run.services.rollout_workers(context)
         decoded, busy = sampler.decoded_tokens, sampler.busy_seconds
         with Progress(sum(len(s.specs()) for s in chosen.values()), "episode", WHICH[which]) as progress:

@@ -7,7 +7,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
 from composer_jax.observe.findings import control_sentences
-from composer_jax.stages.evaluate import evaluations
+from composer_jax.stages.evaluate import evaluations, suites, temperature
 from composer_jax.stages.report import report
 from composer_jax.stages.run import Run
 from configs import smollm2_135m
@@ -81,6 +81,13 @@ def test_rl_is_compared_with_greedy_sampling_of_the_policy_before_it(run, greedy
     assert found["rl_minus"]["tasks"] == 4
     assert results["suites"]["sft"]["pass_at_1"] == 0.25, "that of sampling"
     assert f"Greedy sampling before RL {sentence}" in (run.path / "report.html").read_text()
+
+
+def test_greedy_sampling_is_one_attempt_at_temperature_0(run):
+    assert [temperature(run, which) for which in ("before", "greedy", "after")] == [1.0, 0.0, 1.0]
+    once, sampled = suites(run, "greedy"), suites(run, "before")
+    assert {suite.attempts for suite in once.values()} == {1} < {1, *(suite.attempts for suite in sampled.values())}
+    assert {name: suite.tasks for name, suite in once.items()} == {name: suite.tasks for name, suite in sampled.items()}
 
 
 def test_greedy_sampling_needs_no_rl_to_be_reported(run):

@@ -59,6 +59,9 @@ def test_results_fulfil_the_contract(run):
     assert results["rl"]["steps"] == 3
     assert set(results["phases_s"]) >= {"pretrain", "sft", "evaluate_before", "evaluate_greedy", "rl", "evaluate_after"}
     assert results["suites"]["two_bugs"]["greedy"]["rl_minus"]["tasks"] == 4
+    assert (
+        results["suites"]["two_bugs"]["greedy"]["attempts"] == 1 < results["suites"]["two_bugs"]["before"]["attempts"]
+    )
     assert set(results["heldout"]["repository"]) == {"pass_at_1_before", "pass_at_1_greedy", "pass_at_1_after"}
     assert results["config_hash"] == json.loads((workdir / "config.json").read_text())["config_hash"]
 
