@@ -133,6 +133,7 @@ after the question."""
 def set_agent(config: Any) -> None:
     def compaction(trigger, style, max_summary_tokens, max_segments):
         return {
+            **config.agent.compactions.none,  # the other fields, so that flags can set them
             "trigger": trigger,
             "request": REQUESTS[style],
             "max_segments": max_segments,

@@ -10,6 +10,7 @@ from benchmarks.control_algorithms import OtherSummaries, RandomAdvantages, Reje
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group
 from composer_jax.rl.weighting import weighted_rows
+from launch.flags import parse
 from tests.rl.made_up import conversation, episode
 
 REWARDS = (1.0, 0.0, 0.0, 0.25)
@@ -122,6 +123,22 @@ def test_every_control_has_a_maker(tmp_path):
     expected = ("sft", "sft_t05", "sft_greedy", "prompted_summaries", "rft", "rl", "rl_masked_summaries")
     expected += ("rl_other_summaries", "rl_random_advantages", "rl_price_0")
     assert sorted(makers) == sorted(expected)
+
+
+@pytest.mark.parametrize("size", controls.SIZES)
+@pytest.mark.parametrize("name", ["sft", "sft_t05", "prompted_summaries", "rft", *controls.RL_CONTROLS])
+def test_the_config_has_every_field_that_a_control_sets(name, size, tmp_path, monkeypatch):
+    """launch.pipeline would refuse a name that the config lacks, after an hour of other runs."""
+    runs, seed = [], controls.Seed(tmp_path, size, 0)
+    monkeypatch.setattr(controls, "run_pipeline", lambda workdir, *_, entry="", **fields: runs.append(fields))
+    monkeypatch.setattr(controls, "run_entry", lambda *_: None)
+    seed.makers[name](name)
+    assert runs
+    for fields in runs:
+        flags = [f"--config.{key.replace('__', '.')}={value}" for key, value in fields.items() if key != "base"]
+        config, _ = parse(["prog", f"--config=configs/tiny.py:{size}", f"--workdir={tmp_path}", *flags])
+        changed = [value for key, value in fields.items() if key.endswith("train_summaries")]
+        assert [config.agent.compactions.short.train_summaries] == (changed or [True])
 
 
 def test_policies_of_another_folder_are_measured_as_they_were_before_rl(tmp_path):
