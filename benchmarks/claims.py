@@ -1,8 +1,8 @@
 """What was published about RL of coding agents, in miniature: `python -m benchmarks.claims [--data=docs/data]`.
 
-Reads the rows that other benchmarks have measured and runs nothing: controls.json, pass_at_64.json and
-memory_chain.json of the folder --data. A claim is one difference between a policy and its control on the same tasks. It
-holds if the 95 % interval of the difference, by bootstrap over the tasks of all seeds, lies above zero. Claims whose
+Reads the rows that other benchmarks have measured and runs nothing: controls.json, pass_at_64.json, memory_chain.json
+and rule_change.json of the folder --data. A claim is one difference between a policy and its control on the same tasks.
+It holds if the 95 % interval of the difference, by bootstrap over the tasks of all seeds, lies above zero. Claims whose
 rows are missing, or exist for one seed only, are null.
 
 Prints a line for each claim on stderr and, as the last line of stdout, one JSON object: claim -> {"holds", "effect",
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pass_at_64
+from benchmarks import pass_at_64, rule_change
 from benchmarks.seeded_runs import Row, integers
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
@@ -148,6 +148,23 @@ def chain(files: Mapping[str, Sequence[Row]]) -> Measured | None:
     return Measured(sum(differences) / len(differences), *interval(differences), sorted(runs["joint"]), points)
 
 
+def changed_rule(files: Mapping[str, Sequence[Row]]) -> Measured | None:
+    """Half of what imitation of solved episodes loses when the rule changes, minus what RL loses."""
+    rows = files["rule_change"]
+    seeds = rule_change.common_seeds(rows)
+    if len(seeds) < 2:
+        return None
+    spared = rule_change.spared(rows, seeds)
+    points = []
+    for name in rule_change.POLICIES:
+        same, changed, _ = rule_change.losses(rows, name, seeds)
+        points += [
+            _point(f"{name}, {rule}", [of[t] for t in sorted(of)]) for rule, of in (("old", same), ("new", changed))
+        ]
+    differences = [spared[task] for task in sorted(spared)]
+    return Measured(sum(differences) / len(differences), *interval(differences), seeds, points)
+
+
 HARD = "two_bugs"
 CLAIMS: Mapping[str, Claim] = {
     "rl_lifts_pass_at_1": Claim(
@@ -195,6 +212,11 @@ CLAIMS: Mapping[str, Claim] = {
         "pass@1 of the memory chain",
         chain,
     ),
+    "rl_survives_a_rule_change": Claim(
+        "When the rule of the training tasks changes, RL loses at most half of what SFT on solved episodes loses.",
+        "pass@1 of one bug, old and new rule",
+        changed_rule,
+    ),
 }
 """Name -> claim, in the order of docs/science.md."""
 
@@ -222,7 +244,7 @@ def draw(claim: Claim, measured: Measured, path: Path) -> Path:
 def read_rows(folder: Path, seeds: Sequence[int] | None = None) -> dict[str, list[Row]]:
     """Returns the rows of each file that claims use, of all seeds or of some; [] for a file that does not exist."""
     files = {}
-    for name in ("controls", "pass_at_64", "memory_chain"):
+    for name in ("controls", "pass_at_64", "memory_chain", "rule_change"):
         path = folder / f"{name}.json"
         rows = json.loads(path.read_bytes()) if path.exists() else []
         files[name] = [row for row in rows if seeds is None or row["seed"] in seeds]
