@@ -1,9 +1,9 @@
 """What was published about RL of coding agents, in miniature: `python -m benchmarks.claims [--data=docs/data]`.
 
-Reads the rows that other benchmarks have measured and runs nothing: controls.json, pass_at_64.json, memory_chain.json
-and rule_change.json of the folder --data. A claim is one difference between a policy and its control on the same tasks.
-It holds if the 95 % interval of the difference, by bootstrap over the tasks of all seeds, lies above zero. Claims whose
-rows are missing, or exist for one seed only, are null.
+Reads the rows that other benchmarks have measured and runs nothing: the files of the folder --data that have the names
+of these benchmarks (FILES). A claim is one difference between a policy and its control on the same tasks. It holds if
+the 95 % interval of the difference, by bootstrap over the tasks of all seeds, lies above zero. Claims whose rows are
+missing, or exist for one seed only, are null.
 
 Prints a line for each claim on stderr and, as the last line of stdout, one JSON object: claim -> {"holds", "effect",
 "low", "high", "seeds"}. With --pictures=FOLDER it draws FOLDER/CLAIM.png for each claim that was measured.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pass_at_64, rule_change
+from benchmarks import parallel_calls, pass_at_64, rule_change
 from benchmarks.seeded_runs import Row, integers
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
@@ -49,11 +49,13 @@ class Claim:
     """A published statement and how it is measured here.
 
     measure: rows of every file by its name without ".json" -> the difference; None without the rows.
+    is_rate: whether its picture shows rates, in percent.
     """
 
     sentence: str
     axis: str
     measure: Callable[[Mapping[str, Sequence[Row]]], Measured | None]
+    is_rate: bool = True
 
 
 def _by_seed(rows: Sequence[Row], *variants: str) -> dict[str, dict[int, Row]] | None:
@@ -165,6 +167,41 @@ def changed_rule(files: Mapping[str, Sequence[Row]]) -> Measured | None:
     return Measured(sum(differences) / len(differences), *interval(differences), seeds, points)
 
 
+RISE = 0.3
+"""The rise of calls per message that the claim asks for."""
+
+
+def more_parallel_calls(files: Mapping[str, Sequence[Row]]) -> Measured | None:
+    """How much more calls per message rise with a price of messages than by RISE, for each seed, in the mean of the
+    suites."""
+    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
+    seeds = list(runs[parallel_calls.SFT])
+    if len(seeds) < 2:
+        return None
+    by_suite = [parallel_calls.ratios(runs, suite, "calls_per_turn") for suite in parallel_calls.LOOKUPS]
+    rises = [sum(of) / len(of) - 1 - RISE for of in zip(*by_suite, strict=True)]
+    points = [
+        _point(name, [s["calls_per_turn"] for row in of.values() for s in row["suites"].values()])
+        for name, of in runs.items()
+    ]
+    return Measured(sum(rises) / len(rises), *interval(rises), seeds, points)
+
+
+def shorter_easy_tasks(files: Mapping[str, Sequence[Row]]) -> Measured | None:
+    """The fraction of messages that the price saves where there are few files, minus that where there are many."""
+    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
+    seeds = list(runs[parallel_calls.SFT])
+    if len(seeds) < 2:
+        return None
+    saved = {
+        suite: [1 - ratio for ratio in parallel_calls.ratios(runs, suite, "turns")] for suite in parallel_calls.LOOKUPS
+    }
+    easy, hard = saved.values()
+    differences = [few - many for few, many in zip(easy, hard, strict=True)]
+    points = [_point(name, of) for name, of in saved.items()]
+    return Measured(sum(differences) / len(differences), *interval(differences), seeds, points)
+
+
 HARD = "two_bugs"
 CLAIMS: Mapping[str, Claim] = {
     "rl_lifts_pass_at_1": Claim(
@@ -217,8 +254,23 @@ CLAIMS: Mapping[str, Claim] = {
         "pass@1 of one bug, old and new rule",
         changed_rule,
     ),
+    "price_raises_parallel_calls": Claim(
+        f"A price of messages raises calls per message by at least {RISE:.0%} over the same RL without it.",
+        "calls per message",
+        more_parallel_calls,
+        is_rate=False,
+    ),
+    "price_shortens_easy_tasks_more": Claim(
+        "The length cost, which bends down, saves a larger part of easy tasks than of hard ones.",
+        "messages saved",
+        shorter_easy_tasks,
+    ),
 }
 """Name -> claim, in the order of docs/science.md."""
+
+
+FILES = ("controls", "pass_at_64", "memory_chain", "rule_change", "parallel_calls")
+"""Benchmarks whose rows claims read."""
 
 
 def draw(claim: Claim, measured: Measured, path: Path) -> Path:
@@ -230,13 +282,20 @@ def draw(claim: Claim, measured: Measured, path: Path) -> Path:
             i, mean, [[max(0, mean - low)], [max(0, high - mean)]], fmt="o", color=color, capsize=3, markersize=5
         )
         ax.annotate(
-            f"{mean:.0%}", (i, mean), xytext=(8, 0), textcoords="offset points", va="center", color=color, fontsize=8.5
+            f"{mean:.0%}" if claim.is_rate else f"{mean:.2f}",
+            (i, mean),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            color=color,
+            fontsize=8.5,
         )
     ax.set_xticks(
         range(len(measured.points)), [name.replace("_", " ") for name, *_ in measured.points], rotation=20, ha="right"
     )
     ax.set_xlim(-0.5, len(measured.points) - 0.2)
-    percent_y_axis(ax)
+    if claim.is_rate:
+        percent_y_axis(ax)
     ax.set_ylabel(claim.axis, fontsize=9, color=LIGHT.muted)
     return save_figure(figure, path)
 
@@ -244,7 +303,7 @@ def draw(claim: Claim, measured: Measured, path: Path) -> Path:
 def read_rows(folder: Path, seeds: Sequence[int] | None = None) -> dict[str, list[Row]]:
     """Returns the rows of each file that claims use, of all seeds or of some; [] for a file that does not exist."""
     files = {}
-    for name in ("controls", "pass_at_64", "memory_chain", "rule_change"):
+    for name in FILES:
         path = folder / f"{name}.json"
         rows = json.loads(path.read_bytes()) if path.exists() else []
         files[name] = [row for row in rows if seeds is None or row["seed"] in seeds]

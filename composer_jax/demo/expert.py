@@ -18,6 +18,8 @@ from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo import bugfix, memory_chain
 from composer_jax.demo.bugfix_expert import bugfix_script
+from composer_jax.demo.lookups import LOOKUPS
+from composer_jax.demo.lookups_expert import lookup_script
 from composer_jax.demo.memory_chain_expert import ChainNotes, chain_script, chain_summary
 from composer_jax.demo.notes import OneBug, ThreeBugs, TwoBugs
 from composer_jax.demo.notes_expert import notes_script
@@ -31,7 +33,7 @@ from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 
 WITH_NOTES = (OneBug.FAMILY, TwoBugs.FAMILY, ThreeBugs.FAMILY)
-FAMILIES = (bugfix.FAMILY, *WITH_NOTES, memory_chain.FAMILY)
+FAMILIES = (bugfix.FAMILY, *WITH_NOTES, memory_chain.FAMILY, *LOOKUPS)
 """Task families that have an expert."""
 
 
@@ -88,6 +90,8 @@ class ExpertSession:
             return bugfix_script(self._task, self._rng)
         if self._task.family in WITH_NOTES:
             return notes_script(self._task, self._rng)
+        if self._task.family in LOOKUPS:
+            return lookup_script(self._task, self._rng)
         self._chain_notes = ChainNotes.of_summary(self._task, carried)
         return chain_script(self._task, self._chain_notes, self._rng)
 

@@ -14,6 +14,7 @@ from composer_jax.atomic_write import write_atomically
 from composer_jax.data.traces import Trace
 from composer_jax.demo import bugfix, memory_chain, notes
 from composer_jax.demo.expert import make_traces
+from composer_jax.demo.lookups import LOOKUPS
 from composer_jax.demo.notes import OneBug, TwoBugs
 from composer_jax.demo.tokenizer import require_own_tokenizer
 from composer_jax.errors import UserError
@@ -39,6 +40,7 @@ class ExpertTraces:
         "chain_long": (memory_chain.FAMILY, "long"),
         "chain_whole": (memory_chain.FAMILY, "none"),
         "chain_start": (memory_chain.FAMILY, "none"),
+        **{family: (family, "none") for family in LOOKUPS},
     }
     """Kind of trace -> (task family, compaction of agent.compactions)."""
     START_STEPS = 5
@@ -92,6 +94,8 @@ class ExpertTraces:
         if kind in ("one_bug", "two_bugs"):
             family, bugs = self.KINDS[kind][0], 1 if kind == "one_bug" else 2
             return notes.generate(family, bugs, "train", seed, index, reliable=None)
+        if kind in LOOKUPS:
+            return LOOKUPS[kind].generate("train", seed, index)
         steps = self.START_STEPS if kind == "chain_start" else self.chain_steps
         return memory_chain.generate("train", seed, index, steps=steps, asked=None)
 

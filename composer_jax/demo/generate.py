@@ -1,6 +1,7 @@
 """Tasks of the demo's families by name, for traces, exercises and tests."""
 
 from composer_jax.demo.bugfix import Bugfix
+from composer_jax.demo.lookups import LOOKUPS
 from composer_jax.demo.memory_chain import MemoryChain
 from composer_jax.demo.notes import OneBug, ThreeBugs, TwoBugs
 from composer_jax.errors import UserError
@@ -13,6 +14,7 @@ FAMILIES: dict[str, TaskFamily] = {
     "two_bugs": TwoBugs(),
     "three_bugs": ThreeBugs(),
     "memory_chain": MemoryChain(),
+    **LOOKUPS,
 }
 
 

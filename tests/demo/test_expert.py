@@ -228,6 +228,6 @@ def test_what_no_expert_can_do_is_said(pool, tok):
     with pytest.raises(UserError, match="expert of bugfix writes no summaries"):
         traces(pool, tok, "bugfix", 1, compact(20))
     task = Task.from_json({**generate("bugfix", "train", 0, 0).to_json(), "family": "swe"})
-    known = "bugfix or one_bug or two_bugs or three_bugs or memory_chain"
+    known = "bugfix or one_bug or two_bugs or three_bugs or memory_chain or few_lookups or many_lookups"
     with pytest.raises(UserError, match=f"no expert for task family 'swe'; use {known}"):
         play(pool, tok, [task])

@@ -1,0 +1,106 @@
+"""Does a price of messages teach parallel calls? `python -m benchmarks.parallel_calls [--seeds=0,1,2]`.
+
+Composer 2 (arXiv 2603.24477, section 4.2) has a length cost that bends down, and reports calls side by side as its
+effect. Here an agent reads two or six files that do not depend on each other (demo/lookups.py). For every seed,
+benchmarks/parallel_calls_config.py is fine-tuned once on an expert that reads side by side as often as one by one, and
+RL goes on from there in two runs, with a price of messages and without (VARIANTS). A stopped run is continued. A
+finished one is a row of --rows and does not run again; docs/data/parallel_calls.json has the rows of docs/results.md.
+
+Prints progress on stderr and, as the last line of stdout, one JSON object:
+    sft, free, priced   suite -> {"pass_at_1", "calls_per_turn", "turns", "tokens"}, means over the seeds: before RL,
+                        and after RL without and with the price
+    rise                suite -> calls per turn with the price over those without, minus 1, for each seed
+    shortening          suite -> fraction of the messages that the price saves, for each seed
+    pass_difference     suite -> pass@1 with the price minus that without, paired by task, with its 95 % interval
+    seeds               the seeds that all variants were run with, in the order of the lists
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.seeded_runs import SIZES, Row, complete_rows, integers, run_pipeline
+from composer_jax.demo.lookups import LOOKUPS
+from composer_jax.stages.controls import compare_by_task, final_suites
+
+CONFIG = "benchmarks/parallel_calls_config.py"
+SFT, FREE, PRICED = "sft", "free", "priced"
+VARIANTS: Mapping[str, Mapping[str, Any]] = {SFT: {}, FREE: {"rl__reward__weight": 0.0}, PRICED: {}}
+"""Name -> fields of the config that it sets."""
+MEASURES = ("pass_at_1", "calls_per_turn", "turns", "tokens")
+Runs = Mapping[str, Mapping[int, Row]]
+"""Variant -> seed -> its row."""
+
+
+def measure(folder: Path, size: str, seed: int, variant: str) -> Row:
+    """Returns the row of one run: seed, variant, and the measures of the suites. SFT runs first if it is not there."""
+    base = workdir = folder / f"seed{seed}" / SFT
+    run_pipeline(base, size, seed, config=CONFIG, stages="('sft',)", evaluate__which="('before',)")
+    if variant != SFT:
+        workdir = folder / f"seed{seed}" / variant
+        start = {"base": base / "checkpoints" / "sft", "stages": "('rl',)", "evaluate__which": "('after',)"}
+        run_pipeline(workdir, size, seed, config=CONFIG, **start, **VARIANTS[variant])
+    suites = final_suites(workdir)
+    return {
+        "seed": seed,
+        "variant": variant,
+        "suites": {name: {key: suites[name][key] for key in (*MEASURES, "solved")} for name in LOOKUPS},
+    }
+
+
+def runs_of_whole_seeds(rows: Sequence[Row]) -> Runs:
+    """Returns the rows of the seeds that all variants were run with."""
+    by_variant = {name: {row["seed"]: row for row in rows if row["variant"] == name} for name in VARIANTS}
+    seeds = sorted(set.intersection(*(set(runs) for runs in by_variant.values())))
+    return {name: {seed: runs[seed] for seed in seeds} for name, runs in by_variant.items()}
+
+
+def ratios(runs: Runs, suite: str, measure: str) -> list[float]:
+    """Returns a measure with the price over the one without, for each seed."""
+    return [
+        runs[PRICED][seed]["suites"][suite][measure] / runs[FREE][seed]["suites"][suite][measure] for seed in runs[FREE]
+    ]
+
+
+def summarize(rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns the printed object."""
+    runs = runs_of_whole_seeds(rows)
+    seeds = list(runs[SFT])
+    if not seeds:
+        return {"seeds": []}
+
+    def mean(variant: str, suite: str, measure: str) -> float:
+        return round(statistics.fmean(row["suites"][suite][measure] for row in runs[variant].values()), 4)
+
+    def solved(variant: str, suite: str) -> dict[str, Any]:
+        return {str(seed): row["suites"][suite] for seed, row in runs[variant].items()}
+
+    return {
+        **{v: {suite: {key: mean(v, suite, key) for key in MEASURES} for suite in LOOKUPS} for v in VARIANTS},
+        "rise": {suite: [round(r - 1, 4) for r in ratios(runs, suite, "calls_per_turn")] for suite in LOOKUPS},
+        "shortening": {suite: [round(1 - r, 4) for r in ratios(runs, suite, "turns")] for suite in LOOKUPS},
+        "pass_difference": {
+            suite: compare_by_task(solved(PRICED, suite), solved(FREE, suite), FREE) for suite in LOOKUPS
+        },
+        "seeds": seeds,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
+    parser.add_argument("--workdir", type=Path, default=Path("runs/parallel_calls"), help="parent of the runs' folders")
+    parser.add_argument("--rows", type=Path, help="file of the finished rows (default: rows.json in the workdir)")
+    parser.add_argument("--size", choices=SIZES, default="full", help=f"size of {CONFIG} (default: full)")
+    o = parser.parse_args(argv)
+    folder = o.workdir.absolute()
+    file = o.rows or folder / "rows.json"
+    rows = complete_rows(file, o.seeds, tuple(VARIANTS), lambda *run: measure(folder, o.size, *run))
+    print(json.dumps(summarize(rows)))
+
+
+if __name__ == "__main__":
+    main()
