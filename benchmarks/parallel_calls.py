@@ -1,7 +1,7 @@
 """Does a price of messages teach parallel calls? `python -m benchmarks.parallel_calls [--seeds=0,1,2]`.
 
 Composer 2 (arXiv 2603.24477, section 4.2) has a length cost that bends down, and reports calls side by side as its
-effect. Here an agent reads two or six files that do not depend on each other (demo/lookups.py). For every seed,
+effect. Here an agent reads two or four files that do not depend on each other (demo/lookups.py). For every seed,
 benchmarks/parallel_calls_config.py is fine-tuned once on an expert that reads side by side as often as one by one, and
 RL goes on from there in two runs, with a price of messages and without (VARIANTS). A stopped run is continued. A
 finished one is a row of --rows and does not run again; docs/data/parallel_calls.json has the rows of docs/results.md.

@@ -7,8 +7,8 @@ from ml_collections import ConfigDict
 from composer_jax.demo.lookups import LOOKUPS, FewLookups, ManyLookups
 from configs import memory_chain
 
-LONGEST = 320
-"""Tokens of an episode with six files in as many messages."""
+LONGEST = 256
+"""Tokens of an episode with four files in as many messages."""
 
 
 def get_config(size: str = "full") -> ConfigDict:
@@ -24,12 +24,14 @@ def get_config(size: str = "full") -> ConfigDict:
         "lookups": {"kind": "composer_jax.demo.expert_traces:ExpertTraces", "options": {"traces": traces}}
     }
     config.sft.seq_len = LONGEST
+    if size == "full":
+        config.sft.steps = 1000
     config.agent.compactions = {"none": config.agent.compactions.none}
-    config.agent.limits.update({"max_turns": 8, "max_turn_tokens": 128, "max_episode_tokens": LONGEST})
+    config.agent.limits.update({"max_turns": 6, "max_turn_tokens": 128, "max_episode_tokens": LONGEST})
     config.sampler.update({"capacity": LONGEST, "prefill_shapes": ((48, 20), (16, 64))})
     config.rl.groups = {few: 4, many: 4} if size == "full" else {few: 1, many: 1}
     config.rl.update({"compaction": "none", "batches": ((LONGEST, 16),)})
-    config.rl.reward.update({"weight": 0.1, "turn": 1.0, "summary_token": 0.0})
+    config.rl.reward.update({"weight": 0.2, "turn": 1.0, "summary_token": 0.0})
     suite = {"tasks": 32, "attempts": 4} if size == "full" else {"tasks": 2, "attempts": 2}
     config.evaluate.suites = {name: {"family": name, "compaction": "none", **suite} for name in (few, many)}
     config.evaluate.update({"headline": (many,), "heldout_compaction": "none"})

@@ -61,9 +61,9 @@ class FewLookups:
 
 
 class ManyLookups(FewLookups):
-    """The family of tasks with six files."""
+    """The family of tasks with four files."""
 
-    FAMILY, FILES = "many_lookups", 6
+    FAMILY, FILES = "many_lookups", 4
 
 
 LOOKUPS = {family.FAMILY: family() for family in (FewLookups, ManyLookups)}
