@@ -171,20 +171,33 @@ RISE = 0.3
 """The rise of calls per message that the claim asks for."""
 
 
-def more_parallel_calls(files: Mapping[str, Sequence[Row]]) -> Measured | None:
-    """How much more calls per message rise with a price of messages than by RISE, for each seed, in the mean of the
-    suites."""
-    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
-    seeds = list(runs[parallel_calls.SFT])
-    if len(seeds) < 2:
-        return None
-    by_suite = [parallel_calls.ratios(runs, suite, "calls_per_turn") for suite in parallel_calls.LOOKUPS]
-    rises = [sum(of) / len(of) - 1 - RISE for of in zip(*by_suite, strict=True)]
+def _rise(runs: parallel_calls.Runs, variants: Sequence[str], threshold: float) -> Measured:
+    """Returns how far calls per message of the last variant exceed those of the one before it, relatively, beyond a
+    threshold: for each seed, in the mean of the suites."""
+    *_, to, of = variants
+    by_suite = [parallel_calls.ratios(runs, suite, "calls_per_turn", of, to) for suite in parallel_calls.LOOKUPS]
+    rises = [sum(ratios) / len(ratios) - 1 - threshold for ratios in zip(*by_suite, strict=True)]
     points = [
-        _point(name, [s["calls_per_turn"] for row in of.values() for s in row["suites"].values()])
-        for name, of in runs.items()
+        _point(name, [s["calls_per_turn"] for row in runs[name].values() for s in row["suites"].values()])
+        for name in variants
     ]
-    return Measured(sum(rises) / len(rises), *interval(rises), seeds, points)
+    return Measured(sum(rises) / len(rises), *interval(rises), list(runs[of]), points)
+
+
+def more_parallel_calls(files: Mapping[str, Sequence[Row]]) -> Measured | None:
+    """How much more calls per message rise with a price of messages than by RISE."""
+    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
+    if len(runs[parallel_calls.SFT]) < 2:
+        return None
+    return _rise(runs, (parallel_calls.SFT, parallel_calls.FREE, parallel_calls.PRICED), RISE)
+
+
+def inflated_by_deviation(files: Mapping[str, Sequence[Row]]) -> Measured | None:
+    """How much calls per message rise at a negligible price if advantages are divided by the standard deviation."""
+    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
+    if len(runs[parallel_calls.SFT]) < 2:
+        return None
+    return _rise(runs, (parallel_calls.FREE, parallel_calls.PRICED, parallel_calls.TINY, parallel_calls.TINY_STD), 0.0)
 
 
 def shorter_easy_tasks(files: Mapping[str, Sequence[Row]]) -> Measured | None:
@@ -258,6 +271,12 @@ CLAIMS: Mapping[str, Claim] = {
         f"A price of messages raises calls per message by at least {RISE:.0%} over the same RL without it.",
         "calls per message",
         more_parallel_calls,
+        is_rate=False,
+    ),
+    "std_normalisation_inflates_small_differences": Claim(
+        "Advantages divided by the standard deviation of their group make a hundredth of that price matter.",
+        "calls per message",
+        inflated_by_deviation,
         is_rate=False,
     ),
     "price_shortens_easy_tasks_more": Claim(

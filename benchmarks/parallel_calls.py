@@ -3,13 +3,17 @@
 Composer 2 (arXiv 2603.24477, section 4.2) has a length cost that bends down, and reports calls side by side as its
 effect. Here an agent reads two or four files that do not depend on each other (demo/lookups.py). For every seed,
 benchmarks/parallel_calls_config.py is fine-tuned once on an expert that reads side by side as often as one by one, and
-RL goes on from there in two runs, with a price of messages and without (VARIANTS). A stopped run is continued. A
-finished one is a row of --rows and does not run again; docs/data/parallel_calls.json has the rows of docs/results.md.
+RL goes on from there with a price of messages and without (VARIANTS). Two further runs have a hundredth of the price,
+the second one with advantages that are divided by the standard deviation of their group, as in GRPO (arXiv 2402.03300).
+Dr. GRPO (arXiv 2503.20783) says that this inflates small differences: then the hundredth would count like the price.
+A stopped run is continued. A finished one is a row of --rows and does not run again; docs/data/parallel_calls.json has
+the rows of docs/results.md.
 
 Prints progress on stderr and, as the last line of stdout, one JSON object:
-    sft, free, priced   suite -> {"pass_at_1", "calls_per_turn", "turns", "tokens"}, means over the seeds: before RL,
-                        and after RL without and with the price
+    sft, free, priced, tiny_price, tiny_price_std   suite -> {"pass_at_1", "calls_per_turn", "turns", "tokens"}, means
+                        over the seeds: before RL, and after RL without the price, with it, and with a hundredth of it
     rise                suite -> calls per turn with the price over those without, minus 1, for each seed
+    rise_by_std         the same of the runs with a hundredth of the price, of which one divides by the deviation
     shortening          suite -> fraction of the messages that the price saves, for each seed
     pass_difference     suite -> pass@1 with the price minus that without, paired by task, with its 95 % interval
     seeds               the seeds that all variants were run with, in the order of the lists
@@ -22,13 +26,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.parallel_calls_config import PRICE
 from benchmarks.seeded_runs import SIZES, Row, complete_rows, integers, run_pipeline
 from composer_jax.demo.lookups import LOOKUPS
 from composer_jax.stages.controls import compare_by_task, final_suites
 
 CONFIG = "benchmarks/parallel_calls_config.py"
-SFT, FREE, PRICED = "sft", "free", "priced"
-VARIANTS: Mapping[str, Mapping[str, Any]] = {SFT: {}, FREE: {"rl__reward__weight": 0.0}, PRICED: {}}
+SFT, FREE, PRICED, TINY, TINY_STD = "sft", "free", "priced", "tiny_price", "tiny_price_std"
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    SFT: {},
+    FREE: {"rl__reward__weight": 0.0},
+    PRICED: {},
+    TINY: {"rl__reward__weight": PRICE / 100},
+    TINY_STD: {"rl__reward__weight": PRICE / 100, "rl__algorithm__options__divide_by_std": True},
+}
 """Name -> fields of the config that it sets."""
 MEASURES = ("pass_at_1", "calls_per_turn", "turns", "tokens")
 Runs = Mapping[str, Mapping[int, Row]]
@@ -58,11 +69,9 @@ def runs_of_whole_seeds(rows: Sequence[Row]) -> Runs:
     return {name: {seed: runs[seed] for seed in seeds} for name, runs in by_variant.items()}
 
 
-def ratios(runs: Runs, suite: str, measure: str) -> list[float]:
-    """Returns a measure with the price over the one without, for each seed."""
-    return [
-        runs[PRICED][seed]["suites"][suite][measure] / runs[FREE][seed]["suites"][suite][measure] for seed in runs[FREE]
-    ]
+def ratios(runs: Runs, suite: str, measure: str, of: str = PRICED, to: str = FREE) -> list[float]:
+    """Returns a measure of one variant over that of another, for each seed."""
+    return [runs[of][seed]["suites"][suite][measure] / runs[to][seed]["suites"][suite][measure] for seed in runs[SFT]]
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
@@ -81,6 +90,9 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         **{v: {suite: {key: mean(v, suite, key) for key in MEASURES} for suite in LOOKUPS} for v in VARIANTS},
         "rise": {suite: [round(r - 1, 4) for r in ratios(runs, suite, "calls_per_turn")] for suite in LOOKUPS},
+        "rise_by_std": {
+            suite: [round(r - 1, 4) for r in ratios(runs, suite, "calls_per_turn", TINY_STD, TINY)] for suite in LOOKUPS
+        },
         "shortening": {suite: [round(1 - r, 4) for r in ratios(runs, suite, "turns")] for suite in LOOKUPS},
         "pass_difference": {
             suite: compare_by_task(solved(PRICED, suite), solved(FREE, suite), FREE) for suite in LOOKUPS

@@ -9,6 +9,8 @@ from configs import memory_chain
 
 LONGEST = 256
 """Tokens of an episode with four files in as many messages."""
+PRICE = 0.2
+"""Weight of the length cost, which is 0.29 for two messages and 0.58 for five."""
 
 
 def get_config(size: str = "full") -> ConfigDict:
@@ -31,7 +33,7 @@ def get_config(size: str = "full") -> ConfigDict:
     config.sampler.update({"capacity": LONGEST, "prefill_shapes": ((48, 20), (16, 64))})
     config.rl.groups = {few: 4, many: 4} if size == "full" else {few: 1, many: 1}
     config.rl.update({"compaction": "none", "batches": ((LONGEST, 16),)})
-    config.rl.reward.update({"weight": 0.2, "turn": 1.0, "summary_token": 0.0})
+    config.rl.reward.update({"weight": PRICE, "turn": 1.0, "summary_token": 0.0})
     suite = {"tasks": 32, "attempts": 4} if size == "full" else {"tasks": 2, "attempts": 2}
     config.evaluate.suites = {name: {"family": name, "compaction": "none", **suite} for name in (few, many)}
     config.evaluate.update({"headline": (many,), "heldout_compaction": "none"})

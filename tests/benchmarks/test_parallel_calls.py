@@ -8,8 +8,8 @@ from benchmarks import claims, parallel_calls, parallel_calls_config
 from composer_jax.stages.config import run_config
 from configs.memory_chain import SIZES
 
-CALLS = {"sft": 1.5, "free": 1.6, "priced": 2.4}
-TURNS = {"sft": 5.0, "free": 5.0, "priced": 2.5}
+CALLS = {"sft": 1.5, "free": 1.6, "priced": 2.4, "tiny_price": 1.6, "tiny_price_std": 2.0}
+TURNS = {"sft": 5.0, "free": 5.0, "priced": 2.5, "tiny_price": 5.0, "tiny_price_std": 3.0}
 
 
 def suite(name, variant, seed, turns=None):
@@ -40,6 +40,7 @@ def test_rise_and_shortening_compare_rl_with_and_without_the_price():
         "tokens": 100.0,
     }
     assert out["rise"] == {"few_lookups": [0.5, 0.5], "many_lookups": [0.5, 0.5]}
+    assert out["rise_by_std"] == {"few_lookups": [0.25, 0.25], "many_lookups": [0.25, 0.25]}
     assert out["shortening"] == {"few_lookups": [0.2, 0.2], "many_lookups": [0.5, 0.5]}
     assert out["pass_difference"]["many_lookups"] == {"difference": 0.0, "low": 0.0, "high": 0.0, "tasks": 4}
     assert parallel_calls.summarize(ROWS[:2]) == {"seeds": []}
@@ -58,8 +59,9 @@ def test_both_claims_read_the_rows(tmp_path, capsys):
     }
     assert out["price_shortens_easy_tasks_more"]["effect"] == pytest.approx(-0.3)
     assert not out["price_shortens_easy_tasks_more"]["holds"]
-    drawn = sorted(path.stem for path in (tmp_path / "pictures").iterdir())
-    assert drawn == ["price_raises_parallel_calls", "price_shortens_easy_tasks_more"]
+    assert out["std_normalisation_inflates_small_differences"]["effect"] == pytest.approx(0.25)
+    drawn = {path.stem for path in (tmp_path / "pictures").iterdir()}
+    assert drawn == {name for name, claim in out.items() if claim} and len(drawn) == 3
     claims.main([f"--data={tmp_path}", "--seeds=0"])
     assert not any(json.loads(capsys.readouterr().out).values())
 
@@ -70,11 +72,11 @@ def test_messages_are_all_that_has_a_price(size):
     reward = config.rl.reward
     charged = [name for name in ("turn", "call", "thinking_token", "call_token", "output_token", "final_token")]
     assert [name for name in (*charged, "summary_token") if getattr(reward, name)] == ["turn"]
-    assert reward.weight > 0 and reward.q == 0.5
+    assert reward.weight == parallel_calls.PRICE > 0 and reward.q == 0.5
     assert set(config.rl.groups) == set(config.evaluate.suites) == {"few_lookups", "many_lookups"}
 
 
-def test_rl_starts_twice_from_one_policy_and_differs_in_the_price(tmp_path, monkeypatch, capsys):
+def test_rl_starts_from_one_policy_and_differs_in_the_price(tmp_path, monkeypatch, capsys):
     started = []
 
     def run_pipeline(workdir, size, seed, *, config, **fields):
@@ -90,7 +92,10 @@ def test_rl_starts_twice_from_one_policy_and_differs_in_the_price(tmp_path, monk
         parallel_calls.main(["--seeds=3", f"--workdir={tmp_path}"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["seeds"] == [3]
     runs = [(folder, fields) for folder, fields in started if not folder.endswith("sft")]
-    assert [folder for folder, _ in runs] == ["seed3/free", "seed3/priced"] and len(started) == 5
+    names = ["free", "priced", "tiny_price", "tiny_price_std"]
+    assert [folder for folder, _ in runs] == [f"seed3/{name}" for name in names] and len(started) == 1 + 2 * len(names)
     assert {fields["base"] for _, fields in runs} == {tmp_path / "seed3" / "sft" / "checkpoints" / "sft"}
-    free, priced = (fields for _, fields in runs)
+    free, priced, tiny, divided = (fields for _, fields in runs)
     assert free == {**priced, "rl__reward__weight": 0.0} != priced
+    assert 0 < tiny["rl__reward__weight"] <= parallel_calls.PRICE / 100
+    assert divided == {**tiny, "rl__algorithm__options__divide_by_std": True}
