@@ -1,8 +1,8 @@
 """Scripted experts: policies that play the traces of SFT.
 
 An expert acts as well as it can with what it knows; no weakness is planted. What is left to reinforcement learning is
-what no expert knows: whose notes are right, what the end of a memory chain asks for, and what a message costs. An expert
-is a Session, so run_episode plays its traces like every other episode.
+what no expert knows: whose notes are right, what the end of a memory chain asks for, and what a message costs. An
+expert is a Session, so run_episode plays its traces like every other episode.
 """
 
 from __future__ import annotations
