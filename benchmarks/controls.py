@@ -19,14 +19,13 @@ training, mean over the seeds), "suites": suite -> {"family", "pass_at_1", "low"
 of all seeds), "rl_minus": the difference of "rl" to this control, paired by task, with its interval}}.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.seeded_runs import SIZES, Row, complete_rows, integers, run_entry, run_pipeline
+from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_entry, run_pipeline
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
 from composer_jax.observe.metrics import read_metrics
@@ -168,13 +167,9 @@ def _summarize_suite(name: str, control: str, runs: Mapping[int, Row], reference
 
 def main(argv: Sequence[str] | None = None) -> None:
     names = ("sft", *TEMPERATURES, "prompted_summaries", "rft", *RL_CONTROLS)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
+    parser = make_parser(__doc__, "runs/controls")
     parser.add_argument("--controls", default=",".join(names), help="comma-separated names (default: all of them)")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/controls"), help="parent of the runs' folders")
     parser.add_argument("--base", type=Path, help="folder whose seedN/sft are used as they are (default: none)")
-    parser.add_argument("--rows", type=Path, help="file of the finished rows (default: rows.json in the workdir)")
-    parser.add_argument("--size", choices=SIZES, default="full", help="size of configs/tiny.py (default: full)")
     o = parser.parse_args(argv)
     chosen = o.controls.split(",")
     if unknown := [name for name in chosen if name not in names]:

@@ -27,7 +27,6 @@ run with, and each variant -> measures, lists of which are in the order of the s
 "before" has malformed_after and pass_at_1 only.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +36,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.seeded_runs import SIZES, Row, complete_rows, integers, run_pipeline
+from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline
 from benchmarks.tool_habit import DETECTOR
 from composer_jax.agent.episode import Episode
 from composer_jax.checkpoint.address import find_weights, load_weights
@@ -183,12 +182,8 @@ def _rounded(values: Iterable[float | None]) -> list[float | None]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     names = (BEFORE, *VARIANTS)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
+    parser = make_parser(__doc__, "runs/feedback", CONFIG)
     parser.add_argument("--variants", default=",".join(names), help="comma-separated names (default: all of them)")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/feedback"), help="parent of the runs' folders")
-    parser.add_argument("--rows", type=Path, help="file of the finished rows (default: rows.json in the workdir)")
-    parser.add_argument("--size", choices=SIZES, default="full", help=f"size of {CONFIG} (default: full)")
     o = parser.parse_args(argv)
     chosen = o.variants.split(",")
     if unknown := [name for name in chosen if name not in names]:

@@ -14,14 +14,13 @@ Prints progress on stderr and, as the last line of stdout, one JSON object:
     seeds       the seeds that both variants were run with, in the order of `rung`
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.seeded_runs import SIZES, Row, complete_rows, curves, integers, run_pipeline
+from benchmarks.seeded_runs import Row, complete_rows, curves, make_parser, run_pipeline
 from composer_jax.evals.interval import interval
 from composer_jax.stages.controls import compare_by_task, final_suites
 
@@ -80,12 +79,8 @@ def _compare(suite: str, by_variant: Mapping[str, Mapping[int, Row]], seeds: Seq
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/ladder"), help="parent of the runs' folders")
+    parser = make_parser(__doc__, "runs/ladder")
     parser.add_argument("--base", type=Path, help="folder with finished SFT runs in seedN/sft (default: trains them)")
-    parser.add_argument("--rows", type=Path, help="file of the finished rows (default: rows.json in the workdir)")
-    parser.add_argument("--size", choices=SIZES, default="full", help="size of configs/tiny.py (default: full)")
     o = parser.parse_args(argv)
     folder, base = o.workdir.absolute(), o.base.absolute() if o.base else None
     for file in [sft_folder(base, seed) / "stages" / "sft.json" for seed in o.seeds] if base else ():

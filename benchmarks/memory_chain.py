@@ -15,7 +15,6 @@ Prints progress on stderr and, as the last line of stdout, one JSON object:
     seeds                   the seeds that all variants were run with, in the order of the lists
 """
 
-import argparse
 import json
 import statistics
 import time
@@ -23,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.seeded_runs import SIZES, Row, complete_rows, curves, integers, run_pipeline
+from benchmarks.seeded_runs import Row, complete_rows, curves, make_parser, run_pipeline
 from composer_jax.demo.memory_chain import CHANCE
 from composer_jax.stages.controls import final_suites
 
@@ -83,11 +82,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/memory_chain"), help="parent of the runs' folders")
-    parser.add_argument("--rows", type=Path, help="file of the finished rows (default: rows.json in the workdir)")
-    parser.add_argument("--size", choices=SIZES, default="full", help=f"size of {CONFIG} (default: full)")
+    parser = make_parser(__doc__, "runs/memory_chain", CONFIG)
     o = parser.parse_args(argv)
     folder = o.workdir.absolute()
     variants = (SFT, *VARIANTS)

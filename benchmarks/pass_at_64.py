@@ -15,7 +15,6 @@ solve at least once, for "sft" a second 64 samples, "gain": policy -> {"differen
 than the second 64 samples it solves, as a fraction of all tasks, with its 95 % interval over the tasks}.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.controls import Seed
-from benchmarks.seeded_runs import SIZES, Row, complete_rows, integers, run_pipeline
+from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
 from composer_jax.evals.pass_at_k import pass_at_k
@@ -111,13 +110,9 @@ def _curve(counts: Any, largest: int) -> dict[str, list[float]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/controls"), help="that of benchmarks.controls")
+    parser = make_parser(__doc__, "runs/controls", rows="pass_at_64.json")
     parser.add_argument("--base", type=Path, help="that of benchmarks.controls (default: none)")
-    parser.add_argument("--rows", type=Path, help="file of the finished rows (default: pass_at_64.json in the workdir)")
     parser.add_argument("--policies", default=f"{SFT},{RL},{RFT}", help="some of sft, rl, rft (default: all)")
-    parser.add_argument("--size", choices=SIZES, default="full", help="size of configs/tiny.py (default: full)")
     o = parser.parse_args(argv)
     chosen = o.policies.split(",")
     if unknown := [name for name in chosen if name not in (SFT, RL, RFT)]:

@@ -16,7 +16,6 @@ half of the loss of rft minus the loss of rl, with its interval, which lies abov
 SFT does.
 """
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 from benchmarks.controls import Seed
 from benchmarks.rule_change_config import FAMILIES, ChangedRule, SameRule
-from benchmarks.seeded_runs import SIZES, Row, complete_rows, integers, run_pipeline
+from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
 from composer_jax.stages.controls import final_suites
@@ -104,14 +103,8 @@ def _with_interval(rates: Rates) -> list[float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/controls"), help="that of benchmarks.controls")
+    parser = make_parser(__doc__, "runs/controls", rows="rule_change.json")
     parser.add_argument("--base", type=Path, help="that of benchmarks.controls (default: none)")
-    parser.add_argument(
-        "--rows", type=Path, help="file of the finished rows (default: rule_change.json in the workdir)"
-    )
-    parser.add_argument("--size", choices=SIZES, default="full", help="size of configs/tiny.py (default: full)")
     o = parser.parse_args(argv)
     folder, base = o.workdir.absolute(), o.base and o.base.absolute()
     file = o.rows or folder / "rule_change.json"

@@ -1,5 +1,6 @@
 """Runs of one config that differ in a seed and a few fields, and the file of their rows: what benchmarks compare."""
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -20,6 +21,26 @@ Row = dict[str, Any]
 def integers(text: str) -> list[int]:
     """Returns the seeds of a flag: integers with commas between them."""
     return [int(number) for number in text.split(",")]
+
+
+def make_parser(
+    doc: str | None, workdir: str, config: str = "configs/tiny.py", rows: str = "rows.json"
+) -> argparse.ArgumentParser:
+    """Returns a parser of the flags that all of these benchmarks have: --seeds, --workdir, --rows, --size.
+
+    Args:
+      doc: of the benchmark's module, printed by --help.
+      workdir: default of --workdir. rows: name of the file in it that is the default of --rows, which is None.
+      config: whose sizes --size names.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
+    parser.add_argument(
+        "--workdir", type=Path, default=Path(workdir), help=f"parent of the runs' folders (default: {workdir})"
+    )
+    parser.add_argument("--rows", type=Path, help=f"file of the finished rows (default: {rows} in the workdir)")
+    parser.add_argument("--size", choices=SIZES, default="full", help=f"size of {config} (default: full)")
+    return parser
 
 
 def run_entry(entry: str, *arguments: str) -> None:

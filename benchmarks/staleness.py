@@ -13,14 +13,13 @@ Prints progress on stderr and, as the last line of stdout, one JSON object:
     seeds         variant -> the seeds that were run
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.seeded_runs import SIZES, Row, complete_rows, curves, integers, run_pipeline
+from benchmarks.seeded_runs import Row, complete_rows, curves, make_parser, run_pipeline
 from composer_jax.stages.controls import compare_by_task, final_suites
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -104,14 +103,10 @@ def _mean_curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "runs/staleness")
     every = ("sft", *VARIANTS)
-    parser.add_argument("--seeds", default="0,1,2", type=integers, help="comma-separated integers (default: 0,1,2)")
     parser.add_argument("--variants", default=",".join(every), help="comma-separated names (default: all of them)")
     parser.add_argument("--steps", type=int, help="steps of RL, for rows of their own (default: those of the config)")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/staleness"), help="parent of the runs' folders")
-    parser.add_argument("--rows", type=Path, help="file of the finished rows (default: rows.json in the workdir)")
-    parser.add_argument("--size", choices=SIZES, default="full", help="size of configs/tiny.py (default: full)")
     o = parser.parse_args(argv)
     chosen = o.variants.split(",")
     if unknown := [name for name in chosen if name not in every]:

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import controls
 from benchmarks.control_algorithms import OtherSummaries, RandomAdvantages, RejectionSampling
+from benchmarks.seeded_runs import SIZES
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group
 from composer_jax.rl.weighting import weighted_rows
@@ -125,7 +126,7 @@ def test_every_control_has_a_maker(tmp_path):
     assert sorted(makers) == sorted(expected)
 
 
-@pytest.mark.parametrize("size", controls.SIZES)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["sft", "sft_t05", "prompted_summaries", "rft", *controls.RL_CONTROLS])
 def test_the_config_has_every_field_that_a_control_sets(name, size, tmp_path, monkeypatch):
     """launch.pipeline would refuse a name that the config lacks, after an hour of other runs."""
