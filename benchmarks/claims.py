@@ -97,7 +97,7 @@ def pass_rates(
     """Returns the measure of pass@1 of one control minus another; `others` are in the picture only."""
 
     def measure(files: Mapping[str, Sequence[Row]]) -> Measured | None:
-        runs = _by_seed(files["controls"], worse, *others, better)
+        runs = _by_seed(files["controls"], *others, worse, better)
         if runs is None:
             return None
         return _difference({name: _rates(of, suite) for name, of in runs.items()}, better, worse)
@@ -216,15 +216,16 @@ def shorter_easy_tasks(files: Mapping[str, Sequence[Row]]) -> Measured | None:
 
 
 HARD = "two_bugs"
+HARD_AXIS = "pass@1 of two bugs"
 CLAIMS: Mapping[str, Claim] = {
     "rl_lifts_pass_at_1": Claim(
         "RL solves more held-out tasks at the first attempt than SFT sampled greedily.",
-        f"pass@1 of {HARD}",
+        HARD_AXIS,
         pass_rates(HARD, "rl", "sft_greedy", "sft"),
     ),
     "rl_beats_rejection_sampling": Claim(
         "RL beats fine-tuning on the solved episodes of SFT, of the same tasks and as many sampled tokens.",
-        f"pass@1 of {HARD}",
+        HARD_AXIS,
         pass_rates(HARD, "rl", "rft", "sft"),
     ),
     "rl_beats_rejection_sampling_on_chains": Claim(
@@ -234,12 +235,12 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "rl_needs_its_rewards": Claim(
         "RL beats the same RL whose advantages are dealt at random.",
-        f"pass@1 of {HARD}",
+        HARD_AXIS,
         pass_rates(HARD, "rl", "rl_random_advantages", "sft"),
     ),
     "rl_solves_what_64_samples_do_not": Claim(
         "Of the tasks that 64 samples of SFT never solve, RL solves more than 64 further samples do.",
-        "pass@1 and pass@64 of three_bugs",
+        "pass@1 and pass@64 of three bugs",
         unsolved_by_64("three_bugs"),
     ),
     "summaries_need_their_own_loss": Claim(
@@ -288,8 +289,34 @@ CLAIMS: Mapping[str, Claim] = {
 """Name -> claim, in the order of docs/science.md."""
 
 
+NAMES = {
+    "sft": "before RL",
+    "sft_greedy": "greedy before RL",
+    "rft": "rejection sampling",
+    "rl": "RL",
+    "rl_masked_summaries": "masked summaries",
+    "rl_other_summaries": "others' summaries",
+    "rl_random_advantages": "random advantages",
+    "rl_price_0": "RL, no price",
+    "prompted_summaries": "prompted",
+    "frozen": "masked summaries",
+    "joint": "RL",
+    "free": "RL, no price",
+    "priced": "RL, price",
+    "tiny_price": "price / 100",
+    "tiny_price_std": "price / 100, std",
+}
+"""Policy of a row -> its name in a picture; others keep theirs."""
+
+
 FILES = ("controls", "pass_at_64", "memory_chain", "rule_change", "parallel_calls")
 """Benchmarks whose rows claims read."""
+
+
+def _name(policy: str) -> str:
+    """Returns the name of a policy in a picture; what follows a comma stays: "rft, new"."""
+    head, comma, rest = policy.partition(",")
+    return NAMES.get(head, head.replace("_", " ")) + comma + rest
 
 
 def draw(claim: Claim, measured: Measured, path: Path) -> Path:
@@ -309,13 +336,14 @@ def draw(claim: Claim, measured: Measured, path: Path) -> Path:
             color=color,
             fontsize=8.5,
         )
+    names = [_name(name) for name, *_ in measured.points]
     ax.set_xticks(
-        range(len(measured.points)), [name.replace("_", " ") for name, *_ in measured.points], rotation=20, ha="right"
+        range(len(names)), names, rotation=20 if len(names) > 3 else 0, ha="right" if len(names) > 3 else "center"
     )
     ax.set_xlim(-0.5, len(measured.points) - 0.2)
     if claim.is_rate:
         percent_y_axis(ax)
-    ax.set_ylabel(claim.axis, fontsize=9, color=LIGHT.muted)
+    ax.set_title(claim.axis, loc="left", fontsize=9, color=LIGHT.muted)
     return save_figure(figure, path)
 
 
