@@ -48,6 +48,8 @@ def test_every_kind_of_trace_has_a_compaction_in_the_demo_config():
         "two_bugs",
         "chain_whole",
         "chain_start",
+        "few_lookups",
+        "many_lookups",
     }
     assert compactions["chain"].request == "Summarize."
     assert compactions["chain_long"].request.startswith("Write a report")
