@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks import parallel_calls, pass_at_64, rule_change
 from benchmarks.seeded_runs import Row, integers
+from composer_jax.demo.lookups import ManyLookups
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
 from composer_jax.observe.picture import LIGHT, new_figure, percent_y_axis, save_figure
@@ -200,6 +201,16 @@ def inflated_by_deviation(files: Mapping[str, Sequence[Row]]) -> Measured | None
     return _rise(runs, (parallel_calls.FREE, parallel_calls.PRICED, parallel_calls.TINY, parallel_calls.TINY_STD), 0.0)
 
 
+def solved_without_deviation(files: Mapping[str, Sequence[Row]]) -> Measured | None:
+    """How many tasks with many files RL solves more if its advantages are not divided by the standard deviation."""
+    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
+    if len(runs[parallel_calls.SFT]) < 2:
+        return None
+    names = (parallel_calls.SFT, parallel_calls.TINY_STD, parallel_calls.TINY)
+    rates = {name: _rates(runs[name], ManyLookups.FAMILY) for name in names}
+    return _difference(rates, parallel_calls.TINY, parallel_calls.TINY_STD)
+
+
 def shorter_easy_tasks(files: Mapping[str, Sequence[Row]]) -> Measured | None:
     """The fraction of messages that the price saves where there are few files, minus that where there are many."""
     runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
@@ -279,6 +290,11 @@ CLAIMS: Mapping[str, Claim] = {
         "calls per message",
         inflated_by_deviation,
         is_rate=False,
+    ),
+    "std_normalisation_costs_solved_tasks": Claim(
+        "At that price RL solves more tasks if its advantages are not divided by the standard deviation.",
+        "pass@1 of lookups in four files",
+        solved_without_deviation,
     ),
     "price_shortens_easy_tasks_more": Claim(
         "The length cost, which bends down, saves a larger part of easy tasks than of hard ones.",

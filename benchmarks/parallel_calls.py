@@ -16,6 +16,7 @@ Prints progress on stderr and, as the last line of stdout, one JSON object:
     rise_by_std         the same of the runs with a hundredth of the price, of which one divides by the deviation
     shortening          suite -> fraction of the messages that the price saves, for each seed
     pass_difference     suite -> pass@1 with the price minus that without, paired by task, with its 95 % interval
+    pass_difference_by_std      the same of the runs with a hundredth of the price: with the division minus without
     seeds               the seeds that all variants were run with, in the order of the lists
 """
 
@@ -95,6 +96,9 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         "shortening": {suite: [round(1 - r, 4) for r in ratios(runs, suite, "turns")] for suite in LOOKUPS},
         "pass_difference": {
             suite: compare_by_task(solved(PRICED, suite), solved(FREE, suite), FREE) for suite in LOOKUPS
+        },
+        "pass_difference_by_std": {
+            suite: compare_by_task(solved(TINY_STD, suite), solved(TINY, suite), TINY) for suite in LOOKUPS
         },
         "seeds": seeds,
     }

@@ -42,7 +42,8 @@ def test_rise_and_shortening_compare_rl_with_and_without_the_price():
     assert out["rise"] == {"few_lookups": [0.5, 0.5], "many_lookups": [0.5, 0.5]}
     assert out["rise_by_std"] == {"few_lookups": [0.25, 0.25], "many_lookups": [0.25, 0.25]}
     assert out["shortening"] == {"few_lookups": [0.2, 0.2], "many_lookups": [0.5, 0.5]}
-    assert out["pass_difference"]["many_lookups"] == {"difference": 0.0, "low": 0.0, "high": 0.0, "tasks": 4}
+    for name in ("pass_difference", "pass_difference_by_std"):
+        assert out[name]["many_lookups"] == {"difference": 0.0, "low": 0.0, "high": 0.0, "tasks": 4}
     assert parallel_calls.summarize(ROWS[:2]) == {"seeds": []}
 
 
@@ -59,9 +60,16 @@ def test_both_claims_read_the_rows(tmp_path, capsys):
     }
     assert out["price_shortens_easy_tasks_more"]["effect"] == pytest.approx(-0.3)
     assert not out["price_shortens_easy_tasks_more"]["holds"]
+    assert out["std_normalisation_costs_solved_tasks"] == {
+        "holds": False,
+        "effect": 0.0,
+        "low": 0.0,
+        "high": 0.0,
+        "seeds": [0, 1],
+    }
     assert out["std_normalisation_inflates_small_differences"]["effect"] == pytest.approx(0.25)
     drawn = {path.stem for path in (tmp_path / "pictures").iterdir()}
-    assert drawn == {name for name, claim in out.items() if claim} and len(drawn) == 3
+    assert drawn == {name for name, claim in out.items() if claim} and len(drawn) == 4
     claims.main([f"--data={tmp_path}", "--seeds=0"])
     assert not any(json.loads(capsys.readouterr().out).values())
 
