@@ -133,7 +133,7 @@ def unsolved_by_64(suite: str) -> Callable[[Mapping[str, Sequence[Row]]], Measur
         gain, curves = found[suite]["gain"]["rl"], found[suite]["pass_at_k"]
         points: list[Point] = [
             (f"{name}, {k}", *curves[name][k])
-            for name in curves
+            for name in sorted(curves, key=("sft", "rft", "rl").index)
             for k in (min(curves[name], key=int), max(curves[name], key=int))
         ]
         return Measured(gain["difference"], gain["low"], gain["high"], found[suite]["seeds"], points)
