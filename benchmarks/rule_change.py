@@ -2,7 +2,7 @@
 
 Chu et al. 2025 (arXiv 2501.17161) find that SFT memorises a rule and RL generalises. Here the policies of
 benchmarks/controls.py (the same --workdir, so that none is trained twice) play held-out tasks with one bug in which the
-person is right who was right in training, and the same tasks after two people's notes have changed places
+same person as in training is right, and these tasks again after the notes of two people have changed places
 (rule_change_config.py). There are messages for everybody's notes, so a policy that reads further notes when the tests
 still fail loses nothing. A stopped run is continued, and a finished one is a row of --rows.
 
