@@ -70,8 +70,12 @@ def runs_of_whole_seeds(rows: Sequence[Row]) -> Runs:
 
 
 def ratios(runs: Runs, suite: str, measure: str, of: str = PRICED, to: str = FREE) -> list[float]:
-    """Returns a measure of one variant over that of another, for each seed."""
-    return [runs[of][seed]["suites"][suite][measure] / runs[to][seed]["suites"][suite][measure] for seed in runs[SFT]]
+    """Returns a measure of one variant over that of another, for each seed; 1 where the other one has 0.
+
+    A policy of the smoke size makes no calls.
+    """
+    pairs = [[runs[name][seed]["suites"][suite][measure] for name in (of, to)] for seed in runs[SFT]]
+    return [mine / other if other else 1.0 for mine, other in pairs]
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:

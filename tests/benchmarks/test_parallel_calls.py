@@ -47,6 +47,14 @@ def test_rise_and_shortening_compare_rl_with_and_without_the_price():
     assert parallel_calls.summarize(ROWS[:2]) == {"seeds": []}
 
 
+def test_a_policy_without_calls_has_no_rise():
+    made = [row(0, variant) for variant in parallel_calls.VARIANTS]
+    for one in made:
+        for measures in one["suites"].values():
+            measures["calls_per_turn"] = 0.0
+    assert parallel_calls.summarize(made)["rise"] == {"few_lookups": [0.0], "many_lookups": [0.0]}
+
+
 def test_both_claims_read_the_rows(tmp_path, capsys):
     (tmp_path / "parallel_calls.json").write_text(json.dumps(ROWS))
     claims.main([f"--data={tmp_path}", f"--pictures={tmp_path / 'pictures'}"])
