@@ -168,6 +168,12 @@ def changed_rule(files: Mapping[str, Sequence[Row]]) -> Measured | None:
     return Measured(sum(differences) / len(differences), *interval(differences), seeds, points)
 
 
+def _lookups(files: Mapping[str, Sequence[Row]]) -> parallel_calls.Runs | None:
+    """Returns the runs of the seeds that all variants of benchmarks.parallel_calls have; None if fewer than two."""
+    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
+    return runs if len(runs[parallel_calls.SFT]) > 1 else None
+
+
 RISE = 0.3
 """The rise of calls per message that the claim asks for."""
 
@@ -187,24 +193,21 @@ def _rise(runs: parallel_calls.Runs, variants: Sequence[str], threshold: float) 
 
 def more_parallel_calls(files: Mapping[str, Sequence[Row]]) -> Measured | None:
     """How much more calls per message rise with a price of messages than by RISE."""
-    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
-    if len(runs[parallel_calls.SFT]) < 2:
+    if (runs := _lookups(files)) is None:
         return None
     return _rise(runs, (parallel_calls.SFT, parallel_calls.FREE, parallel_calls.PRICED), RISE)
 
 
 def inflated_by_deviation(files: Mapping[str, Sequence[Row]]) -> Measured | None:
     """How much calls per message rise at a negligible price if advantages are divided by the standard deviation."""
-    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
-    if len(runs[parallel_calls.SFT]) < 2:
+    if (runs := _lookups(files)) is None:
         return None
     return _rise(runs, (parallel_calls.FREE, parallel_calls.PRICED, parallel_calls.TINY, parallel_calls.TINY_STD), 0.0)
 
 
 def solved_without_deviation(files: Mapping[str, Sequence[Row]]) -> Measured | None:
     """How many tasks with many files RL solves more if its advantages are not divided by the standard deviation."""
-    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
-    if len(runs[parallel_calls.SFT]) < 2:
+    if (runs := _lookups(files)) is None:
         return None
     names = (parallel_calls.SFT, parallel_calls.TINY_STD, parallel_calls.TINY)
     rates = {name: _rates(runs[name], ManyLookups.FAMILY) for name in names}
@@ -213,10 +216,9 @@ def solved_without_deviation(files: Mapping[str, Sequence[Row]]) -> Measured | N
 
 def shorter_easy_tasks(files: Mapping[str, Sequence[Row]]) -> Measured | None:
     """The fraction of messages that the price saves where there are few files, minus that where there are many."""
-    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
-    seeds = list(runs[parallel_calls.SFT])
-    if len(seeds) < 2:
+    if (runs := _lookups(files)) is None:
         return None
+    seeds = list(runs[parallel_calls.SFT])
     saved = {
         suite: [1 - ratio for ratio in parallel_calls.ratios(runs, suite, "turns")] for suite in parallel_calls.LOOKUPS
     }

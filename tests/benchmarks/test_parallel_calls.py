@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import claims, parallel_calls, parallel_calls_config
+from composer_jax.rl.rewards import LENGTHS
 from composer_jax.stages.config import run_config
 from configs.memory_chain import SIZES
 
@@ -86,8 +87,7 @@ def test_both_claims_read_the_rows(tmp_path, capsys):
 def test_messages_are_all_that_has_a_price(size):
     config = run_config(parallel_calls_config.get_config(size))
     reward = config.rl.reward
-    charged = [name for name in ("turn", "call", "thinking_token", "call_token", "output_token", "final_token")]
-    assert [name for name in (*charged, "summary_token") if getattr(reward, name)] == ["turn"]
+    assert [name for name in LENGTHS if getattr(reward, name)] == ["turn"]
     assert reward.weight == parallel_calls.PRICE > 0 and reward.q == 0.5
     assert set(config.rl.groups) == set(config.evaluate.suites) == {"few_lookups", "many_lookups"}
 
