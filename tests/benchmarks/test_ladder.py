@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fixed_mix_config, ladder
+from benchmarks import controls, fixed_mix_config, ladder
 from composer_jax.observe.metrics import MetricsWriter
 from composer_jax.stages.config import run_config
 from configs import tiny
@@ -70,7 +70,6 @@ def started(monkeypatch):
         started.append((workdir, config, fields))
         suites = dict.fromkeys(ladder.SUITES, {"pass_at_1": 0.5, "solved": {"a": 0.5}})
         (workdir / "stages").mkdir(parents=True, exist_ok=True)
-        (workdir / "stages" / "sft.json").touch()
         if workdir.name == "sft":
             return
         (workdir / "stages" / "evaluate_after.json").write_text(json.dumps({"suites": suites}))
@@ -79,7 +78,7 @@ def started(monkeypatch):
                 rung = {"rung_one_bug": 1 + step // 10} if config == "configs/tiny.py" else {}
                 metrics.write(step + 1, grade=0.5, **rung)
 
-    monkeypatch.setattr(ladder, "run_pipeline", run_pipeline)
+    monkeypatch.setattr(controls, "run_pipeline", run_pipeline)
     return started
 
 
@@ -89,9 +88,14 @@ def test_both_runs_start_from_one_sft_policy_and_differ_in_the_config(started, t
     out = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert out["seeds"] == [3] and out["rung"] == [[1.0] * 5 + [2.0] * 5]
     (_, fixed, _, climbing) = started
-    assert (fixed[0].name, fixed[1]) == ("fixed", "benchmarks/fixed_mix_config.py")
-    assert (climbing[0].name, climbing[1]) == ("ladder", "configs/tiny.py")
-    assert fixed[2] == climbing[2] and fixed[2]["base"] == tmp_path / "seed3" / "sft" / "checkpoints" / "sft"
+    assert (fixed[0].name, fixed[1]) == ("rl_fixed_mix", "benchmarks/fixed_mix_config.py")
+    assert (climbing[0].name, climbing[1]) == ("rl", "configs/tiny.py")
+    assert fixed[2] == {key: climbing[2][key] for key in fixed[2]} and climbing[2].keys() - fixed[2].keys() == KEEPING
+    assert fixed[2]["base"] == tmp_path / "seed3" / "sft" / "checkpoints" / "sft"
+
+
+KEEPING = {"rl__keep_groups"}
+"""What benchmarks.controls stores of RL for rejection sampling."""
 
 
 def test_sft_policies_are_taken_from_a_folder(started, tmp_path, capsys):
@@ -99,9 +103,9 @@ def test_sft_policies_are_taken_from_a_folder(started, tmp_path, capsys):
     arguments = ["--seeds=3", f"--workdir={workdir}", f"--base={base}"]
     with pytest.raises(SystemExit) as ended:
         ladder.main(arguments)
-    assert ended.value.code == 2 and "seed3/sft/stages/sft.json is missing" in capsys.readouterr().err and not started
+    assert ended.value.code == 2 and "no policy that was evaluated before RL" in capsys.readouterr().err and not started
     (base / "seed3" / "sft" / "stages").mkdir(parents=True)
-    (base / "seed3" / "sft" / "stages" / "sft.json").touch()
+    (base / "seed3" / "sft" / "stages" / "evaluate_before.json").touch()
     ladder.main(arguments)
-    assert [folder.name for folder, _, _ in started] == ["fixed", "ladder"]
+    assert [folder.name for folder, _, _ in started] == ["rl_fixed_mix", "rl"]
     assert {fields["base"] for _, _, fields in started} == {base / "seed3" / "sft" / "checkpoints" / "sft"}
