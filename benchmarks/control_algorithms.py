@@ -50,6 +50,20 @@ class OtherSummaries:
         return by_episode
 
 
+class LengthNormalised:
+    """The default algorithm with each episode's loss divided by its length, as in GRPO (arXiv 2402.03300, equation 3).
+
+    Every advantage is multiplied by the mean number of sampled tokens of the group's episodes and divided by that of
+    its own, so that a group weighs about as much as it does without.
+    """
+
+    def weigh(self, group: Group, step: int) -> list[list[WeightedRow]]:
+        """See rl/algorithm.py: Algorithm."""
+        lengths_G = np.array([episode.transcript.total_sampled for episode in group.episodes], np.float32)
+        advantages_G = GroupAdvantage()(group.rewards)
+        return broadcast_advantages(group, advantages_G * lengths_G.mean() / np.maximum(lengths_G, 1))
+
+
 class RejectionSampling:
     """Cross-entropy of solved episodes, nothing of the others: rejection-sampling fine-tuning."""
 

@@ -77,6 +77,8 @@ class SuiteResult:
     outcomes: dict[str, int]
     solved: dict[str, float]
     """Task id -> fraction of its graded attempts that solved it, to compare policies task by task."""
+    failed_tokens: dict[str, float]
+    """Task id -> sampled tokens of its attempts that did not solve it, in the mean; without tasks that have none."""
 
 
 async def run_suite(
@@ -104,8 +106,11 @@ def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
     if not graded:
         raise ValueError(f"none of {len(episodes)} episodes was graded: the sandboxes failed every time")
     solved_by_task: dict[str, list[bool]] = defaultdict(list)
+    failures_by_task: dict[str, list[int]] = defaultdict(list)
     for episode in graded:
         solved_by_task[episode.task_id].append(episode.reward == 1)
+        if episode.reward != 1:
+            failures_by_task[episode.task_id].append(episode.transcript.total_sampled)
     at_k = [pass_at_k(len(solved), sum(solved), min(attempts, len(solved))) for solved in solved_by_task.values()]
     outcomes: dict[str, int] = defaultdict(int)
     for episode in episodes:
@@ -144,6 +149,7 @@ def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
         facts_kept_last=mean_known(e.facts_kept_last for e in graded),
         outcomes=dict(outcomes),
         solved=solved,
+        failed_tokens={task: mean(tokens) for task, tokens in failures_by_task.items()},
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import controls
-from benchmarks.control_algorithms import OtherSummaries, RandomAdvantages, RejectionSampling
+from benchmarks.control_algorithms import LengthNormalised, OtherSummaries, RandomAdvantages, RejectionSampling
 from benchmarks.seeded_runs import SIZES
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group
@@ -60,6 +60,19 @@ def test_random_advantages_have_the_sizes_of_real_ones_and_say_nothing_of_the_ep
     ]
     # The solved episode has the largest advantage by itself; here its mean is that of any other.
     assert np.abs(np.mean(dealt, axis=0)).max() < 4 * np.std(real) / np.sqrt(400)
+
+
+def test_a_long_episode_counts_as_much_as_a_short_one_if_the_loss_is_divided_by_its_length():
+    made = group()
+    lengths = [one.transcript.total_sampled for one in made.episodes]
+    assert len(set(lengths)) > 1
+    for one, rows, advantage in zip(
+        made.episodes, LengthNormalised().weigh(made, 0), GroupAdvantage()(REWARDS), strict=True
+    ):
+        total = sum(weighted.advantages[weighted.row.trained].sum() for weighted in rows)
+        assert total == pytest.approx(advantage * np.mean(lengths), rel=1e-5), one.task_id
+    (equal,) = [[w.advantages for rows in LengthNormalised().weigh(group((1.0, 1.0)), 0) for w in rows]]
+    assert not np.concatenate(equal).any()
 
 
 def test_rejection_sampling_imitates_solved_episodes_and_leaves_the_others_out():

@@ -41,6 +41,17 @@ def test_pass_rates_are_over_tasks_and_attempts():
     assert (result.attempts, result.episodes, result.infrastructure_failures) == (4, 12, 0)
 
 
+def test_failures_have_their_lengths_by_task():
+    episodes = [*attempts("a", [1, 0.5]), *attempts("b", [1, 1]), *attempts("c", [0, None])]
+    short, long = conversation(0), conversation(0, summaries=2)
+    episodes += [episode(0, short, task_id="d"), episode(0, long, task_id="d")]
+    assert short.total_sampled < long.total_sampled
+    failed = summarise(episodes, 2).failed_tokens
+    assert failed.keys() == {"a", "c", "d"}
+    assert failed["d"] == (short.total_sampled + long.total_sampled) / 2
+    assert failed["a"] == episodes[1].transcript.total_sampled
+
+
 def test_half_a_reward_is_no_pass():
     assert summarise(attempts("a", [0.5, 0.9]), 2).pass_at_1 == 0
 
