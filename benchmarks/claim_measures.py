@@ -4,10 +4,11 @@ A measure takes the rows of every file by its name without ".json", and returns 
 missing or exist for one seed only.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks import parallel_calls, pass_at_64, rule_change
+from benchmarks import length_normalisation, parallel_calls, pass_at_64, rule_change
 from benchmarks.seeded_runs import Row
 from composer_jax.demo.lookups import ManyLookups
 from composer_jax.errors import UserError
@@ -203,3 +204,43 @@ def shorter_easy_tasks(files: Files) -> Measured | None:
     differences = [few - many for few, many in zip(easy, hard, strict=True)]
     points = [_point(name, of) for name, of in saved.items()]
     return Measured(sum(differences) / len(differences), *interval(differences), seeds, points)
+
+
+def longer_failures(files: Files) -> Measured | None:
+    """How many tokens more failed attempts have after RL whose loss is divided by each episode's length."""
+    runs = length_normalisation.runs_of_whole_seeds(files["length_normalisation"])
+    if len(runs[length_normalisation.CONSTANT]) < 2:
+        return None
+    failed = length_normalisation.failures_of_both(runs, length_normalisation.ALL)
+    return _difference(failed, length_normalisation.BY_LENGTH, length_normalisation.CONSTANT)
+
+
+def harder_tasks(suite: str) -> Measure:
+    """Returns the measure of benchmarks.ladder: pass@1 after RL on a ladder minus that on a fixed mix."""
+
+    def measure(files: Files) -> Measured | None:
+        runs = _by_seed(files["ladder"], "fixed", "ladder")
+        if runs is None:
+            return None
+        return _difference({name: _rates(of, suite) for name, of in runs.items()}, "ladder", "fixed")
+
+    return measure
+
+
+def faster_than(control: str) -> Measure:
+    """Returns the measure of benchmarks.feedback: malformed calls during RL of a control minus those with feedback.
+
+    Rows have a fraction per step and no tasks. A run's number is the mean over its steps, and the interval is over the
+    seeds' differences.
+    """
+
+    def measure(files: Files) -> Measured | None:
+        runs = _by_seed(files["feedback"], control, "feedback")
+        if runs is None:
+            return None
+        during = {name: [statistics.fmean(row["malformed"]) for row in of.values()] for name, of in runs.items()}
+        differences = [theirs - ours for theirs, ours in zip(during[control], during["feedback"], strict=True)]
+        points = [_point(name, of) for name, of in during.items()]
+        return Measured(statistics.fmean(differences), *interval(differences), sorted(runs[control]), points)
+
+    return measure

@@ -113,6 +113,27 @@ CLAIMS: Mapping[str, Claim] = {
         "messages saved",
         measures.shorter_easy_tasks,
     ),
+    "length_normalisation_lengthens_failures": Claim(
+        "A loss that is divided by each episode's length makes failures longer.",
+        "tokens of failed attempts",
+        measures.longer_failures,
+        is_rate=False,
+    ),
+    "ladder_beats_fixed_mix": Claim(
+        "RL on tasks that grow harder solves more hard tasks than RL on all of them from the first step.",
+        HARD_AXIS,
+        measures.harder_tasks(HARD),
+    ),
+    "feedback_beats_the_reward": Claim(
+        "Textual feedback removes a habit of malformed calls faster than the grade alone.",
+        "malformed calls during RL",
+        measures.faster_than("reward"),
+    ),
+    "feedback_beats_a_price": Claim(
+        "It removes the habit faster than a price of malformed calls in the reward.",
+        "malformed calls during RL",
+        measures.faster_than("priced_reward"),
+    ),
 }
 """Name -> claim, in the order of docs/science.md."""
 
@@ -133,11 +154,23 @@ NAMES = {
     "priced": "RL, price",
     "tiny_price": "price / 100",
     "tiny_price_std": "price / 100, std",
+    "fixed": "fixed mix",
+    "reward": "grade",
+    "priced_reward": "grade and price",
 }
 """Policy of a row -> its name in a picture; others keep theirs."""
 
 
-FILES = ("controls", "pass_at_64", "memory_chain", "rule_change", "parallel_calls")
+FILES = (
+    "controls",
+    "pass_at_64",
+    "memory_chain",
+    "rule_change",
+    "parallel_calls",
+    "length_normalisation",
+    "ladder",
+    "feedback",
+)
 """Benchmarks whose rows claims read."""
 
 

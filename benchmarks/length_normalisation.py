@@ -57,6 +57,13 @@ def values(runs: Mapping[int, Row], suite: str, measure: str) -> Values:
     }
 
 
+def failures_of_both(runs: Mapping[str, Mapping[int, Row]], suite: str) -> dict[str, Values]:
+    """Returns variant -> sampled tokens of failed attempts, at the tasks that both policies fail at least once."""
+    failed = {name: values(of, suite, "failed_tokens") for name, of in runs.items()}
+    both = sorted(failed[CONSTANT].keys() & failed[BY_LENGTH].keys())
+    return {name: {task: of[task] for task in both} for name, of in failed.items()}
+
+
 def runs_of_whole_seeds(rows: Sequence[Row]) -> dict[str, dict[int, Row]]:
     """Returns variant -> seed -> row, of the seeds that both variants have."""
     found = {name: {row["seed"]: row for row in rows if row["variant"] == name} for name in VARIANTS}
@@ -76,15 +83,15 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _summarize_suite(runs: Mapping[str, Mapping[int, Row]], suite: str) -> dict[str, Any]:
-    solved, failed = ({v: values(runs[v], suite, key) for v in VARIANTS} for key in ("solved", "failed_tokens"))
+    solved, failed = {name: values(of, suite, "solved") for name, of in runs.items()}, failures_of_both(runs, suite)
     if solved[CONSTANT].keys() != solved[BY_LENGTH].keys():
         raise UserError(f"the two runs were measured on other tasks of {suite!r}; delete their rows and run again.")
-    both = sorted(failed[CONSTANT].keys() & failed[BY_LENGTH].keys())
+    both = sorted(failed[CONSTANT])
     return {
         **{
             name: {
                 "pass_at_1": round(statistics.fmean(solved[name].values()), 4),
-                "failed_tokens": round(statistics.fmean(failed[name][task] for task in both), 2) if both else None,
+                "failed_tokens": round(statistics.fmean(failed[name].values()), 2) if both else None,
                 "tasks": len(both),
             }
             for name in VARIANTS

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import claims
+from benchmarks import claims, length_normalisation
 from benchmarks.claims import CLAIMS
 
 SUITES = ("two_bugs", "chain", "chain_whole")
@@ -88,3 +88,37 @@ def test_every_measured_claim_has_a_picture(tmp_path, capsys):
     out = run(tmp_path, capsys, rows(rl=0.8), f"--pictures={tmp_path}/pictures")
     drawn = {path.stem for path in (tmp_path / "pictures").glob("*.png")}
     assert drawn == {name for name, claim in out.items() if claim} and drawn
+
+
+def test_failures_feedback_and_the_ladder_are_read_from_their_own_files(tmp_path, capsys):
+    def failing(seed, variant, tokens):
+        suites = {name: {"solved": {}, "failed_tokens": {}} for name in length_normalisation.SUITES}
+        suites["one_bug"] = {"solved": {"a": 0.5, "b": 0.5}, "failed_tokens": tokens}
+        return {"seed": seed, "variant": variant, "suites": suites}
+
+    def playing(seed, variant, rate):
+        return {"seed": seed, "variant": variant, "suites": {"two_bugs": {"solved": {f"task-{seed}": rate}}}}
+
+    files = {
+        "length_normalisation": [
+            *(failing(seed, "constant", {"a": 100.0, "b": 5.0}) for seed in (0, 1)),
+            *(failing(seed, "by_length", {"a": 120.0}) for seed in (0, 1)),
+        ],
+        "ladder": [playing(seed, name, rate) for seed in (0, 1) for name, rate in (("fixed", 0.5), ("ladder", 0.25))],
+        "feedback": [
+            {"seed": seed, "variant": name, "malformed": [0.4, last]}
+            for seed in (0, 1)
+            for name, last in (("reward", 0.4), ("priced_reward", 0.0 + seed), ("feedback", 0.2))
+        ],
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    out = run(tmp_path, capsys, rows())
+    assert out["length_normalisation_lengthens_failures"] == {
+        **{"holds": True, "effect": 20.0, "low": 20.0, "high": 20.0},
+        "seeds": [0, 1],
+    }
+    assert (out["ladder_beats_fixed_mix"]["holds"], out["ladder_beats_fixed_mix"]["effect"]) == (False, -0.25)
+    assert out["feedback_beats_the_reward"]["holds"] and out["feedback_beats_the_reward"]["effect"] == 0.1
+    price = out["feedback_beats_a_price"]
+    assert not price["holds"] and price["low"] == -0.1 and price["high"] == 0.4 and price["effect"] == 0.15
