@@ -83,6 +83,7 @@ def get_config(size: str = "full") -> ConfigDict:
 
 def set_agent(config: Any) -> None:
     short = {
+        **config.agent.compactions.none,  # the other fields, so that flags can set them
         "trigger": TRIGGER,
         "request": REQUESTS["short"],
         "max_segments": 4,

@@ -1,13 +1,16 @@
 """RunConfig: every field of a config is checked, and a wrong one is named with its whole path."""
 
 import copy
+import dataclasses
 
 import pytest
 
+from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
 from composer_jax.stages.config import default_config, run_config
 from composer_jax.stages.renamed import RENAMED
 from composer_jax.stages.schema import field_paths
+from configs import memory_chain
 from configs.tiny import SIZES, get_config
 
 CONFIG = get_config("smoke").to_dict()
@@ -173,3 +176,9 @@ def test_a_default_config_has_a_field_for_every_flag():
     assert config.rl.trigger is None and config.mesh.replica == -1
     config.model.q_lora_rank = 12
     assert run_config(config).model.q_lora_rank == 12
+
+
+@pytest.mark.parametrize("config", [get_config(), memory_chain.get_config()], ids=["tiny", "memory_chain"])
+def test_flags_can_set_every_field_of_the_named_compactions(config):
+    for name, fields in config.agent.compactions.items():
+        assert set(fields) == {field.name for field in dataclasses.fields(Compaction)}, name
