@@ -6,7 +6,7 @@ missing or exist for one seed only.
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks import length_normalisation, parallel_calls, pass_at_64, rule_change
 from benchmarks.seeded_runs import Row
@@ -41,6 +41,8 @@ Measure = Callable[[Files], Measured | None]
 
 RISE = 0.3
 """The rise of calls per message that the claim asks for."""
+TRAINED = "rl_price_0"
+"""The control whose summaries RL trains without a price of length."""
 
 
 def _by_seed(rows: Sequence[Row], *variants: str) -> dict[str, dict[int, Row]] | None:
@@ -88,21 +90,23 @@ def pass_rates(suite: str, better: str, worse: str, *others: str) -> Measure:
     return measure
 
 
-def summary_errors(files: Files) -> Measured | None:
-    """Half of the compaction error of prompted reports, minus that of trained summaries without a price of length."""
-    runs = _by_seed(files["controls"], "prompted_summaries", "sft", "rl_price_0")
-    if runs is None:
-        return None
-    errors: dict[str, Rates] = {}
-    for name, of in runs.items():
-        whole, compacted = _rates(of, "chain_whole"), _rates(of, "chain")
-        errors[name] = {task: whole[task] - compacted[task] for task in whole}
-    halves = {task: error / 2 for task, error in errors["prompted_summaries"].items()}
-    measured = _difference(
-        {"prompted_summaries": halves, "rl_price_0": errors["rl_price_0"]}, "prompted_summaries", "rl_price_0"
-    )
-    points = [_point(name, list(of.values())) for name, of in errors.items()]
-    return Measured(measured.effect, measured.low, measured.high, measured.seeds, points)
+def half_the_error(prompted: str, *others: str) -> Measure:
+    """Returns the measure of the compaction error: half of that of a control, minus that of summaries trained without a
+    price of length; `others` are in the picture only."""
+
+    def measure(files: Files) -> Measured | None:
+        runs = _by_seed(files["controls"], prompted, *others, TRAINED)
+        if runs is None:
+            return None
+        errors: dict[str, Rates] = {}
+        for name, of in runs.items():
+            whole, compacted = _rates(of, "chain_whole"), _rates(of, "chain")
+            errors[name] = {task: whole[task] - compacted[task] for task in whole}
+        halves = {task: error / 2 for task, error in errors[prompted].items()}
+        measured = _difference({prompted: halves, TRAINED: errors[TRAINED]}, prompted, TRAINED)
+        return replace(measured, points=[_point(name, list(of.values())) for name, of in errors.items()])
+
+    return measure
 
 
 def unsolved_by_64(suite: str) -> Measure:

@@ -79,7 +79,12 @@ CLAIMS: Mapping[str, Claim] = {
     "trained_summaries_halve_the_error": Claim(
         "Trained summaries have at most half of the compaction error of prompted reports, without a price of length.",
         "compaction error of chains",
-        measures.summary_errors,
+        measures.half_the_error("prompted_summaries", "sft"),
+    ),
+    "trained_summaries_halve_the_error_at_equal_length": Claim(
+        "They have at most half of the error of the policy before RL, whose summaries are as long.",
+        "compaction error of chains",
+        measures.half_the_error("sft"),
     ),
     "joint_beats_frozen": Claim(
         "A fact survives three summaries if RL trains them, and not if it trains all but them.",

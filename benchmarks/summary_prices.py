@@ -1,10 +1,10 @@
 """What shorter summaries cost: `python -m benchmarks.summary_prices [--seeds=0,1] [--picture=docs/summary_prices.png]`.
 
-RL of configs/tiny.py at several prices of summary tokens (rl.reward.weight), and reports of a policy that was asked for
-long ones and never trained by RL. All of them play the chains that benchmarks.controls plays, in the folders of that
-benchmark (the same --workdir, so that none is trained twice). The compaction error is pass@1 of the chains played
-without summaries minus pass@1 of the same chains with them. A stopped run is continued, and a finished one is a row of
---rows.
+RL of configs/tiny.py at several prices of summary tokens (rl.reward.weight), and two policies without RL: "before",
+which RL starts from and whose summaries are as long, and "prompted", which was taught long reports only and is asked
+for them. All of them play the chains that benchmarks.controls plays, in the folders of that benchmark (the same
+--workdir, so that none is trained twice). The compaction error is pass@1 of the chains played without summaries minus
+pass@1 of the same chains with them. A stopped run is continued, and a finished one is a row of --rows.
 
 Prints progress on stderr and, as the last line of stdout, one JSON object: "seeds", and policy -> {"tokens": tokens per
 summary, mean over the seeds, "compaction_error", "pass_at_1": [mean, low, high], the 95 % interval over the tasks of
@@ -24,11 +24,13 @@ from composer_jax.evals.interval import interval
 from composer_jax.observe.picture import LIGHT, new_figure, percent_y_axis, save_figure
 from composer_jax.stages.controls import POLICIES, final_suites
 
-CONTROLS: Mapping[str, str] = {"prompted": "prompted_summaries", "0": "rl_price_0", "0.1": "rl"}
+CONTROLS: Mapping[str, str] = {"prompted": "prompted_summaries", "before": "sft", "0": "rl_price_0", "0.1": "rl"}
 """Policy -> the control of benchmarks.controls that it is."""
 PRICES = ("0", "0.1", "0.3", "0.5")
 """rl.reward.weight; at 0.56 an episode that is solved with two summaries of 13 tokens is worth nothing."""
-VARIANTS = ("prompted", *PRICES)
+WITHOUT_RL = ("prompted", "before")
+VARIANTS = (*WITHOUT_RL, *PRICES)
+LABELS = {"prompted": "prompted for reports", "before": "before RL"}
 WHOLE, COMPACTED = "chain_whole", "chain"
 
 
@@ -40,7 +42,7 @@ def measure(folder: Path, size: str, base: Path | None, seed: int, variant: str)
     else:
         sft = runs.start() / "checkpoints" / "sft"
         workdir = runs.run(f"rl_price_{variant}", base=sft, **RL, rl__reward__weight=float(variant))
-    suites = final_suites(workdir, POLICIES)
+    suites = final_suites(workdir, ("before",) if variant in WITHOUT_RL else POLICIES)
     solved = {name: suites[name]["solved"] for name in (WHOLE, COMPACTED)}
     return {"seed": seed, "variant": variant, "tokens": suites[COMPACTED]["tokens_per_summary"], "solved": solved}
 
@@ -80,9 +82,9 @@ def draw(measured: Mapping[str, Any], path: Path) -> Path:
     figure, (ax,) = new_figure(LIGHT, 4.6, 2.8)
     for name in (name for name in VARIANTS if name in measured):
         tokens, (error, low, high) = measured[name]["tokens"], measured[name]["compaction_error"]
-        color = LIGHT.muted if name == "prompted" else LIGHT.palette[0]
+        color = LIGHT.muted if name in WITHOUT_RL else LIGHT.palette[0]
         ax.errorbar(tokens, error, [[error - low], [high - error]], fmt="o", color=color, capsize=3, markersize=5)
-        label = name if name == "prompted" else f"price {name}"
+        label = LABELS.get(name, f"price {name}")
         ax.annotate(label, (tokens, error), xytext=(6, 3), textcoords="offset points", color=color, fontsize=8.5)
     percent_y_axis(ax)
     ax.set_xlabel("tokens per summary", fontsize=9, color=LIGHT.muted)

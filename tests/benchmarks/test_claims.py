@@ -66,6 +66,8 @@ def test_half_of_the_prompted_error_is_the_bound(tmp_path, capsys):
         out = run(tmp_path, capsys, rows(prompted_summaries=policy(0.4), rl_price_0=policy(error)))
         assert out["trained_summaries_halve_the_error"]["effect"] == pytest.approx(0.2 - error)
         assert out["trained_summaries_halve_the_error"]["holds"] is holds
+        equal = out["trained_summaries_halve_the_error_at_equal_length"]
+        assert equal["effect"] == pytest.approx(-error), "the policy before RL loses nothing to summaries here"
 
 
 def test_one_seed_is_no_claim_and_other_tasks_are_refused(tmp_path, capsys):

@@ -46,7 +46,7 @@ def test_without_a_common_seed_there_is_nothing_to_say_or_draw():
 @pytest.mark.parametrize(
     "rows, flag, sentence",
     [
-        ([], "--policies=0.2", "--policies names '0.2'; use some of prompted, 0, 0.1, 0.3, 0.5"),
+        ([], "--policies=0.2", "--policies names '0.2'; use some of prompted, before, 0, 0.1, 0.3, 0.5"),
         ([row(0, "0", 12, (1, 1), (1,))], "--policies=0", "'0' played other chains with summaries than without"),
     ],
 )
