@@ -5,15 +5,17 @@ import json
 import pytest
 
 from benchmarks import controls, summary_prices
-from benchmarks.summary_prices import COMPACTED, PRICES, VARIANTS, WHOLE
-from composer_jax.rl.rewards import RewardConfig, length_cost
+from benchmarks.seeded_runs import SIZES
+from benchmarks.summary_prices import PRICES, REPORTS, SHORT, VARIANTS, WHOLE
+from benchmarks.summary_prices_config import get_config
+from composer_jax.stages.config import run_config
+from configs import tiny
 from launch.flags import parse
 
 
 def row(seed, variant, tokens, whole, compacted):
-    solved = {WHOLE: whole, COMPACTED: compacted}
-    tasks = {suite: {f"{seed}-{i}": rate for i, rate in enumerate(rates)} for suite, rates in solved.items()}
-    return {"seed": seed, "variant": variant, "tokens": tokens, "solved": tasks}
+    tasks = [{f"{seed}-{i}": rate for i, rate in enumerate(rates)} for rates in (whole, compacted)]
+    return {"seed": seed, "variant": variant, "tokens": tokens, "whole": tasks[0], "compacted": tasks[1]}
 
 
 ROWS = [
@@ -46,7 +48,11 @@ def test_without_a_common_seed_there_is_nothing_to_say_or_draw():
 @pytest.mark.parametrize(
     "rows, flag, sentence",
     [
-        ([], "--policies=0.2", "--policies names '0.2'; use some of prompted, before, 0, 0.1, 0.3, 0.5"),
+        (
+            [],
+            "--policies=0.2",
+            "--policies names '0.2'; use some of before, before_short, prompted, short, 0, 0.01, 0.03",
+        ),
         ([row(0, "0", 12, (1, 1), (1,))], "--policies=0", "'0' played other chains with summaries than without"),
     ],
 )
@@ -62,23 +68,27 @@ def test_policies_differ_in_the_price_of_summaries_only(tmp_path, monkeypatch):
     """Those that benchmarks.controls has are its runs; the others are runs in folders of their own."""
     runs = {}
     monkeypatch.setattr(controls, "run_pipeline", lambda workdir, *_, **fields: runs.update({workdir.name: fields}))
-    monkeypatch.setattr(summary_prices, "final_suites", lambda *_: dict.fromkeys((WHOLE, COMPACTED), SUITE))
-    for variant in VARIANTS:
-        summary_prices.measure(tmp_path, "full", None, 0, variant)
-    prices = {}
-    for name in ("rl_price_0", "rl", "rl_price_0.3", "rl_price_0.5"):
-        changed = {f"--config.{key.replace('__', '.')}={value}" for key, value in runs[name].items() if key != "base"}
-        config, _ = parse(["prog", "--config=configs/tiny.py", f"--workdir={tmp_path}", *sorted(changed)])
-        prices[name] = config.rl.reward.weight
-        assert (config.stages, config.evaluate.which) == (("rl",), ("after",))
-    assert list(prices.values()) == [float(price) for price in PRICES]
-    assert "prompted_summaries" in runs
+    suites = {name: {"tokens_per_summary": len(name), "solved": {name: 1.0}} for name in (WHOLE, REPORTS, SHORT)}
+    monkeypatch.setattr(summary_prices, "final_suites", lambda *_: suites)
+    rows = {name: summary_prices.measure(tmp_path, "full", None, 0, name) for name in VARIANTS}
+    assert {name for name, row in rows.items() if SHORT in row["compacted"]} == {"before_short", "short"}
+    assert all(WHOLE in row["whole"] and len(row["compacted"]) == 1 for row in rows.values())
+    assert runs.keys() == {"sft", "prompted_summaries", "rl_price_0"} | {f"rl_reports_price_{p}" for p in PRICES}
+    prices = []
+    for price in PRICES:
+        fields = dict(runs[f"rl_reports_price_{price}"])
+        assert fields.pop("base") == tmp_path / "seed0" / "sft" / "checkpoints" / "sft"
+        flags = [f"--config.{key.replace('__', '.')}={value}" for key, value in fields.items() if key != "config"]
+        config, _ = parse(["prog", f"--config={fields['config']}", f"--workdir={tmp_path}", *flags])
+        prices.append(config.rl.reward.weight)
+        assert (config.stages, config.evaluate.which, config.rl.compaction) == (("rl",), ("after",), "long")
+    assert prices == [float(price) for price in PRICES]
 
 
-SUITE = {"tokens_per_summary": 13.0, "solved": {"a": 1.0}}
-
-
-def test_a_solved_episode_is_worth_something_at_every_price():
-    parts = RewardConfig(summary_token=0.1)
-    cost = length_cost(0.1 * 26, k=parts.k, q=parts.q)
-    assert 0.55 < 1 / cost < 0.56 and max(map(float, PRICES)) * cost < 1
+@pytest.mark.parametrize("size", SIZES)
+def test_the_config_is_the_demo_with_chains_alone(size):
+    config, demo = run_config(get_config(size)), run_config(tiny.get_config(size))
+    assert list(config.rl.groups) == ["memory_chain"] and config.rl.steps == demo.rl.steps
+    assert {WHOLE, REPORTS} == set(config.evaluate.suites) and config.model == demo.model
+    assert config.evaluate.suites[REPORTS] == demo.evaluate.suites[REPORTS]
+    assert config.rl.reward.summary_token > 0 == config.rl.reward.turn
