@@ -248,3 +248,18 @@ def faster_than(control: str) -> Measure:
         return Measured(statistics.fmean(differences), *interval(differences), sorted(runs[control]), points)
 
     return measure
+
+
+def replayed_routes(files: Files) -> Measured | None:
+    """Half of the gap of log-probabilities without router replay minus that with it, at the 99th percentile, for the
+    bfloat16 engine; over the seeds of the variant that the most have."""
+    rows = files["router_replay"]
+    variants = [row["variant"] for row in rows]
+    most = max(variants, key=variants.count, default="")
+    seeds = {row["seed"]: row["engines"]["bfloat16"] for row in rows if row["variant"] == most}
+    if len(seeds) < 2:
+        return None
+    p99 = {way: [of[way]["p99"] for of in seeds.values()] for way in ("without", "replay")}
+    differences = [without / 2 - replay for without, replay in zip(p99["without"], p99["replay"], strict=True)]
+    points = [_point(name, of) for name, of in p99.items()]
+    return Measured(statistics.fmean(differences), *interval(differences), sorted(seeds), points)

@@ -129,6 +129,12 @@ CLAIMS: Mapping[str, Claim] = {
         HARD_AXIS,
         measures.harder_tasks(HARD),
     ),
+    "router_replay_halves_the_gap": Claim(
+        "With the engine's experts, log-probabilities of engine and learner are at most half as far apart.",
+        "99th percentile of the gap in nats",
+        measures.replayed_routes,
+        is_rate=False,
+    ),
     "feedback_beats_the_reward": Claim(
         "Textual feedback removes a habit of malformed calls faster than the grade alone.",
         "malformed calls during RL",
@@ -159,6 +165,8 @@ NAMES = {
     "priced": "RL, price",
     "tiny_price": "price / 100",
     "tiny_price_std": "price / 100, std",
+    "without": "own experts",
+    "replay": "the engine's",
     "fixed": "fixed mix",
     "reward": "grade",
     "priced_reward": "grade and price",
@@ -174,6 +182,7 @@ FILES = (
     "parallel_calls",
     "length_normalisation",
     "ladder",
+    "router_replay",
     "feedback",
 )
 """Benchmarks whose rows claims read."""

@@ -1,4 +1,4 @@
-"""What router replay does to the mismatch of sampler and learner: `python -m benchmarks.router_replay [--steps=300]`.
+"""What router replay does to the mismatch of sampler and learner: `python -m benchmarks.router_replay [--seeds=0,1,2]`.
 
 A small network with experts is trained in float32 on the bytes of this package's source, so that its predictions and
 its routers are no coin flips. An engine in bfloat16, and one with 8-bit weights besides, samples from it at temperature
@@ -7,7 +7,9 @@ its routers are no coin flips. An engine in bfloat16, and one with 8-bit weights
 of rl.loss.replay_plausibility, "strict" with 0.9). The engine "stale" has the weights of --stale steps before, as in
 asynchronous RL; its gaps are also the learner's progress.
 
-Prints progress on stderr and, as the last line of stdout, one JSON object:
+A seed decides the weights at the start, and the order of the text; with --rows a finished seed does not run again.
+
+Prints progress on stderr and, as the last line of stdout, one JSON object of means over the seeds:
     p99_without, p99_replay, p99_filtered, p99_strict    99th percentile of |log p_learner - log p_engine| with the
                 bfloat16 engine
     cost        how many times as long a gradient and the sampling of the rows take with replay (medians, in turn)
@@ -20,7 +22,9 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -32,6 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import composer_jax
+from benchmarks.seeded_runs import complete_rows, integers
 from composer_jax.agent.transcript import Row, Transcript
 from composer_jax.data.packing import pack_documents
 from composer_jax.models.config import ModelConfig
@@ -45,14 +50,16 @@ from composer_jax.rl.logprob_gaps import gap_figures
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import SamplingParams
+from composer_jax.seeds import hash_seed
 from composer_jax.train.forward import predict_positions
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss, PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from launch.huge_pages import restart_with_huge_pages
 
+BFLOAT16 = "bfloat16"
 ENGINES = {
-    "bfloat16": "bfloat16",
+    BFLOAT16: "bfloat16",
     "float8_weights": "float8_e4m3fn",
     "int8_weights": "int8",
     "stale": "bfloat16",
@@ -61,6 +68,8 @@ ENGINES = {
 WAYS = {"without": None, "replay": 0.0, "filtered": PolicyLossConfig().replay_plausibility, "strict": 0.9}
 """Name -> plausibility of the replay."""
 PROMPT, ROWS = 32, 8
+SIZES = ("layers", "experts", "steps", "length", "sampled", "stale")
+"""Flags that make up the variant of a row: those of other sizes are not mixed."""
 
 
 def network(layers: int, experts: int) -> ModelConfig:
@@ -87,12 +96,12 @@ def network(layers: int, experts: int) -> ModelConfig:
     )
 
 
-def documents(length: int) -> Iterator[list[int]]:
-    """Yields pieces of the package's source files, as bytes, in a fixed random order."""
+def documents(length: int, seed: int) -> Iterator[list[int]]:
+    """Yields pieces of the package's source files, as bytes, in a random order."""
     folder = Path(next(iter(composer_jax.__path__)))
     text = b"".join(path.read_bytes() for path in sorted(folder.rglob("*.py")))
     pieces = [text[i : i + length] for i in range(0, len(text) - length, length)]
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     while True:
         for i in rng.permutation(len(pieces)):
             yield list(pieces[i])
@@ -102,11 +111,11 @@ Weights = tuple[Params, Params]
 """(params, router_bias)."""
 
 
-def train(config: ModelConfig, steps: int, stale: int, length: int) -> tuple[Weights, Weights]:
+def train(config: ModelConfig, steps: int, stale: int, length: int, seed: int) -> tuple[Weights, Weights]:
     """Returns the weights after pretraining on source code, and those of `stale` steps before."""
     optimizer = make_optimizer(OptimizerConfig(peak=3e-3, warmup=20, final=0.1), steps)
     learner = Learner(ModelDef(config), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), bias_rate=1e-3)
-    state, pieces = learner.init_state(*learner.definition.init(0)), documents(length)
+    state, pieces = learner.init_state(*learner.definition.init(seed)), documents(length, seed)
     old = None
     for step in range(steps):
         if step == steps - stale:
@@ -130,13 +139,13 @@ def make_sampler(config: ModelConfig, weights: Weights, dtype: str, length: int,
     return sampler
 
 
-def sample_rows(sampler: Sampler, n: int, length: int) -> list[Row]:
+def sample_rows(sampler: Sampler, n: int, length: int, seed: int) -> list[Row]:
     """Returns n rows that an engine sampled, with its log-probabilities and, if it caches them, routes."""
-    pieces = documents(length)
+    pieces = documents(length, seed)
     params = SamplingParams(length - PROMPT, return_routing=sampler.definition.config.cache_routing)
 
-    async def play(seed: int, prompt: list[int]) -> Row:
-        session, transcript = await sampler.open(seed), Transcript()
+    async def play(number: int, prompt: list[int]) -> Row:
+        session, transcript = await sampler.open(hash_seed("row", seed, number)), Transcript()
         sample = await session.sample(prompt, params)
         session.close()
         transcript.append("prompt", prompt)
@@ -145,7 +154,7 @@ def sample_rows(sampler: Sampler, n: int, length: int) -> list[Row]:
 
     async def main() -> list[Row]:
         async with sampler.serving():
-            return await asyncio.gather(*(play(seed, next(pieces)[:PROMPT]) for seed in range(n)))
+            return await asyncio.gather(*(play(number, next(pieces)[:PROMPT]) for number in range(n)))
 
     return asyncio.run(main())
 
@@ -189,7 +198,7 @@ def score_rows(config: ModelConfig, weights: Weights, rows: list[Row], plausibil
     return figures
 
 
-def measure_cost(config: ModelConfig, weights: Weights, rows: list[Row], length: int) -> dict[str, float]:
+def measure_cost(config: ModelConfig, weights: Weights, rows: list[Row], length: int, seed: int) -> dict[str, float]:
     """Returns how many times as long the learner's gradient and the engine's sampling take with replay, in turn."""
 
     @partial(jax.jit, static_argnames="replays")
@@ -203,7 +212,7 @@ def measure_cost(config: ModelConfig, weights: Weights, rows: list[Row], length:
     _, tokens, routes = next(batches(rows))
     learners = {how: partial(gradient, weights[0], tokens, routes, how) for how in (False, True)}
     samplers = {how: make_sampler(config, weights, "bfloat16", length, cache_routing=how) for how in (False, True)}
-    engines = {how: partial(sample_rows, sampler, len(rows), length) for how, sampler in samplers.items()}
+    engines = {how: partial(sample_rows, sampler, len(rows), length, seed) for how, sampler in samplers.items()}
     return {"gradient": _ratio(learners, rounds=11), "sampling": _ratio(engines, rounds=5)}
 
 
@@ -218,28 +227,55 @@ def _ratio(calls: Mapping[bool, Callable[[], Any]], rounds: int) -> float:
     return float(f"{np.median(seconds[True][1:]) / np.median(seconds[False][1:]):.3g}")
 
 
+def measure(config: ModelConfig, o: argparse.Namespace, seed: int, variant: str) -> dict[str, Any]:
+    """Returns the row of a seed: seed, variant, cost, and engine -> way of scoring -> its figures."""
+    weights, old = train(config, o.steps, o.stale, o.length, seed)
+    engines, rows = {}, []
+    for name, dtype in ENGINES.items():
+        sampler = make_sampler(config, old if name == "stale" else weights, dtype, o.length)
+        rows = sample_rows(sampler, o.sampled, o.length, seed)
+        engines[name] = {way: score_rows(config, weights, rows, how) for way, how in WAYS.items()}
+        print(name, json.dumps(engines[name], indent=1), file=sys.stderr, flush=True)
+    cost = measure_cost(config, weights, rows, o.length, seed)
+    return {"seed": seed, "variant": variant, "cost": cost, "engines": engines}
+
+
+def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the printed object of rows of one variant."""
+    engines = _mean([row["engines"] for row in rows])
+    p99 = {f"p99_{way}": engines[BFLOAT16][way]["p99"] for way in WAYS}
+    return {**p99, "cost": _mean([row["cost"] for row in rows]), "engines": engines, "seeds": [r["seed"] for r in rows]}
+
+
+def _mean(trees: Sequence[Any]) -> Any:
+    """Returns the mean of nested dicts of numbers, leaf by leaf, with four significant digits."""
+    if isinstance(trees[0], Mapping):
+        return {name: _mean([tree[name] for tree in trees]) for name in trees[0]}
+    return float(f"{statistics.fmean(trees):.4g}")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0", type=integers, help="comma-separated integers (default: 0)")
+    parser.add_argument("--rows", type=Path, help="file of the finished seeds (default: none)")
     parser.add_argument("--layers", type=int, default=8, help="layers, the first without experts (default: 8)")
     parser.add_argument("--experts", type=int, default=64, help="experts of a layer (default: 64)")
     parser.add_argument("--steps", type=int, default=300, help="training steps of 8 rows (default: 300)")
     parser.add_argument("--length", type=int, default=256, help="bytes of a row (default: 256)")
-    parser.add_argument("--rows", type=int, default=64, help="rows that an engine samples, of 8 (default: 64)")
+    parser.add_argument("--sampled", type=int, default=64, help="rows that an engine samples, of 8 (default: 64)")
     parser.add_argument("--stale", type=int, default=5, help="steps before the last (default: 5)")
     o = parser.parse_args(argv)
     if not 1 <= o.stale <= o.steps:
         parser.error(f"--stale={o.stale} is not between 1 and --steps={o.steps}")
     configure_cpu(1)
     config = network(o.layers, o.experts)
-    weights, old = train(config, o.steps, o.stale, o.length)
-    engines = {}
-    for name, dtype in ENGINES.items():
-        rows = sample_rows(make_sampler(config, old if name == "stale" else weights, dtype, o.length), o.rows, o.length)
-        engines[name] = {way: score_rows(config, weights, rows, how) for way, how in WAYS.items()}
-        print(name, json.dumps(engines[name], indent=1), file=sys.stderr, flush=True)
-    cost = measure_cost(config, weights, rows, o.length)
-    p99 = {f"p99_{way}": engines["bfloat16"][way]["p99"] for way in WAYS}
-    print(json.dumps(p99 | {"cost": cost, "engines": engines}))
+    variant = ", ".join(
+        f"{name} {getattr(o, name)}" for name in ("layers", "experts", "steps", "length", "sampled", "stale")
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = o.rows or Path(folder) / "rows.json"
+        rows = complete_rows(file, o.seeds, (variant,), lambda *run: measure(config, o, *run))
+    print(json.dumps(summarize([row for row in rows if row["variant"] == variant and row["seed"] in o.seeds])))
 
 
 if __name__ == "__main__":

@@ -113,6 +113,10 @@ def test_failures_feedback_and_the_ladder_are_read_from_their_own_files(tmp_path
             for name, last in (("reward", 0.4), ("priced_reward", 0.0 + seed), ("feedback", 0.2))
         ],
     }
+    files["router_replay"] = [
+        {"seed": seed, "variant": size, "engines": {"bfloat16": {"without": {"p99": gap}, "replay": {"p99": 0.1}}}}
+        for seed, size, gap in ((0, "large", 0.4), (1, "large", 0.3), (2, "small", 0.1))
+    ]
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     out = run(tmp_path, capsys, rows())
@@ -122,5 +126,9 @@ def test_failures_feedback_and_the_ladder_are_read_from_their_own_files(tmp_path
     }
     assert (out["ladder_beats_fixed_mix"]["holds"], out["ladder_beats_fixed_mix"]["effect"]) == (False, -0.25)
     assert out["feedback_beats_the_reward"]["holds"] and out["feedback_beats_the_reward"]["effect"] == 0.1
+    assert out["router_replay_halves_the_gap"] == {
+        **{"holds": True, "effect": 0.075, "low": 0.05, "high": 0.1},
+        "seeds": [0, 1],
+    }
     price = out["feedback_beats_a_price"]
     assert not price["holds"] and price["low"] == -0.1 and price["high"] == 0.4 and price["effect"] == 0.15
