@@ -1,19 +1,14 @@
-"""What shorter summaries cost: `python -m benchmarks.summary_prices [--seeds=0,1] [--picture=docs/summary_prices.png]`.
+"""What shorter summaries cost: `python -m benchmarks.summary_prices [--seeds=0,1,2] [--picture=FILE]`.
 
-A policy that writes reports of all items of a chain is trained by RL at several prices of summary tokens
-(rl.reward.weight; summary_prices_config.py). It is compared with the policies of benchmarks.controls that play the
-same chains, in the folders of that benchmark (the same --workdir, so that none is trained twice). The compaction error
-is pass@1 of the chains played without summaries minus pass@1 of the same chains with them. A stopped run is continued,
-and a finished one is a row of --rows.
+Chains ask for any of five items at their end, and an item that a summary drops is lost, so that every item has its
+worth and its tokens. SFT teaches summaries with any number of items ("before"; summary_prices_config.py). From there
+RL plays the same chains at four prices of summary tokens (rl.reward.weight). The compaction error is pass@1 of
+held-out chains played without summaries minus pass@1 of the same chains with them. A stopped run is continued, and a
+finished one is a row of --rows.
 
-    before, before_short    the policy before RL, asked for reports and for short summaries
-    prompted                the control prompted_summaries: SFT has taught it reports only
-    short                   the control rl_price_0: RL of summaries that have room for one item, without a price
-    0, 0.01, 0.03, 0.1      RL of reports at these prices
-
-Prints progress on stderr and, as the last line of stdout, one JSON object: "seeds", and policy -> {"tokens": tokens per
-summary, mean over the seeds, "compaction_error", "pass_at_1": [mean, low, high], the 95 % interval over the tasks of
-all seeds}. With --picture=FILE it draws the error against the tokens.
+Prints progress on stderr and, as the last line of stdout, one JSON object: "seeds", and "before" and every price ->
+{"tokens": tokens per summary, mean over the seeds, "compaction_error", "pass_at_1": [mean, low, high], the 95 %
+interval over the tasks of all seeds}. With --picture=FILE it draws the error against the tokens.
 """
 
 import json
@@ -22,52 +17,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.controls import RL, Seed
-from benchmarks.seeded_runs import Row, complete_rows, make_parser
+from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline
+from benchmarks.summary_prices_config import SUMMARIZED, WHOLE
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
 from composer_jax.observe.picture import LIGHT, new_figure, percent_y_axis, save_figure
 from composer_jax.stages.controls import final_suites
 
 CONFIG = "benchmarks/summary_prices_config.py"
-WHOLE, REPORTS, SHORT = "chain_whole", "chain_long", "chain"
-CONTROLS: Mapping[str, tuple[str, str]] = {
-    "before": ("sft", REPORTS),
-    "before_short": ("sft", SHORT),
-    "prompted": ("prompted_summaries", REPORTS),
-    "short": ("rl_price_0", SHORT),
-}
-"""Policy -> its control of benchmarks.controls, and the suite that it plays with summaries."""
-WITHOUT_RL = ("before", "before_short", "prompted")
-PRICES = ("0", "0.01", "0.03", "0.1")
-"""rl.reward.weight."""
-VARIANTS = (*CONTROLS, *PRICES)
-LABELS = {
-    "before": "before RL",
-    "before_short": "before RL, short",
-    "prompted": "prompted",
-    "short": "RL, short",
-}
+BEFORE = "before"
+PRICES = ("0", "0.1", "0.2", "0.3")
+"""rl.reward.weight. At 0.26 a chain that is solved with every item kept, by about 75 tokens of summaries, is worth
+nothing."""
+VARIANTS = (BEFORE, *PRICES)
 
 
-def measure(folder: Path, size: str, base: Path | None, seed: int, variant: str) -> Row:
+def measure(folder: Path, size: str, seed: int, variant: str) -> Row:
     """Returns the row of a policy: seed, variant, tokens per summary, and what it solved without summaries ("whole")
-    and with them ("compacted"), by task."""
-    runs = Seed(folder, size, seed, base)
-    if variant in CONTROLS:
-        control, suite = CONTROLS[variant]
-        workdir = runs.makers[control](control)
-    else:
-        suite, sft = REPORTS, runs.start() / "checkpoints" / "sft"
-        fields = {"base": sft, "config": CONFIG, "rl__reward__weight": float(variant), **RL}
-        workdir = runs.run(f"rl_reports_price_{variant}", **fields)
-    suites = final_suites(workdir, ("before",) if variant in WITHOUT_RL else ("after",))
+    and with them ("compacted"), by task. The policy before RL is trained first if it is not there."""
+    workdir = sft = folder / f"seed{seed}" / BEFORE
+    run_pipeline(sft, size, seed, config=CONFIG, stages="('sft',)", evaluate__which="('before',)")
+    if variant != BEFORE:
+        workdir = folder / f"seed{seed}" / f"price_{variant}"
+        start = {"base": sft / "checkpoints" / "sft", "stages": "('rl',)", "evaluate__which": "('after',)"}
+        run_pipeline(workdir, size, seed, config=CONFIG, **start, rl__reward__weight=float(variant))
+    suites = final_suites(workdir)
     return {
         "seed": seed,
         "variant": variant,
-        "tokens": suites[suite]["tokens_per_summary"],
+        "tokens": suites[SUMMARIZED]["tokens_per_summary"],
         "whole": suites[WHOLE]["solved"],
-        "compacted": suites[suite]["solved"],
+        "compacted": suites[SUMMARIZED]["solved"],
     }
 
 
@@ -102,32 +82,15 @@ def _with_interval(values: Sequence[float]) -> list[float]:
 
 
 def draw(measured: Mapping[str, Any], path: Path) -> Path:
-    """Draws the compaction error of every policy against the length of its summaries; equal places share a label."""
+    """Draws the compaction error of every policy against the length of its summaries."""
     figure, (ax,) = new_figure(LIGHT, 4.6, 2.8)
-    names = [name for name in VARIANTS if name in measured]
-    labels: dict[tuple[int, float], list[str]] = {}
-    for name in names:
+    for name in (name for name in VARIANTS if name in measured):
         tokens, (error, low, high) = measured[name]["tokens"], measured[name]["compaction_error"]
-        color = LIGHT.muted if name in WITHOUT_RL else LIGHT.palette[0]
+        color = LIGHT.muted if name == BEFORE else LIGHT.palette[0]
         ax.errorbar(tokens, error, [[error - low], [high - error]], fmt="o", color=color, capsize=3, markersize=5)
-        labels.setdefault((round(tokens), round(error, 1)), []).append(name)
-    longest = max(measured[name]["tokens"] for name in names)
-    ax.set_xlim(0, 1.1 * longest)
-    for here in labels.values():
-        tokens, error = measured[here[0]]["tokens"], measured[here[0]]["compaction_error"][0]
-        prices = [name for name in here if name in PRICES]
-        words = [LABELS[name] for name in here if name in LABELS]
-        words += [f"RL, price {', '.join(prices)}"] if prices else []
-        side = -1 if tokens > longest / 2 else 1
-        ax.annotate(
-            "; ".join(words),
-            (tokens, error),
-            xytext=(8 * side, 4),
-            textcoords="offset points",
-            ha="left" if side > 0 else "right",
-            color=LIGHT.muted if set(here) <= set(WITHOUT_RL) else LIGHT.palette[0],
-            fontsize=8.5,
-        )
+        label = "before RL" if name == BEFORE else f"price {name}"
+        ax.annotate(label, (tokens, error), xytext=(8, 3), textcoords="offset points", color=color, fontsize=8.5)
+    ax.set_xlim(0, 1.3 * max(measured[name]["tokens"] for name in measured if name in VARIANTS))
     percent_y_axis(ax)
     ax.set_xlabel("tokens per summary", fontsize=9, color=LIGHT.muted)
     ax.set_title("compaction error of chains", loc="left", fontsize=9, color=LIGHT.muted)
@@ -135,18 +98,13 @@ def draw(measured: Mapping[str, Any], path: Path) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = make_parser(__doc__, "runs/controls", rows="summary_prices.json")
-    parser.add_argument("--base", type=Path, help="that of benchmarks.controls (default: none)")
-    parser.add_argument("--policies", default=",".join(VARIANTS), help=f"some of {', '.join(VARIANTS)} (default: all)")
+    parser = make_parser(__doc__, "runs/summary_prices", CONFIG)
     parser.add_argument("--picture", type=Path, help="file of the picture (default: none)")
     o = parser.parse_args(argv)
-    chosen = o.policies.split(",")
-    if unknown := [name for name in chosen if name not in VARIANTS]:
-        parser.error(f"--policies names {unknown[0]!r}; use some of {', '.join(VARIANTS)}")
-    folder, base = o.workdir.absolute(), o.base and o.base.absolute()
-    file = o.rows or folder / "summary_prices.json"
+    folder = o.workdir.absolute()
     try:
-        rows = complete_rows(file, o.seeds, chosen, lambda *run: measure(folder, o.size, base, *run))
+        file = o.rows or folder / "rows.json"
+        rows = complete_rows(file, o.seeds, VARIANTS, lambda *run: measure(folder, o.size, *run))
         measured = summarize(rows)
     except UserError as error:
         parser.error(str(error))

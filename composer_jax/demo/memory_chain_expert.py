@@ -78,14 +78,18 @@ def chain_script(task: Task, notes: ChainNotes, rng: random.Random) -> Script:
 
 
 def chain_summary(task: Task, notes: ChainNotes, style: Style, rng: random.Random) -> str:
-    """Returns the expert's answer to a request for a summary: one item if it has to be short, otherwise all."""
+    """Returns the expert's answer to a request for a summary: one item if it has to be short, all in a report, and any
+    number of items, each with the same probability, in a list."""
     step = answer_line(task) if notes.is_at_end else next_line(notes.following)
-    if style == "short" and notes.is_at_end:
+    if style != "long" and notes.is_at_end:
         # There is no room for the question beside an item, and no need for any item but the one that is asked for.
         (asked,) = task.metadata[FACTS]
         return f"{asked}\n{notes.following}" if asked in notes.items else step
     if style == "short":
         return f"{rng.choice(list(notes.items))}\n{step}"
+    if style == "some":
+        kept = set(rng.sample(list(notes.items), rng.randint(0, len(notes.items))))
+        return "\n".join([*(item for item in notes.items if item in kept), step])
     facts = "\n".join(notes.items)
     return f"Goal: answer what the last file asks.\nFacts:\n{facts}\nNext:\n{step}"
 
