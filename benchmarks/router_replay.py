@@ -269,9 +269,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--stale={o.stale} is not between 1 and --steps={o.steps}")
     configure_cpu(1)
     config = network(o.layers, o.experts)
-    variant = ", ".join(
-        f"{name} {getattr(o, name)}" for name in ("layers", "experts", "steps", "length", "sampled", "stale")
-    )
+    variant = ", ".join(f"{name} {getattr(o, name)}" for name in SIZES)
     with tempfile.TemporaryDirectory() as folder:
         file = o.rows or Path(folder) / "rows.json"
         rows = complete_rows(file, o.seeds, (variant,), lambda *run: measure(config, o, *run))

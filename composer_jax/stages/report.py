@@ -14,6 +14,8 @@ from composer_jax.stages.controls import compare_by_task, control_suites, final_
 from composer_jax.stages.evaluate import GREEDY, HELDOUT, policy_stage
 from composer_jax.stages.run import Run
 
+BY_TASK = ("solved", "failed_tokens")
+"""Measures of a suite that have a number for every task and stay in stages/evaluate_*.json."""
 STAGES = ("evaluate_base", "pretrain", "sft", "evaluate_before", "evaluate_greedy", "rl", "evaluate_after")
 
 
@@ -80,7 +82,7 @@ def _pooled(run: Run, suites: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
 def _add_suites(run: Run, out: dict[str, Any], which: str, suites: dict[str, dict[str, Any]]) -> None:
     """Adds every measure under suites.NAME.WHICH, and those that the config names under their own keys."""
     for name, measures in suites.items():
-        kept = {key: value for key, value in measures.items() if key != "solved"}
+        kept = {key: value for key, value in measures.items() if key not in BY_TASK}
         out.setdefault("suites", {}).setdefault(name, {})[which] = kept
         if name.startswith(HELDOUT):
             family = name.removeprefix(HELDOUT).replace(".", "_")  # a dot leads to a field within a field

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import types
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from composer_jax.stages.report import report, results
 from configs.tiny import get_config
 from tests.stages.contract import assert_contract
 
-SUITES = {
+SUITES: dict[str, dict[str, Any]] = {
     name: {"pass_at_1": p, "pass_at_k": p + 0.1, "tokens_per_summary": 10 * p}
     for name, p in {
         "two_bugs": 0.5,
@@ -23,6 +24,7 @@ SUITES = {
         "chain_long": 0.2,
     }.items()
 }
+SUITES["two_bugs"] |= {"solved": {"two_bugs-1": 0.5}, "failed_tokens": {"two_bugs-1": 80.0}}
 SUITES["chain"]["compaction_error"] = 0.5
 SUITES["chain_long"]["compaction_error"] = 0.6
 EVALUATION = {
@@ -94,6 +96,7 @@ def test_a_whole_run_fulfils_the_contract(run):
     assert summary["summary"]["prompted_baseline"] == {"pass": 0.2, "tokens": 2.0, "compaction_error": 0.6}
     assert summary["throughput"]["sandbox_runs_per_s"] == 2.0
     assert summary["peak_rss_gb"] == 0.7
+    assert set(summary["suites"]["two_bugs"]["before"]) == {"pass_at_1", "pass_at_k", "tokens_per_summary"}
     json.dumps(summary, allow_nan=False)
 
 
