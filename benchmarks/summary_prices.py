@@ -84,13 +84,23 @@ def _with_interval(values: Sequence[float]) -> list[float]:
 def draw(measured: Mapping[str, Any], path: Path) -> Path:
     """Draws the compaction error of every policy against the length of its summaries."""
     figure, (ax,) = new_figure(LIGHT, 4.6, 2.8)
-    for name in (name for name in VARIANTS if name in measured):
+    names = [name for name in VARIANTS if name in measured]
+    for name in names:
         tokens, (error, low, high) = measured[name]["tokens"], measured[name]["compaction_error"]
         color = LIGHT.muted if name == BEFORE else LIGHT.palette[0]
         ax.errorbar(tokens, error, [[error - low], [high - error]], fmt="o", color=color, capsize=3, markersize=5)
-        label = "before RL" if name == BEFORE else f"price {name}"
-        ax.annotate(label, (tokens, error), xytext=(8, 3), textcoords="offset points", color=color, fontsize=8.5)
-    ax.set_xlim(0, 1.3 * max(measured[name]["tokens"] for name in measured if name in VARIANTS))
+        # To the left of a point that has a close one on its right.
+        is_crowded = any(0 < measured[other]["tokens"] - tokens < 2 for other in names)
+        ax.annotate(
+            "before RL" if name == BEFORE else f"price {name}",
+            (tokens, error),
+            xytext=(-8 if is_crowded else 8, 3),
+            textcoords="offset points",
+            ha="right" if is_crowded else "left",
+            color=color,
+            fontsize=8.5,
+        )
+    ax.set_xlim(0, 1.3 * max(measured[name]["tokens"] for name in names))
     percent_y_axis(ax)
     ax.set_xlabel("tokens per summary", fontsize=9, color=LIGHT.muted)
     ax.set_title("compaction error of chains", loc="left", fontsize=9, color=LIGHT.muted)
