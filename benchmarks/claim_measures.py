@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks import length_normalisation, parallel_calls, pass_at_64, rule_change
-from benchmarks.seeded_runs import Row
+from benchmarks.seeded_runs import Row, runs_of_common_seeds
 from composer_jax.demo.lookups import ManyLookups
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
@@ -47,11 +47,8 @@ TRAINED = "rl_price_0"
 
 def _by_seed(rows: Sequence[Row], *variants: str) -> dict[str, dict[int, Row]] | None:
     """Returns variant -> seed -> row, for the seeds that all variants have; None if there are fewer than two."""
-    found = {name: {row["seed"]: row for row in rows if row["variant"] == name} for name in variants}
-    seeds = sorted(set.intersection(*(set(runs) for runs in found.values())))
-    if len(seeds) < 2:
-        return None
-    return {name: {seed: runs[seed] for seed in seeds} for name, runs in found.items()}
+    runs = runs_of_common_seeds(rows, variants)
+    return runs if len(runs[variants[0]]) > 1 else None
 
 
 def _rates(runs: Mapping[int, Row], suite: str) -> Rates:
@@ -62,8 +59,8 @@ def _point(name: str, values: Sequence[float]) -> Point:
     return (name, sum(values) / len(values), *interval(values))
 
 
-def _difference(values: Mapping[str, Rates], minuend: str, subtrahend: str, factor: float = 1.0) -> Measured:
-    """Returns minuend - factor * subtrahend, paired by task.
+def _difference(values: Mapping[str, Rates], minuend: str, subtrahend: str) -> Measured:
+    """Returns minuend - subtrahend, paired by task.
 
     Raises:
       UserError: the two were measured on other tasks.
@@ -72,7 +69,7 @@ def _difference(values: Mapping[str, Rates], minuend: str, subtrahend: str, fact
     if ours.keys() != theirs.keys():
         raise UserError(f"{minuend!r} and {subtrahend!r} were measured on other tasks; measure one of them again.")
     tasks = sorted(ours)
-    differences = [ours[task] - factor * theirs[task] for task in tasks]
+    differences = [ours[task] - theirs[task] for task in tasks]
     points = [_point(name, [of[task] for task in sorted(of)]) for name, of in values.items()]
     seeds = sorted({seed for seed, _ in tasks})
     return Measured(sum(differences) / len(differences), *interval(differences), seeds, points)
@@ -156,8 +153,7 @@ def changed_rule(files: Files) -> Measured | None:
 
 def _lookups(files: Files) -> parallel_calls.Runs | None:
     """Returns the runs of the seeds that all variants of benchmarks.parallel_calls have; None if fewer than two."""
-    runs = parallel_calls.runs_of_whole_seeds(files["parallel_calls"])
-    return runs if len(runs[parallel_calls.SFT]) > 1 else None
+    return _by_seed(files["parallel_calls"], *parallel_calls.VARIANTS)
 
 
 def _rise(runs: parallel_calls.Runs, variants: Sequence[str], threshold: float) -> Measured:
@@ -212,8 +208,8 @@ def shorter_easy_tasks(files: Files) -> Measured | None:
 
 def longer_failures(files: Files) -> Measured | None:
     """How many tokens more failed attempts have after RL whose loss is divided by each episode's length."""
-    runs = length_normalisation.runs_of_whole_seeds(files["length_normalisation"])
-    if len(runs[length_normalisation.CONSTANT]) < 2:
+    runs = _by_seed(files["length_normalisation"], *length_normalisation.VARIANTS)
+    if runs is None:
         return None
     failed = length_normalisation.failures_of_both(runs, length_normalisation.ALL)
     return _difference(failed, length_normalisation.BY_LENGTH, length_normalisation.CONSTANT)

@@ -165,6 +165,31 @@ def _summarize_suite(name: str, control: str, runs: Mapping[int, Row], reference
     return measures
 
 
+def compare_variants(
+    argv: Sequence[str] | None,
+    doc: str | None,
+    rows: str,
+    variants: Sequence[str],
+    measure: Callable[[Path, str, Path | None, int, str], Row],
+    summarize_rows: Callable[[Sequence[Row]], dict[str, Any]],
+) -> None:
+    """The main function of a benchmark that goes on from the runs of this one, in the same --workdir.
+
+    doc: of its module. rows: name of its file of rows. measure: (folder, size, base, seed, variant) -> the row.
+    """
+    parser = make_parser(doc, "runs/controls", rows=rows)
+    parser.add_argument("--base", type=Path, help="that of benchmarks.controls (default: none)")
+    o = parser.parse_args(argv)
+    folder, base = o.workdir.absolute(), o.base and o.base.absolute()
+    try:
+        found = complete_rows(
+            o.rows or folder / rows, o.seeds, variants, lambda *run: measure(folder, o.size, base, *run)
+        )
+        print(json.dumps(summarize_rows(found)))
+    except UserError as error:
+        parser.error(str(error))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     names = ("sft", *TEMPERATURES, "prompted_summaries", "rft", *RL_CONTROLS)
     parser = make_parser(__doc__, "runs/controls")

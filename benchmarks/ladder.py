@@ -14,15 +14,13 @@ Prints progress on stderr and, as the last line of stdout, one JSON object:
     seeds       the seeds that both variants were run with, in the order of `rung`
 """
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.controls import RL, Seed
-from benchmarks.seeded_runs import Row, complete_rows, curves, make_parser
-from composer_jax.errors import UserError
+from benchmarks.controls import RL, Seed, compare_variants
+from benchmarks.seeded_runs import Row, curves, runs_of_common_seeds
 from composer_jax.evals.interval import interval
 from composer_jax.stages.controls import compare_by_task, final_suites
 
@@ -55,8 +53,8 @@ def measure(folder: Path, size: str, base: Path | None, seed: int, variant: str)
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     """Returns the printed object; seeds that lack a variant are left out."""
-    by_variant = {name: {r["seed"]: r for r in rows if r["variant"] == name} for name in VARIANTS}
-    seeds = sorted(set.intersection(*(set(runs) for runs in by_variant.values())))
+    by_variant = runs_of_common_seeds(rows, VARIANTS)
+    seeds = list(by_variant[LADDER])
     return {
         "suites": {name: _compare(name, by_variant, seeds) for name in SUITES if seeds},
         "rung": [by_variant[LADDER][seed]["rung"] for seed in seeds],
@@ -76,16 +74,7 @@ def _compare(suite: str, by_variant: Mapping[str, Mapping[int, Row]], seeds: Seq
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = make_parser(__doc__, "runs/controls", rows="ladder.json")
-    parser.add_argument("--base", type=Path, help="that of benchmarks.controls (default: none)")
-    o = parser.parse_args(argv)
-    folder, base = o.workdir.absolute(), o.base and o.base.absolute()
-    file = o.rows or folder / "ladder.json"
-    try:
-        rows = complete_rows(file, o.seeds, VARIANTS, lambda *run: measure(folder, o.size, base, *run))
-        print(json.dumps(summarize(rows)))
-    except UserError as error:
-        parser.error(str(error))
+    compare_variants(argv, __doc__, "ladder.json", VARIANTS, measure, summarize)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,13 @@ fail at least once), "tasks" (their number)}, "longer": [by_length minus constan
 its 95 % interval], "solved": [the same of pass@1, over all tasks]}; "all" is all suites together.
 """
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.controls import RL, Seed
-from benchmarks.seeded_runs import Row, complete_rows, make_parser
+from benchmarks.controls import RL, Seed, compare_variants
+from benchmarks.seeded_runs import Row, runs_of_common_seeds
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
 from composer_jax.stages.controls import final_suites
@@ -64,20 +63,13 @@ def failures_of_both(runs: Mapping[str, Mapping[int, Row]], suite: str) -> dict[
     return {name: {task: of[task] for task in both} for name, of in failed.items()}
 
 
-def runs_of_whole_seeds(rows: Sequence[Row]) -> dict[str, dict[int, Row]]:
-    """Returns variant -> seed -> row, of the seeds that both variants have."""
-    found = {name: {row["seed"]: row for row in rows if row["variant"] == name} for name in VARIANTS}
-    seeds = sorted(found[CONSTANT].keys() & found[BY_LENGTH].keys())
-    return {name: {seed: runs[seed] for seed in seeds} for name, runs in found.items()}
-
-
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     """Returns the printed object.
 
     Raises:
       UserError: the two were measured on other tasks.
     """
-    runs = runs_of_whole_seeds(rows)
+    runs = runs_of_common_seeds(rows, VARIANTS)
     seeds = list(runs[CONSTANT])
     return {"seeds": seeds, **{name: _summarize_suite(runs, name) for name in (*SUITES, ALL) if seeds}}
 
@@ -108,16 +100,7 @@ def _difference(measures: Mapping[str, Values], tasks: Sequence[tuple[int, str]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = make_parser(__doc__, "runs/controls", rows="length_normalisation.json")
-    parser.add_argument("--base", type=Path, help="that of benchmarks.controls (default: none)")
-    o = parser.parse_args(argv)
-    folder, base = o.workdir.absolute(), o.base and o.base.absolute()
-    file = o.rows or folder / "length_normalisation.json"
-    try:
-        rows = complete_rows(file, o.seeds, VARIANTS, lambda *run: measure(folder, o.size, base, *run))
-        print(json.dumps(summarize(rows)))
-    except UserError as error:
-        parser.error(str(error))
+    compare_variants(argv, __doc__, "length_normalisation.json", VARIANTS, measure, summarize)
 
 
 if __name__ == "__main__":

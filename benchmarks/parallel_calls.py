@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.parallel_calls_config import PRICE
-from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline
+from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline, runs_of_common_seeds
 from composer_jax.demo.lookups import LOOKUPS
 from composer_jax.stages.controls import compare_by_task, final_suites
 
@@ -62,13 +62,6 @@ def measure(folder: Path, size: str, seed: int, variant: str) -> Row:
     }
 
 
-def runs_of_whole_seeds(rows: Sequence[Row]) -> Runs:
-    """Returns the rows of the seeds that all variants were run with."""
-    by_variant = {name: {row["seed"]: row for row in rows if row["variant"] == name} for name in VARIANTS}
-    seeds = sorted(set.intersection(*(set(runs) for runs in by_variant.values())))
-    return {name: {seed: runs[seed] for seed in seeds} for name, runs in by_variant.items()}
-
-
 def ratios(runs: Runs, suite: str, measure: str, of: str = PRICED, to: str = FREE) -> list[float]:
     """Returns a measure of one variant over that of another, for each seed; 1 where the other one has 0.
 
@@ -80,7 +73,7 @@ def ratios(runs: Runs, suite: str, measure: str, of: str = PRICED, to: str = FRE
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     """Returns the printed object."""
-    runs = runs_of_whole_seeds(rows)
+    runs = runs_of_common_seeds(rows, tuple(VARIANTS))
     seeds = list(runs[SFT])
     if not seeds:
         return {"seeds": []}

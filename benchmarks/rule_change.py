@@ -16,14 +16,13 @@ half of the loss of rft minus the loss of rl, with its interval, which lies abov
 SFT does.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.controls import Seed
+from benchmarks.controls import Seed, compare_variants
 from benchmarks.rule_change_config import FAMILIES, ChangedRule, SameRule
-from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline
+from benchmarks.seeded_runs import Row, run_pipeline
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
 from composer_jax.stages.controls import final_suites
@@ -103,16 +102,7 @@ def _with_interval(rates: Rates) -> list[float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = make_parser(__doc__, "runs/controls", rows="rule_change.json")
-    parser.add_argument("--base", type=Path, help="that of benchmarks.controls (default: none)")
-    o = parser.parse_args(argv)
-    folder, base = o.workdir.absolute(), o.base and o.base.absolute()
-    file = o.rows or folder / "rule_change.json"
-    try:
-        rows = complete_rows(file, o.seeds, tuple(POLICIES), lambda *run: measure(folder, o.size, base, *run))
-        print(json.dumps(summarize(rows)))
-    except UserError as error:
-        parser.error(str(error))
+    compare_variants(argv, __doc__, "rule_change.json", tuple(POLICIES), measure, summarize)
 
 
 if __name__ == "__main__":

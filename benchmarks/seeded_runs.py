@@ -90,6 +90,13 @@ def complete_rows(
     return rows
 
 
+def runs_of_common_seeds(rows: Sequence[Row], variants: Sequence[str]) -> dict[str, dict[int, Row]]:
+    """Returns variant -> seed -> row, of the seeds that all variants have, in ascending order."""
+    found = {name: {row["seed"]: row for row in rows if row["variant"] == name} for name in variants}
+    seeds = sorted(set.intersection(*(set(runs) for runs in found.values())))
+    return {name: {seed: runs[seed] for seed in seeds} for name, runs in found.items()}
+
+
 def curves(metrics: Path, columns: Sequence[str]) -> dict[str, list[float | None]]:
     """Returns the means of columns over each tenth of the steps; None where no step has a number."""
     rows = read_metrics(metrics)

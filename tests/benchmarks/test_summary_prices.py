@@ -82,8 +82,8 @@ def test_policies_differ_in_the_price_of_summaries_only(tmp_path, monkeypatch):
 def test_only_summary_tokens_have_a_price(size):
     config = run_config(get_config(size))
     reward = config.rl.reward
-    counted = {name for name in ("thinking_token", "call_token", "output_token", "final_token", "call", "turn")}
-    assert reward.summary_token > 0 and not any(getattr(reward, name) for name in counted)
+    others = ("thinking_token", "call_token", "output_token", "final_token", "call", "turn")
+    assert reward.summary_token > 0 and not any(getattr(reward, name) for name in others)
     worth = [1 - float(price) * length_cost(reward.summary_token * 75, k=reward.k, q=reward.q) for price in PRICES]
     assert worth[0] == 1 and worth[2] > 0 > worth[3], "the last price forbids to keep all items"
 
