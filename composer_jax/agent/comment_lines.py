@@ -13,6 +13,8 @@ import tokenize
 from collections import Counter
 from pathlib import PurePosixPath
 
+from composer_jax.python_ast import parse_python
+
 MAX_SOURCE = 1 << 20
 """Bytes; a larger file is data more often than code, and is not counted."""
 _SLASHES, _HASH, _DASHES = ("//", "/*", "*"), ("#",), ("--",)
@@ -54,7 +56,7 @@ def _lines(source: bytes, path: str, prefixes: tuple[str, ...]) -> Counter[tuple
 def _python_comments(source: bytes) -> set[int] | None:
     """The numbers of comment lines; None for source that does not parse."""
     try:
-        tree = ast.parse(source)
+        tree = parse_python(source)
         tokens = list(tokenize.tokenize(io.BytesIO(source).readline))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: deep nesting
         return None

@@ -5,6 +5,8 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from composer_jax.python_ast import parse_python
+
 MAX_BYTES = 500_000  # a larger file is data
 WINDOW, STEP = 40, 30  # lines of a window, and from the start of one to the next
 LONG = 80  # lines; a longer function is cut into windows
@@ -44,7 +46,7 @@ def split_chunks(path: str, data: bytes) -> list[Chunk]:
 def _definitions(data: bytes, count: int) -> Iterator[tuple[int, int, str]]:
     """(first line, last line, name) of functions, methods and class headers; disjoint, in order."""
     try:
-        tree = ast.parse(data, _PARSED)
+        tree = parse_python(data, _PARSED)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # all that the parser raises
         return
     done = 0

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from composer_jax.python_ast import parse_python
 from composer_jax.sandbox import WORKSPACE_PATHS, Change
 from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.suites.protected import RUNS_BY_ITSELF, is_protected
@@ -193,7 +194,7 @@ def _count_signs(source: bytes) -> Counter[tuple[str, str]]:
     if len(source) > MAX_SOURCE:
         return Counter()
     try:
-        return _count_signs_in(ast.parse(source))
+        return _count_signs_in(parse_python(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: deep nesting
         return Counter()
 
