@@ -120,7 +120,8 @@ def set_sft(sft: Any) -> None:
                 "chain_steps": ShortMemoryChain.STEPS,
             },
         },
-        "exercises": {"kind": "composer_jax.demo.exercises:RepairExercises", "options": {"count": 7000}},
+        "exercises": {"kind": "composer_jax.demo.exercises:RepairExercises", "options": {"count": 6000}},
+        "notes": {"kind": "composer_jax.demo.exercises:NoteExercises", "options": {"count": 3000}},
     }
     sft.update({"steps": 900, "batch_size": 8, "seq_len": 512, "save_every": 200})
     sft.optimizer.update({"peak": 2.5e-3, "warmup": 20, "final": 0.05})
@@ -243,6 +244,7 @@ def shrink(config: Any) -> None:
         "chain_start": 16,
     }
     config.sft.sources.exercises.options.count = 60
+    config.sft.sources.notes.options.count = 60
     config.agent.limits.update({"max_turns": 4, "max_turn_tokens": 24})
     config.agent.compactions.short.max_summary_tokens = 48  # the small tokenizer spells names out
     config.sampler.update({"slots": 16})

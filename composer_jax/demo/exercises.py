@@ -1,7 +1,9 @@
-"""Repair exercises: the one step of a bug-fixing conversation that takes knowledge.
+"""Exercises: single steps of bug-fixing conversations, which a small network learns late from whole ones.
 
-A conversation translates a specification into code at most once. An exercise is that step alone: a module as a tool
-shows it, and the edit that repairs it. Pretraining mixes exercises with source code, SFT with conversations.
+A conversation translates a specification into code at most once. A repair exercise is that step alone: a module as a
+tool shows it, and the edit that repairs it. Pretraining mixes them with source code, SFT with conversations. A note
+exercise is the step from somebody's note to the module that it names. Without these, one SFT run of four ended before
+the network had learned where that name stands, and its policy solved no task with notes.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from composer_jax.data import chat
+from composer_jax.data.chat import ToolCall
 from composer_jax.data.sources import SourceInputs
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.data.traces import TraceSource
-from composer_jax.demo import bugfix
+from composer_jax.demo import bugfix, notes
 from composer_jax.demo.bugfix_expert import repair
+from composer_jax.demo.notes import OneBug
 from composer_jax.demo.tokenizer import require_own_tokenizer
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.trace_sources import SourceContext
@@ -68,6 +72,23 @@ def repair_exercise(task: Task, tok: Tokenizer, train_module: bool) -> tuple[np.
     return tokens, np.repeat([trained for _, trained in parts], [len(ids) for ids, _ in parts])
 
 
+def note_exercise(task: Task, person: str, tok: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (tokens int32[n], trained bool[n]) of a task with notes on one bug.
+
+    Not trained: the call that reads a person's note, and the note. Trained: the call that reads its module.
+    """
+    (bug,) = task.metadata["bugs"]
+    path = notes.note_path(person, bug["function"])
+    before = [
+        tok.assistant,
+        *chat.render_assistant(tok, "", [ToolCall("read", {"path": path})]),
+        *chat.render_message(tok, "tool", task.files[path]),
+        tok.assistant,
+    ]
+    step = chat.render_assistant(tok, "", [ToolCall("read", {"path": bug["path"]})])
+    return np.array([*before, *step], np.int32), np.repeat([False, True], [len(before), len(step)])
+
+
 class RepairExercises:
     """The SFT source of repair exercises. count: how many."""
 
@@ -82,3 +103,13 @@ class RepairExercises:
     def report(self) -> dict[str, Any]:
         """Returns nothing: exercises have no results."""
         return {}
+
+
+class NoteExercises(RepairExercises):
+    """The SFT source of note exercises. count: how many."""
+
+    def traces(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns (tokens int32 [n], trained bool [n]) of every exercise; only the last call is trained."""
+        seed, tok = hash_seed("sft note exercises", self.context.seed), require_own_tokenizer(self.context.tokenizer)
+        tasks = (notes.generate(OneBug.FAMILY, 1, "train", seed, i, reliable=None) for i in range(self.count))
+        return [note_exercise(task, notes.PEOPLE[i % len(notes.PEOPLE)], tok) for i, task in enumerate(tasks)]

@@ -10,6 +10,7 @@ from composer_jax.agent.episode import EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.data import chat
 from composer_jax.demo import notes, notes_expert
+from composer_jax.demo.exercises import note_exercise
 from composer_jax.demo.expert import make_traces
 from composer_jax.demo.functions import FOUR_WAY_KINDS, KINDS
 from composer_jax.demo.notes import PEOPLE, RELIABLE, OneBug, ThreeBugs, TwoBugs
@@ -179,3 +180,22 @@ def test_the_tests_name_the_function_and_nothing_else(pool):
     assert wrong == [f"FAIL {bug['function']}\n"] * 3
     assert broken_module.startswith("FAIL ") and len(broken_module.split()) == 2
     assert right.startswith("PASS ")
+
+
+def test_a_note_exercise_is_a_piece_of_the_experts_conversation(pool, tok, slip_rate):
+    slip_rate(slip=0.0)
+    tasks = [without_limit(notes.generate("one_bug", 1, "train", 7, index, reliable=None)) for index in range(4)]
+    for task, episode in zip(tasks, play(pool, tok, tasks), strict=True):
+        (bug,) = task.metadata["bugs"]
+        (row,) = episode.transcript.rows()
+        whole = row.tokens.tolist()
+        places = []
+        for person in PEOPLE:
+            tokens, trained = note_exercise(task, person, tok)
+            assert tokens.dtype == "int32" and trained.dtype == bool and len(tokens) == len(trained)
+            places += [i for i in range(len(whole)) if whole[i : i + len(tokens)] == tokens.tolist()]
+            step = tokens[trained].tolist()
+            [call] = chat.parse_assistant(tok, step).calls
+            assert (call.name, call.arguments) == ("read", {"path": bug["path"]})
+            assert tokens[-len(step) :].tolist() == step and bug["path"] in tok.decode(tokens[~trained].tolist())
+        assert len(places) == 1, "the module is read after the first note"
