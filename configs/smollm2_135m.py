@@ -63,7 +63,7 @@ def get_config(size: str = "short") -> ConfigDict:
     config.rl.update({"steps": rl_steps, "group_size": GROUP_SIZE, "compaction": "none"})
     config.rl.update({"save_every": 2, "record_every": 2})
     config.rl.update({"tokens_per_episode": 256.0, "batches": ((ROW, 4),)})
-    config.rl.optimizer.update({"peak": 3e-5, "warmup": 1, "decay": "linear", "final": 0.2, "weight_decay": 0.0})
+    config.rl.optimizer.update({"peak": 1e-5, "warmup": 1, "decay": "linear", "final": 0.2, "weight_decay": 0.0})
     config.evaluate.suites = {
         "bugs": {
             "family": "bugs",
