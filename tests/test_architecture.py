@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,12 @@ def module_name(file: Path, root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports_of(file: Path, root: Path) -> list[Import]:
     """Every import of a file; `from a import b` counts as a.b where that is a module, else as a."""
     here = module_name(file, root).split(".")
@@ -98,7 +105,7 @@ def imports_of(file: Path, root: Path) -> list[Import]:
             for_types = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
             visit(child, at_import and not in_function and not (for_types and child in node.body))
 
-    visit(ast.parse(file.read_text(encoding="utf-8")), True)
+    visit(tree_of(file), True)
     return imports
 
 
@@ -151,7 +158,7 @@ def demo_violations(root: Path) -> Iterator[str]:
     for file in files_of(root):
         if is_or_is_in(path_in_package(module_name(file, root)) or "", ("demo",)):
             continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = tree_of(file)
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
@@ -214,7 +221,7 @@ def model_name_violations(root: Path) -> Iterator[str]:
     for file in files_of(root):
         if not is_or_is_in(path_in_package(module_name(file, root)), NETWORK):
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(file)):
             suspects: list[ast.AST] = []
             if isinstance(node, ast.Compare):
                 suspects = [node.left, *node.comparators]
@@ -248,7 +255,7 @@ def length_violations(root: Path) -> Iterator[str]:
             where, source = str(file.relative_to(root)), file.read_text(encoding="utf-8")
             if (lines := len(source.splitlines())) > FILE_LINES:
                 yield f"{where}: {lines} lines; split what is over {FILE_LINES}"
-            for node in ast.walk(ast.parse(source)):
+            for node in ast.walk(tree_of(file)):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     lines = (node.end_lineno or node.lineno) - node.lineno + 1
                     if lines > FUNCTION_LINES:
@@ -321,6 +328,8 @@ def test_a_violation_is_reported(tmp_path, rule, file, source, expected):
     assert before == []
     (package / file).parent.mkdir(exist_ok=True)
     (package / file).write_text(source + "\n")
+    tree_of.cache_clear()
+    imports_of.cache_clear()
     complaints = list(RULES[rule](tmp_path))
     assert any(expected in complaint for complaint in complaints), complaints
 

@@ -143,10 +143,18 @@ def assert_contract(name: str, case: str, sizes):
     assert dropped == 0
 
 
-@pytest.mark.parametrize("sizes", (MESHES | TENSOR_MESHES).values(), ids=(MESHES | TENSOR_MESHES).keys())
-@pytest.mark.parametrize("name", FORMS)
-def test_values_and_gradients_are_those_of_the_contract(name, sizes):
-    assert_contract(name, "biases_clamped", sizes)
+# Every form on rows, experts and tensor at once, and every mesh with a form that communicates over it.
+ON_MESHES = [(name, mesh) for name in FORMS for mesh in ("2x4", "2x2x2")] + [
+    *(("dense", mesh) for mesh in ("1x1", "8x1")),
+    *(("ring", mesh) for mesh in ("1x8", "4x2", "1x4x2")),
+    *(("all_to_all", mesh) for mesh in ("1x8", "4x2", "2x1x4")),
+    *(("ragged_all_to_all", mesh) for mesh in ("1x4x2", "2x1x4")),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh"), ON_MESHES)
+def test_values_and_gradients_are_those_of_the_contract(name, mesh):
+    assert_contract(name, "biases_clamped", (MESHES | TENSOR_MESHES)[mesh])
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -167,10 +175,15 @@ def test_experts_stored_along_a_tensor_axis_of_one(name):
     assert relative_error(jax.jit(mapped)(X, IDS, GATES, Experts(*MATRICES)), loop("swiglu")) < 1e-5
 
 
-@pytest.mark.parametrize("capacity_factor", [0.1, 0.4, 1.0], ids=str)
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("sizes", [(1, 8, 1), (2, 2, 2)], ids=str)
-def test_a_ring_takes_as_many_rounds_as_it_needs(capacity_factor, case, sizes):
+@pytest.mark.parametrize(
+    ("case", "sizes", "capacity_factor"),
+    [
+        *((case, sizes, 0.1) for case in CASES for sizes in ((1, 8, 1), (2, 2, 2))),
+        *(("biases_clamped", (1, 8, 1), factor) for factor in (0.4, 1.0)),
+    ],
+    ids=str,
+)
+def test_a_ring_takes_as_many_rounds_as_it_needs(case, sizes, capacity_factor):
     """A buffer for a tenth of the mean, which is filled many times; nothing is dropped."""
     actual, dropped = on_mesh("ring", case, sizes, capacity_factor=capacity_factor)
     assert_equal(actual, expected(case))

@@ -1,6 +1,7 @@
 """launch.rl, killed with SIGKILL while it plays and learns, trains the same batches and ends with the same weights.
 
-KILLS=20 in the environment kills each run that often.
+The run plays two steps ahead. KILLS=20 in the environment kills it that often, STALENESS=0 makes it synchronous, which
+tests/rl/test_orchestrator.py has as well, within one process.
 """
 
 import os
@@ -19,7 +20,7 @@ from tests.stages.base_model import write_base
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("KILLS", 1))
+KILLS, STALENESS = int(os.environ.get("KILLS", 1)), int(os.environ.get("STALENESS", 2))
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +30,13 @@ def base(tmp_path_factory):
     return folder
 
 
-def start(base: Path, workdir: Path, staleness: int) -> subprocess.Popen:
+def start(base: Path, workdir: Path) -> subprocess.Popen:
     one_device = [f"--config.mesh.{axis}=1" for axis in ("cpu_devices", "data", "expert")]
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "launch.rl", f"--config=tests/stages/two_hosts_config.py:{base}"),
             *(f"--workdir={workdir}", "--config.rl.steps=8", "--config.rl.save_every=3", *one_device),
-            f"--config.rl.max_staleness={staleness}",
+            f"--config.rl.max_staleness={STALENESS}",
         ],
         cwd=ROOT,
         env={key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")},
@@ -45,10 +46,10 @@ def start(base: Path, workdir: Path, staleness: int) -> subprocess.Popen:
     )
 
 
-def finish(base: Path, workdir: Path, staleness: int) -> float:
+def finish(base: Path, workdir: Path) -> float:
     """Runs to the end; returns the seconds from the first admitted group on."""
     began = time.monotonic()
-    process = start(base, workdir, staleness)
+    process = start(base, workdir)
     while not (workdir / "rl" / "admitted.jsonl").exists() and process.poll() is None:
         began = time.monotonic()
         time.sleep(0.01)
@@ -57,9 +58,9 @@ def finish(base: Path, workdir: Path, staleness: int) -> float:
     return time.monotonic() - began
 
 
-def kill(base: Path, workdir: Path, staleness: int, after_s: float) -> None:
+def kill(base: Path, workdir: Path, after_s: float) -> None:
     """Starts the run and kills it so many seconds after it has begun to play, or later if that is soon."""
-    process = start(base, workdir, staleness)
+    process = start(base, workdir)
     journal = workdir / "rl" / "admitted.jsonl"
     size = journal.stat().st_size if journal.exists() else 0
     deadline = None
@@ -76,16 +77,15 @@ def last_weights(workdir: Path) -> dict:
     return read_checkpoint(folder / str(last_step(folder)))["params"]
 
 
-@pytest.mark.parametrize("staleness", [0, 2], ids=["synchronous", "ahead"])
-def test_kill_9_changes_neither_batches_nor_weights(base, tmp_path, staleness):
+def test_kill_9_changes_neither_batches_nor_weights(base, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    seconds = finish(base, whole, staleness)
-    rng = random.Random(staleness)
+    seconds = finish(base, whole)
+    rng = random.Random(STALENESS)
     for _ in range(KILLS):
-        kill(base, killed, staleness, rng.uniform(0, seconds / 2))
+        kill(base, killed, rng.uniform(0, seconds / 2))
         if (killed / "stages" / "rl.json").exists():
             break
-    finish(base, killed, staleness)
+    finish(base, killed)
     assert (killed / "batches.jsonl").read_text() == (whole / "batches.jsonl").read_text()
     expected, actual = last_weights(whole), last_weights(killed)
     differences = {name: relative_error(actual[name], expected[name]) for name in expected}
