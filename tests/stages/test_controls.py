@@ -131,7 +131,7 @@ def test_evaluations_that_the_run_does_not_have_are_refused(base, tmp_path):
     config.base, config.evaluate.which = f"hf:{base}", ("after",)
     with (
         Run(config, tmp_path / "run") as run,
-        pytest.raises(UserError, match="leaves no evaluation; this run has before"),
+        pytest.raises(UserError, match="leaves no evaluation; this run has base, before"),
     ):
         evaluations(run)
     config.evaluate.which = ("later",)
