@@ -9,7 +9,7 @@ makes a tree as well, `ast.parse` raises "SystemError: AST constructor recursion
 import ast
 import threading
 
-_LOCK = threading.RLock()
+_LOCK = threading.RLock()  # reentrant: what the garbage collector calls meanwhile may parse as well
 
 
 def parse_python(source: str | bytes, path: str = "<unknown>") -> ast.Module:

@@ -20,7 +20,6 @@ from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.data.traces import TraceSource
 from composer_jax.demo import bugfix, notes
 from composer_jax.demo.bugfix_expert import repair
-from composer_jax.demo.notes import OneBug
 from composer_jax.demo.tokenizer import require_own_tokenizer
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.trace_sources import SourceContext
@@ -111,5 +110,5 @@ class NoteExercises(RepairExercises):
     def traces(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns (tokens int32 [n], trained bool [n]) of every exercise; only the last call is trained."""
         seed, tok = hash_seed("sft note exercises", self.context.seed), require_own_tokenizer(self.context.tokenizer)
-        tasks = (notes.generate(OneBug.FAMILY, 1, "train", seed, i, reliable=None) for i in range(self.count))
+        tasks = (notes.generate(notes.OneBug.FAMILY, 1, "train", seed, i, reliable=None) for i in range(self.count))
         return [note_exercise(task, notes.PEOPLE[i % len(notes.PEOPLE)], tok) for i, task in enumerate(tasks)]

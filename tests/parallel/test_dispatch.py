@@ -143,7 +143,7 @@ def assert_contract(name: str, case: str, sizes):
     assert dropped == 0
 
 
-# Every form on rows, experts and tensor at once, and every mesh with a form that communicates over it.
+# Every form on two meshes that cut most axes, and every other mesh with at least one form.
 ON_MESHES = [(name, mesh) for name in FORMS for mesh in ("2x4", "2x2x2")] + [
     *(("dense", mesh) for mesh in ("1x1", "8x1")),
     *(("ring", mesh) for mesh in ("1x8", "4x2", "1x4x2")),
