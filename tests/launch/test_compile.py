@@ -1,6 +1,5 @@
 """launch.compile as a user runs it, for a small network, without TPUs."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,9 +10,7 @@ import pytest
 from tests.scale.configuration import FIELDS
 
 ROOT = Path(__file__).parents[2]
-NEEDS_LIBTPU = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason='needs libtpu: pip install "composer_jax[tpu]"'
-)
+NEEDS_LIBTPU = pytest.mark.usefixtures("libtpu")
 KEYS = {
     "fits",
     "params_total",

@@ -1,6 +1,5 @@
 """launch.simulate as a user runs it, for a small network, without TPUs."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -20,7 +19,7 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs libtpu: pip install "composer_jax[tpu]"')
+@pytest.mark.usefixtures("libtpu")
 def test_the_table_goes_to_stderr_and_the_result_is_the_last_line(tmp_path):
     run = simulated(
         "--topology=v5e:2x2",

@@ -1,7 +1,5 @@
 """The ragged exchange, which XLA lacks on CPUs: its plan on simulated devices, and compilation for a TPU."""
 
-import importlib.util
-
 import chex
 import hypothesis
 import hypothesis.strategies as st
@@ -75,10 +73,8 @@ def test_the_plan_is_the_same_in_jax(load):
 
 
 @pytest.fixture(scope="module")
-def tpus():
+def tpus(libtpu):
     """Four TPU devices of a compile-only topology."""
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("needs libtpu, the compiler for TPUs: pip install libtpu")
     from jax.experimental import topologies
 
     with pytest.MonkeyPatch.context() as patch:

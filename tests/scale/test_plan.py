@@ -1,7 +1,5 @@
 """Memory breakdowns, the compiler's messages, slices, and wrong requests."""
 
-import importlib.util
-
 import jax
 import numpy as np
 import pytest
@@ -105,7 +103,7 @@ def test_without_libtpu_the_sentence_says_what_to_install(monkeypatch):
         tpu_slice("v5e:2x2")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs libtpu: pip install "composer_jax[tpu]"')
+@pytest.mark.usefixtures("libtpu")
 def test_axes_share_a_dimension_of_the_torus_where_there_is_no_other_way():
     tpus = tpu_slice("v5p:4x4x8")
 

@@ -1,14 +1,10 @@
 """Published steps against our predictions for the same network, batch and slice."""
 
-import importlib.util
-
 import pytest
 
 from benchmarks.published_steps import RUNS, compare
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason='needs libtpu: pip install "composer_jax[tpu]"'
-)
+pytestmark = pytest.mark.usefixtures("libtpu")
 
 
 @pytest.mark.parametrize("name", RUNS)
