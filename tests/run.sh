@@ -31,6 +31,6 @@ use_compilation_cache "$venv"
 
 "$VENV_PYTHON" -m ruff check --quiet .
 "$VENV_PYTHON" -m basedpyright --pythonpath "$VENV_PYTHON" --level error
-# loadfile: the tests of one file share what they compiled. conftest.py orders the files. When a worker crashes, the run
-# fails at once: with another worker in its place, xdist has waited for good at the end.
+# loadfile: the tests of one file share what they compiled. conftest.py orders the files. A worker that crashes is not
+# replaced: the run fails either way, but with another in its place xdist can wait for good at its end.
 "$VENV_PYTHON" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 ${selection[@]+"${selection[@]}"} "$@"
