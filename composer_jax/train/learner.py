@@ -85,7 +85,7 @@ class Learner:
         self.definition, self.optimizer, self.mesh = definition, optimizer, mesh
         self.host_reduction = reduction == "host" and mesh.shape["replica"] > 1
         self.replicated = NamedSharding(mesh, PartitionSpec())
-        self.transformation = optax.with_extra_args_support(optimizer.transformation)
+        self.transformation = optimizer.make_transformation(definition, None if self.host_reduction else mesh)
         self.master_dtype = "" if optimizer.master_dtype == definition.config.param_dtype else optimizer.master_dtype
         self.frozen_params: tuple[str, ...] = getattr(loss, "frozen_params", ())
         self._gradient = jax.jit(self._sharded_program(loss, with_gradient=True))
@@ -309,7 +309,7 @@ class Learner:
         if self.master_dtype:
             weights, old = state.optimizer
             gradient, old = cast_floats((gradient, old), self.master_dtype)
-        direction, new = self.transformation.update(gradient, old, weights, decay_mask=self.definition.decay_mask())
+        direction, new = self.transformation.update(gradient, old, weights)
         new = _where(is_finite, new, old)
         updated = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), weights, direction)
         updated = _where(is_finite, updated, weights)

@@ -5,11 +5,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-import jax
 import optax
+from jax.sharding import Mesh
 
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
+from composer_jax.models.model_def import ModelDef
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +70,10 @@ class OptimizerConfig:
 class Optimizer:
     """What a Learner needs of an optimizer."""
 
-    transformation: optax.GradientTransformation
-    """Everything but the learning rate: gradient -> direction, which the step multiplies by minus the rate. An update
-    that accepts extra arguments gets `decay_mask`: for each parameter, whether it decays (ModelDef.decay_mask)."""
+    make_transformation: Callable[[ModelDef, Mesh | None], optax.GradientTransformation]
+    """Makes everything but the learning rate for a network: gradient -> direction, which the step multiplies by minus
+    the rate. The mesh is the one that shards weights and gradients (ModelDef.specs); it is None where every device has
+    all of them and must compute without collectives."""
     learning_rate: Callable[[int], float]
     """The rate of an optimizer step, counted from 0. The jitted step receives it as an argument, so that changing it
     does not recompile."""
@@ -106,22 +108,15 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> Callable[[int
 
 def adamw(config: OptimizerConfig, steps: int) -> Optimizer:
     """AdamW (arXiv 1711.05101) after clipping by the global norm."""
-    transformation = optax.chain(
-        optax.clip_by_global_norm(config.clip),
-        optax.scale_by_adam(config.b1, config.b2, config.eps),
-        add_masked_weight_decay(config.weight_decay),
-    )
-    return Optimizer(transformation, learning_rate_schedule(config, steps))
 
+    def make_transformation(definition: ModelDef, mesh: Mesh | None) -> optax.GradientTransformation:
+        return optax.chain(
+            optax.clip_by_global_norm(config.clip),
+            optax.scale_by_adam(config.b1, config.b2, config.eps),
+            optax.add_decayed_weights(config.weight_decay, definition.decay_mask()),
+        )
 
-def add_masked_weight_decay(weight_decay: float) -> optax.GradientTransformationExtraArgs:
-    """optax.add_decayed_weights for the parameters that the `decay_mask` of the update names."""
-
-    def update(updates, state, params=None, **extra_args):
-        decay = lambda u, w, decays: u + weight_decay * w if decays else u  # noqa: E731
-        return jax.tree.map(decay, updates, params, extra_args["decay_mask"]), state
-
-    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    return Optimizer(make_transformation, learning_rate_schedule(config, steps))
 
 
 OPTIMIZERS: Mapping[str, Callable[[OptimizerConfig, int], Optimizer]] = {"adamw": adamw}

@@ -87,8 +87,11 @@ def recorded_loss(config: LanguageLossConfig) -> Loss:
 def momentum(config: OptimizerConfig, steps: int) -> Optimizer:
     """An optimizer."""
     record("optimizer")
-    transformation = optax.chain(optax.clip_by_global_norm(config.clip), optax.trace(config.b1))
-    return Optimizer(transformation, learning_rate_schedule(config, steps))
+
+    def make_transformation(definition, mesh):
+        return optax.chain(optax.clip_by_global_norm(config.clip), optax.trace(config.b1))
+
+    return Optimizer(make_transformation, learning_rate_schedule(config, steps))
 
 
 @dataclasses.dataclass(frozen=True)

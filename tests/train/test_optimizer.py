@@ -1,6 +1,7 @@
 """The optimizer against plain optax, and the schedules against their formulas."""
 
 import math
+from typing import Any, NamedTuple, cast
 
 import chex
 import jax
@@ -10,7 +11,17 @@ import optax
 import pytest
 
 from composer_jax.errors import UserError
+from composer_jax.models.model_def import ModelDef
 from composer_jax.train.optimizer import Optimizer, OptimizerConfig, make_optimizer
+
+
+class WithMask(NamedTuple):
+    """Stands for a ModelDef whose parameters are those of a test."""
+
+    mask: Any
+
+    def decay_mask(self):
+        return self.mask
 
 
 def test_ten_steps_are_those_of_optax_adamw():
@@ -22,6 +33,7 @@ def test_ten_steps_are_those_of_optax_adamw():
         "head": jnp.asarray(rng.standard_normal((4, 5)), jnp.float32),
     }
     decay_mask = {"layers": {"q": True, "norm": {"scale": False}}, "head": True}
+    transformation = optimizer.make_transformation(cast("ModelDef", WithMask(decay_mask)), None)
     plain = optax.chain(
         optax.clip_by_global_norm(0.7),
         optax.adamw(
@@ -33,12 +45,12 @@ def test_ten_steps_are_those_of_optax_adamw():
             mask=decay_mask,
         ),
     )
-    ours, state, theirs, plain_state = params, optimizer.transformation.init(params), params, plain.init(params)
+    ours, state, theirs, plain_state = params, transformation.init(params), params, plain.init(params)
     for step in range(10):
         # Some gradients are clipped and some are not.
         size = 0.01 if step % 2 else 2.0
         gradient = jax.tree.map(lambda w: jnp.asarray(size * rng.standard_normal(w.shape), jnp.float32), params)  # noqa: B023
-        direction, state = optimizer.transformation.update(gradient, state, ours, decay_mask=decay_mask)
+        direction, state = transformation.update(gradient, state, ours)
         ours = jax.tree.map(lambda w, u: w - optimizer.learning_rate(step) * u, ours, direction)  # noqa: B023
         update, plain_state = plain.update(gradient, plain_state, theirs)
         theirs = optax.apply_updates(theirs, update)
@@ -47,10 +59,11 @@ def test_ten_steps_are_those_of_optax_adamw():
 
 def test_weights_decay_where_the_mask_is_true():
     params = {"norm": {"scale": jnp.ones(3)}, "w": jnp.ones((3, 3))}
-    transformation = make_optimizer(OptimizerConfig(peak=1.0, weight_decay=0.5), steps=1).transformation
+    optimizer = make_optimizer(OptimizerConfig(peak=1.0, weight_decay=0.5), steps=1)
+    network = WithMask({"norm": {"scale": False}, "w": True})
+    transformation = optimizer.make_transformation(cast("ModelDef", network), None)
     nothing = jax.tree.map(jnp.zeros_like, params)
-    decay_mask = {"norm": {"scale": False}, "w": True}
-    direction, _ = transformation.update(nothing, transformation.init(params), params, decay_mask=decay_mask)
+    direction, _ = transformation.update(nothing, transformation.init(params), params)
     np.testing.assert_array_equal(direction["norm"]["scale"], 0)
     np.testing.assert_array_equal(direction["w"], 0.5)
 
@@ -100,7 +113,7 @@ def test_a_stage_without_steps_is_refused():
 
 
 def sgd(config: OptimizerConfig, steps: int) -> Optimizer:
-    return Optimizer(optax.identity(), lambda step: config.peak / steps)
+    return Optimizer(lambda definition, mesh: optax.identity(), lambda step: config.peak / steps)
 
 
 def test_an_import_path_names_a_users_optimizer():
