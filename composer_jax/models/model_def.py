@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import Decoder
 from composer_jax.models.initializers import Params, initialize
-from composer_jax.models.parameter import RouterBias, scale_axes
+from composer_jax.models.parameter import RouterBias, matrix_axes, scale_axes
 from composer_jax.ops.quantization import QuantizedArray, quantize_weight
 from composer_jax.parallel.sharding import storage_sharding
 
@@ -88,6 +88,10 @@ class ModelDef:
         """Returns whether weight decay applies to each parameter, as bools in a tree like params."""
         return _map_variables(_abstract(self.config)[1], lambda variable: variable.get_metadata()["decays"])
 
+    def matrix_axes(self) -> Params:
+        """Returns the MatrixAxes of each parameter, or None, in a tree like params."""
+        return _map_variables(_abstract(self.config)[1], matrix_axes)
+
     def parameter_count(self) -> int:
         """Returns the number of trained parameters, embedding and head included."""
         return sum(leaf.size for leaf in jax.tree.leaves(ModelDef(self.config).shapes()[0]))
@@ -103,10 +107,10 @@ class ModelDef:
 
     def _abstract_weight(self, variable: nnx.Variable) -> Any:
         """Returns the shape and dtype of a weight in storage; of an 8-bit one, a QuantizedArray of them."""
-        weight, in_axes = _shape_and_dtype(variable), variable.get_metadata().get("in_axes")
-        if not self.matrix_dtype or in_axes is None:
+        weight, metadata = _shape_and_dtype(variable), variable.get_metadata()
+        if not self.matrix_dtype or metadata.get("full_precision", True):
             return weight
-        return jax.eval_shape(lambda w: quantize_weight(w, in_axes, self.matrix_dtype), weight)
+        return jax.eval_shape(lambda w: quantize_weight(w, metadata["in_axes"], self.matrix_dtype), weight)
 
 
 def _abstract(config: ModelConfig):

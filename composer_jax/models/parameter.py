@@ -1,5 +1,6 @@
 """Declaration of weights with their logical axes, and the gather of a weight before use."""
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,15 @@ from composer_jax.parallel.sharding import all_gather_fsdp
 
 if TYPE_CHECKING:
     from composer_jax.models.config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixAxes:
+    """Which two dimensions of a weight make a matrix, counted from the end. The others stack matrices: layers, experts,
+    and heads."""
+
+    in_axis: int
+    out_axis: int
 
 
 class RouterBias(nnx.Variable):
@@ -52,10 +62,23 @@ def matrix(
     fan_in = math.prod(shape[axis] for axis in in_axes)
     std = 1 / math.sqrt(fan_in) if config.init_std is None else config.init_std
     param = parameter(std * jax.random.normal(rngs.params(), shape, config.param_dtype), *axes, decays=True)
-    if not full_precision:
-        # Counted from the end, so that they hold for a stack of layers, too.
-        param.set_metadata(in_axes=tuple(axis - len(shape) for axis in in_axes))
+    # Counted from the end, so that they hold for a stack of layers, too.
+    param.set_metadata(in_axes=tuple(axis - len(shape) for axis in in_axes), full_precision=full_precision)
     return param
+
+
+def matrix_axes(param: nnx.Variable) -> MatrixAxes | None:
+    """Returns the dimensions of the matrix that a layer, an expert or a head multiplies by; None for other weights.
+
+    The embedding table and the output head, which have a row per token of the vocabulary, count as other weights.
+    """
+    metadata = param.get_metadata()
+    axes, in_axes = metadata["axes"], metadata.get("in_axes")
+    if in_axes is None or "vocab" in axes:
+        return None
+    # Heads are summed over by the output projection, but each has a matrix of its own.
+    in_axis = max(in_axes)
+    return MatrixAxes(in_axis, max(axis for axis in range(-len(axes), 0) if axis not in in_axes))
 
 
 def gather_param(param: nnx.Variable, dtype: DTypeLike) -> jax.Array:

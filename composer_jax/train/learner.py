@@ -145,12 +145,14 @@ class Learner:
     def _optimizer_shardings(self) -> Any:
         """Shardings of the optimizer's state: a parameter's moments and master weight have the parameter's own."""
         params = self.definition.shardings(self.mesh)[0]
+        is_masked = lambda leaf: isinstance(leaf, optax.MaskedNode)  # noqa: E731
         state = optax.tree_map_params(
             self.transformation,
-            lambda _, s: s,
+            lambda leaf, sharding: leaf if is_masked(leaf) else sharding,
             jax.eval_shape(self.transformation.init, self.definition.shapes()[0]),
             params,
             transform_non_params=lambda _: self.replicated,
+            is_leaf=is_masked,
         )
         return MasterState(params, state) if self.master_dtype else state
 

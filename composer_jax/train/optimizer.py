@@ -5,12 +5,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+import jax
 import optax
 from jax.sharding import Mesh
 
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
 from composer_jax.models.model_def import ModelDef
+from composer_jax.train.muon import scale_by_muon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,8 @@ class OptimizerConfig:
     """
 
     name: str = "adamw"
-    """One of OPTIMIZERS, or the import path of a function (OptimizerConfig, steps) -> Optimizer."""
+    """One of OPTIMIZERS: "adamw", or "muon" (matrices by Muon, other weights by AdamW; docs/design.md). Or the import
+    path of a function (OptimizerConfig, steps) -> Optimizer."""
     peak: float = 1e-3
     """Largest learning rate. Not published for these models; ours."""
     warmup: int = 0
@@ -38,6 +41,8 @@ class OptimizerConfig:
     """Decay rate of Adam's second moment (DeepSeek-V3: 0.95)."""
     eps: float = 1e-8
     """Added to the root of Adam's second moment. Not published; optax's default."""
+    momentum: float = 0.95
+    """Of "muon": decay rate of the momentum of matrices (Moonlight, arXiv 2502.16982, section 2.1: 0.95)."""
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices (DeepSeek-V3: 0.1). Norm scales, biases and attention sinks do not decay."""
     clip: float = 1.0
@@ -59,7 +64,7 @@ class OptimizerConfig:
         for field in ("warmup", "weight_decay"):
             if not getattr(self, field) >= 0:
                 raise UserError(f"optimizer.{field}={getattr(self, field)} is negative; use 0 or more.")
-        for field in ("b1", "b2"):
+        for field in ("b1", "b2", "momentum"):
             if not 0 <= getattr(self, field) < 1:
                 raise UserError(f"optimizer.{field}={getattr(self, field)} is no decay rate; use 0 <= {field} < 1.")
         if not 0 <= self.final <= 1:
@@ -119,5 +124,22 @@ def adamw(config: OptimizerConfig, steps: int) -> Optimizer:
     return Optimizer(make_transformation, learning_rate_schedule(config, steps))
 
 
-OPTIMIZERS: Mapping[str, Callable[[OptimizerConfig, int], Optimizer]] = {"adamw": adamw}
+def muon(config: OptimizerConfig, steps: int) -> Optimizer:
+    """Muon for matrices and AdamW for the other weights (train/muon.py), after clipping by the global norm."""
+
+    def make_transformation(definition: ModelDef, mesh: Mesh | None) -> optax.GradientTransformation:
+        of_matrices = scale_by_muon(config.momentum, definition, mesh)
+        of_others = optax.scale_by_adam(config.b1, config.b2, config.eps)
+        is_matrix = lambda axes: "muon" if axes else "adamw"  # noqa: E731
+        kinds = jax.tree.map(is_matrix, definition.matrix_axes(), is_leaf=lambda axes: axes is None)
+        return optax.chain(
+            optax.clip_by_global_norm(config.clip),
+            optax.partition({"muon": of_matrices, "adamw": of_others}, kinds),
+            optax.add_decayed_weights(config.weight_decay, definition.decay_mask()),
+        )
+
+    return Optimizer(make_transformation, learning_rate_schedule(config, steps))
+
+
+OPTIMIZERS: Mapping[str, Callable[[OptimizerConfig, int], Optimizer]] = {"adamw": adamw, "muon": muon}
 """Builders by OptimizerConfig.name."""

@@ -92,12 +92,13 @@ def test_without_a_warm_up_the_first_step_has_the_peak():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "adamx"}, "optimizer.name='adamx' is unknown; use one of adamw"),
+        ({"name": "adamx"}, "optimizer.name='adamx' is unknown; use one of adamw, muon"),
         ({"decay": "sine"}, "optimizer.decay='sine' is unknown; use 'cosine', 'linear' or 'constant'"),
         ({"peak": -1.0}, "optimizer.peak=-1.0 is not positive"),
         ({"clip": 0.0}, "optimizer.clip=0.0 is not positive"),
         ({"warmup": -1}, "optimizer.warmup=-1 is negative"),
         ({"b2": 1.0}, "optimizer.b2=1.0 is no decay rate"),
+        ({"momentum": -0.1}, "optimizer.momentum=-0.1 is no decay rate"),
         ({"final": 1.5}, "optimizer.final=1.5 is no fraction of the peak"),
     ],
     ids=str,

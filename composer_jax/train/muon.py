@@ -1,0 +1,174 @@
+"""Muon: momentum whose matrices are orthogonalised, and AdamW for all other weights.
+
+    M = momentum M + G        O = NS(G + momentum M)        W = W - rate (0.2 sqrt(max(m, n)) O + weight_decay W)
+
+(Jordan et al. 2024; the factor, which gives the update the usual root mean square of AdamW's, is Moonlight's, arXiv
+2502.16982, section 2.2.) NS, the Newton-Schulz iteration (ops/newton_schulz.py), applies to the matrix of each layer,
+expert and attention head by itself (ModelDef.matrix_axes). The learning rate is the same for both kinds of weights.
+
+On a mesh a device holds shards of many matrices. An all-to-all turns them into whole matrices of fewer, which the
+device orthogonalises, and a second one turns them back (Composer 2, arXiv 2603.24477, section 5). Devices that hold the
+same shards share the matrices as well. Matrices of equal shape and sharding travel and are computed in one batch.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from composer_jax.models.model_def import ModelDef, Params
+from composer_jax.models.parameter import MatrixAxes
+from composer_jax.ops.newton_schulz import orthogonalize
+
+UPDATE_RMS = 0.2
+"""Root mean square of an update, divided by the learning rate; AdamW's in practice (Moonlight, section 2.2)."""
+
+
+class MuonState(NamedTuple):
+    momentum: Params
+
+
+class StackSharding(NamedTuple):
+    """How a stack of matrices is laid out; stacks with the same one are concatenated."""
+
+    m: int
+    n: int
+    """Shape of a device's shard of one matrix."""
+    in_mesh_axes: tuple[str, ...]
+    out_mesh_axes: tuple[str, ...]
+    """Mesh axes that shard the two dimensions of a matrix, the first varying slowest."""
+    replicated: tuple[str, ...]
+    """Mesh axes along which devices hold the same shards."""
+
+
+def scale_by_muon(momentum: float, definition: ModelDef, mesh: Mesh | None) -> optax.GradientTransformation:
+    """Orthogonalised momentum for a tree of matrices, in which optax has masked all other weights.
+
+    Args:
+      mesh: that of the weights; None computes all matrices on every device.
+    """
+
+    def init(params: Any) -> MuonState:
+        return MuonState(jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Params, MuonState]:
+        moments = jax.tree.map(lambda g, m: g + momentum * m, updates, state.momentum)
+        nesterov = jax.tree.map(lambda g, m: g + momentum * m, updates, moments)
+        return orthogonalize_tree(nesterov, definition, mesh), MuonState(moments)
+
+    return optax.GradientTransformation(init, update)
+
+
+def orthogonalize_tree(tree: Params, definition: ModelDef, mesh: Mesh | None) -> Params:
+    """Returns 0.2 sqrt(max(m, n)) NS(x) of every matrix of a tree that has nothing but matrices of the network."""
+    paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(tree), strict=True)
+    structure, axes_of = jax.tree.structure(tree), definition.matrix_axes()
+    axes = [_node(axes_of, path) for path in paths]
+    if mesh is None:
+        return jax.tree.unflatten(structure, orthogonalize_shards(leaves, axes, [PartitionSpec()] * len(leaves), {}))
+    specs_of, _ = definition.specs(mesh)
+    specs = tuple(_node(specs_of, path) for path in paths)
+    program = jax.shard_map(
+        lambda *shards: tuple(orthogonalize_shards(shards, axes, specs, dict(mesh.shape))),
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=specs,
+        # The gather over replicated axes gives every device the same values, which its type does not say.
+        check_vma=False,
+    )
+    return jax.tree.unflatten(structure, program(*leaves))
+
+
+def orthogonalize_shards(
+    shards: Sequence[jax.Array],
+    axes: Sequence[MatrixAxes],
+    specs: Sequence[PartitionSpec],
+    mesh_shape: dict[str, int],
+) -> list[jax.Array]:
+    """Returns 0.2 sqrt(max(m, n)) NS(x) of every matrix, inside the per-device program of a mesh.
+
+    Args:
+      shards: this device's part of each weight. axes, specs: of each weight.
+      mesh_shape: mesh axis -> size; empty outside any mesh.
+    """
+    stacks = [_to_stack(x, of) for x, of in zip(shards, axes, strict=True)]
+    groups: dict[StackSharding, list[int]] = {}
+    for i, (stack, of, spec) in enumerate(zip(stacks, axes, specs, strict=True)):
+        sharding = _stack_sharding(stack, shards[i].ndim, of, spec, mesh_shape)
+        groups.setdefault(sharding, []).append(i)
+    out = list(shards)
+    for sharding, members in groups.items():
+        joined = jnp.concatenate([stacks[i] for i in members])
+        results = jnp.split(_orthogonalize_sharded(joined, sharding, mesh_shape), _offsets(stacks, members))
+        for i, result in zip(members, results, strict=True):
+            out[i] = _from_stack(result, shards[i], axes[i])
+    return out
+
+
+def _orthogonalize_sharded(stack_BMN: jax.Array, sharding: StackSharding, mesh_shape: dict[str, int]) -> jax.Array:
+    """Returns scaled NS of a stack of shards, as the same shards."""
+    size = lambda names: math.prod(mesh_shape[name] for name in names)  # noqa: E731
+    count, shared = len(stack_BMN), size(sharding.replicated)
+    dims = [(2, sharding.out_mesh_axes), (1, sharding.in_mesh_axes)]
+    dims = [(dim, names) for dim, names in dims if size(names) > 1]
+    parts = shared * math.prod(size(names) for _, names in dims)
+    x = jnp.pad(stack_BMN, ((0, -count % parts), (0, 0), (0, 0)))
+    for dim, names in dims:
+        x = jax.lax.all_to_all(x, names, split_axis=0, concat_axis=dim, tiled=True)
+    scale = UPDATE_RMS * math.sqrt(max(x.shape[1:]))
+    if shared > 1:
+        own = len(x) // shared
+        mine = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(sharding.replicated) * own, own)
+        x = jax.lax.all_gather(scale * orthogonalize(mine), sharding.replicated, axis=0, tiled=True)
+    else:
+        x = scale * orthogonalize(x)
+    for dim, names in reversed(dims):
+        x = jax.lax.all_to_all(x, names, split_axis=dim, concat_axis=0, tiled=True)
+    return x[:count]
+
+
+def _stack_sharding(
+    stack: jax.Array, ndim: int, axes: MatrixAxes, spec: PartitionSpec, mesh_shape: dict[str, int]
+) -> StackSharding:
+    by_dim = [_names(entry) for entry in (*spec, *[None] * (ndim - len(spec)))]
+    used = {name for names in by_dim for name in names}
+    replicated = tuple(name for name, size in mesh_shape.items() if size > 1 and name not in used)
+    _, m, n = stack.shape
+    return StackSharding(m, n, by_dim[axes.in_axis], by_dim[axes.out_axis], replicated)
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    """Returns the mesh axes of a dimension of a PartitionSpec."""
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _to_stack(x: jax.Array, axes: MatrixAxes) -> jax.Array:
+    """Returns the matrices of a weight, [B,M,N]."""
+    moved = jnp.moveaxis(x, (axes.in_axis, axes.out_axis), (-2, -1))
+    return moved.reshape(-1, *moved.shape[-2:])
+
+
+def _from_stack(stack: jax.Array, like: jax.Array, axes: MatrixAxes) -> jax.Array:
+    moved = jnp.moveaxis(like, (axes.in_axis, axes.out_axis), (-2, -1))
+    return jnp.moveaxis(stack.reshape(moved.shape), (-2, -1), (axes.in_axis, axes.out_axis))
+
+
+def _offsets(stacks: Sequence[jax.Array], members: Sequence[int]) -> list[int]:
+    """Returns where each stack but the first begins in the concatenation."""
+    ends = [0]
+    for i in members:
+        ends.append(ends[-1] + len(stacks[i]))
+    return ends[1:-1]
+
+
+def _node(tree: Any, path: Sequence[Any]) -> Any:
+    """Returns the node of a nested dict that a key path leads to."""
+    for key in path:
+        tree = tree[key.key]
+    return tree
