@@ -31,8 +31,11 @@ class OptimizerConfig:
     """Largest learning rate. Not published for these models; ours."""
     warmup: int = 0
     """Optimizer steps of linear warm-up from zero to the peak."""
+    stable: float = 0.0
+    """Fraction of the steps after the warm-up that have the peak, before the decay begins. Above 0 the schedule is WSD:
+    warm-up, stable, decay (MiniCPM, arXiv 2404.06395, section 4; 0.9 there)."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the schedule between the end of the warm-up and the last step."""
+    """Shape of the schedule between the end of the warm-up, or of the stable part, and the last step."""
     final: float = 0.0
     """Learning rate of the last step, as a fraction of the peak."""
     b1: float = 0.9
@@ -67,6 +70,8 @@ class OptimizerConfig:
         for field in ("b1", "b2", "momentum"):
             if not 0 <= getattr(self, field) < 1:
                 raise UserError(f"optimizer.{field}={getattr(self, field)} is no decay rate; use 0 <= {field} < 1.")
+        if not 0 <= self.stable < 1:
+            raise UserError(f"optimizer.stable={self.stable} leaves no steps for the decay; use 0 <= stable < 1.")
         if not 0 <= self.final <= 1:
             raise UserError(f"optimizer.final={self.final} is no fraction of the peak; use 0 <= final <= 1.")
 
@@ -99,12 +104,13 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> Callable[[int], float]:
-    """Linear warm-up to the peak, then the decay of `config`, which ends at step `steps`."""
+    """Linear warm-up to the peak, the stable part, then the decay of `config`, which ends at step `steps`."""
+    decay_start = config.warmup + config.stable * max(0, steps - config.warmup)
 
     def learning_rate(step: int) -> float:
         if step < config.warmup:
             return config.peak * (step + 1) / config.warmup
-        progress = min(1.0, (step - config.warmup) / max(1, steps - config.warmup))
+        progress = min(1.0, max(0.0, step - decay_start) / max(1.0, steps - decay_start))
         shape = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress, "constant": 1.0}
         return config.peak * (config.final + (1 - config.final) * shape[config.decay])
 

@@ -85,6 +85,18 @@ def test_schedules_have_their_closed_forms(decay):
     )
 
 
+@pytest.mark.parametrize("decay", ["cosine", "linear"])
+def test_a_stable_part_precedes_the_decay(decay):
+    rate = make_optimizer(
+        OptimizerConfig(peak=2.0, warmup=10, stable=0.75, decay=decay, final=0.5), steps=50
+    ).learning_rate
+    assert [rate(step) for step in range(9, 41)] == [2.0] * 32
+    for step in range(40, 60):
+        x = min(1.0, (step - 40) / 10)
+        shape = {"cosine": (1 + math.cos(math.pi * x)) / 2, "linear": 1 - x}[decay]
+        assert rate(step) == pytest.approx(2.0 * (0.5 + 0.5 * shape))
+
+
 def test_without_a_warm_up_the_first_step_has_the_peak():
     assert make_optimizer(OptimizerConfig(peak=0.3), steps=5).learning_rate(0) == pytest.approx(0.3)
 
@@ -99,6 +111,7 @@ def test_without_a_warm_up_the_first_step_has_the_peak():
         ({"warmup": -1}, "optimizer.warmup=-1 is negative"),
         ({"b2": 1.0}, "optimizer.b2=1.0 is no decay rate"),
         ({"momentum": -0.1}, "optimizer.momentum=-0.1 is no decay rate"),
+        ({"stable": 1.0}, "optimizer.stable=1.0 leaves no steps for the decay"),
         ({"final": 1.5}, "optimizer.final=1.5 is no fraction of the peak"),
     ],
     ids=str,
