@@ -45,7 +45,8 @@ def pretrain(run: Run) -> None:
 
 
 def summarise_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns the stage's results from its metrics: held-out loss first and last (nats per token), tokens, speed."""
+    """Returns the stage's results from its metrics: held-out loss first and last (nats per token), tokens, speed, and
+    the number of steps whose gradient was not finite."""
     nll = [row["heldout_nll"] for row in rows if row.get("heldout_nll") is not None]
     speeds = sorted(row["tokens_per_s"] for row in rows if row.get("tokens_per_s"))
     return {
@@ -53,4 +54,5 @@ def summarise_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
         "heldout_nll_last": nll[-1],
         "tokens": rows[-1]["tokens"],
         "train_tokens_per_s": speeds[len(speeds) // 2],
+        "skipped_steps": sum(row.get("skipped", 0) for row in rows),
     }

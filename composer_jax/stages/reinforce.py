@@ -34,6 +34,7 @@ from composer_jax.stages.run import Run
 from composer_jax.train.interrupt import ignore_signals
 from composer_jax.train.learner import TrainState
 from composer_jax.train.loop import restore_state, save_state
+from composer_jax.train.skipped_steps import SkippedSteps
 
 TOTALS = ("rollout_s", "sandbox_s", "train_s", "step_s", "sampled_tokens", "sandbox_runs", "sandbox_hits")
 """Columns of metrics/rl.jsonl whose sums are results of the stage."""
@@ -196,9 +197,14 @@ class _Recorder:
         old = read_episodes(self._records_path)
         self._records = [r for r in old if r.step is not None and r.step <= self._saved_step]
         self._publisher = _publisher(run, orchestrator.state, orchestrator.cursor)
+        self._skipped = SkippedSteps()
 
     def complete(self, completed: CompletedStep) -> None:
-        """Writes what a step leaves."""
+        """Writes what a step leaves.
+
+        Raises:
+          UserError: the gradients of several steps in a row are not finite (train/skipped_steps.py).
+        """
         config, step = self._run.config.rl, completed.step
         if step > self._last_row:
             self._metrics.write(step, **completed.row)
@@ -213,6 +219,8 @@ class _Recorder:
             self._publisher.publish(published_shards(state.params, state.router_bias), cursor.weight_version)
         if saves:
             self.save()
+        self._skipped.add(step, completed.row.get("skipped") or 0)
+        self._skipped.require_progress()
 
     @property
     def must_save(self) -> bool:

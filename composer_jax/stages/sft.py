@@ -43,6 +43,7 @@ def sft(run: Run) -> None:
                 "loss_last": float(np.mean(last)),
                 "tokens": rows[-1]["tokens"],
                 "dropped_rows": stream.dropped,
+                "skipped_steps": sum(row["skipped"] for row in rows),
                 **reports,
             }
 

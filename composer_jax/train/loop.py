@@ -18,6 +18,7 @@ from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, process_count, process_index
 from composer_jax.train.interrupt import AllProcessesInterrupted, defer_signals
 from composer_jax.train.learner import Learner, StepMetrics, TrainState
+from composer_jax.train.skipped_steps import SkippedSteps
 
 STATE = ("params", "router_bias", "optimizer", "step")
 """Checkpoint items of a TrainState."""
@@ -96,7 +97,8 @@ def fit(
     all documents and packs all rows. A checkpoint holds one position in one stream.
 
     Raises:
-      UserError: the checkpoint belongs to other data or another network; the first batch differs from process 0's.
+      UserError: the checkpoint belongs to other data or another network; the first batch differs from process 0's; the
+        gradients of several steps in a row are not finite (train/skipped_steps.py).
     """
     run = _FitRun(learner, state, stream, plan, store, metrics, heldout)
     start = run.resume()
@@ -108,7 +110,9 @@ def fit(
             for step in range(start + 1, plan.steps + 1):
                 run.train_step(step, first=step == start + 1)
                 row = run.last_row
-                progress.update(1, **{name: row[name] for name in ("loss", "heldout_nll") if name in row})
+                shown = {name: row[name] for name in ("loss", "heldout_nll") if name in row}
+                progress.update(1, **shown, **({"skipped": run.skipped.total} if run.skipped.total else {}))
+                run.skipped.require_progress()
                 raise_deferred()
     finally:
         # A process cannot save alone after an error that the other processes do not have.
@@ -153,6 +157,7 @@ class _FitRun:
     """time.perf_counter() when the last row was fetched."""
     last_row: dict[str, float] = dataclasses.field(default_factory=dict)
     """The last row that was written."""
+    skipped: SkippedSteps = dataclasses.field(default_factory=SkippedSteps)
 
     def resume(self) -> int:
         """Restores the latest checkpoint, if there is one, and cuts the metrics to it; returns the step."""
@@ -204,6 +209,7 @@ class _FitRun:
         if evaluate:
             row |= self.heldout_nll()
         self.metrics.write(pending.step, **row)
+        self.skipped.add(pending.step, row["skipped"])
         self.last_row = row
 
     def heldout_nll(self) -> dict[str, float]:

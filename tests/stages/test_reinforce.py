@@ -45,7 +45,7 @@ class Interrupter:
     """Sends Ctrl-C to the main thread, once, when a place is reached."""
 
     def __init__(self):
-        self.place, self.played = None, []
+        self.place, self.played, self.has_nan = None, [], False
 
     def reach(self, *place):
         if place == self.place:
@@ -72,11 +72,12 @@ class FakeUpdate:
         assert params["w"].tolist() == [0.0] * 3, "the weights that RL started from"
 
     def step(self, state, groups, episodes, step):
-        new = TrainState({"w": state.params["w"] + 1}, {}, {}, state.step + 1)
+        has_nan = self.interrupter.has_nan
+        new = TrainState({"w": state.params["w"] + (not has_nan)}, {}, {}, state.step + 1)
         state.params["w"].delete()
         state.step.delete()
         self.interrupter.reach("learn", int(new.step))
-        return new, UpdateResult(True, {})
+        return new, UpdateResult(not has_nan, {"skipped": float(has_nan)})
 
 
 def sampler_with(params, router_bias, version):
@@ -100,7 +101,7 @@ def fake_harness(interrupter):
 
 @pytest.fixture(params=[0, 2], ids=["synchronous", "asynchronous"])
 def reinforce(tmp_path, monkeypatch, request):
-    """(where Ctrl-C comes, or None) -> runs the stage in one folder, again and again."""
+    """(where Ctrl-C comes or None, whether gradients are NaN) -> runs the stage in one folder, again and again."""
     interrupter = Interrupter()
     monkeypatch.setattr(rollout, "run_episode", fake_harness(interrupter))
     monkeypatch.setattr(stage, "PolicyUpdate", lambda *_: FakeUpdate(interrupter))
@@ -149,8 +150,8 @@ def reinforce(tmp_path, monkeypatch, request):
             metrics=lambda name: MetricsWriter(workdir.path / "metrics" / f"{name}.jsonl"),
         )
 
-        def go(place=None):
-            interrupter.place = place
+        def go(place=None, has_nan=False):
+            interrupter.place, interrupter.has_nan = place, has_nan
             stage.reinforce(run)
             return run
 
@@ -213,6 +214,14 @@ def test_ctrl_c_anywhere_loses_no_step(reinforce, place):
     assert again <= (run.config.rl.max_staleness + 1) * sum(run.config.rl.groups.values()) * per_group
     assert place[0] == "play" or run.config.rl.max_staleness or again == 0
     assert published(run) == {version: [float(version)] * 3 for version in range(6)}
+
+
+def test_three_skipped_steps_in_a_row_end_the_stage(reinforce):
+    """The third is saved; the same command goes on after it."""
+    with pytest.raises(UserError, match="nothing was learned in steps 1 to 3, because their gradients are not finite"):
+        reinforce(has_nan=True)
+    run = reinforce()
+    assert weights_and_steps(run) == ([2.0] * 3, [1, 2, 3, 4, 5])
 
 
 def test_the_progress_of_a_step_fits_a_line():

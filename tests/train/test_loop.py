@@ -1,5 +1,6 @@
 """fit(): a run that was interrupted anywhere, in any way, ends like one that never was: bit for bit."""
 
+import dataclasses
 import signal
 import sys
 
@@ -191,6 +192,36 @@ def test_ctrl_c_while_waiting_for_data_loses_no_step(tmp_path, learner, weights,
     with CheckpointStore(tmp_path / "checkpoints") as store:
         assert store.latest_step() == 3
     assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+class WithNan:
+    """A stream whose batches with these numbers, from 1, have a loss that is not a number."""
+
+    def __init__(self, *numbers):
+        self.inner, self.numbers, self.taken = new_stream(), numbers, 0
+        self.get_state, self.set_state = self.inner.get_state, self.inner.set_state
+
+    def __next__(self):
+        batch = next(self.inner)
+        self.taken += 1
+        if self.taken in self.numbers:
+            return dataclasses.replace(batch, weights=batch.weights * np.nan)
+        return batch
+
+
+def test_two_skipped_steps_in_a_row_are_counted_and_the_run_goes_on(tmp_path, learner, weights):
+    _, metrics, _ = run(tmp_path, learner, weights, stream=WithNan(1, 2, 4, 5))
+    assert [row.get("skipped") for row in metrics] == [None, 1, 1, 0, 1, 1, 0]
+
+
+def test_three_skipped_steps_in_a_row_end_the_run_with_the_last_good_weights(tmp_path, learner, weights):
+    with pytest.raises(UserError, match="nothing was learned in steps 3 to 6, because"):
+        run(tmp_path / "broken", learner, weights, stream=WithNan(3, 4, 5, 6))
+    assert [row.get("skipped") for row in rows(tmp_path / "broken")] == [None, 0, 0, 1, 1, 1, 1]
+    good, _, _ = run(tmp_path / "good", learner, weights, plan=FitPlan("test", 2, save_every=2, evaluate_every=3))
+    with CheckpointStore(tmp_path / "broken" / "checkpoints") as store:
+        saved = store.restore_item("params", jax.eval_shape(lambda: weights[0]))
+    chex.assert_trees_all_equal(jax.tree.map(np.asarray, saved), good.params)
 
 
 @pytest.fixture
