@@ -87,6 +87,9 @@ class Learner:
         self.replicated = NamedSharding(mesh, PartitionSpec())
         self.transformation = optimizer.make_transformation(definition, None if self.host_reduction else mesh)
         self.master_dtype = "" if optimizer.master_dtype == definition.config.param_dtype else optimizer.master_dtype
+        param_dtype = definition.config.param_dtype
+        self.moment_dtype = optimizer.moment_dtype or param_dtype
+        self.update_dtype = self.master_dtype or jnp.promote_types(param_dtype, self.moment_dtype).name
         self.frozen_params: tuple[str, ...] = getattr(loss, "frozen_params", ())
         self._gradient = jax.jit(self._sharded_program(loss, with_gradient=True))
         self._evaluate = jax.jit(self._sharded_program(loss, with_gradient=False))
@@ -139,7 +142,7 @@ class Learner:
         }
 
     def _init_optimizer(self, params: Params) -> Any:
-        state = self.transformation.init(params)
+        state = cast_floats(self.transformation.init(params), self.moment_dtype)
         return MasterState(cast_floats(params, self.master_dtype), state) if self.master_dtype else state
 
     def _optimizer_shardings(self) -> Any:
@@ -307,18 +310,16 @@ class Learner:
 
         With master weights the old params are not read, because they are those of the old master.
         """
-        weights, old = state.params, state.optimizer
-        if self.master_dtype:
-            weights, old = state.optimizer
-            gradient, old = cast_floats((gradient, old), self.master_dtype)
+        weights, stored = state.optimizer if self.master_dtype else (state.params, state.optimizer)
+        gradient, old = cast_floats((gradient, stored), self.update_dtype)
         direction, new = self.transformation.update(gradient, old, weights)
-        new = _where(is_finite, new, old)
+        new = cast_like(_where(is_finite, new, old), stored)
         updated = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), weights, direction)
         updated = _where(is_finite, updated, weights)
         updated |= {name: weights[name] for name in self.frozen_params if name in weights}
         if not self.master_dtype:
             return updated, new
-        return cast_like(updated, state.params), MasterState(updated, cast_like(new, state.optimizer.transformation))
+        return cast_like(updated, state.params), MasterState(updated, new)
 
 
 def loss_shapes(definition: ModelDef, loss: Loss, params, router_bias, batch):

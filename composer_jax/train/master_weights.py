@@ -19,8 +19,7 @@ class MasterState(NamedTuple):
     weights: Params
     """The master copy, like params, in the master's dtype."""
     transformation: Any
-    """State of the optax transformation; moments have the dtype of the model's weights, as in DeepSeek-V3 (arXiv
-    2412.19437, section 3.3.3)."""
+    """State of the optax transformation; its dtype is that of OptimizerConfig.moment_dtype."""
 
 
 def cast_floats(tree: Any, dtype: str) -> Any:

@@ -53,6 +53,10 @@ class OptimizerConfig:
     master_dtype: Literal["float32", ""] = "float32"
     """Dtype of the copy of the weights that the optimizer updates, if model.param_dtype is another one
     (train/master_weights.py; DeepSeek-V3: float32). Empty: no copy; bfloat16 weights then lose most small updates."""
+    moment_dtype: Literal["float32", "bfloat16", ""] = ""
+    """Dtype in which moments are stored; a step computes with them in the dtype of its weights or a wider one. Empty:
+    model.param_dtype, as in DeepSeek-V3 (section 3.3.3: bfloat16). A bfloat16 moment that a step changes by less than
+    1/512, such as Adam's second with b2 above 0.998, stays as it is."""
 
     def __post_init__(self):
         if ":" not in self.name:
@@ -61,6 +65,10 @@ class OptimizerConfig:
             raise UserError(f"optimizer.decay={self.decay!r} is unknown; use 'cosine', 'linear' or 'constant'.")
         if self.master_dtype not in ("float32", ""):
             raise UserError(f"optimizer.master_dtype={self.master_dtype!r} is unknown; use 'float32' or ''.")
+        if self.moment_dtype not in ("float32", "bfloat16", ""):
+            raise UserError(
+                f"optimizer.moment_dtype={self.moment_dtype!r} is unknown; use 'float32', 'bfloat16' or ''."
+            )
         for field in ("peak", "eps", "clip"):
             if not getattr(self, field) > 0:
                 raise UserError(f"optimizer.{field}={getattr(self, field)} is not positive; use a number above 0.")
@@ -89,6 +97,8 @@ class Optimizer:
     does not recompile."""
     master_dtype: str = ""
     """OptimizerConfig.master_dtype, which make_optimizer sets."""
+    moment_dtype: str = ""
+    """OptimizerConfig.moment_dtype, which make_optimizer sets."""
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
@@ -100,7 +110,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
     if steps < 1:
         raise UserError(f"An optimizer needs at least one step, not steps={steps}.")
     optimizer = resolve(config.name, OPTIMIZERS, "optimizer.name")(config, steps)
-    return dataclasses.replace(optimizer, master_dtype=config.master_dtype)
+    return dataclasses.replace(optimizer, master_dtype=config.master_dtype, moment_dtype=config.moment_dtype)
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> Callable[[int], float]:

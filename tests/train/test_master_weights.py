@@ -85,6 +85,30 @@ def test_an_empty_dtype_turns_the_copy_off():
     assert all(leaf.dtype != np.float32 for leaf in jax.tree.leaves(state.optimizer))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("weights_dtype", ["float32", "bfloat16"])
+def test_moments_have_the_dtype_of_the_config(weights_dtype, dtype):
+    config = dataclasses.replace(SMALL_RATE, moment_dtype=dtype, master_dtype="")
+    learner = new_learner(config, param_dtype=weights_dtype)
+    state = learner.abstract_state()
+    moments = [leaf for leaf in jax.tree.leaves(state.optimizer) if leaf.ndim]
+    assert len(moments) == 2 * len(jax.tree.leaves(state.params))
+    assert {leaf.dtype for leaf in moments} == {jnp.dtype(dtype)}
+
+
+def test_bfloat16_moments_change_a_step_by_their_rounding():
+    """The third step reads what the first two have stored."""
+    optimizer = OptimizerConfig(peak=0.01, eps=1e-3, decay="constant")
+    states = []
+    for dtype in ("float32", "bfloat16"):
+        learner = new_learner(dataclasses.replace(optimizer, moment_dtype=dtype), param_dtype="float32")
+        states.append(take_steps(learner, learner.init_state(*random_weights(learner.definition.config)), 3))
+    exact, rounded = states
+    assert jax.tree.leaves(rounded.params)[0].dtype == jnp.float32
+    chex.assert_trees_all_close(rounded.params, exact.params, atol=0.01 * 0.05)
+    assert attention_weights(rounded.params).tobytes() != attention_weights(exact.params).tobytes()
+
+
 @pytest.mark.parametrize("sizes", [{}, {"data": 2, "expert": 2}], ids=str)
 def test_the_copy_is_sharded_like_the_weights_and_survives_a_checkpoint(tmp_path, sizes):
     learner = new_learner(sizes=sizes)

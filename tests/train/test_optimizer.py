@@ -111,6 +111,7 @@ def test_without_a_warm_up_the_first_step_has_the_peak():
         ({"warmup": -1}, "optimizer.warmup=-1 is negative"),
         ({"b2": 1.0}, "optimizer.b2=1.0 is no decay rate"),
         ({"momentum": -0.1}, "optimizer.momentum=-0.1 is no decay rate"),
+        ({"moment_dtype": "int8"}, "optimizer.moment_dtype='int8' is unknown"),
         ({"stable": 1.0}, "optimizer.stable=1.0 leaves no steps for the decay"),
         ({"final": 1.5}, "optimizer.final=1.5 is no fraction of the peak"),
     ],
