@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,12 @@ def whole(hidden_TD: jax.Array, weight_DV: jax.Array, tokens_T: jax.Array) -> ja
     return optax.softmax_cross_entropy_with_integer_labels(hidden_TD @ weight_DV, tokens_T).mean()
 
 
+def temporary_bytes(program: jax.stages.Compiled) -> int:
+    """Returns the size of a program's temporaries, by XLA's memory analysis."""
+    analysis: Any = program.memory_analysis()
+    return analysis.temp_size_in_bytes
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", type=int, default=163_840, help="tokens of the vocabulary (default: K2's)")
@@ -66,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         name: jax.jit(jax.value_and_grad(form, argnums=(0, 1))).lower(hidden, weight).compile()
         for name, form in forms.items()
     }
-    temporaries = {name: program.memory_analysis().temp_size_in_bytes for name, program in programs.items()}
+    temporaries = {name: temporary_bytes(program) for name, program in programs.items()}
     print(f"temporaries: {temporaries}", file=sys.stderr, flush=True)
     gradients = {name: program(hidden, weight)[1] for name, program in programs.items()}
     error = max(
