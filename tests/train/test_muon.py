@@ -2,16 +2,19 @@
 
 import functools
 
+import chex
 import jax
 import numpy as np
 import optax
 import pytest
 from optax.contrib import MuonDimensionNumbers
 
+from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.parameter import MatrixAxes
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.train.learner import Learner
+from composer_jax.train.loop import restore_state, save_state
 from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from tests.models.small import LLAMA, random_weights, relative_error, small
@@ -128,3 +131,17 @@ def test_matrices_have_one_moment_and_other_weights_two():
     assert all(isinstance(of, MatrixAxes) for of in axes)
     params = jax.tree.leaves(ModelDef(config).shapes()[0])
     assert len([leaf for leaf in shapes if leaf.ndim]) == 2 * len(params) - len(axes)
+
+
+def test_a_checkpoint_has_the_whole_state(tmp_path):
+    learner = make_learner("llama", {})
+    state = learner.init_state(*random_weights(NETWORKS["llama"]))
+    state, _ = learner.step(state, [BATCH], NORMALISER)
+    with CheckpointStore(tmp_path) as store:
+        save_state(store, state)
+        store.wait()
+        restored = restore_state(store, learner.init_state(*random_weights(NETWORKS["llama"], seed=1)))
+    assert restored is not None
+    expected, _ = learner.step(state, [BATCH], NORMALISER)
+    actual, _ = learner.step(restored[0], [BATCH], NORMALISER)
+    chex.assert_trees_all_equal(jax.tree.map(np.asarray, actual), jax.tree.map(np.asarray, expected))
