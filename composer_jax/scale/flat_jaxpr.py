@@ -5,7 +5,7 @@ or an ordinary cond stays one equation; its body is flattened separately.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import jaxprs_in_params
@@ -119,6 +119,16 @@ def flatten(jaxpr, inputs: Sequence[Value], kernels, scope: str = "") -> tuple[l
             equations.append(Equation(primitive, name, here, params, arguments, results))
         values |= dict(zip(equation.outvars, results, strict=True))
     return equations, [value(v) for v in jaxpr.outvars]
+
+
+def per_device_programs(jaxpr) -> Iterator[Any]:
+    """Yields the programs that a traced program runs under jax.shard_map, whose shapes are those of one device."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        for inner in jaxprs_in_params(equation.params):
+            if equation.primitive.name == "shard_map":
+                yield inner
+            else:
+                yield from per_device_programs(inner)
 
 
 def eliminate_dead_code(equations: Sequence[Equation], outputs: Iterable[Value]) -> tuple[list[Equation], set[Value]]:

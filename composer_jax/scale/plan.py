@@ -12,6 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.scale.chips import Efficiency
 from composer_jax.scale.compiler import Memory, OutOfMemory, compile_program
 from composer_jax.scale.costs import CostAssumptions, Operation, Region, estimate_cost
+from composer_jax.scale.flat_jaxpr import per_device_programs
 from composer_jax.scale.network import Network
 from composer_jax.scale.programs import (
     LOOP_COUNTS,
@@ -127,7 +128,10 @@ def _predicted(placed: PlacedStep, jaxprs: Mapping[str, Any]) -> dict[str, Any]:
     step, network, sizes = placed.step, placed.network, placed.step.mesh.shape
     whole = Region("step")
     for name, program in step.programs.items():
-        inner = _elementwise_cost(program) if program.elementwise else estimate_cost(jaxprs[name], placed.assumed)
+        if program.is_update:
+            inner = _update_cost(program, jaxprs[name], placed.assumed)
+        else:
+            inner = estimate_cost(jaxprs[name], placed.assumed)
         inner.times *= program.calls_per_step
         whole.regions.append(inner)
     times = predict_times(whole, network)
@@ -184,14 +188,17 @@ def memory_breakdown(program: Program, memory: Memory | OutOfMemory, limit: floa
     return parts | {"total": sum(parts.values()), "limit": limit} | extra
 
 
-def _elementwise_cost(program: Program) -> Region:
+def _update_cost(program: Program, jaxpr: Any, assumed: CostAssumptions) -> Region:
     """Returns the cost of an optimizer's update.
 
-    It reads all its arguments, overwrites the state, and reads the gradient twice: for its norm and for its use.
+    It reads all its arguments, overwrites the state, and reads the gradient twice: for its norm and for its use. What
+    it computes under jax.shard_map, as Muon does, comes on top.
     """
     state = bytes_per_device(program.arguments[0])
     gradient = bytes_per_device(program.arguments[1])
-    return Region("update", operations=[Operation("hbm", 0.0, 2 * state + 2 * gradient, "update")])
+    elementwise = Operation("hbm", 0.0, 2 * state + 2 * gradient, "update")
+    inner = [estimate_cost(part, assumed) for part in per_device_programs(jaxpr)]
+    return Region("update", operations=[elementwise], regions=inner)
 
 
 def _format_axes(sizes: Mapping[str, int]) -> str:

@@ -57,8 +57,8 @@ class Program:
     outputs: Mapping[str, Any]
     """Results that do not overwrite arguments, by purpose."""
     calls_per_step: int = 1
-    elementwise: bool = False
-    """Whether the program passes once over its arguments, so that its time is that of its HBM traffic."""
+    is_update: bool = False
+    """Whether the program is an optimizer's update: one pass over its arguments, and what runs under jax.shard_map."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _training_step(
             gradient, arguments, {}, resident | {"batch": arguments[2:]} | accumulated, {"gradient": total}
         )
         programs["update"] = Program(
-            update, (state, total, rate), keywords, resident | {"gradient": total}, {}, elementwise=True
+            update, (state, total, rate), keywords, resident | {"gradient": total}, {}, is_update=True
         )
     counted = config if trains_mtp else dataclasses.replace(config, n_mtp_modules=0)
     flops = sum(3 * rows * forward_flops(counted, tokens) for rows, tokens in shapes)

@@ -72,15 +72,20 @@ def orthogonalize_tree(tree: Params, definition: ModelDef, mesh: Mesh | None) ->
         return jax.tree.unflatten(structure, orthogonalize_shards(leaves, axes, [PartitionSpec()] * len(leaves), {}))
     specs_of, _ = definition.specs(mesh)
     specs = tuple(_node(specs_of, path) for path in paths)
-    program = jax.shard_map(
-        lambda *shards: tuple(orthogonalize_shards(shards, axes, specs, dict(mesh.shape))),
+
+    def program(*shards: jax.Array) -> tuple[jax.Array, ...]:
+        with jax.named_scope("muon"):
+            return tuple(orthogonalize_shards(shards, axes, specs, dict(mesh.shape)))
+
+    sharded = jax.shard_map(
+        program,
         mesh=mesh,
         in_specs=specs,
         out_specs=specs,
         # The gather over replicated axes gives every device the same values, which its type does not say.
         check_vma=False,
     )
-    return jax.tree.unflatten(structure, program(*leaves))
+    return jax.tree.unflatten(structure, sharded(*leaves))
 
 
 def orthogonalize_shards(

@@ -13,6 +13,8 @@ from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.parameter import MatrixAxes
 from composer_jax.parallel.mesh import make_mesh
+from composer_jax.scale.costs import CostAssumptions, Region, estimate_cost
+from composer_jax.scale.flat_jaxpr import per_device_programs
 from composer_jax.train.learner import Learner
 from composer_jax.train.loop import restore_state, save_state
 from composer_jax.train.losses import LanguageLoss
@@ -121,6 +123,32 @@ def test_directions_are_those_of_optax_by_layer_expert_and_head():
             assert relative_error(x, -theirs_x) < 1e-3, jax.tree_util.keystr(path)
         else:
             assert relative_error(x, adam_x) < 1e-5, jax.tree_util.keystr(path)
+
+
+def update_cost(sizes: dict[str, int]) -> Region:
+    """What the update of a network of two layers computes under shard_map."""
+    learner = make_learner("llama", sizes)
+    batch = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in BATCH.items()}
+    function, arguments, keywords = learner.programs(batch)["update"]
+    (program,) = per_device_programs(function.trace(*arguments, **keywords).jaxpr)
+    return estimate_cost(program, CostAssumptions(sizes))
+
+
+def test_the_planner_counts_the_products_of_newton_schulz():
+    """Five times two products with the smaller side squared and one of it cubed, for every matrix."""
+    definition = ModelDef(NETWORKS["llama"])
+    weights = jax.tree.leaves(definition.shapes()[0])
+    axes = jax.tree.leaves(definition.matrix_axes(), is_leaf=lambda leaf: leaf is None)
+    flops = 0
+    for weight, of in zip(weights, axes, strict=True):
+        if of is not None:
+            small_side, large_side = sorted((weight.shape[of.in_axis], weight.shape[of.out_axis]))
+            matrices = weight.size // (small_side * large_side)
+            flops += matrices * 5 * 2 * (2 * small_side**2 * large_side + small_side**3)
+    assert update_cost({}).flops() == flops
+    # On two devices each computes half of the matrices, or half and one of padding.
+    assert flops / 2 <= update_cost({"data": 2}).flops() <= 0.7 * flops
+    assert list(update_cost({"data": 2}).bytes_sent({"data": 2})) == ["data"]
 
 
 def test_matrices_have_one_moment_and_other_weights_two():
