@@ -117,23 +117,33 @@ def orthogonalize_shards(
 def _orthogonalize_sharded(stack_BMN: jax.Array, sharding: StackSharding, mesh_shape: dict[str, int]) -> jax.Array:
     """Returns scaled NS of a stack of shards, as the same shards."""
     size = lambda names: math.prod(mesh_shape[name] for name in names)  # noqa: E731
-    count, shared = len(stack_BMN), size(sharding.replicated)
     dims = [(2, sharding.out_mesh_axes), (1, sharding.in_mesh_axes)]
     dims = [(dim, names) for dim, names in dims if size(names) > 1]
-    parts = shared * math.prod(size(names) for _, names in dims)
-    x = jnp.pad(stack_BMN, ((0, -count % parts), (0, 0), (0, 0)))
+    x = _pad_to_multiple(stack_BMN, math.prod(size(names) for _, names in dims))
     for dim, names in dims:
         x = jax.lax.all_to_all(x, names, split_axis=0, concat_axis=dim, tiled=True)
-    scale = UPDATE_RMS * math.sqrt(max(x.shape[1:]))
-    if shared > 1:
-        own = len(x) // shared
-        mine = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(sharding.replicated) * own, own)
-        x = jax.lax.all_gather(scale * orthogonalize(mine), sharding.replicated, axis=0, tiled=True)
-    else:
-        x = scale * orthogonalize(x)
+    x = UPDATE_RMS * math.sqrt(max(x.shape[1:])) * _orthogonalize_replicated(x, sharding.replicated, mesh_shape)
     for dim, names in reversed(dims):
         x = jax.lax.all_to_all(x, names, split_axis=dim, concat_axis=0, tiled=True)
-    return x[:count]
+    return x[: len(stack_BMN)]
+
+
+def _orthogonalize_replicated(
+    stack_BMN: jax.Array, replicated: tuple[str, ...], mesh_shape: dict[str, int]
+) -> jax.Array:
+    """Returns NS of a stack that is the same along `replicated`, whose devices divide it; each computes a lone one."""
+    shared, count = math.prod(mesh_shape[name] for name in replicated), len(stack_BMN)
+    if shared == 1 or count == 1:
+        return orthogonalize(stack_BMN)
+    x = _pad_to_multiple(stack_BMN, shared)
+    own = len(x) // shared
+    mine = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(replicated) * own, own)
+    return jax.lax.all_gather(orthogonalize(mine), replicated, axis=0, tiled=True)[:count]
+
+
+def _pad_to_multiple(stack_BMN: jax.Array, size: int) -> jax.Array:
+    """Appends zero matrices up to a multiple of `size`."""
+    return jnp.pad(stack_BMN, ((0, -len(stack_BMN) % size), (0, 0), (0, 0)))
 
 
 def _stack_sharding(
