@@ -7,8 +7,8 @@
 expert and attention head by itself (ModelDef.matrix_axes). The learning rate is the same for both kinds of weights.
 
 On a mesh a device holds shards of many matrices. An all-to-all turns them into whole matrices of fewer, which the
-device orthogonalises, and a second one turns them back (Composer 2, arXiv 2603.24477, section 5). Devices that hold the
-same shards share the matrices as well. Matrices of equal shape and sharding travel and are computed in one batch.
+device orthogonalises, and a second one turns them back (Composer 2.5, cursor.com/blog/composer-2-5). Devices that hold
+the same shards share the matrices as well. Matrices of equal shape and sharding travel and are computed in one batch.
 """
 
 import math
