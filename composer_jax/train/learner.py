@@ -90,7 +90,7 @@ class Learner:
         param_dtype = definition.config.param_dtype
         self.moment_dtype = optimizer.moment_dtype or param_dtype
         self.update_dtype = self.master_dtype or jnp.promote_types(param_dtype, self.moment_dtype).name
-        self.frozen_params: tuple[str, ...] = getattr(loss, "frozen_params", ())
+        self._trains: Callable[[str], bool] = getattr(loss, "trains", lambda _: True)
         self._gradient = jax.jit(self._sharded_program(loss, with_gradient=True))
         self._evaluate = jax.jit(self._sharded_program(loss, with_gradient=False))
         self._accumulate = jax.jit(_accumulate, donate_argnums=0)
@@ -246,6 +246,10 @@ class Learner:
                 params = jax.tree.map(lambda w: jax.lax.pcast(w, "replica", to="varying"), params)
 
             def objective(params):
+                params = {
+                    name: weights if self._trains(name) else jax.lax.stop_gradient(weights)
+                    for name, weights in params.items()
+                }
                 out = loss(self.definition.bind(params, router_bias), batch, normalisers)
                 return out.loss, out
 
@@ -298,7 +302,8 @@ class Learner:
         params, optimizer = self._update_weights(state, gradient, learning_rate, is_finite)
         router_bias = state.router_bias
         if bias_rate and "counts" in sums:
-            moved = update_router_bias(router_bias, sums["counts"], bias_rate)
+            counts = {name: count_LE for name, count_LE in sums["counts"].items() if self._trains(name)}
+            moved = update_router_bias(router_bias, counts, bias_rate)
             router_bias = _where(is_finite, moved, router_bias)
         sums = sums | {"grad_norm": norm, "skipped": 1 - is_finite.astype(jnp.float32)}
         return TrainState(params, router_bias, optimizer, state.step + 1), sums, maxima
@@ -316,7 +321,7 @@ class Learner:
         new = cast_like(_where(is_finite, new, old), stored)
         updated = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), weights, direction)
         updated = _where(is_finite, updated, weights)
-        updated |= {name: weights[name] for name in self.frozen_params if name in weights}
+        updated |= {name: weights[name] for name in weights if not self._trains(name)}
         if not self.master_dtype:
             return updated, new
         return cast_like(updated, state.params), MasterState(updated, new)

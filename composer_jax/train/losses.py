@@ -11,7 +11,7 @@ the global batch, so that the sum over devices and accumulation steps is the los
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,8 +55,8 @@ Normalisers = Any
 streams, for the policy loss."""
 
 Loss = Callable[[Decoder, Batch, Normalisers], LossOutput]
-"""A loss may have an attribute `frozen_params`: names of top-level subtrees of params that get no gradient from it. The
-Learner leaves them as they are; without the attribute it updates all params."""
+"""A loss may have a method `trains(name)`: whether it trains a top-level subtree of params. The Learner leaves the
+other subtrees as they are, with their routers' biases; without the method it updates all params."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +72,22 @@ class LanguageLossConfig:
     mtp_weight: float = 0.0
     """Weight of the self-distillation of the multi-token-prediction modules; 0 leaves them out. Not published
     (DeepSeek-V3 weighs its own MTP loss by 0.3, later 0.1)."""
+    mtp_target: Literal["distillation", "cross_entropy"] = "distillation"
+    """What the modules learn: the main head's distribution (Composer 2), or the token (DeepSeek-V3)."""
+    trained: Literal["all", "mtp"] = "all"
+    """Which weights learn: "all", or "mtp" for the modules alone, on a network that stays as it is (the first of two
+    stages in Composer 2's report, section 3)."""
     balance_weight: float = 0.0
     """Weight of the sequence-wise balance loss of the experts (DeepSeek-V3: 1e-4)."""
 
     def __post_init__(self):
         _require_known(self.name)
+        for field, values in (("mtp_target", ("distillation", "cross_entropy")), ("trained", ("all", "mtp"))):
+            if getattr(self, field) not in values:
+                either = " or ".join(map(repr, values))
+                raise UserError(f"loss.{field}={getattr(self, field)!r} is unknown; use {either}.")
+        if self.trained == "mtp" and not self.mtp_weight > 0:
+            raise UserError(f"loss.trained='mtp' needs mtp_weight above 0, but mtp_weight={self.mtp_weight}.")
         for field in ("mtp_weight", "balance_weight"):
             if not getattr(self, field) >= 0:
                 raise UserError(f"loss.{field}={getattr(self, field)} is negative; use 0 or more.")
@@ -141,24 +152,23 @@ def _require_known(name: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageLoss:
-    """Weighted cross-entropy, plus self-distillation of the MTP modules and balance of the experts.
+    """Weighted cross-entropy, plus the loss of the MTP modules and balance of the experts.
 
     L = 1/N sum_t w_t * -log p(x_t)
         + mtp_weight/N mean over modules k of sum_t w_t * KL(main distribution of x_t || that of module k)
         + balance_weight/N sum over rows and MoE layers of models/router_stats.py's sequence-wise balance,
 
     The teacher of module k is the main head k positions later (Composer 2 report, arXiv 2603.24477, section 3: "predict
-    the exact logit distribution of the main LM head"; the mean is DeepSeek-V3's, equation 25). The trunk gets no
-    gradient from the second term (not published; ours). The third term is balance_weight per token and layer where
-    load is even.
+    the exact logit distribution of the main LM head"; the mean is DeepSeek-V3's, equation 25). With
+    mtp_target="cross_entropy" the KL is -log p(x_t) of module k instead. The trunk gets no gradient from the second
+    term (not published; ours). The third term is balance_weight per token and layer where load is even.
     """
 
     config: LanguageLossConfig = dataclasses.field(default_factory=LanguageLossConfig)
 
-    @property
-    def frozen_params(self) -> tuple[str, ...]:
-        """The MTP modules, if the loss leaves them out."""
-        return () if self.config.mtp_weight else ("mtp",)
+    def trains(self, name: str) -> bool:
+        """Returns whether the loss trains a subtree of params; it leaves out MTP modules that have no weight."""
+        return bool(self.config.mtp_weight) if name == "mtp" else self.config.trained == "all"
 
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
         hidden = hidden_states(decoder, batch)
@@ -177,23 +187,26 @@ class LanguageLoss:
             # Module k predicts a token k positions before the main head does: shift its states to the main head's.
             states += tuple(_shift_right_by(mtp_BSD, k) for k, mtp_BSD in enumerate(mtp_MBSD, start=1))
 
+        distils = self.config.mtp_target == "distillation"
+
         def at_position(main: Predictions, *rest):
             *students, token = rest
-            return main.logprob(token), *(main.divergence(student) for student in students)
+            losses = (main.divergence(student) if distils else -student.logprob(token) for student in students)
+            return main.logprob(token), *losses
 
         tokens_BS, chunk = context.shift_left(batch["tokens"]), decoder.config.head_chunk
-        logprobs_BS, *divergences = predict_positions(decoder, at_position, chunk, states, tokens_BS)
+        logprobs_BS, *mtp_losses = predict_positions(decoder, at_position, chunk, states, tokens_BS)
         weights_BS = context.shift_left(batch["weights"])
         nll = -(weights_BS * logprobs_BS).sum()
         loss = nll / normaliser
         sums = {"nll": nll, "tokens": batch["weights"].sum()} | router_sums(router_stats)
-        if divergences:
+        if mtp_losses:
             # Module k read position t - k and predicts token t + 1: both must be of one document.
             segments_BS, target_BS = batch["segments"], context.shift_left(batch["segments"])
-            same = [target_BS == _shift_right_by(segments_BS, k) for k in range(1, 1 + len(divergences))]
-            divergence = sum((weights_BS * mask * kl).sum() for mask, kl in zip(same, divergences, strict=True))
-            sums["mtp_kl"] = divergence / len(divergences)
-            loss = loss + self.config.mtp_weight * sums["mtp_kl"] / normaliser
+            same = [target_BS == _shift_right_by(segments_BS, k) for k in range(1, 1 + len(mtp_losses))]
+            total = sum((weights_BS * mask * term).sum() for mask, term in zip(same, mtp_losses, strict=True))
+            sums["mtp_kl" if distils else "mtp_nll"] = total / len(mtp_losses)
+            loss = loss + self.config.mtp_weight * total / len(mtp_losses) / normaliser
         if self.config.balance_weight:
             balance = sum(stats.sequence_balance.sum() for stats in router_stats.values() if stats is not None)
             loss = loss + self.config.balance_weight * balance / normaliser
@@ -250,10 +263,9 @@ class PolicyLoss:
 
     config: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
 
-    @property
-    def frozen_params(self) -> tuple[str, ...]:
-        """The MTP modules, which the loss leaves out."""
-        return ("mtp",)
+    def trains(self, name: str) -> bool:
+        """Returns whether the loss trains a subtree of params; it leaves out the MTP modules."""
+        return name != "mtp"
 
     def __call__(self, decoder: Decoder, batch: Batch, normalisers: Normalisers) -> LossOutput:
         hidden = hidden_states(decoder, batch, plausibility=self.config.replay_plausibility)

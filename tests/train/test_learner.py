@@ -187,6 +187,31 @@ def test_a_bias_rate_of_zero_freezes_the_bias(learner, weights):
     chex.assert_trees_all_equal(state.router_bias, weights[1])
 
 
+@pytest.mark.parametrize("sizes", [{}, {"data": 2, "expert": 2}], ids=str)
+def test_mtp_modules_can_learn_alone(new_learner, weights, sizes):
+    """Their gradient is that of joint training, and the rest of the network and its router bias stay as they are."""
+    losses = [LanguageLoss(LanguageLossConfig(mtp_weight=0.3, trained=trained)) for trained in ("all", "mtp")]
+    dispatch = "ring" if sizes else "dense"
+    joint, alone = (new_learner(sizes, loss=loss, dispatch=dispatch) for loss in losses)
+    joint_gradient, gradient = (full_gradient(learner, weights, BATCH, NORMALISER) for learner in (joint, alone))
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(joint_gradient["moe_layers"]))
+    for name in gradient:
+        if name == "mtp":
+            chex.assert_trees_all_close(gradient[name], joint_gradient[name], rtol=1e-5, atol=1e-7)
+        else:
+            assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient[name])), name
+    state, first = steps(alone, weights, [BATCH])
+    chex.assert_trees_all_equal(without_mtp(state.params), without_mtp(weights[0]))
+    chex.assert_trees_all_equal(without_mtp(state.router_bias), without_mtp(weights[1]))
+    assert np.any(state.router_bias["mtp"]["block"]["feed_forward"]["router"]["bias"])
+    _, second = alone.step(alone.init_state(state.params, state.router_bias), [BATCH], NORMALISER)
+    assert second["mtp_kl"] < first["mtp_kl"] and second["nll"] == first["nll"]
+
+
+def without_mtp(params):
+    return {name: jax.device_get(subtree) for name, subtree in params.items() if name != "mtp"}
+
+
 def test_a_step_does_not_consume_the_weights_it_started_from(learner, weights, whole):
     """A step donates its state; the checkpoint or the sampler may still hold what the state was made from."""
     again, _ = steps(learner, weights, [BATCH])

@@ -92,6 +92,19 @@ def test_mtp_divergence_is_the_weighted_kl_to_the_main_head_k_later(modules):
     assert float(out.loss) == pytest.approx((float(out.sums["nll"]) + 0.5 * expected) / 3, rel=1e-5)
 
 
+def test_the_mtp_target_can_be_the_token():
+    student = jnp.asarray(RNG.standard_normal((B, S, W)), jnp.float32)
+    config = LanguageLossConfig(mtp_weight=0.5, mtp_target="cross_entropy")
+    out = LanguageLoss(config)(TableDecoder(STATES, student), ROWS, jnp.float32(3))
+    q, expected = log_softmax(student), 0.0
+    for b in range(B):
+        for t in range(S - 2):
+            if SEGMENTS[b, t] == SEGMENTS[b, t + 2]:
+                expected -= WEIGHTS[b, t + 2] * q[b, t, ROWS["tokens"][b, t + 2]]
+    assert float(out.sums["mtp_nll"]) == pytest.approx(expected, rel=1e-5) and "mtp_kl" not in out.sums
+    assert float(out.loss) == pytest.approx((float(out.sums["nll"]) + 0.5 * expected) / 3, rel=1e-5)
+
+
 def test_an_mtp_weight_without_mtp_modules_is_refused():
     with pytest.raises(UserError, match="mtp_weight=0.5 needs MTP modules, but n_mtp_modules=0"):
         mtp_divergence(TableDecoder(STATES))
@@ -351,6 +364,9 @@ def test_metrics_of_the_cross_entropy():
     ("config", "fields", "message"),
     [
         (LanguageLossConfig, {"mtp_weight": -0.1}, "loss.mtp_weight=-0.1 is negative"),
+        (LanguageLossConfig, {"mtp_target": "kl"}, "loss.mtp_target='kl' is unknown; use 'distillation' or"),
+        (LanguageLossConfig, {"trained": "head"}, "loss.trained='head' is unknown; use 'all' or 'mtp'"),
+        (LanguageLossConfig, {"trained": "mtp"}, "loss.trained='mtp' needs mtp_weight above 0, but mtp_weight=0.0"),
         (LanguageLossConfig, {"balance_weight": -1.0}, "loss.balance_weight=-1.0 is negative"),
         (LanguageLossConfig, {"name": "speech"}, "loss.name='speech' is unknown; use one of language, "),
         (PolicyLossConfig, {"trust_region": "ppo"}, "loss.trust_region='ppo'"),
