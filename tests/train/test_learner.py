@@ -187,7 +187,7 @@ def test_a_bias_rate_of_zero_freezes_the_bias(learner, weights):
     chex.assert_trees_all_equal(state.router_bias, weights[1])
 
 
-@pytest.mark.parametrize("sizes", [{}, {"data": 2, "expert": 2}], ids=str)
+@pytest.mark.parametrize("sizes", [{}, pytest.param({"data": 2, "expert": 2}, marks=pytest.mark.slow)], ids=str)
 def test_mtp_modules_can_learn_alone(new_learner, weights, sizes):
     """Their gradient is that of joint training, and the rest of the network and its router bias stay as they are."""
     losses = [LanguageLoss(LanguageLossConfig(mtp_weight=0.3, trained=trained)) for trained in ("all", "mtp")]

@@ -49,7 +49,7 @@ def two_steps(network: str, sizes: tuple[tuple[str, int], ...] = (), reduction="
 @pytest.mark.parametrize(
     ("network", "sizes", "reduction"),
     [
-        ("experts", {"data": 2, "expert": 2, "tensor": 2}, "collective"),
+        pytest.param("experts", {"data": 2, "expert": 2, "tensor": 2}, "collective", marks=pytest.mark.slow),
         ("llama", {"data": 2, "context": 2, "tensor": 2}, "collective"),
         ("llama", {"replica": 2}, "host"),
     ],
