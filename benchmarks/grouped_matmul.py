@@ -23,15 +23,15 @@ from composer_jax.ops.grouped_matmul import grouped_matmul
 from launch.huge_pages import restart_with_huge_pages
 
 
-def seconds(functions: Mapping[str, Callable], rounds: int) -> dict[str, float]:
-    """Median seconds of each function, called in turns; the first call, which compiles, is not counted."""
+def seconds(functions: Mapping[str, Callable], rounds: int, calls: int) -> dict[str, float]:
+    """Median seconds of a call of each function, in turns; the first round, which compiles, is not counted."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for index in range(rounds + 1):
         for name, function in functions.items():
             started = time.perf_counter()
-            jax.block_until_ready(function())
+            jax.block_until_ready([function() for _ in range(calls)])
             if index:
-                times[name].append(time.perf_counter() - started)
+                times[name].append((time.perf_counter() - started) / calls)
     return {name: statistics.median(samples) for name, samples in times.items()}
 
 
@@ -43,16 +43,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         ("depth", 256, "D: width of a row"),
         ("width", 256, "F: width of a product"),
         ("rounds", 15, "of timing"),
+        ("calls", 1, "of one timing, all in flight; 20 hide what a GPU takes to start a program"),
         ("seed", 0, "of the rows and of the random, so unequal, groups"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default: {default})")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: float32)")
     o = parser.parse_args(argv)
     if o.rows % o.groups:
         parser.error(f"--groups={o.groups} must divide --rows={o.rows}: the batched product has equal groups")
 
     rng = np.random.default_rng(o.seed)
-    x, dy = (jnp.asarray(rng.standard_normal((o.rows, n)), jnp.float32) for n in (o.depth, o.width))
-    w = jnp.asarray(rng.standard_normal((o.groups, o.depth, o.width)), jnp.float32)
+    x, dy = (jnp.asarray(rng.standard_normal((o.rows, n)), o.dtype) for n in (o.depth, o.width))
+    w = jnp.asarray(rng.standard_normal((o.groups, o.depth, o.width)), o.dtype)
     sizes = jnp.asarray(np.bincount(rng.integers(0, o.groups, o.rows), minlength=o.groups), jnp.int32)
 
     def batched(x, w, sizes):
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     backward = {name: partial(gradients(product), x, w, sizes, dy) for name, product in products.items()}
     medians: list[dict[str, float]] = []
     for name, functions in (("forward", forward), ("backward", backward)):
-        medians.append(seconds(functions, o.rounds))
+        medians.append(seconds(functions, o.rounds, o.calls))
         line = ", ".join(f"{key} {1000 * value:.2f} ms" for key, value in medians[-1].items())
         print(f"{name}: {line}", file=sys.stderr, flush=True)
     forward_s, backward_s = medians

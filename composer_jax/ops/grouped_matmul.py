@@ -2,15 +2,16 @@
 
     y[t] = x[t] @ w[g(t)],   g(t) the group of row t: sizes[0] rows of group 0, then sizes[1] rows of group 1, ...
 
-Rows beyond the last group have no group and give zeros. On a TPU this is the kernel behind `jax.lax.ragged_dot`. On a
-CPU ragged_dot computes every group for every row, and on a GPU it may (XLA rewrites it to a masked product of all), so
-there blocks of rows go through ordinary matrix products, forward and backward. `python -m benchmarks.grouped_matmul`
-measures it; it has not been measured on a GPU.
+Rows beyond the last group have no group and give zeros. On a TPU this is the kernel behind `jax.lax.ragged_dot`. On
+CPUs and GPUs ragged_dot computes every group for every row, so there blocks of rows go through ordinary matrix
+products, forward and backward: on a CPU one block after the other, on a GPU a block of every group at once
+(ops/group_rounds.py). `python -m benchmarks.grouped_matmul` measures it.
 """
 
 import jax
 import jax.numpy as jnp
 
+from composer_jax.ops.group_rounds import rounds
 from composer_jax.ops.kernel_cost import KernelCall, KernelCost, array_bytes, kernel_cost
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes
@@ -29,7 +30,7 @@ def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax
       sizes_E: int32, rows in each group; the sum is at most T.
     """
     check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, jnp.floating), sizes_E=(sizes_E, jnp.int32))
-    return jax.lax.platform_dependent(*match_vma(x_TD, w_EDF, sizes_E), tpu=ragged_dot, default=blocked)
+    return jax.lax.platform_dependent(*match_vma(x_TD, w_EDF, sizes_E), tpu=ragged_dot, cpu=blocked, default=rounds)
 
 
 def ragged_dot(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
@@ -56,7 +57,7 @@ def ragged_dot_cost(call: KernelCall) -> KernelCost:
 
 @jax.custom_vjp
 def blocked(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """The form for CPUs and GPUs: 2 T D F operations, plus the unused rest of each group's last block."""
+    """The form for CPUs: 2 T D F operations, plus the unused rest of each group's last block."""
     return _multiply(x_TD, w_EDF, sizes_E, contracted=1)
 
 
