@@ -11,6 +11,7 @@ from typing import Any
 
 import tokenizers
 
+from composer_jax.data.fim_tokens import FIM_TEXTS
 from composer_jax.data.tokenizer import encodable
 from composer_jax.errors import UserError
 
@@ -31,8 +32,9 @@ class ModelTokenizer:
     """Text <-> token ids of a published model (a TextTokenizer). Immutable; safe to share between threads.
 
     control: the control tokens by their text: those that the tokenizer declares special, those that its config names,
-    and those in the chat template (many models do not declare the tokens around tool calls special). names: their texts
-    by id. bos, pad, vocab_size: see TextTokenizer. end_ids: the ids that end what the model generates.
+    those in the chat template (many models do not declare the tokens around tool calls special) and those for filling
+    in the middle (fim_tokens.py). names: their texts by id. bos, pad, vocab_size: see TextTokenizer. end_ids: the ids
+    that end what the model generates.
     """
 
     def __init__(
@@ -62,7 +64,11 @@ class ModelTokenizer:
             control = {
                 text: token
                 for text, token in added.items()
-                if token["special"] or text in chat_template or token["id"] in known or not numbered
+                if token["special"]
+                or text in chat_template
+                or text in FIM_TEXTS
+                or token["id"] in known
+                or not numbered
             }
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(_without(description, control)))
         except Exception as error:  # the backend raises plain Exception
