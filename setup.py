@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 # Lower bounds are what the code needs; upper bounds stop at the next release line whose API may move.
 INSTALL = [
     "absl-py>=2.3",
+    "array_record>=0.8.1; sys_platform != 'win32'",
     "chex>=0.1.92,<0.2",
     "flax>=0.12.8,<0.13",
     "gcsfs>=2025.3",
@@ -45,6 +46,8 @@ EXTRAS = {
     "serve": ["prometheus-client>=0.22", "pydantic>=2.9,<3", "starlette>=0.46,<2", "uvicorn>=0.34,<1"],
     # Parquet files of tasks; JSON lines need nothing.
     "tasks": ["pyarrow>=18"],
+    # Preparing pretraining data (launch/prepare_data.py): MinHash of near duplicates, and Parquet files.
+    "prepare": ["pyarrow>=18", "rensa>=0.5,<0.6"],
     # GGUF files: the container and its quantised types.
     "gguf": ["gguf>=0.19,<1"],
     "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],

@@ -48,7 +48,7 @@ class SourceFile:
             raise UserError(f"{self.path} can no longer be read ({error}); run again") from error
         if _digest(data) != self.digest:
             raise UserError(f"{self.path} has changed since the run began; run again")
-        return _text(data)
+        return source_text(data)
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def find_corpus(
         raise UserError(f"{folder} holds no source files ({ends}); name another folder or other extensions")
 
     names.sort(key=_order)
-    heldout_names = [name for name in names if _position(name) < heldout_fraction]
+    heldout_names = [name for name in names if split_position(name) < heldout_fraction]
     if heldout_fraction > 0 and not heldout_names:
-        heldout_names = [min(names, key=_position)]
+        heldout_names = [min(names, key=split_position)]
     held = set(heldout_names)
     reader = _Reader(folder, max_file_bytes, skipped, len(names), progress)
     # Held-out files first: of equal files on both sides, the one for training is the duplicate.
@@ -190,7 +190,7 @@ class _Reader:
         except OSError:
             return "unreadable"
         try:
-            text = _text(data)
+            text = source_text(data)
         except UnicodeDecodeError:
             return "not text"
         if "\0" in text:
@@ -204,7 +204,8 @@ class _Reader:
         return SourceFile(path, name, len(data), digest)
 
 
-def _text(data: bytes) -> str:
+def source_text(data: bytes) -> str:
+    """Returns a file's text with \\n line ends, without a byte order mark. Raises UnicodeDecodeError."""
     return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -212,8 +213,8 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _position(name: str) -> float:
-    """A number in [0, 1) that depends on the path only; files below heldout_fraction are held out."""
+def split_position(name: str) -> float:
+    """Returns a number in [0, 1) that depends on the path only; files below heldout_fraction are held out."""
     return int.from_bytes(_hash(name)[:8], "big") / 2**64
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import grain
 import numpy as np
@@ -12,6 +13,17 @@ from composer_jax.data.traces import IN_MEMORY
 from composer_jax.errors import UserError
 
 
+class TokenDocument(Protocol):
+    """Token ids int[n]: an array, or what reads the ids of a slice when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: slice, /) -> np.ndarray: ...
+
+
+Documents = Sequence[TokenDocument] | Sequence[np.ndarray]
+
+
 class DocumentSource:
     """Endless full rows of documents.
 
@@ -19,15 +31,16 @@ class DocumentSource:
     shuffled, anew in each epoch; short ones share a row and are cut once more where they fill it. No row has padding.
     """
 
-    def __init__(self, documents: Sequence[np.ndarray], eod: int) -> None:
-        self._documents, self._eod = documents, eod
+    def __init__(self, documents: Documents, eod: int, reading: grain.ReadOptions = IN_MEMORY) -> None:
+        """reading: threads that read ahead, for documents that are not in memory."""
+        self._documents, self._eod, self._reading = documents, eod, reading
 
     def rows(self, *, seq_len: int, batch_size: int, seed: int) -> grain.IterDataset:
         """See TokenSource.rows. Raises UserError when there are no documents."""
         pieces = DocumentPieces(self._documents, seq_len, self._eod)
         if not len(pieces):
             raise UserError("there are no documents to train on; name a folder with source files")
-        shuffled = grain.MapDataset.source(pieces).shuffle(seed).repeat().to_iter_dataset(IN_MEMORY)
+        shuffled = grain.MapDataset.source(pieces).shuffle(seed).repeat().to_iter_dataset(self._reading)
         rows = grain_experimental.ConcatThenSplitIterDataset(shuffled, length_struct={"tokens": seq_len})
 
         def with_weights(row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -36,7 +49,7 @@ class DocumentSource:
 
         return rows.map(with_weights)
 
-    def identity(self) -> Mapping[str, int]:
+    def identity(self) -> Mapping[str, int | str]:
         """See TokenSource.identity."""
         return {"count": len(self._documents), "tokens": sum(len(document) for document in self._documents)}
 
@@ -47,7 +60,7 @@ class DocumentPieces:
     A document that fills its last piece goes without `eod`, because a piece of one token has nothing to predict.
     """
 
-    def __init__(self, documents: Sequence[np.ndarray], seq_len: int, eod: int) -> None:
+    def __init__(self, documents: Documents, seq_len: int, eod: int) -> None:
         self._documents, self._seq_len, self._eod = documents, seq_len, eod
         counts = np.asarray([(len(d) + seq_len - 1) // seq_len for d in documents], np.int64)
         self._ends = np.cumsum(counts)

@@ -8,7 +8,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from composer_jax.data.documents import DocumentPieces
+from composer_jax.data.documents import DocumentPieces, Documents
 from composer_jax.data.packing import PackedBatch, TooLong, check_lengths, pack_documents, packed_batch
 from composer_jax.data.sources import TokenSource
 from composer_jax.data.traces import Trace, TraceSource
@@ -109,9 +109,7 @@ def trace_batches(
     return BatchStream(rows.batch(batch_size), identity, dropped=len(dropped))
 
 
-def heldout_batches(
-    documents: Sequence[np.ndarray], *, seq_len: int, batch_size: int, eod: int
-) -> Iterator[PackedBatch]:
+def heldout_batches(documents: Documents, *, seq_len: int, batch_size: int, eod: int) -> Iterator[PackedBatch]:
     """Yields batches of a single pass over the documents, in order; the last batch may end in empty rows.
 
     Documents are cut and ended as by DocumentSource, but short pieces are not cut again.

@@ -10,6 +10,7 @@ import grain
 import numpy as np
 
 from composer_jax.data.documents import DocumentSource
+from composer_jax.data.prepared import prepared
 from composer_jax.data.text_sources import source_tree, text_rows
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
@@ -75,6 +76,7 @@ def documents(inputs: SourceInputs) -> DocumentSource:
 
 SOURCES: Mapping[str, Callable[..., TokenSource]] = {
     "documents": documents,
+    "prepared": prepared,
     "source_tree": source_tree,
     "text_rows": text_rows,
 }

@@ -53,7 +53,7 @@ def test_sources_that_cannot_be_built_are_refused(inputs, config, message):
 
 def test_a_value_out_of_range_is_refused_by_its_name():
     with pytest.raises(
-        UserError, match="pretrain.sources.NAME.kind='copying' is unknown; use one of documents, source_tree, text_rows"
+        UserError, match="pretrain.sources.NAME.kind='copying' is unknown; use one of documents, prepared, source_tree"
     ):
         SourceConfig("copying")
     with pytest.raises(UserError, match="a source of pretrain.sources has weight=-0.5"):

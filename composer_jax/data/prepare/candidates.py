@@ -1,0 +1,113 @@
+"""Candidates: the files, rows and commits of a unit, in an order that is the same whenever the unit is read."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from composer_jax.data.corpus import split_position
+from composer_jax.data.prepare.commits import commit_text
+from composer_jax.data.prepare.config import PrepareConfig
+from composer_jax.data.prepare.filters import reason_by_path
+from composer_jax.data.prepare.git import BlobReader, read_commits
+from composer_jax.data.prepare.languages import DIFF, TEXT, Language, language_of
+from composer_jax.data.prepare.plan import Part, Unit
+from composer_jax.data.prepare.row_parts import Row, read_json_range, read_parquet_range
+from composer_jax.data.tokenizer import encodable
+from composer_jax.errors import UserError
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that may become a document, or a file of one."""
+
+    ordinal: int
+    """Its place in the unit."""
+    part: Part
+    path: str
+    """Path below the repository; for a row without one and for a commit, where it is."""
+    language: Language
+    num_bytes: int
+    heldout: bool
+    reason: str | None
+    """Why it is left out without being read; None if it is to be read."""
+    load: Callable[[], bytes]
+    """Returns the content. Raises OSError. May be called until the next candidate is asked for."""
+
+
+def read_candidates(unit: Unit, config: PrepareConfig) -> Iterator[Candidate]:
+    """Yields the candidates of a unit. Raises UserError for a repository or file of rows that cannot be read."""
+    ordinals = itertools.count()
+    for part in unit.parts:
+        read = {"folder": _folder, "git": _git, "commits": _commits, "jsonl": _rows, "parquet": _rows}[part.kind]
+        yield from read(part, config, ordinals)
+
+
+def is_heldout(part: Part, path: str, config: PrepareConfig) -> bool:
+    """Whether a file of a repository is held out, which a hash of its path below the source decides."""
+    return split_position(f"{part.name}/{path}") < config.heldout_fraction
+
+
+def _folder(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:
+    for path, num_bytes in part.entries:
+        yield _file(part, config, next(ordinals), path, num_bytes, (Path(part.root) / path).read_bytes)
+
+
+def _git(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:
+    with BlobReader(Path(part.root)) as reader:
+        for path, num_bytes, object_id in part.entries:
+            yield _file(part, config, next(ordinals), path, num_bytes, partial(reader.read, object_id))
+
+
+def _file(
+    part: Part, config: PrepareConfig, ordinal: int, path: str, num_bytes: int, load: Callable[[], bytes]
+) -> Candidate:
+    language = language_of(path)
+    reason = reason_by_path(path, language, config.languages)
+    if reason is None and num_bytes > config.max_file_bytes:
+        reason = "too large"
+    return Candidate(ordinal, part, path, language or TEXT, num_bytes, is_heldout(part, path, config), reason, load)
+
+
+def _commits(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:
+    def is_trained(path: str) -> bool:
+        return reason_by_path(path, language_of(path), config.languages) is None and not is_heldout(part, path, config)
+
+    for commit in read_commits(Path(part.root), part.commit, part.entries[0][0], config.commit_bytes):
+        text = b"" if commit.diff is None else commit_text(commit.message, commit.diff, is_trained)
+        reason = "too large" if commit.diff is None else None if text else "no training file"
+        yield Candidate(next(ordinals), part, commit.id, DIFF, len(text), False, reason, text.__bytes__)
+
+
+def _rows(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:
+    (first, end), path = part.entries[0], Path(part.root)
+    fields = [config.text_field, *([config.path_field] if config.path_field else [])]
+    try:
+        rows = (
+            read_json_range(path, first, end) if part.kind == "jsonl" else read_parquet_range(path, first, end, fields)
+        )
+        for row in rows:
+            yield _row(part, config, next(ordinals), row)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); make it readable, or leave it out") from error
+
+
+def _row(part: Part, config: PrepareConfig, ordinal: int, row: Row) -> Candidate:
+    value = row.value if isinstance(row.value, dict) else {}
+    text, path = value.get(config.text_field), value.get(config.path_field) if config.path_field else None
+    if not isinstance(text, str) or (config.path_field and not isinstance(path, str)):
+        return Candidate(ordinal, part, row.name, TEXT, row.num_bytes, False, "no text", bytes)
+    data = encodable(text).encode()
+    # The text decides, so that rows may change their places.
+    heldout = split_position(hashlib.sha256(data).hexdigest()) < config.heldout_fraction
+    language, reason = TEXT, None
+    if path:
+        language = language_of(path) or TEXT
+        reason = reason_by_path(path, language_of(path), config.languages)
+    if len(data) > config.max_file_bytes:
+        reason = reason or "too large"
+    return Candidate(ordinal, part, path or row.name, language, len(data), heldout, reason, data.__bytes__)

@@ -1,0 +1,110 @@
+"""The first step of a unit: read, filter, and hash what is left."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from composer_jax.atomic_write import open_atomically
+from composer_jax.data.prepare.candidates import read_candidates
+from composer_jax.data.prepare.config import PrepareConfig
+from composer_jax.data.prepare.filters import filter_text
+from composer_jax.data.prepare.near_duplicates import PERMUTATIONS, signatures
+from composer_jax.data.prepare.plan import Unit
+from composer_jax.data.prepare.statistics import Tally
+
+_BATCH_BYTES = 2_000_000  # of texts whose signatures are made together
+
+
+@dataclass(frozen=True)
+class FilteredUnit:
+    """The n candidates of a unit that passed the filters, and a tally of all."""
+
+    ordinals: np.ndarray
+    """int32[n]: their places in the unit."""
+    digests: np.ndarray
+    """uint64[n]: hashes of their texts."""
+    heldout: np.ndarray
+    """bool[n]."""
+    signatures: np.ndarray
+    """uint8[n, 128], or uint8[n, 0] where near duplicates are kept."""
+    tally: Tally
+
+    def save(self, path: Path) -> None:
+        """Writes one file, atomically."""
+        with open_atomically(path) as file:
+            np.savez(
+                file,
+                ordinals=self.ordinals,
+                digests=self.digests,
+                heldout=self.heldout,
+                signatures=self.signatures,
+                tally=np.asarray(json.dumps(self.tally.tables)),
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> FilteredUnit:
+        """Reads a file of `save`."""
+        with np.load(path, allow_pickle=False) as saved:
+            tally = Tally(json.loads(str(saved["tally"])))
+            return cls(saved["ordinals"], saved["digests"], saved["heldout"], saved["signatures"], tally)
+
+
+def filter_unit(unit: Unit, config: PrepareConfig) -> FilteredUnit:
+    """Returns the candidates of a unit that pass the filters. Raises UserError for a source that cannot be read."""
+    tally = Tally()
+    ordinals, digests, heldout, signed = [], [], [], []
+    texts: list[bytes] = []
+
+    def sign() -> None:
+        if texts and config.near_duplicates > 0:
+            signed.append(signatures(texts))
+        texts.clear()
+
+    waiting = 0
+    for candidate in read_candidates(unit, config):
+        tally.add("candidates", candidate.part.source, candidate.num_bytes)
+        reason, text = candidate.reason, ""
+        if reason is None:
+            try:
+                data = candidate.load()
+            except OSError:
+                reason = "unreadable"
+            else:
+                tally.add("read", candidate.part.source, len(data))
+                text, reason = filter_text(data, candidate.language)
+        if reason is not None:
+            tally.add("left out", reason, candidate.num_bytes)
+            continue
+        ordinals.append(candidate.ordinal)
+        encoded = text.encode()
+        digests.append(text_digest(encoded))
+        heldout.append(candidate.heldout)
+        texts.append(encoded)
+        waiting += len(encoded)
+        if waiting > _BATCH_BYTES:
+            sign()
+            waiting = 0
+    sign()
+    width = PERMUTATIONS if config.near_duplicates > 0 else 0
+    return FilteredUnit(
+        np.asarray(ordinals, np.int32),
+        np.asarray(digests, np.uint64),
+        np.asarray(heldout, bool),
+        _stack(signed, width),
+        tally,
+    )
+
+
+def text_digest(text: bytes) -> int:
+    """Returns the first 64 bits of the SHA-256 of a text."""
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+
+
+def _stack(arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
+    return np.concatenate([np.zeros((0, width), np.uint8), *arrays])

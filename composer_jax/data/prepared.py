@@ -1,0 +1,82 @@
+"""Prepared shards (launch/prepare_data.py) as a data source: read from disk at random, a piece at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import grain
+import numpy as np
+
+from composer_jax.data.documents import DocumentSource
+from composer_jax.data.local_copy import local_copy
+from composer_jax.data.prepare.shards import ShardedDocuments
+from composer_jax.data.text_tokenizer import TextTokenizer
+from composer_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from composer_jax.data.sources import SourceInputs
+
+_FROM_DISK = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+
+
+class PreparedSource(DocumentSource):
+    """Endless full rows of prepared documents (see DocumentSource), of which memory holds about 20 bytes each."""
+
+    def __init__(self, documents: ShardedDocuments, eod: int, fingerprint: str) -> None:
+        super().__init__(documents, eod, _FROM_DISK)
+        self._fingerprint = fingerprint
+
+    def identity(self) -> Mapping[str, int | str]:
+        """See TokenSource.identity. The fingerprint is a hash of the content of all shards."""
+        return {**super().identity(), "fingerprint": self._fingerprint}
+
+
+def prepared(inputs: SourceInputs, path: str, sources: Sequence[str] = ()) -> PreparedSource:
+    """Returns the training documents in a folder, or at a URL, that launch.prepare_data wrote.
+
+    sources: only documents of these sources, as --source named them, so that a config can weigh each; empty takes all.
+
+    Raises:
+      UserError: no such folder, an unfinished one, a source that it lacks, damaged shards, or shards of another
+        tokenizer.
+    """
+    folder = local_copy(path)
+    index = _read_index(folder, path)
+    documents = _documents(folder, index, "train", inputs.tokenizer, tuple(sources))
+    return PreparedSource(documents, inputs.tokenizer.eod, index["fingerprint"])
+
+
+def prepared_documents(path: str, split: Literal["train", "heldout"], tok: TextTokenizer) -> ShardedDocuments:
+    """Returns the documents of one side, such as those for `heldout_batches`. Raises UserError as `prepared`."""
+    folder = local_copy(path)
+    return _documents(folder, _read_index(folder, path), split, tok, ())
+
+
+def _read_index(folder: Path, path: str) -> dict[str, Any]:
+    try:
+        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} has no index.json; finish its preparation with launch.prepare_data first") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}/index.json cannot be read ({error}); copy it again") from error
+    return index
+
+
+def _documents(
+    folder: Path, index: Mapping[str, Any], split: str, tok: TextTokenizer, sources: tuple[str, ...]
+) -> ShardedDocuments:
+    made_with, part = index["tokenizer"], index[split]
+    if made_with["fingerprint"] != tok.fingerprint:
+        raise UserError(
+            f"{folder} was prepared with the tokenizer {made_with['path']} ({made_with['fingerprint']}), and this run "
+            f"has another one ({tok.fingerprint}); prepare the data with the tokenizer of this run"
+        )
+    if unknown := [source for source in sources if source not in part["sources"]]:
+        raise UserError(f"{folder} has no source {unknown[0]!r}; use some of {', '.join(part['sources'])}")
+    with np.load(folder / f"{split}.documents.npz") as saved:
+        lengths, source_numbers = saved["lengths"], saved["sources"]
+    chosen = np.isin(source_numbers, [part["sources"].index(source) for source in sources or part["sources"]])
+    return ShardedDocuments(folder, part["shards"], lengths, np.dtype(index["dtype"]), chosen)

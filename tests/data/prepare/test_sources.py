@@ -1,0 +1,157 @@
+"""What is read of git repositories, folders and rows, and which commits become text."""
+
+import json
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from composer_jax.data.prepare.candidates import is_heldout, read_candidates
+from composer_jax.data.prepare.config import PrepareConfig
+from composer_jax.data.prepare.git import head_commit, is_repository, read_commits
+from composer_jax.data.prepare.plan import read_unit, unit_file, write_units
+from composer_jax.errors import UserError
+from tests.data.prepare.folders import code, commit, git, make_repository, write_files
+
+KEEP_ALL = PrepareConfig(heldout_fraction=0.0)
+
+
+def candidates(tmp_path, *sources, config=KEEP_ALL):
+    """(path, content or why it is left out) of every candidate, unit by unit."""
+    out = tmp_path / "out"
+    units = [read_unit(unit_file(out, n)) for n in range(len(write_units([str(s) for s in sources], config, out)))]
+    return [[(c.path, c.reason or c.load()) for c in read_candidates(unit, config)] for unit in units]
+
+
+def test_a_repository_reads_as_committed(tmp_path):
+    folder = make_repository(tmp_path / "r", ("first", {"a.py": "x = 1\n", "gone.py": "old\n", "é b.md": "# Z\n"}))
+    (folder / "link.py").symlink_to("a.py")
+    (folder / "gone.py").unlink()
+    git(folder, "add", "--all")
+    commit(folder, "second")
+    write_files(folder, {"a.py": "changed, not committed\n", "new.py": "not committed\n"})
+    assert candidates(tmp_path, folder) == [[("a.py", b"x = 1\n"), ("é b.md", b"# Z\n")]]
+    git(tmp_path, "clone", "--quiet", "--bare", str(folder), str(tmp_path / "bare"))
+    assert is_repository(tmp_path / "bare")
+    assert candidates(tmp_path, tmp_path / "bare") == [[("a.py", b"x = 1\n"), ("é b.md", b"# Z\n")]]
+
+
+def test_repositories_in_a_folder_are_read_one_by_one(tmp_path):
+    make_repository(tmp_path / "all/one", ("first", {"a.py": "one\n"}))
+    make_repository(tmp_path / "all/deep/two", ("first", {"a.py": "two\n"}))
+    write_files(tmp_path / "all", {"loose/a.py": "three\n", ".hidden/b.py": "no\n"})
+    assert candidates(tmp_path, tmp_path / "all") == [
+        [("a.py", b"two\n"), ("a.py", b"one\n"), ("loose/a.py", b"three\n")]
+    ]
+
+
+def test_units_have_a_size(tmp_path):
+    files = {f"m{i}.py": "x" * 99 + "\n" for i in range(10)}
+    write_files(tmp_path / "f", files)
+    units = candidates(tmp_path, tmp_path / "f", config=PrepareConfig(unit_bytes=250, heldout_fraction=0.0))
+    assert [len(unit) for unit in units] == [2] * 5
+    assert [path for unit in units for path, _ in unit] == sorted(files)
+
+
+def history(tmp_path):
+    return make_repository(
+        tmp_path / "r",
+        ("Adds a\n\nand says why", {"a.py": "x = 1\n", "logo.png": b"\0\1"}),
+        ("Only a picture", {"logo.png": b"\0\2"}),
+        ("Changes much", {"b.py": code(1, 5000)}),
+        ("Changes a and c", {"a.py": "x = 2\n", "c.py": "commit x\n\x00commit y\n", "node_modules/d.js": "no\n"}),
+    )
+
+
+def test_commits_are_messages_with_diffs(tmp_path):
+    config = PrepareConfig(heldout_fraction=0.0, commits=10)
+    (unit,) = candidates(tmp_path, history(tmp_path), config=config)
+    texts = [content for path, content in unit if len(path) == 40]
+    assert texts[1:3] == ["too large", "no training file"]
+    assert texts[0] == (
+        b"Changes a and c\n\ndiff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
+    )
+    assert texts[3] == (
+        b"Adds a\n\nand says why\n\ndiff --git a/a.py b/a.py\nnew file mode 100644\n--- /dev/null\n+++ b/a.py\n"
+        b"@@ -0,0 +1 @@\n+x = 1\n"
+    )
+
+
+def test_merges_are_skipped_and_the_newest_are_taken(tmp_path):
+    folder = history(tmp_path)
+    git(folder, "checkout", "--quiet", "-b", "side", "HEAD~2")
+    write_files(folder, {"side.py": "s = 1\n"})
+    git(folder, "add", "--all")
+    commit(folder, "Side")
+    git(folder, "merge", "--quiet", "--no-edit", "-")
+    commits = list(read_commits(folder, head_commit(folder), 3, 10**6))
+    assert sorted(one.message for one in commits) == [b"Changes a and c", b"Changes much", b"Side"]
+
+
+def test_held_out_files_are_in_no_commit(tmp_path):
+    config = PrepareConfig(heldout_fraction=0.5, commits=10)
+    names = [f"m{i}.py" for i in range(20)]
+    folder = make_repository(tmp_path / "r", ("All", {name: f"x = '{name}'\n" for name in names}))
+    write_units([str(folder)], config, tmp_path / "out")
+    (unit,) = [read_unit(unit_file(tmp_path / "out", 0))]
+    held = {name for name in names if is_heldout(unit.parts[0], name, config)}
+    assert 3 < len(held) < 17
+    commits = [c.load().decode() for c in read_candidates(unit, config) if c.part.kind == "commits"]
+    assert len(commits) == 1 and {name for name in names if name in commits[0]} == set(names) - held
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 30, 61, 10_000])
+def test_rows_are_read_once_wherever_units_begin(tmp_path, unit_bytes):
+    rows = [{"text": f"text {i} é\u2028", "n": i} for i in range(9)]
+    lines = "\n".join([*(json.dumps(row, ensure_ascii=False) for row in rows), "", "not JSON", '{"body": "x"}', "[1]"])
+    (tmp_path / "rows.jsonl").write_text(lines)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=2)
+    config = PrepareConfig(heldout_fraction=0.0, unit_bytes=unit_bytes)
+    texts = [row["text"].encode() for row in rows]
+    for file, expected in (("rows.jsonl", texts + ["no text"] * 3), ("rows.parquet", texts)):
+        units = candidates(tmp_path, tmp_path / file, config=config)
+        assert [content for unit in units for _, content in unit] == expected
+        assert len(units) > 3 or unit_bytes == 10_000
+
+
+def test_a_row_with_a_path_has_its_language(tmp_path):
+    rows = [{"code": "x = 1", "file": "a/b.py"}, {"code": "x", "file": "node_modules/a.js"}, {"code": "x"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = PrepareConfig(heldout_fraction=0.0, text_field="code", path_field="file")
+    (unit,) = candidates(tmp_path, tmp_path / "rows.jsonl", config=config)
+    assert unit == [("a/b.py", b"x = 1"), ("node_modules/a.js", "vendored"), (unit[2][0], "no text")]
+
+
+def test_sources_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "a.csv").write_text("x")
+    (tmp_path / "bad.parquet").write_text("x")
+    parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "other.parquet")
+    git_folder = tmp_path / "empty"
+    git_folder.mkdir()
+    git(git_folder, "init", "--quiet")
+    for name, message in (
+        ("none", "--source=.*none does not exist; name a folder"),
+        ("a.csv", "is neither a folder nor a .jsonl or .parquet file; convert"),
+        ("bad.parquet", "bad.parquet is not a readable Parquet file"),
+        ("other.parquet", "has no column 'text' but body; name the column of the text as --text_field"),
+        ("empty", "the git repository .*empty has no commit that can be read .*; commit its files"),
+    ):
+        with pytest.raises(UserError, match=message):
+            write_units([str(tmp_path / name)], KEEP_ALL, tmp_path / "out")
+
+
+def test_a_damaged_repository_is_a_sentence_or_counted(tmp_path):
+    folder = make_repository(tmp_path / "r", ("first", {"a.py": "x = 1\n", "b.py": "y = 1\n"}))
+    config = KEEP_ALL
+    write_units([str(folder)], config, tmp_path / "out")
+    blob = git(folder, "rev-parse", "HEAD:a.py").strip()
+    (folder / ".git/objects" / blob[:2] / blob[2:]).unlink()
+    (first, second) = read_candidates(read_unit(unit_file(tmp_path / "out", 0)), config)
+    assert (first.path, second.path) == ("a.py", "b.py")
+    seen = []
+    for candidate in read_candidates(read_unit(unit_file(tmp_path / "out", 0)), config):
+        try:
+            seen.append(candidate.load())
+        except OSError as error:
+            seen.append(str(error))
+    assert seen == [f"{folder} lacks the object {blob}", b"y = 1\n"]

@@ -1,0 +1,122 @@
+"""Prepared shards as a data source: rows, order, exact resume, identity."""
+
+import json
+
+import numpy as np
+import pytest
+
+from composer_jax.data.load_chat_format import load_tokenizer
+from composer_jax.data.pipeline import heldout_batches, pretraining_batches
+from composer_jax.data.prepare.config import PrepareConfig
+from composer_jax.data.prepare.prepare import prepare
+from composer_jax.data.prepared import prepared_documents
+from composer_jax.data.sources import SourceConfig, SourceInputs, make_sources
+from composer_jax.data.tokenizer import Tokenizer
+from composer_jax.errors import UserError
+from tests.data.prepare.folders import code, make_tokenizer, write_files
+
+S, B = 64, 4
+
+
+@pytest.fixture(scope="module")
+def tok(tmp_path_factory):
+    return load_tokenizer(make_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tok):
+    """The folder of shards of two sources, and the names of the sources."""
+    folder = tmp_path_factory.mktemp("prepared")
+    tok.save(folder / "tokenizer" / "tokenizer.json")
+    first = write_files(folder / "first", {f"m{i}.py": code(i) for i in range(60)})
+    second = write_files(folder / "second", {f"m{i}.py": code(100 + i, 300) for i in range(10)})
+    config = PrepareConfig(heldout_fraction=0.1, documents="file", unit_bytes=20_000)
+    prepare([str(first), str(second)], str(folder / "tokenizer"), folder / "out", config)
+    return str(folder / "out"), (str(first), str(second))
+
+
+def stream(made, tok, seed=0, **options):
+    config = SourceConfig("prepared", options={"path": made[0], **options})
+    sources = make_sources({"mine": config}, SourceInputs([], tok, 0))
+    return pretraining_batches(sources, seq_len=S, batch_size=B, seed=seed)
+
+
+def take(batches, count):
+    return [next(batches).tokens.tolist() for _ in range(count)]
+
+
+def test_an_epoch_holds_the_documents(made, tok):
+    documents = [document[:].tolist() for document in prepared_documents(made[0], "train", tok)]
+    total = sum(len(document) for document in documents)
+    rows = np.concatenate([np.asarray(batch) for batch in take(stream(made, tok), total // (S * B))])
+    starts = {tuple(document[:10]) for document in documents}
+    text = tok.decode(rows.reshape(-1).tolist())
+    seen = sum(tok.decode(list(start)) in text for start in starts)
+    assert seen > 0.85 * len(starts)  # those that a row does not cut
+    assert np.bincount(rows.reshape(-1), minlength=400)[tok.eod] > 0.8 * len(documents)
+
+
+def test_the_seed_fixes_the_order(made, tok):
+    assert take(stream(made, tok), 20) == take(stream(made, tok), 20)
+    assert take(stream(made, tok), 5) != take(stream(made, tok, seed=1), 5)
+
+
+@pytest.mark.parametrize("before", [0, 1, 7, 150])
+def test_a_restored_stream_continues_with_the_next_batch(made, tok, before):
+    batches = stream(made, tok)
+    take(batches, before)
+    state = json.loads(json.dumps(batches.get_state()))
+    expected = take(batches, 10)
+    again = stream(made, tok)
+    take(again, 3)
+    again.set_state(state)
+    assert take(again, 10) == expected
+
+
+def test_other_data_has_another_identity(made, tok, tmp_path):
+    state = stream(made, tok).get_state()
+    tok.save(tmp_path / "tokenizer" / "tokenizer.json")
+    files = {f"m{i}.py": code(i) for i in range(60)}
+    config = PrepareConfig(heldout_fraction=0.1, documents="file")
+    write_files(tmp_path / "s", files)
+    fingerprints = []
+    for name, changed in (("a", {}), ("b", {}), ("c", {"m3.py": code(3).replace("load1", "load2")})):
+        write_files(tmp_path / "s", changed)
+        index = prepare([str(tmp_path / "s")], str(tmp_path / "tokenizer"), tmp_path / name, config)
+        fingerprints.append(index["fingerprint"])
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+    other = stream((str(tmp_path / "a"), ()), tok)
+    with pytest.raises(UserError, match="the saved position belongs to other data .*mine.fingerprint was"):
+        other.set_state(state)
+
+
+def test_sources_can_be_weighed(made, tok):
+    both = prepared_documents(made[0], "train", tok)
+    counts = []
+    for name in made[1]:
+        config = SourceConfig("prepared", options={"path": made[0], "sources": [name]})
+        (source, _) = make_sources({"one": config}, SourceInputs([], tok, 0))["one"]
+        counts.append(source.identity()["count"])
+    assert sum(counts) == len(both) and 40 < counts[0] < 60 and counts[1] < 11
+    with pytest.raises(UserError, match=r"has no source 'third'; use some of .*first, .*second"):
+        stream(made, tok, sources=["third"])
+
+
+def test_held_out_documents_are_batches_of_one_pass(made, tok):
+    documents = prepared_documents(made[0], "heldout", tok)
+    batches = list(heldout_batches(documents, seq_len=S, batch_size=B, eod=tok.eod))
+    tokens = sum(int((batch.segments > 0).sum()) for batch in batches)
+    assert sum(map(len, documents)) <= tokens <= sum(map(len, documents)) + len(documents) and tokens > 0
+
+
+def test_shards_that_do_not_fit_are_refused(made, tok, tmp_path):
+    other = Tokenizer.train(["other text"] * 9, 300)
+    with pytest.raises(
+        UserError, match=f"was prepared with the tokenizer .*{tok.fingerprint}.*prepare the data with the"
+    ):
+        prepared_documents(made[0], "train", other)
+    with pytest.raises(UserError, match="has no index.json; finish its preparation with launch.prepare_data first"):
+        stream((str(tmp_path), ()), tok)
+    (tmp_path / "index.json").write_text("{")
+    with pytest.raises(UserError, match="index.json cannot be read .*; copy it again"):
+        stream((str(tmp_path), ()), tok)
