@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def define_fields(values: absl_flags.FlagValues, cls: Any) -> None:
-    """Defines one flag per field; a field is a float, an int or a Literal of strings, and has a default."""
+    """Defines one flag per field, which has a default and is a float, an int, a str, a Literal of or a tuple of str."""
     texts, hints = field_texts(cls), get_type_hints(cls)
     for field in dataclasses.fields(cls):
         name, meaning, hint = field.name, texts[field.name], hints[field.name]
@@ -22,10 +22,15 @@ def define_fields(values: absl_flags.FlagValues, cls: Any) -> None:
             absl_flags.DEFINE_float(name, default, meaning, flag_values=values)
         elif hint is int:
             absl_flags.DEFINE_integer(name, default, meaning, flag_values=values)
+        elif hint is str:
+            absl_flags.DEFINE_string(name, default, meaning, flag_values=values)
+        elif hint == tuple[str, ...]:
+            absl_flags.DEFINE_list(name, list(default), meaning, flag_values=values)
         else:
             absl_flags.DEFINE_enum(name, default, get_args(hint), meaning, flag_values=values)
 
 
 def read_fields(values: Any, cls: type[T]) -> T:
-    """Returns the dataclass with the values of its flags."""
-    return cls(**{field.name: getattr(values, field.name) for field in dataclasses.fields(cls)})  # pyright: ignore
+    """Returns the dataclass with the values of its flags; several strings are a tuple."""
+    given = {field.name: getattr(values, field.name) for field in dataclasses.fields(cls)}  # pyright: ignore
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
