@@ -54,7 +54,12 @@ def is_heldout(part: Part, path: str, config: PrepareConfig) -> bool:
 
 def _folder(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:
     for path, num_bytes in part.entries:
-        yield _file(part, config, next(ordinals), path, num_bytes, (Path(part.root) / path).read_bytes)
+        yield _file(part, config, next(ordinals), path, num_bytes, partial(_read_file, part.root, path))
+
+
+def _read_file(root: str, path: str) -> bytes:
+    with open(f"{root}/{path}", "rb") as file:
+        return file.read()
 
 
 def _git(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
 
 from composer_jax.data.corpus import source_text
 from composer_jax.data.prepare.languages import Language
@@ -21,8 +20,7 @@ _GENERATED_NAME = re.compile(
 )
 _GENERATED_TEXT = re.compile(
     rb"@generated\b|do not (edit|modify)|auto-?generated|code generated|automatically generated|generated automatically"
-    rb"|file (is|was|has been) generated",
-    re.IGNORECASE,
+    rb"|file (is|was|has been) generated"
 )
 _HEAD_BYTES = 1000  # in which a generated file says that it is one
 _LONGEST_LINE, _MEAN_LINE = 1000, 100
@@ -57,7 +55,7 @@ def reason_by_path(path: str, language: Language | None, languages: tuple[str, .
       language: the file's; None is left out.
       languages: names of the languages that are read; empty is all of them.
     """
-    folders = PurePosixPath(path).parts[:-1]
+    folders = path.split("/")[:-1]
     if is_secret_file(path):
         return "secret"
     if not _VENDORED.isdisjoint(folders):
@@ -82,7 +80,7 @@ def filter_text(data: bytes, language: Language) -> tuple[str, str | None]:
     if not text or text.isspace():
         return "", "empty"
     if not language.prose and language.name != "diff":
-        if _GENERATED_TEXT.search(data, 0, _HEAD_BYTES):
+        if _GENERATED_TEXT.search(data[:_HEAD_BYTES].lower()):
             return "", "generated"
         lines = text.split("\n")
         if len(text) > _MEAN_LINE * len(lines) or max(map(len, lines)) > _LONGEST_LINE:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 
 @dataclass(frozen=True)
@@ -77,5 +77,5 @@ _BY_FILE_NAME = {name: language for language in LANGUAGES for name in language.f
 
 def language_of(path: str) -> Language | None:
     """Returns the language of a file by its name; None if it is none of LANGUAGES."""
-    name = PurePosixPath(path).name
-    return _BY_FILE_NAME.get(name) or _BY_ENDING.get(PurePosixPath(name).suffix)
+    name = posixpath.basename(path)
+    return _BY_FILE_NAME.get(name) or _BY_ENDING.get(posixpath.splitext(name)[1])

@@ -16,7 +16,9 @@ from typing import Any, Literal
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.data.prepare.config import PrepareConfig
+from composer_jax.data.prepare.filters import reason_by_path
 from composer_jax.data.prepare.git import head_commit, is_repository, list_blobs
+from composer_jax.data.prepare.languages import language_of
 from composer_jax.data.prepare.row_parts import parquet_ranges
 from composer_jax.errors import UserError
 
@@ -50,7 +52,7 @@ class Unit:
     number: int
     parts: Sequence[Part]
     num_bytes: int
-    """Of the files, before any is left out."""
+    """Of the files that are read."""
 
 
 def unit_file(out: Path, number: int) -> Path:
@@ -128,10 +130,11 @@ def _folder_parts(source: str, root: Path, config: PrepareConfig) -> Iterator[tu
             yield from _git_parts(source, root, folder, config)
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        below = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
         for name in sorted(files):
-            status = os.lstat(folder / name)
+            status = os.lstat(f"{parent}/{name}")
             if stat.S_ISREG(status.st_mode):  # a link would be read twice, and a pipe would block
-                loose.append(((folder / name).relative_to(root).as_posix(), status.st_size))
+                loose.append((below + name, status.st_size))
                 if len(loose) >= _MOST_FILES:
                     yield from _split(Part("folder", source, ".", str(root), loose), config)
                     loose = []
@@ -149,11 +152,13 @@ def _git_parts(source: str, root: Path, folder: Path, config: PrepareConfig) -> 
 
 
 def _split(part: Part, config: PrepareConfig) -> Iterator[tuple[Part, int]]:
-    """Cuts a part of many files into several. Files that are too large to be read count nothing."""
+    """Cuts a part of many files into several. Files that are left out without being read count nothing."""
     entries: list[Sequence[Any]] = []
     size = 0
     for entry in part.entries:
-        num_bytes = entry[1] if entry[1] <= config.max_file_bytes else 0
+        path, num_bytes = entry[:2]
+        if num_bytes > config.max_file_bytes or reason_by_path(path, language_of(path), config.languages):
+            num_bytes = 0
         if entries and size + num_bytes > config.unit_bytes:
             yield Part(part.kind, part.source, part.name, part.root, entries, part.commit), size
             entries, size = [], 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import posixpath
 import re
 from collections import Counter
-from pathlib import PurePosixPath
 
 _FILE_NAMES = frozenset(
     ".env .npmrc .netrc .pypirc .pgpass .htpasswd credentials id_rsa id_dsa id_ecdsa id_ed25519".split()
@@ -39,8 +39,8 @@ _EXAMPLE = re.compile(rb"(?i)example|placeholder|xxxx|your[_-]|dummy|0123456|abc
 
 def is_secret_file(path: str) -> bool:
     """Whether a file of this name usually holds keys or passwords."""
-    name = PurePosixPath(path).name
-    return name in _FILE_NAMES or name.startswith(".env.") or PurePosixPath(name).suffix in _ENDINGS
+    name = posixpath.basename(path)
+    return name in _FILE_NAMES or name.startswith(".env.") or posixpath.splitext(name)[1] in _ENDINGS
 
 
 def holds_secret(data: bytes) -> bool:
