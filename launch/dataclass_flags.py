@@ -16,7 +16,7 @@ def define_fields(values: absl_flags.FlagValues, cls: Any) -> None:
     """Defines one flag per field, which has a default and is a float, an int, a str, a Literal of or a tuple of str."""
     texts, hints = field_texts(cls), get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        name, meaning, hint = field.name, texts[field.name], hints[field.name]
+        name, meaning, hint = field.name, " ".join(texts[field.name].split()), hints[field.name]
         default: Any = field.default
         if hint is float:
             absl_flags.DEFINE_float(name, default, meaning, flag_values=values)

@@ -1,8 +1,8 @@
 """Prepares pretraining data: source trees, git repositories and rows of text become shards of token ids.
 
     python -m launch.prepare_data --source=repositories,rows.jsonl --tokenizer=DIR --out=data/mine
-    python -m launch.pretrain --config.pretrain.sources.mine.kind=prepared \\
-        --config.pretrain.sources.mine.options.path=data/mine ...
+
+A config trains on them by pretrain.sources = {"mine": {"kind": "prepared", "options": {"path": "data/mine"}}}.
 
 A source is a folder with source code, a git repository or a folder of several, or a .jsonl or .parquet file. Vendored,
 built, generated, binary, minified and secret-looking files are left out, and so are exact and near duplicates;
@@ -10,7 +10,7 @@ OUT/statistics.md has the number of each. Finding near duplicates and reading Pa
 `pip install "composer_jax[prepare]"`.
 
 The same command continues a preparation that was stopped. The result depends on the sources, the tokenizer and the
-flags only, not on --workers. docs/data.md says more.
+flags only, not on --workers. docs/prepare_data.md says more.
 """
 
 import os
