@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     "CONTRIBUTING.md",
     "README.md",
-    *(f"docs/{name}.md" for name in "bases design glossary performance results rewards science".split()),
+    *(f"docs/{name}.md" for name in "bases design glossary performance prepare_data results rewards science".split()),
     *(f"docs/{name}.md" for name in "sandbox scale tpu workers".split()),
 )
 ALL_PAGES = (*PAGES, "docs/tasks.md", "CHANGELOG.md")
