@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from composer_jax.errors import UserError
 from composer_jax.models.rope import Llama3Rope, RopeScaling, Yarn
+from composer_jax.ops.quantized_matmul import Precision
 
 COMPUTATION_FIELDS = (
     "dispatch",
@@ -17,6 +18,8 @@ COMPUTATION_FIELDS = (
     "cache_mtp",
     "param_dtype",
     "compute_dtype",
+    "precision",
+    "expert_qat",
     "scan_unroll",
     "heads_at_once",
     "head_chunk",
@@ -164,6 +167,15 @@ class ModelConfig:
     """Dtype of the weights."""
     compute_dtype: str = "bfloat16"
     """Dtype of activations and of weights in matrix products; sums, norms, router and softmax are float32."""
+    precision: Precision = "none"
+    """Format that the operands of matrix products are rounded to, by fake quantisation, in training and in the sampler:
+    those of attention's projections, of experts and dense feed-forward blocks, and of MTP modules. "mxfp8": MXFP8
+    forward and backward. "nvfp4": NVFP4 with a scale per token forward, MXFP8 backward (Composer 2, arXiv 2603.24477).
+    Router, embedding, head, norms and attention itself stay in their dtypes. It shows what the format does to a model
+    and saves no time (ops/quantized_matmul.py)."""
+    expert_qat: Literal["none", "int4"] = "none"
+    """"int4": the weights of routed experts are rounded to 4 bits in groups of 32 wherever they are used, and the
+    gradient passes straight through, so that they can be published in 4 bits (K2 Thinking)."""
     scan_unroll: int = 1
     """Layers per iteration of the scan over depth; full unrolling is faster for a handful of small layers."""
     heads_at_once: int | None = None

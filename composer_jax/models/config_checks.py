@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_jax.errors import UserError
 from composer_jax.models.attention_kinds import attention_kind
+from composer_jax.ops.quantized_matmul import PRECISIONS
 from composer_jax.parallel.dispatch import DISPATCH
 
 if TYPE_CHECKING:
@@ -66,7 +67,12 @@ POSITIVE = (
     "capacity_factor",
 )
 """Fields that are finite numbers greater than 0."""
-CHOICES = {"router_scores": ("sigmoid", "softmax"), "cache_dtype": ("compute", "int8")}
+CHOICES = {
+    "router_scores": ("sigmoid", "softmax"),
+    "cache_dtype": ("compute", "int8"),
+    "precision": PRECISIONS,
+    "expert_qat": ("none", "int4"),
+}
 EXPERT_FIELDS = (
     "expert_ff_dim",
     "experts_per_token",
@@ -81,6 +87,7 @@ EXPERT_FIELDS = (
     "expert_bias",
     "swiglu_limit",
     "cache_routing",
+    "expert_qat",
 )
 """Fields that have their default in a network without experts. Of two that differ in one of them, only one is valid."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -90,6 +97,7 @@ def check_config(config: "ModelConfig") -> None:
     """Raises a UserError for the first field whose value is out of range or contradicts another."""
     _check_ranges(config)
     _check_names(config)
+    _check_precision(config)
     _check_layers(config)
     if config.n_experts:
         _check_dense_layers(config)
@@ -144,6 +152,20 @@ def _check_names(config: "ModelConfig") -> None:
     _require(
         set(config.remat_saves) <= set(CHECKPOINT_NAMES),
         f"remat_saves={config.remat_saves} has unknown names; use {', '.join(CHECKPOINT_NAMES)}.",
+    )
+
+
+def _check_precision(config: "ModelConfig") -> None:
+    c = config
+    _require(
+        c.precision == "none" or c.expert_qat == "none",
+        f"precision={c.precision!r} and expert_qat={c.expert_qat!r} both round the weights of experts; set one of them "
+        "to 'none'.",
+    )
+    _require(
+        c.precision == "none" or c.heads_at_once is None,
+        f"heads_at_once={c.heads_at_once} cuts the blocks of precision={c.precision!r}, which run across heads; set "
+        "heads_at_once=None or precision='none'.",
     )
 
 

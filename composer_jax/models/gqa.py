@@ -18,6 +18,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.attention import AttentionCost, CacheEntry
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix, parameter
+from composer_jax.models.projection import project
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales
 from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
@@ -114,7 +115,7 @@ class GroupedQueryAttention(nnx.Module):
         return jnp.concatenate([rotate(rope, *angles, halves=self.config.rope_halves), rest], axis=-1)
 
     def _project(self, x_BSD: jax.Array, weight: nnx.Param[jax.Array], bias: str) -> jax.Array:
-        y_BSHX = jnp.einsum("bsd,dhk->bshk", x_BSD, gather_param(weight, x_BSD.dtype))
+        y_BSHX = project(x_BSD, gather_param(weight, x_BSD.dtype), self.config.precision, sharded="out")
         return y_BSHX + gather_param(getattr(self, bias), x_BSD.dtype) if self.config.qkv_bias else y_BSHX
 
     def _keys_and_values(self, x_BSD: jax.Array, angles: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -129,7 +130,8 @@ class GroupedQueryAttention(nnx.Module):
         return gather_param(self.sinks, jnp.float32) if self.config.attention_sinks else None
 
     def _output(self, y_BSHV: jax.Array) -> jax.Array:
-        y_BSD = psum_tensor(jnp.einsum("bshv,hvd->bsd", y_BSHV, gather_param(self.out, y_BSHV.dtype)))
+        out_HVD = gather_param(self.out, y_BSHV.dtype)
+        y_BSD = psum_tensor(project(y_BSHV, out_HVD, self.config.precision, contracted=2, sharded="in"))
         return y_BSD + gather_param(self.out_bias, y_BSHV.dtype) if self.config.out_bias else y_BSD
 
 

@@ -22,6 +22,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.attention import AttentionCost, CacheEntry
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
+from composer_jax.models.projection import fake_quantize, project
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales
 from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
@@ -82,19 +83,22 @@ class MultiHeadLatentAttention(nnx.Module):
 
     def query_latents(self, x_BSD: jax.Array) -> jax.Array:
         """Returns the input of the query projection: the latent of rank q_lora_rank, or x itself."""
-        return x_BSD if self.config.q_lora_rank is None else self.q_norm(x_BSD @ gather_param(self.q_down, x_BSD.dtype))
+        if self.config.q_lora_rank is None:
+            return x_BSD
+        return self.q_norm(project(x_BSD, gather_param(self.q_down, x_BSD.dtype), self.config.precision))
 
     def queries(
         self, latents: jax.Array, weight: jax.Array, cos: jax.Array, sin: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the position-free and the rotary queries of the weight's heads, [B,S,H,K] and [B,S,H,P]."""
-        q = jnp.einsum("bsd,dhk->bshk", latents, weight)
+        q = project(latents, weight, self.config.precision, sharded="out")
         q_nope, q_rope = jnp.split(q, [self.config.qk_nope_dim], axis=-1)
         return q_nope, rotate(q_rope, cos[:, :, None], sin[:, :, None], halves=self.config.rope_halves)
 
     def latents(self, x_BSD: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """Returns the cache entries [B,S,R+P]: the normalised latent and the rotated shared key."""
-        latent, k_rope = jnp.split(x_BSD @ gather_param(self.kv_down, x_BSD.dtype), [self.rank], axis=-1)
+        down = project(x_BSD, gather_param(self.kv_down, x_BSD.dtype), self.config.precision)
+        latent, k_rope = jnp.split(down, [self.rank], axis=-1)
         return jnp.concatenate(
             [self.kv_norm(latent), rotate(k_rope, cos, sin, halves=self.config.rope_halves)], axis=-1
         )
@@ -104,7 +108,7 @@ class MultiHeadLatentAttention(nnx.Module):
     ) -> jax.Array:
         """Training form. Devices that share rows exchange latents, which are 1/35 of K2's keys and values, and each
         device expands them to all keys and values (Composer 2, arXiv 2603.24477, section 5)."""
-        dtype = x_BSD.dtype
+        dtype, precision = x_BSD.dtype, self.config.precision
         cos, sin = self.angles(positions_BS)
         latents_BTX = context.gather_row(checkpoint_name(self.latents(x_BSD, cos, sin), "latents"))
 
@@ -112,12 +116,12 @@ class MultiHeadLatentAttention(nnx.Module):
             """Returns the contribution of the heads with these weights to the output, [B,S,D]."""
             q_nope, q_rope = self.queries(query_latents, q, cos, sin)
             c_BTR, k_rope = jnp.split(latents_BTX, [self.rank], axis=-1)
-            k_nope, v_BTHV = (jnp.einsum("btr,rhk->bthk", c_BTR, up) for up in (k_up, v_up))
+            k_nope, v_BTHV = (project(c_BTR, up, precision, sharded="out") for up in (k_up, v_up))
             q_BSHX = jnp.concatenate([q_nope, q_rope], axis=-1) * self.config.logit_scale
             shared = jnp.broadcast_to(k_rope[:, :, None], (*k_nope.shape[:3], k_rope.shape[-1]))
             k_BTHX = jnp.concatenate([k_nope, shared], axis=-1)
             y_BSHV = attend_rows(q_BSHX, k_BTHX, v_BTHV, mask, windowed)
-            return jnp.einsum("bshv,hvd->bsd", y_BSHV, out)
+            return project(y_BSHV, out, precision, contracted=2, sharded="in")
 
         weights = [gather_param(w, dtype) for w in (self.q, self.k_up, self.v_up, self.out)]
         latents = self.query_latents(x_BSD), latents_BTX
@@ -126,12 +130,21 @@ class MultiHeadLatentAttention(nnx.Module):
     def extend(
         self, x_BSD: jax.Array, positions_BS: jax.Array, keys: KeyRange, write: Callable[[jax.Array], LayerCache]
     ) -> jax.Array:
-        """Decode form with absorbed projections. `write` stores the new latents [B,S,R+P]."""
-        dtype, r = x_BSD.dtype, self.rank
+        """Decode form with absorbed projections. `write` stores the new latents [B,S,R+P].
+
+        With a precision, the cache holds the rounded latents that the training form multiplies with the rounded W_k_up
+        and W_v_up. So both forms round the same numbers, although they multiply them in another order.
+        """
+        dtype, r, precision = x_BSD.dtype, self.rank, self.config.precision
         cos, sin = self.angles(positions_BS)
         q_nope, q_rope = self.queries(self.query_latents(x_BSD), gather_param(self.q, dtype), cos, sin)
-        cache = write(self.latents(x_BSD, cos, sin))
-        q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, gather_param(self.k_up, dtype))
+        entries_BSX = self.latents(x_BSD, cos, sin)
+        if precision != "none":
+            rounded = fake_quantize(entries_BSX[..., :r], -1, precision)
+            entries_BSX = jnp.concatenate([rounded, entries_BSX[..., r:]], axis=-1)
+        cache = write(entries_BSX)
+        k_up, v_up = (fake_quantize(gather_param(up, dtype), 0, precision) for up in (self.k_up, self.v_up))
+        q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, k_up)
         q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.config.logit_scale
 
         def split(values_BTX: jax.Array, scales_BTG: jax.Array | None):
@@ -143,8 +156,8 @@ class MultiHeadLatentAttention(nnx.Module):
             return values_BTX[:, :, None], values_BTX[:, :, None], scales
 
         y_latent = attend_cache(q_BSHX, cache, split, keys)[..., :r]
-        y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, gather_param(self.v_up, dtype))
-        return psum_tensor(jnp.einsum("bshv,hvd->bsd", y_BSHV, gather_param(self.out, dtype)))
+        y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, v_up)
+        return psum_tensor(project(y_BSHV, gather_param(self.out, dtype), precision, contracted=2, sharded="in"))
 
 
 def _sum_heads(

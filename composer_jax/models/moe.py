@@ -14,6 +14,7 @@ from composer_jax.models.router_replay import RouterReplay
 from composer_jax.models.router_stats import RouterStats, measure_routing
 from composer_jax.ops.activation import Activation, clamped_swiglu, swiglu
 from composer_jax.ops.chunks import map_chunks
+from composer_jax.ops.fake_quantization import fake_int4
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel.dispatch import Biases, Experts, find_dispatch
 
@@ -88,7 +89,10 @@ class MixtureOfExperts(nnx.Module):
         biases = None
         if self.config.expert_bias:
             biases = Biases(fetch(self.gate_bias), fetch(self.up_bias), fetch(self.down_bias))
-        return Experts(fetch(self.gate), fetch(self.up), fetch(self.down), biases)
+        gate, up, down = fetch(self.gate), fetch(self.up), fetch(self.down)
+        if self.config.expert_qat == "int4":
+            gate, up, down = (fake_int4(weight, axis=1) for weight in (gate, up, down))
+        return Experts(gate, up, down, biases, self.config.precision)
 
     @property
     def _activation(self) -> Activation:

@@ -10,8 +10,10 @@ from composer_jax.models.block import Block
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
+from composer_jax.models.projection import project
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.cached_attention import KeyRange, LayerCache
+from composer_jax.ops.quantized_matmul import Precision
 from composer_jax.ops.row_attention import AttentionMask
 from composer_jax.ops.shapes import check_shapes
 
@@ -25,6 +27,7 @@ class MTPModule(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         d = config.d_model
+        self.precision: Precision = config.precision
         self.embedding_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
         self.hidden_norm = RMSNorm(d, eps=config.norm_eps, dtype=config.param_dtype)
         self.projection = matrix(rngs, (2 * d, d), (None, "embed"), config=config)
@@ -65,4 +68,4 @@ class MTPModule(nnx.Module):
 
     def _project(self, hidden_BSD: jax.Array, embedding_BSD: jax.Array) -> jax.Array:
         joined = jnp.concatenate([self.embedding_norm(embedding_BSD), self.hidden_norm(hidden_BSD)], axis=-1)
-        return joined @ gather_param(self.projection, hidden_BSD.dtype)
+        return project(joined, gather_param(self.projection, hidden_BSD.dtype), self.precision)

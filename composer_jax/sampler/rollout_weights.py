@@ -18,9 +18,17 @@ def rollout_model_def(definition: ModelDef, sampler: SamplerConfig) -> ModelDef:
     An 8-bit sampler.param_dtype applies to matrices; the other weights keep their dtype.
 
     Raises:
-      UserError: drafts of an MTP module from a network that has none.
+      UserError: drafts of an MTP module from a network that has none, or 8-bit weights in a network that rounds its
+        weights itself, as sampler and learner would then round different numbers.
     """
     config, changes = definition.config, {}
+    if sampler.param_dtype in LARGEST:
+        for field in ("precision", "expert_qat"):
+            if (value := getattr(config, field)) != "none":
+                raise UserError(
+                    f"sampler.param_dtype={sampler.param_dtype!r} rounds weights that model.{field}={value!r} rounds, "
+                    "too; leave sampler.param_dtype empty."
+                )
     if sampler.drafts == "mtp":
         if not config.n_mtp_modules:
             raise UserError('sampler.drafts="mtp" needs a network with an MTP module; use "prompt_lookup" or none.')

@@ -1,5 +1,6 @@
 """Expert dispatch: every implementation on every mesh equals the sum over chosen experts, in values and gradients."""
 
+import dataclasses
 import functools
 
 import jax
@@ -35,7 +36,7 @@ AXES = Experts(
     Biases(("experts", None), ("experts", None), ("experts", "embed")),
 )
 CASES = {
-    "swiglu": (Experts(*MATRICES), AXES._replace(biases=None), swiglu),
+    "swiglu": (Experts(*MATRICES), dataclasses.replace(AXES, biases=None), swiglu),
     "biases_clamped": (Experts(*MATRICES, BIASES), AXES, clamped_swiglu(0.7)),
 }
 TARGET = RNG.standard_normal((T, D)).astype(np.float32)
@@ -55,7 +56,8 @@ def loop(case: str, ids=IDS) -> np.ndarray:
     """Computes the contract token by token in float64."""
     experts, _, _ = CASES[case]
     biases = experts.biases or Biases(np.zeros((E, F)), np.zeros((E, F)), np.zeros((E, D)))
-    x, gates, gate, up, down, *biases = (np.asarray(a, np.float64) for a in (X, GATES, *experts[:3], *biases))
+    matrices = experts.gate_EDF, experts.up_EDF, experts.down_EFD
+    x, gates, gate, up, down, *biases = (np.asarray(a, np.float64) for a in (X, GATES, *matrices, *biases))
     y = np.zeros((T, D))
     for t in range(T):
         for j in range(K):

@@ -1,5 +1,6 @@
 """Computes the experts of one device for rows that are already there; contains no communication."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ from composer_jax.ops.activation import Activation
 from composer_jax.ops.grouped_matmul import grouped_matmul
 from composer_jax.ops.lookup import lookup
 from composer_jax.ops.permutation import permute_tokens, unpermute_tokens
+from composer_jax.ops.quantized_matmul import quantized_grouped_matmul, quantized_matmul
 from composer_jax.ops.vma import match_vma
 from composer_jax.parallel.dispatch.contract import Experts
 
@@ -19,6 +21,8 @@ def compute_all_experts(x_TD: jax.Array, gates_TE: jax.Array, experts: Experts, 
     This takes E/k times the necessary arithmetic and no sorting: with a handful of tiny experts the two are equally
     fast.
     """
+    if experts.precision != "none":
+        return _compute_each_expert(x_TD, gates_TE, experts, activation)
     e, d, f = experts.gate_EDF.shape
     concat_experts = lambda w_EDF: w_EDF.transpose(1, 0, 2).reshape(d, e * f)  # noqa: E731
     gate, up = x_TD @ concat_experts(experts.gate_EDF), x_TD @ concat_experts(experts.up_EDF)
@@ -29,6 +33,19 @@ def compute_all_experts(x_TD: jax.Array, gates_TE: jax.Array, experts: Experts, 
     gate, up = gate + experts.biases.gate_EF.reshape(e * f), up + experts.biases.up_EF.reshape(e * f)
     hidden = activation(gate, up) * jnp.repeat(gates_TE, f, axis=1)
     return hidden @ experts.down_EFD.reshape(e * f, d) + gates_TE @ experts.biases.down_ED
+
+
+def _compute_each_expert(x_TD: jax.Array, gates_TE: jax.Array, experts: Experts, activation: Activation) -> jax.Array:
+    """The form of compute_all_experts for rounded operands: each expert has products, and so blocks, of its own."""
+    matmul = functools.partial(quantized_matmul, precision=experts.precision)
+    gate_ETF, up_ETF = (jax.vmap(matmul, (None, 0))(x_TD, w) for w in (experts.gate_EDF, experts.up_EDF))
+    gates_ET1 = gates_TE.astype(x_TD.dtype).T[:, :, None]
+    if experts.biases is not None:
+        gate_ETF, up_ETF = gate_ETF + experts.biases.gate_EF[:, None], up_ETF + experts.biases.up_EF[:, None]
+    y_ETD = jax.vmap(matmul)(activation(gate_ETF, up_ETF) * gates_ET1, experts.down_EFD)
+    if experts.biases is not None:
+        y_ETD = y_ETD + experts.biases.down_ED[:, None] * gates_ET1
+    return y_ETD.sum(0)
 
 
 def compute_chosen_experts(
@@ -88,7 +105,10 @@ def compute_sorted(
     The gate multiplies the hidden values before the last product. Its gradient then needs no output, and a backward
     pass that recomputes the hidden values skips that product.
     """
-    gate, up = (grouped_matmul(x_ND, w, sizes_E) for w in (experts.gate_EDF, experts.up_EDF))
+    product = grouped_matmul
+    if experts.precision != "none":
+        product = functools.partial(quantized_grouped_matmul, precision=experts.precision)
+    gate, up = (product(x_ND, w, sizes_E) for w in (experts.gate_EDF, experts.up_EDF))
     down_bias = None
     if experts.biases is not None:
         # A row of zeros for id E' keeps the rows of other devices' experts zero.
@@ -98,7 +118,7 @@ def compute_sorted(
     hidden = activation(gate, up)
     if gates_N is not None:
         hidden = hidden * gates_N[:, None]
-    y_ND = grouped_matmul(hidden, experts.down_EFD, sizes_E)
+    y_ND = product(hidden, experts.down_EFD, sizes_E)
     if down_bias is None:
         return y_ND
     return y_ND + (down_bias if gates_N is None else down_bias * gates_N[:, None])

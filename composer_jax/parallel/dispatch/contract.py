@@ -8,6 +8,8 @@ choices of one token differ. Expert e is on device e // E' of the group, whose d
 does not count as dropped. `capacity_factor` sizes the buffers of all implementations but `dense`.
 """
 
+import dataclasses
+import functools
 import math
 from typing import NamedTuple, Protocol
 
@@ -15,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from composer_jax.ops.activation import Activation, swiglu
+from composer_jax.ops.quantized_matmul import Precision
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.ops.vma import pcast_varying, varying_axes
 from composer_jax.parallel.sharding import EXPERT_AXES, axis_size
@@ -26,13 +29,21 @@ class Biases(NamedTuple):
     down_ED: jax.Array
 
 
-class Experts(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("gate_EDF", "up_EDF", "down_EFD", "biases"),
+    meta_fields=("precision",),
+)
+@dataclasses.dataclass(frozen=True)
+class Experts:
     """expert(x) = activation(x gate + b_gate, x up + b_up) down + b_down; without biases they are zero."""
 
     gate_EDF: jax.Array
     up_EDF: jax.Array
     down_EFD: jax.Array
     biases: Biases | None = None
+    precision: Precision = "none"
+    """Format that the operands of the three products are rounded to (ops/quantized_matmul.py)."""
 
 
 class DispatchOutput(NamedTuple):
