@@ -21,6 +21,10 @@ class RouterStats(NamedTuple):
     """float32 scalar: DeepSeek-V3's sequence-wise balance of each row times its real tokens, summed over rows."""
     dropped: jax.Array
     """float32 scalar: (token, choice) pairs beyond the capacity of the dispatch buffer (parallel/dispatch)."""
+    entropy: jax.Array
+    """float32 scalar: entropy of each real token's normalised scores in nats, times its choices, summed over tokens.
+    Divided by the sum of counts_E it is the mean entropy of the router; log E if no expert is preferred. It has no
+    gradient."""
     replay: ReplayStats | None = None
     """Counts of replayed choices; None where the routers chose freely."""
 
@@ -56,4 +60,7 @@ def measure_routing(routing: Routing, token_mask_BS: jax.Array, dropped: jax.Arr
     frequency_BE = all_chosen_BE * n / (routing.ids_Tk.shape[-1] * tokens_B1)
     balance_B1 = (frequency_BE * all_shares_BE / tokens_B1).sum(-1, keepdims=True)
     replay = None if routing.replayed is None else routing.replayed.count(token_mask_BS.reshape(-1))
-    return RouterStats(chosen_BE.sum(0), (here_B1 * balance_B1).sum(), dropped, replay)
+    entropy_T = -jax.scipy.special.xlogy(shares_TE, shares_TE).sum(-1)
+    entropy = routing.ids_Tk.shape[-1] * (entropy_T * token_mask_BS.reshape(-1)).sum()
+    balance = (here_B1 * balance_B1).sum()
+    return RouterStats(chosen_BE.sum(0), balance, dropped, jax.lax.stop_gradient(entropy), replay)

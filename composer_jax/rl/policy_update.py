@@ -31,7 +31,7 @@ OF_REFERENCE = {"kl_reference": "reference_k1", "kl_reference_k3": "reference_k3
 """Column -> the loss's name, of metrics that are there with a reference only."""
 OF_STEP = ("grad_norm", "learning_rate", "skipped")
 OF_RATIO = ("log_ratio_max", "ratio_max")
-OF_EXPERTS = ("load_imbalance",)
+OF_EXPERTS = ("load_imbalance", "router_entropy")
 """Metrics that only a network with experts has."""
 
 

@@ -1,5 +1,7 @@
 """Continued pretraining on a mixture of sources."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
@@ -42,6 +44,18 @@ def pretrain(run: Run) -> None:
             )
         if is_first_process():
             result |= summarise_metrics(read_metrics(metrics.path))
+            num_bytes = sum(file.num_bytes for file in run.data.corpus.heldout)
+            result |= bits_per_byte(result, tokens=sum(map(len, heldout)), num_bytes=num_bytes)
+
+
+def bits_per_byte(result: Mapping[str, float], *, tokens: int, num_bytes: int) -> dict[str, float]:
+    """Returns heldout_bits_per_byte_first and _last, which compare networks whose tokenizers differ.
+
+    tokens, num_bytes: of the held-out files. The first token of each piece of a file is not predicted; it counts as one
+    of average loss.
+    """
+    factor = tokens / num_bytes / math.log(2)
+    return {f"heldout_bits_per_byte_{which}": result[f"heldout_nll_{which}"] * factor for which in ("first", "last")}
 
 
 def summarise_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:

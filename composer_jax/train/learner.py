@@ -58,7 +58,10 @@ class StepMetrics:
         arrays = dict(self.arrays)
         counts = arrays.pop("counts", None)
         metrics = {name: float(value) for name, value in arrays.items()} | {"learning_rate": self.learning_rate}
-        return metrics if counts is None else metrics | {"load_imbalance": _imbalance(counts["moe_layers"])}
+        if counts is not None:
+            metrics["load_imbalance"] = _imbalance(counts["moe_layers"])
+            metrics["router_entropy"] /= max(1.0, _total(counts))
+        return metrics
 
 
 class Learner:
@@ -176,7 +179,7 @@ class Learner:
         Returns:
           The state after the step, and metrics: the sums and maxima of the loss, grad_norm, learning_rate, skipped (1
           for a skipped step, else 0) and, where the network has experts, load_imbalance (load of the busiest expert
-          over the mean, averaged over layers).
+          over the mean, averaged over layers) and router_entropy (nats, mean over tokens and layers).
 
         Raises:
           UserError: the batch does not divide over the mesh.
@@ -221,11 +224,15 @@ class Learner:
         return self._gradient(params, router_bias, self.shard_batch(batch), jax.tree.map(np.float32, normalisers))
 
     def evaluate(self, state: TrainState, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
-        """The sums of the loss over batches, computed without a gradient; the state does not change."""
+        """The sums of the loss over batches, computed without a gradient; the state does not change.
+
+        With experts, "routed" is the sum of their counts: router_entropy / routed is the mean entropy of the routers.
+        """
         sums: dict[str, float] = {}
         for batch in batches:
             part = self._evaluate(state.params, state.router_bias, self.shard_batch(batch), np.float32(1))["sums"]
-            part.pop("counts", None)
+            if (counts := part.pop("counts", None)) is not None:
+                part["routed"] = _total(counts)
             for name, value in part.items():
                 sums[name] = sums.get(name, 0.0) + float(np.sum(value))
         return sums
@@ -365,6 +372,11 @@ def _accumulate(total, part):
         "sums": add(total["sums"], part["sums"]),
         "maxima": jax.tree.map(jnp.maximum, total["maxima"], part["maxima"]),
     }
+
+
+def _total(counts: dict[str, Any]) -> float:
+    """Returns the sum of the counts of all stacks."""
+    return float(sum(np.asarray(counts_LE).sum(dtype=np.float64) for counts_LE in counts.values()))
 
 
 def _imbalance(counts_LE) -> float:

@@ -87,10 +87,12 @@ def fit(
     """Trains until plan.steps, continuing from the latest checkpoint in `store` if there is one.
 
     Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
-    grad_norm, tokens_per_s, heldout_nll where it was measured, and with experts load_imbalance and dropped (expert
-    choices beyond the capacity of dispatch). An interrupt takes effect after the current step and saves a checkpoint. A
-    single process fetches and writes a row after it has started the next step, so that the devices do not wait for the
-    host; the row precedes the checkpoint of its step.
+    grad_norm, tokens_per_s, heldout_nll where it was measured, and with experts load_imbalance, router_entropy (nats)
+    and dropped (expert choices beyond the capacity of dispatch), the last two also of the held-out data.
+
+    An interrupt takes effect after the current step and saves a checkpoint. A single process fetches and writes a row
+    after it has started the next step, so that the devices do not wait for the host; the row precedes the checkpoint of
+    its step.
 
     Each of several processes makes every batch, whole, from its own stream and places the rows of its devices. This
     needs no exchange of data and lets a run resume with another number of processes; the cost is that each host holds
@@ -213,10 +215,15 @@ class _FitRun:
         self.last_row = row
 
     def heldout_nll(self) -> dict[str, float]:
-        """{"heldout_nll": nats per loss token of the held-out data}."""
+        """{"heldout_nll": nats per loss token of the held-out data}, and with experts heldout_router_entropy and
+        heldout_dropped."""
         assert self.heldout is not None
         sums = self.learner.evaluate(self.state, map(batch_fields, self.heldout()))
-        return {"heldout_nll": sums["nll"] / sums["tokens"]}
+        row = {"heldout_nll": sums["nll"] / sums["tokens"]}
+        if "routed" in sums:
+            row["heldout_router_entropy"] = sums["router_entropy"] / max(1.0, sums["routed"])
+            row["heldout_dropped"] = sums["dropped"]
+        return row
 
     def save(self) -> None:
         """Writes the pending row and saves the state, the position in the stream and the token count."""

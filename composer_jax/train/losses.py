@@ -215,7 +215,8 @@ class LanguageLoss:
 
 
 def router_sums(router_stats: dict[str, RouterStats | None]) -> dict[str, Any]:
-    """The router metrics of every loss: "counts" of tokens per expert, by stack, and all "dropped" choices.
+    """The router metrics of every loss: "counts" of tokens per expert, by stack, all "dropped" choices, and the sum
+    "router_entropy" (RouterStats.entropy).
 
     Under router replay also the counts of choices that came with the tokens (ReplayStats): "replayed", and of these
     "replay_foreign" and "replay_filtered".
@@ -228,6 +229,7 @@ def router_sums(router_stats: dict[str, RouterStats | None]) -> dict[str, Any]:
     sums = {
         "counts": {name: stats.counts_E for name, stats in measured.items()},
         "dropped": sum(stats.dropped.sum() for stats in measured.values()),
+        "router_entropy": sum(stats.entropy.sum() for stats in measured.values()),
     }
     for replay in (stats.replay for stats in measured.values() if stats.replay is not None):
         sums |= {

@@ -60,20 +60,24 @@ def test_gradients_reach_the_chosen_experts_only():
         assert sorted(touched) == sorted(chosen)
 
 
-def test_the_sequence_balance_is_that_of_its_equations():
+def test_the_sequence_balance_and_the_entropy_are_those_of_their_equations():
     config = small()
     layer, weights = layer_and_weights(config)
     x = np.random.default_rng(0).standard_normal((2, 9, config.d_model))
     real = np.arange(9) < np.array([[6], [9]])
     _, load = layer(jnp.asarray(x, jnp.float32), jnp.asarray(real))
-    expected = 0.0
+    expected = entropy = 0.0
     for row, mask in zip(x, real, strict=True):
         chosen, shares = np.zeros(8), np.zeros(8)
         for token in row[mask]:
             scores = 1 / (1 + np.exp(-(token @ weights["router"]["weight"])))
             chosen[reference.chosen_experts(scores, BIAS, config)] += 1
-            shares += scores / scores.sum()
+            share = scores / scores.sum()
+            shares += share
+            entropy -= (share * np.log(share)).sum()
         t = mask.sum()
         expected += t * (chosen * 8 / (config.experts_per_token * t) * shares / t).sum()
     assert float(load.sequence_balance) == pytest.approx(expected, rel=1e-5)
     assert 15 < expected < 30  # near one per token
+    assert float(load.entropy / load.counts_E.sum()) == pytest.approx(entropy / real.sum(), rel=1e-5)
+    assert 0.5 * np.log(8) < entropy / real.sum() < np.log(8)

@@ -163,7 +163,7 @@ class RecordingLearner:
     def step(self, state, batches, normalisers):
         self.batches, self.normalisers = list(batches), normalisers
         names = ("tokens", "entropy", "out_of_region", "sampler_kl", "log_ratio", "grad_norm", "learning_rate")
-        return state, dict.fromkeys((*names, "load_imbalance", "cross_entropy", "skipped"), 1.0)
+        return state, dict.fromkeys((*names, "load_imbalance", "router_entropy", "cross_entropy", "skipped"), 1.0)
 
 
 def test_off_means_the_same_arguments_of_the_same_programs():

@@ -33,7 +33,7 @@ class RecordingLearner:
     def step(self, state, batches, normalisers):
         self.batches, self.normalisers = batches, normalisers
         names = ("tokens", "entropy", "out_of_region", "sampler_kl", "log_ratio", "grad_norm", "learning_rate")
-        return state, dict.fromkeys((*names, "load_imbalance"), 1.0) | {"skipped": self.skipped}
+        return state, dict.fromkeys((*names, "load_imbalance", "router_entropy"), 1.0) | {"skipped": self.skipped}
 
 
 def update(config: RLConfig = CONFIG, **algorithm) -> PolicyUpdate:
@@ -107,8 +107,9 @@ def test_only_a_network_with_experts_has_metrics_of_their_load(has_experts):
     learned = dict.fromkeys(
         ("tokens", "entropy", "out_of_region", "sampler_kl", "log_ratio", "grad_norm", "learning_rate", "skipped"), 0.5
     )
-    learned |= {"load_imbalance": 1.5} if has_experts else {}
+    learned |= {"load_imbalance": 1.5, "router_entropy": 0.7} if has_experts else {}
     updated, without_update = (learning_metrics(row, has_experts=has_experts) for row in (learned, None))
     assert updated.keys() == without_update.keys()
     assert updated.get("load_imbalance") == (1.5 if has_experts else None)
-    assert ("load_imbalance" in updated) is has_experts
+    assert updated.get("router_entropy") == (0.7 if has_experts else None)
+    assert ("load_imbalance" in updated) is ("router_entropy" in updated) is has_experts

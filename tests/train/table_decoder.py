@@ -18,14 +18,14 @@ class TableDecoder:
         self.config = SimpleNamespace(head_chunk=None, n_mtp_modules=len(mtp_states))
 
     def __call__(self, tokens, positions, segments, replay=None) -> Hidden:
-        return Hidden(self.states, RouterStats(jnp.zeros((1, 2)), jnp.zeros(1), jnp.zeros(1)))
+        return Hidden(self.states, RouterStats(jnp.zeros((1, 2)), jnp.zeros(1), jnp.zeros(1), jnp.zeros(1)))
 
     def head_weight(self):
         return jnp.eye(self.states.shape[-1])
 
     def mtp_hidden(self, hidden, tokens, positions, segments):
         n = len(self.mtp_states)
-        return jnp.stack(self.mtp_states), RouterStats(jnp.zeros((n, 2)), jnp.zeros(n), jnp.zeros(n))
+        return jnp.stack(self.mtp_states), RouterStats(jnp.zeros((n, 2)), jnp.zeros(n), jnp.zeros(n), jnp.zeros(n))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

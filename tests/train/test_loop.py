@@ -1,6 +1,7 @@
 """fit(): a run that was interrupted anywhere, in any way, ends like one that never was: bit for bit."""
 
 import dataclasses
+import math
 import signal
 import sys
 
@@ -134,6 +135,9 @@ def test_an_uninterrupted_run_has_a_row_for_every_step(uninterrupted):
     # Every position of these rows is a real token.
     assert [row["tokens"] for row in metrics] == [32 * step for step in range(STEPS + 1)]
     assert metrics[1].keys() >= {"loss", "learning_rate", "grad_norm", "load_imbalance"}
+    entropies = [row["heldout_router_entropy"] for row in metrics if "heldout_nll" in row]
+    assert all(0.5 * math.log(8) < entropy <= math.log(8) for entropy in [*entropies, metrics[1]["router_entropy"]])
+    assert all(row["heldout_dropped"] == 0 for row in metrics if "heldout_nll" in row)
 
 
 def test_a_network_without_experts_resumes_bit_for_bit(tmp_path):
