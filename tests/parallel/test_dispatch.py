@@ -369,11 +369,18 @@ def test_a_single_device_has_no_collectives(name):
 
 
 def scatters_of_rows(jaxpr) -> list[str]:
+    """The scatters in a program for CPUs or TPUs; the grouped product of GPUs (ops/group_rounds.py) has some."""
     actual = []
     for equation in jaxpr.eqns:
         if equation.primitive.name.startswith("scatter") and equation.invars[0].aval.ndim > 1:
             actual.append(str(equation))
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+        platforms = equation.params.get("branches_platforms")
+        if platforms is not None:
+            branches = zip(equation.params["branches"], platforms, strict=True)
+            inside = [branch.jaxpr for branch, names in branches if names is not None]
+        else:
+            inside = jax.extend.core.jaxprs_in_params(equation.params)
+        for inner in inside:
             actual.extend(scatters_of_rows(inner))
     return actual
 
