@@ -252,5 +252,5 @@ def shrink(config: Any) -> None:
     config.rl.groups.update({"bugfix": 1, "one_bug": 2, "memory_chain": 1})
     config.rl.curriculum.window = 0  # every family in every step
     for suite in config.evaluate.suites.values():
-        suite.update({"tasks": 4, "attempts": 2})
+        suite.update({"tasks": 2, "attempts": 2})
     config.evaluate.update({"heldout_attempts": 2, "recorded_tasks": 2})

@@ -9,6 +9,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from tests.parity import smollm2
+from tests.stages.command_line import pipeline_environment
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -24,7 +25,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     client = NotebookClient(
         notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
-    client.execute(env={**os.environ, "PYTHONPATH": str(ROOT)})
+    client.execute(env={**pipeline_environment(), "PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.slow

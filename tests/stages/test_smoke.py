@@ -58,7 +58,7 @@ def test_results_fulfil_the_contract(run):
     assert results["cpt"]["heldout_nll_last"] < results["cpt"]["heldout_nll_first"]
     assert results["rl"]["steps"] == 3
     assert set(results["phases_s"]) >= {"pretrain", "sft", "evaluate_before", "evaluate_greedy", "rl", "evaluate_after"}
-    assert results["suites"]["two_bugs"]["greedy"]["rl_minus"]["tasks"] == 4
+    assert results["suites"]["two_bugs"]["greedy"]["rl_minus"]["tasks"] == 2
     assert (
         results["suites"]["two_bugs"]["greedy"]["attempts"] == 1 < results["suites"]["two_bugs"]["before"]["attempts"]
     )
