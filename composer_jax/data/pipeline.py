@@ -9,6 +9,7 @@ import grain
 import numpy as np
 
 from composer_jax.data.documents import DocumentPieces, Documents
+from composer_jax.data.mixture import Mixture
 from composer_jax.data.packing import PackedBatch, TooLong, check_lengths, pack_documents, packed_batch
 from composer_jax.data.sources import TokenSource
 from composer_jax.data.traces import Trace, TraceSource
@@ -56,7 +57,13 @@ class BatchStream:
 
 
 def pretraining_batches(
-    sources: Mapping[str, tuple[TokenSource, float]], *, seq_len: int, batch_size: int, seed: int
+    sources: Mapping[str, tuple[TokenSource, float]],
+    *,
+    seq_len: int,
+    batch_size: int,
+    seed: int,
+    final_weights: Mapping[str, float] | None = None,
+    steps: int = 0,
 ) -> BatchStream:
     """Returns an endless stream of batches whose rows are drawn from several sources.
 
@@ -64,21 +71,34 @@ def pretraining_batches(
       sources: name -> (source, weight). A source gets the fraction weight / (sum of weights) of the rows; a weight of
         0 leaves it out. The order matters: each source gets a seed by its index.
       seed: the run's seed; the stream is a function of it and of the sources.
+      final_weights: weights of sources after `steps` batches, towards which their weights move linearly; the other
+        sources keep theirs. None or empty: all weights are constant.
+      steps: batches of the run; at least 1 with final weights.
 
     Raises:
-      UserError: a negative weight, no positive one, or a source without data.
+      UserError: a negative weight, no positive one at the beginning or the end, or a source without data.
     """
-    for name, (_, weight) in sources.items():
+    first = {name: weight for name, (_, weight) in sources.items()}
+    last = first | dict(final_weights or {})
+    for name, weight in (*first.items(), *last.items()):
         if not weight >= 0:
             raise UserError(f"source {name} has weight={weight}; use 0 or more")
+    for weights, when in ((first, ""), (last, " at the end")):
+        if not sum(weights.values()) > 0:
+            raise UserError(
+                f"none of the sources {list(sources)} has a weight above 0{when}; give one of them a weight"
+            )
     seeds = dict(zip(sources, _seeds(seed, len(sources)), strict=True))
-    mixed = {name: source for name, (source, weight) in sources.items() if weight > 0}
-    if not mixed:
-        raise UserError(f"none of the sources {list(sources)} has a weight above 0; give one of them a weight")
-    rows = grain.IterDataset.mix(
-        {name: source.rows(seq_len=seq_len, batch_size=batch_size, seed=seeds[name]) for name, source in mixed.items()},
-        {name: sources[name][1] for name in mixed},
-    )
+    mixed = {
+        name: source.rows(seq_len=seq_len, batch_size=batch_size, seed=seeds[name])
+        for name, (source, _) in sources.items()
+        if first[name] > 0 or last[name] > 0
+    }
+    if final_weights:
+        ends = [[weights[name] for name in mixed] for weights in (first, last)]
+        rows = Mixture(list(mixed.values()), *ends, rows=steps * batch_size)
+    else:
+        rows = grain.IterDataset.mix(mixed, {name: first[name] for name in mixed})
     identity = {
         f"{name}.{key}": value for name, (source, _) in sources.items() for key, value in source.identity().items()
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import grain
 import numpy as np
 
-from composer_jax.data.documents import DocumentSource
+from composer_jax.data.documents import Documents, DocumentSource, TokenDocument
 from composer_jax.data.local_copy import local_copy
 from composer_jax.data.prepare.shards import ShardedDocuments
 from composer_jax.data.text_tokenizer import TextTokenizer
@@ -25,19 +25,25 @@ _FROM_DISK = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
 class PreparedSource(DocumentSource):
     """Endless full rows of prepared documents (see DocumentSource), of which memory holds about 20 bytes each."""
 
-    def __init__(self, documents: ShardedDocuments, eod: int, fingerprint: str) -> None:
+    def __init__(self, documents: ShardedDocuments, heldout: Documents, eod: int, fingerprint: str) -> None:
+        """heldout: documents of the same sources, which are not in the rows."""
         super().__init__(documents, eod, _FROM_DISK)
-        self._fingerprint = fingerprint
+        self.heldout, self._fingerprint = heldout, fingerprint
 
     def identity(self) -> Mapping[str, int | str]:
         """See TokenSource.identity. The fingerprint is a hash of the content of all shards."""
         return {**super().identity(), "fingerprint": self._fingerprint}
 
 
-def prepared(inputs: SourceInputs, path: str, sources: Sequence[str] = ()) -> PreparedSource:
+def prepared(
+    inputs: SourceInputs, path: str, sources: Sequence[str] = (), max_heldout_tokens: int = 100_000
+) -> PreparedSource:
     """Returns the training documents in a folder, or at a URL, that launch.prepare_data wrote.
 
-    sources: only documents of these sources, as --source named them, so that a config can weigh each; empty takes all.
+    Args:
+      sources: only documents of these sources, as --source named them, so that a config can weigh each; empty takes
+        all.
+      max_heldout_tokens: tokens of held-out documents after which pretraining measures no more of them.
 
     Raises:
       UserError: no such folder, an unfinished one, a source that it lacks, damaged shards, or shards of another
@@ -46,7 +52,16 @@ def prepared(inputs: SourceInputs, path: str, sources: Sequence[str] = ()) -> Pr
     folder = local_copy(path)
     index = _read_index(folder, path)
     documents = _documents(folder, index, "train", inputs.tokenizer, tuple(sources))
-    return PreparedSource(documents, inputs.tokenizer.eod, index["fingerprint"])
+    heldout: list[TokenDocument] = []
+    if not sources or set(sources) & set(index["heldout"]["sources"]):
+        known = tuple(source for source in sources if source in index["heldout"]["sources"])
+        tokens = 0
+        for document in _documents(folder, index, "heldout", inputs.tokenizer, known):
+            if tokens >= max_heldout_tokens:
+                break
+            heldout.append(document)
+            tokens += len(document)
+    return PreparedSource(documents, heldout, inputs.tokenizer.eod, index["fingerprint"])
 
 
 def prepared_documents(path: str, split: Literal["train", "heldout"], tok: TextTokenizer) -> ShardedDocuments:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import grain
 import numpy as np
 
-from composer_jax.data.documents import DocumentSource
-from composer_jax.data.prepared import prepared
+from composer_jax.data.documents import Documents, DocumentSource
+from composer_jax.data.prepared import PreparedSource, prepared
 from composer_jax.data.text_sources import source_tree, text_rows
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
@@ -48,14 +48,18 @@ class SourceConfig:
     """One of SOURCES, or the import path of a function (SourceInputs, **options) -> TokenSource."""
     weight: float = 1.0
     """Share of the rows, relative to the weights of the other sources; 0 leaves the source out."""
+    final_weight: float | None = None
+    """Weight after the last step, towards which the weight moves linearly; None keeps `weight`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the function that `kind` names."""
 
     def __post_init__(self) -> None:
         if ":" not in self.kind:
             resolve(self.kind, SOURCES, "config.pretrain.sources.NAME.kind")
-        if not self.weight >= 0:
-            raise UserError(f"a source of pretrain.sources has weight={self.weight}; use 0 or more.")
+        for name in ("weight", "final_weight"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise UserError(f"a source of pretrain.sources has {name}={value}; use 0 or more.")
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,12 @@ SOURCES: Mapping[str, Callable[..., TokenSource]] = {
     "text_rows": text_rows,
 }
 """Builders by SourceConfig.kind."""
+
+
+def heldout_documents(sources: Mapping[str, tuple[TokenSource, float]]) -> dict[str, Documents]:
+    """Returns name -> held-out documents, of the sources that have some: those of the kind "prepared"."""
+    held = {name: source.heldout for name, (source, _) in sources.items() if isinstance(source, PreparedSource)}
+    return {name: documents for name, documents in held.items() if len(documents)}
 
 
 def make_sources(configs: Mapping[str, SourceConfig], inputs: SourceInputs) -> dict[str, tuple[TokenSource, float]]:

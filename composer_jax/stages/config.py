@@ -91,6 +91,11 @@ class PretrainConfig(TrainingConfig):
             raise UserError(f"pretrain.evaluate_every={self.evaluate_every}; it must be at least 1.")
         if not any(source.weight for source in self.sources.values()):
             raise UserError("pretrain.sources has no source with a weight above 0; name one.")
+        last = [
+            source.weight if source.final_weight is None else source.final_weight for source in self.sources.values()
+        ]
+        if not any(last):
+            raise UserError("pretrain.sources has no source with a weight above 0 at the end; give one a final_weight.")
 
 
 @dataclass(frozen=True)

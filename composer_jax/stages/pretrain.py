@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
-from composer_jax.data.sources import SourceInputs, make_sources
+from composer_jax.data.sources import SourceInputs, heldout_documents, make_sources
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import is_first_process
 from composer_jax.stages.run import Run
@@ -21,14 +22,18 @@ def pretrain(run: Run) -> None:
     with run.stage("pretrain") as result:
         tok = run.model.tokenizer
         train, heldout = run.data.documents("train"), run.data.documents("heldout")
+        sources = make_sources(config.sources, SourceInputs(train, tok, run.config.seed))
         stream = pretraining_batches(
-            make_sources(config.sources, SourceInputs(train, tok, run.config.seed)),
+            sources,
             seq_len=config.seq_len,
             batch_size=config.batch_size,
             seed=run.config.seed,
+            final_weights={n: c.final_weight for n, c in config.sources.items() if c.final_weight is not None},
+            steps=config.steps,
         )
         learner = run.model.learner(config.optimizer, config.steps, config.loss, config.bias_rate)
         state = learner.init_state(*weights)
+        one_pass = partial(heldout_batches, seq_len=config.seq_len, batch_size=config.batch_size, eod=tok.eod)
         plan = FitPlan("pretrain", config.steps, config.save_every, config.evaluate_every)
         with run.model.store("pretrain") as store, run.metrics("pretrain") as metrics:
             fit(
@@ -38,9 +43,8 @@ def pretrain(run: Run) -> None:
                 plan,
                 store=store,
                 metrics=metrics,
-                heldout=lambda: heldout_batches(
-                    heldout, seq_len=config.seq_len, batch_size=config.batch_size, eod=tok.eod
-                ),
+                heldout=partial(one_pass, heldout),
+                heldout_sources={name: partial(one_pass, held) for name, held in heldout_documents(sources).items()},
             )
         if is_first_process():
             result |= summarise_metrics(read_metrics(metrics.path))

@@ -4,7 +4,7 @@ import dataclasses
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,12 +83,18 @@ def fit(
     store: CheckpointStore,
     metrics: MetricsWriter,
     heldout: Callable[[], Iterable[PackedBatch]] | None = None,
+    heldout_sources: Mapping[str, Callable[[], Iterable[PackedBatch]]] | None = None,
 ) -> TrainState:
     """Trains until plan.steps, continuing from the latest checkpoint in `store` if there is one.
 
     Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
     grad_norm, tokens_per_s, heldout_nll where it was measured, and with experts load_imbalance, router_entropy (nats)
     and dropped (expert choices beyond the capacity of dispatch), the last two also of the held-out data.
+
+    Args:
+      heldout: one pass over the held-out data.
+      heldout_sources: name -> one pass over further held-out data, measured at the same steps as `heldout`, in columns
+        heldout_NAME_nll and so on.
 
     An interrupt takes effect after the current step and saves a checkpoint. A single process fetches and writes a row
     after it has started the next step, so that the devices do not wait for the host; the row precedes the checkpoint of
@@ -102,11 +108,14 @@ def fit(
       UserError: the checkpoint belongs to other data or another network; the first batch differs from process 0's; the
         gradients of several steps in a row are not finite (train/skipped_steps.py).
     """
-    run = _FitRun(learner, state, stream, plan, store, metrics, heldout)
+    heldouts = ({"heldout": heldout} if heldout else {}) | {
+        f"heldout_{name}": batches for name, batches in (heldout_sources or {}).items()
+    }
+    run = _FitRun(learner, state, stream, plan, store, metrics, heldouts)
     start = run.resume()
-    if start == 0 and heldout:
+    if start == 0 and heldouts:
         with defer_signals():
-            metrics.write(0, tokens=0, **run.heldout_nll())
+            metrics.write(0, tokens=0, **run.evaluate())
     try:
         with Progress(plan.steps, "step", plan.name, initial=start) as progress, defer_signals() as raise_deferred:
             for step in range(start + 1, plan.steps + 1):
@@ -148,7 +157,8 @@ class _FitRun:
     plan: FitPlan
     store: CheckpointStore
     metrics: MetricsWriter
-    heldout: Callable[[], Iterable[PackedBatch]] | None
+    heldouts: Mapping[str, Callable[[], Iterable[PackedBatch]]]
+    """Held-out data by the beginning of its columns."""
     tokens: int = 0
     position: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Position in the stream after the last batch that was trained."""
@@ -190,7 +200,7 @@ class _FitRun:
         self.tokens += tokens
         self.pending = PendingRow(step, started, tokens, self.tokens, metrics)
         last = step == self.plan.steps
-        evaluates = bool(self.heldout) and (last or step % self.plan.evaluate_every == 0)
+        evaluates = bool(self.heldouts) and (last or step % self.plan.evaluate_every == 0)
         # Several processes agree on interrupts by a collective after every step, which waits for the devices anyway.
         if evaluates or last or process_count() > 1:
             self.write_pending(evaluate=evaluates)
@@ -209,20 +219,21 @@ class _FitRun:
         row["tokens"] = pending.tokens_so_far
         self.fetched = now
         if evaluate:
-            row |= self.heldout_nll()
+            row |= self.evaluate()
         self.metrics.write(pending.step, **row)
         self.skipped.add(pending.step, row["skipped"])
         self.last_row = row
 
-    def heldout_nll(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """{"heldout_nll": nats per loss token of the held-out data}, and with experts heldout_router_entropy and
-        heldout_dropped."""
-        assert self.heldout is not None
-        sums = self.learner.evaluate(self.state, map(batch_fields, self.heldout()))
-        row = {"heldout_nll": sums["nll"] / sums["tokens"]}
-        if "routed" in sums:
-            row["heldout_router_entropy"] = sums["router_entropy"] / max(1.0, sums["routed"])
-            row["heldout_dropped"] = sums["dropped"]
+        heldout_dropped; the same of the other held-out data."""
+        row = {}
+        for name, batches in self.heldouts.items():
+            sums = self.learner.evaluate(self.state, map(batch_fields, batches()))
+            row[f"{name}_nll"] = sums["nll"] / sums["tokens"]
+            if "routed" in sums:
+                row[f"{name}_router_entropy"] = sums["router_entropy"] / max(1.0, sums["routed"])
+                row[f"{name}_dropped"] = sums["dropped"]
         return row
 
     def save(self) -> None:

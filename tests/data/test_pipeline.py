@@ -115,6 +115,14 @@ def test_a_source_has_its_share_of_the_rows(fraction):
     assert np.mean(rows.max(axis=1) < 100) == pytest.approx(fraction, abs=0.02)
 
 
+def test_weights_move_to_their_final_values():
+    stream = pretraining(noise=0.0, final_weights={"noise": 1.0, "documents": 0.0}, steps=20)
+    noise = [float(np.mean(next(stream).tokens.max(axis=1) < 100)) for _ in range(30)]
+    assert np.mean(noise[:10]) == pytest.approx(0.25, abs=0.05)
+    assert np.mean(noise[10:20]) == pytest.approx(0.75, abs=0.05)
+    assert noise[20:] == [1.0] * 10
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -122,6 +130,7 @@ def test_a_source_has_its_share_of_the_rows(fraction):
         lambda: pretraining(noise=0.3),
         lambda: pretraining(noise=1.0),
         lambda: pretraining(noise=0.25, exercises=0.5),
+        lambda: pretraining(exercises=0.5, final_weights={"noise": 1.0, "documents": 0.0}, steps=20),
         traces,
     ],
 )
@@ -226,6 +235,10 @@ def test_sources_that_cannot_be_mixed_are_refused():
         pretraining(exercises=-1)
     with pytest.raises(UserError, match=r"none of the sources \['noise'\] has a weight above 0"):
         pretraining_batches({"noise": (NoiseSource(), 0.0)}, seq_len=S, batch_size=B, seed=0)
+    with pytest.raises(UserError, match=r"none of the sources .* has a weight above 0 at the end"):
+        pretraining(final_weights={"documents": 0.0}, steps=5)
+    with pytest.raises(UserError, match="source noise has weight=-2; use 0 or more"):
+        pretraining(final_weights={"noise": -2}, steps=5)
     with pytest.raises(UserError, match="no traces"):
         pretraining_batches({"traces": (TraceSource([]), 1.0)}, seq_len=S, batch_size=B, seed=0)
 

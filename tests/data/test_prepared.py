@@ -10,7 +10,7 @@ from composer_jax.data.pipeline import heldout_batches, pretraining_batches
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.prepare import prepare
 from composer_jax.data.prepared import prepared_documents
-from composer_jax.data.sources import SourceConfig, SourceInputs, make_sources
+from composer_jax.data.sources import SourceConfig, SourceInputs, heldout_documents, make_sources
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from tests.data.prepare.folders import code, make_tokenizer, write_files
@@ -54,6 +54,20 @@ def test_an_epoch_holds_the_documents(made, tok):
     seen = sum(tok.decode(list(start)) in text for start in starts)
     assert seen > 0.85 * len(starts)  # those that a row does not cut
     assert np.bincount(rows.reshape(-1), minlength=400)[tok.eod] > 0.8 * len(documents)
+
+
+def test_a_source_has_its_held_out_documents(made, tok):
+    def heldout(**options):
+        config = SourceConfig("prepared", options={"path": made[0], **options})
+        sources = make_sources({"mine": config}, SourceInputs([], tok, 0))
+        return [document[:].tolist() for document in heldout_documents(sources).get("mine", [])]
+
+    expected = [document[:].tolist() for document in prepared_documents(made[0], "heldout", tok)]
+    assert len(expected) > 2 and heldout() == expected
+    assert heldout(max_heldout_tokens=len(expected[0]) + 1) == expected[:2]
+    assert heldout(max_heldout_tokens=0) == []
+    by_source = [heldout(sources=(name,)) for name in made[1]]
+    assert sorted(by_source[0] + by_source[1]) == sorted(expected) and by_source[0]
 
 
 def test_the_seed_fixes_the_order(made, tok):

@@ -374,14 +374,10 @@ def scatters_of_rows(jaxpr) -> list[str]:
     for equation in jaxpr.eqns:
         if equation.primitive.name.startswith("scatter") and equation.invars[0].aval.ndim > 1:
             actual.append(str(equation))
-        platforms = equation.params.get("branches_platforms")
-        if platforms is not None:
-            branches = zip(equation.params["branches"], platforms, strict=True)
-            inside = [branch.jaxpr for branch, names in branches if names is not None]
-        else:
-            inside = jax.extend.core.jaxprs_in_params(equation.params)
-        for inner in inside:
-            actual.extend(scatters_of_rows(inner))
+        programs = list(jax.extend.core.jaxprs_in_params(equation.params))
+        if equation.params.get("branches_platforms"):
+            programs.pop()  # the branch of all other platforms
+        actual.extend(scatter for inner in programs for scatter in scatters_of_rows(inner))
     return actual
 
 

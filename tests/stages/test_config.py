@@ -135,6 +135,7 @@ def test_missing_fields_take_their_defaults():
         ("sft.seq_len", 1, "sft.seq_len=1; a row needs at least 2 tokens"),
         ("sft.bias_rate", -1.0, "sft.bias_rate=-1.0 is negative"),
         ("pretrain.sources.copying.weight", -0.5, "a source of pretrain.sources has weight=-0.5"),
+        ("pretrain.sources.copying.final_weight", -0.5, "a source of pretrain.sources has final_weight=-0.5"),
         ("agent.concurrency", 0, "agent.concurrency=0 leaves no sandbox"),
         ("agent.limits.max_turns", 0, "agent.limits.max_turns=0; it must be at least 1"),
         ("data.max_bytes", 0, "data.max_bytes=0; it must be at least 1 byte"),

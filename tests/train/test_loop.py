@@ -74,7 +74,7 @@ class Driver:
         return action(real) if action else real()
 
 
-def run(folder, learner, weights, stream=None, at=None, plan=PLAN):
+def run(folder, learner, weights, stream=None, at=None, plan=PLAN, heldout_sources=None):
     """One attempt. Returns the final state (NumPy), the metrics, and the batch that the stream would give next."""
     stream = stream or new_stream()
     with CheckpointStore(folder / "checkpoints", keep=1) as store, MetricsWriter(folder / "metrics.jsonl") as metrics:
@@ -86,6 +86,7 @@ def run(folder, learner, weights, stream=None, at=None, plan=PLAN):
             store=store,
             metrics=metrics,
             heldout=heldout,
+            heldout_sources=heldout_sources,
         )
     return jax.tree.map(np.asarray, state), rows(folder), next(stream)
 
@@ -138,6 +139,13 @@ def test_an_uninterrupted_run_has_a_row_for_every_step(uninterrupted):
     entropies = [row["heldout_router_entropy"] for row in metrics if "heldout_nll" in row]
     assert all(0.5 * math.log(8) < entropy <= math.log(8) for entropy in [*entropies, metrics[1]["router_entropy"]])
     assert all(row["heldout_dropped"] == 0 for row in metrics if "heldout_nll" in row)
+
+
+def test_the_loss_of_other_heldout_data_is_measured_beside_it(tmp_path, learner, weights, uninterrupted):
+    state, metrics, _ = run(tmp_path, learner, weights, heldout_sources={"other": heldout})
+    chex.assert_trees_all_equal(state, uninterrupted[0])
+    for name in ("nll", "router_entropy", "dropped"):
+        assert [row.get(f"heldout_other_{name}") for row in metrics] == [row.get(f"heldout_{name}") for row in metrics]
 
 
 def test_a_network_without_experts_resumes_bit_for_bit(tmp_path):
