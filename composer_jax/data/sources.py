@@ -48,10 +48,10 @@ class SourceConfig:
     """One of SOURCES, or the import path of a function (SourceInputs, **options) -> TokenSource."""
     weight: float = 1.0
     """Share of the rows, relative to the weights of the other sources; 0 leaves the source out."""
-    final_weight: float | None = None
-    """Weight after the last step, towards which the weight moves linearly; None keeps `weight`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the function that `kind` names."""
+    final_weight: float | None = None
+    """Weight after the last step, towards which the weight moves linearly; None keeps `weight`."""
 
     def __post_init__(self) -> None:
         if ":" not in self.kind:

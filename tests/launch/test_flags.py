@@ -189,7 +189,7 @@ def test_help_lists_our_flags_and_the_fields(capsys, config_file):
 def test_help_gives_each_field_its_meaning_and_default(capsys):
     code, out, _ = exit_of(capsys, None, ["prog", "--config=tiny:smoke", "--help"])
     assert code == 0 and "--config.pretrain.steps=12 (default: 1000)\n      Optimizer steps.\n" in out
-    assert "--config.evaluate.suites.bugfix.tasks=4 (default: 32)\n      Number of tasks.\n" in out
+    assert "--config.evaluate.suites.bugfix.tasks=2 (default: 32)\n      Number of tasks.\n" in out
     assert "--config.seed=0\n      Seed of initialisation" in out
 
 

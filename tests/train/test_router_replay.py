@@ -55,7 +55,7 @@ def test_the_networks_own_routes_give_the_step_without_replay(one_device, weight
     plain, plain_sums = part(one_device, weights, PLAIN)
     replayed, sums = part(one_device, weights, PLAIN | {"routes": own})
     for a, b in zip(jax.tree.leaves(replayed), jax.tree.leaves(plain), strict=True):
-        assert relative_error(a, b) < 1e-6
+        assert relative_error(a, b) < 3e-6  # float32 rounding in two programs
     choices = REAL.sum() * CONFIG.n_moe_layers * CONFIG.experts_per_token
     assert {n: sums.pop(n) for n in ("replayed", "replay_foreign", "replay_filtered")} == {
         "replayed": choices,
