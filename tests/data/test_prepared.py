@@ -70,6 +70,17 @@ def test_a_source_has_its_held_out_documents(made, tok):
     assert sorted(by_source[0] + by_source[1]) == sorted(expected) and by_source[0]
 
 
+def test_a_source_may_have_no_held_out_documents(tmp_path, tok):
+    tok.save(tmp_path / "tokenizer" / "tokenizer.json")
+    folder = write_files(tmp_path / "only", {f"m{i}.py": code(i) for i in range(20)})
+    config = PrepareConfig(heldout_fraction=0, documents="file")
+    prepare([str(folder)], str(tmp_path / "tokenizer"), tmp_path / "out", config)
+    options = {"path": str(tmp_path / "out"), "sources": (str(folder),)}
+    for chosen in (options, {"path": options["path"]}):
+        sources = make_sources({"mine": SourceConfig("prepared", options=chosen)}, SourceInputs([], tok, 0))
+        assert heldout_documents(sources) == {}
+
+
 def test_the_seed_fixes_the_order(made, tok):
     assert take(stream(made, tok), 20) == take(stream(made, tok), 20)
     assert take(stream(made, tok), 5) != take(stream(made, tok, seed=1), 5)
