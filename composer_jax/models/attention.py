@@ -5,7 +5,7 @@ import path in the config (`attention="package.module:Class"`).
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 from flax import nnx
@@ -85,4 +85,30 @@ class Attention(Protocol):
           keys: the positions in the cache that each new token attends to.
           write: stores the new entries [B,S,X] and returns the layer's cache, the new ones included.
         """
+        ...
+
+
+@runtime_checkable
+class ClippedAttention(Protocol):
+    """What QK-clip (train/qk_clip.py) needs of an attention kind beside the members of `Attention`."""
+
+    @classmethod
+    def check_qk_clip(cls, config: "ModelConfig") -> None:
+        """Raises a UserError where no factor of a head's weights scales its attention logits."""
+        ...
+
+    @classmethod
+    def scale_logits(cls, config: "ModelConfig", weights: Any, factors_LH: jax.Array) -> Any:
+        """Returns the weights of L layers with which the attention logits of each head are `factors_LH` times theirs.
+
+        Args:
+          weights: the layers' subtree of params, a dict of arrays with a leading axis of layers. Weights that are not
+            scaled are returned as they are, and a factor of 1 changes no bit.
+        """
+        ...
+
+    def with_max_logits(
+        self, x_BSD: jax.Array, positions_BS: jax.Array, mask: AttentionMask, windowed: jax.Array | None = None, /
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns what `__call__` does, and the largest logit of this device's heads and queries, float32 [H]."""
         ...

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from composer_jax.models.attention import ClippedAttention
 from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.feed_forward import FeedForward
@@ -41,10 +42,12 @@ class Block(nnx.Module):
         windowed: jax.Array | None,
         token_mask_BS: jax.Array,
         replay: RouterReplay | None = None,
-    ) -> tuple[jax.Array, RouterStats | None]:
-        """Training form, for whole rows: the new x and RouterStats.
+        *,
+        measures_logits: bool = False,
+    ) -> tuple[jax.Array, RouterStats | None, jax.Array | None]:
+        """Training form, for whole rows: the new x, RouterStats, and the largest logit of each head if measured.
 
-        See models/attention.py: Attention for the arguments, and MixtureOfExperts for `replay`.
+        See models/attention.py: Attention and ClippedAttention for the arguments, and MixtureOfExperts for `replay`.
         """
         check_shapes(
             x_BSD=(x_BSD, jnp.floating),
@@ -53,14 +56,20 @@ class Block(nnx.Module):
             windowed=(windowed, bool),
         )
         with jax.named_scope("attention"):
-            x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, mask, windowed)
+            normed_BSD, max_H = self.attention_norm(x_BSD), None
+            if measures_logits:
+                assert isinstance(self.attention, ClippedAttention)
+                y_BSD, max_H = self.attention.with_max_logits(normed_BSD, positions_BS, mask, windowed)
+            else:
+                y_BSD = self.attention(normed_BSD, positions_BS, mask, windowed)
+            x_BSD = x_BSD + y_BSD
         with jax.named_scope("feed_forward"):
             normed_BSD = self.feed_forward_norm(x_BSD)
             if isinstance(self.feed_forward, MixtureOfExperts):
                 y_BSD, stats = self.feed_forward(normed_BSD, token_mask_BS, replay)
             else:
                 y_BSD, stats = self.feed_forward(normed_BSD), None
-            return x_BSD + checkpoint_name(y_BSD, "feed_forward"), stats
+            return x_BSD + checkpoint_name(y_BSD, "feed_forward"), stats, max_H
 
     def extend(
         self,

@@ -42,13 +42,28 @@ class Hidden(NamedTuple):
     """Normalised states for the head, in the compute dtype."""
     router_stats: RouterStats | None
     """Statistics of every expert layer, with a leading axis of layers; None in a network without experts."""
+    max_logits: dict[str, jax.Array] | None = None
+    """By stack of layers, the largest attention logit of every head over this device's tokens, float32 [L,H]; None
+    unless measured. H counts the heads of all devices of `tensor`."""
+
+
+class MTPHidden(NamedTuple):
+    """Output of the MTP modules, with a leading axis of modules."""
+
+    states_MBSD: jax.Array
+    """Normalised states for the head. The logits of module k (from 1) at position i predict token i+k+1."""
+    router_stats: RouterStats | None
+    """Statistics of every module; None without experts."""
+    max_logits_MH: jax.Array | None = None
+    """As in Hidden."""
 
 
 class Decoder(nnx.Module):
     """The network. Arrays are those of one device inside the per-device program, whole ones outside."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.config = config
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, measures_logits: bool = False):
+        """measures_logits: whether the training form returns the largest attention logits (ModelDef)."""
+        self.config, self.measures_logits = config, measures_logits
         self.embedding = Embedding(config, rngs=rngs)
         block = lambda moe: lambda rngs: Block(config, moe=moe, rngs=rngs)  # noqa: E731
         n_moe_layers = config.n_moe_layers
@@ -89,11 +104,22 @@ class Decoder(nnx.Module):
 
         def layer(x_BSD: jax.Array, block: Block, windowed: jax.Array, ids_BSk: jax.Array | None):
             layer_replay = None if replay is None or ids_BSk is None else replay._replace(ids=ids_BSk)
-            return block(x_BSD, positions_BS, mask, windowed, token_mask_BS, layer_replay)
+            x_BSD, *stats = block(
+                x_BSD,
+                positions_BS,
+                mask,
+                windowed,
+                token_mask_BS,
+                layer_replay,
+                measures_logits=self.measures_logits,
+            )
+            return x_BSD, stats
 
         ids_LBSk = None if replay is None else jnp.moveaxis(replay.ids, 2, 0)
         x_BSD, stats = self._layers(layer, x_BSD, of_experts=ids_LBSk)
-        return Hidden(self.final_norm(x_BSD), stats)
+        router_stats = stats["moe_layers"][0] if "moe_layers" in stats else None
+        max_logits = {name: gather_heads(max_LH) for name, (_, max_LH) in stats.items() if max_LH is not None}
+        return Hidden(self.final_norm(x_BSD), router_stats, max_logits or None)
 
     def extend(
         self,
@@ -136,8 +162,8 @@ class Decoder(nnx.Module):
             return (x_BSD, cache, index + 1), experts_BSk if self.config.cache_routing else None
 
         # The cache is part of the carry and updated in place; as a scanned input and output it would be copied.
-        (x_BSD, cache, _), experts_LBSk = self._layers(layer, (x_BSD, cache, jnp.int32(0)), remat=False)
-        if experts_LBSk is not None:
+        (x_BSD, cache, _), experts = self._layers(layer, (x_BSD, cache, jnp.int32(0)), remat=False)
+        if (experts_LBSk := experts.get("moe_layers")) is not None:
             cache = write_routing(cache, experts_LBSk, places)
         return self.final_norm(x_BSD), cache
 
@@ -182,12 +208,11 @@ class Decoder(nnx.Module):
 
     def mtp_hidden(
         self, hidden: Hidden, tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array
-    ) -> tuple[jax.Array, RouterStats | None]:
-        """Returns the MTP modules' normalised states for the head, [M,B,S,D], and their RouterStats (None: no experts).
+    ) -> MTPHidden:
+        """Returns the MTP modules' states for the head.
 
-        The logits of module k (from 1) at position i predict token i+k+1. Module k continues from the states of module
-        k-1, the first from the trunk's normalised states, as in vLLM with the published weights. No gradient reaches
-        the trunk.
+        Module k continues from the states of module k-1, the first from the trunk's normalised states, as in vLLM with
+        the published weights. No gradient reaches the trunk.
         """
         _check_rows(tokens_BS, positions_BS, segments_BS)
         token_mask_BS = segments_BS > 0
@@ -196,13 +221,16 @@ class Decoder(nnx.Module):
         def layer(carry: tuple[jax.Array, jax.Array], module: MTPModule):
             states_BSD, ahead_BSD = carry
             ahead_BSD = context.shift_left(ahead_BSD)
-            states_BSD, output_BSD, stats = module(states_BSD, ahead_BSD, positions_BS, mask, token_mask_BS)
-            return (states_BSD, ahead_BSD), (output_BSD, stats)
+            states_BSD, *outputs = module(
+                states_BSD, ahead_BSD, positions_BS, mask, token_mask_BS, measures_logits=self.measures_logits
+            )
+            return (states_BSD, ahead_BSD), outputs
 
         # Shifted after the embedding: taps of token i+1 reach back to token i even where i is the first of a row.
         start = jax.lax.stop_gradient((hidden.last_BSD, self.embedding(tokens_BS, positions_BS)))
         graph, stacked = nnx.split(self.mtp)
-        return self._scan(layer, graph, stacked, (), start, self.config.remat)[1]
+        states_MBSD, stats, max_MH = self._scan(layer, graph, stacked, (), start, self.config.remat)[1]
+        return MTPHidden(states_MBSD, stats, None if max_MH is None else gather_heads(max_MH))
 
     def head_weight(self) -> jax.Array:
         """Returns the head [D,W] in the compute dtype, W being this device's vocabulary shard.
@@ -262,16 +290,17 @@ class Decoder(nnx.Module):
         *,
         of_experts: jax.Array | None = None,
         remat: bool | None = None,
-    ):
+    ) -> tuple[Carry, dict[str, Any]]:
         """Scans layer(carry, block, windowed, entry) over the layers, in runs of layers of one kind.
 
         Args:
           of_experts: array with a leading axis over the expert layers, of which each gets its entry; None for others.
 
         Returns:
-          The last carry, and the outputs of the expert layers with a leading axis of layers (None without experts).
+          The last carry, and by stack ("dense_layers", "moe_layers"; a network may lack one) the outputs of its layers
+          with a leading axis of layers.
         """
-        config, outputs = self.config, []
+        config, outputs = self.config, {}
         remat = config.remat if remat is None else remat
         kinds = map(config.is_dense, range(config.n_layers))
         runs = [(dense, len(list(layers))) for dense, layers in itertools.groupby(kinds)]
@@ -285,13 +314,11 @@ class Decoder(nnx.Module):
             windowed = jnp.array([config.has_window(first + i) for i in range(n)])
             entries = None if dense or of_experts is None else of_experts[first_moe : first_moe + n]
             carry, out = self._scan(layer, graph, stacked, (windowed, entries), carry, remat)
-            if not dense:
-                outputs.append(out)
-                first_moe += n
+            outputs.setdefault("dense_layers" if dense else "moe_layers", []).append(out)
+            first_moe += 0 if dense else n
             first += n
-        if len(outputs) < 2:
-            return carry, outputs[0] if outputs else None
-        return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
+        join = lambda *parts: parts[0] if len(parts) == 1 else jnp.concatenate(parts)  # noqa: E731
+        return carry, {name: jax.tree.map(join, *parts) for name, parts in outputs.items()}
 
     def _scan(
         self,
@@ -318,6 +345,18 @@ def head_logits(hidden: jax.Array, weight_DW: jax.Array) -> jax.Array:
     chex.assert_type([hidden, weight_DW], jnp.floating)
     chex.assert_axis_dimension(hidden, -1, weight_DW.shape[0])
     return jnp.einsum("...d,dw->...w", hidden, weight_DW, preferred_element_type=jnp.float32)
+
+
+def gather_heads(values_LH: jax.Array) -> jax.Array:
+    """Returns a float32 value of every head of every device of `tensor`, in their order; no gradient flows through."""
+    chex.assert_type(values_LH, jnp.float32)
+    n, values_LH = axis_size("tensor"), jax.lax.stop_gradient(values_LH)
+    if n == 1:
+        return values_LH
+    is_here_n1 = jnp.arange(n)[:, None] == jax.lax.axis_index("tensor")
+    values_LnH = jnp.where(is_here_n1, values_LH[:, None], -jnp.inf)
+    # The maximum is the same on all devices and typed so, which the result of an all_gather is not.
+    return jax.lax.pmax(values_LnH.reshape(len(values_LH), -1), "tensor")
 
 
 def all_gather_vocab(logits: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ first P numbers of a head are rotated, the other K are not. The cache stores rot
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from composer_jax.models.projection import project
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales
 from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
+from composer_jax.ops.max_logits import max_logits
 from composer_jax.ops.row_attention import AttentionMask, attend_rows
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size, psum_tensor
@@ -75,14 +76,45 @@ class GroupedQueryAttention(nnx.Module):
         projections = config.d_model * (config.n_heads * x + _kv_heads(config) * (x + v))
         return AttentionCost(projections + config.n_heads * v * config.d_model, config.n_heads * (x + v))
 
+    @classmethod
+    def check_qk_clip(cls, config: "ModelConfig") -> None:
+        if config.qk_norm:
+            raise UserError(
+                "optimizer.qk_clip cannot scale the logits of single heads with model.qk_norm=True, whose norm undoes "
+                "it and bounds the logits itself; leave optimizer.qk_clip out."
+            )
+
+    @classmethod
+    def scale_logits(cls, config: "ModelConfig", weights: Any, factors_LH: jax.Array) -> Any:
+        """See ClippedAttention.scale_logits.
+
+        Where heads share keys the queries take the whole factor, so that no head changes the logits of another: Kimi
+        K2's rule for a shared part (arXiv 2507.20534, section 2.1: the shared rotary key stays as it is). Where every
+        head has keys of its own, queries and keys take its root, as in the same section.
+        """
+        has_own_keys = _kv_heads(config) == config.n_heads
+        factors_LH = jnp.sqrt(factors_LH) if has_own_keys else factors_LH
+        names = ("q", "q_bias", "k", "k_bias") if has_own_keys else ("q", "q_bias")
+        scaled = {name: weights[name] for name in names if name in weights}
+        for name, weight in scaled.items():
+            factors = factors_LH[..., None] if name.endswith("bias") else factors_LH[:, None, :, None]
+            scaled[name] = (weight * factors).astype(weight.dtype)
+        return weights | scaled
+
     def __call__(
         self, x_BSD: jax.Array, positions_BS: jax.Array, mask: AttentionMask, windowed: jax.Array | None = None
     ) -> jax.Array:
         """Training form. Devices that share rows exchange keys and values."""
-        angles = self._angles(positions_BS)
-        k_BTNX, v_BTNV = map(context.gather_row, self._keys_and_values(x_BSD, angles))
-        y_BSHV = attend_rows(self._queries(x_BSD, angles), k_BTNX, v_BTNV, mask, windowed, self._sinks())
-        return self._output(y_BSHV)
+        q_BSHX, k_BTNX, v_BTNV = self._whole_row(x_BSD, positions_BS)
+        return self._output(attend_rows(q_BSHX, k_BTNX, v_BTNV, mask, windowed, self._sinks()))
+
+    def with_max_logits(
+        self, x_BSD: jax.Array, positions_BS: jax.Array, mask: AttentionMask, windowed: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """See ClippedAttention.with_max_logits. Attention sinks are no logits of queries and keys."""
+        q_BSHX, k_BTNX, v_BTNV = self._whole_row(x_BSD, positions_BS)
+        y_BSD = self._output(attend_rows(q_BSHX, k_BTNX, v_BTNV, mask, windowed, self._sinks()))
+        return y_BSD, max_logits(q_BSHX, k_BTNX, mask, windowed)
 
     def extend(
         self, x_BSD: jax.Array, positions_BS: jax.Array, keys: KeyRange, write: Callable[[jax.Array], LayerCache]
@@ -103,6 +135,12 @@ class GroupedQueryAttention(nnx.Module):
             return keys.reshape(*rows, n, x), values.reshape(*rows, n, v_width), scales
 
         return self._output(attend_cache(self._queries(x_BSD, angles), write(flat), split, keys, self._sinks()))
+
+    def _whole_row(self, x_BSD: jax.Array, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the queries of this device's positions, and keys and values of the whole row."""
+        angles = self._angles(positions_BS)
+        k_BTNX, v_BTNV = map(context.gather_row, self._keys_and_values(x_BSD, angles))
+        return self._queries(x_BSD, angles), k_BTNX, v_BTNV
 
     def _angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns cos and sin for every head, [B,S,1,P/2]."""

@@ -11,7 +11,7 @@ absorbs W_k_up into the query and W_v_up into the output (decoding: R + P floats
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from composer_jax.models.projection import fake_quantize, project
 from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales
 from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
+from composer_jax.ops.max_logits import max_logits
 from composer_jax.ops.row_attention import AttentionMask, attend_rows
 from composer_jax.ops.vma import match_vma
 from composer_jax.parallel import context
@@ -77,6 +78,25 @@ class MultiHeadLatentAttention(nnx.Module):
         projections = query + c.d_model * (r + c.qk_rope_dim) + expansion + c.n_heads * c.v_head_dim * c.d_model
         return AttentionCost(projections, c.n_heads * (x + c.v_head_dim))
 
+    @classmethod
+    def check_qk_clip(cls, config: "ModelConfig") -> None:
+        pass  # both parts of the queries have weights of their own for every head
+
+    @classmethod
+    def scale_logits(cls, config: "ModelConfig", weights: Any, factors_LH: jax.Array) -> Any:
+        """See ClippedAttention.scale_logits: Kimi K2's rule (arXiv 2507.20534, section 2.1).
+
+        The position-free queries and keys take the root of the factor each. The rotary queries take all of it, because
+        the rotary key is shared by all heads and stays as it is.
+        """
+        root_LH1, factors_LH1 = jnp.sqrt(factors_LH)[..., None], factors_LH[..., None]
+        q, k_up, k, p = weights["q"], weights["k_up"], config.qk_nope_dim, config.qk_rope_dim
+        of_queries_LHX = jnp.concatenate([jnp.repeat(root_LH1, k, -1), jnp.repeat(factors_LH1, p, -1)], axis=-1)
+        return weights | {
+            "q": (q * of_queries_LHX[:, None]).astype(q.dtype),
+            "k_up": (k_up * root_LH1[:, None]).astype(k_up.dtype),
+        }
+
     def angles(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         c = self.config
         return rope_angles(positions_BS, c.qk_rope_dim, c.rope_theta, c.rope_scaling)
@@ -108,12 +128,32 @@ class MultiHeadLatentAttention(nnx.Module):
     ) -> jax.Array:
         """Training form. Devices that share rows exchange latents, which are 1/35 of K2's keys and values, and each
         device expands them to all keys and values (Composer 2, arXiv 2603.24477, section 5)."""
+        return self._attend(x_BSD, positions_BS, mask, windowed, measures_logits=False)[0]
+
+    def with_max_logits(
+        self, x_BSD: jax.Array, positions_BS: jax.Array, mask: AttentionMask, windowed: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """See ClippedAttention.with_max_logits."""
+        y_BSD, max_H = self._attend(x_BSD, positions_BS, mask, windowed, measures_logits=True)
+        assert max_H is not None
+        return y_BSD, max_H
+
+    def _attend(
+        self,
+        x_BSD: jax.Array,
+        positions_BS: jax.Array,
+        mask: AttentionMask,
+        windowed: jax.Array | None,
+        *,
+        measures_logits: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the output, and the largest logit of each head if `measures_logits`."""
         dtype, precision = x_BSD.dtype, self.config.precision
         cos, sin = self.angles(positions_BS)
         latents_BTX = context.gather_row(checkpoint_name(self.latents(x_BSD, cos, sin), "latents"))
 
         def heads(q, k_up, v_up, out, query_latents, latents_BTX):
-            """Returns the contribution of the heads with these weights to the output, [B,S,D]."""
+            """Returns the contribution of the heads with these weights to the output, [B,S,D], and their max logits."""
             q_nope, q_rope = self.queries(query_latents, q, cos, sin)
             c_BTR, k_rope = jnp.split(latents_BTX, [self.rank], axis=-1)
             k_nope, v_BTHV = (project(c_BTR, up, precision, sharded="out") for up in (k_up, v_up))
@@ -121,11 +161,13 @@ class MultiHeadLatentAttention(nnx.Module):
             shared = jnp.broadcast_to(k_rope[:, :, None], (*k_nope.shape[:3], k_rope.shape[-1]))
             k_BTHX = jnp.concatenate([k_nope, shared], axis=-1)
             y_BSHV = attend_rows(q_BSHX, k_BTHX, v_BTHV, mask, windowed)
-            return project(y_BSHV, out, precision, contracted=2, sharded="in")
+            max_H = max_logits(q_BSHX, k_BTHX, mask, windowed) if measures_logits else None
+            return project(y_BSHV, out, precision, contracted=2, sharded="in"), max_H
 
         weights = [gather_param(w, dtype) for w in (self.q, self.k_up, self.v_up, self.out)]
         latents = self.query_latents(x_BSD), latents_BTX
-        return psum_tensor(_sum_heads(heads, self.config.heads_at_once, weights, latents))
+        y_BSD, max_H = _sum_heads(heads, self.config.heads_at_once, weights, latents)
+        return psum_tensor(y_BSD), max_H
 
     def extend(
         self, x_BSD: jax.Array, positions_BS: jax.Array, keys: KeyRange, write: Callable[[jax.Array], LayerCache]
@@ -161,9 +203,14 @@ class MultiHeadLatentAttention(nnx.Module):
 
 
 def _sum_heads(
-    heads: Callable[..., jax.Array], size: int | None, weights: Sequence[jax.Array], latents: Sequence[jax.Array]
-) -> jax.Array:
+    heads: Callable[..., tuple[jax.Array, jax.Array | None]],
+    size: int | None,
+    weights: Sequence[jax.Array],
+    latents: Sequence[jax.Array],
+) -> tuple[jax.Array, jax.Array | None]:
     """Returns heads(*weights, *latents), computed for `size` heads at a time (None: all) and summed in float32.
+
+    The second output of `heads`, [H] or None, is concatenated instead.
 
     The backward pass recomputes each group's keys and values and sums its gradients of the latents in float32; the
     weighted values are kept, so that attention itself is not recomputed.
@@ -185,13 +232,13 @@ def _sum_heads(
 
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("attention"))
     def add(total_BSD, weights):
-        y_BSD = heads(*weights, *(array.astype(dtype) for array in wide))
-        return total_BSD + y_BSD.astype(jnp.float32), None
+        y_BSD, max_H = heads(*weights, *(array.astype(dtype) for array in wide))
+        return total_BSD + y_BSD.astype(jnp.float32), max_H
 
     zeros = jnp.zeros((*latents[0].shape[:2], weights[3].shape[-1]), jnp.float32)
     zeros, *_ = match_vma(zeros, *stacked, *wide)
-    total_BSD, _ = jax.lax.scan(add, zeros, stacked)
-    return total_BSD.astype(dtype)
+    total_BSD, max_GH = jax.lax.scan(add, zeros, stacked)
+    return total_BSD.astype(dtype), None if max_GH is None else max_GH.reshape(-1)
 
 
 def _latent_rank(config: "ModelConfig") -> int:

@@ -31,10 +31,13 @@ class ModelDef:
     """Of a sampler's copy of the weights: "int8" or "float8_e4m3fn" stores matrices as QuantizedArrays (all but the
     embedding table, the head and the routers, as in DeepSeek-V3, arXiv 2412.19437, section 3.3); the other weights have
     config.param_dtype. Empty, as for all that trains or loads weights: every weight is one array in that dtype."""
+    measures_logits: bool = False
+    """Whether the Decoder's training form returns the largest attention logit of every head (Hidden.max_logits), which
+    a Learner with OptimizerConfig.qk_clip needs; the attention kind must be a ClippedAttention."""
 
     def bind(self, params: Params, router_bias: Params) -> Decoder:
         """Returns the Decoder with these arrays; call it inside a traced function."""
-        graph, param_state, bias_state = _abstract(self.config)
+        graph, param_state, bias_state = _abstract(self.config, self.measures_logits)
         param_state, bias_state = nnx.clone(param_state), nnx.clone(bias_state)
         nnx.replace_by_pure_dict(param_state, params)
         nnx.replace_by_pure_dict(bias_state, router_bias)
@@ -113,9 +116,9 @@ class ModelDef:
         return jax.eval_shape(lambda w: quantize_weight(w, metadata["in_axes"], self.matrix_dtype), weight)
 
 
-def _abstract(config: ModelConfig):
+def _abstract(config: ModelConfig, measures_logits: bool = False):
     """Returns the graph definition and the abstract states of params and router bias. Not cached: tracing is cheap."""
-    model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0)))
+    model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0), measures_logits=measures_logits))
     return nnx.split(model, nnx.Param, RouterBias)
 
 

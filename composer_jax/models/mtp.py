@@ -41,12 +41,16 @@ class MTPModule(nnx.Module):
         positions_BS: jax.Array,
         mask: AttentionMask,
         token_mask_BS: jax.Array,
-    ) -> tuple[jax.Array, jax.Array, RouterStats | None]:
-        """Returns states [B,S,D] for the next module, normalised states for the head, and the layer's RouterStats."""
+        *,
+        measures_logits: bool = False,
+    ) -> tuple[jax.Array, jax.Array, RouterStats | None, jax.Array | None]:
+        """Returns states [B,S,D] for the next module, the same normalised for the head, and what Block returns."""
         check_shapes(hidden_BSD=(hidden_BSD, jnp.floating), embedding_BSD=(embedding_BSD, jnp.floating))
         x_BSD = self._project(hidden_BSD, embedding_BSD)
-        x_BSD, stats = self.block(x_BSD, positions_BS, mask, None, token_mask_BS)
-        return x_BSD, self.final_norm(x_BSD), stats
+        x_BSD, stats, max_H = self.block(
+            x_BSD, positions_BS, mask, None, token_mask_BS, measures_logits=measures_logits
+        )
+        return x_BSD, self.final_norm(x_BSD), stats, max_H
 
     def extend(
         self,

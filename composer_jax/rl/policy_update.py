@@ -33,6 +33,7 @@ OF_STEP = ("grad_norm", "learning_rate", "skipped")
 OF_RATIO = ("log_ratio_max", "ratio_max")
 OF_EXPERTS = ("load_imbalance", "router_entropy")
 """Metrics that only a network with experts has."""
+OF_QK_CLIP = ("max_attention_logit",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +128,7 @@ class PolicyUpdate:
             learned,
             has_experts=self.learner.definition.config.n_experts > 0,
             has_reference=self.config.algorithm.kl.coefficient > 0,
+            has_qk_clip=self.config.optimizer.qk_clip is not None,
         )
         if self.route_shape is not None:
             metrics |= replay_metrics(learned)
@@ -193,16 +195,16 @@ class PolicyUpdate:
 
 
 def learning_metrics(
-    learned: dict[str, float] | None, *, has_experts: bool, has_reference: bool = False
+    learned: dict[str, float] | None, *, has_experts: bool, has_reference: bool = False, has_qk_clip: bool = False
 ) -> dict[str, float | None]:
     """Returns the metrics of one update; None for those that it lacks, and for a step without an update.
 
     cross_entropy is in nats per unit of weight. kl_reference and kl_reference_k3 estimate KL(learner || reference) in
     nats per token, by k1 = log p - log p_ref and by k3 = exp(-k1) - 1 + k1.
     """
-    of_experts = OF_EXPERTS if has_experts else ()
+    optional = (*(OF_EXPERTS if has_experts else ()), *(OF_QK_CLIP if has_qk_clip else ()))
     of_reference = OF_REFERENCE if has_reference else {}
-    columns = (*PER_TOKEN, "sequence_masked", *of_reference, "cross_entropy", *OF_RATIO, *OF_STEP, *of_experts)
+    columns = (*PER_TOKEN, "sequence_masked", *of_reference, "cross_entropy", *OF_RATIO, *OF_STEP, *optional)
     if learned is None:
         return {"trained_tokens": 0.0, **dict.fromkeys(columns)}
     tokens, ce_weight = max(learned["tokens"], 1.0), learned.get("ce_weight", 0.0)
@@ -214,7 +216,7 @@ def learning_metrics(
         "log_ratio_max": learned["log_ratio"],
         "ratio_max": float(np.exp(learned["log_ratio"])),
         "trained_tokens": learned["tokens"],
-        **{name: learned[name] for name in (*OF_STEP, *of_experts)},
+        **{name: learned[name] for name in (*OF_STEP, *optional)},
     }
 
 

@@ -28,6 +28,7 @@ from composer_jax.train.forward import Batch
 from composer_jax.train.losses import Loss, Normalisers
 from composer_jax.train.master_weights import MasterState, cast_floats, cast_like
 from composer_jax.train.optimizer import Optimizer
+from composer_jax.train.qk_clip import check_attention_logits, check_qk_clip, clip_heads
 from composer_jax.train.shard_batch import field_spec, shard_batch
 
 
@@ -85,6 +86,8 @@ class Learner:
         """
         if reduction not in ("collective", "host"):
             raise UserError(f"reduction={reduction!r} is unknown; use 'collective' or 'host'.")
+        if optimizer.qk_clip is not None:
+            check_qk_clip(definition.config)
         self.definition, self.optimizer, self.mesh = definition, optimizer, mesh
         self.host_reduction = reduction == "host" and mesh.shape["replica"] > 1
         self.replicated = NamedSharding(mesh, PartitionSpec())
@@ -178,8 +181,9 @@ class Learner:
 
         Returns:
           The state after the step, and metrics: the sums and maxima of the loss, grad_norm, learning_rate, skipped (1
-          for a skipped step, else 0) and, where the network has experts, load_imbalance (load of the busiest expert
-          over the mean, averaged over layers) and router_entropy (nats, mean over tokens and layers).
+          for a skipped step, else 0), where the network has experts load_imbalance (load of the busiest expert over
+          the mean, averaged over layers) and router_entropy (nats, mean over tokens and layers), and under QK-clip
+          max_attention_logit (the largest of the forward passes, over the layers that learn).
 
         Raises:
           UserError: the batch does not divide over the mesh.
@@ -247,6 +251,8 @@ class Learner:
         Its keys are "gradient" (None without gradient), "sums" and "maxima".
         """
         reduced = tuple(a for a in TOKEN_AXES if not (self.host_reduction and a == "replica"))
+        clips = with_gradient and self.optimizer.qk_clip is not None
+        definition = dataclasses.replace(self.definition, measures_logits=clips)
 
         def program(params, router_bias, batch, normalisers):
             if self.host_reduction:
@@ -257,7 +263,7 @@ class Learner:
                     name: weights if self._trains(name) else jax.lax.stop_gradient(weights)
                     for name, weights in params.items()
                 }
-                out = loss(self.definition.bind(params, router_bias), batch, normalisers)
+                out = loss(definition.bind(params, router_bias), batch, normalisers)
                 return out.loss, out
 
             if with_gradient:
@@ -272,18 +278,14 @@ class Learner:
         param_specs, bias_specs = self.definition.specs(self.mesh)
 
         def sharded(params, router_bias, batch, normalisers):
-            inner = jax.eval_shape(
-                lambda p, b, x: loss_shapes(self.definition, loss, p, b, x), params, router_bias, batch
-            )
+            inner = jax.eval_shape(lambda p, b, x: loss_shapes(definition, loss, p, b, x), params, router_bias, batch)
+            if clips:
+                check_attention_logits(inner.maxima)
             lead = ("replica",) if self.host_reduction else ()
+            is_spec = lambda s: isinstance(s, PartitionSpec)  # noqa: E731
+            gradient_specs = jax.tree.map(lambda s: PartitionSpec(*lead, *s), param_specs, is_leaf=is_spec)
             out_specs = {
-                "gradient": jax.tree.map(
-                    lambda s: PartitionSpec(*lead, *s),
-                    param_specs,
-                    is_leaf=lambda s: isinstance(s, PartitionSpec),
-                )
-                if with_gradient
-                else None,
+                "gradient": gradient_specs if with_gradient else None,
                 "sums": jax.tree.map(lambda _: PartitionSpec(*lead), inner.sums | {"loss": inner.loss}),
                 "maxima": jax.tree.map(lambda _: PartitionSpec(*lead), inner.maxima),
             }
@@ -303,10 +305,13 @@ class Learner:
                 "sums": jax.tree.map(lambda x: x.sum(0), total["sums"]),
                 "maxima": jax.tree.map(lambda x: x.max(0), total["maxima"]),
             }
-        gradient, sums, maxima = total["gradient"], total["sums"], total["maxima"]
+        gradient, sums, maxima = total["gradient"], total["sums"], dict(total["maxima"])
         norm = optax.tree.norm(gradient)
         is_finite = jnp.isfinite(norm)
-        params, optimizer = self._update_weights(state, gradient, learning_rate, is_finite)
+        max_logits = {name: of for name, of in maxima.pop("attention_logits", {}).items() if self._trains(name)}
+        params, optimizer = self._update_weights(state, gradient, learning_rate, is_finite, max_logits)
+        if max_logits:
+            maxima["max_attention_logit"] = jnp.stack([of.max() for of in max_logits.values()]).max()
         router_bias = state.router_bias
         if bias_rate and "counts" in sums:
             counts = {name: count_LE for name, count_LE in sums["counts"].items() if self._trains(name)}
@@ -316,9 +321,16 @@ class Learner:
         return TrainState(params, router_bias, optimizer, state.step + 1), sums, maxima
 
     def _update_weights(
-        self, state: TrainState, gradient: Params, learning_rate: jax.Array, is_finite: jax.Array
+        self,
+        state: TrainState,
+        gradient: Params,
+        learning_rate: jax.Array,
+        is_finite: jax.Array,
+        max_logits: dict[str, jax.Array],
     ) -> tuple[Params, Any]:
         """Returns params and the optimizer's state after a step; those before it unless `is_finite`, bool [].
+
+        max_logits: those of QK-clip (train/qk_clip.py); empty without it.
 
         With master weights the old params are not read, because they are those of the old master.
         """
@@ -327,6 +339,8 @@ class Learner:
         direction, new = self.transformation.update(gradient, old, weights)
         new = cast_like(_where(is_finite, new, old), stored)
         updated = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), weights, direction)
+        if self.optimizer.qk_clip is not None:
+            updated = clip_heads(updated, max_logits, self.optimizer.qk_clip, self.definition.config)
         updated = _where(is_finite, updated, weights)
         updated |= {name: weights[name] for name in weights if not self._trains(name)}
         if not self.master_dtype:

@@ -89,7 +89,8 @@ def fit(
 
     Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
     grad_norm, tokens_per_s, heldout_nll where it was measured, and with experts load_imbalance, router_entropy (nats)
-    and dropped (expert choices beyond the capacity of dispatch), the last two also of the held-out data.
+    and dropped (expert choices beyond the capacity of dispatch), the last two also of the held-out data. Under QK-clip
+    also max_attention_logit.
 
     Args:
       heldout: one pass over the held-out data.

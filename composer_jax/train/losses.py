@@ -35,8 +35,9 @@ class LossOutput(NamedTuple):
     """float32 []: this device's share of the loss."""
     sums: dict[str, Any]
     """Float32 metrics that are added over devices and accumulation steps."""
-    maxima: dict[str, jax.Array]
-    """Float32 metrics whose maximum is taken over devices and accumulation steps."""
+    maxima: dict[str, Any]
+    """Float32 metrics whose maximum is taken over devices and accumulation steps. Under QK-clip it has what
+    `logit_maxima` returns."""
 
 
 class StreamNormalisers(NamedTuple):
@@ -173,6 +174,7 @@ class LanguageLoss:
     def __call__(self, decoder: Decoder, batch: Batch, normaliser: jax.Array) -> LossOutput:
         hidden = hidden_states(decoder, batch)
         states, router_stats = (hidden.last_BSD,), {"moe_layers": hidden.router_stats}
+        max_logits = dict(hidden.max_logits or {})
         if self.config.balance_weight and hidden.router_stats is None:
             raise UserError(
                 f"balance_weight={self.config.balance_weight} needs experts, but n_experts=0; set balance_weight=0."
@@ -183,7 +185,8 @@ class LanguageLoss:
                     f"mtp_weight={self.config.mtp_weight} needs MTP modules, but n_mtp_modules=0; change one of them."
                 )
             fields = batch["tokens"], batch["positions"], batch["segments"]
-            mtp_MBSD, router_stats["mtp"] = decoder.mtp_hidden(hidden, *fields)
+            mtp_MBSD, router_stats["mtp"], mtp_max_logits = decoder.mtp_hidden(hidden, *fields)
+            max_logits |= {} if mtp_max_logits is None else {"mtp": mtp_max_logits}
             # Module k predicts a token k positions before the main head does: shift its states to the main head's.
             states += tuple(_shift_right_by(mtp_BSD, k) for k, mtp_BSD in enumerate(mtp_MBSD, start=1))
 
@@ -211,7 +214,15 @@ class LanguageLoss:
             balance = sum(stats.sequence_balance.sum() for stats in router_stats.values() if stats is not None)
             loss = loss + self.config.balance_weight * balance / normaliser
             sums["sequence_balance"] = balance
-        return LossOutput(loss, sums, {})
+        return LossOutput(loss, sums, logit_maxima(max_logits))
+
+
+def logit_maxima(max_logits: dict[str, jax.Array] | None) -> dict[str, Any]:
+    """The entry of LossOutput.maxima that QK-clip needs of every loss: "attention_logits", float32 [L,H] by stack.
+
+    max_logits: Hidden.max_logits, and under "mtp" those of the MTP modules; None or empty where they are not measured.
+    """
+    return {"attention_logits": max_logits} if max_logits else {}
 
 
 def router_sums(router_stats: dict[str, RouterStats | None]) -> dict[str, Any]:
@@ -288,7 +299,7 @@ class PolicyLoss:
             loss = loss + term / z.feedback
             sums |= kl_sums
         sums |= router_sums({"moe_layers": hidden.router_stats})
-        return LossOutput(loss, sums, maxima)
+        return LossOutput(loss, sums, maxima | logit_maxima(hidden.max_logits))
 
     def _policy_gradient(
         self, logprobs_BS: jax.Array, entropy_BS: jax.Array, batch: Batch, normalisers: StreamNormalisers

@@ -50,6 +50,9 @@ class OptimizerConfig:
     """Decoupled weight decay of matrices (DeepSeek-V3: 0.1). Norm scales, biases and attention sinks do not decay."""
     clip: float = 1.0
     """Largest global norm of the gradient; a longer gradient is scaled down to it (DeepSeek-V3: 1.0)."""
+    qk_clip: float | None = None
+    """Largest attention logit of a head: one that exceeded it has its query and key weights scaled down after the step
+    (train/qk_clip.py; 100 in Kimi K2, arXiv 2507.20534, section 2.1). None measures and clips nothing."""
     master_dtype: Literal["float32", ""] = "float32"
     """Dtype of the copy of the weights that the optimizer updates, if model.param_dtype is another one
     (train/master_weights.py; DeepSeek-V3: float32). Empty: no copy; bfloat16 weights then lose most small updates."""
@@ -72,6 +75,10 @@ class OptimizerConfig:
         for field in ("peak", "eps", "clip"):
             if not getattr(self, field) > 0:
                 raise UserError(f"optimizer.{field}={getattr(self, field)} is not positive; use a number above 0.")
+        if self.qk_clip is not None and not self.qk_clip > 0:
+            raise UserError(
+                f"optimizer.qk_clip={self.qk_clip} is not positive; use a number above 0, or None for no clip."
+            )
         for field in ("warmup", "weight_decay"):
             if not getattr(self, field) >= 0:
                 raise UserError(f"optimizer.{field}={getattr(self, field)} is negative; use 0 or more.")
@@ -99,6 +106,8 @@ class Optimizer:
     """OptimizerConfig.master_dtype, which make_optimizer sets."""
     moment_dtype: str = ""
     """OptimizerConfig.moment_dtype, which make_optimizer sets."""
+    qk_clip: float | None = None
+    """OptimizerConfig.qk_clip, which make_optimizer sets."""
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
@@ -110,7 +119,9 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
     if steps < 1:
         raise UserError(f"An optimizer needs at least one step, not steps={steps}.")
     optimizer = resolve(config.name, OPTIMIZERS, "optimizer.name")(config, steps)
-    return dataclasses.replace(optimizer, master_dtype=config.master_dtype, moment_dtype=config.moment_dtype)
+    return dataclasses.replace(
+        optimizer, master_dtype=config.master_dtype, moment_dtype=config.moment_dtype, qk_clip=config.qk_clip
+    )
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> Callable[[int], float]:

@@ -133,7 +133,7 @@ def forward(config: ModelConfig):
         if hidden.router_stats is not None:
             out["counts"] = hidden.router_stats.counts_E
         if config.n_mtp_modules:
-            states, load = decoder.mtp_hidden(hidden, *fields)
+            states, load, _ = decoder.mtp_hidden(hidden, *fields)
             out["mtp_logits"] = decoder.logits(states)
             if load is not None:
                 out["mtp_counts"] = load.counts_E

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from composer_jax.models.decoder import Hidden
+from composer_jax.models.decoder import Hidden, MTPHidden
 from composer_jax.models.router_stats import RouterStats
 
 
@@ -25,7 +25,8 @@ class TableDecoder:
 
     def mtp_hidden(self, hidden, tokens, positions, segments):
         n = len(self.mtp_states)
-        return jnp.stack(self.mtp_states), RouterStats(jnp.zeros((n, 2)), jnp.zeros(n), jnp.zeros(n), jnp.zeros(n))
+        stats = RouterStats(jnp.zeros((n, 2)), jnp.zeros(n), jnp.zeros(n), jnp.zeros(n))
+        return MTPHidden(jnp.stack(self.mtp_states), stats)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
