@@ -29,9 +29,7 @@ def define(values):
     absl_flags.DEFINE_string(
         "dtype", None, "float32, bfloat16 or float16; the default is that of the source.", flag_values=values
     )
-    absl_flags.DEFINE_bool(
-        "mtp", True, "Keep the multi-token-prediction modules of a Hugging Face folder.", flag_values=values
-    )
+    absl_flags.DEFINE_bool("mtp", True, "Keep the multi-token-prediction modules.", flag_values=values)
     return ("source", "target")
 
 

@@ -143,7 +143,8 @@ def load_tokenizer_files(address: Address) -> dict[str, bytes] | None:
 def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = True) -> Address:
     """Converts weights between formats and returns the target; hf: on both sides removes quantisation.
 
-    All weights pass through the memory of one device. The tokenizer is copied if there is one.
+    mtp=False leaves out the multi-token-prediction modules, which few Hugging Face formats can store. All weights pass
+    through the memory of one device. The tokenizer is copied if there is one.
 
     Raises:
       UserError: `load_hf`, `load_gguf` or `save_hf` raises it, or the target is not empty or a GGUF file.
@@ -156,8 +157,12 @@ def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = T
     folder.require_empty()  # before all weights are read
     tokenizer = load_tokenizer_files(origin)
     if to.huggingface:
-        hf_config(load_model_config(origin))  # raises before anything is read
+        described = load_model_config(origin)
+        hf_config(described if mtp else _without_modules(described))  # raises before anything is read
     definition, params, bias = load_weights(origin, dtype=dtype, mtp=mtp)
+    if not mtp:
+        definition = ModelDef(_without_modules(definition.config))
+        params, bias = ({name: leaf for name, leaf in tree.items() if name != "mtp"} for tree in (params, bias))
     if to.huggingface:
         save_hf(to.path, definition, params, bias, tokenizer=tokenizer)
         return to
@@ -166,3 +171,7 @@ def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = T
     if tokenizer is not None:
         write_tokenizer_files(tokenizer, folder)
     return to
+
+
+def _without_modules(config: ModelConfig) -> ModelConfig:
+    return dataclasses.replace(config, n_mtp_modules=0, cache_mtp=False)

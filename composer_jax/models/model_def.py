@@ -48,6 +48,14 @@ class ModelDef:
 
         All weights have config.param_dtype, whatever matrix_dtype is.
         """
+        return self._init(seed, mesh, lambda tree: tree)
+
+    def init_mtp(self, seed: int, mesh: Mesh | None = None) -> tuple[Params, Params | None]:
+        """Returns the "mtp" subtrees of what `init` returns, without creating the others; None for one that is not."""
+        return self._init(seed, mesh, lambda tree: tree.get("mtp"))
+
+    def _init(self, seed: int, mesh: Mesh | None, select: Callable[[Params], Any]) -> tuple[Any, Any]:
+        """Returns the selected part of the initial params, and of the router bias."""
 
         def make():
             config = self.config
@@ -55,9 +63,10 @@ class ModelDef:
             rngs = nnx.Rngs(params=jax.random.key(seed, impl="rbg"))
             _, params, bias = nnx.split(Decoder(config, rngs=rngs), nnx.Param, RouterBias)
             params, bias = nnx.to_pure_dict(params), nnx.to_pure_dict(bias)
-            return initialize(params, config, jax.random.key(seed + 1)), bias
+            return select(initialize(params, config, jax.random.key(seed + 1))), select(bias)
 
-        return jax.jit(make, out_shardings=None if mesh is None else ModelDef(self.config).shardings(mesh))()
+        shardings = None if mesh is None else tuple(map(select, ModelDef(self.config).shardings(mesh)))
+        return jax.jit(make, out_shardings=shardings)()
 
     def shapes(self) -> tuple[Params, Params]:
         """Returns (params, router_bias) as ShapeDtypeStructs."""

@@ -2,7 +2,8 @@
 
 config.base is the address of a published model (hf:DIR, gguf:FILE) or of a native checkpoint (RUN/checkpoints/STAGE).
 Fields of config.model that describe the network then come from the base. A field that the config sets as well must
-agree with the base; fields that say how the network is computed stay the config's.
+agree with the base; fields that say how the network is computed stay the config's. A run may have more MTP modules than
+its base, as Composer 2 trains them on a base without any (arXiv 2603.24477, section 3).
 """
 
 import dataclasses
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -65,7 +68,9 @@ def with_base_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def check_base_model(base: str, model: ModelConfig) -> None:
     """Raises a UserError that names the first network field in which the config differs from its base.
 
-    A config may shorten max_context; a longer one than the base allows is refused.
+    A config may shorten max_context; a longer one than the base allows is refused. It may add MTP modules, but not
+    leave out those of a native checkpoint. The folder of a published model counts as one without any, because whether
+    it has modules is known only from its tensors.
     """
     theirs = read_base_model(base)
     for name in NETWORK_FIELDS:
@@ -76,18 +81,35 @@ def check_base_model(base: str, model: ModelConfig) -> None:
                     f"config.model.max_context={here} is longer than the {there} tokens that {base} allows; use at "
                     f"most {there}."
                 )
-        elif here != there:
+        elif here != there and not (name == "n_mtp_modules" and here > there):
             raise UserError(
                 f"config.model.{name}={here!r} differs from {name}={there!r} of {base}; leave it out, because the "
                 "base says what the network is."
             )
 
 
-def load_base_weights(base: str, definition: ModelDef, mesh: Mesh) -> tuple[Params, Params]:
-    """Loads (params, router_bias) of a base onto the mesh, in the param_dtype of the run's network."""
+def load_base_weights(base: str, definition: ModelDef, mesh: Mesh, seed: int) -> tuple[Params, Params]:
+    """Loads (params, router_bias) of a base onto the mesh, in the param_dtype of the run's network.
+
+    MTP modules that the base lacks are those of ModelDef.init with `seed`.
+    """
     check_base_model(base, definition.config)
-    loaded = load_weights(find_weights(base), mesh, dtype=definition.config.param_dtype)
-    return loaded.params, loaded.router_bias
+    n_modules, dtype = definition.config.n_mtp_modules, definition.config.param_dtype
+    loaded = load_weights(find_weights(base), mesh, dtype=dtype, mtp=n_modules > 0)
+    theirs = loaded.params, loaded.router_bias
+    if loaded.definition.config.n_mtp_modules == n_modules:
+        return theirs
+    modules = definition.init_mtp(seed, mesh)
+    if loaded.definition.config.n_mtp_modules:
+        shardings = tuple(tree.get("mtp") for tree in definition.shardings(mesh))
+        # The first modules of a chain do not depend on later ones.
+        first = lambda old, new: jnp.concatenate([old[:n_modules], new[len(old) :]])  # noqa: E731
+        join = jax.jit(lambda old, new: jax.tree.map(first, old, new), out_shardings=shardings)
+        modules = join(tuple(tree.get("mtp") for tree in theirs), modules)
+    params, router_bias = (
+        tree if own is None else tree | {"mtp": own} for tree, own in zip(theirs, modules, strict=True)
+    )
+    return params, router_bias
 
 
 def copy_base_files(base: str, folder: Path) -> None:

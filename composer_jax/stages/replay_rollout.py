@@ -46,7 +46,9 @@ def play_records(run: Run, records: RolloutRecords, policy: str, out: Path) -> d
     replays = config.route_shape(run.config.model) is not None
     with run.services.rollout_context(return_routing=replays) as (context, loop), RolloutLedger(out) as ledger:
         ledger.note_tokenizer(run.model.tokenizer.fingerprint)
-        sampler = run.services.sampler_with(*load_base_weights(policy, run.model.definition, run.mesh), version=0)
+        sampler = run.services.sampler_with(
+            *load_base_weights(policy, run.model.definition, run.mesh, run.config.seed), version=0
+        )
         numbers = [number for record in records.batches for number in record.groups]
         played = sum(map(ledger.has, numbers)) * config.group_size
         with Progress(len(numbers) * config.group_size, "episode", "play", initial=played) as progress:

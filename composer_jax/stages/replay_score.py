@@ -43,7 +43,7 @@ def score_records(run: Run, records: RolloutRecords, policy: str) -> dict[str, A
             f"{records.folder} has deleted its groups; only a run with --config.rl.keep_groups=True keeps all."
         )
     check_base_model(policy, run.config.model)
-    weights = load_base_weights(policy, run.model.definition, run.mesh)
+    weights = load_base_weights(policy, run.model.definition, run.mesh, run.config.seed)
     scorer = TokenScorer(run.model.definition, run.mesh, plausibility=run.config.rl.loss.replay_plausibility)
     gaps, versions, grades, rewards, episodes = [], [], [], [], 0
     with Progress(len(records.numbers), "group", "score") as progress:

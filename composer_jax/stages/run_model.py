@@ -54,7 +54,7 @@ class RunModel:
     def initial_weights(self) -> tuple[Params, Params]:
         """Returns the (params, router_bias) that the run starts from, of its base or random, on the mesh."""
         if self.config.base:
-            return load_base_weights(self.config.base, self.definition, self.mesh)
+            return load_base_weights(self.config.base, self.definition, self.mesh, self.config.seed)
         return self.definition.init(self.config.seed, self.mesh)
 
     def check_base(self) -> None:

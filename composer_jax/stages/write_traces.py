@@ -122,7 +122,9 @@ def write_sampled_traces(
     ]
     written = Written()
     with run.services.rollout_context() as (context, loop):
-        sampler = run.services.sampler_with(*load_base_weights(policy, run.model.definition, run.mesh), version=0)
+        sampler = run.services.sampler_with(
+            *load_base_weights(policy, run.model.definition, run.mesh, run.config.seed), version=0
+        )
         with Progress(len(specs), "episode", "sample") as progress:
             rollout = loop.run(roll_out(specs, sampler, context, lambda _: progress.update(1)))
 

@@ -236,8 +236,9 @@ def find_family(config: ModelConfig) -> Family:
     for field, value in likely.fixed.items():
         actual = getattr(config, field)
         if actual != value:
+            way_out = "; leave the modules out (mtp=False, --nomtp)" if field == "n_mtp_modules" else ""
             raise UserError(
-                f"{field}={actual} cannot be stored in a {likely.model_type} checkpoint; only {value} can be."
+                f"{field}={actual} cannot be stored in a {likely.model_type} checkpoint; only {value} can be{way_out}."
             )
     shared: dict[str, str] = {}
     for field, key in [*likely.fields.items(), *((field, key) for field, (key, _) in likely.optional.items())]:
