@@ -37,6 +37,7 @@ from composer_jax.stages.trace_sources import TraceSourceConfig
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.train.losses import LanguageLossConfig
 from composer_jax.train.optimizer import OptimizerConfig
+from composer_jax.train.qk_clip import check_qk_clip
 
 
 def _documents() -> dict[str, SourceConfig]:
@@ -161,6 +162,8 @@ class RunConfig:
         for family, name in self.rl.family_compactions.items():
             self.agent.compaction(name, f"rl.family_compactions.{family}")
         self.rl.route_shape(self.model)
+        if any(stage.optimizer.qk_clip is not None for stage in (self.pretrain, self.sft, self.rl)):
+            check_qk_clip(self.model)
         longest = self.rl.batches[-1][0]
         if self.sampler.capacity > longest:
             raise UserError(

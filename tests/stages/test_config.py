@@ -108,6 +108,15 @@ def test_checks_of_the_model_config_apply():
         run_config(changed("model.experts_per_token", 9))
 
 
+@pytest.mark.parametrize("stage", ["pretrain", "sft", "rl"])
+def test_attention_that_cannot_be_clipped_is_refused_at_once(stage):
+    config = changed(f"{stage}.optimizer.qk_clip", 100.0)
+    assert getattr(run_config(config), stage).optimizer.qk_clip == 100
+    config["model"] |= {"kv_lora_rank": None, "n_kv_heads": config["model"]["n_heads"], "qk_norm": True}
+    with pytest.raises(UserError, match=r"optimizer\.qk_clip cannot scale .*qk_norm=True"):
+        run_config(config)
+
+
 def test_optional_values_may_be_left_empty():
     assert run_config(changed("model.q_lora_rank", None)).model.q_lora_rank is None
     assert run_config(changed("model.q_lora_rank", 12)).model.q_lora_rank == 12
