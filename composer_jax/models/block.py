@@ -62,7 +62,7 @@ class Block(nnx.Module):
                 y_BSD, max_H = self.attention.with_max_logits(normed_BSD, positions_BS, mask, windowed)
             else:
                 y_BSD = self.attention(normed_BSD, positions_BS, mask, windowed)
-            x_BSD = x_BSD + y_BSD
+            x_BSD = x_BSD + checkpoint_name(y_BSD, "out_proj")
         with jax.named_scope("feed_forward"):
             normed_BSD = self.feed_forward_norm(x_BSD)
             if isinstance(self.feed_forward, MixtureOfExperts):

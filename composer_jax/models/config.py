@@ -190,7 +190,7 @@ class ModelConfig:
     """Recomputes the inside of a layer in the backward pass; layer inputs and remat_saves are kept."""
     remat_saves: tuple[str, ...] = ()
     """Values inside a layer that are kept as well: "latents" (of MLA, small), "attention" (the output of the TPU
-    kernel, which then runs once) and "feed_forward" (its output)."""
+    kernel, which then runs once), "out_proj" (of attention's output projection) and "feed_forward" (its output)."""
 
     def __post_init__(self):
         # Imported here: the checks reach the attention kinds, whose modules read this config.

@@ -12,7 +12,7 @@ from composer_jax.parallel.dispatch import DISPATCH
 if TYPE_CHECKING:
     from composer_jax.models.config import ModelConfig
 
-CHECKPOINT_NAMES = ("latents", "attention", "feed_forward")
+CHECKPOINT_NAMES = ("latents", "attention", "out_proj", "feed_forward")
 """Values inside a layer that remat_saves can name (jax.ad_checkpoint.checkpoint_name)."""
 
 SMALLEST = {

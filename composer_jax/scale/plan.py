@@ -74,7 +74,7 @@ def plan_stage(
       UserError: an unknown field, stage or slice, or sizes that do not fit each other.
     """
     steps = {
-        name: _plan_step(name, placed, topology, log) for name, placed in place_steps(config, topology, stage).items()
+        name: plan_step(name, placed, topology, log) for name, placed in place_steps(config, topology, stage).items()
     }
     main, *_ = steps.values()
     sampling: dict[str, Any] = {}
@@ -102,7 +102,8 @@ def predict_step(placed: PlacedStep) -> dict[str, Any]:
     return _predicted(placed, jaxprs)
 
 
-def _plan_step(name: str, placed: PlacedStep, topology: str, log: Callable[[str], None]) -> dict[str, Any]:
+def plan_step(name: str, placed: PlacedStep, topology: str, log: Callable[[str], None]) -> dict[str, Any]:
+    """Compiles the programs of one step; returns the figures of `plan_stage` about it."""
     log(f"{name} on {topology}: {len(placed.tpus.devices)} devices, mesh {_format_axes(placed.step.mesh.shape)}")
     programs, jaxprs, seconds_to_compile = {}, {}, 0.0
     for program_name, program in placed.step.programs.items():

@@ -1,0 +1,228 @@
+"""An estimate of a layout's seconds and memory without tracing it, to choose the layouts that are worth a trace.
+
+Seconds: computation is that of the config's own traced layout, per token of a device, corrected for what is recomputed
+and for the weights that every chunk of experts reads again; collectives are counted from the weights and the tokens and
+take the time of their links (scale/network.py); only gathers of weights overlap (scale/roofline.py). Bytes: weights,
+moments and gradient are exact; values kept for the backward pass follow from their shapes; the largest temporaries of a
+layer are counted and multiplied by TEMPORARIES. Every layout that is reported is traced, and compiled on request.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from composer_jax.models.attention_kinds import attention_kind
+from composer_jax.parallel.mesh import TOKEN_AXES
+from composer_jax.parallel.sharding import EXPERT_AXES, FSDP_AXES
+from composer_jax.scale.chips import Efficiency
+from composer_jax.scale.costs import Collective
+from composer_jax.scale.layout import Layout
+from composer_jax.scale.network import Network
+from composer_jax.scale.plan import PlacedStep
+from composer_jax.scale.programs import bytes_per_device
+from composer_jax.scale.roofline import is_weight_collective
+
+BACKWARD = 2.6
+"""Attention's backward pass over its forward pass: five products of scores and values instead of two, for MLA's widths
+(ops/splash.py)."""
+READS_OF_EXPERTS = 8.0
+"""How often a chunk of tokens moves the experts' weights or their gradients through HBM, forward and backward."""
+LAYER_COPIES = 3
+"""A layer's gathered weights, those of the next layer, and their gradient."""
+TEMPORARIES = 1.3
+"""The compiler's temporaries over ours, which makes the estimate 82 GiB for K2.5 at 32k on v5p:8x8x16, as compiled."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    seconds: float
+    """Of a step."""
+    seconds_per_token: float
+    """Of a step, over its tokens."""
+    bytes: float
+    """Of one device."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weights:
+    """What one mesh makes of the network's weights."""
+
+    network: Network
+    stored: float
+    """Bytes of a device's shards in storage."""
+    gathered: Mapping[tuple[str, ...], float]
+    """Gathered FSDP axes -> bytes of a device's weights after the gather, in the compute dtype."""
+    summed: Mapping[tuple[str, ...], float]
+    """Axes over which whole gradients of shards are summed -> bytes."""
+    vocab: float
+    """Bytes of the largest gathered weight without layers: the table or the head."""
+
+
+class LayoutEstimator:
+    """Estimates layouts of one config on one slice, relative to the config's own layout."""
+
+    def __init__(self, placed: PlacedStep, predicted: Mapping[str, Any], own: Layout, tokens: int):
+        """placed, predicted: of the layout `own` (scale/plan.py). tokens: of a row."""
+        self.tpus, self.model_def, self.own, self.tokens = placed.tpus, placed.step.model_def, own, tokens
+        self._profile = predicted["profile_seconds"]
+        program = placed.step.programs["gradient"]
+        stored = bytes_per_device(program.resident["params"])
+        # Moments, master weights and the gradient are sharded like the weights.
+        self._state_over_weights = (
+            stored + bytes_per_device(program.resident["optimizer"]) + bytes_per_device(program.outputs["gradient"])
+        ) / stored
+        weights = jax.tree.leaves(self.model_def.shapes()[0])
+        self._parameters = sum(weight.size for weight in weights)
+        self._whole_state = self._state_over_weights * sum(weight.size * weight.dtype.itemsize for weight in weights)
+        self._width = np.dtype(self.model_def.config.compute_dtype).itemsize
+        self._weights: dict[tuple[int, ...], _Weights] = {}
+
+    def estimate(self, layout: Layout) -> Estimate:
+        """Returns the estimate of a layout.
+
+        Raises:
+          UserError: a weight does not divide over the layout's mesh.
+        """
+        weights = self._place_weights(layout)
+        hidden, exposed = self._communication(layout, weights)
+        seconds = max(self._computation(layout, weights), hidden) + exposed
+        return Estimate(seconds, seconds / (layout.batch_size * self.tokens), self._bytes(layout, weights))
+
+    def least_bytes(self, axes: tuple[int, ...], batch_size: int) -> float:
+        """Returns bytes that every layout on a mesh needs at least; takes no time, because nothing is placed."""
+        layout, c = dataclasses.replace(self.own, axes=axes, batch_size=batch_size), self.model_def.config
+        state = self._whole_state * layout.sizes["replica"] / len(self.tpus.devices)
+        kept = self._device_tokens(layout) * c.n_layers * c.d_model * self._width
+        layer = self._parameters * self._width / c.n_layers / layout.shards(EXPERT_AXES)
+        return state + kept + TEMPORARIES * LAYER_COPIES * layer
+
+    def _device_tokens(self, layout: Layout) -> float:
+        return layout.batch_size * self.tokens / layout.shards(TOKEN_AXES)
+
+    def _place_weights(self, layout: Layout) -> _Weights:
+        if layout.axes not in self._weights:
+            mesh = self.tpus.mesh(layout.sizes)
+            shapes, shardings = self.model_def.shapes()[0], self.model_def.shardings(mesh)[0]
+            gathered: dict[tuple[str, ...], float] = {}
+            summed: dict[tuple[str, ...], float] = {}
+            stored = vocab = 0.0
+            for weight, sharding in zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True):
+                axes = [a for entry in sharding.spec if entry for a in ((entry,) if isinstance(entry, str) else entry)]
+                shard = weight.size / math.prod(mesh.shape[a] for a in axes)
+                stored += shard * weight.dtype.itemsize
+                fsdp = tuple(a for a in axes if a in FSDP_AXES)
+                whole = shard * math.prod(mesh.shape[a] for a in fsdp) * self._width
+                if fsdp:
+                    gathered[fsdp] = gathered.get(fsdp, 0.0) + whole
+                if rest := tuple(a for a in TOKEN_AXES if a not in axes and mesh.shape[a] > 1):
+                    summed[rest] = summed.get(rest, 0.0) + shard * self._width
+                if weight.ndim == 2:
+                    vocab = max(vocab, whole)
+            network = Network(mesh, self.tpus.chip, self.tpus.torus, Efficiency())
+            self._weights[layout.axes] = _Weights(network, stored, gathered, summed, vocab)
+        return self._weights[layout.axes]
+
+    def _communication(self, layout: Layout, weights: _Weights) -> tuple[float, float]:
+        """Returns the seconds of collectives that overlap with computation, and of those that do not."""
+        c, sizes, seconds = self.model_def.config, layout.sizes, weights.network.seconds
+        token_bytes = self._device_tokens(layout) * c.d_model * self._width
+        parts = [(3, Collective("all_gather", axes, size)) for axes, size in weights.gathered.items()]
+        parts += [(1, Collective("all_reduce", axes, size)) for axes, size in weights.summed.items()]
+        if sizes["expert"] > 1 and layout.dispatch == "ring":
+            # Tokens and results, and in the backward pass the tokens again and both gradients.
+            gather = Collective("all_gather", ("expert",), token_bytes * sizes["expert"])
+            parts.append((5 * c.n_moe_layers, gather))
+        elif sizes["expert"] > 1 and layout.dispatch != "dense":
+            rows = token_bytes * c.experts_per_token / sizes["tensor"]
+            parts.append((6 * c.n_moe_layers, Collective("all_to_all", ("expert",), rows)))
+        if sizes["tensor"] > 1:
+            # Attention and feed-forward, forward, recomputed and backward; a ring sums the tokens of its whole group.
+            group = sizes["expert"] if layout.dispatch == "ring" else 1
+            reduce = Collective("all_reduce", ("tensor",), token_bytes)
+            parts.append((4 * c.n_layers + 2 * group * c.n_moe_layers, reduce))
+        if sizes["context"] > 1:
+            entries = self._device_tokens(layout) * sizes["context"] * self._entry_width() * self._width
+            parts.append((3 * c.n_layers, Collective("all_gather", ("context",), entries)))
+        hidden = exposed = 0.0
+        for times, collective in parts:
+            if is_weight_collective(collective.axes):
+                hidden += times * seconds(collective)
+            else:
+                exposed += times * seconds(collective)
+        return hidden, exposed
+
+    def _computation(self, layout: Layout, weights: _Weights) -> float:
+        scale = self._work(layout) / self._work(self.own)
+        attention = self._profile.get("attention", 0.0) * _attention_passes(layout) / _attention_passes(self.own)
+        others = sum(self._profile.get(kind, 0.0) for kind in ("matmul", "grouped_matmul", "hbm"))
+        saved = [self._saved_seconds(self._work(at), at.remat_saves) for at in (self.own, layout)]
+        again = [self._chunk_seconds(at, self._place_weights(at)) for at in (self.own, layout)]
+        return (others + attention + saved[0] - again[0]) * scale - saved[1] + again[1]
+
+    def _work(self, layout: Layout) -> float:
+        """Returns the tokens of a device over the devices that share a token's work."""
+        return self._device_tokens(layout) / layout.sizes["tensor"]
+
+    def _saved_seconds(self, tokens: float, names: tuple[str, ...]) -> float:
+        """Returns the seconds of products that are not recomputed because their results are kept."""
+        c, chip = self.model_def.config, self.tpus.chip
+        output = c.n_heads * c.v_head_dim * c.d_model
+        products = {"out_proj": output, "latents": c.d_model * self._entry_width()}
+        flops = 2 * tokens * c.n_layers * sum(products.get(name, 0) for name in names)
+        return flops / (chip.peak_flops / chip.devices * Efficiency().matmul)
+
+    def _chunk_seconds(self, layout: Layout, weights: _Weights) -> float:
+        chip, tokens = self.tpus.chip, self._device_tokens(layout)
+        chunks = math.ceil(tokens / min(layout.expert_chunk or tokens, tokens))
+        moved = (chunks - 1) * READS_OF_EXPERTS * sum(weights.gathered.values())
+        return moved / (chip.hbm_bandwidth / chip.devices * Efficiency().hbm)
+
+    def _entry_width(self) -> int:
+        """Numbers per token and layer that devices with parts of a row exchange."""
+        return sum(attention_kind(self.model_def.config).cache_entry(self.model_def.config).groups)
+
+    def _bytes(self, layout: Layout, weights: _Weights) -> float:
+        c, sizes, width = self.model_def.config, layout.sizes, self._width
+        tokens = self._device_tokens(layout)
+        heads = c.n_heads / sizes["tensor"]
+        names = {
+            "latents": self._entry_width() * width,
+            "attention": heads * (c.v_head_dim * width + 4),
+            "out_proj": c.d_model * width,
+            "feed_forward": c.d_model * width,
+        }
+        kept = tokens * c.n_layers * (c.d_model * width + sum(names[name] for name in layout.remat_saves))
+        layer = sum(weights.gathered.values()) / c.n_layers
+        logits = min(layout.head_chunk or tokens, tokens) * c.vocab_size / sizes["tensor"]
+        head = logits * (4 + width) + 3 * weights.vocab
+        temporary = max(LAYER_COPIES * layer + max(self._expert_bytes(layout), self._attention_bytes(layout)), head)
+        return self._state_over_weights * weights.stored + kept + TEMPORARIES * temporary
+
+    def _expert_bytes(self, layout: Layout) -> float:
+        """Returns the bytes of the tokens of a group, their float32 sums and gradients, and the sorted rows."""
+        c, tokens = self.model_def.config, self._device_tokens(layout)
+        if not c.n_experts:
+            return 0.0
+        chunk = min(layout.expert_chunk or tokens, tokens)
+        group = layout.sizes["expert"] if layout.dispatch == "ring" else 1
+        rows = min(c.capacity_factor, layout.shards(("expert", "tensor"))) * c.experts_per_token * chunk
+        rows /= layout.sizes["tensor"]
+        of_tokens = group * chunk * c.d_model * (self._width + 8)
+        return of_tokens + rows * self._width * (3 * c.d_model + 4 * c.expert_ff_dim)
+
+    def _attention_bytes(self, layout: Layout) -> float:
+        """Returns the bytes of queries, their partial gradients, and keys and values with gradients."""
+        c, tokens = self.model_def.config, self._device_tokens(layout)
+        heads = min(c.heads_at_once or c.n_heads, c.n_heads / layout.sizes["tensor"])
+        key, keys = c.qk_nope_dim + c.qk_rope_dim, tokens * layout.sizes["context"]
+        parts = min(16, max(1, self.tokens / 2048))
+        return heads * self._width * (tokens * key * (2 + parts) + 2 * keys * (key + c.v_head_dim))
+
+
+def _attention_passes(layout: Layout) -> float:
+    """Returns forward passes over attention, as which the backward pass counts BACKWARD."""
+    return 1 + BACKWARD + ("attention" not in layout.remat_saves)
