@@ -3,9 +3,10 @@
     python -m launch.search_layout --config=kimi_k2_5:32k --topology=v5p:8x8x16 --record=k2.jsonl
 
 Estimates every layout that the network and the batch allow, traces the --traces best, and compiles the best of these
-until one fits into a device's memory, --compiles at most. It ranks by predicted seconds per token (docs/scale.md);
-libtpu is needed (pip install -e ".[tpu]"), no TPU. --record continues a search that was stopped. A table of the best
-and the flags that select the best one go to stderr; the last line of stdout is one JSON object.
+until one fits into a device's memory, --compiles at most. It ranks by predicted seconds per token under the assumption
+--overlap (docs/scale.md); libtpu is needed (pip install -e ".[tpu]"), no TPU. --record continues a search that was
+stopped. A table of the best and the flags that select the best one go to stderr; the last line of stdout is one JSON
+object.
 """
 
 import functools
@@ -32,6 +33,12 @@ def define(values):
         "dispatch",
         ["ring"],
         "Kinds of expert dispatch to try beside the config's own. Others than ring and dense may drop tokens.",
+    )
+    string(
+        "overlap",
+        default="weight_gathers_overlap",
+        help="What overlaps with computation: no_overlap, weight_gathers_overlap (as launch.compile predicts) or "
+        "full_overlap.",
     )
     string("record", help="A .jsonl file of what was traced and compiled, from which a search continues.")
     string("out", help="A .json file that the result is also written to.")
@@ -60,6 +67,7 @@ def main(values):
         compiles=values.compiles,
         batch_sizes=batch_sizes,
         dispatches=values.dispatch,
+        overlap=values.overlap,
         record=Path(values.record) if values.record else None,
         log=log,
     )

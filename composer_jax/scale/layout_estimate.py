@@ -1,10 +1,11 @@
 """An estimate of a layout's seconds and memory without tracing it, to choose the layouts that are worth a trace.
 
-Seconds: computation is that of the config's own traced layout, per token of a device, corrected for what is recomputed
-and for the weights that every chunk of experts reads again; collectives are counted from the weights and the tokens and
-take the time of their links (scale/network.py); only gathers of weights overlap (scale/roofline.py). Bytes: weights,
-moments and gradient are exact; values kept for the backward pass follow from their shapes; the largest temporaries of a
-layer are counted and multiplied by TEMPORARIES. Every layout that is reported is traced, and compiled on request.
+Seconds: computation is that of the config's own traced layout, per token of a device, corrected for what is recomputed,
+for weights that every chunk of experts reads again, and for keys that every device of a row expands; collectives are
+counted from the weights and the tokens and take the time of their links (scale/network.py); what overlaps is one of
+the assumptions of scale/roofline.py. Bytes: weights, moments and gradient are exact; values kept for the backward pass
+follow from their shapes; the largest temporaries of a layer are counted and multiplied by TEMPORARIES. Every layout
+that is reported is traced, and compiled on request.
 """
 
 import dataclasses
@@ -24,17 +25,19 @@ from composer_jax.scale.layout import Layout
 from composer_jax.scale.network import Network
 from composer_jax.scale.plan import PlacedStep
 from composer_jax.scale.programs import bytes_per_device
-from composer_jax.scale.roofline import is_weight_collective
+from composer_jax.scale.roofline import PREDICTION, is_weight_collective
 
 BACKWARD = 2.6
 """Attention's backward pass over its forward pass: five products of scores and values instead of two, for MLA's widths
 (ops/splash.py)."""
 READS_OF_EXPERTS = 8.0
 """How often a chunk of tokens moves the experts' weights or their gradients through HBM, forward and backward."""
-LAYER_COPIES = 3
-"""A layer's gathered weights, those of the next layer, and their gradient."""
-TEMPORARIES = 1.3
-"""The compiler's temporaries over ours, which makes the estimate 82 GiB for K2.5 at 32k on v5p:8x8x16, as compiled."""
+READS_OF_KEYS = 26.0
+"""How often MLA's expanded keys and values, of all tokens of a row, move through HBM in a step; from traces of K2.5."""
+LAYER_COPIES = 2
+"""A layer's gathered weights and their gradient."""
+TEMPORARIES = 1.4
+"""The compiler's temporaries over ours, from K2.5 at 32k on v5p:8x8x16: compiled with expert=8 context=2."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +68,11 @@ class _Weights:
 class LayoutEstimator:
     """Estimates layouts of one config on one slice, relative to the config's own layout."""
 
-    def __init__(self, placed: PlacedStep, predicted: Mapping[str, Any], own: Layout, tokens: int):
-        """placed, predicted: of the layout `own` (scale/plan.py). tokens: of a row."""
+    def __init__(
+        self, placed: PlacedStep, predicted: Mapping[str, Any], own: Layout, tokens: int, overlap: str = PREDICTION
+    ):
+        """placed, predicted: of the layout `own` (scale/plan.py). tokens: of a row. overlap: one of OVERLAPS."""
+        self._overlap = overlap
         self.tpus, self.model_def, self.own, self.tokens = placed.tpus, placed.step.model_def, own, tokens
         self._profile = predicted["profile_seconds"]
         program = placed.step.programs["gradient"]
@@ -89,7 +95,17 @@ class LayoutEstimator:
         """
         weights = self._place_weights(layout)
         hidden, exposed = self._communication(layout, weights)
-        seconds = max(self._computation(layout, weights), hidden) + exposed
+        # A loop over experts' rows is a region of its own: no collective of its layer overlaps with it.
+        loops = self._profile.get("grouped_matmul", 0.0) * self._work(layout) / self._work(self.own)
+        computation = self._computation(layout, weights) - loops
+        seconds = (
+            loops
+            + {
+                "no_overlap": computation + hidden + exposed,
+                "weight_gathers_overlap": max(computation, hidden) + exposed,
+                "full_overlap": max(computation, hidden + exposed),
+            }[self._overlap]
+        )
         return Estimate(seconds, seconds / (layout.batch_size * self.tokens), self._bytes(layout, weights))
 
     def least_bytes(self, axes: tuple[int, ...], batch_size: int) -> float:
@@ -127,7 +143,7 @@ class LayoutEstimator:
         return self._weights[layout.axes]
 
     def _communication(self, layout: Layout, weights: _Weights) -> tuple[float, float]:
-        """Returns the seconds of collectives that overlap with computation, and of those that do not."""
+        """Returns the seconds of collectives that the prediction hides behind computation, and of the others."""
         c, sizes, seconds = self.model_def.config, layout.sizes, weights.network.seconds
         token_bytes = self._device_tokens(layout) * c.d_model * self._width
         parts = [(3, Collective("all_gather", axes, size)) for axes, size in weights.gathered.items()]
@@ -160,7 +176,9 @@ class LayoutEstimator:
         attention = self._profile.get("attention", 0.0) * _attention_passes(layout) / _attention_passes(self.own)
         others = sum(self._profile.get(kind, 0.0) for kind in ("matmul", "grouped_matmul", "hbm"))
         saved = [self._saved_seconds(self._work(at), at.remat_saves) for at in (self.own, layout)]
-        again = [self._chunk_seconds(at, self._place_weights(at)) for at in (self.own, layout)]
+        again = [
+            self._chunk_seconds(at, self._place_weights(at)) + self._expansion_seconds(at) for at in (self.own, layout)
+        ]
         return (others + attention + saved[0] - again[0]) * scale - saved[1] + again[1]
 
     def _work(self, layout: Layout) -> float:
@@ -180,6 +198,18 @@ class LayoutEstimator:
         chunks = math.ceil(tokens / min(layout.expert_chunk or tokens, tokens))
         moved = (chunks - 1) * READS_OF_EXPERTS * sum(weights.gathered.values())
         return moved / (chip.hbm_bandwidth / chip.devices * Efficiency().hbm)
+
+    def _expansion_seconds(self, layout: Layout) -> float:
+        """Returns the seconds in which MLA expands latents to keys and values, which every device of a row repeats."""
+        c, chip = self.model_def.config, self.tpus.chip
+        if c.kv_lora_rank is None:
+            return 0.0
+        keys = self._work(layout) * layout.sizes["context"] * c.n_layers * c.n_heads
+        flops = 4 * 2 * keys * c.kv_lora_rank * (c.qk_nope_dim + c.v_head_dim)
+        moved = READS_OF_KEYS * keys * (c.qk_nope_dim + c.qk_rope_dim + c.v_head_dim) * self._width
+        return flops / (chip.peak_flops / chip.devices * Efficiency().matmul) + moved / (
+            chip.hbm_bandwidth / chip.devices * Efficiency().hbm
+        )
 
     def _entry_width(self) -> int:
         """Numbers per token and layer that devices with parts of a row exchange."""

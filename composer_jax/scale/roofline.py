@@ -18,6 +18,9 @@ from composer_jax.scale.chips import Chip, Efficiency
 from composer_jax.scale.costs import Collective, Operation, Region
 from composer_jax.scale.network import Network
 
+OVERLAPS = ("no_overlap", "weight_gathers_overlap", "full_overlap")
+PREDICTION = "weight_gathers_overlap"
+
 
 def is_weight_collective(axes: Sequence[str]) -> bool:
     """Whether a collective over these mesh axes moves weights or gradients, which `data` and `context` shard."""

@@ -21,6 +21,7 @@ from composer_jax.parallel.mesh import AXES
 from composer_jax.scale.layout import STAGES, WITHOUT_DROPS, Layout, config_layout, layouts, legal_axes
 from composer_jax.scale.layout_estimate import Estimate, LayoutEstimator
 from composer_jax.scale.plan import PlacedStep, place_steps, plan_step, predict_step
+from composer_jax.scale.roofline import OVERLAPS, PREDICTION
 from composer_jax.scale.topology import tpu_slice
 from composer_jax.stages.config import run_config
 
@@ -57,11 +58,14 @@ class LayoutSearch:
         stage: str,
         record: Path | None = None,
         log: Callable[[str], None] = lambda line: None,
+        overlap: str = PREDICTION,
     ):
         """Arguments as `search_layouts`."""
         if stage not in STAGES:
             raise UserError(f"--stage={stage} has no layout to search; the stages are {', '.join(STAGES)}.")
-        self.config, self.topology, self.stage, self.log = config, topology, stage, log
+        if overlap not in OVERLAPS:
+            raise UserError(f"--overlap={overlap} is unknown; use {', '.join(OVERLAPS)}.")
+        self.config, self.topology, self.stage, self.log, self.overlap = config, topology, stage, log, overlap
         self.run_config, self.tpus = run_config(config), tpu_slice(topology)
         self.tokens = getattr(self.run_config, stage).seq_len
         self.own = config_layout(self.run_config, stage, len(self.tpus.devices))
@@ -123,7 +127,17 @@ class LayoutSearch:
     def ranked(self) -> list[Layout]:
         """Returns the traced layouts, the fewest predicted seconds per token first."""
         usable = [layout for layout, figures in self.traced.items() if "refused" not in figures]
-        return sorted(usable, key=lambda layout: seconds_per_token(self.traced[layout]))
+        return sorted(usable, key=self.seconds_per_token)
+
+    def seconds_per_token(self, layout: Layout) -> float:
+        """Returns the seconds of a traced layout's step under the search's assumption, over its tokens."""
+        figures = self.traced[layout]
+        return figures["step_seconds"][self.overlap] / figures["tokens_per_step"]
+
+    def mfu(self, layout: Layout) -> float:
+        """Returns the model FLOP utilisation of a traced layout under the search's assumption."""
+        figures = self.traced[layout]
+        return figures["predicted_mfu"] * figures["predicted_step_seconds"] / figures["step_seconds"][self.overlap]
 
     def promising(self, count: int, like: Layout | None = None) -> list[Layout]:
         """Returns the best estimated layouts that are not yet traced: one for each mesh, batch and dispatch.
@@ -152,10 +166,9 @@ class LayoutSearch:
         return {
             "layout": layout.fields(self.stage),
             "text": str(layout),
-            "predicted_step_seconds": figures["predicted_step_seconds"],
-            "seconds_per_token": seconds_per_token(figures),
-            "predicted_mfu": figures["predicted_mfu"],
-            "predicted_tokens_per_second_per_chip": figures["predicted_tokens_per_second_per_chip"],
+            "seconds": figures["step_seconds"][self.overlap],
+            "seconds_per_token": self.seconds_per_token(layout),
+            "mfu": self.mfu(layout),
             "step_seconds": figures["step_seconds"],
             "largest_fractions": {kind: seconds / total for kind, seconds in largest},
             "estimated_seconds": estimate and estimate.seconds,
@@ -174,6 +187,7 @@ def search_layouts(
     compiles: int = 2,
     batch_sizes: Sequence[int] = (),
     dispatches: Sequence[str] = WITHOUT_DROPS,
+    overlap: str = PREDICTION,
     record: Path | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Figures:
@@ -185,6 +199,7 @@ def search_layouts(
         others are variants of the best of these.
       compiles: at most so many of the best are compiled, until one fits; 0 trusts the estimate of memory.
       batch_sizes, dispatches: tried beside the config's own.
+      overlap: the assumption about overlap by which layouts are ranked, one of OVERLAPS (scale/roofline.py).
       record: a JSON-lines file of what was traced and compiled; a search with the same file continues.
       log: receives progress, a line at a time.
 
@@ -196,12 +211,12 @@ def search_layouts(
       UserError: as plan_stage.
     """
     began = time.perf_counter()
-    search = LayoutSearch(config, topology, stage, record, log)
+    search = LayoutSearch(config, topology, stage, record, log, overlap)
     with Progress(1 + traces + compiles, "layouts", "search") as progress:
         placed = search.place(search.own)
         figures = search.trace(search.own, placed)
         progress.update()
-        estimator = LayoutEstimator(placed, figures, search.own, search.tokens)
+        estimator = LayoutEstimator(placed, figures, search.own, search.tokens, overlap)
         counts = search.estimate(estimator, batch_sizes, dispatches)
         log(f"estimated {counts['layouts']} layouts of {counts['meshes']} meshes; {counts['too_large']} are too large")
         meshes = -(-2 * traces // 3)
@@ -220,6 +235,7 @@ def search_layouts(
     return {
         "topology": topology,
         "stage": stage,
+        "overlap": overlap,
         "own": search.row(search.own),
         "best": best and search.row(best),
         "rows": [search.row(layout) for layout in ranked],
@@ -231,11 +247,6 @@ def search_layouts(
     }
 
 
-def seconds_per_token(figures: Mapping[str, Any]) -> float:
-    """Returns predicted seconds of a step over its tokens, from the figures of a trace."""
-    return figures["predicted_step_seconds"] / figures["tokens_per_step"]
-
-
 def _place(layout: Layout) -> tuple:
     return layout.axes, layout.batch_size, layout.dispatch
 
@@ -243,5 +254,4 @@ def _place(layout: Layout) -> tuple:
 def _trace_all(search: LayoutSearch, candidates: Iterable[Layout], progress: Progress) -> None:
     for layout in candidates:
         search.trace(layout)
-        mfu = search.traced[search.ranked()[0]]["predicted_mfu"]
-        progress.update(best_mfu=f"{mfu:.1%}")
+        progress.update(best_mfu=f"{search.mfu(search.ranked()[0]):.1%}")

@@ -12,7 +12,8 @@ def format_search(result: Mapping[str, Any], rows: int) -> str:
     limit = result["limit"] / 2**30
     lines = [
         "",
-        f"{result['stage']} on {result['topology']}, a device has {limit:.1f} GiB; * is the config's own layout",
+        f"{result['stage']} on {result['topology']}, a device has {limit:.1f} GiB; * is the config's own layout; "
+        f"seconds with {result['overlap'].replace('_', ' ')}",
         "",
         "| layout | seconds | MFU | without overlap | GiB | takes most |",
         "|---|---|---|---|---|---|",
@@ -35,7 +36,7 @@ def format_search(result: Mapping[str, Any], rows: int) -> str:
 def _row(row: Mapping[str, Any], own: bool) -> str:
     most = ", ".join(f"{kind} {fraction:.0%}" for kind, fraction in row["largest_fractions"].items())
     return (
-        f"| {'* ' if own else ''}{row['text']} | {row['predicted_step_seconds']:.4g} | {row['predicted_mfu']:.1%} "
+        f"| {'* ' if own else ''}{row['text']} | {row['seconds']:.4g} | {row['mfu']:.1%} "
         f"| {row['step_seconds']['no_overlap']:.4g} | {_memory(row)} | {most} |"
     )
 

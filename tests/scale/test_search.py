@@ -66,6 +66,11 @@ def test_stages_without_a_single_training_shape_are_refused(stage):
         LayoutSearch(small(), TOPOLOGY, stage)
 
 
+def test_an_unknown_assumption_is_refused():
+    with pytest.raises(UserError, match="--overlap=all is unknown; use no_overlap, weight_gathers_overlap, full_"):
+        LayoutSearch(small(), TOPOLOGY, "pretrain", overlap="all")
+
+
 def test_a_record_computes_once(tmp_path):
     path = tmp_path / "search.jsonl"
     assert SearchRecord(path).figures("a", lambda: {"seconds": 1.5}) == {"seconds": 1.5}
@@ -90,12 +95,28 @@ def test_the_best_layout_is_no_worse_than_the_configs_own(tmp_path, monkeypatch)
         section, field = path.split(".")
         best[section][field] = value
     alone = predict_step(place_steps(config | best, TOPOLOGY, "pretrain")["train"])
-    assert alone["predicted_step_seconds"] == pytest.approx(rows[0]["predicted_step_seconds"])
+    assert alone["predicted_step_seconds"] == pytest.approx(rows[0]["seconds"])
     assert "* " in format_search(result, 1) and "best: --config.mesh.replica=" in format_search(result, 1)
     json.dumps(result)
     # The record answers every trace but that which the estimates start from.
     monkeypatch.setattr(search, "predict_step", lambda placed: pytest.fail("was recorded"))
     assert search_layouts(config, TOPOLOGY, "pretrain", traces=3, compiles=0, record=record)["rows"] == rows
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("libtpu")
+def test_the_assumption_about_overlap_ranks_the_layouts(tmp_path):
+    results = {
+        overlap: search_layouts(
+            small(), TOPOLOGY, "pretrain", traces=2, compiles=0, record=tmp_path / "search.jsonl", overlap=overlap
+        )
+        for overlap in ("no_overlap", "full_overlap")
+    }
+    for overlap, result in results.items():
+        assert all(row["seconds"] == row["step_seconds"][overlap] for row in result["rows"])
+    slow, fast = (result["own"] for result in results.values())
+    assert slow["seconds"] > fast["seconds"]
+    assert slow["mfu"] * slow["seconds"] == pytest.approx(fast["mfu"] * fast["seconds"])
 
 
 @pytest.mark.slow
