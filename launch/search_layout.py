@@ -20,11 +20,11 @@ from launch.json_result import print_json
 
 
 def define(values):
-    string = functools.partial(absl_flags.DEFINE_string, default=None, flag_values=values)
+    string = functools.partial(absl_flags.DEFINE_string, flag_values=values)
     integer = functools.partial(absl_flags.DEFINE_integer, lower_bound=0, flag_values=values)
     several = functools.partial(absl_flags.DEFINE_list, flag_values=values)
-    string("topology", help="The slice: a chip and the chips in each dimension, such as v5p:8x8x16.")
-    string("stage", default="pretrain", help="pretrain or sft.")
+    string("topology", None, help="The slice: a chip and the chips in each dimension, such as v5p:8x8x16.")
+    string("stage", "pretrain", help="pretrain or sft.")
     integer("traces", 12, "Layouts that are traced; each takes a minute or so for a large network.")
     integer("compiles", 2, "Layouts that are compiled at most, until one fits; 0 trusts the estimate of memory.")
     integer("rows", 10, "Rows of the table.")
@@ -36,12 +36,12 @@ def define(values):
     )
     string(
         "overlap",
-        default="weight_gathers_overlap",
+        "weight_gathers_overlap",
         help="What overlaps with computation: no_overlap, weight_gathers_overlap (as launch.compile predicts) or "
         "full_overlap.",
     )
-    string("record", help="A .jsonl file of what was traced and compiled, from which a search continues.")
-    string("out", help="A .json file that the result is also written to.")
+    string("record", None, help="A .jsonl file of what was traced and compiled, from which a search continues.")
+    string("out", None, help="A .json file that the result is also written to.")
     return ("config", "topology")
 
 
@@ -57,7 +57,7 @@ def main(values):
         batch_sizes = [int(size) for size in values.batch_sizes]
     except ValueError as error:
         raise UserError(
-            f"--batch_sizes={','.join(values.batch_sizes)} are no whole numbers; such as 512,1024."
+            f"--batch_sizes={','.join(values.batch_sizes)} are not whole numbers; use some such as 512,1024."
         ) from error
     result = search_layouts(
         values.config.to_dict(),

@@ -77,7 +77,9 @@ class LayoutSearch:
         self.traced: dict[Layout, Figures] = {}
         self.compiled: dict[Layout, Figures] = {}
 
-    def estimate(self, estimator: LayoutEstimator, batch_sizes: Sequence[int], dispatches: Sequence[str]) -> Figures:
+    def estimate(
+        self, estimator: LayoutEstimator, batch_sizes: Sequence[int], dispatches: Sequence[str]
+    ) -> dict[str, int]:
         """Fills `estimates` with the layouts that fit by the estimate; returns how many there were."""
         limit, counts = self.tpus.chip.hbm_usable, {"meshes": 0, "layouts": 0, "too_large": 0}
         devices, rows = len(self.tpus.devices), (self.own.batch_size, *batch_sizes)
@@ -117,6 +119,38 @@ class LayoutSearch:
             self._key("compile", layout), lambda: plan_step("train", self.place(layout), self.topology, self.log)
         )
         return self.compiled[layout]
+
+    def explore(
+        self, traces: int, batch_sizes: Sequence[int], dispatches: Sequence[str], progress: Progress
+    ) -> dict[str, int]:
+        """Traces the config's own layout and `traces` promising ones; returns the counts of `estimate`."""
+        placed = self.place(self.own)
+        figures = self.trace(self.own, placed)
+        progress.update()
+        estimator = LayoutEstimator(placed, figures, self.own, self.tokens, self.overlap)
+        counts = self.estimate(estimator, batch_sizes, dispatches)
+        self.log(
+            f"estimated {counts['layouts']} layouts of {counts['meshes']} meshes; {counts['too_large']} are too large"
+        )
+        self._trace_all(self.promising(-(-2 * traces // 3)), progress)
+        variants = self.promising(traces - (len(self.traced) - 1), like=self.ranked()[0])
+        self._trace_all(variants, progress)
+        return counts
+
+    def _trace_all(self, candidates: Iterable[Layout], progress: Progress) -> None:
+        for layout in candidates:
+            self.trace(layout)
+            progress.update(best_mfu=f"{self.mfu(self.ranked()[0]):.1%}")
+
+    def first_that_fits(self, compiles: int, progress: Progress) -> Layout | None:
+        """Compiles the best traced layouts, `compiles` at most, until one fits; returns that one."""
+        for layout in self.ranked()[:compiles]:
+            self.log(f"compiling {layout}")
+            fits = self.compile(layout)["fits"]
+            progress.update()
+            if fits:
+                return layout
+        return None
 
     def place(self, layout: Layout) -> PlacedStep:
         return place_steps(layout.apply(self.config, self.stage), self.topology, self.stage)["train"]
@@ -213,32 +247,15 @@ def search_layouts(
     began = time.perf_counter()
     search = LayoutSearch(config, topology, stage, record, log, overlap)
     with Progress(1 + traces + compiles, "layouts", "search") as progress:
-        placed = search.place(search.own)
-        figures = search.trace(search.own, placed)
-        progress.update()
-        estimator = LayoutEstimator(placed, figures, search.own, search.tokens, overlap)
-        counts = search.estimate(estimator, batch_sizes, dispatches)
-        log(f"estimated {counts['layouts']} layouts of {counts['meshes']} meshes; {counts['too_large']} are too large")
-        meshes = -(-2 * traces // 3)
-        _trace_all(search, search.promising(meshes), progress)
-        variants = search.promising(traces - (len(search.traced) - 1), like=search.ranked()[0])
-        _trace_all(search, variants, progress)
-        ranked = search.ranked()
-        best = ranked[0] if not compiles else None
-        for layout in ranked[:compiles]:
-            log(f"compiling {layout}")
-            fits = search.compile(layout)["fits"]
-            progress.update()
-            if fits:
-                best = layout
-                break
+        counts = search.explore(traces, batch_sizes, dispatches, progress)
+        best = search.first_that_fits(compiles, progress) if compiles else search.ranked()[0]
     return {
         "topology": topology,
         "stage": stage,
         "overlap": overlap,
         "own": search.row(search.own),
         "best": best and search.row(best),
-        "rows": [search.row(layout) for layout in ranked],
+        "rows": [search.row(layout) for layout in search.ranked()],
         "refused": [f"{layout}: {row['refused']}" for layout, row in search.traced.items() if "refused" in row],
         "counts": counts,
         "limit": search.tpus.chip.hbm_usable,
@@ -249,9 +266,3 @@ def search_layouts(
 
 def _place(layout: Layout) -> tuple:
     return layout.axes, layout.batch_size, layout.dispatch
-
-
-def _trace_all(search: LayoutSearch, candidates: Iterable[Layout], progress: Progress) -> None:
-    for layout in candidates:
-        search.trace(layout)
-        progress.update(best_mfu=f"{search.mfu(search.ranked()[0]):.1%}")
