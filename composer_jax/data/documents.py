@@ -31,23 +31,12 @@ class DocumentSource:
     shuffled, anew in each epoch; short ones share a row and are cut once more where they fill it. No row has padding.
     """
 
-    def __init__(self, documents: Documents, eod: int, reading: grain.ReadOptions = IN_MEMORY) -> None:
-        """reading: threads that read ahead, for documents that are not in memory."""
-        self._documents, self._eod, self._reading = documents, eod, reading
+    def __init__(self, documents: Documents, eod: int) -> None:
+        self._documents, self._eod = documents, eod
 
     def rows(self, *, seq_len: int, batch_size: int, seed: int) -> grain.IterDataset:
         """See TokenSource.rows. Raises UserError when there are no documents."""
-        pieces = DocumentPieces(self._documents, seq_len, self._eod)
-        if not len(pieces):
-            raise UserError("there are no documents to train on; name a folder with source files")
-        shuffled = grain.MapDataset.source(pieces).shuffle(seed).repeat().to_iter_dataset(self._reading)
-        rows = grain_experimental.ConcatThenSplitIterDataset(shuffled, length_struct={"tokens": seq_len})
-
-        def with_weights(row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            segments = row["tokens_segment_ids"]
-            return {"tokens": row["tokens"], "segments": segments, "weights": np.ones(seq_len, np.float32)}
-
-        return rows.map(with_weights)
+        return full_rows(DocumentPieces(self._documents, seq_len, self._eod), seq_len, seed)
 
     def identity(self) -> Mapping[str, int | str]:
         """See TokenSource.identity."""
@@ -60,8 +49,9 @@ class DocumentPieces:
     A document that fills its last piece goes without `eod`, because a piece of one token has nothing to predict.
     """
 
-    def __init__(self, documents: Documents, seq_len: int, eod: int) -> None:
-        self._documents, self._seq_len, self._eod = documents, seq_len, eod
+    def __init__(self, documents: Documents, seq_len: int, eod: int, dtype: type = np.int32) -> None:
+        """dtype: of the pieces."""
+        self._documents, self._seq_len, self._eod, self._dtype = documents, seq_len, eod, dtype
         counts = np.asarray([(len(d) + seq_len - 1) // seq_len for d in documents], np.int64)
         self._ends = np.cumsum(counts)
 
@@ -73,7 +63,21 @@ class DocumentPieces:
         tokens = self._documents[document]
         count = self._ends[document] - (self._ends[document - 1] if document else 0)
         start = int(index - (self._ends[document] - count)) * self._seq_len
-        piece = tokens[start : start + self._seq_len].astype(np.int32)
+        piece = tokens[start : start + self._seq_len].astype(self._dtype, copy=False)
         if len(piece) < self._seq_len:
-            piece = np.append(piece, np.int32(self._eod))
+            piece = np.append(piece, self._dtype(self._eod))
         return {"tokens": piece}
+
+
+def full_rows(pieces: DocumentPieces, seq_len: int, seed: int) -> grain.IterDataset:
+    """Returns endless rows of pieces, shuffled anew in each epoch. Raises UserError when there are no pieces."""
+    if not len(pieces):
+        raise UserError("there are no documents to train on; name a folder with source files")
+    shuffled = grain.MapDataset.source(pieces).shuffle(seed).repeat().to_iter_dataset(IN_MEMORY)
+    rows = grain_experimental.ConcatThenSplitIterDataset(shuffled, length_struct={"tokens": seq_len})
+
+    def with_weights(row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        segments = row["tokens_segment_ids"]
+        return {"tokens": row["tokens"], "segments": segments, "weights": np.ones(seq_len, np.float32)}
+
+    return rows.map(with_weights)

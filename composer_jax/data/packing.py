@@ -13,13 +13,16 @@ from composer_jax.errors import UserError
 TooLong = Literal["error", "drop"]
 """What to do with a document longer than a row."""
 
+UNREAD = -1
+"""Stands for the token ids of a row that this process did not read, because its devices hold other rows."""
+
 
 @dataclass(frozen=True)
 class PackedBatch:
     """B rows of S tokens for the learner. Padding is zero in every field."""
 
     tokens: np.ndarray
-    """int32[B, S]."""
+    """int32[B, S]; UNREAD for the documents of a row that this process did not read."""
     positions: np.ndarray
     """int32[B, S], from 0 in every document."""
     segments: np.ndarray

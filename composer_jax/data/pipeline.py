@@ -2,42 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple, cast
 
 import grain
 import numpy as np
 
 from composer_jax.data.documents import DocumentPieces, Documents
 from composer_jax.data.mixture import Mixture
-from composer_jax.data.packing import PackedBatch, TooLong, check_lengths, pack_documents, packed_batch
+from composer_jax.data.packing import UNREAD, PackedBatch, TooLong, check_lengths, pack_documents, packed_batch
 from composer_jax.data.sources import TokenSource
 from composer_jax.data.traces import Trace, TraceSource
 from composer_jax.errors import UserError
+
+READERS = 4
+"""Threads that read rows of a batch from a disk at the same time."""
 
 
 class BatchStream:
     """An endless iterator of PackedBatch whose position can be saved and restored.
 
     `get_state` returns a small dictionary for JSON. A stream made with the same arguments continues, after `set_state`,
-    with exactly the next batch. `dropped` counts documents that were longer than a row.
+    with exactly the next batch. `dropped` counts documents that were longer than a row. After a batch with rows of a
+    disk, the next one is made in the background; rows in memory would only compete for the interpreter lock.
+
+    Several processes make streams that differ in `read_rows` only. Their batches are equal but for the token ids of
+    rows that a process does not read, and so are their positions, so a position resumes on any number of processes.
     """
 
-    def __init__(self, dataset: grain.IterDataset, identity: Mapping[str, int | str], dropped: int = 0) -> None:
-        self._iterator = iter(dataset)
-        self._identity = identity
+    def __init__(
+        self,
+        rows: grain.IterDataset,
+        batch_size: int,
+        identity: Mapping[str, int | str],
+        *,
+        read_rows: Collection[int] | None = None,
+        dropped: int = 0,
+    ) -> None:
+        """
+        Args:
+          rows: see TokenSource.rows.
+          read_rows: rows of a batch that are read, where a source leaves the choice; the others have the token ids
+            UNREAD. None reads all.
+        """
+        self._iterator = iter(rows)
+        self._place = self._iterator.get_state()
+        self._pool = ThreadPoolExecutor(1 + READERS, "read-rows")
+        self._ahead: Future[_Made] | None = None
+        self._read_rows = frozenset(range(batch_size) if read_rows is None else read_rows)
+        self._batch_size, self._identity = batch_size, identity
         self.dropped = dropped
 
     def __iter__(self) -> BatchStream:
         return self
 
     def __next__(self) -> PackedBatch:
-        row = next(self._iterator)
-        return packed_batch(row["tokens"], row["segments"], row["weights"])
+        made = self._ahead.result() if self._ahead else self._make()
+        self._place = made.place
+        self._ahead = self._pool.submit(self._make) if made.from_disk else None
+        return made.batch
+
+    def _make(self) -> _Made:
+        rows = [next(self._iterator) for _ in range(self._batch_size)]
+        tokens = [self._start_reading(number, row) for number, row in enumerate(rows)]
+        tokens = [ids.result() if isinstance(ids, Future) else ids for ids in tokens]
+        segments, weights = (np.stack([row[name] for row in rows]) for name in ("segments", "weights"))
+        from_disk = any(callable(row["tokens"]) for row in rows)
+        return _Made(packed_batch(np.stack(tokens), segments, weights), self._iterator.get_state(), from_disk)
+
+    def _start_reading(self, number: int, row: Mapping[str, Any]) -> np.ndarray | Future[np.ndarray]:
+        if not callable(row["tokens"]):
+            return row["tokens"]
+        if number not in self._read_rows:
+            return np.full(row["segments"].shape, UNREAD, np.int32)
+        return self._pool.submit(cast(Callable[[], np.ndarray], row["tokens"]))
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last batch."""
-        return {"stream": dict(self._identity), "place": self._iterator.get_state()}
+        return {"stream": dict(self._identity), "place": self._place}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to a saved position. Raises UserError if a stream over other data saved it."""
@@ -53,7 +96,20 @@ class BatchStream:
                 f"the saved position belongs to other data ({'; '.join(differences)}); "
                 "use the same data and settings, or a new folder"
             )
+        if self._ahead:
+            wait([self._ahead])
+            self._ahead = None
         self._iterator.set_state(_tuples(state["place"]))
+        self._place = self._iterator.get_state()
+
+
+class _Made(NamedTuple):
+    """A batch, and the position after it."""
+
+    batch: PackedBatch
+    place: dict[str, Any]
+    from_disk: bool
+    """Whether some rows were left for the stream to read."""
 
 
 def pretraining_batches(
@@ -64,6 +120,7 @@ def pretraining_batches(
     seed: int,
     final_weights: Mapping[str, float] | None = None,
     steps: int = 0,
+    read_rows: Collection[int] | None = None,
 ) -> BatchStream:
     """Returns an endless stream of batches whose rows are drawn from several sources.
 
@@ -74,6 +131,7 @@ def pretraining_batches(
       final_weights: weights of sources after `steps` batches, towards which their weights move linearly; the other
         sources keep theirs. None or empty: all weights are constant.
       steps: batches of the run; at least 1 with final weights.
+      read_rows: see BatchStream.
 
     Raises:
       UserError: a negative weight, no positive one at the beginning or the end, or a source without data.
@@ -102,7 +160,8 @@ def pretraining_batches(
     identity = {
         f"{name}.{key}": value for name, (source, _) in sources.items() for key, value in source.identity().items()
     }
-    return BatchStream(rows.batch(batch_size), identity | {"seq_len": seq_len, "batch_size": batch_size, "seed": seed})
+    identity |= {"seq_len": seq_len, "batch_size": batch_size, "seed": seed}
+    return BatchStream(rows, batch_size, identity, read_rows=read_rows)
 
 
 def trace_batches(
@@ -126,7 +185,7 @@ def trace_batches(
         raise UserError(f"there are no traces to train on ({len(dropped)} are longer than a row of {seq_len})")
     rows = TraceSource(kept).rows(seq_len=seq_len, batch_size=batch_size, seed=_seeds(seed, 1)[0])
     identity = {**TraceSource(traces).identity(), "seq_len": seq_len, "batch_size": batch_size, "seed": seed}
-    return BatchStream(rows.batch(batch_size), identity, dropped=len(dropped))
+    return BatchStream(rows, batch_size, identity, dropped=len(dropped))
 
 
 def heldout_batches(documents: Documents, *, seq_len: int, batch_size: int, eod: int) -> Iterator[PackedBatch]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,25 +12,45 @@ from typing import TYPE_CHECKING, Any, Literal
 import grain
 import numpy as np
 
-from composer_jax.data.documents import Documents, DocumentSource, TokenDocument
+from composer_jax.data.documents import DocumentPieces, Documents, DocumentSource, TokenDocument, full_rows
 from composer_jax.data.local_copy import local_copy
-from composer_jax.data.prepare.shards import ShardedDocuments
+from composer_jax.data.prepare.shards import DocumentAddresses, ShardedDocuments
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 
 if TYPE_CHECKING:
     from composer_jax.data.sources import SourceInputs
 
-_FROM_DISK = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+_END = -1
+"""What stands for the end of a document among the addresses of its tokens."""
 
 
 class PreparedSource(DocumentSource):
-    """Endless full rows of prepared documents (see DocumentSource), of which memory holds about 20 bytes each."""
+    """Endless full rows of prepared documents (see DocumentSource), of which memory holds about 20 bytes each.
+
+    The packer sees addresses of tokens instead of ids, so every process knows the segments of every row, and the
+    position in the data, without reading. It reads the ids of the rows that it needs.
+    """
 
     def __init__(self, documents: ShardedDocuments, heldout: Documents, eod: int, fingerprint: str) -> None:
         """heldout: documents of the same sources, which are not in the rows."""
-        super().__init__(documents, eod, _FROM_DISK)
-        self.heldout, self._fingerprint = heldout, fingerprint
+        super().__init__(documents, eod)
+        self._shards, self.heldout, self._fingerprint = documents, heldout, fingerprint
+
+    def rows(self, *, seq_len: int, batch_size: int, seed: int) -> grain.IterDataset:
+        """See TokenSource.rows; the tokens are functions. Raises UserError when there are no documents."""
+        pieces = DocumentPieces(DocumentAddresses(self._shards), seq_len, _END, np.int64)
+        rows = full_rows(pieces, seq_len, seed)
+        return rows.map(lambda row: row | {"tokens": functools.partial(self._read, row["tokens"], row["segments"])})
+
+    def _read(self, addresses: np.ndarray, segments: np.ndarray) -> np.ndarray:
+        """Returns the token ids, int32[S], of a row of addresses. Those of a segment follow each other."""
+        tokens = np.full(len(addresses), self._eod, np.int32)
+        bounds = [*np.flatnonzero(np.diff(segments, prepend=0)), len(segments)]
+        for start, stop in itertools.pairwise(bounds):
+            address, length = int(addresses[start]), int(stop - start) - int(addresses[stop - 1] == _END)
+            tokens[start : start + length] = self._shards.read(address, address + length)
+        return tokens
 
     def identity(self) -> Mapping[str, int | str]:
         """See TokenSource.identity. The fingerprint is a hash of the content of all shards."""

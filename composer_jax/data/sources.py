@@ -23,6 +23,9 @@ class TokenSource(Protocol):
     def rows(self, *, seq_len: int, batch_size: int, seed: int) -> grain.IterDataset:
         """Returns rows {"tokens": int32[S], "segments": int32[S], "weights": float32[S]} (data/packing.py).
 
+        "tokens" may be a function without arguments that returns them. Of several processes, only those whose devices
+        hold the row call it, so that a source on disk is not read by all.
+
         Args:
           seq_len: S, tokens of a row.
           batch_size: rows of a batch, for sources that pack a batch at a time.

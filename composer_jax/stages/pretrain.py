@@ -11,6 +11,7 @@ from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import is_first_process
 from composer_jax.stages.run import Run
 from composer_jax.train.loop import FitPlan, fit
+from composer_jax.train.shard_batch import addressable_rows
 
 
 def pretrain(run: Run) -> None:
@@ -30,6 +31,7 @@ def pretrain(run: Run) -> None:
             seed=run.config.seed,
             final_weights={n: c.final_weight for n, c in config.sources.items() if c.final_weight is not None},
             steps=config.steps,
+            read_rows=addressable_rows(run.model.mesh, config.batch_size),
         )
         learner = run.model.learner(config.optimizer, config.steps, config.loss, config.bias_rate)
         state = learner.init_state(*weights)

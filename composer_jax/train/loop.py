@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from composer_jax.checkpoint.store import CheckpointStore
-from composer_jax.data.packing import PackedBatch
+from composer_jax.data.packing import UNREAD, PackedBatch
 from composer_jax.data.pipeline import BatchStream
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter
@@ -49,10 +49,21 @@ def batch_fields(batch: PackedBatch) -> dict[str, np.ndarray]:
     return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
 
 
-def require_same_batch(batch: PackedBatch) -> None:
-    """Raises UserError in a process whose batch differs from that of process 0, because their rows would be mixed."""
-    checksum = zlib.crc32(b"".join(array.tobytes() for array in batch_fields(batch).values()))
-    if broadcast_from_process0(lambda: checksum) != checksum:
+def require_same_batch(batch: PackedBatch, stream: BatchStream) -> None:
+    """Raises UserError in a process whose batch differs from that of process 0, because their rows would be mixed.
+
+    The token ids of a row are compared where both have read it; elsewhere the identity of the stream stands for them.
+    """
+    fields = batch_fields(batch)
+    tokens = fields.pop("tokens")
+    mine = {
+        "stream": stream.get_state()["stream"],
+        "fields": [zlib.crc32(array.tobytes()) for array in fields.values()],
+        "rows": [None if (row == UNREAD).any() else zlib.crc32(row.tobytes()) for row in tokens],
+    }
+    first = broadcast_from_process0(lambda: mine)
+    same = mine["stream"] == first["stream"] and mine["fields"] == first["fields"]
+    if not (same and all(a == b for a, b in zip(mine["rows"], first["rows"], strict=True) if None not in (a, b))):
         raise UserError(
             f"process {process_index()} makes other batches than process 0; all hosts need the same code, libraries "
             "and flags."
@@ -101,9 +112,10 @@ def fit(
     after it has started the next step, so that the devices do not wait for the host; the row precedes the checkpoint of
     its step.
 
-    Each of several processes makes every batch, whole, from its own stream and places the rows of its devices. This
-    needs no exchange of data and lets a run resume with another number of processes; the cost is that each host holds
-    all documents and packs all rows. A checkpoint holds one position in one stream.
+    Each of several processes packs every batch, whole, from its own stream, and places the rows of its devices. It
+    reads the token ids of prepared data for these rows only, but knows the segments and weights of all, so that every
+    count is that of the whole batch. Nothing is exchanged, and a checkpoint holds one position in one stream, which
+    resumes on any number of processes. In return each host holds all documents that are not prepared.
 
     Raises:
       UserError: the checkpoint belongs to other data or another network; the first batch differs from process 0's; the
@@ -190,7 +202,7 @@ class _FitRun:
         started = time.perf_counter()
         batch = next(self.stream)
         if first:
-            require_same_batch(batch)
+            require_same_batch(batch, self.stream)
         self.consistent = False
         self.state, metrics = self.learner.start_step(
             self.state, [batch_fields(batch)], batch.weights.sum(), steps_taken=step - 1

@@ -16,18 +16,24 @@ def field_spec(name: str) -> PartitionSpec:
     return ROW_SPEC if name in SLOT_FIELDS else BATCH_SPEC
 
 
+def addressable_rows(mesh: Mesh, batch_size: int) -> frozenset[int]:
+    """Returns the rows of a batch that devices of this process hold; several processes may hold a row.
+
+    Raises:
+      UserError: the rows do not divide over the mesh.
+    """
+    _check_rows(batch_size, mesh)
+    indices = NamedSharding(mesh, ROW_SPEC).addressable_devices_indices_map((batch_size,))
+    return frozenset(row for part in indices.values() if part for row in range(*part[0].indices(batch_size)))
+
+
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
-    """Places a batch [B,S] on the mesh. Each process has the whole batch and places the rows of its own devices.
+    """Places a batch [B,S] on the mesh. Each process places its `addressable_rows` and ignores the content of others.
 
     Raises:
       UserError: the rows or positions do not divide over the mesh.
     """
-    rows, shards = next(iter(batch.values())).shape[0], batch_shards(mesh)
-    if rows % shards:
-        raise UserError(
-            f"A batch of {rows} rows does not divide over {shards} devices (mesh axes "
-            f"{', '.join(BATCH_AXES)}); use a multiple of {shards}."
-        )
+    _check_rows(next(iter(batch.values())).shape[0], mesh)
     if (parts := mesh.shape["context"]) > 1:
         batch = {
             name: array if name in SLOT_FIELDS else array[:, zigzag_order(array.shape[1], parts)]
@@ -35,3 +41,12 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
         }
     shardings = {name: NamedSharding(mesh, field_spec(name)) for name in batch}
     return {name: device_put_global(array, shardings[name]) for name, array in batch.items()}
+
+
+def _check_rows(rows: int, mesh: Mesh) -> None:
+    shards = batch_shards(mesh)
+    if rows % shards:
+        raise UserError(
+            f"A batch of {rows} rows does not divide over {shards} devices (mesh axes "
+            f"{', '.join(BATCH_AXES)}); use a multiple of {shards}."
+        )

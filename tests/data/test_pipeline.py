@@ -1,7 +1,10 @@
 """The Grain pipelines: every document once per epoch, in an order fixed by the seed, and resumed to the bit."""
 
 import json
+import threading
+import time
 from collections import Counter
+from functools import partial
 
 import grain
 import numpy as np
@@ -44,6 +47,23 @@ class NoiseSource:
 
     def identity(self):
         return {}
+
+
+class SlowNoise(NoiseSource):
+    """The same rows, whose tokens the stream has to read."""
+
+    def __init__(self):
+        self.allowed, self.tokens = threading.Semaphore(0), []
+
+    def rows(self, **arguments):
+        return super().rows(**arguments).map(lambda row: row | {"tokens": partial(self.read, row["tokens"])})
+
+    def read(self, tokens):
+        self.allowed.acquire(timeout=20)
+        self.tokens.append(tokens.tolist())
+        if len(self.tokens) > 2 * B:
+            raise OSError("the disk is gone")
+        return tokens
 
 
 def pretraining(documents=None, *, noise=0.0, exercises=0.0, **arguments):
@@ -161,6 +181,33 @@ def test_resume_on_other_data_is_refused():
     other = pretraining_batches({"noise": (NoiseSource(), 1.0)}, seq_len=S, batch_size=B, seed=0)
     with pytest.raises(UserError, match="documents.count was 30 and is None"):
         other.set_state(state)
+
+
+def test_the_next_batch_is_read_in_the_background():
+    slow = SlowNoise()
+    stream, plain = (
+        pretraining_batches({"noise": (source, 1.0)}, seq_len=S, batch_size=B, seed=0)
+        for source in (slow, NoiseSource())
+    )
+    slow.allowed.release(B)
+    first, second = next(plain), next(plain)
+    assert flat(next(stream)) == flat(first)
+    place = stream.get_state()
+    slow.allowed.release(B)
+    deadline = time.monotonic() + 20
+    while len(slow.tokens) < 2 * B and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert sorted(slow.tokens[B:]) == sorted(second.tokens.tolist())
+    # It does not move the position before it is asked for.
+    assert stream.get_state() == place
+    plain.set_state(json.loads(json.dumps(place)))
+    assert flat(next(plain)) == flat(second) == flat(next(stream))
+    place = stream.get_state()
+    slow.allowed.release(B)
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone"):
+            next(stream)
+    assert stream.get_state() == place
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])

@@ -5,10 +5,14 @@ import json
 import numpy as np
 import pytest
 
+from composer_jax.data import prepared
+from composer_jax.data.documents import DocumentSource
 from composer_jax.data.load_chat_format import load_tokenizer
+from composer_jax.data.packing import UNREAD
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.prepare import prepare
+from composer_jax.data.prepare.shards import ShardedDocuments
 from composer_jax.data.prepared import prepared_documents
 from composer_jax.data.sources import SourceConfig, SourceInputs, heldout_documents, make_sources
 from composer_jax.data.tokenizer import Tokenizer
@@ -43,6 +47,98 @@ def stream(made, tok, seed=0, **options):
 
 def take(batches, count):
     return [next(batches).tokens.tolist() for _ in range(count)]
+
+
+def mixed(made, tok, read_rows=None):
+    """A prepared source beside one in memory, whose tokens are 3."""
+    sources = make_sources({"mine": SourceConfig("prepared", options={"path": made[0]})}, SourceInputs([], tok, 0))
+    memory = DocumentSource([np.full(n, 3) for n in (20, 70, 100)], tok.eod)
+    sources = {name: (source, 0.7) for name, (source, _) in sources.items()} | {"memory": (memory, 0.3)}
+    return pretraining_batches(
+        sources, seq_len=S, batch_size=B, seed=0, final_weights={"memory": 0.6}, steps=20, read_rows=read_rows
+    )
+
+
+@pytest.fixture
+def num_read(monkeypatch):
+    """The number of bytes of each record that streams of this test have read from shards."""
+    num_bytes = []
+
+    class Noting(ShardedDocuments):
+        def read_record(self, record):
+            ids = super().read_record(record)
+            num_bytes.append(ids.nbytes)
+            return ids
+
+    monkeypatch.setattr(prepared, "ShardedDocuments", Noting)
+    return num_bytes
+
+
+def test_rows_are_those_of_the_documents_in_memory(made, tok):
+    documents = [document[:] for document in prepared_documents(made[0], "train", tok)]
+    memory = pretraining_batches({"mine": (DocumentSource(documents, tok.eod), 1.0)}, seq_len=S, batch_size=B, seed=0)
+    shards = stream(made, tok)
+    for _ in range(200):  # more than an epoch
+        expected, batch = next(memory), next(shards)
+        for name, values in vars(expected).items():
+            np.testing.assert_array_equal(getattr(batch, name), values)
+
+
+def test_two_hosts_read_what_one_reads(made, tok):
+    whole, hosts = mixed(made, tok), (mixed(made, tok, range(2)), mixed(made, tok, range(2, B)))
+    unread = 0
+    for _ in range(30):
+        expected, parts = next(whole), [next(host) for host in hosts]
+        merged = np.concatenate([parts[0].tokens[:2], parts[1].tokens[2:]])
+        np.testing.assert_array_equal(merged, expected.tokens)
+        for part, others in zip(parts, (slice(2, B), slice(2)), strict=True):
+            for name in ("positions", "segments", "weights"):
+                np.testing.assert_array_equal(getattr(part, name), getattr(expected, name))
+            for row, of_whole in zip(part.tokens[others], expected.tokens[others], strict=True):
+                left_out = (row == UNREAD).all()
+                assert left_out or (row == of_whole).all()
+                assert left_out != (set(of_whole) <= {3, tok.eod})  # rows in memory are in every process
+                unread += left_out
+        assert hosts[0].get_state() == hosts[1].get_state() == whole.get_state()
+    assert 30 < unread < 30 * B
+
+
+@pytest.mark.parametrize("before", [1, 13])
+def test_a_position_resumes_on_another_number_of_hosts(made, tok, before):
+    whole, half = mixed(made, tok), mixed(made, tok, range(2))
+    take(whole, before), take(half, before)
+    states = [json.loads(json.dumps(batches.get_state())) for batches in (whole, half)]
+    expected = take(whole, 10)
+    one, first, second = mixed(made, tok), mixed(made, tok, range(2)), mixed(made, tok, range(2, B))
+    one.set_state(states[1])  # from two hosts to one
+    assert take(one, 10) == expected
+    first.set_state(states[0])  # from one host to two
+    second.set_state(states[0])
+    assert [a[:2] + b[2:] for a, b in zip(take(first, 10), take(second, 10), strict=True)] == expected
+
+
+def test_each_of_two_hosts_reads_about_half(made, tok, num_read):
+    def read_by(rows):
+        num_read.clear()
+        batches = mixed(made, tok, rows)
+        take(batches, 60)
+        batches.set_state(batches.get_state())  # waits for the batch that is read ahead
+        return np.asarray([sum(num_read), len(num_read)])
+
+    whole, first, second, none = (read_by(rows) for rows in (None, range(2), range(2, B), ()))
+    assert (whole > 0).all() and (none == 0).all() and (first + second == whole).all()
+    for half in (first, second):
+        np.testing.assert_allclose(half / whole, 0.5, atol=0.1)
+
+
+def test_a_position_is_restored_without_reading(made, tok, num_read):
+    batches = mixed(made, tok)
+    take(batches, 9)
+    batches.set_state(batches.get_state())  # waits for the batch that is read ahead
+    assert num_read
+    num_read.clear()
+    mixed(made, tok).set_state(batches.get_state())
+    assert not num_read
 
 
 def test_an_epoch_holds_the_documents(made, tok):

@@ -1,10 +1,13 @@
-"""What pretraining reports of its held-out files."""
+"""What pretraining reports of its held-out files, and which rows it reads."""
 
 import math
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
-from composer_jax.stages.pretrain import bits_per_byte
+from composer_jax.stages import pretrain as module
+from composer_jax.stages.pretrain import bits_per_byte, pretrain
 
 
 def test_a_uniform_guess_of_bytes_costs_eight_bits():
@@ -17,3 +20,19 @@ def test_longer_tokens_of_equal_loss_cost_less():
     result = {"heldout_nll_first": 3.0, "heldout_nll_last": 2.0}
     short, long = (bits_per_byte(result, tokens=n, num_bytes=1200) for n in (600, 300))
     assert short["heldout_bits_per_byte_last"] == pytest.approx(2 * long["heldout_bits_per_byte_last"])
+
+
+def test_a_process_reads_the_rows_that_its_devices_hold(monkeypatch):
+    run, asked = MagicMock(), {}
+    run.is_done.return_value = run.stage.return_value.__exit__.return_value = False
+    run.config.pretrain = SimpleNamespace(sources={}, seq_len=16, batch_size=8, steps=1)
+    monkeypatch.setattr(module, "addressable_rows", lambda mesh, batch_size: (mesh, batch_size))
+
+    def batches(sources, **arguments):
+        asked.update(arguments)
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "pretraining_batches", batches)
+    with pytest.raises(InterruptedError):
+        pretrain(run)
+    assert asked["read_rows"] == (run.model.mesh, 8)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import signal
 import sys
+from functools import partial
 
 import chex
 import jax
@@ -278,10 +279,21 @@ def test_an_error_in_one_of_several_processes_saves_nothing(tmp_path, learner, w
 
 
 def test_batches_that_are_not_those_of_process_0_are_refused(tmp_path, learner, weights, monkeypatch):
-    monkeypatch.setattr(loop, "broadcast_from_process0", lambda call: call() + 1)
-    with pytest.raises(UserError, match="makes other batches than process 0"):
-        run(tmp_path, learner, weights)
-    assert [row["step"] for row in rows(tmp_path)] == [0]
+    changes = {
+        "stream": lambda stream: stream | {"documents.tokens": 1},  # other data, whose rows this process does not read
+        "fields": lambda checksums: [*checksums[:-1], checksums[-1] ^ 1],
+        "rows": lambda checksums: [checksums[0], checksums[1] ^ 1],
+    }
+
+    def changed(name, change, call):
+        return call() | {name: change(call()[name])}
+
+    for name, change in changes.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "broadcast_from_process0", partial(changed, name, change))
+            with pytest.raises(UserError, match="makes other batches than process 0"):
+                run(tmp_path / name, learner, weights)
+        assert [row["step"] for row in rows(tmp_path / name)] == [0]
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path, learner, weights, uninterrupted):

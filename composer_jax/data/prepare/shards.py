@@ -105,7 +105,18 @@ class ShardedDocuments(Sequence["ShardedDocument"]):
         return len(self._lengths)
 
     def __getitem__(self, index: Any) -> ShardedDocument:
-        return ShardedDocument(self, int(self._first[index]), int(self._lengths[index]))
+        return ShardedDocument(self, int(self._first[index]) * RECORD_TOKENS, int(self._lengths[index]))
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Returns the ids at the addresses from `start` to `stop`, which must be of one document.
+
+        The address of a token is the number of its record, of all shards, times RECORD_TOKENS plus its place there.
+        """
+        first, end = start // RECORD_TOKENS, -(-stop // RECORD_TOKENS)
+        records = [self.read_record(record) for record in range(first, end)] if start < stop else []
+        if not records:
+            return np.zeros(0, self._dtype)
+        return np.concatenate(records)[start - first * RECORD_TOKENS : stop - first * RECORD_TOKENS]
 
     def read_record(self, record: int) -> np.ndarray:
         """Returns the ids of one record, of all shards."""
@@ -119,16 +130,42 @@ class ShardedDocuments(Sequence["ShardedDocument"]):
 class ShardedDocument:
     """One document: `len` is its number of tokens, and a slice reads those tokens only."""
 
-    def __init__(self, documents: ShardedDocuments, first_record: int, length: int) -> None:
-        self._documents, self._first, self._length = documents, first_record, length
+    def __init__(self, documents: ShardedDocuments, address: int, length: int) -> None:
+        """address: of the first token."""
+        self._documents, self._address, self._length = documents, address, length
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, place: slice) -> np.ndarray:
         start, stop, _ = place.indices(self._length)
-        first, end = start // RECORD_TOKENS, -(-stop // RECORD_TOKENS)
-        records = [self._documents.read_record(self._first + record) for record in range(first, end)]
-        if not records:
-            return np.zeros(0, np.int32)
-        return np.concatenate(records)[start - first * RECORD_TOKENS : stop - first * RECORD_TOKENS]
+        return self._documents.read(self._address + start, self._address + stop)
+
+    def addresses(self, place: slice) -> np.ndarray:
+        """Returns the addresses, int64[n], of the tokens of a slice, which are not read."""
+        start, stop, _ = place.indices(self._length)
+        return np.arange(self._address + start, self._address + stop)
+
+
+class DocumentAddresses(Sequence["_AddressRange"]):
+    """The same documents with the addresses of their tokens, int64, in place of the ids: to be packed unread."""
+
+    def __init__(self, documents: ShardedDocuments) -> None:
+        self._documents = documents
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __getitem__(self, index: Any) -> _AddressRange:
+        return _AddressRange(self._documents[index])
+
+
+class _AddressRange:
+    def __init__(self, document: ShardedDocument) -> None:
+        self._document = document
+
+    def __len__(self) -> int:
+        return len(self._document)
+
+    def __getitem__(self, place: slice) -> np.ndarray:
+        return self._document.addresses(place)
