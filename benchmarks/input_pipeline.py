@@ -1,4 +1,4 @@
-"""How fast pretraining data is prepared: `python -m benchmarks.input_pipeline [SOURCE ...]`.
+"""How fast pretraining data is prepared and read: `python -m benchmarks.input_pipeline [SOURCE ...]`.
 
 The sources are this checkout, the standard library of the running Python and three installed packages, or those named.
 Without --tokenizer, one of ours with 32,768 ids is trained on them first, which is not measured. Prints progress on
@@ -12,6 +12,8 @@ stderr and, as the last line of stdout, one JSON object:
     kept_mb                     megabytes of files in the shards
     peak_mb_per_worker          most memory of a worker process
     workers
+    wait_fraction               share of a training step that the loop waits for its batch: the network and batches of
+                                configs/tiny.py, on shards of this checkout with a tokenizer of the network's size
 """
 
 import argparse
@@ -25,10 +27,12 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from composer_jax.data.corpus import find_corpus, read_texts
+from composer_jax.data.pipeline import BatchStream
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.duplicates import find_duplicates
 from composer_jax.data.prepare.filter_unit import filter_unit
@@ -92,6 +96,50 @@ def measure_all(sources: list[str], tokenizer: str, config: PrepareConfig, out: 
     }
 
 
+def measure_wait(folder: Path, steps: int) -> float:
+    """Returns the part of the time of a training step that the loop waits for its batch, after the first ten steps."""
+    # Imported here, because the workers that prepare data import this module and need no JAX.
+    from composer_jax.checkpoint.store import CheckpointStore
+    from composer_jax.data.load_chat_format import load_tokenizer
+    from composer_jax.data.pipeline import pretraining_batches
+    from composer_jax.data.sources import SourceConfig, SourceInputs, make_sources
+    from composer_jax.observe.metrics import MetricsWriter
+    from composer_jax.stages.run import Run
+    from composer_jax.train.loop import FitPlan, fit
+    from configs.tiny import get_config
+
+    config: Any = get_config()  # Any: a ConfigDict types its fields as plain values
+    tokenizer = train_tokenizer([str(ROOT)], folder / "tokenizer", config.model.vocab_size)
+    prepare([str(ROOT)], tokenizer, folder / "shards", PrepareConfig(), 1)
+    source = SourceConfig("prepared", options={"path": str(folder / "shards")})
+    sources = make_sources({"shards": source}, SourceInputs([], load_tokenizer(tokenizer), 0))
+    with Run(config, folder / "run") as run:
+        plan = run.config.pretrain
+        rows = pretraining_batches(sources, seq_len=plan.seq_len, batch_size=plan.batch_size, seed=0)
+        stream: Any = TimedStream(rows)  # Any: fit asks for a BatchStream
+        learner = run.model.learner(plan.optimizer, steps, plan.loss, plan.bias_rate)
+        state = learner.init_state(*run.model.initial_weights())
+        with CheckpointStore(folder / "checkpoints") as store, MetricsWriter(folder / "metrics.jsonl") as metrics:
+            fit(learner, state, stream, FitPlan("train", steps, steps, steps), store=store, metrics=metrics)
+    times = np.asarray(stream.times)
+    return float(np.diff(times[10:], axis=1).sum() / (times[-1, 1] - times[10, 0]))
+
+
+class TimedStream:
+    """A BatchStream that notes when each of its batches was asked for and when it came."""
+
+    def __init__(self, stream: BatchStream) -> None:
+        self._stream: BatchStream = stream
+        self.times: list[tuple[float, float]] = []
+        self.get_state, self.set_state = stream.get_state, stream.set_state
+
+    def __next__(self):
+        started = time.perf_counter()
+        batch = next(self._stream)
+        self.times.append((started, time.perf_counter()))
+        return batch
+
+
 def _cpu_seconds() -> float:
     """Processor time of this process and of its children that have ended."""
     times = os.times()
@@ -103,6 +151,7 @@ def main() -> None:
     parser.add_argument("sources", nargs="*", metavar="SOURCE", help="folders, or files of rows")
     parser.add_argument("--tokenizer", help="folder with tokenizer.json")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--steps", type=int, default=60, help="training steps in which the wait is measured")
     parser.add_argument("--commits", type=int, default=0, help="newest commits of each git repository")
     options = parser.parse_args()
     sources = options.sources or default_sources()
@@ -112,6 +161,7 @@ def main() -> None:
             tokenizer = options.tokenizer or train_tokenizer(sources, Path(folder) / "tokenizer")
             figures = measure_all(sources, tokenizer, config, Path(folder) / "all", options.workers)
             figures |= measure_filters(sources, config, Path(folder) / "filters")
+            figures["wait_fraction"] = measure_wait(Path(folder) / "training", options.steps)
         except UserError as error:
             sys.exit(str(error))
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
