@@ -69,10 +69,14 @@ def score(
     return Scores(logprobs[:, :-1], rest[0] if logits else None)
 
 
-def windows(ids: np.ndarray, length: int) -> np.ndarray:
-    """Divides a long text into rows [B,length] that share one token each, so that all tokens but the first are scored
-    once; the last row is padded with -1. Rows have at least two tokens."""
-    starts = range(0, max(len(ids) - 1, 1), length - 1)
+def windows(ids: np.ndarray, length: int, stride: int | None = None) -> np.ndarray:
+    """Divides a long text into rows [B,length] of which each begins `stride` tokens after the one before.
+
+    The last row is padded with -1. Rows have at least two tokens. None is length - 1, with which rows share one token,
+    so that every token but the first is predicted once.
+    """
+    stride = length - 1 if stride is None else stride
+    starts = range(0, max(len(ids) - length + stride, 1), stride)
     rows = np.full((len(starts), length), -1, np.int32)
     for row, start in zip(rows, starts, strict=True):
         part = ids[start : start + length]

@@ -3,26 +3,23 @@
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 
 from composer_jax.atomic_write import write_atomically
-from composer_jax.checkpoint.address import (
-    Address,
-    find_weights,
-    load_model_config,
-    load_tokenizer_files,
-    load_weights,
-)
+from composer_jax.checkpoint.address import find_weights, load_model_config, load_weights
 from composer_jax.checkpoint.bucket import is_url
 from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.data.local_copy import local_copy
 from composer_jax.errors import UserError
-from composer_jax.evals.score import Scores, check_tokens, score, windows
+from composer_jax.evals.encoded_text import EncodedText, encode_text
+from composer_jax.evals.rolling_loss import counted_predictions, nll_by_context
+from composer_jax.evals.score import check_tokens, score, windows
+from composer_jax.models.config import ModelConfig
+from composer_jax.observe.plots import plot_nll_by_context
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import is_first_process
@@ -39,13 +36,17 @@ def score_files(
     rows: int,
     window: int,
     axes: Mapping[str, int],
-) -> dict[str, float]:
-    """Scores a .npy file of tokens or a text file; writes an .npz file, prints one JSON line and returns its content.
+    stride: int | None = None,
+    extensions: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Scores a .npy file of tokens, a text file, or a folder; prints one JSON line and returns its content.
 
-    Every process reads the input files, which can be URLs; process 0 writes and prints.
+    Every process reads the input files, which can be URLs; process 0 writes an .npz file, and of a folder a picture.
 
     Args:
+      window, stride: as of `windows`; the window is at most the context of the network.
       axes: sizes of mesh axes; `replica` takes the devices that they leave.
+      extensions: as of `read_codebase`.
 
     Raises:
       UserError: neither or both of tokens and text; files or weights that cannot be read; as `score`.
@@ -53,37 +54,89 @@ def score_files(
     use_compilation_cache()
     if (tokens is None) == (text is None):
         raise UserError("give either --tokens=FILE.npy or --text=FILE.")
+    if tokens is not None and (stride is not None or extensions):
+        raise UserError("--stride and --extensions are about a --text; leave them out, or give --text.")
     if is_url(out):
         raise UserError(f"--out={out} is a URL, and scores are written to a file of this machine; name one.")
     require_float_dtype(dtype)
     address = find_weights(checkpoint)
     network = load_model_config(address)
+    encoded = None
     if tokens is not None:
-        ids, scored_bytes = _load(tokens), None
+        ids = _load(tokens)
     else:
         assert text is not None
-        ids, scored_bytes = _encode(address, text)
-        ids = windows(ids, min(window, network.max_context, len(ids)))
+        encoded = encode_text(address, network, text, extensions)
+        _check_output(encoded, out, logits)
+        window, stride = _window(encoded, network, window, stride)
+        ids = windows(encoded.ids, window, stride)
     check_tokens(ids, network)
     mesh = make_mesh(None, replica=-1, **axes)
     definition, params, bias = load_weights(address, mesh, dtype, mtp=False)
     scores = score(definition, params, bias, ids, mesh=mesh, rows=rows, logits=logits)
 
-    count = int((ids[:, 1:] >= 0).sum())
-    total = -float(scores.logprobs.sum(dtype=np.float64))
-    summary = {"tokens": count, "nll": total / max(count, 1)}
-    if scored_bytes is not None:
-        summary["bits_per_byte"] = total / math.log(2) / scored_bytes
+    arrays, summary = _measure(encoded, ids, scores.logprobs, stride)
     if is_first_process():
-        _write(out, scores)
+        _write(out, arrays if scores.logits is None else arrays | {"logits": scores.logits})
+        if "files" in summary:
+            plot_nll_by_context(summary["nll_by_context"], _picture(out))
         print(json.dumps(summary))
     return summary
 
 
-def _write(out: str, scores: Scores) -> None:
-    arrays: dict[str, Any] = {"logprobs": scores.logprobs}
-    if scores.logits is not None:
-        arrays["logits"] = scores.logits
+def _measure(
+    encoded: EncodedText | None, rows: np.ndarray, logprobs: np.ndarray, stride: int | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the arrays to write and the numbers to print. Without a text, rows are documents of their own."""
+    if encoded is None:
+        return {"logprobs": logprobs}, _mean_loss(logprobs, int((rows[:, 1:] >= 0).sum()))
+    assert stride is not None
+    counted = counted_predictions(rows, stride)
+    by_token = logprobs[counted]
+    summary = _mean_loss(by_token, len(by_token))
+    total = -float(by_token.sum(dtype=np.float64))
+    summary |= {
+        "bits_per_byte": total / math.log(2) / encoded.scored_bytes,
+        "window": rows.shape[1],
+        "stride": stride,
+        "nll_by_context": nll_by_context(logprobs, rows),
+    }
+    if encoded.codebase is None:
+        return {"logprobs": np.where(counted, logprobs, 0)}, summary
+    summary |= {"summed_nll": total, "files": len(encoded.codebase.paths), "left_out": encoded.left_out}
+    return {"logprobs": by_token, "tokens": encoded.ids} | encoded.file_measures(by_token), summary
+
+
+def _mean_loss(logprobs: np.ndarray, count: int) -> dict[str, Any]:
+    return {"tokens": count, "nll": -float(logprobs.sum(dtype=np.float64)) / max(count, 1)}
+
+
+def _window(encoded: EncodedText, network: ModelConfig, window: int, stride: int | None) -> tuple[int, int]:
+    """Returns the tokens of a row, and those by which rows are apart."""
+    window = min(window, network.max_context)
+    if stride is not None and stride >= window:
+        raise UserError(
+            f"--stride={stride} is not below the {window} tokens of a window, so that tokens would be left out or have "
+            f"no context; use at most {window - 1}."
+        )
+    window = min(window, len(encoded.ids))
+    return window, window - 1 if stride is None else min(stride, window - 1)
+
+
+def _check_output(encoded: EncodedText, out: str, logits: bool) -> None:
+    if encoded.codebase is None:
+        return
+    if logits:
+        raise UserError("--logits are those of --tokens or of one file; leave it out, or name a file as --text.")
+    if _picture(out) == Path(out):
+        raise UserError(f"--out={out} is where the picture would be written; end it with .npz.")
+
+
+def _picture(out: str) -> Path:
+    return Path(out).with_suffix(".png")
+
+
+def _write(out: str, arrays: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     write_atomically(Path(out), buffer.getvalue())
@@ -97,23 +150,3 @@ def _load(tokens: str) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise UserError(f"{tokens} holds several arrays; one array saved by numpy.save is needed.")
     return array
-
-
-def _encode(address: Address, text: str) -> tuple[np.ndarray, int]:
-    """Returns the token ids of a file, and the bytes of all but the first, which has no context to be scored in."""
-    files = load_tokenizer_files(address)
-    if files is None or "tokenizer.json" not in files:
-        raise UserError(f"{address} has no tokenizer.json; give --tokens instead of --text.")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
-    except Exception as error:  # the library raises plain Exception
-        raise UserError(f"the tokenizer.json of {address} cannot be read: {error}") from error
-    tokenizer.encode_special_tokens = True  # the characters of a control token in a text are characters
-    try:
-        content = local_copy(text).read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the text {text}: {error}") from error
-    encoded = tokenizer.encode(content, add_special_tokens=False)
-    if len(encoded.ids) < 2:
-        raise UserError(f"{text} has {len(encoded.ids)} tokens; at least two are needed to score one.")
-    return np.array(encoded.ids), len(content[encoded.offsets[0][1] :].encode())

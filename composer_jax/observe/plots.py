@@ -30,6 +30,7 @@ __all__ = [
     "DARK",
     "LIGHT",
     "plot_health",
+    "plot_nll_by_context",
     "plot_overview",
     "plot_pretraining",
     "plot_reward",
@@ -180,6 +181,19 @@ def plot_health(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
         label_axes(ax, theme, title, "RL step", unit, legend_columns=0)
         _mark_empty(ax, theme)
     return save_figure(figure, path) if drawn else None
+
+
+def plot_nll_by_context(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
+    """Plots the loss of a text against the tokens of context; the rows are those of evals/rolling_loss.py."""
+    first, nll = columns(rows, "first", "nll")
+    if not first:
+        return None
+    figure, (ax,) = new_figure(theme, 6.4, 3.4)
+    ax.set_xscale("log", base=2)
+    ax.plot(first, nll, "-o", color=theme.palette[0], markersize=4, linewidth=1.6)
+    _annotate(ax, first[-1], nll[-1], f"{nll[-1]:.2f}", (0, 9), theme.palette[0], "center")
+    label_axes(ax, theme, "Loss by context: does more of it help?", "tokens of context, at least", "nats per token")
+    return save_figure(figure, path)
 
 
 def plot_overview(metrics: Mapping[str, Rows], scores: Scores, path: Path, theme: Theme = LIGHT) -> Path | None:

@@ -111,8 +111,11 @@ def run(entry: str, *arguments: object) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A checkpoint of Hugging Face's form with a tokenizer."""
-    base = tmp_path_factory.mktemp("score")
+    return write_model(tmp_path_factory.mktemp("score"))
+
+
+def write_model(base: Path) -> Path:
+    """A checkpoint of Hugging Face's form with a tokenizer, below a folder."""
     tokenizer = Tokenizer.train(["def add(a, b):\n    return a + b\n" * 40], CONFIG.vocab_size)
     assert tokenizer.vocab_size <= CONFIG.vocab_size
     (base / "data").mkdir()

@@ -32,6 +32,7 @@ DRAWN = {
     "summaries": lambda rows, path: plots.plot_summaries(rows, path),
     "time_split": lambda rows, path: plots.plot_time_split(rows, path, plots.DARK),
     "health": lambda rows, path: plots.plot_health(rows, path),
+    "nll_by_context": lambda rows, path: plots.plot_nll_by_context(rows, path),
     "staleness": lambda rows, path: plots.plot_staleness(rows, path),
     "overview": lambda rows, path: plots.plot_overview({"pretrain": rows, "sft": [], "rl": rows}, [], path),
     "overview_of_a_base": lambda rows, path: plots.plot_overview(
@@ -53,6 +54,8 @@ ROW = {
         "sandbox_s": 0.1,
         "train_s": 2.0,
         "step_s": 2.5,
+        "first": 4,
+        "nll": 3.1,
         "entropy": 0.3,
         "staleness_max": 2,
     },

@@ -45,11 +45,20 @@ def repository_documents(files: Mapping[str, str], max_bytes: int) -> Iterator[T
 def _join(names: Sequence[str], files: Mapping[str, str]) -> TextDocument:
     parts = []
     for name in names:
-        # A name need not be valid UTF-8; Python holds its bytes by surrogateescape.
-        shown = name.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
-        parts += [(language_of(name) or TEXT).comment_line(shown), _with_line_end(files[name])]
+        parts += [path_header(name), with_line_end(files[name])]
     return TextDocument(names[-1], "".join(parts[:-1]), parts[-1])
 
 
-def _with_line_end(text: str) -> str:
+def path_header(path: str) -> str:
+    """Returns the line before a file of a repository: its path, as a comment of its language."""
+    return (language_of(path) or TEXT).comment_line(printable_path(path))
+
+
+def printable_path(path: str) -> str:
+    """Returns a path as valid UTF-8, which a name on disk need not be: Python holds its bytes by surrogateescape."""
+    return path.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+
+
+def with_line_end(text: str) -> str:
+    """Returns the text, whose last line ends with \\n."""
     return text if text.endswith("\n") else text + "\n"
