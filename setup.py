@@ -48,6 +48,8 @@ EXTRAS = {
     "tasks": ["pyarrow>=18"],
     # Preparing pretraining data (launch/prepare_data.py): MinHash of near duplicates, and Parquet files.
     "prepare": ["pyarrow>=18", "rensa>=0.5,<0.6"],
+    # Edit distances of state tracking (launch/state_tracking.py).
+    "evals": ["rapidfuzz>=3.10,<4"],
     # GGUF files: the container and its quantised types.
     "gguf": ["gguf>=0.19,<1"],
     "notebook": ["ipykernel>=6.29", "nbclient>=0.10"],

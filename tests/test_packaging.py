@@ -52,7 +52,7 @@ def pins(file: str) -> dict[str, str]:
     ("extras", "file"),
     [
         ([], "requirements.txt"),
-        (["test", "serve", "tasks", "prepare", "notebook"], "requirements-test.txt"),
+        (["test", "serve", "tasks", "prepare", "evals", "notebook"], "requirements-test.txt"),
         (["parity"], "requirements-parity.txt"),
         (["cluster"], "requirements-cluster.txt"),
         ([], "requirements-jax-next.txt"),

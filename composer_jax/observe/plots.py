@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from composer_jax.observe.picture import (
     DARK,
@@ -190,6 +190,7 @@ def plot_nll_by_context(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | 
         return None
     figure, (ax,) = new_figure(theme, 6.4, 3.4)
     ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     ax.plot(first, nll, "-o", color=theme.palette[0], markersize=4, linewidth=1.6)
     _annotate(ax, first[-1], nll[-1], f"{nll[-1]:.2f}", (0, 9), theme.palette[0], "center")
     label_axes(ax, theme, "Loss by context: does more of it help?", "tokens of context, at least", "nats per token")

@@ -201,6 +201,10 @@ class Model:
         async with self._sampler_for(SESSION_CAPACITY).serving():
             yield self
 
+    def follow(self) -> None:
+        """Computes for process 0 until it leaves `serving`: what every other process of the mesh does meanwhile."""
+        self._sampler_for(SESSION_CAPACITY).follow()
+
     async def open(self, seed: int) -> EngineSession:
         """See Policy.open. At most as many sessions are open as the sampler has slots."""
         if self._sampler is None:

@@ -121,6 +121,28 @@ def read_commits(folder: Path, newest: str, count: int, max_bytes: int) -> Itera
             yield Commit(commit, message.strip(), b"".join(parts).lstrip(b"\n") if size <= max_bytes else None)
 
 
+def file_histories(folder: Path, newest: str) -> dict[str, list[str]]:
+    """Returns path -> object ids of the versions of each file of a commit, the oldest first.
+
+    The versions are those along the first parents of `newest`, so that each follows from the one before. A file that
+    was deleted and added again, or was a link in between, begins with its last addition.
+    """
+    options = "--first-parent -m --raw --no-abbrev -z --root --no-renames --reverse --format=format:".split()
+    histories: dict[str, list[str]] = {}
+    with _running(folder, "log", *options, newest) as output:
+        fields = iter(output.read().split(b"\0"))
+    for entry in fields:
+        if not entry.strip():
+            continue  # between two commits
+        _, mode, _, object_id, _ = entry.strip().split(b" ")
+        path = os.fsdecode(next(fields))
+        if mode in _REGULAR:
+            histories.setdefault(path, []).append(object_id.decode())
+        else:
+            histories.pop(path, None)
+    return histories
+
+
 @contextlib.contextmanager
 def _running(folder: Path, *arguments: str) -> Iterator[IO[bytes]]:
     """Runs git and gives its output. Raises UserError if git fails."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from composer_jax.tasks.patches.patch import FilePatch, Hunk, PatchError
 
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")  # str.splitlines divides at characters that are no line ends of a diff
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _NO_END = "\\"  # \ No newline at end of file
 _SIGNATURE = "-- "  # git writes its version below it
@@ -46,7 +47,7 @@ def format_unified(path: str, before: str | None, after: str | None) -> str:
     """The unified diff (a/, b/, three lines of context) of one text file; None: the file is not there."""
     old = f"a/{path}" if before is not None else "/dev/null"
     new = f"b/{path}" if after is not None else "/dev/null"
-    lines = difflib.unified_diff((before or "").splitlines(True), (after or "").splitlines(True), old, new)
+    lines = difflib.unified_diff(_LINE.findall(before or ""), _LINE.findall(after or ""), old, new)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 

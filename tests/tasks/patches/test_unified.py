@@ -42,6 +42,7 @@ def test_bytes_of_a_path_that_are_not_utf_8_are_surrogate_escapes():
         ("a\nb\n", "a\nc\n", FilePatch("f", "f", (Hunk(("a\n", "b\n"), ("a\n", "c\n"), 1),))),
         (None, "a", FilePatch(None, "f", (Hunk((), ("a",), 0),))),
         ("a\n", None, FilePatch("f", None, (Hunk(("a\n",), (), 1),))),
+        ("a\fb\n", "a\u2028c\n", FilePatch("f", "f", (Hunk(("a\fb\n",), ("a\u2028c\n",), 1),))),
     ],
 )
 def test_what_is_written_is_read(before, after, patch):
