@@ -7,6 +7,7 @@ person's notes are always right, and the end of a memory chain always asks for t
     python -m launch.pipeline --config=tiny --workdir=runs/tiny             # on two cores: see README
     python -m launch.pipeline --config=tiny:smoke --workdir=runs/smoke      # every stage in minutes, learns little
     python -m launch.pipeline --config=tiny:sharded --workdir=runs/sharded  # smoke on 8 devices
+    python -m launch.pipeline --config=tiny:phases --workdir=runs/phases    # smoke with every phase of pretraining
 
 This file states what the demo changes; `--help` lists every field with its meaning. Numbers are ours (not published)
 unless the field says otherwise.
@@ -21,13 +22,13 @@ from composer_jax.demo.prompts import REQUESTS
 from composer_jax.errors import UserError
 from composer_jax.stages.config import default_config
 
-SIZES = ("full", "smoke", "sharded")
+SIZES = ("full", "smoke", "sharded", "phases")
 FROM_DISK = ("repository", "harbor", "swe_bench", "swe_smith")
 
 
 def get_config(size: str = "full") -> ConfigDict:
     """size: "full" (the demo), "smoke" (seconds per stage), "sharded" (smoke on 8 CPU devices: expert=2, context=2,
-    tensor=2)."""
+    tensor=2), "phases" (smoke with the published phases of continued pretraining)."""
     if size not in SIZES:
         raise UserError(f"configs/tiny.py has no size {size!r}; use {', '.join(SIZES)}.")
     config: Any = default_config(MODEL)  # Any: a ConfigDict types its sections as plain values
@@ -54,6 +55,8 @@ def get_config(size: str = "full") -> ConfigDict:
         config.model.dispatch = "ring"
         for suite in config.evaluate.suites.values():
             suite.tasks = 1  # eight devices on two cores decode an episode per second
+    if size == "phases":
+        set_phases(config)
     return config
 
 
@@ -254,3 +257,26 @@ def shrink(config: Any) -> None:
     for suite in config.evaluate.suites.values():
         suite.update({"tasks": 2, "attempts": 2})
     config.evaluate.update({"heldout_attempts": 2, "recorded_tasks": 2})
+
+
+def set_phases(config: Any) -> None:
+    """Continued pretraining as Composer 2 published it (arXiv 2603.24477, section 3), in miniature.
+
+    Most steps have short rows. The MTP module is then trained alone, on the main head of the network that came out. The
+    context grows by YaRN in a short phase on long rows, on a mesh that shares them, and there and in SFT the module
+    trains with the rest. The factor of four is ours; the published contexts are 32 and 256 thousand tokens.
+    """
+    config.model.yarn = {"factor": 4.0, "original_context": 256}
+    config.pretrain.model = {"yarn": None, "max_context": 256}
+    config.pretrain.loss.mtp_weight = 0.0
+    mtp, long_context = (config.pretrain.copy_and_resolve_references() for _ in range(2))
+    mtp.update({"steps": 6, "bias_rate": 0.0})
+    mtp.loss.update({"mtp_weight": 1.0, "trained": "mtp"})
+    long_context.update({"steps": 4, "batch_size": 2, "seq_len": 1024, "evaluate_every": 2})
+    long_context.model = {}
+    long_context.mesh = {"replica": 1, "context": 2}
+    long_context.loss.mtp_weight = 0.1
+    long_context.optimizer.update({"peak": 1e-3, "warmup": 1})
+    config.sft.loss.mtp_weight = 0.1
+    config.phases = {"mtp": mtp, "long_context": long_context}
+    config.stages = ("pretrain", "mtp", "long_context", "sft", "rl")

@@ -2,11 +2,11 @@
 
     python -m launch.compile --config=kimi_k2_5:32k --topology=v5p:8x8x16 --stage=pretrain --out=plan.json
 
-The programs are those that the stage runs: the training step of pretrain and sft; the training step, decoding and
-prefill of rl; decoding and prefill of evaluate. XLA's compiler for TPUs compiles them; it comes with the extra `tpu`
-(pip install -e ".[tpu]"). The last line printed is JSON: whether they fit into a device's memory and what occupies it,
-the predicted seconds of a step and model FLOP utilisation, and the bytes sent over each mesh axis; docs/scale.md
-explains them. Progress and tables go to stderr. --config.FIELD=VALUE changes fields of the config.
+The programs are those that the stage runs: the training step of pretrain, its phases and sft; the training step,
+decoding and prefill of rl; decoding and prefill of evaluate. XLA's compiler for TPUs compiles them; it comes with the
+extra `tpu` (pip install -e ".[tpu]"). The last line printed is JSON: whether they fit into a device's memory and what
+occupies it, the predicted seconds of a step and model FLOP utilisation, and the bytes sent over each mesh axis;
+docs/scale.md explains them. Progress and tables go to stderr. --config.FIELD=VALUE changes fields of the config.
 """
 
 import functools
@@ -23,7 +23,7 @@ def define(values):
     string(
         "topology", help="The slice: a chip (v5e, v5p, v6e, tpu7x) and the chips in each dimension, such as v5p:8x8x16."
     )
-    string("stage", help="pretrain, sft, rl or evaluate.")
+    string("stage", help="pretrain, sft, rl, evaluate, or a phase of the config.")
     string("out", help="A .json file that the result is also written to.")
     return ("config", "topology", "stage")
 

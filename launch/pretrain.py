@@ -1,4 +1,7 @@
-"""Runs continued pretraining on the sources of the config. It is the first stage and also trains the tokenizer."""
+"""Runs continued pretraining on the sources of the config: the stage pretrain and the phases that config.stages names.
+
+It comes first in a run and also trains the tokenizer.
+"""
 
 from launch import flags
 

@@ -24,7 +24,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 
 STAGES = ("pretrain", "sft", "rl")
-"""Stages of a run that leave weights, in their order."""
+"""Stages of a run that leave weights, in their order. A config may have further phases between the first two."""
 PREFIX, GGUF_PREFIX = "hf:", "gguf:"
 PREFIXES = {PREFIX: "hf", GGUF_PREFIX: "gguf"}
 
@@ -76,9 +76,11 @@ def find_weights(text: str) -> Address:
 
 def _last_stage(run: Folder) -> str:
     """Returns the folder of the checkpoints that a run's last finished stage left. Raises a UserError without one."""
-    done = [stage for stage in reversed(STAGES) if run.fs.exists(run.path(f"stages/{stage}.json"))]
+    has_config = run.fs.exists(run.path("config.json"))
+    stages = run.json("config.json")["config"].get("stages", STAGES) if has_config else STAGES
+    done = [stage for stage in reversed(stages) if run.fs.exists(run.path(f"stages/{stage}.json"))]
     if not done:
-        raise UserError(f"{run.name} is a run in which no stage of {', '.join(STAGES)} is done; run one first.")
+        raise UserError(f"{run.name} is a run in which no stage of {', '.join(stages)} is done; run one first.")
     return f"{run.root if run.local else run.name}/checkpoints/{done[0]}"
 
 

@@ -96,17 +96,22 @@ def heldout_documents(sources: Mapping[str, tuple[TokenSource, float]]) -> dict[
     return {name: documents for name, documents in held.items() if len(documents)}
 
 
-def make_sources(configs: Mapping[str, SourceConfig], inputs: SourceInputs) -> dict[str, tuple[TokenSource, float]]:
+def make_sources(
+    configs: Mapping[str, SourceConfig], inputs: SourceInputs, section: str = "pretrain"
+) -> dict[str, tuple[TokenSource, float]]:
     """Returns name -> (source, weight): the run's own documents first, then the others by name.
 
     The place of a source decides its seed, so it must not depend on the order in which a config is written down.
+
+    Args:
+      section: the config's section that has the sources, as errors name it.
 
     Raises:
       UserError: an import path that does not resolve, or options that its function refuses.
     """
     sources: dict[str, tuple[TokenSource, float]] = {}
     for name, config in sorted(configs.items(), key=lambda item: (item[1].kind != "documents", item[0])):
-        field = f"config.pretrain.sources.{name}"
+        field = f"config.{section}.sources.{name}"
         build = resolve(config.kind, SOURCES, f"{field}.kind")
         try:
             source = build(inputs, **config.options)

@@ -4,6 +4,7 @@ Each function takes rows of the metric files (metrics.py), in which a missing or
 atomically and returns the path, or returns None and writes nothing if the rows have no data for it.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -241,8 +242,18 @@ def plot_overview(metrics: Mapping[str, Rows], scores: Scores, path: Path, theme
 
 
 def _draw_pretraining(ax: Axes, rows: Rows, theme: Theme) -> bool:
+    """Draws the training loss phase by phase, because phases may have different losses."""
     scale, unit = _token_scale(rows)
-    drawn = draw_curve(ax, *columns(rows, "tokens", "loss", scale), "training loss", theme.palette[0])
+    drawn = False
+    for stage, phase in itertools.groupby(rows, lambda row: row.get("stage", "pretrain")):
+        of_phase = list(phase)
+        name = "training loss" if of_phase[0] is rows[0] else "_"  # matplotlib's legend leaves out names with _
+        drawn = draw_curve(ax, *columns(of_phase, "tokens", "loss", scale), name, theme.palette[0]) or drawn
+        if of_phase[0] is not rows[0]:
+            place = of_phase[0]["tokens"] / scale
+            ax.axvline(place, color=theme.muted, linewidth=1, linestyle=":")
+            where = ax.get_xaxis_transform()
+            ax.text(place, 0.97, f" {_readable(stage)}", transform=where, fontsize=8, color=theme.text, va="top")
     tokens, heldout = columns(rows, "tokens", "heldout_nll", scale)
     if tokens:
         color = theme.palette[1]

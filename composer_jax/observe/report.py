@@ -37,15 +37,17 @@ class RunFiles:
 
     results: Mapping[str, Any]
     config: Mapping[str, Any]  # without the hash beside it in config.json (checkpoint/workdir.py)
-    metrics: Mapping[str, list[dict[str, Any]]]  # "pretrain" | "sft" | "rl" -> rows
+    metrics: Mapping[str, list[dict[str, Any]]]  # "pretrain" (with its phases) | "sft" | "rl" -> rows
     episodes: Mapping[str, list[EpisodeRecord]]  # one of STAGES -> records
 
     @classmethod
     def read(cls, workdir: Path) -> "RunFiles":
+        config = _read_object(workdir / "config.json").get("config", {})
         return cls(
             results=_read_object(workdir / "results.json"),
-            config=_read_object(workdir / "config.json").get("config", {}),
-            metrics={name: read_metrics(workdir / "metrics" / f"{name}.jsonl") for name in ("pretrain", "sft", "rl")},
+            config=config,
+            metrics={"pretrain": _read_pretraining(workdir, config)}
+            | {name: read_metrics(workdir / "metrics" / f"{name}.jsonl") for name in ("sft", "rl")},
             episodes={stage: read_episodes(workdir / "episodes" / f"{stage}.jsonl") for stage in STAGES},
         )
 
@@ -75,6 +77,16 @@ class RunFiles:
         else:
             expected.discard("after")
         return [text for name, text in MISSING.items() if name in expected and not parts[name]]
+
+
+def _read_pretraining(workdir: Path, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of pretraining and its phases in one sequence: tokens count on, `stage` names the phase."""
+    rows: list[dict[str, Any]] = []
+    for stage in ("pretrain", *(name for name in config.get("stages", ()) if name in config.get("phases", ()))):
+        before = rows[-1].get("tokens", 0) if rows else 0
+        for row in read_metrics(workdir / "metrics" / f"{stage}.jsonl"):
+            rows.append(row | {"tokens": row.get("tokens", 0) + before, "stage": stage})
+    return rows
 
 
 def write_report(workdir: Path) -> Path:

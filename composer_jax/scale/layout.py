@@ -85,7 +85,7 @@ def config_layout(run: RunConfig, stage: str, devices: int) -> Layout:
     axes = tuple(devices // fixed if size == -1 else size for size in sizes.values())
     model = run.model
     return Layout(
-        axes, getattr(run, stage).batch_size, model.dispatch, model.expert_chunk, model.head_chunk, model.remat_saves
+        axes, run.training(stage).batch_size, model.dispatch, model.expert_chunk, model.head_chunk, model.remat_saves
     )
 
 

@@ -1,8 +1,8 @@
 """The compiled programs of each stage, as training and sampling run them, with abstract arguments on a mesh.
 
-A stage is a list of steps. pretrain and sft have a training step: the learner's gradient under the stage's loss, and
-its update. rl has the same under the policy loss on packed rows, and the steps of the sampler: a decode call and a
-prefill call of each shape. evaluate has the steps of the sampler.
+A stage is a list of steps. pretrain, its phases and sft have a training step: the learner's gradient under the stage's
+loss, and its update. rl has the same under the policy loss on packed rows, and the steps of the sampler: a decode call
+and a prefill call of each shape. evaluate has the steps of the sampler.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from composer_jax.sampler.decode import DECODE_LOOP, DecodeRows
 from composer_jax.sampler.limits import make_limits
 from composer_jax.sampler.programs import decode_program, prefill_program
 from composer_jax.sampler.rollout_weights import rollout_model_def
-from composer_jax.stages.config import RunConfig, TrainingConfig
+from composer_jax.stages.config import RunConfig
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import Loss, make_loss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
@@ -78,21 +78,19 @@ def stage_steps(config: RunConfig, stage: str, make_mesh: Callable[[MeshConfig],
     """Returns the steps of a stage by name: "train", "decode", and "prefill ROWSxTOKENS" for each prefill shape.
 
     Args:
-      stage: one of STAGES.
+      stage: pretrain, sft, rl, evaluate, or a phase of the config.
       make_mesh: lays a mesh over the devices.
 
     Raises:
-      UserError: sizes that do not fit each other.
+      UserError: an unknown stage, or sizes that do not fit each other.
     """
-    return STAGES[stage](config, make_mesh)
-
-
-def _pretrain(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str, Step]:
-    return {"train": _language_step(config, config.pretrain, "pretrain", make_mesh(config.mesh))}
-
-
-def _sft(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str, Step]:
-    return {"train": _language_step(config, config.sft, "sft", make_mesh(config.mesh))}
+    sampling = {"rl": _rl, "evaluate": _evaluate}
+    if stage in sampling:
+        return sampling[stage](config, make_mesh)
+    stages = ("pretrain", *config.phases, "sft", *sampling)
+    if stage not in stages:
+        raise UserError(f"--stage={stage} is unknown; the stages are {', '.join(stages)}.")
+    return {"train": _language_step(config, stage, make_mesh(config.stage_mesh(stage)))}
 
 
 def _rl(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str, Step]:
@@ -122,14 +120,6 @@ def _evaluate(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dic
     return _sampler_steps(model, config.sampler, mesh)
 
 
-STAGES: dict[str, Callable[[RunConfig, Callable[[MeshConfig], Mesh]], dict[str, Step]]] = {
-    "pretrain": _pretrain,
-    "sft": _sft,
-    "rl": _rl,
-    "evaluate": _evaluate,
-}
-
-
 def expert_buffer_occupancy(config: ModelConfig, mesh: Mesh) -> float:
     """Returns the fraction of the rows in an expert layer's buffers that hold tokens if load is balanced.
 
@@ -148,10 +138,11 @@ def bytes_per_device(tree: Any) -> float:
     )
 
 
-def _language_step(config: RunConfig, training: TrainingConfig, section: str, mesh: Mesh) -> Step:
+def _language_step(config: RunConfig, stage: str, mesh: Mesh) -> Step:
+    training, section = config.training(stage), config.section(stage)
     shape = (training.batch_size, training.seq_len)
     return _training_step(
-        config.model,
+        config.stage_model(stage),
         mesh,
         make_loss(training.loss),
         training.optimizer,

@@ -67,7 +67,13 @@ class LayoutSearch:
             raise UserError(f"--overlap={overlap} is unknown; use {', '.join(OVERLAPS)}.")
         self.config, self.topology, self.stage, self.log, self.overlap = config, topology, stage, log, overlap
         self.run_config, self.tpus = run_config(config), tpu_slice(topology)
-        self.tokens = getattr(self.run_config, stage).seq_len
+        training = self.run_config.training(stage)
+        if training.mesh is not None or training.model:
+            raise UserError(
+                f"config.{stage} has a mesh or model fields of its own, and the search changes config.mesh and "
+                "config.model; move them there to search."
+            )
+        self.tokens = training.seq_len
         self.own = config_layout(self.run_config, stage, len(self.tpus.devices))
         self.record = SearchRecord(record)
         rest = Layout((1,) * len(AXES), 0, "", None, None, ()).apply(config, stage)  # the config without its layout

@@ -68,18 +68,26 @@ def with_base_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def check_base_model(base: str, model: ModelConfig) -> None:
     """Raises a UserError that names the first network field in which the config differs from its base.
 
-    A config may shorten max_context; a longer one than the base allows is refused. It may add MTP modules, but not
-    leave out those of a native checkpoint. The folder of a published model counts as one without any, because whether
-    it has modules is known only from its tensors.
+    A config may shorten max_context, and may extend it by a YaRN that the base does not have or has with a smaller
+    factor. It may add MTP modules, but not leave out those of a native checkpoint. The folder of a published model
+    counts as one without any, because whether it has modules is known only from its tensors.
     """
     theirs = read_base_model(base)
+    extension = model.yarn
+    if extension is not None and theirs.yarn is not None and extension.factor <= theirs.yarn.factor:
+        extension = None
+    longest = theirs.max_context
+    if extension is not None:
+        longest = max(longest, int(extension.factor * extension.original_context))
     for name in NETWORK_FIELDS:
         here, there = getattr(model, name), getattr(theirs, name)
+        if name == "yarn" and extension is not None:
+            continue
         if name == "max_context":
-            if here > there:
+            if here > longest:
                 raise UserError(
-                    f"config.model.max_context={here} is longer than the {there} tokens that {base} allows; use at "
-                    f"most {there}."
+                    f"config.model.max_context={here} is longer than the {longest} tokens that {base} allows; use at "
+                    f"most {longest}, or extend it by config.model.yarn."
                 )
         elif here != there and not (name == "n_mtp_modules" and here > there):
             raise UserError(

@@ -12,17 +12,17 @@ A run that starts from published weights names them as config.base and may leave
 `default_config()` has a model section without sizes, which the base fills in.
 """
 
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from composer_jax.agent.config import AgentConfig
 from composer_jax.checkpoint.address import STAGES
 from composer_jax.data.config import DataConfig
-from composer_jax.data.sources import SourceConfig
 from composer_jax.errors import UserError
 from composer_jax.evals.config import EvaluateConfig
 from composer_jax.models.config import ModelConfig
@@ -33,87 +33,9 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.stages.base import NETWORK_FIELDS, with_base_model
 from composer_jax.stages.renamed import RENAMED
 from composer_jax.stages.schema import from_mapping, plain_value, to_config_dict
-from composer_jax.stages.trace_sources import TraceSourceConfig
+from composer_jax.stages.training_config import PhaseConfig, PretrainConfig, SFTConfig, TrainingConfig
 from composer_jax.tasks.config import TasksConfig
-from composer_jax.train.losses import LanguageLossConfig
-from composer_jax.train.optimizer import OptimizerConfig
 from composer_jax.train.qk_clip import check_qk_clip
-
-
-def _documents() -> dict[str, SourceConfig]:
-    return {"documents": SourceConfig()}
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """What pretraining and SFT have in common."""
-
-    steps: int = 1000
-    """Optimizer steps."""
-    batch_size: int = 8
-    """Rows of a batch."""
-    seq_len: int = 2048
-    """Tokens of a row."""
-    loss: LanguageLossConfig = field(default_factory=LanguageLossConfig)
-    """Terms of the loss beside next-token cross-entropy."""
-    bias_rate: float = 1e-3
-    """Step of the router bias that balances experts without a loss term (DeepSeek-V3: 1e-3)."""
-    save_every: int = 100
-    """Steps between checkpoints."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """Optimizer of the stage."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "save_every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{self._section}.{name}={getattr(self, name)}; it must be at least 1.")
-        if self.seq_len < 2:
-            raise UserError(f"{self._section}.seq_len={self.seq_len}; a row needs at least 2 tokens to predict one.")
-        if self.bias_rate < 0:
-            raise UserError(f"{self._section}.bias_rate={self.bias_rate} is negative; use 0 to leave the bias alone.")
-
-    @property
-    def _section(self) -> str:
-        return "pretrain" if isinstance(self, PretrainConfig) else "sft"
-
-
-@dataclass(frozen=True)
-class PretrainConfig(TrainingConfig):
-    """Continued pretraining on a mixture of sources."""
-
-    sources: Mapping[str, SourceConfig] = field(default_factory=_documents)
-    """Name -> source of rows; the kind "documents" is the source code of the data section."""
-    evaluate_every: int = 100
-    """Steps between held-out evaluations; the first and the last step are always evaluated."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.evaluate_every < 1:
-            raise UserError(f"pretrain.evaluate_every={self.evaluate_every}; it must be at least 1.")
-        if not any(source.weight for source in self.sources.values()):
-            raise UserError("pretrain.sources has no source with a weight above 0; name one.")
-        last = [
-            source.weight if source.final_weight is None else source.final_weight for source in self.sources.values()
-        ]
-        if not any(last):
-            raise UserError("pretrain.sources has no source with a weight above 0 at the end; give one a final_weight.")
-
-
-@dataclass(frozen=True)
-class SFTConfig(TrainingConfig):
-    """Supervised fine-tuning on traces of conversations."""
-
-    data: str = ""
-    """Paths or URLs of conversations to train on beside `sources`, joined by commas (docs/bases.md), or empty."""
-    bad_rows: Literal["error", "drop"] = "error"
-    """Rows of `data` that are no conversation or exceed seq_len: "error" refuses the first, "drop" counts them."""
-    sources: Mapping[str, TraceSourceConfig] = field(default_factory=dict)
-    """Name -> source of traces; the traces of all sources are packed together."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bad_rows not in ("error", "drop"):
-            raise UserError(f"sft.bad_rows={self.bad_rows!r} is unknown; use error or drop.")
 
 
 @dataclass(frozen=True)
@@ -126,8 +48,8 @@ class RunConfig:
     """Address of the weights that the run starts from: hf:DIR (a folder or gs:// URL of a published model), gguf:FILE,
     or the folder or gs:// URL of a native checkpoint or a run; empty starts from random weights."""
     stages: tuple[str, ...] = STAGES
-    """Training stages of the run, of pretrain, sft and rl. A stage that is left out is skipped: the next one starts
-    from the weights before it."""
+    """Training stages of the run, of pretrain, the names of `phases`, sft and rl. A stage that is left out is skipped:
+    the next one starts from the weights before it."""
     tensorboard: bool = False
     """Whether the rows of DIR/metrics are written for TensorBoard as well (extra `tensorboard`):
     `tensorboard --logdir=DIR/tensorboard`."""
@@ -141,6 +63,9 @@ class RunConfig:
     """Task families and tasks from disk."""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     """Continued pretraining."""
+    phases: Mapping[str, PhaseConfig] = field(default_factory=dict)
+    """Name -> a further phase of continued pretraining between `pretrain` and `sft`, such as long_context. A phase runs
+    where config.stages names it."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     """Supervised fine-tuning."""
     agent: AgentConfig = field(default_factory=AgentConfig)
@@ -153,16 +78,12 @@ class RunConfig:
     """Evaluation before and after RL."""
 
     def __post_init__(self) -> None:
-        if list(self.stages) != [name for name in STAGES if name in self.stages]:
-            raise UserError(
-                f"config.stages={self.stages} is not a selection of {', '.join(STAGES)} in this order; use "
-                'for example ("sft", "rl").'
-            )
+        self._check_stages()
         self.agent.compaction(self.rl.compaction, "rl.compaction")
         for family, name in self.rl.family_compactions.items():
             self.agent.compaction(name, f"rl.family_compactions.{family}")
         self.rl.route_shape(self.model)
-        if any(stage.optimizer.qk_clip is not None for stage in (self.pretrain, self.sft, self.rl)):
+        if any(stage.optimizer.qk_clip is not None for stage in (self.pretrain, *self.phases.values(), self.sft, self.rl)):
             check_qk_clip(self.model)
         longest = self.rl.batches[-1][0]
         if self.sampler.capacity > longest:
@@ -180,6 +101,55 @@ class RunConfig:
         if self.evaluate.effort:
             self.rl.reward.effort.level(self.evaluate.effort)
 
+    @property
+    def pretraining(self) -> tuple[str, ...]:
+        """The stages of the run that are continued pretraining: pretrain and phases."""
+        return tuple(name for name in self.stages if name == "pretrain" or name in self.phases)
+
+    def training(self, stage: str) -> TrainingConfig:
+        """Returns the section of a stage that trains on text: pretrain, a phase, or sft."""
+        return {**self.phases, "pretrain": self.pretrain, "sft": self.sft}[stage]
+
+    def section(self, stage: str) -> str:
+        """Returns the path of a stage's section: "pretrain", "phases.NAME", "sft" or "rl"."""
+        return f"phases.{stage}" if stage in self.phases else stage
+
+    def stage_model(self, stage: str) -> ModelConfig:
+        """Returns the network as a training stage computes it."""
+        return self.model if stage == "rl" else self.training(stage).stage_model(self.model)
+
+    def stage_mesh(self, stage: str) -> MeshConfig:
+        """Returns the layout of the devices in a training stage."""
+        return self.mesh if stage == "rl" else self.training(stage).mesh or self.mesh
+
+    def _check_stages(self) -> None:
+        for name in self.phases:
+            if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in STAGES or name.startswith("evaluate"):
+                raise UserError(
+                    f"config.phases has the name {name!r}; use lower-case letters, digits and _, and neither the name "
+                    "of a stage nor one that begins with evaluate."
+                )
+        rank = {"pretrain": 0, **dict.fromkeys(self.phases, 1), "sft": 2, "rl": 3}
+        ranks = [rank.get(name, -1) for name in self.stages]
+        if -1 in ranks or ranks != sorted(ranks) or len(set(self.stages)) < len(self.stages):
+            known = ", ".join(("pretrain", *self.phases, "sft", "rl"))
+            raise UserError(
+                f"config.stages={self.stages} is not a selection of {known} in this order; use for example "
+                '("sft", "rl").'
+            )
+
+    def check_lengths(self) -> None:
+        """Raises a UserError for a stage whose rows are longer than the context that the network has in it."""
+        for name in self.stages:
+            if name == "rl":
+                continue
+            length, longest = self.training(name).seq_len, self.stage_model(name).max_context
+            if length > longest:
+                raise UserError(
+                    f"{self.section(name)}.seq_len={length} is longer than the context of {longest} tokens that the "
+                    "network has in this stage; use shorter rows, or extend model.max_context, with model.yarn."
+                )
+
 
 def default_config(model: ModelConfig | Mapping[str, Any] | None = None) -> ConfigDict:
     """Returns a ConfigDict with every field of RunConfig at its default, for a config file to change.
@@ -188,7 +158,11 @@ def default_config(model: ModelConfig | Mapping[str, Any] | None = None) -> Conf
       model: the network; a preset of models/presets.py or the fields of one. None leaves it to config.base.
     """
     if model is not None:
-        return to_config_dict(RunConfig(model if isinstance(model, ModelConfig) else ModelConfig(**model)))
+        network = model if isinstance(model, ModelConfig) else ModelConfig(**model)
+        config: Any = to_config_dict(RunConfig(network))  # Any: a ConfigDict types its sections as plain values
+        for section in (config.pretrain, config.sft):
+            section.seq_len = min(section.seq_len, network.max_context)
+        return config
     any_network = next(iter(PRESETS.values()))
     config = to_config_dict(RunConfig(any_network))
     defaults = {field.name: field.default for field in fields(ModelConfig)}
@@ -211,4 +185,6 @@ def run_config(config: Mapping[str, Any]) -> RunConfig:
       UserError: an unknown, missing or renamed field, or a value of a wrong type or out of range, named in the
         sentence.
     """
-    return from_mapping(RunConfig, with_base_model(config), "config", RENAMED)
+    checked = from_mapping(RunConfig, with_base_model(config), "config", RENAMED)
+    checked.check_lengths()
+    return checked

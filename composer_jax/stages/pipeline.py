@@ -20,9 +20,11 @@ def pipeline(run: Run) -> Path | str:
     measured = evaluations(run)
     if not run.is_done(f"evaluate_{measured[-1]}"):
         run.services.check()
-    train = {"pretrain": pretrain, "sft": sft, "rl": reinforce}
+    train = {"sft": sft, "rl": reinforce}
     for step in ("base", "pretrain", "sft", "before", "greedy", "rl", "after"):
-        if step in run.config.stages:
+        if step == "pretrain" and run.config.pretraining:
+            pretrain(run)
+        elif step in run.config.stages:
             train[step](run)
         elif step in measured:
             evaluate(run, step)

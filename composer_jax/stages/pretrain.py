@@ -9,35 +9,49 @@ from composer_jax.data.pipeline import heldout_batches, pretraining_batches
 from composer_jax.data.sources import SourceInputs, heldout_documents, make_sources
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import is_first_process
+from composer_jax.seeds import hash_seed
 from composer_jax.stages.run import Run
+from composer_jax.stages.training_config import PretrainConfig
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.shard_batch import addressable_rows
 
 
 def pretrain(run: Run) -> None:
-    """Leaves checkpoints/pretrain and metrics/pretrain.jsonl."""
-    if run.is_done("pretrain"):
+    """Runs continued pretraining: the stage pretrain and the phases that config.stages names, in its order.
+
+    Each leaves checkpoints/STAGE and metrics/STAGE.jsonl.
+    """
+    for stage in run.config.pretraining or ("pretrain",):
+        pretrain_stage(run, stage)
+
+
+def pretrain_stage(run: Run, stage: str) -> None:
+    """Runs one of them, unless it is done. Raises UserError if the run skips it."""
+    if run.is_done(stage):
         return
-    weights = run.model.weights_before("pretrain")
-    config = run.config.pretrain
-    with run.stage("pretrain") as result:
+    weights = run.model.weights_before(stage)
+    config = run.config.training(stage)
+    assert isinstance(config, PretrainConfig)
+    # A phase reads the same sources in another order than the one before it.
+    seed = run.config.seed if stage == "pretrain" else hash_seed(stage, run.config.seed)
+    with run.stage(stage) as result:
         tok = run.model.tokenizer
         train, heldout = run.data.documents("train"), run.data.documents("heldout")
-        sources = make_sources(config.sources, SourceInputs(train, tok, run.config.seed))
+        sources = make_sources(config.sources, SourceInputs(train, tok, seed), run.config.section(stage))
         stream = pretraining_batches(
             sources,
             seq_len=config.seq_len,
             batch_size=config.batch_size,
-            seed=run.config.seed,
+            seed=seed,
             final_weights={n: c.final_weight for n, c in config.sources.items() if c.final_weight is not None},
             steps=config.steps,
-            read_rows=addressable_rows(run.model.mesh, config.batch_size),
+            read_rows=addressable_rows(run.stage_mesh(stage), config.batch_size),
         )
-        learner = run.model.learner(config.optimizer, config.steps, config.loss, config.bias_rate)
+        learner = run.model.learner(stage, config.optimizer, config.steps, config.loss, config.bias_rate)
         state = learner.init_state(*weights)
         one_pass = partial(heldout_batches, seq_len=config.seq_len, batch_size=config.batch_size, eod=tok.eod)
-        plan = FitPlan("pretrain", config.steps, config.save_every, config.evaluate_every)
-        with run.model.store("pretrain") as store, run.metrics("pretrain") as metrics:
+        plan = FitPlan(stage, config.steps, config.save_every, config.evaluate_every)
+        with run.model.store(stage) as store, run.metrics(stage) as metrics:
             fit(
                 learner,
                 state,

@@ -67,7 +67,7 @@ def reinforce(run: Run) -> None:
 def open_update(run: Run, store: CheckpointStore) -> tuple[PolicyUpdate, TrainState, Cursor]:
     """Returns the learning half of RL, with the state and the position of the latest checkpoint or of the beginning."""
     config, (params, router_bias) = run.config.rl, run.model.weights_before("rl")
-    learner = run.model.learner(config.optimizer, config.steps, config.loss)
+    learner = run.model.learner("rl", config.optimizer, config.steps, config.loss)
     state, cursor = learner.init_state(params, router_bias), Cursor()
     if restored := restore_state(store, state):
         state, saved = restored

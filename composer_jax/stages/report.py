@@ -16,7 +16,8 @@ from composer_jax.stages.run import Run
 
 BY_TASK = ("solved", "failed_tokens")
 """Measures of a suite that have a number for every task and stay in stages/evaluate_*.json."""
-STAGES = ("evaluate_base", "pretrain", "sft", "evaluate_before", "evaluate_greedy", "rl", "evaluate_after")
+AFTER_PRETRAINING = ("sft", "evaluate_before", "evaluate_greedy", "rl", "evaluate_after")
+PRETRAINING_RESULTS = ("heldout_nll_first", "heldout_nll_last", "tokens")
 
 
 def report(run: Run) -> Path | str:
@@ -29,19 +30,23 @@ def report(run: Run) -> Path | str:
 
 def results(run: Run) -> dict[str, Any]:
     """Returns the results of every finished stage; parts of unfinished stages are left out."""
-    done = {name: run.workdir.stage_result(name) for name in STAGES if run.workdir.stage_done(name)}
-    phases = {name: stage["seconds"] for name, stage in done.items()}
+    phases = [name for name in run.config.pretraining if name != "pretrain"]
+    stages = ("evaluate_base", "pretrain", *phases, *AFTER_PRETRAINING)
+    done = {name: run.workdir.stage_result(name) for name in stages if run.workdir.stage_done(name)}
+    seconds = {name: stage["seconds"] for name, stage in done.items()}
     out: dict[str, Any] = {
         "config_hash": run.workdir.config_hash,
         "seed": run.config.seed,
-        "wall_seconds": sum(phases.values()),
+        "wall_seconds": sum(seconds.values()),
         "peak_rss_gb": max((stage["peak_rss_gb"] for stage in done.values()), default=0.0),
-        "phases_s": phases,
+        "phases_s": seconds,
         "throughput": {},
     }
     if stage := done.get("pretrain"):
-        out["cpt"] = {key: stage[key] for key in ("heldout_nll_first", "heldout_nll_last", "tokens")}
+        out["cpt"] = {key: stage[key] for key in PRETRAINING_RESULTS}
         out["throughput"]["train_tokens_per_s"] = stage["train_tokens_per_s"]
+    if further := [name for name in phases if name in done]:
+        out["phases"] = {name: {key: done[name][key] for key in PRETRAINING_RESULTS} for name in further}
     if stage := done.get("sft"):
         out["sft"] = {key: value for key, value in stage.items() if key not in ("seconds", "peak_rss_gb")}
     if stage := done.get("rl"):

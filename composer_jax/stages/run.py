@@ -13,7 +13,7 @@ from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.tensorboard import require_tensorboard
 from composer_jax.parallel.context import zigzag_order
-from composer_jax.parallel.mesh import batch_shards
+from composer_jax.parallel.mesh import MeshConfig, batch_shards
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
 from composer_jax.stages.config import RunConfig, run_config
@@ -59,7 +59,7 @@ class Run:
         self.path = self.workdir.path
         self.workdir.require_free(MIN_FREE_BYTES)
         self.data = RunData(self.config, self.path, self.workdir)
-        self.model = RunModel(self.config, self.path, lambda: self.mesh, self.data, self.workdir)
+        self.model = RunModel(self.config, self.path, self.stage_mesh, self.data, self.workdir)
         self.services = RolloutServices(self.config, self.path, self.model, self.workdir)
         if not self.config.stages or not self.is_done(self.config.stages[0]):
             self.model.check_base()  # before anything large is loaded
@@ -70,12 +70,26 @@ class Run:
     def __exit__(self, *error) -> None:
         self.workdir.__exit__(*error)
 
-    @functools.cached_property
+    @property
     def mesh(self) -> Mesh:
-        """The device mesh. Raises UserError if the batches of any stage do not divide over it."""
-        mesh = self.config.mesh.make_mesh()
-        self._require_divisible(mesh)
-        return mesh
+        """The run's device mesh. Raises UserError if the batches of any stage do not divide over its mesh."""
+        return self.stage_mesh(None)
+
+    def stage_mesh(self, stage: str | None) -> Mesh:
+        """Returns the device mesh of a training stage; None: that of the run, which all other work uses."""
+        config = self.config.mesh if stage is None else self.config.stage_mesh(stage)
+        return self._meshes[config]
+
+    @functools.cached_property
+    def _meshes(self) -> Mapping[MeshConfig, Mesh]:
+        """Every mesh of the run. Raises UserError as `mesh` does, before the first stage starts."""
+        configs = {self.config.mesh, *map(self.config.stage_mesh, self.config.stages)}
+        meshes = {config: config.make_mesh() for config in configs}
+        for stage in self.config.stages:
+            self._require_divisible(stage, meshes[self.config.stage_mesh(stage)])
+        if self.config.sampler.mesh is None and not self.config.rl.rollout_devices:
+            _require_rows("sampler.slots", self.config.sampler.slots, meshes[self.config.mesh])
+        return meshes
 
     def is_done(self, stage: str) -> bool:
         """Returns whether a stage is done; process 0 decides."""
@@ -102,29 +116,27 @@ class Run:
         return MetricsWriter(self.path / "metrics" / f"{stage}.jsonl", self.workdir.require_held, events)
 
     def _require_collectives(self) -> None:
-        if self.config.mesh.reduction == "host" and self.mesh.shape["replica"] > 1:
-            raise UserError(
-                'mesh.reduction="host" adds the gradients of replicas in one process, and here are '
-                f"{process_count()}; use --config.mesh.reduction=collective."
-            )
+        for config, mesh in self._meshes.items():
+            if config.reduction == "host" and mesh.shape["replica"] > 1:
+                raise UserError(
+                    'mesh.reduction="host" adds the gradients of replicas in one process, and here are '
+                    f"{process_count()}; use --config.mesh.reduction=collective."
+                )
 
-    def _require_divisible(self, mesh: Mesh) -> None:
-        """Checks all stages of the run before the first one starts."""
-        config, shards = self.config, batch_shards(mesh)
-        shapes_of = {
-            "pretrain": {"pretrain.batch_size": (config.pretrain.batch_size, config.pretrain.seq_len)},
-            "sft": {"sft.batch_size": (config.sft.batch_size, config.sft.seq_len)},
-            "rl": {f"rl.batches[{i}]": (rows, length) for i, (length, rows) in enumerate(config.rl.batches)},
-        }
-        shapes = {name: shape for stage in config.stages for name, shape in shapes_of[stage].items()}
-        rows_of = {name: rows for name, (rows, _) in shapes.items()}
-        if config.sampler.mesh is None and not config.rl.rollout_devices:
-            rows_of["sampler.slots"] = config.sampler.slots
-        for name, rows in rows_of.items():
-            if rows % shards:
-                raise UserError(f"{name} has {rows} rows for {shards} devices; use a multiple of {shards}.")
-        for _, length in shapes.values():
+    def _require_divisible(self, stage: str, mesh: Mesh) -> None:
+        if stage == "rl":
+            shapes = {f"rl.batches[{i}]": (rows, length) for i, (length, rows) in enumerate(self.config.rl.batches)}
+        else:
+            training = self.config.training(stage)
+            shapes = {f"{self.config.section(stage)}.batch_size": (training.batch_size, training.seq_len)}
+        for name, (rows, length) in shapes.items():
+            _require_rows(name, rows, mesh)
             zigzag_order(length, mesh.shape["context"])  # raises UserError for lengths that do not divide
+
+
+def _require_rows(name: str, rows: int, mesh: Mesh) -> None:
+    if rows % (shards := batch_shards(mesh)):
+        raise UserError(f"{name} has {rows} rows for {shards} devices; use a multiple of {shards}.")
 
 
 def _open_workdir(workdir: Path | str, config: dict[str, Any]) -> Workdir:

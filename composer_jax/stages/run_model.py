@@ -27,16 +27,23 @@ from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 class RunModel:
     """What is trained: the network as a ModelDef, and its weights stage by stage in DIR/checkpoints."""
 
-    def __init__(self, config: RunConfig, path: Path, mesh: Callable[[], Mesh], data: RunData, workdir: Workdir):
-        """mesh: called when devices are needed; data: has the tokenizer; workdir: knows which stages are done."""
+    def __init__(
+        self, config: RunConfig, path: Path, mesh: Callable[[str | None], Mesh], data: RunData, workdir: Workdir
+    ):
+        """
+        Args:
+          mesh: returns the mesh of a training stage, or that of the run for None; called when devices are needed.
+          data: has the tokenizer.
+          workdir: knows which stages are done.
+        """
         self.config, self.path, self.data, self.workdir = config, path, data, workdir
         self.definition = ModelDef(config.model)
         self._mesh = mesh
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh that the weights lie on."""
-        return self._mesh()
+        """The mesh that the weights lie on outside the stages that have one of their own."""
+        return self._mesh(None)
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -51,11 +58,13 @@ class RunModel:
             return self.data.base_chat
         return chat_format_kind(name or "compact")(self.tokenizer)
 
-    def initial_weights(self) -> tuple[Params, Params]:
-        """Returns the (params, router_bias) that the run starts from, of its base or random, on the mesh."""
+    def initial_weights(self, mesh: Mesh | None = None) -> tuple[Params, Params]:
+        """Returns the (params, router_bias) that the run starts from, of its base or random, on a mesh (None: the
+        run's)."""
+        mesh = self.mesh if mesh is None else mesh
         if self.config.base:
-            return load_base_weights(self.config.base, self.definition, self.mesh, self.config.seed)
-        return self.definition.init(self.config.seed, self.mesh)
+            return load_base_weights(self.config.base, self.definition, mesh, self.config.seed)
+        return self.definition.init(self.config.seed, mesh)
 
     def check_base(self) -> None:
         """Raises a UserError if the base cannot be read, or config.model contradicts it."""
@@ -63,27 +72,39 @@ class RunModel:
             check_base_model(self.config.base, self.definition.config)
 
     def store(self, stage: str) -> CheckpointStore:
-        """Opens the checkpoints of a stage, which keep one step to fall back on if the latest is damaged."""
+        """Opens the checkpoints of a stage, which keep one step to fall back on if the latest is damaged.
+
+        Their notes hold the network as the stage trains it.
+        """
         return CheckpointStore(
             self.workdir.checkpoints(stage),
             keep=2,
-            notes=model_notes(self.definition),
+            notes=model_notes(ModelDef(self.config.stage_model(stage))),
             before_save=self.workdir.publish,
         )
 
-    def weights_of(self, stage: str) -> tuple[Params, Params]:
-        """Returns the (params, router_bias) that a finished stage left. Raises UserError if it is not done."""
+    def weights_of(self, stage: str, mesh: Mesh | None = None) -> tuple[Params, Params]:
+        """Returns the (params, router_bias) that a finished stage left, on a mesh (None: the run's).
+
+        Raises:
+          UserError: the stage is not done.
+        """
         broadcast_from_process0(lambda: self.workdir.stage_result(stage))
         with self.store(stage) as store:
-            return restore_weights(store, self.definition, self.mesh)
+            return restore_weights(store, self.definition, self.mesh if mesh is None else mesh)
 
     def stage_before(self, stage: str) -> str | None:
         """Returns the training stage whose weights `stage` starts from; None where it starts from the initial ones."""
-        earlier = STAGES[: STAGES.index(stage)]
-        return next((name for name in reversed(earlier) if name in self.config.stages), None)
+        stages = self.config.stages
+        if stage in stages:
+            earlier = stages[: stages.index(stage)]
+        else:  # one that the run skips comes before sft and rl, or before rl alone
+            later = STAGES[STAGES.index(stage) :]
+            earlier = tuple(name for name in stages if name not in later and stage != "pretrain")
+        return earlier[-1] if earlier else None
 
     def weights_before(self, stage: str) -> tuple[Params, Params]:
-        """Returns the (params, router_bias) that a training stage starts from.
+        """Returns the (params, router_bias) that a training stage starts from, on the mesh of that stage.
 
         Raises:
           UserError: the run skips this stage, or the stage before it is not done.
@@ -92,27 +113,28 @@ class RunModel:
             raise UserError(
                 f"config.stages={self.config.stages} leaves out {stage}; begin a run whose config.stages names it."
             )
-        before = self.stage_before(stage)
-        return self.initial_weights() if before is None else self.weights_of(before)
+        before, mesh = self.stage_before(stage), self._mesh(stage)
+        return self.initial_weights(mesh) if before is None else self.weights_of(before, mesh)
 
     def learner(
         self,
+        stage: str,
         optimizer: OptimizerConfig,
         steps: int,
         loss: LanguageLossConfig | PolicyLossConfig,
         bias_rate: float = 0.0,
     ) -> Learner:
-        """Returns a Learner on the run's mesh.
+        """Returns the Learner of a training stage, on its mesh.
 
         Args:
           steps: length of the learning-rate schedule.
           bias_rate: step of the router bias; 0 freezes it.
         """
         return Learner(
-            self.definition,
+            ModelDef(self.config.stage_model(stage)),
             make_optimizer(optimizer, steps),
             make_loss(loss),
-            self.mesh,
-            reduction=self.config.mesh.reduction,
+            self._mesh(stage),
+            reduction=self.config.stage_mesh(stage).reduction,
             bias_rate=bias_rate,
         )

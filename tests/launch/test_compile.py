@@ -123,7 +123,7 @@ def test_bad_input_is_one_sentence(arguments, sentence):
             ["--topology=v5e:2x2", "--config.mesh.expert=3"],
             "4 devices do not divide over expert=3, which leaves none for data=-1",
         ),
-        (["--topology=v5e:2x2", "--config.pretrain.seq_len=9000"], "pretrain.seq_len=9000 is not between 2"),
+        (["--topology=v5e:2x2", "--config.pretrain.seq_len=9000"], "pretrain.seq_len=9000 is longer than the context"),
         (
             ["--topology=v5e:2x2", "--config.pretrain.batch_size=5"],
             "pretrain.batch_size=5 does not divide over 4 devices",

@@ -200,3 +200,20 @@ def test_wrong_input_is_one_sentence(tmp_path):
     (tmp_path / "results.json").write_text("[]")
     with pytest.raises(UserError, match="results.json holds no JSON object"):
         report.write_report(tmp_path)
+
+
+def test_phases_of_pretraining_are_one_curve(tmp_path):
+    """Tokens count on over phases, in the order of config.stages; a phase that the run skips is not read."""
+    config = {"stages": ["pretrain", "long", "sft"], "phases": {"long": {}, "skipped": {}}}
+    (tmp_path / "config.json").write_text(json.dumps({"config": config}))
+    (tmp_path / "metrics").mkdir()
+    rows = [{"step": 0, "tokens": 0, "heldout_nll": 3.0}, {"step": 1, "tokens": 100, "loss": 2.0}]
+    for stage in ("pretrain", "long", "skipped"):
+        (tmp_path / "metrics" / f"{stage}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    joined = report.RunFiles.read(tmp_path).metrics["pretrain"]
+    assert [(row["stage"], row["tokens"]) for row in joined] == [
+        ("pretrain", 0),
+        ("pretrain", 100),
+        ("long", 100),
+        ("long", 200),
+    ]

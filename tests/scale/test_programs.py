@@ -11,7 +11,6 @@ from composer_jax.parallel.mesh import batch_shards, make_mesh
 from composer_jax.scale.costs import Collective, CostAssumptions, estimate_cost
 from composer_jax.scale.programs import (
     LOOP_COUNTS,
-    STAGES,
     bytes_per_device,
     expert_buffer_occupancy,
     stage_steps,
@@ -43,7 +42,19 @@ def train_step(stage="pretrain", mesh=MESH, **changes):
     ],
 )
 def test_steps_of_a_stage(stage, names):
-    assert list(steps(stage)) == names and stage in STAGES
+    assert list(steps(stage)) == names
+
+
+def test_a_phase_has_rows_a_mesh_and_a_network_of_its_own():
+    config = small_config(stages=("pretrain", "long"))
+    phase = {**config["pretrain"], "batch_size": 4, "seq_len": 64, "mesh": {"replica": 1, "data": 4, "context": 2}}
+    config["phases"] = {"long": phase | {"model": {"yarn": {"factor": 2.0}}}}
+    run = run_config(config)
+    step = stage_steps(run, "long", lambda mesh: mesh.make_mesh())["train"]
+    assert step.mesh.shape["context"] == 2 and step.tokens == 4 * 64
+    assert step.model_def.config.yarn is not None and run.model.yarn is None
+    with pytest.raises(UserError, match="--stage=short is unknown; the stages are pretrain, long, sft, rl, evaluate"):
+        stage_steps(run, "short", lambda mesh: mesh.make_mesh())
 
 
 @pytest.mark.parametrize("stage", ["sft", "rl"])
@@ -193,7 +204,7 @@ def test_a_sampler_with_8_bit_weights_keeps_and_gathers_half_the_bytes_of_bfloat
         ("pretrain", dict(pretrain__batch_size=12), "pretrain.batch_size=12 does not divide over 8 devices"),
         ("rl", dict(rl__batches=((64, 4),)), "rl.batches: rows=4 does not divide over 8 devices"),
         ("evaluate", dict(sampler__slots=4), "4 sampler slots do not divide over 8 devices"),
-        ("sft", dict(sft__seq_len=10_000), "sft.seq_len=10000 is not between 2 and the model's max_context=8192"),
+        ("sft", dict(sft__seq_len=10_000), "sft.seq_len=10000 is longer than the context of 8192 tokens"),
         (
             "evaluate",
             dict(sampler__capacity=10_000, rl__batches=((16_384, 8),)),

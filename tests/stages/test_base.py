@@ -90,6 +90,15 @@ def test_a_context_may_be_shorter_than_that_of_the_base(folder, tmp_path):
         assert run.config.model.max_context == 2048
 
 
+def test_yarn_extends_the_context_of_a_base(folder, tmp_path):
+    yarn = {"factor": 2.0, "original_context": 4096}
+    with Run(config_with(folder, max_context=8192, yarn=yarn), tmp_path / "run") as run:
+        assert run.config.model.yarn is not None and run.config.model.max_context == 8192
+        chex.assert_trees_all_equal(jax.device_get(run.model.initial_weights()), jax.device_get(weights()))
+    with pytest.raises(UserError, match="config.model.max_context=9000 is longer than the 8192 tokens"):
+        Run(config_with(folder, max_context=9000, yarn=yarn), tmp_path / "longer")
+
+
 def test_a_base_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match="there is no folder .*missing"):
         Run(config_with(tmp_path / "missing"), tmp_path / "run")

@@ -1,13 +1,13 @@
 """What pretraining reports of its held-out files, and which rows it reads."""
 
 import math
-from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 
 from composer_jax.stages import pretrain as module
 from composer_jax.stages.pretrain import bits_per_byte, pretrain
+from composer_jax.stages.training_config import PretrainConfig
 
 
 def test_a_uniform_guess_of_bytes_costs_eight_bits():
@@ -25,7 +25,9 @@ def test_longer_tokens_of_equal_loss_cost_less():
 def test_a_process_reads_the_rows_that_its_devices_hold(monkeypatch):
     run, asked = MagicMock(), {}
     run.is_done.return_value = run.stage.return_value.__exit__.return_value = False
-    run.config.pretrain = SimpleNamespace(sources={}, seq_len=16, batch_size=8, steps=1)
+    run.config.pretraining = ("long_context",)
+    run.config.training.return_value = PretrainConfig(seq_len=16, batch_size=8, steps=1)
+    run.config.seed = 0
     monkeypatch.setattr(module, "addressable_rows", lambda mesh, batch_size: (mesh, batch_size))
 
     def batches(sources, **arguments):
@@ -35,4 +37,5 @@ def test_a_process_reads_the_rows_that_its_devices_hold(monkeypatch):
     monkeypatch.setattr(module, "pretraining_batches", batches)
     with pytest.raises(InterruptedError):
         pretrain(run)
-    assert asked["read_rows"] == (run.model.mesh, 8)
+    run.stage_mesh.assert_called_once_with("long_context")
+    assert asked["read_rows"] == (run.stage_mesh.return_value, 8)
