@@ -151,6 +151,7 @@ def _language_step(config: RunConfig, stage: str, mesh: Mesh) -> Step:
         [shape],
         (f"{section}.batch_size", f"{section}.seq_len"),
         trains_mtp=bool(training.loss.mtp_weight),
+        trains_trunk=training.loss.trained == "all",
     )
 
 
@@ -165,6 +166,7 @@ def _training_step(
     names: tuple[str, str],
     *,
     trains_mtp: bool = False,
+    trains_trunk: bool = True,
     has_reference: bool = False,
     route_shape: tuple[int, int] | None = None,
     feedback_slots: int = 0,
@@ -204,8 +206,12 @@ def _training_step(
         programs["update"] = Program(
             update, (state, total, rate), keywords, resident | {"gradient": total}, {}, is_update=True
         )
-    counted = config if trains_mtp else dataclasses.replace(config, n_mtp_modules=0)
-    flops = sum(3 * rows * forward_flops(counted, tokens) for rows, tokens in shapes)
+    trunk = dataclasses.replace(config, n_mtp_modules=0)
+    flops = 0.0  # a backward pass has twice those of the forward pass
+    for rows, tokens in shapes:
+        of_trunk = forward_flops(trunk, tokens)
+        of_modules = forward_flops(config, tokens) - of_trunk if trains_mtp else 0.0
+        flops += rows * ((3 if trains_trunk else 1) * of_trunk + 3 * of_modules)
     return Step(mesh, model_def, programs, flops, sum(rows * tokens for rows, tokens in shapes))
 
 

@@ -83,7 +83,9 @@ class RunConfig:
         for family, name in self.rl.family_compactions.items():
             self.agent.compaction(name, f"rl.family_compactions.{family}")
         self.rl.route_shape(self.model)
-        if any(stage.optimizer.qk_clip is not None for stage in (self.pretrain, *self.phases.values(), self.sft, self.rl)):
+        if any(
+            stage.optimizer.qk_clip is not None for stage in (self.pretrain, *self.phases.values(), self.sft, self.rl)
+        ):
             check_qk_clip(self.model)
         longest = self.rl.batches[-1][0]
         if self.sampler.capacity > longest:

@@ -49,6 +49,14 @@ def test_layouts_of_a_mesh_keep_the_batch_and_offer_chunks_that_divide_a_devices
     assert {layout.dispatch for layout in offered} == {own.dispatch}  # nothing is exchanged on this mesh
 
 
+@pytest.mark.parametrize("own", [{"mesh": {"data": 4}}, {"model": {"remat": False}}], ids=["mesh", "model"])
+def test_a_stage_with_a_layout_of_its_own_is_not_searched(own):
+    config = small()
+    config["pretrain"] |= own
+    with pytest.raises(UserError, match="config.pretrain has a mesh or model fields of its own"):
+        LayoutSearch(config, TOPOLOGY, "pretrain")
+
+
 def test_a_layout_changes_nothing_but_its_fields():
     config = small()
     layout = Layout((1, 1, 4, 1, 1), 16, "ring", 32, 64, ("latents",))
