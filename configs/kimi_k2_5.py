@@ -59,7 +59,7 @@ def phases() -> ConfigDict:
     """
     config: Any = get_config("256k")
     config.model.n_mtp_modules = 1
-    short = get_config("32k")
+    short: Any = get_config("32k")
     long_context = config.pretrain.copy_and_resolve_references()
     for stage in (config.pretrain, config.sft):
         stage.update({"batch_size": short.pretrain.batch_size, "seq_len": short.pretrain.seq_len})

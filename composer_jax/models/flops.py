@@ -1,5 +1,7 @@
 """Floating-point operations of a network, computed from its config alone."""
 
+import dataclasses
+
 from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.config import ModelConfig
 
@@ -29,3 +31,17 @@ def forward_flops(config: ModelConfig, tokens: int) -> float:
     pairs = sum(pairs_in(c.sliding_window if c.has_window(layer) else None) for layer in range(c.n_layers))
     pairs += c.n_mtp_modules * pairs_in(None)
     return 2 * (tokens * per_token + pairs * per_pair)
+
+
+def training_flops(config: ModelConfig, tokens: int, *, trains_mtp: bool = False, trains_trunk: bool = True) -> float:
+    """Returns the operations of a training step on a document of `tokens` tokens, without recomputation.
+
+    A backward pass takes twice those of the forward pass.
+
+    Args:
+      trains_mtp: whether the MTP modules are in the loss; they are not computed otherwise.
+      trains_trunk: whether the rest has a backward pass.
+    """
+    of_trunk = forward_flops(dataclasses.replace(config, n_mtp_modules=0), tokens)
+    of_modules = forward_flops(config, tokens) - of_trunk if trains_mtp else 0.0
+    return (3 if trains_trunk else 1) * of_trunk + 3 * of_modules

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.models.cache import cache_spec, init_cache
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.flops import forward_flops
+from composer_jax.models.flops import forward_flops, training_flops
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.dispatch.rounds import ROUNDS
@@ -177,6 +177,10 @@ def _training_step(
     resident. route_shape: (L, k) where routes are replayed. feedback_slots: rl.feedback.tokens_per_row, or 0 where
     there is no feedback.
     """
+    if optimizer.offload:
+        raise NotImplementedError(
+            "optimizer.offload: copies between a TPU and its host are not predicted; leave it out."
+        )
     for rows, tokens in shapes:
         _check_batch(rows, tokens, config, mesh, names)
     model_def = ModelDef(config)
@@ -206,12 +210,10 @@ def _training_step(
         programs["update"] = Program(
             update, (state, total, rate), keywords, resident | {"gradient": total}, {}, is_update=True
         )
-    trunk = dataclasses.replace(config, n_mtp_modules=0)
-    flops = 0.0  # a backward pass has twice those of the forward pass
-    for rows, tokens in shapes:
-        of_trunk = forward_flops(trunk, tokens)
-        of_modules = forward_flops(config, tokens) - of_trunk if trains_mtp else 0.0
-        flops += rows * ((3 if trains_trunk else 1) * of_trunk + 3 * of_modules)
+    flops = sum(
+        rows * training_flops(config, tokens, trains_mtp=trains_mtp, trains_trunk=trains_trunk)
+        for rows, tokens in shapes
+    )
     return Step(mesh, model_def, programs, flops, sum(rows * tokens for rows, tokens in shapes))
 
 

@@ -30,6 +30,10 @@ from composer_jax.train.master_weights import MasterState, cast_floats, cast_lik
 from composer_jax.train.optimizer import Optimizer
 from composer_jax.train.qk_clip import check_attention_logits, check_qk_clip, clip_heads
 from composer_jax.train.shard_batch import field_spec, shard_batch
+from composer_jax.train.step_metrics import StepMetrics, sum_counts
+
+HOST_MEMORY = "pinned_host"
+"""JAX's name of the host's memory that devices read and write by themselves."""
 
 
 @jax.tree_util.register_dataclass
@@ -43,26 +47,6 @@ class TrainState:
     """State of the optax transformation; a MasterState around it if there are master weights."""
     step: jax.Array
     """int32 scalar: steps taken, skipped ones included, so that the host can count them without asking the devices."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StepMetrics:
-    """Metrics of a step that the devices may not have finished yet."""
-
-    arrays: dict[str, Any]
-    """Sums and maxima of the loss, grad_norm and skipped, float32 []; "counts", where the network has experts: tokens
-    per expert by stack, float32 [L,E]."""
-    learning_rate: float
-
-    def fetch(self) -> dict[str, float]:
-        """Waits for the step and returns its metrics; `Learner.step` lists them."""
-        arrays = dict(self.arrays)
-        counts = arrays.pop("counts", None)
-        metrics = {name: float(value) for name, value in arrays.items()} | {"learning_rate": self.learning_rate}
-        if counts is not None:
-            metrics["load_imbalance"] = _imbalance(counts["moe_layers"])
-            metrics["router_entropy"] /= max(1.0, _total(counts))
-        return metrics
 
 
 class Learner:
@@ -151,9 +135,14 @@ class Learner:
         state = cast_floats(self.transformation.init(params), self.moment_dtype)
         return MasterState(cast_floats(params, self.master_dtype), state) if self.master_dtype else state
 
-    def _optimizer_shardings(self) -> Any:
-        """Shardings of the optimizer's state: a parameter's moments and master weight have the parameter's own."""
+    def _optimizer_shardings(self, *, in_use: bool = False) -> Any:
+        """Shardings of the optimizer's state: a parameter's moments and master weight have the parameter's own.
+
+        With optimizer.offload they lie in the host's memory, except while a step has them in use.
+        """
         params = self.definition.shardings(self.mesh)[0]
+        if self.optimizer.offload and not in_use:
+            params = jax.tree.map(lambda sharding: sharding.with_memory_kind(HOST_MEMORY), params)
         is_masked = lambda leaf: isinstance(leaf, optax.MaskedNode)  # noqa: E731
         state = optax.tree_map_params(
             self.transformation,
@@ -236,7 +225,7 @@ class Learner:
         for batch in batches:
             part = self._evaluate(state.params, state.router_bias, self.shard_batch(batch), np.float32(1))["sums"]
             if (counts := part.pop("counts", None)) is not None:
-                part["routed"] = _total(counts)
+                part["routed"] = sum_counts(counts)
             for name, value in part.items():
                 sums[name] = sums.get(name, 0.0) + float(np.sum(value))
         return sums
@@ -309,7 +298,12 @@ class Learner:
         norm = optax.tree.norm(gradient)
         is_finite = jnp.isfinite(norm)
         max_logits = {name: of for name, of in maxima.pop("attention_logits", {}).items() if self._trains(name)}
+        if self.optimizer.offload:
+            on_device = jax.device_put(state.optimizer, self._optimizer_shardings(in_use=True))
+            state = dataclasses.replace(state, optimizer=on_device)
         params, optimizer = self._update_weights(state, gradient, learning_rate, is_finite, max_logits)
+        if self.optimizer.offload:
+            optimizer = jax.device_put(optimizer, self._optimizer_shardings())
         if max_logits:
             maxima["max_attention_logit"] = jnp.stack([of.max() for of in max_logits.values()]).max()
         router_bias = state.router_bias
@@ -386,14 +380,3 @@ def _accumulate(total, part):
         "sums": add(total["sums"], part["sums"]),
         "maxima": jax.tree.map(jnp.maximum, total["maxima"], part["maxima"]),
     }
-
-
-def _total(counts: dict[str, Any]) -> float:
-    """Returns the sum of the counts of all stacks."""
-    return float(sum(np.asarray(counts_LE).sum(dtype=np.float64) for counts_LE in counts.values()))
-
-
-def _imbalance(counts_LE) -> float:
-    """Load of the busiest expert over the mean load, averaged over layers; 1 is even load."""
-    counts_LE = np.asarray(counts_LE)
-    return float((counts_LE.max(-1) / np.maximum(counts_LE.mean(-1), 1e-9)).mean())

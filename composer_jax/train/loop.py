@@ -17,8 +17,9 @@ from composer_jax.observe.metrics import MetricsWriter
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, process_count, process_index
 from composer_jax.train.interrupt import AllProcessesInterrupted, defer_signals
-from composer_jax.train.learner import Learner, StepMetrics, TrainState
+from composer_jax.train.learner import Learner, TrainState
 from composer_jax.train.skipped_steps import SkippedSteps
+from composer_jax.train.step_metrics import StepMetrics
 
 STATE = ("params", "router_bias", "optimizer", "step")
 """Checkpoint items of a TrainState."""
@@ -100,17 +101,16 @@ def fit(
 
     Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
     grad_norm, tokens_per_s, heldout_nll where it was measured, and with experts load_imbalance, router_entropy (nats)
-    and dropped (expert choices beyond the capacity of dispatch), the last two also of the held-out data. Under QK-clip
-    also max_attention_logit.
+    and dropped (expert choices beyond the capacity of dispatch), the last two also of the held-out data; under QK-clip
+    max_attention_logit.
 
     Args:
       heldout: one pass over the held-out data.
       heldout_sources: name -> one pass over further held-out data, measured at the same steps as `heldout`, in columns
         heldout_NAME_nll and so on.
 
-    An interrupt takes effect after the current step and saves a checkpoint. A single process fetches and writes a row
-    after it has started the next step, so that the devices do not wait for the host; the row precedes the checkpoint of
-    its step.
+    An interrupt takes effect after the current step and saves a checkpoint. A single process writes a row after it has
+    started the next step, so that the devices do not wait for the host; the row precedes the checkpoint of its step.
 
     Each of several processes packs every batch, whole, from its own stream, and places the rows of its devices. It
     reads the token ids of prepared data for these rows only, but knows the segments and weights of all, so that every

@@ -60,6 +60,9 @@ class OptimizerConfig:
     """Dtype in which moments are stored; a step computes with them in the dtype of its weights or a wider one. Empty:
     model.param_dtype, as in DeepSeek-V3 (section 3.3.3: bfloat16). A bfloat16 moment that a step changes by less than
     1/512, such as Adam's second with b2 above 0.998, stays as it is."""
+    offload: bool = False
+    """Keeps moments and master weights in the host's memory between steps. A step copies them to the devices after the
+    gradient is computed, and back, so that they take no device memory beside activations."""
 
     def __post_init__(self):
         if ":" not in self.name:
@@ -108,6 +111,8 @@ class Optimizer:
     """OptimizerConfig.moment_dtype, which make_optimizer sets."""
     qk_clip: float | None = None
     """OptimizerConfig.qk_clip, which make_optimizer sets."""
+    offload: bool = False
+    """OptimizerConfig.offload, which make_optimizer sets."""
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
@@ -120,7 +125,11 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
         raise UserError(f"An optimizer needs at least one step, not steps={steps}.")
     optimizer = resolve(config.name, OPTIMIZERS, "optimizer.name")(config, steps)
     return dataclasses.replace(
-        optimizer, master_dtype=config.master_dtype, moment_dtype=config.moment_dtype, qk_clip=config.qk_clip
+        optimizer,
+        master_dtype=config.master_dtype,
+        moment_dtype=config.moment_dtype,
+        qk_clip=config.qk_clip,
+        offload=config.offload,
     )
 
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from composer_jax.models.flops import forward_flops
+from composer_jax.models.flops import forward_flops, training_flops
 from composer_jax.models.model_def import ModelDef
 from composer_jax.scale.costs import CostAssumptions, estimate_cost
 from tests.models.small import GROUPED_QUERY, LLAMA, WITHOUT_EXPERTS, small
@@ -62,3 +62,13 @@ def test_the_module_for_the_token_after_next_is_a_layer_a_projection_and_a_head(
     one, none = (forward_flops(small(**changes, n_mtp_modules=n), TOKENS) for n in (1, 0))
     deeper = forward_flops(small(**changes, n_mtp_modules=0, n_layers=4), TOKENS)
     assert one - none == deeper - none + 2 * TOKENS * (2 * 32 * 32 + 32 * 64)
+
+
+def test_a_frozen_trunk_has_no_backward_pass():
+    """A backward pass takes two products for each of the forward pass, of what is trained."""
+    whole, trunk = (forward_flops(small(n_mtp_modules=n), TOKENS) for n in (1, 0))
+    config = small(n_mtp_modules=1)
+    assert training_flops(config, TOKENS) == 3 * trunk
+    assert training_flops(config, TOKENS, trains_mtp=True) == pytest.approx(3 * whole)
+    frozen = training_flops(config, TOKENS, trains_mtp=True, trains_trunk=False)
+    assert frozen == pytest.approx(trunk + 3 * (whole - trunk))
