@@ -96,7 +96,7 @@ def test_recorded_episodes_with_enough_reward_are_written(recorded, tmp_path):
     assert dataclasses.asdict(written) == {"conversations": 2, "episodes": 2, "below_min_reward": 1, "malformed": 0}
     config = config_with(tmp_path / "model")
     config.sft.sources = {"files": {"kind": "conversations", "options": {"files": str(out)}}}
-    config.sft.seq_len = 8192
+    config.sft.seq_len = 4096
     config.model.max_context = 4096
     with Run(config, tmp_path / "again") as again:
         got, _ = collect_traces(again)
