@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--vocabulary", type=int, default=163_840, help="tokens of the vocabulary (default: K2's)")
     parser.add_argument("--tokens", type=int, default=4096, help="positions (default: 4096)")
     parser.add_argument("--width", type=int, default=512, help="of the hidden states (default: 512)")
-    parser.add_argument("--chunk", type=int, default=512, help="positions of a chunk (default: 512)")
+    parser.add_argument("--chunk", type=int, default=456, help="positions of a chunk (default: 456, nine chunks)")
     parser.add_argument("--rounds", type=int, default=3, help="timed runs of each form (default: 3)")
     o = parser.parse_args(argv)
 
