@@ -77,7 +77,7 @@ def find_weights(text: str) -> Address:
 def _last_stage(run: Folder) -> str:
     """Returns the folder of the checkpoints that a run's last finished stage left. Raises a UserError without one."""
     has_config = run.fs.exists(run.path("config.json"))
-    stages = run.json("config.json")["config"].get("stages", STAGES) if has_config else STAGES
+    stages = run.json("config.json").get("config", {}).get("stages", STAGES) if has_config else STAGES
     done = [stage for stage in reversed(stages) if run.fs.exists(run.path(f"stages/{stage}.json"))]
     if not done:
         raise UserError(f"{run.name} is a run in which no stage of {', '.join(stages)} is done; run one first.")

@@ -23,8 +23,8 @@ class TokenSource(Protocol):
     def rows(self, *, seq_len: int, batch_size: int, seed: int) -> grain.IterDataset:
         """Returns rows {"tokens": int32[S], "segments": int32[S], "weights": float32[S]} (data/packing.py).
 
-        "tokens" may be a function without arguments that returns them. Of several processes, only those whose devices
-        hold the row call it, so that a source on disk is not read by all.
+        "tokens" may be a function without arguments that returns them. A process calls it for the rows that its devices
+        hold, so that no process reads the whole of a source on disk.
 
         Args:
           seq_len: S, tokens of a row.

@@ -83,8 +83,8 @@ class Run:
     @functools.cached_property
     def _meshes(self) -> Mapping[MeshConfig, Mesh]:
         """Every mesh of the run. Raises UserError as `mesh` does, before the first stage starts."""
-        configs = {self.config.mesh, *map(self.config.stage_mesh, self.config.stages)}
-        meshes = {config: config.make_mesh() for config in configs}
+        configs = (self.config.mesh, *map(self.config.stage_mesh, self.config.stages))
+        meshes = {config: config.make_mesh() for config in dict.fromkeys(configs)}
         for stage in self.config.stages:
             self._require_divisible(stage, meshes[self.config.stage_mesh(stage)])
         if self.config.sampler.mesh is None and not self.config.rl.rollout_devices:

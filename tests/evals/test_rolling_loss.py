@@ -1,4 +1,4 @@
-"""Rolling windows against a loop over tokens: who is counted where, with how much context, in which bin."""
+"""Rolling windows compared with a loop over tokens: the counted predictions, their context and their bins."""
 
 import numpy as np
 import pytest
