@@ -17,52 +17,55 @@ from absl import flags as absl_flags
 from composer_jax.checkpoint.bucket import BucketFolder
 from composer_jax.checkpoint.native import read_model_config, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.data.prepare.config import PrepareConfig
+from composer_jax.data.prepare.prepare import prepare
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel import processes
+from composer_jax.stages.config import run_config
+from composer_jax.stages.run_data import RunData
+from configs import tiny
 from launch import hosts
 from tests.models.small import relative_error
 
 ROOT = Path(__file__).parents[2]
 STEPS = 12
 # The smallest of everything that configs/tiny.py:sharded can be trained with, on data=2 x expert=4.
-CONFIG = ("--config=configs/tiny.py:sharded",) + tuple(
-    f"--config.{field}"
-    for field in (
-        "mesh.data=2",
-        "mesh.expert=4",
-        "mesh.context=1",
-        "mesh.tensor=1",
-        "rl.batches=((256, 16),)",
-        "sampler.capacity=256",
-        "model.vocab_size=512",
-        "model.d_model=32",
-        "model.n_layers=2",
-        "model.n_heads=2",
-        "model.kv_lora_rank=16",
-        "model.qk_nope_dim=8",
-        "model.qk_rope_dim=8",
-        "model.v_head_dim=8",
-        "model.dense_ff_dim=32",
-        "model.expert_ff_dim=16",
-        "model.n_shared_experts=1",
-        "model.n_mtp_modules=0",
-        "model.embedding_taps=0",
-        "model.init=normal",
-        "data.max_bytes=60000",
-        "data.max_heldout_bytes=4000",
-        "data.tokenizer_bytes=60000",
-        "data.tokenizer_texts.tasks.count=10",
-        f"pretrain.steps={STEPS}",
-        "pretrain.seq_len=64",
-        "pretrain.sources.exercises.weight=0.0",
-        "pretrain.sources.exercises.options.count=1",
-        "pretrain.loss.mtp_weight=0.0",
-        "pretrain.evaluate_every=4",
-        "pretrain.save_every=4",
-    )
-)
+FIELDS = {
+    "mesh.data": 2,
+    "mesh.expert": 4,
+    "mesh.context": 1,
+    "mesh.tensor": 1,
+    "rl.batches": ((256, 16),),
+    "sampler.capacity": 256,
+    "model.vocab_size": 512,
+    "model.d_model": 32,
+    "model.n_layers": 2,
+    "model.n_heads": 2,
+    "model.kv_lora_rank": 16,
+    "model.qk_nope_dim": 8,
+    "model.qk_rope_dim": 8,
+    "model.v_head_dim": 8,
+    "model.dense_ff_dim": 32,
+    "model.expert_ff_dim": 16,
+    "model.n_shared_experts": 1,
+    "model.n_mtp_modules": 0,
+    "model.embedding_taps": 0,
+    "model.init": "normal",
+    "data.max_bytes": 60000,
+    "data.max_heldout_bytes": 4000,
+    "data.tokenizer_bytes": 60000,
+    "data.tokenizer_texts.tasks.count": 10,
+    "pretrain.steps": STEPS,
+    "pretrain.seq_len": 64,
+    "pretrain.sources.exercises.weight": 0.0,
+    "pretrain.sources.exercises.options.count": 1,
+    "pretrain.loss.mtp_weight": 0.0,
+    "pretrain.evaluate_every": 4,
+    "pretrain.save_every": 4,
+}
+CONFIG = ("--config=configs/tiny.py:sharded", *(f"--config.{field}={value}" for field, value in FIELDS.items()))
 HOST_REDUCTION = tuple(f"--config.mesh.{field}" for field in ("reduction=host", "replica=8", "data=1", "expert=1"))
 
 
@@ -200,25 +203,51 @@ def assert_same(workdir: Path, other: Path) -> None:
     assert max(jax.tree.leaves(jax.tree.map(relative_error, weights(workdir), weights(other)))) < 1e-5
 
 
+PREPARED_CONFIG = """
+from configs import tiny
+
+
+def get_config():
+    config = tiny.get_config("sharded")
+    config.pretrain.sources.prepared = {{"kind": "prepared", "options": {{"path": {path!r}}}}}
+    return config
+"""
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, start):
+def config(tmp_path_factory):
+    """Flags of a run that reads prepared shards beside documents in memory."""
+    folder = tmp_path_factory.mktemp("prepared")
+    plain = tiny.get_config("sharded")
+    plain.update_from_flattened_dict(FIELDS)
+    assert RunData(run_config(plain.to_dict()), folder).tokenizer.vocab_size == FIELDS["model.vocab_size"]
+    sources = [str(ROOT / "composer_jax" / "data")]
+    prepare(sources, str(folder / "data"), folder / "shards", PrepareConfig(heldout_fraction=0.1))
+    (folder / "config.py").write_text(PREPARED_CONFIG.format(path=str(folder / "shards")))
+    return f"--config={folder / 'config.py'}", *CONFIG[1:]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, start, config):
     """The folder of a run of one process."""
     workdir = tmp_path_factory.mktemp("runs") / "alone"
-    ends([start("pretrain", *CONFIG, f"--workdir={workdir}")])
+    ends([start("pretrain", *config, f"--workdir={workdir}")])
+    rows = [row for row in read_metrics(workdir / "metrics" / "pretrain.jsonl") if "heldout_prepared_nll" in row]
+    assert rows, "the shards were read"
     return workdir
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path, start_two, alone):
-    (_, first), (_, second) = ends(start_two("pretrain", *CONFIG, f"--workdir={tmp_path / 'run'}"))
+def test_two_processes_train_as_one(tmp_path, start_two, alone, config):
+    (_, first), (_, second) = ends(start_two("pretrain", *config, f"--workdir={tmp_path / 'run'}"))
     assert_same(tmp_path / "run", alone)
     assert f"{STEPS}/{STEPS} step" in first and "step" not in second, "the first shows progress"
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_bucket(tmp_path, bucket_url, start_two, alone):
+def test_two_processes_share_a_bucket(tmp_path, bucket_url, start_two, alone, config):
     """Neither reads the other's disk: each has a mirror of its own."""
-    ends(start_two("pretrain", *CONFIG, f"--workdir={bucket_url}"))
+    ends(start_two("pretrain", *config, f"--workdir={bucket_url}"))
     bucket = BucketFolder(bucket_url)
     assert {"config.json", "stages/pretrain.json", "data/tokenizer.json"} <= bucket.list().keys()
     assert bucket.read(".lock") is None
@@ -230,9 +259,9 @@ def test_two_processes_share_a_bucket(tmp_path, bucket_url, start_two, alone):
 
 
 @pytest.mark.slow
-def test_an_interrupt_of_one_stops_both_and_one_process_goes_on(tmp_path, start, start_two, alone):
+def test_an_interrupt_of_one_stops_both_and_one_process_goes_on(tmp_path, start, start_two, alone, config):
     workdir = tmp_path / "run"
-    both = start_two("pretrain", *CONFIG, f"--workdir={workdir}")
+    both = start_two("pretrain", *config, f"--workdir={workdir}")
     metrics, deadline = workdir / "metrics" / "pretrain.jsonl", time.monotonic() + 900
     while len(read_metrics(metrics)) < 2:  # the rows of step 0 and of step 1: most steps are still to come
         assert [process.poll() for process in both] == [None, None] and time.monotonic() < deadline
@@ -243,7 +272,7 @@ def test_an_interrupt_of_one_stops_both_and_one_process_goes_on(tmp_path, start,
     assert not (workdir / "stages" / "pretrain.json").exists()
     with CheckpointStore(workdir / "checkpoints" / "pretrain") as store:
         assert store.latest_step() == read_metrics(metrics)[-1]["step"] < STEPS
-    ends([start("pretrain", *CONFIG, f"--workdir={workdir}")])
+    ends([start("pretrain", *config, f"--workdir={workdir}")])
     assert_same(workdir, alone)
 
 
