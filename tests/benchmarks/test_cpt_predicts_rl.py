@@ -64,8 +64,9 @@ def test_a_run_has_its_budget_and_pools_suites_of_different_tasks(tmp_path, monk
 
     monkeypatch.setattr(cpt_predicts_rl, "run_pipeline", run_pipeline)
     cpt_predicts_rl.main([f"--workdir={tmp_path}", "--seeds=0"])
-    assert [fields["pretrain__steps"] for fields in calls] == [100, 200, 400]
-    assert {fields["sft__steps"] for fields in calls} == {450}
+    assert [fields["pretrain__steps"] for fields in calls] == [40, 120, 400]
+    assert {(fields["sft__steps"], fields["rl__steps"]) for fields in calls} == {(300, 22)}
+    assert {fields["evaluate__suites__two_bugs__attempts"] for fields in calls} == {2}
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [(row["loss"], row["reward"], row["reward_before"]) for row in rows] == [
         (3.0, 0.5, 0.25),
