@@ -46,16 +46,14 @@ def measure(folder: Path, size: str, seed: int, variant: str) -> Row:
     config = run_config(tiny.get_config(size).to_dict())
     steps = round(float(variant) * config.pretrain.steps)
     workdir = folder / f"seed{seed}" / variant
-    run_pipeline(
-        workdir,
-        size,
-        seed,
-        pretrain__steps=steps,
-        sft__steps=round(SFT_STEPS * config.sft.steps),
-        rl__steps=round(RL_STEPS * config.rl.steps),
-        evaluate__which="('before','after')",
-        **{f"evaluate__suites__{name}__attempts": ATTEMPTS for name in config.evaluate.suites},
-    )
+    fields: dict[str, Any] = {
+        "pretrain__steps": steps,
+        "sft__steps": round(SFT_STEPS * config.sft.steps),
+        "rl__steps": round(RL_STEPS * config.rl.steps),
+        "evaluate__which": "('before','after')",
+    }
+    fields |= {f"evaluate__suites__{name}__attempts": ATTEMPTS for name in config.evaluate.suites}
+    run_pipeline(workdir, size, seed, **fields)
     results = json.loads((workdir / "results.json").read_text())
     # Suites that repeat the tasks of another one under other conditions do not count twice.
     suites = [results["suites"][name] for name, suite in config.evaluate.suites.items() if not suite.compare_to]

@@ -5,8 +5,9 @@
 The programs are those that the stage runs: the training step of pretrain, its phases and sft; the training step,
 decoding and prefill of rl; decoding and prefill of evaluate. XLA's compiler for TPUs compiles them; it comes with the
 extra `tpu` (pip install -e ".[tpu]"). The last line printed is JSON: whether they fit into a device's memory and what
-occupies it, the predicted seconds of a step and model FLOP utilisation, and the bytes sent over each mesh axis;
-docs/scale.md explains them. Progress and tables go to stderr. --config.FIELD=VALUE changes fields of the config.
+occupies it, the predicted seconds of a step and model FLOP utilisation, what the compiled schedule hides of the
+communication, and the bytes sent over each mesh axis; docs/scale.md explains them. Progress and tables go to stderr.
+--config.FIELD=VALUE changes fields of the config.
 """
 
 import functools
@@ -25,7 +26,28 @@ def define(values):
     )
     string("stage", help="pretrain, sft, rl, evaluate, or a phase of the config.")
     string("out", help="A .json file that the result is also written to.")
+    absl_flags.DEFINE_list(
+        "compiler_options",
+        [],
+        "Options of XLA's compiler, such as xla_tpu_enable_sparse_core_collective_offload_all_gather=true, with commas "
+        "between them. A run has them as --NAME=VALUE in the environment variable LIBTPU_INIT_ARGS.",
+        flag_values=values,
+    )
     return ("config", "topology", "stage")
+
+
+def parse_options(words: list[str]) -> dict[str, str]:
+    """Returns the options of --compiler_options by name.
+
+    Raises UserError for a word without a name or a value.
+    """
+    from composer_jax.errors import UserError
+
+    for word in words:
+        name, _, value = word.partition("=")
+        if not name or not value:
+            raise UserError(f"--compiler_options: {word!r} is no option; write NAME=VALUE, such as xla_name=true.")
+    return dict(word.split("=", 1) for word in words)
 
 
 def main(values):
@@ -35,7 +57,8 @@ def main(values):
     def log(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    result = plan_stage(values.config, values.topology, values.stage, log)
+    options = parse_options(values.compiler_options)
+    result = plan_stage(values.config, values.topology, values.stage, log, options)
     log(format_table(result))
     print_json(result, values.out)
 

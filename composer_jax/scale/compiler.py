@@ -1,10 +1,17 @@
-"""Memory of a program on a TPU, as XLA's compiler for TPUs reports it."""
+"""Compiles a program for a TPU with XLA's own compiler: its memory, and its schedule."""
 
 import dataclasses
 import re
+import tempfile
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 import jax
+from jax.extend.core import ClosedJaxpr
+
+from composer_jax.errors import UserError
+from composer_jax.scale.schedule import Schedule
 
 _NEEDED = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
 _USED = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
@@ -32,26 +39,49 @@ class OutOfMemory:
     message: str
 
 
-def compile_program(function, arguments: tuple, keywords: dict) -> tuple[object, Memory | OutOfMemory, float]:
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    jaxpr: ClosedJaxpr
+    memory: Memory | OutOfMemory
+    schedule: Schedule | None
+    """None for a program that does not fit into memory."""
+    seconds: float
+    """Of tracing, lowering and compiling."""
+
+
+def compile_program(function, arguments: tuple, keywords: dict, options: Mapping[str, str]) -> CompiledProgram:
     """Traces, lowers and compiles a jitted function at abstract arguments.
 
-    Returns (closed jaxpr, memory, seconds of tracing, lowering and compiling).
+    Args:
+      options: of XLA's compiler.
+
+    Raises:
+      UserError: an option that the compiler does not know or refuses.
     """
     began = time.perf_counter()
     traced = function.trace(*arguments, **keywords)
-    try:
-        compiled = traced.lower().compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    lowered = traced.lower()
+    # JAX's own XLA cannot print every program of libtpu's newer one, so libtpu writes the text.
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            compiled = lowered.compile({**options, "xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" in str(error):
+                memory = parse_out_of_memory(str(error))
+                return CompiledProgram(traced.jaxpr, memory, None, time.perf_counter() - began)
+            if options:
+                raise UserError(f"the compiler refuses an option of {dict(options)}: {error}") from error
             raise
-        return traced.jaxpr, parse_out_of_memory(str(error)), time.perf_counter() - began
+        # The largest text: parts of the program, such as those of SparseCores, have files of their own.
+        dumped = max(Path(folder).glob("*after_optimizations.txt"), key=lambda path: path.stat().st_size)
+        schedule = Schedule(dumped.read_text(encoding="utf-8"))
     stats = compiled.memory_analysis()
     memory = Memory(
         float(stats.argument_size_in_bytes),
         float(stats.output_size_in_bytes - stats.alias_size_in_bytes),
         float(stats.temp_size_in_bytes + stats.generated_code_size_in_bytes),
     )
-    return traced.jaxpr, memory, time.perf_counter() - began
+    return CompiledProgram(traced.jaxpr, memory, schedule, time.perf_counter() - began)
 
 
 def parse_out_of_memory(message: str) -> OutOfMemory:

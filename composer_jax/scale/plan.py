@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from composer_jax.scale.chips import Efficiency
-from composer_jax.scale.compiler import Memory, OutOfMemory, compile_program
-from composer_jax.scale.costs import CostAssumptions, Operation, Region, estimate_cost
+from composer_jax.scale.compiler import CompiledProgram, Memory, OutOfMemory, compile_program
+from composer_jax.scale.costs import Collective, CostAssumptions, Operation, Region, estimate_cost
 from composer_jax.scale.flat_jaxpr import per_device_programs
 from composer_jax.scale.network import Network
 from composer_jax.scale.programs import (
@@ -22,6 +22,7 @@ from composer_jax.scale.programs import (
     stage_steps,
 )
 from composer_jax.scale.roofline import largest_costs, predict_times
+from composer_jax.scale.schedule import Waiting
 from composer_jax.scale.topology import Slice, tpu_slice
 from composer_jax.stages.config import run_config
 
@@ -53,7 +54,11 @@ def place_steps(config: Mapping[str, Any], topology: str, stage: str) -> dict[st
 
 
 def plan_stage(
-    config: Mapping[str, Any], topology: str, stage: str, log: Callable[[str], None] = lambda line: None
+    config: Mapping[str, Any],
+    topology: str,
+    stage: str,
+    log: Callable[[str], None] = lambda line: None,
+    options: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Compiles the programs of a stage for a slice and predicts its steps; docs/scale.md explains every entry.
 
@@ -65,12 +70,15 @@ def plan_stage(
       topology: such as v5p:8x8x16.
       stage: pretrain, sft, rl, evaluate, or a phase of the config.
       log: receives progress, a line at a time.
+      options: of XLA's compiler, such as {"xla_tpu_enable_sparse_core_collective_offload_all_gather": "true"}.
 
     Raises:
-      UserError: an unknown field, stage or slice, or sizes that do not fit each other.
+      UserError: an unknown field, stage or slice, sizes that do not fit each other, or an option that the compiler
+        refuses.
     """
     steps = {
-        name: plan_step(name, placed, topology, log) for name, placed in place_steps(config, topology, stage).items()
+        name: plan_step(name, placed, topology, log, options)
+        for name, placed in place_steps(config, topology, stage).items()
     }
     main, *_ = steps.values()
     sampling: dict[str, Any] = {}
@@ -98,27 +106,54 @@ def predict_step(placed: PlacedStep) -> dict[str, Any]:
     return _predicted(placed, jaxprs)
 
 
-def plan_step(name: str, placed: PlacedStep, topology: str, log: Callable[[str], None]) -> dict[str, Any]:
+def plan_step(
+    name: str,
+    placed: PlacedStep,
+    topology: str,
+    log: Callable[[str], None],
+    options: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Compiles the programs of one step; returns the figures of `plan_stage` about it."""
     log(f"{name} on {topology}: {len(placed.tpus.devices)} devices, mesh {_format_axes(placed.step.mesh.shape)}")
-    programs, jaxprs, seconds_to_compile = {}, {}, 0.0
+    compiled: dict[str, CompiledProgram] = {}
+    programs = {}
     for program_name, program in placed.step.programs.items():
         log(f"compiling {program_name} ...")
-        jaxprs[program_name], memory, seconds = compile_program(
-            program.function, program.arguments, dict(program.keywords)
+        result = compiled[program_name] = compile_program(
+            program.function, program.arguments, dict(program.keywords), options or {}
         )
-        seconds_to_compile += seconds
-        figures = programs[program_name] = memory_breakdown(program, memory, placed.tpus.chip.hbm_usable)
-        log(f"compiled {program_name} in {seconds:.1f} s: {_format_gib(figures['total'])} of one device's memory")
+        figures = programs[program_name] = memory_breakdown(program, result.memory, placed.tpus.chip.hbm_usable)
+        log(f"compiled {program_name} in {result.seconds:.1f} s: {_format_gib(figures['total'])} of a device's memory")
     largest_program = max(programs, key=lambda name: programs[name]["total"])
+    predicted = _predicted(placed, {name: result.jaxpr for name, result in compiled.items()})
+    communication = _compiled_communication(placed, compiled)
+    if communication:
+        computing = predicted["step_seconds"]["no_overlap"] - predicted["communication_seconds"]
+        predicted["step_seconds"]["as_compiled"] = computing + sum(communication["exposed"].values())
     return {
         "fits": all(m["total"] <= m["limit"] and "refused" not in m for m in programs.values()),
         "bytes_per_chip": programs[largest_program],
         "largest_program": largest_program,
         "bytes_per_chip_by_program": programs,
-        **_predicted(placed, jaxprs),
-        "compile_seconds": seconds_to_compile,
+        **predicted,
+        "compiled_communication": communication,
+        "compile_seconds": sum(result.seconds for result in compiled.values()),
     }
+
+
+def _compiled_communication(
+    placed: PlacedStep, compiled: Mapping[str, CompiledProgram]
+) -> dict[str, dict[str, float]] | None:
+    """Returns the seconds of communication of one step by mesh axes, all and exposed; None if a program has no
+    schedule."""
+    total = Waiting()
+    for name, program in placed.step.programs.items():
+        schedule = compiled[name].schedule
+        if schedule is None:
+            return None
+        waiting = schedule.wait_seconds(placed.network, placed.assumed.occupancy)
+        total.add(waiting, program.calls_per_step)
+    return {"sent": total.sent, "exposed": total.exposed}
 
 
 def _predicted(placed: PlacedStep, jaxprs: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,6 +186,9 @@ def _predicted(placed: PlacedStep, jaxprs: Mapping[str, Any]) -> dict[str, Any]:
             "weight_gathers_overlap": times.weight_gathers_overlap,
             "full_overlap": times.full_overlap,
         },
+        "communication_seconds": sum(
+            count * network.seconds(part) for count, part in whole.walk() if isinstance(part, Collective)
+        ),
         "profile_seconds": times.profile,
         "largest_seconds": largest_costs(whole, network),
         "collective_bytes": whole.bytes_sent(sizes),

@@ -41,11 +41,24 @@ def _step_table(title: str, step: Mapping[str, Any]) -> list[str]:
             for name, seconds in sorted(step["profile_seconds"].items(), key=lambda item: -item[1])
         ),
         "",
+        *_communication_table(step),
         "bytes that a device sends in a step, GB",
         *_rows((axes, f"{sent / 1e9:10.3f}", "") for axes, sent in step["collective_bytes"].items()),
         "",
         "the largest costs, without overlap",
         *_rows((p["kind"], f"{p['seconds']:10.4g}", p["scope"]) for p in step["largest_seconds"]),
+    ]
+
+
+def _communication_table(step: Mapping[str, Any]) -> list[str]:
+    seconds = step.get("compiled_communication")
+    if not seconds:
+        return []
+    exposed = seconds["exposed"]
+    return [
+        "seconds of communication in the compiled programs, and how many of them no computation hides",
+        *_rows((axes, f"{sent:10.4g}", f"{exposed.get(axes, 0.0):10.4g}") for axes, sent in seconds["sent"].items()),
+        "",
     ]
 
 
