@@ -55,6 +55,10 @@ class Block(nnx.Module):
             token_mask_BS=(token_mask_BS, bool),
             windowed=(windowed, bool),
         )
+        experts = None
+        if isinstance(self.feed_forward, MixtureOfExperts) and self.feed_forward.config.early_expert_gather:
+            with jax.named_scope("feed_forward"):
+                experts = self.feed_forward.gather_experts(x_BSD.dtype)
         with jax.named_scope("attention"):
             normed_BSD, max_H = self.attention_norm(x_BSD), None
             if measures_logits:
@@ -62,11 +66,14 @@ class Block(nnx.Module):
                 y_BSD, max_H = self.attention.with_max_logits(normed_BSD, positions_BS, mask, windowed)
             else:
                 y_BSD = self.attention(normed_BSD, positions_BS, mask, windowed)
+            if experts is not None:
+                # Without it the compiler starts the gathers where tokens are sorted, which hides nothing.
+                y_BSD, experts = jax.lax.optimization_barrier((y_BSD, experts))
             x_BSD = x_BSD + checkpoint_name(y_BSD, "out_proj")
         with jax.named_scope("feed_forward"):
             normed_BSD = self.feed_forward_norm(x_BSD)
             if isinstance(self.feed_forward, MixtureOfExperts):
-                y_BSD, stats = self.feed_forward(normed_BSD, token_mask_BS, replay)
+                y_BSD, stats = self.feed_forward(normed_BSD, token_mask_BS, replay, experts)
             else:
                 y_BSD, stats = self.feed_forward(normed_BSD), None
             return x_BSD + checkpoint_name(y_BSD, "feed_forward"), stats, max_H

@@ -24,6 +24,7 @@ COMPUTATION_FIELDS = (
     "heads_at_once",
     "head_chunk",
     "expert_chunk",
+    "early_expert_gather",
     "remat",
     "remat_saves",
 )
@@ -186,6 +187,10 @@ class ModelConfig:
     GB); None: all."""
     expert_chunk: int | None = None
     """Tokens per device that are dispatched to experts at once; None: all."""
+    early_expert_gather: bool = False
+    """Training all-gathers the experts' weights of a layer until its attention ends, not only when tokens arrive. A
+    compiler that runs collectives beside computation then hides them behind attention (docs/scale.md); the whole
+    weights take memory meanwhile."""
     remat: bool = True
     """Recomputes the inside of a layer in the backward pass; layer inputs and remat_saves are kept."""
     remat_saves: tuple[str, ...] = ()

@@ -38,13 +38,18 @@ class MixtureOfExperts(nnx.Module):
             self.shared = FeedForward(config, config.n_shared_experts * f, rngs=rngs)
 
     def __call__(
-        self, x_BSD: jax.Array, token_mask_BS: jax.Array, replay: RouterReplay | None = None
+        self,
+        x_BSD: jax.Array,
+        token_mask_BS: jax.Array,
+        replay: RouterReplay | None = None,
+        experts: Experts | None = None,
     ) -> tuple[jax.Array, RouterStats]:
         """Returns y [B,S,D] and what the router measured.
 
         Args:
           token_mask_BS: false for padding.
           replay: its ids are [B,S,k]; None lets the router choose.
+          experts: the result of gather_experts, if it was called before.
         """
         check_shapes(
             chex.Dimensions(D=self.config.d_model),
@@ -55,19 +60,22 @@ class MixtureOfExperts(nnx.Module):
             check_shapes(ids_BSk=(replay.ids, jnp.integer), token_mask_BS=(token_mask_BS, bool))
             replay = replay._replace(ids=replay.ids.reshape(-1, replay.ids.shape[-1]))
         routing = self.router(x_BSD.reshape(-1, x_BSD.shape[-1]), replay)
-        y_BSD, dropped = self._compute(x_BSD, routing, token_mask_BS)
+        experts = self.gather_experts(x_BSD.dtype) if experts is None else experts
+        y_BSD, dropped = self._compute(x_BSD, routing, token_mask_BS, experts)
         return y_BSD, measure_routing(routing, token_mask_BS, dropped)
 
     def extend(self, x_BSD: jax.Array, token_mask_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Decode form: returns y [B,S,D] and the chosen experts of each token, int32 [B,S,k]."""
         routing = self.router(x_BSD.reshape(-1, x_BSD.shape[-1]))
-        y_BSD, _ = self._compute(x_BSD, routing, token_mask_BS)
+        y_BSD, _ = self._compute(x_BSD, routing, token_mask_BS, self.gather_experts(x_BSD.dtype))
         return y_BSD, routing.ids_Tk.reshape(*token_mask_BS.shape, -1)
 
-    def _compute(self, x_BSD: jax.Array, routing: Routing, token_mask_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _compute(
+        self, x_BSD: jax.Array, routing: Routing, token_mask_BS: jax.Array, experts: Experts
+    ) -> tuple[jax.Array, jax.Array]:
         """Returns y [B,S,D] and how many (token, choice) pairs were dropped, a float32 scalar."""
         x_TD = x_BSD.reshape(-1, x_BSD.shape[-1])
-        experts, activation, config = self._experts(x_TD.dtype), self._activation, self.config
+        activation, config = self._activation, self.config
         dispatch_kind = find_dispatch(config.dispatch)
 
         def dispatch(x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array):
@@ -84,7 +92,8 @@ class MixtureOfExperts(nnx.Module):
             y_TD = y_TD + self.shared(x_TD)
         return y_TD.reshape(x_BSD.shape), dropped.sum()
 
-    def _experts(self, dtype: DTypeLike) -> Experts:
+    def gather_experts(self, dtype: DTypeLike) -> Experts:
+        """Returns the weights of this device's experts in `dtype`, all-gathered over the FSDP mesh axes."""
         fetch = lambda weight: gather_param(weight, dtype)  # noqa: E731
         biases = None
         if self.config.expert_bias:

@@ -17,10 +17,11 @@ from composer_jax.train.losses import (
     StreamNormalisers,
 )
 from tests.models.small import GROUPED_QUERY, LLAMA, WITHOUT_EXPERTS, random_weights, relative_error, small
-from tests.train.small_step import full_gradient, make_batch
+from tests.train.small_step import CONFIG, full_gradient, make_batch
 
 BATCH = make_batch(1)
 NORMALISER = float(BATCH["weights"].sum())
+EARLY_GATHER = dataclasses.replace(CONFIG, early_expert_gather=True)
 MESHES = {
     "data8": ({"data": 8}, {"dispatch": "ring"}),
     "expert8": ({"expert": 8}, {"dispatch": "ring"}),
@@ -34,7 +35,7 @@ MESHES = {
     "data2_expert2_tensor2_all_to_all": ({"data": 2, "expert": 2, "tensor": 2}, {"dispatch": "all_to_all"}),
     "context2_expert2_tensor2": ({"expert": 2, "context": 2, "tensor": 2}, {"dispatch": "ring"}),
     "context8": ({"context": 8}, {"dispatch": "ring"}),
-    "data2_expert2_context2": ({"data": 2, "expert": 2, "context": 2}, {"dispatch": "ring"}),
+    "data2_expert2_context2": ({"data": 2, "expert": 2, "context": 2}, {"dispatch": "ring", "config": EARLY_GATHER}),
     "data4_context2_dense": ({"data": 4, "context": 2}, {"dispatch": "dense"}),
     "context2_host": ({"replica": 2, "context": 2}, {"dispatch": "ring", "reduction": "host"}),
 }
