@@ -151,7 +151,7 @@ def _compiled_communication(
         schedule = compiled[name].schedule
         if schedule is None:
             return None
-        waiting = schedule.wait_seconds(placed.network, placed.assumed.occupancy)
+        waiting = schedule.wait_seconds(placed.network, placed.assumed)
         total.add(waiting, program.calls_per_step)
     return {"sent": total.sent, "exposed": total.exposed}
 

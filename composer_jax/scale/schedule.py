@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from composer_jax.ops.kernel_cost import KernelCall, KernelCost, array_bytes, find_formula
-from composer_jax.scale.costs import Collective, Operation
+from composer_jax.ops.kernel_cost import AT_MOST, KernelCall, KernelCost, array_bytes, find_formula
+from composer_jax.scale.costs import Collective, CostAssumptions, Operation
 from composer_jax.scale.network import Network
 from composer_jax.scale.roofline import operation_seconds
 
@@ -117,40 +117,34 @@ class Schedule:
             elif current is not None and (match := _INSTRUCTION.match(line)):
                 current.append(_parse_instruction(match[1], match[2]))
 
-    def wait_seconds(self, network: Network, occupancy: float) -> Waiting:
+    def wait_seconds(self, network: Network, assumed: CostAssumptions) -> Waiting:
         """Returns the seconds of communication in one run of the program.
 
-        A loop without a constant number of runs counts once, and of a conditional every branch.
-
-        Args:
-          occupancy: see CostAssumptions.
+        A loop runs as often as `assumed.loop_counts` or its condition says, otherwise once. Of a conditional every
+        branch counts.
         """
-        return self._play(self.entry, network, occupancy)[0]
+        return self._play(self.entry, network, assumed)[0]
 
-    def collectives(self, sizes: Mapping[str, int]) -> list[tuple[float, Collective]]:
-        """Returns (runs in one run of the program, collective) in the order of the computations.
-
-        Args:
-          sizes: of the mesh axes, in the order of the mesh.
-        """
+    def collectives(self, assumed: CostAssumptions) -> list[tuple[float, Collective]]:
+        """Returns (runs in one run of the program, collective) in the order of the computations."""
         return [
             (times, transfer.collective)
-            for name, times in self._runs(self.entry, 1.0)
-            for transfer in self._transfers(name, sizes)
+            for name, times in self._runs(self.entry, 1.0, assumed)
+            for transfer in self._transfers(name, assumed.sizes)
         ]
 
-    def _runs(self, name: str, times: float) -> Iterator[tuple[str, float]]:
+    def _runs(self, name: str, times: float, assumed: CostAssumptions) -> Iterator[tuple[str, float]]:
         """Yields (computation, number of runs) of a computation and of those that it controls."""
         yield name, times
         for instruction in self.computations[name]:
-            for inner, runs in self._controlled(instruction):
-                yield from self._runs(inner, times * runs)
+            for inner, runs in self._controlled(instruction, assumed):
+                yield from self._runs(inner, times * runs, assumed)
 
-    def _play(self, name: str, network: Network, occupancy: float) -> tuple[Waiting, float]:
+    def _play(self, name: str, network: Network, assumed: CostAssumptions) -> tuple[Waiting, float]:
         """Returns the waiting and the seconds of computation of one run of a computation."""
         waiting, computing = Waiting(), 0.0
         begins: dict[int, list[Transfer]] = {}
-        for transfer in self._transfers(name, network.mesh.shape):
+        for transfer in self._transfers(name, assumed.sizes):
             begins.setdefault(transfer.start, []).append(transfer)
         left: dict[Transfer, float] = {}
 
@@ -180,27 +174,30 @@ class Schedule:
                 waiting.sent[key] = waiting.sent.get(key, 0.0) + seconds
             for transfer in [t for t in left if t.done == position]:
                 wait(transfer)
-            seconds = self._compute_seconds(name, instruction, network, occupancy)
-            for inner, runs in self._controlled(instruction):
-                of_inner, inner_seconds = self._play(inner, network, occupancy)
+            seconds = self._compute_seconds(name, instruction, network, assumed.occupancy)
+            for inner, runs in self._controlled(instruction, assumed):
+                of_inner, inner_seconds = self._play(inner, network, assumed)
                 waiting.add(of_inner, runs)
                 seconds += runs * inner_seconds
             advance(seconds)
             computing += seconds
         return waiting, computing
 
-    def _controlled(self, instruction: Instruction) -> list[tuple[str, float]]:
+    def _controlled(self, instruction: Instruction, assumed: CostAssumptions) -> list[tuple[str, float]]:
         """Returns the (computations, number of runs) that a loop, a call or a conditional runs."""
         if instruction.opcode == "while":
-            return [(str(instruction.attribute("body")), self._trip_count(instruction))]
+            return [(str(instruction.attribute("body")), self._trip_count(instruction, assumed))]
         if instruction.opcode not in ("call", "conditional"):
             return []
         named = re.findall(r"(?:to_apply|_computation)=%([\w.\-]+)", instruction.text)
         branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.text)
         return [(inner, 1.0) for inner in [*named, *(_NAME.findall(branches[1]) if branches else [])]]
 
-    def _trip_count(self, loop: Instruction) -> float:
-        """Returns the constant that the condition of a loop compares its counter with; 1 without one."""
+    def _trip_count(self, loop: Instruction, assumed: CostAssumptions) -> float:
+        """Returns how often a loop runs: by its jax.named_scope, or the constant that its counter is compared with."""
+        *_, named, _ = ("", "", *loop.scope.split("/"))  # the last part is the loop's own
+        if named in assumed.loop_counts or named.startswith(AT_MOST):
+            return assumed.loop_counts.get(named) or float(named.removeprefix(AT_MOST))
         condition = self.computations[str(loop.attribute("condition"))]
         constants = [i for i in condition if i.opcode == "constant" and i.shape.startswith("s32[]")]
         counts = [int(match[1]) for i in constants if (match := re.match(r"(\d+)\)", i.text))]

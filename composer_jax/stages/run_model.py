@@ -99,8 +99,7 @@ class RunModel:
         if stage in stages:
             earlier = stages[: stages.index(stage)]
         else:  # one that the run skips comes before sft and rl, or before rl alone
-            later = STAGES[STAGES.index(stage) :]
-            earlier = tuple(name for name in stages if name not in later and stage != "pretrain")
+            earlier = tuple(name for name in stages if name not in STAGES[STAGES.index(stage) :])
         return earlier[-1] if earlier else None
 
     def weights_before(self, stage: str) -> tuple[Params, Params]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from composer_jax.errors import UserError
+from launch.compile import parse_options
 from tests.scale.configuration import FIELDS
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +78,24 @@ def assert_consistent(step, memory_keys):
     assert step["compile_seconds"] > 0 and step["collective_bytes"].keys() <= {"data", "expert", "data+expert"}
     assert times["full_overlap"] <= times["weight_gathers_overlap"] <= times["no_overlap"]
     assert step["predicted_step_seconds"] == times["weight_gathers_overlap"]
+    exposed = sum(step["compiled_communication"]["exposed"].values())
+    computing = times["no_overlap"] - step["communication_seconds"]
+    assert times["as_compiled"] == pytest.approx(computing + exposed)
     assert sum(step["profile_seconds"].values()) == pytest.approx(times["no_overlap"])
+
+
+def test_compiler_options_have_a_name_and_a_value():
+    assert parse_options(["xla_a=true", "xla_b=x=1"]) == {"xla_a": "true", "xla_b": "x=1"}
+    for word in ("xla_a", "=1", "xla_a="):
+        with pytest.raises(UserError, match=f"--compiler_options: '{word}' is no option; write NAME=VALUE"):
+            parse_options([word])
+
+
+@NEEDS_LIBTPU
+def test_an_option_that_the_compiler_does_not_know_is_one_sentence():
+    run = small("--topology=v5e:2x2", "--stage=sft", "--compiler_options=xla_unknown=1")
+    assert run.returncode == 2 and "Traceback" not in run.stderr
+    assert "the compiler refuses an option of {'xla_unknown': '1'}: " in run.stderr
 
 
 @pytest.mark.slow

@@ -6,12 +6,12 @@ import pytest
 
 from composer_jax.scale.chips import Efficiency
 from composer_jax.scale.compiler import compile_program
-from composer_jax.scale.costs import estimate_cost
+from composer_jax.scale.costs import CostAssumptions, estimate_cost
 from composer_jax.scale.plan import place_steps
 from composer_jax.scale.schedule import Schedule
 from tests.scale.configuration import small_config
 
-SIZES = {"data": 2, "expert": 4}
+ASSUMED = CostAssumptions({"data": 2, "expert": 4}, loop_counts={"rounds": 2.0})
 PROGRAM = """HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
 
 %product (a: bf16[128,64], b: bf16[64,256]) -> bf16[128,256] {
@@ -75,7 +75,7 @@ ENTRY %main (w: f32[8]) -> f32[8] {
 
 
 def found(schedule):
-    return [(times, c.pattern, c.axes, c.bytes) for times, c in schedule.collectives(SIZES)]
+    return [(times, c.pattern, c.axes, c.bytes) for times, c in schedule.collectives(ASSUMED)]
 
 
 def test_collectives_have_their_axes_bytes_and_runs():
@@ -88,13 +88,18 @@ def test_collectives_have_their_axes_bytes_and_runs():
     ]
 
 
+@pytest.mark.parametrize(("scope", "runs"), [("rounds/while", 2), ("at_most_5/while", 5), ("rounds/x/while", 3)])
+def test_a_loop_runs_as_often_as_its_scope_or_its_condition_says(scope, runs):
+    program = PROGRAM.replace("body=%body", f'body=%body, metadata={{op_name="jit(step)/{scope}"}}')
+    assert {times for times, *_ in found(Schedule(program))} == {1.0, runs}
+
+
 @pytest.fixture
 def network():
     """A chip that multiplies 1,000 times a second; every collective takes as many seconds as it has bytes."""
     chip = SimpleNamespace(peak_flops=1000.0, hbm_bandwidth=1.0, devices=1)
     efficiency = Efficiency(matmul=1.0)
-    mesh = SimpleNamespace(shape=SIZES)
-    return SimpleNamespace(mesh=mesh, chip=chip, efficiency=efficiency, seconds=lambda c: c.bytes)
+    return SimpleNamespace(chip=chip, efficiency=efficiency, seconds=lambda c: c.bytes)
 
 
 PRODUCT = 2 * 128 * 64 * 256 / 1000
@@ -102,7 +107,7 @@ BATCHED = 4 * 2 * 128 * 64 * 32 / 1000
 
 
 def test_products_between_start_and_done_hide_a_collective(network):
-    waiting = Schedule(PROGRAM).wait_seconds(network, 1.0)
+    waiting = Schedule(PROGRAM).wait_seconds(network, ASSUMED)
     assert waiting.sent == {"data": 64.0 + 3 * 128, "expert": 32.0 + 3 * 1024, "data+expert": 36.0}
     # Products of 2,097 and 4,194 s hide 64 and 1,024 s. The one before the update hides nothing.
     assert BATCHED > 64 and PRODUCT > 1024
@@ -111,7 +116,7 @@ def test_products_between_start_and_done_hide_a_collective(network):
 
 def test_what_is_left_when_the_products_end_is_waited_for(network):
     network.chip.peak_flops = 1e6
-    waiting = Schedule(PROGRAM).wait_seconds(network, 1.0)
+    waiting = Schedule(PROGRAM).wait_seconds(network, ASSUMED)
     assert waiting.exposed["data"] == pytest.approx(64 - BATCHED / 1000 + 3 * 128)
     assert waiting.exposed["expert"] == pytest.approx(32 + 3 * (1024 - PRODUCT / 1000))
 
@@ -123,7 +128,7 @@ def test_collectives_over_the_same_axes_follow_each_other(network):
         "  %second-done = f32[16]{0} all-gather-done(%second-start)\n  %ag-done =",
     )
     network.chip.peak_flops = 1e6
-    waiting = Schedule(both).wait_seconds(network, 1.0)
+    waiting = Schedule(both).wait_seconds(network, ASSUMED)
     assert waiting.exposed["data"] == pytest.approx(64 + 64 - BATCHED / 1000 + 3 * 128)
 
 
@@ -136,10 +141,10 @@ def test_a_compiled_program_sends_what_the_traced_one_does():
     sizes = placed.step.mesh.shape
     traced = estimate_cost(compiled.jaxpr, placed.assumed).bytes_sent(sizes)
     sent = dict.fromkeys(traced, 0.0)
-    for times, collective in compiled.schedule.collectives(sizes):
+    for times, collective in compiled.schedule.collectives(placed.assumed):
         sent["+".join(collective.axes)] += times * collective.bytes_sent(sizes)
     assert sent["expert"] == pytest.approx(traced["expert"], rel=0.01)
     # The compiler sums some small weights' gradients whole instead of scattering the sum.
     assert 1 <= sent["data"] / traced["data"] < 1.2
-    waiting = compiled.schedule.wait_seconds(placed.network, placed.assumed.occupancy)
+    waiting = compiled.schedule.wait_seconds(placed.network, placed.assumed)
     assert 0 < waiting.exposed["data"] < waiting.sent["data"], "a v5e overlaps gathers with products"
