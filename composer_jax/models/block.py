@@ -67,7 +67,7 @@ class Block(nnx.Module):
             else:
                 y_BSD = self.attention(normed_BSD, positions_BS, mask, windowed)
             if experts is not None:
-                # Without it the compiler starts the gathers where tokens are sorted, which hides nothing.
+                # Without it XLA's scheduler is free to start the gathers after attention (docs/scale.md).
                 y_BSD, experts = jax.lax.optimization_barrier((y_BSD, experts))
             x_BSD = x_BSD + checkpoint_name(y_BSD, "out_proj")
         with jax.named_scope("feed_forward"):
