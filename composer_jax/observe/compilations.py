@@ -1,16 +1,28 @@
-"""Counts XLA compilations: tests and metrics show with it that a hot loop has stopped compiling."""
+"""Notes XLA compilations: tests and metrics show with it that a hot loop has stopped compiling."""
+
+import dataclasses
+import threading
 
 import jax.monitoring
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
-_count = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    program: str
+    """The jitted function's name, after "jit"."""
+    thread: threading.Thread
+    """The thread that called the function."""
+
+
+_compilations: list[Compilation] = []
 _listening = False
 
 
-def _listen(event: str, duration_secs: float, **_: str | int) -> None:
-    global _count
+def _listen(event: str, duration_secs: float, **labels: str | int) -> None:
     if event == _EVENT:
-        _count += 1
+        _compilations.append(Compilation(str(labels.get("fun_name")), threading.current_thread()))
 
 
 def count_compilations() -> int:
@@ -19,4 +31,9 @@ def count_compilations() -> int:
     if not _listening:
         jax.monitoring.register_event_duration_secs_listener(_listen)
         _listening = True
-    return _count
+    return len(_compilations)
+
+
+def compilations_since(count: int) -> list[Compilation]:
+    """Returns those that followed when `count_compilations` returned `count`."""
+    return _compilations[count:]
