@@ -12,6 +12,8 @@ Prints progress on stderr and, as the last line of stdout, one JSON object:
     spearman     rank correlation of loss and reward over all runs; null with fewer than three
     low, high    its 95 % interval by bootstrap over the runs
     spearman_before   the same of reward_before
+    gain, gain_before  what the largest budget adds to reward and reward_before of the smallest: [mean over the seeds,
+                 low, high], a 95 % interval over them; null with one seed
     seeds        that all budgets were run with
 """
 
@@ -26,6 +28,7 @@ import numpy as np
 import scipy.stats
 
 from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline, runs_of_common_seeds
+from composer_jax.evals.interval import interval
 from composer_jax.stages.config import run_config
 from configs import tiny
 
@@ -92,7 +95,12 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         resampled = [spearman([losses[i] for i in draw], [rewards[i] for i in draw]) for draw in draws.tolist()]
         low, high = np.quantile([x for x in resampled if x is not None], (0.025, 0.975))
         summary |= {"low": round(float(low), 3), "high": round(float(high), 3)}
-    return summary | {"spearman_before": spearman(losses, before), "seeds": seeds}
+    summary["spearman_before"] = spearman(losses, before)
+    smallest, largest = VARIANTS[0], VARIANTS[-1]
+    for name, key in (("gain", "reward"), ("gain_before", "reward_before")):
+        gains = [runs[largest][seed][key] - runs[smallest][seed][key] for seed in seeds]
+        summary[name] = [round(x, 3) for x in (statistics.fmean(gains), *interval(gains))] if len(gains) > 1 else None
+    return summary | {"seeds": seeds}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

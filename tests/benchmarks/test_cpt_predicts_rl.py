@@ -36,7 +36,7 @@ def test_spearman(losses, rewards, expected):
 
 def test_runs_of_complete_seeds_are_correlated():
     rows = [
-        row(seed, variant, 4.0 - index - 0.1 * seed, 0.2 + 0.2 * index + 0.01 * seed)
+        row(seed, variant, 4.0 - index - 0.1 * seed, 0.2 + 0.01 * seed + (0.2 + 0.02 * seed) * index)
         for seed in (0, 1)
         for index, variant in enumerate(VARIANTS)
     ]
@@ -45,6 +45,9 @@ def test_runs_of_complete_seeds_are_correlated():
     assert out["seeds"] == [0, 1] and len(out["points"]) == 6
     assert out["spearman"] == pytest.approx(-1.0) and out["spearman_before"] is None
     assert (out["low"], out["high"]) == pytest.approx((-1.0, -1.0))
+    assert out["gain"] == pytest.approx([0.42, 0.4, 0.44]) and out["gain_before"] == [0, 0, 0]
+    one = summarize(rows[: len(VARIANTS)])
+    assert one["seeds"] == [0] and one["gain"] is None
     assert summarize(rows[:2])["spearman"] is None
 
 
