@@ -1,15 +1,16 @@
-"""What rounded operands cost in loss. `python -m benchmarks.precision [--seeds=0,1,2]`.
+"""What rounded operands cost in loss. `python -m benchmarks.precision [--seeds=0,1,2] [--steps=N]`.
 
 The network of the demo is trained on its pretraining mixture (configs/tiny.py) with plain operands, with those of
 MXFP8 and NVFP4' (model.precision), and with routed experts in INT4 (model.expert_qat), and measured on held-out files
 in the format it was trained in. Runs of one seed begin with the same weights and read the same tokens. A stopped run is
-continued. A finished one is a row of --rows and does not run again.
+continued. A finished one is a row of --rows and does not run again; a file of rows holds runs of one number of steps.
 
 Prints progress on stderr and, as the last line of stdout, one JSON object:
     VARIANT   none, mxfp8, nvfp4, int4: loss, nats per held-out token (mean over the seeds); gap, how much more that is
               than the loss of `none`; and of all but `none` low and high, the gap's 95 % interval over seeds, each seed
               paired with itself
     seeds     that all variants were run with
+    steps     of pretraining
 """
 
 import json
@@ -21,6 +22,8 @@ from typing import Any
 
 from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline, runs_of_common_seeds
 from composer_jax.evals.interval import interval
+from composer_jax.stages.config import run_config
+from configs import tiny
 
 FIELDS = {
     "none": {},
@@ -31,17 +34,12 @@ FIELDS = {
 """Variant -> what it changes in the config."""
 
 
-def measure(folder: Path, size: str, steps: int | None, seed: int, variant: str) -> Row:
-    """Returns the row of a run: seed, variant, and the held-out loss after its last step.
-
-    Args:
-      steps: of pretraining; None: those of the preset.
-    """
+def measure(folder: Path, size: str, steps: int, seed: int, variant: str) -> Row:
+    """Returns the row of a run: seed, variant, steps, and the held-out loss after the last of them."""
     workdir = folder / f"seed{seed}" / variant
-    fields = FIELDS[variant] | ({} if steps is None else {"pretrain__steps": steps})
-    run_pipeline(workdir, size, seed, entry="launch.pretrain", **fields)
+    run_pipeline(workdir, size, seed, entry="launch.pretrain", pretrain__steps=steps, **FIELDS[variant])
     result = json.loads((workdir / "stages" / "pretrain.json").read_text())
-    return {"seed": seed, "variant": variant, "heldout_nll": result["heldout_nll_last"]}
+    return {"seed": seed, "variant": variant, "steps": steps, "heldout_nll": result["heldout_nll_last"]}
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
@@ -65,10 +63,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__, "runs/precision")
     parser.add_argument("--steps", type=int, help="steps of pretraining (default: those of the config)")
     o = parser.parse_args(argv)
-    rows = complete_rows(
-        o.rows or o.workdir / "rows.json", o.seeds, list(FIELDS), partial(measure, o.workdir, o.size, o.steps)
-    )
-    print(json.dumps(summarize([row for row in rows if row["seed"] in o.seeds])))
+    steps = o.steps or run_config(tiny.get_config(o.size).to_dict()).pretrain.steps
+    file = o.rows or o.workdir / "rows.json"
+    others = {row["steps"] for row in json.loads(file.read_bytes())} - {steps} if file.exists() else set()
+    if others:
+        parser.error(f"{file} has runs of {others.pop()} steps, not of {steps}; name another file with --rows")
+    rows = complete_rows(file, o.seeds, list(FIELDS), partial(measure, o.workdir, o.size, steps))
+    print(json.dumps(summarize([row for row in rows if row["seed"] in o.seeds]) | {"steps": steps}))
 
 
 if __name__ == "__main__":

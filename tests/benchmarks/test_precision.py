@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import precision
 from benchmarks.precision import FIELDS, summarize
 from composer_jax.stages.config import run_config
@@ -35,8 +37,17 @@ def test_each_variant_is_one_run_and_a_finished_one_does_not_run_again(tmp_path,
     monkeypatch.setattr(precision, "run_pipeline", run_pipeline)
     for _ in range(2):
         precision.main([f"--workdir={tmp_path}", "--seeds=0", "--size=smoke", "--steps=3"])
-    assert started == [fields | {"pretrain__steps": 3} for fields in FIELDS.values()]
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["nvfp4"]["gap"] == 0.0
+    assert started == [{"pretrain__steps": 3} | fields for fields in FIELDS.values()]
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["nvfp4"]["gap"] == 0.0 and summary["steps"] == 3
+
+
+def test_runs_of_another_number_of_steps_are_refused(tmp_path, capsys):
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps([row(0, "none", 3.0) | {"steps": 40}]))
+    with pytest.raises(SystemExit):
+        precision.main([f"--workdir={tmp_path}", "--size=smoke", "--steps=3"])
+    assert f"{rows} has runs of 40 steps, not of 3; name another file" in capsys.readouterr().err
 
 
 def test_the_fields_are_those_of_the_config():
