@@ -1,4 +1,4 @@
-"""Notes XLA compilations: tests and metrics show with it that a hot loop has stopped compiling."""
+"""Records XLA compilations: tests and metrics show with it that a hot loop has stopped compiling."""
 
 import dataclasses
 import threading
