@@ -4,14 +4,21 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from composer_jax.models.cache import Cache, cache_spec
+from composer_jax.models.cache import Cache, cache_spec, init_cache
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import BATCH_AXES
 from composer_jax.sampler.decode import DecodedTokens, DecodeRows, Scores, decode, prefill, score, verify
 from composer_jax.sampler.mtp_decode import Drafts, decode_with_mtp
 from composer_jax.sampler.token_sampling import RowParams
+
+
+def cache_program(definition: ModelDef, mesh: Mesh, n_pages: int, page_size: int) -> Callable[[], Cache[jax.Array]]:
+    """Jitted `init_cache` on every device."""
+    spec = cache_spec(definition.config)
+    new_cache = lambda: init_cache(definition.config, n_pages, page_size)  # noqa: E731
+    return _jit(jax.shard_map(new_cache, mesh=mesh, in_specs=(), out_specs=spec, check_vma=False), mesh, spec)
 
 
 def prefill_program(definition: ModelDef, mesh: Mesh) -> Callable[..., Cache[jax.Array]]:
@@ -116,4 +123,14 @@ def _shard_and_jit(program, definition: ModelDef, mesh: Mesh, inputs: int, out_s
         out_specs=out_specs,
         check_vma=False,
     )
-    return jax.jit(mapped, donate_argnums=2)
+    return _jit(mapped, mesh, out_specs, donate_argnums=2)
+
+
+def _jit(mapped, mesh: Mesh, out_specs, donate_argnums: tuple[int, ...] | int = ()):
+    """Jitted `mapped`; its results have the shardings of `out_specs` as they are written there.
+
+    XLA may name the same placement differently, such as P() and P(None, None). A program that meets its cache under two
+    names looks up what it compiled for the second one, and compiles again once JAX has forgotten it.
+    """
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs)
+    return jax.jit(mapped, donate_argnums=donate_argnums, out_shardings=shardings)

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from composer_jax.models.cache import cache_spec, init_cache
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DecodedTokens, DecodeRows
 from composer_jax.sampler.policy import SamplingParams, TopLogprobs
 from composer_jax.sampler.programs import (
+    cache_program,
     decode_program,
     mtp_program,
     prefill_program,
@@ -97,15 +97,7 @@ class Runner:
         """In process 0 of several, while it serves."""
         self._draft_tokens = config.draft_tokens if config.drafts else 0
         self._rollout_weights = RolloutWeights(definition, mesh)
-        self._new_cache = jax.jit(
-            jax.shard_map(
-                lambda: init_cache(definition.config, limits.n_pages, page),
-                mesh=mesh,
-                in_specs=(),
-                out_specs=cache_spec(definition.config),
-                check_vma=False,
-            )
-        )
+        self._new_cache = cache_program(definition, mesh, limits.n_pages, page)
         self._cache = self._new_cache()
 
     def reset_cache(self) -> None:

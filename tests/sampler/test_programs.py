@@ -1,0 +1,14 @@
+"""Programs return a cache under the name of the placement that they took it with."""
+
+import jax
+import pytest
+
+
+@pytest.mark.parametrize("sizes", [{}, {"replica": 2, "data": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize("drafts", ["", "prompt_lookup"])
+def test_every_program_returns_the_shardings_of_a_fresh_cache(new_sampler, sizes, drafts):
+    """P() and P(None, None) place the same, but JAX looks up what it compiled under each of them."""
+    runner = new_sampler(sizes, slots=16, prefill_shapes=((2, 8),), drafts=drafts, draft_tokens=3)._runner
+    fresh = [leaf.sharding for leaf in jax.tree.leaves(runner._cache)]
+    for _ in runner.warm_up(processed=True):
+        assert [leaf.sharding for leaf in jax.tree.leaves(runner._cache)] == fresh
