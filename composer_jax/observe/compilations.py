@@ -1,28 +1,15 @@
 """Records XLA compilations: tests and metrics show with it that a hot loop has stopped compiling."""
 
-import dataclasses
-import threading
-
 import jax.monitoring
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
-
-
-@dataclasses.dataclass(frozen=True)
-class Compilation:
-    program: str
-    """The jitted function's name, after "jit"."""
-    thread: threading.Thread
-    """The thread that called the function."""
-
-
-_compilations: list[Compilation] = []
+_programs: list[str] = []
 _listening = False
 
 
 def _listen(event: str, duration_secs: float, **labels: str | int) -> None:
     if event == _EVENT:
-        _compilations.append(Compilation(str(labels.get("fun_name")), threading.current_thread()))
+        _programs.append(str(labels.get("fun_name")))
 
 
 def count_compilations() -> int:
@@ -31,9 +18,9 @@ def count_compilations() -> int:
     if not _listening:
         jax.monitoring.register_event_duration_secs_listener(_listen)
         _listening = True
-    return len(_compilations)
+    return len(_programs)
 
 
-def compilations_since(count: int) -> list[Compilation]:
-    """Returns those that followed when `count_compilations` returned `count`."""
-    return _compilations[count:]
+def compiled_since(count: int) -> list[str]:
+    """Returns the names of the programs that followed when `count_compilations` returned `count`."""
+    return _programs[count:]
