@@ -6,10 +6,12 @@ and, as the last line of stdout, one JSON object:
     fraction_of_matmul_rate    model FLOPs per second (models/flops.py, three forward passes) over those of the product
     tokens_per_s
     matmul_gflops              GFLOP/s of the product
+    kernel_fraction            processor time of the steps that the operating system took, mostly to map memory
 """
 
 import argparse
 import json
+import resource
 import statistics
 import sys
 import time
@@ -61,12 +63,19 @@ def matmul_flops_per_s(a: jax.Array) -> float:
     return 4 * 2 * PRODUCT**3 / (time.perf_counter() - started)
 
 
+def _cpu_seconds() -> np.ndarray:
+    """Processor time of this process so far, [in the program, in the operating system]."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return np.array([usage.ru_utime, usage.ru_stime])
+
+
 _multiply = jax.jit(lambda a: a @ a)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=8, help="rows of a step (default: 8)")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches that the rows are split into (default: 1)")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row (default: 512)")
     parser.add_argument("--steps", type=int, default=8, help="steps that are timed (default: 8)")
     o = parser.parse_args(argv)
@@ -76,7 +85,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     learner = Learner(ModelDef(CONFIG), make_optimizer(OptimizerConfig(peak=1e-3), steps=1000), LanguageLoss(), mesh)
     state = learner.init_state(*learner.definition.init(0, mesh))
     rng = np.random.default_rng(0)
-    shape = (o.batch, o.length)
+    if o.batch % o.accumulate:
+        parser.error(f"--batch={o.batch} rows do not split into --accumulate={o.accumulate} equal batches")
+    shape = (o.batch // o.accumulate, o.length)
     batch = {
         "tokens": rng.integers(0, CONFIG.vocab_size, shape).astype(np.int32),
         "positions": np.broadcast_to(np.arange(o.length, dtype=np.int32), shape),
@@ -86,12 +97,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     a = jnp.asarray(rng.standard_normal((PRODUCT, PRODUCT)), jnp.float32)
     jax.block_until_ready(_multiply(a))
     work = 3 * o.batch * forward_flops(CONFIG, o.length)
-    rates, products = [], []
+    rates, products, cpu = [], [], np.zeros(2)
     for step in range(o.steps + 1):
         products.append(matmul_flops_per_s(a))
-        started = time.perf_counter()
-        state, metrics = learner.step(state, [batch], float(batch["weights"].sum()))
+        started, before = time.perf_counter(), _cpu_seconds()
+        state, metrics = learner.step(state, [batch] * o.accumulate, float(o.batch * o.length))
         rates.append(work / (time.perf_counter() - started))
+        cpu += (_cpu_seconds() - before) * (step > 0)
         note = "compiled" if step == 0 else f"{rates[-1] / products[-1]:.0%} of {products[-1] / 1e9:.0f} GFLOP/s"
         print(f"step {step}: loss {metrics['loss']:.3f}, {note}", file=sys.stderr, flush=True)
     rate, product = statistics.median(rates[1:]), statistics.median(products[1:])
@@ -99,6 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "fraction_of_matmul_rate": round(rate / product, 3),
         "tokens_per_s": round(rate / work * o.batch * o.length, 1),
         "matmul_gflops": round(product / 1e9, 1),
+        "kernel_fraction": round(cpu[1] / cpu.sum(), 3),
     }
     print(json.dumps(figures))
 
