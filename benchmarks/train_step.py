@@ -6,7 +6,7 @@ and, as the last line of stdout, one JSON object:
     fraction_of_matmul_rate    model FLOPs per second (models/flops.py, three forward passes) over those of the product
     tokens_per_s
     matmul_gflops              GFLOP/s of the product
-    kernel_fraction            processor time of the steps that the operating system took, mostly to map memory
+    kernel_fraction            share of the steps' processor time that the operating system took
 """
 
 import argparse
