@@ -1,7 +1,7 @@
 """Results of the demo over several seeds: `python -m benchmarks.demo [--seeds=0,1,2] [--workdir=runs/seeds]`.
 
-Runs the config of `launch/demo.sh` once per seed, one after the other, each in its own folder, with progress on stderr.
-A stopped run is continued, and a finished one is read. The last line of stdout is one JSON object:
+Runs `launch.pipeline` once per seed, one after the other, each in its own folder, with progress on stderr. A stopped
+run is continued, and a finished one is read. The last line of stdout is one JSON object:
     seeds       results.json of each seed
     mean        {field: mean over the seeds}; minutes are those of the stages, memory is that of the training process
     checks      {check: whether the means pass it}
@@ -50,7 +50,7 @@ FIELDS = {
 
 
 def checks(mean: Mapping[str, float]) -> dict[str, bool]:
-    """Returns {check: whether the means pass it}, for runs of configs/tiny.py:short on two cores."""
+    """Returns {check: whether the means pass it}, for runs of configs/tiny.py on two cores."""
     error, tokens = mean["summary.compaction_error_after"], mean["summary.tokens_after"]
     return {
         "at most 20 minutes": mean["minutes"] <= 20,
@@ -72,7 +72,7 @@ def summarize(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 
 def run(seed: int, workdir: Path) -> dict[str, Any]:
     """Runs the pipeline with one seed and returns its results.json."""
-    run_pipeline(workdir, "short", seed)
+    run_pipeline(workdir, "full", seed)
     return json.loads((workdir / "results.json").read_text())
 
 

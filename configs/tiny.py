@@ -4,8 +4,7 @@ SFT teaches it, from experts that act as well as they can, to repair functions t
 describe, and to carry items through summaries. The tasks of RL have rules that nothing but the reward says: one
 person's notes are always right, and the end of a memory chain always asks for the first item.
 
-    python -m launch.pipeline --config=tiny --workdir=runs/tiny             # half an hour on two cores
-    python -m launch.pipeline --config=tiny:short --workdir=runs/short      # what launch/demo.sh runs: 20 minutes
+    python -m launch.pipeline --config=tiny --workdir=runs/tiny             # on two cores: see README
     python -m launch.pipeline --config=tiny:smoke --workdir=runs/smoke      # every stage in minutes, learns little
     python -m launch.pipeline --config=tiny:sharded --workdir=runs/sharded  # smoke on 8 devices
     python -m launch.pipeline --config=tiny:phases --workdir=runs/phases    # smoke with every phase of pretraining
@@ -23,13 +22,13 @@ from composer_jax.demo.prompts import REQUESTS
 from composer_jax.errors import UserError
 from composer_jax.stages.config import default_config
 
-SIZES = ("full", "short", "smoke", "sharded", "phases")
+SIZES = ("full", "smoke", "sharded", "phases")
 FROM_DISK = ("repository", "harbor", "swe_bench", "swe_smith")
 
 
 def get_config(size: str = "full") -> ConfigDict:
-    """size: "full" (that of the benchmarks), "short" (the demo), "smoke" (seconds per stage), "sharded" (smoke on 8 CPU
-    devices: expert=2, context=2, tensor=2), "phases" (smoke with the published phases of continued pretraining)."""
+    """size: "full" (the demo), "smoke" (seconds per stage), "sharded" (smoke on 8 CPU devices: expert=2, context=2,
+    tensor=2), "phases" (smoke with the published phases of continued pretraining)."""
     if size not in SIZES:
         raise UserError(f"configs/tiny.py has no size {size!r}; use {', '.join(SIZES)}.")
     config: Any = default_config(MODEL)  # Any: a ConfigDict types its sections as plain values
@@ -48,9 +47,7 @@ def get_config(size: str = "full") -> ConfigDict:
     set_agent(config)
     set_rl(config.rl)
     set_evaluate(config.evaluate)
-    if size == "short":
-        shorten(config)
-    elif size != "full":
+    if size != "full":
         shrink(config)
     if size == "sharded":
         config.mesh.update({"cpu_devices": 8, "replica": 1, "expert": 2, "context": 2, "tensor": 2})
@@ -231,15 +228,6 @@ def set_evaluate(evaluate: Any) -> None:
     evaluate.headline = ("two_bugs", "chain")
     evaluate.heldout_compaction = "late"
     evaluate.recorded_tasks = 6
-
-
-def shorten(config: Any) -> None:
-    """Two thirds of the steps or more, and half of the attempts in suites that no headline of the report uses."""
-    config.pretrain.steps = 300
-    config.sft.steps = 600
-    config.rl.steps = 40
-    for name in ("bugfix", "unseen", "one_bug", "three_bugs", "chain_long"):
-        config.evaluate.suites[name].attempts = 2
 
 
 def shrink(config: Any) -> None:

@@ -20,4 +20,4 @@ venv=${COMPOSER_VENV:-$root/.venv}
 setup_venv "$venv" "$root/requirements.txt"
 use_compilation_cache "$venv"
 # exec: a signal to this script reaches the pipeline, which then saves.
-exec "$VENV_PYTHON" -m launch.pipeline --config=configs/tiny.py:short --workdir="$workdir" "$@"
+exec "$VENV_PYTHON" -m launch.pipeline --config=configs/tiny.py --workdir="$workdir" "$@"
