@@ -43,13 +43,12 @@ RATES = (1e-6, 3e-6)
 FIRST = 20
 """Step whose figures count first: Adam's second moment has settled."""
 CONFIG = dataclasses.replace(
-    train_step.CONFIG,
+    train_step.network(512, "bfloat16"),
     vocab_size=256,
     d_model=256,
     n_layers=5,
     expert_ff_dim=256,
     dense_ff_dim=1024,
-    compute_dtype="bfloat16",
     param_dtype="bfloat16",
 )
 
