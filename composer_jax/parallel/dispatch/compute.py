@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from composer_jax.ops.activation import Activation
 from composer_jax.ops.grouped_matmul import grouped_matmul
 from composer_jax.ops.lookup import lookup
+from composer_jax.ops.matmul import matmul
 from composer_jax.ops.permutation import permute_tokens, unpermute_tokens
 from composer_jax.ops.quantized_matmul import quantized_grouped_matmul, quantized_matmul
 from composer_jax.ops.vma import match_vma
@@ -25,14 +26,14 @@ def compute_all_experts(x_TD: jax.Array, gates_TE: jax.Array, experts: Experts, 
         return _compute_each_expert(x_TD, gates_TE, experts, activation)
     e, d, f = experts.gate_EDF.shape
     concat_experts = lambda w_EDF: w_EDF.transpose(1, 0, 2).reshape(d, e * f)  # noqa: E731
-    gate, up = x_TD @ concat_experts(experts.gate_EDF), x_TD @ concat_experts(experts.up_EDF)
+    gate, up = (matmul(x_TD, concat_experts(w_EDF)) for w_EDF in (experts.gate_EDF, experts.up_EDF))
     gates_TE = gates_TE.astype(x_TD.dtype)
     if experts.biases is None:
         hidden = activation(gate, up) * jnp.repeat(gates_TE, f, axis=1)
-        return hidden @ experts.down_EFD.reshape(e * f, d)
+        return matmul(hidden, experts.down_EFD.reshape(e * f, d))
     gate, up = gate + experts.biases.gate_EF.reshape(e * f), up + experts.biases.up_EF.reshape(e * f)
     hidden = activation(gate, up) * jnp.repeat(gates_TE, f, axis=1)
-    return hidden @ experts.down_EFD.reshape(e * f, d) + gates_TE @ experts.biases.down_ED
+    return matmul(hidden, experts.down_EFD.reshape(e * f, d)) + gates_TE @ experts.biases.down_ED
 
 
 def _compute_each_expert(x_TD: jax.Array, gates_TE: jax.Array, experts: Experts, activation: Activation) -> jax.Array:

@@ -1,0 +1,59 @@
+"""The product with a weight against float64, values and gradients, and which operand its gradient transposes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from composer_jax.ops.matmul import matmul
+from composer_jax.parallel.mesh import make_mesh
+from tests.models.small import relative_error
+
+T = 24
+SHAPES = [(16, 40), (40, 16), (8, 8)]
+
+
+def operands(d, f):
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in ((T, d), (d, f), (T, f))]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_product_and_gradients_are_those_of_float64(shape):
+    x, w, dy = operands(*shape)
+    y, transpose = jax.vjp(matmul, x, w)
+    wide = [a.astype(np.float64) for a in (x, w, dy)]
+    expected = wide[0] @ wide[1], wide[2] @ wide[1].T, wide[0].T @ wide[2]
+    for actual, wanted in zip((y, *transpose(jnp.asarray(dy))), expected, strict=True):
+        assert relative_error(actual, wanted) < 1e-6
+
+
+def test_gradients_have_the_dtype_of_their_operands():
+    x, w, dy = (jnp.asarray(a, jnp.bfloat16) for a in operands(16, 40))
+    y, transpose = jax.vjp(matmul, x, w)
+    assert {a.dtype for a in (y, *transpose(dy))} == {jnp.dtype("bfloat16")}
+
+
+def test_replicated_weights_get_the_gradient_of_all_tokens():
+    x, w, dy = operands(16, 40)
+    mesh = make_mesh(jax.devices(), replica=8)
+    tokens = PartitionSpec(mesh.axis_names)
+
+    def gradient(x, w, dy):
+        return jax.grad(lambda w: (matmul(x, w) * dy).sum())(w)
+
+    program = jax.jit(
+        jax.shard_map(gradient, mesh=mesh, in_specs=(tokens, PartitionSpec(), tokens), out_specs=PartitionSpec())
+    )
+    assert relative_error(program(x, w, dy), x.astype(np.float64).T @ dy) < 1e-6
+
+
+@pytest.mark.parametrize(("d", "f"), SHAPES[:2])
+def test_the_gradient_of_the_weight_transposes_the_narrower_operand(d, f):
+    x, w, dy = operands(d, f)
+    jaxpr = jax.make_jaxpr(lambda: jax.vjp(matmul, x, w)[1](jnp.asarray(dy))[1])()
+    over_tokens = [
+        eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general" and T not in eqn.outvars[0].aval.shape
+    ]
+    assert [eqn.invars[0].aval.shape for eqn in over_tokens] == [(T, min(d, f))]
