@@ -105,7 +105,15 @@ def masked_scores(q_BNQX: jax.Array, k_BTNX: jax.Array, bias_BST: jax.Array, sca
 
 def _scores(q_BNQX: jax.Array, k_BTNX: jax.Array, scales: Scales | None) -> jax.Array:
     def products(q: jax.Array, k: jax.Array) -> jax.Array:
-        return jnp.einsum("bnqx,btnx->bnqt", q, k.astype(q.dtype), preferred_element_type=jnp.float32)
+        k = k.astype(q.dtype)
+        if q.shape[2] < q.shape[3]:
+            # XLA's CPU product transposes its second operand in memory: few queries rather than the keys. jnp.einsum
+            # would choose the order of the operands itself.
+            by_key_BNTQ = jax.lax.dot_general(
+                k.swapaxes(1, 2), q, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32
+            )
+            return by_key_BNTQ.swapaxes(2, 3)
+        return jnp.einsum("bnqx,btnx->bnqt", q, k, preferred_element_type=jnp.float32)
 
     if scales is None:
         return products(q_BNQX, k_BTNX)
