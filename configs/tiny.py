@@ -160,7 +160,7 @@ def set_agent(config: Any) -> None:
             "slots": 64,
             "capacity": 512,
             "decode_steps": 8,
-            "prefill_shapes": ((16, 32), (4, 128)),
+            "prefill_shapes": ((8, 32), (4, 64), (2, 128)),
         }
     )
 
