@@ -203,7 +203,7 @@ def draw(claim: Claim, measured: Measured, path: Path) -> Path:
             i, mean, [[max(0, mean - low)], [max(0, high - mean)]], fmt="o", color=color, capsize=3, markersize=5
         )
         ax.annotate(
-            f"{mean:.0%}" if claim.is_rate else f"{mean:.2f}",
+            f"{mean:z.0%}" if claim.is_rate else f"{mean:z.2f}",
             (i, mean),
             xytext=(8, 0),
             textcoords="offset points",
