@@ -1,6 +1,7 @@
 """Updates with feedback: the term is the dense KL, and the rest of the loss is what it is without."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
@@ -151,7 +152,8 @@ def test_without_mistakes_the_weights_are_those_without_feedback(learner):
     (on, metrics), (off, plain) = (step(learner, new_update(learner, weight=weight), CLEAN) for weight in (0.5, 0.0))
     assert metrics["feedback_kl"] is None and metrics["feedback_loss"] is None and metrics["feedback_tokens"] == 0
     assert not [name for name in plain if name.startswith("feedback")]
-    jax.tree.map(np.testing.assert_array_equal, on.params, off.params)
+    # Two programs, whose sums XLA may round in different orders. The peak of the learning rate is 1e-2.
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-5), on.params, off.params)
 
 
 class RecordingLearner:
