@@ -34,15 +34,14 @@ def project(
         that a block would lie on two devices.
     """
     chex.assert_type([x, weight], jnp.floating)
+    if precision == "none":
+        return matmul(x, weight, contracted)
     outputs = weight.shape[contracted:]
     width_in, width_out = math.prod(weight.shape[:contracted]), math.prod(outputs)
-    x_TD, weight_DF = x.reshape(-1, width_in), weight.reshape(width_in, width_out)
-    if precision == "none":
-        y_TF = matmul(x_TD, weight_DF)
-    else:
-        _check_blocks(weight_DF, precision, sharded)
-        mesh_axis = "tensor" if sharded == "in" and axis_size("tensor") > 1 else None
-        y_TF = quantized_matmul(x_TD, weight_DF, precision, mesh_axis)
+    weight_DF = weight.reshape(width_in, width_out)
+    _check_blocks(weight_DF, precision, sharded)
+    mesh_axis = "tensor" if sharded == "in" and axis_size("tensor") > 1 else None
+    y_TF = quantized_matmul(x.reshape(-1, width_in), weight_DF, precision, mesh_axis)
     return y_TF.reshape(*x.shape[: x.ndim - contracted], *outputs)
 
 

@@ -6,49 +6,53 @@ by element, together with whatever computes it. Automatic differentiation makes 
 for TPUs and GPUs choose the layout of operands themselves.
 """
 
+import functools
+import math
+
+import chex
 import jax
 import jax.numpy as jnp
 
-from composer_jax.ops.shapes import check_shapes
 from composer_jax.ops.vma import match_vma
 
-_TOKENS = (((0,), (0,)), ((), ()))
 
-
-def matmul(x_TD: jax.Array, w_DF: jax.Array) -> jax.Array:
-    """Returns x w, [T,F], in the dtype of both.
+def matmul(x: jax.Array, w: jax.Array, contracted: int = 1) -> jax.Array:
+    """Returns the sum over the last `contracted` dimensions of x and the first ones of w, in the dtype of both.
 
     On a CPU the gradient of w transposes the narrower one of x and dy. Where products with several weights share a
     narrow x, their gradients share its transpose.
+
+    Args:
+      x: [..., *in], floating. w: [*in, *out], of the same dtype. The result is [..., *out].
     """
-    check_shapes(x_TD=(x_TD, jnp.floating), w_DF=(w_DF, x_TD.dtype))
-    return _matmul(*match_vma(x_TD, w_DF))
+    chex.assert_type([x, w], jnp.floating)
+    chex.assert_equal(x.dtype, w.dtype)
+    return _matmul(contracted, *match_vma(x, w))
 
 
-@jax.custom_vjp
-def _matmul(x_TD: jax.Array, w_DF: jax.Array) -> jax.Array:
-    return x_TD @ w_DF
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _matmul(contracted: int, x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.tensordot(x, w, contracted)
 
 
-def _forward(x_TD, w_DF):
-    return _matmul(x_TD, w_DF), (x_TD, w_DF)
+def _forward(contracted, x, w):
+    return _matmul(contracted, x, w), (x, w)
 
 
-def _backward(saved, dy_TF):
-    x_TD, w_DF = saved
-    dx_TD = jax.lax.dot_general(dy_TF, w_DF, (((1,), (1,)), ((), ())))
-    if w_DF.shape[0] > w_DF.shape[1]:
-        return dx_TD, _transpose_dy(x_TD, dy_TF)
-    return dx_TD, jax.lax.platform_dependent(x_TD, dy_TF, cpu=_transpose_x, default=_transpose_dy)
+def _backward(contracted, saved, dy):
+    x, w = saved
+    d, f = math.prod(w.shape[:contracted]), math.prod(w.shape[contracted:])
 
+    def automatic(x, w, dy):
+        return jax.vjp(functools.partial(jnp.tensordot, axes=contracted), x, w)[1](dy)
 
-def _transpose_x(x_TD: jax.Array, dy_TF: jax.Array) -> jax.Array:
-    return jax.lax.dot_general(x_TD, dy_TF, _TOKENS)
+    def transpose_x(x, w, dy):
+        dw_DF = jax.lax.dot_general(x.reshape(-1, d), dy.reshape(-1, f), (((0,), (0,)), ((), ())))
+        return automatic(x, w, dy)[0], dw_DF.reshape(w.shape)
 
-
-def _transpose_dy(x_TD: jax.Array, dy_TF: jax.Array) -> jax.Array:
-    """What automatic differentiation does."""
-    return jax.lax.dot_general(dy_TF, x_TD, _TOKENS).T
+    if d > f:
+        return automatic(x, w, dy)
+    return jax.lax.platform_dependent(x, w, dy, cpu=transpose_x, default=automatic)
 
 
 _matmul.defvjp(_forward, _backward)

@@ -34,7 +34,7 @@ def normal(*shape) -> jax.Array:
 def test_off_is_the_plain_product():
     x, w = normal(2, 3, 4, 8), normal(4, 8, 5)
     off = project(x, w, "none", contracted=2, sharded="in")
-    assert relative_error(off, np.einsum("bshv,hvd->bsd", x.astype(np.float64), w.astype(np.float64))) < 1e-6
+    assert relative_error(off, np.einsum("bshv,hvd->bsd", np.asarray(x, np.float64), np.asarray(w, np.float64))) < 1e-6
 
 
 @pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
