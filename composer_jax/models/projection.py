@@ -38,23 +38,17 @@ def project(
         return matmul(x, weight, contracted)
     outputs = weight.shape[contracted:]
     width_in, width_out = math.prod(weight.shape[:contracted]), math.prod(outputs)
-    weight_DF = weight.reshape(width_in, width_out)
-    _check_blocks(weight_DF, precision, sharded)
-    mesh_axis = "tensor" if sharded == "in" and axis_size("tensor") > 1 else None
-    y_TF = quantized_matmul(x.reshape(-1, width_in), weight_DF, precision, mesh_axis)
-    return y_TF.reshape(*x.shape[: x.ndim - contracted], *outputs)
-
-
-def _check_blocks(weight_DF: jax.Array, precision: Precision, sharded: Literal["in", "out"] | None) -> None:
-    """Raises a UserError if a block of a rounded product would lie on two devices (see `project`)."""
     devices = axis_size("tensor")
     if sharded and devices > 1:
-        width = weight_DF.shape[0 if sharded == "in" else 1]
+        width = width_in if sharded == "in" else width_out
         if width % MX_BLOCK:
             raise UserError(
                 f"precision={precision!r} has blocks of {MX_BLOCK}, which do not divide the {width} numbers that a "
                 f"device has of a row with mesh.tensor={devices}; use a smaller mesh.tensor or precision='none'."
             )
+    mesh_axis = "tensor" if sharded == "in" and devices > 1 else None
+    y_TF = quantized_matmul(x.reshape(-1, width_in), weight.reshape(width_in, width_out), precision, mesh_axis)
+    return y_TF.reshape(*x.shape[: x.ndim - contracted], *outputs)
 
 
 def fake_quantize(x: jax.Array, axis: int, precision: Precision) -> jax.Array:

@@ -1,5 +1,6 @@
 """The product with a weight against float64, values and gradients, and which operand its gradient transposes."""
 
+import functools
 import re
 
 import jax
@@ -27,6 +28,20 @@ def test_product_and_gradients_are_those_of_float64(shape):
     y, transpose = jax.vjp(matmul, x, w)
     wide = [a.astype(np.float64) for a in (x, w, dy)]
     expected = wide[0] @ wide[1], wide[2] @ wide[1].T, wide[0].T @ wide[2]
+    for actual, wanted in zip((y, *transpose(jnp.asarray(dy))), expected, strict=True):
+        assert relative_error(actual, wanted) < 1e-6
+
+
+def test_several_dimensions_are_contracted():
+    rng = np.random.default_rng(0)
+    x, w, dy = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, T, 3, 4), (3, 4, 5, 6), (2, T, 5, 6)))
+    y, transpose = jax.vjp(functools.partial(matmul, contracted=2), x, w)
+    wide = [a.astype(np.float64) for a in (x, w, dy)]
+    expected = [
+        np.einsum("bshv,hvxy->bsxy", *wide[:2]),
+        np.einsum("bsxy,hvxy->bshv", wide[2], wide[1]),
+        np.einsum("bshv,bsxy->hvxy", wide[0], wide[2]),
+    ]
     for actual, wanted in zip((y, *transpose(jnp.asarray(dy))), expected, strict=True):
         assert relative_error(actual, wanted) < 1e-6
 
