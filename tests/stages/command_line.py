@@ -1,6 +1,7 @@
 """The entry points as a user starts them: in a process of their own."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,12 +26,16 @@ def start(workdir: Path, *arguments: str, cache: Path, entry: str = "launch.pipe
     """Starts an entry point on a run folder. Compiled programs are kept in `cache` unless the tests have their own."""
     # A user has no NPROC for eight devices.
     env = {"JAX_COMPILATION_CACHE_DIR": str(cache)} | {k: v for k, v in pipeline_environment().items() if k != "NPROC"}
+    env["PYTHONFAULTHANDLER"] = "1"  # for stop()
     command = [sys.executable, "-m", entry, f"--workdir={workdir}", *arguments]
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process: subprocess.Popen, timeout: float = 900) -> subprocess.CompletedProcess:
-    out, err = process.communicate(timeout=timeout)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"the process did not end in {timeout} s:\n{stop(process)}") from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -39,7 +44,14 @@ def kill_when(process: subprocess.Popen, reached: Callable[[], bool], timeout: f
     deadline = time.monotonic() + timeout
     while not reached():
         assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "the run did not get there in time"
+        assert time.monotonic() < deadline, f"the process did not get there in {timeout} s:\n{stop(process)}"
         time.sleep(0.02)
     process.kill()
     process.communicate()
+
+
+def stop(process: subprocess.Popen) -> str:
+    """Ends a process that is stuck; returns what it printed and where each of its threads was."""
+    process.send_signal(signal.SIGABRT)
+    out, err = process.communicate(timeout=30)
+    return out + err
