@@ -15,7 +15,7 @@ WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # All of this has to be in the environment before JAX, NumPy or a tokenizer is imported for the first time.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Two threads per device, or XLA's pool can fill with devices that wait for each other (parallel/platform.py).
+# Two threads per device, as configure_cpu gives a run (parallel/platform.py).
 os.environ.setdefault("NPROC", "16")
 if WORKERS > 1:
     # BLAS pools over all cores in each worker make the workers wait for each other.

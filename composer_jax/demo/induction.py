@@ -24,7 +24,18 @@ OUTPUT_GAIN = 1.0
 
 def orthogonal(key: jax.Array, rows: int, columns: int) -> jax.Array:
     """Returns a matrix with orthonormal columns (rows >= columns)."""
-    return jnp.linalg.qr(jax.random.normal(key, (rows, rows)))[0][:, :columns]
+    return _orthonormal_factor(jax.random.normal(key, (rows, rows)))[:, :columns]
+
+
+@jax.custom_batching.sequential_vmap
+def _orthonormal_factor(matrix: jax.Array) -> jax.Array:
+    """Returns Q of matrix = QR, one matrix at a time.
+
+    On a CPU, JAX's factorisation of several matrices shares them out over XLA's thread pool and waits, inside that
+    pool, until all are done. Two devices with a few such operations each can fill the pool with waiting threads, and
+    the process stalls for good.
+    """
+    return jnp.linalg.qr(matrix)[0]
 
 
 def apply_induction(params: dict, config: ModelConfig, key: jax.Array) -> dict:

@@ -15,10 +15,10 @@ def configure_cpu(devices: int) -> None:
 
     `devices` is the sum over all processes, so that one config, and its mesh, fits any number of processes.
 
-    XLA's CPU client runs one program per device on a shared thread pool with one thread per core, and a device waits
-    inside that pool for the pieces of its own program. With as many devices as threads, all threads can be waiting and
-    the process stalls for good. Two threads per device leave room (measured: 2 devices on 2 cores stalled at once with
-    the default pool, and never with the larger one).
+    XLA's CPU client gives the operations of all devices to one pool, by default of one thread per core. An operation
+    that waits inside that pool for tasks of its own, as JAX's factorisation of a stack of matrices does, keeps a thread
+    from them. Once every thread waits, the process stalls for good. demo/induction.py therefore factorises one matrix
+    at a time, and two threads per device leave room for other operations of this kind.
 
     Raises:
       UserError: JAX already runs in this process with fewer CPU devices.

@@ -1,6 +1,9 @@
 """A network with the induction initialiser copies before training."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -71,3 +74,24 @@ def test_a_network_without_the_projections_it_sets_is_refused(changes):
     (field, value), *_ = changes.items()
     with pytest.raises(UserError, match=f"{field}={value}.*use init='normal'"):
         ModelDef(dataclasses.replace(CONFIG, **changes)).init(0)
+
+
+# Two replicas, as in the demo, and several independent stacks of matrices, as in its layers.
+TWO_REPLICAS = """
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+from composer_jax.demo.induction import orthogonal
+
+jax.config.update("jax_num_cpu_devices", 2)
+replicated = NamedSharding(jax.make_mesh((2,), ("replica",)), PartitionSpec())
+keys = jax.device_put(jax.random.split(jax.random.key(0), (6, 3)), replicated)
+make = jax.jit(lambda keys: [jax.vmap(lambda key: orthogonal(key, 64, 64))(keys[i]) for i in range(6)])
+for _ in range(50):
+    jax.block_until_ready(make(keys))
+"""
+
+
+@pytest.mark.parametrize("threads", ["2", "4"])
+def test_orthogonal_matrices_of_two_replicas_do_not_fill_the_pool_of_threads(threads):
+    env = os.environ | {"NPROC": threads}
+    subprocess.run([sys.executable, "-c", TWO_REPLICAS], env=env, timeout=120, check=True)
