@@ -1,7 +1,6 @@
 """The scripts of examples/ run and print what their docstrings say."""
 
 import asyncio
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from composer_jax.observe.episodes import write_episodes
 from composer_jax.stages.config import run_config
 from composer_jax.tasks.harbor import read_task
 from examples import add_tool, own_repository, read_episodes, sample_weights, task_family
+from tests.stages.command_line import pipeline_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ def test_own_repository_makes_tasks(tmp_path, packages):
 @pytest.mark.slow
 def test_own_repository_trains(tmp_path, packages):
     command = [sys.executable, "-m", "examples.own_repository", "", str(tmp_path), str(packages)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": ""})
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=pipeline_environment())
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     assert lines[0].startswith("2 tasks from ") and lines[-1].startswith("step 2: reward ")
