@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from composer_jax.demo.induction import orthogonal
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from tests.models.small import forward, rows, small
@@ -95,3 +97,9 @@ for _ in range(50):
 def test_orthogonal_matrices_of_two_replicas_do_not_fill_the_pool_of_threads(threads):
     env = os.environ | {"NPROC": threads}
     subprocess.run([sys.executable, "-c", TWO_REPLICAS], env=env, timeout=120, check=True)
+
+
+def test_matrices_one_at_a_time_have_the_bits_of_a_stack():
+    keys = jax.random.split(jax.random.key(0), 3)
+    stack = jax.vmap(lambda key: jnp.linalg.qr(jax.random.normal(key, (16, 16)))[0])(keys)
+    np.testing.assert_array_equal(jax.vmap(lambda key: orthogonal(key, 16, 8))(keys), stack[:, :, :8])
