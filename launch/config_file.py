@@ -13,6 +13,7 @@ from absl import flags as absl_flags
 from ml_collections import ConfigDict, FieldReference, config_dict, config_flags
 
 from composer_jax.errors import UserError
+from composer_jax.stages.renamed import outdated_field
 
 PACKAGED = Path(__file__).resolve().parents[1] / "configs"
 """The configs that are installed with the entry points: a folder beside launch/, in a checkout and in site-packages."""
@@ -194,6 +195,9 @@ def _check_field(path: str, config: ConfigDict) -> None:
     inside = [field for field in values if field.startswith(f"{path}.")]
     if inside:
         raise UserError(f"--config.{path} is a group of fields; set one of {_enumerate(inside)}")
+
+    if change := outdated_field(path):
+        raise UserError(f"--config.{path}: {change}")
 
     def likeness(field: str) -> float:
         whole = difflib.SequenceMatcher(None, path, field).ratio()

@@ -31,7 +31,7 @@ from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.rl.config import RLConfig
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.stages.base import NETWORK_FIELDS, with_base_model
-from composer_jax.stages.renamed import RENAMED
+from composer_jax.stages.renamed import outdated_fields
 from composer_jax.stages.schema import from_mapping, plain_value, to_config_dict
 from composer_jax.stages.training_config import PhaseConfig, PretrainConfig, SFTConfig, TrainingConfig
 from composer_jax.tasks.config import TasksConfig
@@ -187,6 +187,8 @@ def run_config(config: Mapping[str, Any]) -> RunConfig:
       UserError: an unknown, missing or renamed field, or a value of a wrong type or out of range, named in the
         sentence.
     """
-    checked = from_mapping(RunConfig, with_base_model(config), "config", RENAMED)
+    if changes := outdated_fields(config):
+        raise UserError(f"config has fields of an older schema: {changes}.")
+    checked = from_mapping(RunConfig, with_base_model(config), "config")
     checked.check_lengths()
     return checked

@@ -1,6 +1,11 @@
-"""Fields of the first config schema (version 0.1.0) and their names of today."""
+"""Fields of older config schemas: their names of today, and what replaces those that are gone."""
 
-RENAMED = {
+from collections.abc import Mapping
+from typing import Any
+
+from composer_jax.stages.schema import field_paths
+
+RENAMED: dict[str, str] = {
     "batch": "pretrain.batch_size and pretrain.seq_len",
     "decode": "sampler (sampler.mesh, sampler.param_dtype, sampler.slots, sampler.capacity)",
     "optimizer": "pretrain.optimizer, sft.optimizer and rl.optimizer",
@@ -28,3 +33,24 @@ RENAMED = {
     "evaluate.attempts": "evaluate.suites.NAME.attempts",
     "evaluate.other_attempts": "evaluate.suites.NAME.attempts and evaluate.heldout_attempts",
 }
+
+REMOVED: dict[str, str] = {}
+"""Field or section -> what to use instead, as the end of the sentence "FIELD is gone: ..."."""
+
+
+def outdated_field(path: str) -> str:
+    """Returns "a is now b" or "a is gone: use d" for the path of a field that is outdated or lies in a section that is;
+    "" for another one."""
+    parts = path.split(".")
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        if name in RENAMED:
+            return f"{name} is now {RENAMED[name]}"
+        if name in REMOVED:
+            return f"{name} is gone: {REMOVED[name]}"
+    return ""
+
+
+def outdated_fields(values: Mapping[str, Any]) -> str:
+    """Returns what `outdated_field` says of the fields of a config, each once, separated by semicolons."""
+    return "; ".join(dict.fromkeys(filter(None, map(outdated_field, field_paths(values)))))

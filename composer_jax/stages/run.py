@@ -17,11 +17,11 @@ from composer_jax.parallel.mesh import MeshConfig, batch_shards
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
 from composer_jax.stages.config import RunConfig, run_config
-from composer_jax.stages.renamed import RENAMED
+from composer_jax.stages.renamed import outdated_fields
 from composer_jax.stages.rollout_services import RolloutServices
 from composer_jax.stages.run_data import RunData
 from composer_jax.stages.run_model import RunModel
-from composer_jax.stages.schema import renamed_fields, to_config_dict
+from composer_jax.stages.schema import to_config_dict
 from composer_jax.stages.usage import track_usage
 
 MIN_FREE_BYTES = 500_000_000
@@ -154,7 +154,7 @@ def _open_workdir(workdir: Path | str, config: dict[str, Any]) -> Workdir:
 
 def _refuse_older_schema(workdir: Path | str) -> None:
     stored = read_run_config(workdir)
-    if stored is not None and (changes := renamed_fields(stored["config"], RENAMED)):
+    if stored is not None and (changes := outdated_fields(stored["config"])):
         raise UserError(
             f"{workdir} holds a run of an older config schema ({changes}); choose another --workdir, or continue it "
             "with the version of composer_jax that began it."

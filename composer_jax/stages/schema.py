@@ -47,25 +47,16 @@ def plain_value(value: Any, hint: Any) -> Any:
     return value
 
 
-def from_mapping(cls: type[T], values: Mapping[str, Any], path: str, renamed: Mapping[str, str] | None = None) -> T:
+def from_mapping(cls: type[T], values: Mapping[str, Any], path: str) -> T:
     """Builds a dataclass, its nested dataclasses included, from a ConfigDict or a nested dict.
 
     Args:
       path: the name of the section in error messages ("config").
-      renamed: field path of an older schema -> its name today, without the leading `path`.
 
     Raises:
-      UserError: an unknown or missing field, or a value of a wrong type, named with its whole path; fields of an older
-        schema, all of them with their names of today.
+      UserError: an unknown or missing field, or a value of a wrong type, named with its whole path.
     """
-    if changes := renamed_fields(values, renamed or {}):
-        raise UserError(f"{path} has fields of an older schema: {changes}.")
     return _build(cls, values, path)
-
-
-def renamed_fields(values: Mapping[str, Any], renamed: Mapping[str, str]) -> str:
-    """Returns "a is now b; c is now d" for the fields of `values` that `renamed` lists, or ""."""
-    return "; ".join(f"{name} is now {renamed[name]}" for name in field_paths(values) if name in renamed)
 
 
 def field_paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -80,6 +80,7 @@ def test_overrides_of_every_kind(config_file):
         (["--config.steps=3"], "no field 'steps'; did you mean rl.steps"),
         (["--noconfig.rl.overlapp"], "no field 'rl.overlapp'; did you mean rl.overlap"),
         (["--config.zzz=3"], "no field 'zzz'; it has data, mesh, rl"),
+        (["--config.rl.ratio_low=0.2"], "--config.rl.ratio_low: rl.ratio_low is now rl.loss.ratio_low"),
         (["--config.rl.steps.more=3"], "no field 'rl.steps.more'; did you mean rl.steps"),
         (["--config.rl=3"], "--config.rl is a group of fields; set one of rl.groups, rl.lr"),
         (["--config.rl.steps=abc"], "rl.steps is of type int, in the config 60"),

@@ -8,7 +8,7 @@ import pytest
 from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
 from composer_jax.stages.config import default_config, run_config
-from composer_jax.stages.renamed import RENAMED
+from composer_jax.stages.renamed import REMOVED, RENAMED
 from composer_jax.stages.schema import field_paths
 from configs import memory_chain
 from configs.tiny import SIZES, get_config
@@ -176,9 +176,22 @@ def test_fields_of_the_older_schema_are_refused_with_their_new_names():
     assert "pretrain.copy_fraction is now pretrain.sources.copying.weight" in str(error.value)
 
 
-def test_no_renamed_field_is_a_field_of_today():
+def test_fields_that_are_gone_are_refused_with_what_replaces_them():
+    for path, instead in REMOVED.items():
+        config = copy.deepcopy(CONFIG)
+        *sections, name = path.split(".")
+        node = config
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = {}
+        with pytest.raises(UserError) as error:
+            run_config(config)
+        assert f"{path} is gone: {instead}" in str(error.value)
+
+
+def test_no_older_field_is_a_field_of_today():
     today = set(field_paths(get_config("smoke").to_dict()))
-    assert not today & set(RENAMED)
+    assert not today & {*RENAMED, *REMOVED}
 
 
 def test_a_default_config_has_a_field_for_every_flag():
