@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import conversations
+from benchmarks.older_commit import unpack
 from benchmarks.peers.environments import PEERS, PeerError, cache_folder, install
 from benchmarks.peers.equal_cost import llama_of_equal_cost
-from benchmarks.sampler import unpack
 from composer_jax.observe.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]

@@ -3,7 +3,7 @@
 Prints progress on stderr and, as the last line of stdout, one JSON object:
     tokens_per_s      sampled tokens per second of 8 groups of 8 conversations of 4 turns (benchmarks/conversations.py)
     vs_naive          over a loop: one conversation after the other, the whole context prefilled each turn
-    vs_before         over the engine of --before, an older commit; left out without one
+    vs_before         over the engine of --before, an older commit (the rounds' median); left out without one
     vs_tunix          over google-tunix's sampler on a dense network of equal cost, with --model=demo or wide
     cache_overhead    room in the pages that conversations hold, over their tokens
     compilations      of the warm-up; a further one during the conversations is an error
@@ -41,6 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import conversations
+from benchmarks.older_commit import median_ratio, unpack
 from benchmarks.peers.arguments import write_talks
 from benchmarks.peers.environments import PEERS, cache_folder
 from benchmarks.peers.equal_cost import cost_of, cost_of_llama, llama_of_equal_cost
@@ -246,13 +247,6 @@ def play(options: Sequence[str], checkout: Path | None = None) -> dict[str, Any]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def unpack(commit: str, folder: Path) -> Path:
-    """Writes the files of a commit into a folder."""
-    archive = subprocess.run(["git", "archive", commit], cwd=Path(__file__).parents[1], capture_output=True, check=True)
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
-    return folder
-
-
 def write_smollm2(address: str, folder: Path) -> None:
     """Writes SmolLM2-135M in float32 as a Hugging Face folder: the weights at an address if they are that model's, and
     random ones otherwise."""
@@ -314,7 +308,7 @@ def compare_conversations(
     if naive:
         result["vs_naive"] = rate / ours[0]["naive_tokens_per_s"]
     if older:
-        result["vs_before"] = rate / statistics.median(figures["tokens_per_s"] for figures in older)
+        result["vs_before"] = median_ratio(ours, older)
     return result
 
 

@@ -8,20 +8,27 @@ in one process. Prints progress on stderr and, as the last line of stdout, one J
     matmul_gflops              GFLOP/s of the product
     parameters                 of the network
     kernel_fraction            share of the steps' processor time that the operating system took
+With --before it prints {"vs_before"} instead: tokens_per_s over those of an older commit, the median of --rounds, each
+of which measures both, in a process each.
 """
 
 import argparse
 import json
 import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.older_commit import median_ratio, unpack
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import forward_flops
 from composer_jax.models.model_def import ModelDef
@@ -78,6 +85,25 @@ def _cpu_seconds() -> np.ndarray:
 _multiply = jax.jit(lambda a: a @ a)
 
 
+def compare(before: str, rounds: int, options: Sequence[str]) -> dict[str, float]:
+    """Returns vs_before: `rounds` measurements of the working tree and of an older commit, in turn."""
+    ours, older = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = unpack(before, Path(folder))
+        for _ in range(rounds):
+            ours.append(_measure_in_process(Path(__file__).parents[1], options))
+            older.append(_measure_in_process(checkout, options))
+            rates = [figures[-1]["tokens_per_s"] for figures in (ours, older)]
+            print(f"tokens/s: {rates[0]}, of {before}: {rates[1]}", file=sys.stderr, flush=True)
+    return {"vs_before": median_ratio(ours, older)}
+
+
+def _measure_in_process(checkout: Path, options: Sequence[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.train_step", *options]
+    done = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=8, help="rows of a step (default: 8)")
@@ -87,8 +113,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="float32", help="of the computation (default: float32)")
     parser.add_argument("--product", type=int, default=2048, help="rows of the products' matrices (default: 2048)")
     parser.add_argument("--steps", type=int, default=8, help="steps that are timed (default: 8)")
+    parser.add_argument("--before", default="", help="an older commit to compare with")
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of each with --before (default: 9)")
     o = parser.parse_args(argv)
 
+    if o.before:
+        names = ("batch", "accumulate", "length", "width", "dtype", "product", "steps")
+        return print(json.dumps(compare(o.before, o.rounds, [f"--{name}={getattr(o, name)}" for name in names])))
     if o.width < 64 or o.width % 64:
         parser.error(f"--width={o.width} does not split into heads of 64; use a multiple of 64")
     config = network(o.width, o.dtype)
