@@ -1,16 +1,19 @@
 """The paired test of two evaluations: `python -m benchmarks.compare A B [--suites=two_bugs,chain]`.
 
 A and B are run folders, of which the last evaluation counts (after RL, before it, or of the base), or files of one
-evaluation, such as RUN/stages/evaluate_before.json. Both must have measured the same tasks. Prints a table on stderr
-and, as the last line of stdout, one JSON object:
-    suites    name -> difference (pass@1 of A minus that of B), low and high (95 % interval by bootstrap over tasks,
-              paired by task), tasks, gained and lost: ids of the tasks that changed sides, which more than half of the
-              attempts of one solve and at most half of the other's, with the solved fractions [B, A]
+evaluation, such as RUN/stages/evaluate_before.json; or several of them with commas between, runs of other seeds, whose
+tasks are put together. Both must have measured the same tasks. Prints a table on stderr and, as the last line of
+stdout, one JSON object:
+    suites    name -> pass_at_1 (of A and of B), difference (that of A minus that of B), low and high (95 % interval by
+              bootstrap over tasks, paired by task), tasks, gained and lost: ids of the tasks that changed sides, which
+              more than half of the attempts of one solve and at most half of the other's, with the solved fractions
+              [B, A]
     all       the same of all suites together, without the ids
 """
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +23,24 @@ from composer_jax.errors import UserError
 from composer_jax.stages.controls import compare_by_task, final_suites
 
 Suites = Mapping[str, Mapping[str, Any]]
+
+
+def read_runs(text: str) -> Suites:
+    """Returns suite -> {"solved": task -> the fraction of attempts that solved it} of runs with commas between; of the
+    suites that all of them have.
+
+    Raises:
+      UserError: one has no evaluation, or two have measured the same task.
+    """
+    runs = [read_suites(Path(path)) for path in text.split(",")]
+    merged: dict[str, dict[str, Any]] = {}
+    for name in runs[0]:
+        if any(name not in run for run in runs):
+            continue
+        merged[name] = {"solved": {task: rate for run in runs for task, rate in run[name]["solved"].items()}}
+        if len(merged[name]["solved"]) < sum(len(run[name]["solved"]) for run in runs):
+            raise UserError(f"{text} names runs that measured the same tasks of {name}; use runs of different seeds.")
+    return merged
 
 
 def read_suites(path: Path) -> Suites:
@@ -67,7 +88,8 @@ def _compare_suite(a: Mapping[str, Any], b: Mapping[str, Any], suite: str, name:
     pairs = {task: [b["solved"][task], rate] for task, rate in a["solved"].items()}
     gained = {task: pair for task, pair in pairs.items() if pair[0] <= 0.5 < pair[1]}
     lost = {task: pair for task, pair in pairs.items() if pair[1] <= 0.5 < pair[0]}
-    return compared | {"gained": gained, "lost": lost}
+    means = [statistics.fmean(side["solved"].values()) for side in (a, b)]
+    return {"pass_at_1": means, **compared, "gained": gained, "lost": lost}
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -76,22 +98,23 @@ def table(result: Mapping[str, Any]) -> str:
     if len(rows) > 1:
         rows.append(("all", result["all"]))
     width = max(len(name) for name, _ in rows)
-    lines = [f"{'':{width}}  A minus B   95 % interval      tasks  gained  lost"]
+    lines = [f"{'':{width}}  A      B      A minus B   95 % interval      tasks  gained  lost"]
     for name, one in rows:
+        means = "  ".join(f"{mean:.3f}" for mean in one["pass_at_1"]) if "pass_at_1" in one else " " * 12
         sides = f"  {len(one['gained']):6}  {len(one['lost']):4}" if "gained" in one else ""
         interval = f"[{one['low']:+.3f}, {one['high']:+.3f}]"
-        lines.append(f"{name:{width}}  {one['difference']:+9.3f}   {interval:17}  {one['tasks']:5}{sides}")
+        lines.append(f"{name:{width}}  {means}  {one['difference']:+9.3f}   {interval:17}  {one['tasks']:5}{sides}")
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("a", type=Path, metavar="A", help="a run folder, or the file of an evaluation")
-    parser.add_argument("b", type=Path, metavar="B", help="what A is compared with")
+    parser.add_argument("a", metavar="A", help="run folders or files of evaluations, with commas between")
+    parser.add_argument("b", metavar="B", help="what A is compared with")
     parser.add_argument("--suites", default="", help="comma-separated names (default: all that both have)")
     o = parser.parse_args(argv)
     try:
-        result = compare(read_suites(o.a), read_suites(o.b), str(o.b), [name for name in o.suites.split(",") if name])
+        result = compare(read_runs(o.a), read_runs(o.b), o.b, [name for name in o.suites.split(",") if name])
     except UserError as error:
         parser.exit(1, f"{error}\n")
     print(table(result), file=sys.stderr)

@@ -64,3 +64,13 @@ def test_bad_input_ends_with_a_sentence(runs, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "has no evaluation yet" in sentence(capsys, a, tmp_path / "empty")
     assert "neither a run folder nor the file of an evaluation" in sentence(capsys, a, tmp_path / "nothing.json")
+
+
+def test_runs_of_several_seeds_are_put_together(tmp_path, capsys):
+    rates = {"a0": {"x": 1.0}, "a1": {"y": 0.5}, "b0": {"x": 0.25}, "b1": {"y": 0.0}}
+    paths = {name: write_run(tmp_path / name, {"bugs": solved}) for name, solved in rates.items()}
+    result, text = printed(capsys, f"{paths['a0']},{paths['a1']}", f"{paths['b0']},{paths['b1']}")
+    bugs = result["suites"]["bugs"]
+    assert bugs["pass_at_1"] == [0.75, 0.125] and bugs["difference"] == 0.625 and bugs["tasks"] == 2
+    assert "0.750  0.125" in text
+    assert "measured the same tasks of bugs" in sentence(capsys, f"{paths['a0']},{paths['b0']}", paths["b1"])
