@@ -24,9 +24,9 @@ from composer_jax.train.losses import StreamNormalisers
 from composer_jax.train.output_states import OutputStates
 from composer_jax.train.token_logprobs import TokenScorer
 
-PER_TOKEN = ("entropy", "out_of_region", "sampler_kl")
-"""Metrics that are means over the tokens of the policy gradient. sampler_kl is the k1 estimate of
-KL(sampler || learner) in nats, log p_sampler - log p."""
+PER_TOKEN = ("entropy", "out_of_region", "dual_clipped", "sampler_kl")
+"""Metrics that are means over the tokens of the policy gradient. dual_clipped is the part of out_of_region that
+rl.loss.dual_clip leaves out. sampler_kl is the k1 estimate of KL(sampler || learner) in nats, log p_sampler - log p."""
 OF_REFERENCE = {"kl_reference": "reference_k1", "kl_reference_k3": "reference_k3"}
 """Column -> the loss's name, of metrics that are there with a reference only."""
 OF_STEP = ("grad_norm", "learning_rate", "skipped")

@@ -25,7 +25,7 @@ from composer_jax.parallel import context
 from composer_jax.train.forward import Batch, hidden_states, predict_positions
 from composer_jax.train.sequence_sums import sequence_sums
 from composer_jax.train.teacher_kl import teacher_kl
-from composer_jax.train.trust_region import TRUST_REGIONS
+from composer_jax.train.trust_region import TRUST_REGIONS, Bounds
 
 
 class LossOutput(NamedTuple):
@@ -112,6 +112,10 @@ class PolicyLossConfig:
     """Width of the trust region: the lower bound is 1 - ratio_low (DAPO, arXiv 2503.14476: 0.2)."""
     ratio_high: float = 0.28
     """Width of the trust region: the upper bound is 1 + ratio_high (DAPO: 0.28)."""
+    dual_clip: float = 3.0
+    """c of dual clip: "clip" also leaves out tokens of negative advantage whose ratio is above c, which PPO would weigh
+    by that ratio without a bound (Ye et al., arXiv 1912.09729: 3, as in verl's clip_ratio_c); `inf` bounds nothing.
+    Matters where the sampler's weights are old (rl.max_staleness above 0)."""
     sequence_mask: float = 0.0
     """delta: a sequence (one branch of an episode) of negative advantage is left out if the mean of log(p_sampler / p)
     over its sampled tokens exceeds delta (DeepSeek-V3.2, arXiv 2512.02556, section 3.1; value not published). 0 leaves
@@ -127,6 +131,11 @@ class PolicyLossConfig:
         for field in ("ratio_low", "ratio_high"):
             if not getattr(self, field) > 0:
                 raise UserError(f"loss.{field}={getattr(self, field)} trusts no token; use a number above 0.")
+        if self.trust_region == "clip" and not self.dual_clip >= 1 + self.ratio_high:
+            raise UserError(
+                f"loss.dual_clip={self.dual_clip} lies inside the trust region, which ends at 1 + loss.ratio_high="
+                f"{1 + self.ratio_high}; use that or more, 'inf' for no bound."
+            )
         if not self.sequence_mask >= 0:
             raise UserError(
                 f"loss.sequence_mask={self.sequence_mask} is negative; use a number above 0, or 0 for none."
@@ -321,11 +330,14 @@ class PolicyLoss:
         log_ratio = jnp.where(sampled, frozen_BS - _at_output(batch, "sampler_logprobs"), 0.0)
         ratio = jnp.exp(log_ratio)
         region = resolve(self.config.trust_region, TRUST_REGIONS, "loss.trust_region")
-        trusted_BS = region(ratio, advantages_BS, self.config.ratio_low, self.config.ratio_high)
+        bounds = Bounds(1 - self.config.ratio_low, 1 + self.config.ratio_high, self.config.dual_clip)
+        trusted_BS = region(ratio, advantages_BS, bounds)
+        dual_clipped = sampled & (advantages_BS < 0) & (ratio > bounds.dual) & (trusted_BS == 0)
         sums = {
             "tokens": sampled.sum().astype(jnp.float32),
             "entropy": (entropy_BS * sampled).sum(),
             "out_of_region": (sampled & (trusted_BS != ratio)).sum().astype(jnp.float32),
+            "dual_clipped": dual_clipped.sum().astype(jnp.float32),
             "sampler_kl": -log_ratio.sum(),
         }
         sums |= reference_sums

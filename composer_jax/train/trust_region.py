@@ -1,47 +1,60 @@
 """Trust regions: how much a token counts whose probability has moved away from the one that it was sampled with.
 
-Each function maps (importance ratio, advantage, low, high) of tokens to the weight of A_t log p(x_t) in the objective.
-The bounds are 1 - low and 1 + high. No gradient passes through a weight. With an unbounded region all three are
-importance-weighted REINFORCE.
+Each function maps importance ratios r and advantages A of tokens to the weight of A_t log p(x_t) in the objective. No
+gradient passes through a weight. With unbounded regions all three are importance-weighted REINFORCE.
 """
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from composer_jax.errors import UserError
 
-TrustRegion = Callable[[jax.Array, jax.Array, float, float], jax.Array]
-"""(ratio, advantage, low, high) -> weight; arrays of one shape."""
+
+class Bounds(NamedTuple):
+    """Importance ratios between which a token is trusted (fields of PolicyLossConfig)."""
+
+    lower: float
+    """1 - ratio_low."""
+    upper: float
+    """1 + ratio_high."""
+    dual: float
+    """dual_clip: the largest ratio with which a token of negative advantage counts in `clip`."""
 
 
-def clip(ratio: jax.Array, advantage: jax.Array, low: float, high: float) -> jax.Array:
+TrustRegion = Callable[[jax.Array, jax.Array, Bounds], jax.Array]
+"""(ratio, advantage, bounds) -> weight; arrays of one shape."""
+
+
+def clip(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
     """PPO's clip (arXiv 1707.06347, equation 7): a token that has moved far in the direction of its advantage rests.
 
-    These are the gradients of min(r A, clip(r, 1 - low, 1 + high) A). A token that moved against its advantage goes on
-    with its ratio, so that it can come back. Widths of DAPO (arXiv 2503.14476): 0.2 and 0.28.
+    A token that moved against its advantage goes on with its ratio, so that it can come back. That ratio has no bound
+    where the advantage is negative: one token of ratio 1000 would outweigh a thousand others. So such a token rests
+    above `bounds.dual` (dual clip, arXiv 1912.09729, equation 5). These are the gradients of
+    min(r A, clip(r, lower, upper) A), and of max(that, dual A) for A < 0.
     """
-    has_moved = jnp.where(advantage > 0, ratio > 1 + high, ratio < 1 - low)
-    return jnp.where(has_moved, 0, ratio)
+    rests_if_negative = (ratio < bounds.lower) | (ratio > bounds.dual)
+    return jnp.where(jnp.where(advantage > 0, ratio > bounds.upper, rests_if_negative), 0, ratio)
 
 
-def mask(ratio: jax.Array, advantage: jax.Array, low: float, high: float) -> jax.Array:
+def mask(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
     """A token outside the bounds rests, whatever the sign of its advantage.
 
     GLM-5, IcePop and Kimi K2.5 are this function with different widths (PUBLISHED_REGIONS, log_ratio_widths).
     """
-    return jnp.where((ratio > 1 - low) & (ratio < 1 + high), ratio, 0)
+    return jnp.where((ratio > bounds.lower) & (ratio < bounds.upper), ratio, 0)
 
 
-def clamp(ratio: jax.Array, advantage: jax.Array, low: float, high: float) -> jax.Array:
+def clamp(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
     """Every token counts, with a ratio within the bounds.
 
-    CISPO (MiniMax-M1, arXiv 2506.13585). With low 1 there is no lower bound, as in truncated importance
-    sampling, min(r, 1 + high).
+    CISPO (MiniMax-M1, arXiv 2506.13585). With a lower bound of 0 it is truncated importance sampling, min(r, upper).
     """
-    return jnp.clip(ratio, 1 - low, 1 + high)
+    return jnp.clip(ratio, bounds.lower, bounds.upper)
 
 
 TRUST_REGIONS: Mapping[str, TrustRegion] = {"clip": clip, "mask": mask, "clamp": clamp}
@@ -49,8 +62,10 @@ TRUST_REGIONS: Mapping[str, TrustRegion] = {"clip": clip, "mask": mask, "clamp":
 
 PUBLISHED_REGIONS: Mapping[str, Mapping[str, str | float]] = {
     # PPO (arXiv 1707.06347, section 6.1) and DAPO (arXiv 2503.14476, section 3.1).
-    "ppo": {"trust_region": "clip", "ratio_low": 0.2, "ratio_high": 0.2},
-    "dapo": {"trust_region": "clip", "ratio_low": 0.2, "ratio_high": 0.28},
+    "ppo": {"trust_region": "clip", "ratio_low": 0.2, "ratio_high": 0.2, "dual_clip": math.inf},
+    "dapo": {"trust_region": "clip", "ratio_low": 0.2, "ratio_high": 0.28, "dual_clip": math.inf},
+    # Dual-clip PPO (arXiv 1912.09729, section 4.1): epsilon = 0.2, c = 3.
+    "dual_clip": {"trust_region": "clip", "ratio_low": 0.2, "ratio_high": 0.2, "dual_clip": 3.0},
     # GLM-5 (arXiv 2602.15763): the token mask of asynchronous agents; the widths are those of its reasoning RL.
     "glm5": {"trust_region": "mask", "ratio_low": 0.2, "ratio_high": 0.28},
     # IcePop (Ling team, 2025): pop(r, 1/beta, beta) with GLM-5's beta = 2.

@@ -123,7 +123,7 @@ def gradient_of():
     learner = Learner(
         ModelDef(config),
         optimizer,
-        PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9)),
+        PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf)),
         make_mesh(jax.devices()[:1]),
     )
 

@@ -21,7 +21,7 @@ from tests.models.small import random_weights, relative_error, small
 from tests.rl.made_up import conversation, episode
 from tests.train.table_decoder import TableDecoder, log_softmax
 
-WIDE = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9))
+WIDE = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf))
 
 # -- estimators of a KL -------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from composer_jax.rl.batch import FIELDS, Group, pack_rows
 from composer_jax.rl.config import AlgorithmConfig, NormaliserConfig, RLConfig
 from composer_jax.rl.feedback import FeedbackConfig, HintFinder
 from composer_jax.rl.hint_detectors import DETECTORS
-from composer_jax.rl.policy_update import PolicyUpdate
+from composer_jax.rl.policy_update import PER_TOKEN, PolicyUpdate
 from composer_jax.rl.reference import ReferenceKLConfig
 from composer_jax.rl.weighting import weighted_rows
 from composer_jax.train.learner import Learner
@@ -45,7 +45,7 @@ def finder() -> HintFinder:
 
 
 def new_learner(config=CONFIG, mesh=None, peak=1e-2) -> Learner:
-    loss = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9))
+    loss = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf))
     return Learner(
         ModelDef(config),
         make_optimizer(OptimizerConfig(peak=peak), steps=20),
@@ -164,7 +164,7 @@ class RecordingLearner:
 
     def step(self, state, batches, normalisers):
         self.batches, self.normalisers = list(batches), normalisers
-        names = ("tokens", "entropy", "out_of_region", "sampler_kl", "log_ratio", "grad_norm", "learning_rate")
+        names = ("tokens", *PER_TOKEN, "log_ratio", "grad_norm", "learning_rate")
         return state, dict.fromkeys((*names, "load_imbalance", "router_entropy", "cross_entropy", "skipped"), 1.0)
 
 

@@ -11,7 +11,7 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.batch import Group
 from composer_jax.rl.config import AlgorithmConfig, NormaliserConfig, RLConfig
-from composer_jax.rl.policy_update import PolicyUpdate, learning_metrics
+from composer_jax.rl.policy_update import PER_TOKEN, PolicyUpdate, learning_metrics
 from composer_jax.train.learner import TrainState
 from composer_jax.train.losses import StreamNormalisers
 from tests.models.small import small
@@ -32,7 +32,7 @@ class RecordingLearner:
 
     def step(self, state, batches, normalisers):
         self.batches, self.normalisers = batches, normalisers
-        names = ("tokens", "entropy", "out_of_region", "sampler_kl", "log_ratio", "grad_norm", "learning_rate")
+        names = ("tokens", *PER_TOKEN, "log_ratio", "grad_norm", "learning_rate")
         return state, dict.fromkeys((*names, "load_imbalance", "router_entropy"), 1.0) | {"skipped": self.skipped}
 
 
@@ -104,9 +104,7 @@ def test_groups_of_equal_rewards_change_no_weight():
 
 @pytest.mark.parametrize("has_experts", [True, False])
 def test_only_a_network_with_experts_has_metrics_of_their_load(has_experts):
-    learned = dict.fromkeys(
-        ("tokens", "entropy", "out_of_region", "sampler_kl", "log_ratio", "grad_norm", "learning_rate", "skipped"), 0.5
-    )
+    learned = dict.fromkeys(("tokens", *PER_TOKEN, "log_ratio", "grad_norm", "learning_rate", "skipped"), 0.5)
     learned |= {"load_imbalance": 1.5, "router_entropy": 0.7} if has_experts else {}
     updated, without_update = (learning_metrics(row, has_experts=has_experts) for row in (learned, None))
     assert updated.keys() == without_update.keys()

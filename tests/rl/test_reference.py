@@ -93,7 +93,9 @@ def test_the_forms_differ_in_what_a_token_pays_for(form):
 @pytest.fixture(scope="module")
 def learner():
     optimizer = make_optimizer(OptimizerConfig(peak=1e-2), steps=10)
-    return Learner(ModelDef(CONFIG), optimizer, PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9)), MESH)
+    return Learner(
+        ModelDef(CONFIG), optimizer, PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf)), MESH
+    )
 
 
 def update_with(learner, coefficient: float, form="token") -> PolicyUpdate:

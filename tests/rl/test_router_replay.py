@@ -74,7 +74,12 @@ def new_update():
     """Changes to RLConfig -> a PolicyUpdate of the small network."""
 
     def make(config=CONFIG, **changes):
-        rl = RLConfig(group_size=2, batches=SHAPES, loss=PolicyLossConfig(ratio_low=0.9, ratio_high=1e9), **changes)
+        rl = RLConfig(
+            group_size=2,
+            batches=SHAPES,
+            loss=PolicyLossConfig(ratio_low=0.9, ratio_high=1e9, dual_clip=np.inf),
+            **changes,
+        )
         optimizer = make_optimizer(OptimizerConfig(peak=1e-3), steps=1)
         return PolicyUpdate(rl, Learner(ModelDef(config), optimizer, PolicyLoss(rl.loss), make_mesh(jax.devices()[:1])))
 
@@ -95,7 +100,7 @@ def learned(batches, shift=0):
     learner = Learner(
         ModelDef(CONFIG),
         make_optimizer(OptimizerConfig(), steps=1),
-        PolicyLoss(PolicyLossConfig(ratio_low=0.9, ratio_high=1e9, replay_plausibility=0.0)),
+        PolicyLoss(PolicyLossConfig(ratio_low=0.9, ratio_high=1e9, dual_clip=np.inf, replay_plausibility=0.0)),
         make_mesh(jax.devices()[:1]),
     )
     parts = [

@@ -178,7 +178,7 @@ POLICY_ROWS = ROWS | {
     "advantages": np.where(SAMPLED, ADVANTAGES, 0).astype(np.float32),
     "sampler_logprobs": OFF_POLICY,
 }
-WIDE = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9))
+WIDE = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf))
 Z = 4.0
 
 
@@ -227,15 +227,17 @@ def test_only_sampled_tokens_have_a_gradient():
 
 LOW, HIGH = 0.2, 0.28
 """Log-ratios of -0.223 and 0.247."""
-LOG_RATIOS = (-0.3, -0.24, -0.21, 0.0, 0.24, 0.26, 0.5)
+LOG_RATIOS = (-0.3, -0.24, -0.21, 0.0, 0.24, 0.26, 0.5, 1.05, 1.15)
+"""The bound of dual clip, 3, has a log-ratio of 1.099."""
 
 
 def expected_weight(region: str, ratio: float, advantage: float) -> float:
     """From the papers' objectives, as functions of the ratio: d/dr of what is maximised, over the advantage."""
     low, high = 1 - LOW, 1 + HIGH
-    if region == "clip":  # min(r A, clip(r) A)
-        is_flat = min(ratio * advantage, min(max(ratio, low), high) * advantage) != ratio * advantage
-        return 0.0 if is_flat else ratio
+    if region == "clip":  # min(r A, clip(r) A), and of a negative A at least 3 A
+        objective = min(ratio * advantage, min(max(ratio, low), high) * advantage)
+        objective = objective if advantage > 0 else max(objective, 3 * advantage)
+        return 0.0 if objective != ratio * advantage else ratio
     if region == "mask":
         return ratio if low < ratio < high else 0.0
     return min(max(ratio, low), high)
@@ -257,28 +259,67 @@ def test_a_token_counts_as_its_trust_region_says(region, sign, log_ratio):
     np.testing.assert_allclose(policy_gradient(loss, batch)[b, t - 1], expected, rtol=1e-4, atol=1e-8)
     sums = loss(TableDecoder(STATES), batch, jnp.float32(Z)).sums
     assert float(sums["out_of_region"]) == (weight != pytest.approx(np.exp(log_ratio), rel=1e-5))
+    assert float(sums["dual_clipped"]) == (region != "clamp" and sign < 0 and np.exp(log_ratio) > 3)
 
 
-def test_clip_has_the_gradient_of_ppos_objective():
-    """min(r A, clip(r) A), differentiated by JAX, where some tokens have moved far."""
-    far = np.where(SAMPLED, OFF_POLICY - 0.25 * np.sign(ADVANTAGES), 0).astype(np.float32)
+FAR = POLICY_ROWS | {"advantages": -POLICY_ROWS["advantages"], "sampler_logprobs": np.zeros((B, S), np.float32)}
+FAR["sampler_logprobs"][SAMPLED] = chosen_logprobs(STATES)[SAMPLED] - (1.3, 0.5, -0.4, 0.9)
+"""Four tokens: above 3 with a negative advantage, above 1.28 with a positive one, and with negative ones below 0.8 and
+between 1.28 and 3."""
+
+
+def clipped_objective(xp, ratio, dual):
+    """PPO's objective per token (arXiv 1707.06347, equation 7) with dual clip (arXiv 1912.09729, equation 5)."""
+    advantages = FAR["advantages"]
+    clipped = xp.minimum(ratio * advantages, xp.clip(ratio, 1 - LOW, 1 + HIGH) * advantages)
+    return xp.where(advantages < 0, xp.maximum(clipped, dual * advantages), clipped)
+
+
+@pytest.mark.parametrize(("dual", "resting"), [(1e9, 2), (3.0, 3)], ids=["clip", "dual clip"])
+def test_clip_has_the_gradient_of_the_published_objective(dual, resting):
+    """Differentiated by JAX."""
 
     def objective(states):
         logprobs = jnp.take_along_axis(jax.nn.log_softmax(states[:, :-1]), TOKENS[:, 1:, None], axis=-1)[..., 0]
-        ratio = jnp.exp(jnp.pad(logprobs, ((0, 0), (1, 0))) - far)
-        clipped = jnp.clip(ratio, 1 - LOW, 1 + HIGH)
-        advantages = POLICY_ROWS["advantages"]
-        return -(SAMPLED * jnp.minimum(ratio * advantages, clipped * advantages)).sum() / Z
+        ratio = jnp.exp(jnp.pad(logprobs, ((0, 0), (1, 0))) - FAR["sampler_logprobs"])
+        return -(SAMPLED * clipped_objective(jnp, ratio, dual)).sum() / Z
 
-    loss, batch = PolicyLoss(PolicyLossConfig(ratio_low=LOW, ratio_high=HIGH)), POLICY_ROWS | {"sampler_logprobs": far}
-    assert 0 < float(loss(TableDecoder(STATES), batch, jnp.float32(Z)).sums["out_of_region"]) < SAMPLED.sum()
-    assert relative_error(policy_gradient(loss, batch), jax.grad(objective)(STATES)) < 1e-5
+    loss = PolicyLoss(PolicyLossConfig(ratio_low=LOW, ratio_high=HIGH, dual_clip=dual))
+    assert relative_error(policy_gradient(loss, FAR), jax.grad(objective)(STATES)) < 1e-5
+    sums = loss(TableDecoder(STATES), FAR, jnp.float32(Z)).sums
+    assert (float(sums["out_of_region"]), float(sums["dual_clipped"])) == (resting, resting - 2)
+
+
+def test_the_gradient_of_dual_clip_agrees_with_finite_differences():
+    gradient, states, h, slopes = policy_gradient(PolicyLoss(), FAR), np.asarray(STATES, np.float64), 1e-5, []
+
+    def objective(states):
+        ratio = np.exp(chosen_logprobs(states) - FAR["sampler_logprobs"])
+        return -(SAMPLED * clipped_objective(np, ratio, 3.0)).sum() / Z
+
+    for b, t in np.argwhere(SAMPLED):
+        step = np.zeros_like(states)
+        step[b, t - 1, TOKENS[b, t]] = h
+        slopes.append((objective(states + step) - objective(states - step)) / (2 * h))
+        assert gradient[b, t - 1, TOKENS[b, t]] == pytest.approx(slopes[-1], rel=1e-4, abs=1e-7)
+    assert np.count_nonzero(slopes) == 1
+
+
+@pytest.mark.parametrize("log_ratio", [6.9, 200.0], ids=["1000", "overflow"])
+def test_one_token_of_negative_advantage_does_not_outweigh_all_others(log_ratio):
+    """Its ratio has no bound in PPO's objective; by default it rests."""
+    b, t = np.argwhere(SAMPLED & (ADVANTAGES < 0))[0]
+    sampler = chosen_logprobs(STATES).astype(np.float32) * SAMPLED
+    usual = np.abs(policy_gradient(PolicyLoss(), POLICY_ROWS | {"sampler_logprobs": sampler})).max()
+    sampler[b, t] -= log_ratio
+    gradient = policy_gradient(PolicyLoss(), POLICY_ROWS | {"sampler_logprobs": sampler})
+    np.testing.assert_array_equal(gradient[b, t - 1], 0)
+    assert np.abs(gradient).max() <= usual
 
 
 def test_a_ratio_that_overflows_leaves_the_gradient_finite():
     """A sampler that is far off gives an infinite ratio; where it counts at all, it is bounded."""
     far = POLICY_ROWS | {"sampler_logprobs": np.where(SAMPLED, -200.0, 0).astype(np.float32)}
-    far["advantages"] = np.abs(far["advantages"])
     for region in TRUST_REGIONS:
         assert np.isfinite(policy_gradient(PolicyLoss(PolicyLossConfig(trust_region=region)), far)).all()
 
@@ -371,6 +412,8 @@ def test_metrics_of_the_cross_entropy():
         (LanguageLossConfig, {"name": "speech"}, "loss.name='speech' is unknown; use one of language, "),
         (PolicyLossConfig, {"trust_region": "ppo"}, "loss.trust_region='ppo'"),
         (PolicyLossConfig, {"ratio_low": 0.0}, "loss.ratio_low=0.0 trusts no token"),
+        (PolicyLossConfig, {"dual_clip": 1.2}, "dual_clip=1.2 lies inside .* ends at 1 [+] loss.ratio_high=1.28; use"),
+        (PolicyLossConfig, {"ratio_high": 4.0}, "dual_clip=3.0 lies inside .* ends at 1 [+] loss.ratio_high=5.0; use"),
         (PolicyLossConfig, {"name": "ppo"}, "loss.name='ppo' is unknown"),
     ],
     ids=str,

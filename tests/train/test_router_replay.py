@@ -19,7 +19,7 @@ PLAIN |= {
     "sampler_logprobs": np.full(PLAIN["weights"].shape, -4.0, np.float32),
 }
 REAL = PLAIN["segments"] > 0
-LOSS = PolicyLoss(PolicyLossConfig(ratio_low=1e3, ratio_high=1e9, replay_plausibility=0.9))
+LOSS = PolicyLoss(PolicyLossConfig(ratio_low=1e3, ratio_high=1e9, dual_clip=np.inf, replay_plausibility=0.9))
 DISPATCHES = {
     "data8_ring": ({"data": 8}, {"dispatch": "ring"}),
     "data2_expert4_ring": ({"data": 2, "expert": 4}, {"dispatch": "ring"}),

@@ -35,7 +35,7 @@ FEEDBACK = {"feedback_outputs": OUTPUTS, "feedback_weights": WEIGHTS, "teacher_s
 HINTED = np.zeros((B, S), bool)
 HINTED[0, 1:4] = HINTED[1, 5] = True
 Z = StreamNormalisers(4.0, 1.0, 4.0, 3.0)
-LOSS = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9))
+LOSS = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf))
 
 
 def gradient(batch, loss=LOSS):

@@ -43,6 +43,7 @@ def ppo(low, high):
 PAPERS = {
     "ppo": ppo(0.2, 0.2),
     "dapo": ppo(0.2, 0.28),
+    "dual_clip": lambda r, a: np.where((a < 0) & (r > 3), 0, ppo(0.2, 0.2)(r, a)),
     "glm5": lambda r, _: r * ((1 - 0.2 < r) & (r < 1 + 0.28)),
     "icepop": lambda r, _: r * ((1 / 2 < r) & (r < 2)),
     "truncated": lambda r, _: np.minimum(r, 2),
@@ -104,7 +105,7 @@ def drifted_row(drifts, signs):
 def masked_documents(drifts, signs, delta) -> list[bool]:
     """Which documents of the row have no gradient, with a trust region that holds all tokens."""
     states, batch = drifted_row(drifts, signs)
-    loss = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, sequence_mask=delta))
+    loss = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf, sequence_mask=delta))
     gradient = jax.grad(lambda s: loss(TableDecoder(s), batch, jnp.float32(1)).loss)(states)
     has_gradient = np.abs(np.asarray(gradient)).max(-1)[0, :-1] > 0
     segments, sampled = batch["segments"][0, 1:], batch["weights"][0, 1:] > 0
