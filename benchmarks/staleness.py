@@ -3,7 +3,8 @@
 For every seed, configs/tiny.py is pretrained and fine-tuned once, and RL goes on from there in one run per variant
 (VARIANTS): they differ in rl.max_staleness and the trust region alone. All of them play the same tasks with the same
 number of steps and episodes. A stopped run is continued. A finished one is a row of --rows and does not run again;
-docs/data/staleness.json has the rows that docs/results.md shows.
+docs/data/staleness.json has the rows that docs/results.md shows. --base takes the policies before RL from another
+folder, such as that of benchmarks.controls, instead of training them.
 
 Prints progress on stderr and, as the last line of stdout, one JSON object:
     pass_at_1     variant -> suite -> mean over the seeds; the variant "sft" is the policy before RL
@@ -19,42 +20,60 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.controls import RL, Seed
 from benchmarks.seeded_runs import Row, complete_rows, curves, make_parser, run_pipeline
-from composer_jax.stages.controls import compare_by_task, final_suites
+from composer_jax.errors import UserError
+from composer_jax.stages.controls import POLICIES, compare_by_task, final_suites
 
+PPO: Mapping[str, Any] = {"loss.dual_clip": "inf"}
+"""Without a bound on the ratios of negative advantages."""
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "synchronous": {"max_staleness": 0},
-    "staleness_4": {"max_staleness": 4},
-    "staleness_3": {"max_staleness": 3},
+    "synchronous": {"max_staleness": 0, **PPO},
+    "staleness_4": {"max_staleness": 4, **PPO},
+    "staleness_3": {"max_staleness": 3, **PPO},
+    "staleness_3_dual_clip": {"max_staleness": 3},
     # No ratio is below 0 or above a million, so that no token is left out: importance-weighted REINFORCE.
-    "staleness_3_unbounded": {"max_staleness": 3, "loss.ratio_low": 1.0, "loss.ratio_high": 1e6},
+    "staleness_3_unbounded": {"max_staleness": 3, "loss.ratio_low": 1.0, "loss.ratio_high": 1e6, **PPO},
 }
-"""Name -> fields of the rl section."""
-CURVES = ("reward", "grade", "staleness_max", "ratio_max", "out_of_region", "sampler_kl", "entropy", "step_s")
-"""Columns of metrics/rl.jsonl."""
+"""Name -> fields of the rl section. Only staleness_3_dual_clip has the default rl.loss.dual_clip."""
+CURVES = (
+    "reward",
+    "grade",
+    "staleness_max",
+    "ratio_max",
+    "out_of_region",
+    "dual_clipped",
+    "sampler_kl",
+    "entropy",
+    "step_s",
+)
+"""Columns of metrics/rl.jsonl. Rows of earlier versions lack dual_clipped."""
 
 
-def measure(folder: Path, size: str, seed: int, variant: str, steps: int | None = None) -> Row:
+def measure(
+    folder: Path, size: str, seed: int, variant: str, steps: int | None = None, base: Path | None = None
+) -> Row:
     """Returns the row of one run: seed, variant, suites (pass@1 and the solved fraction of every task), curves.
 
-    The policy before RL is trained first if it is not there.
+    Args:
+      steps: of RL; None: those of the config.
+      base: holds the run whose policy before RL is that of the seed, as base/seedN/sft; None trains one if it is not
+        in `folder`.
 
-    steps: of RL; None: those of the config.
+    Raises:
+      UserError: the run in `base` has no policy that was evaluated before RL.
     """
-    base = folder / f"seed{seed}" / "sft"
-    run_pipeline(base, size, seed, stages="('pretrain','sft')", evaluate__which="('before',)")
-    workdir = base
+    start = workdir = Seed(folder, size, seed, base).start()
     if variant != "sft":
         workdir = folder / f"seed{seed}" / _with_steps(variant, steps)
         fields: dict[str, Any] = {f"rl__{name.replace('.', '__')}": value for name, value in VARIANTS[variant].items()}
         if steps is not None:
             fields["rl__steps"] = steps
-        start = {"base": base / "checkpoints" / "sft", "stages": "('rl',)", "evaluate__which": "('after',)"}
-        run_pipeline(workdir, size, seed, **start, **fields)
+        run_pipeline(workdir, size, seed, base=start / "checkpoints" / "sft", **RL, **fields)
     kept = ("pass_at_1", "solved", "tokens_per_summary", "compaction_error")
     suites = {
         name: {key: measures[key] for key in kept if key in measures}
-        for name, measures in final_suites(workdir).items()
+        for name, measures in final_suites(workdir, ("before",) if variant == "sft" else POLICIES).items()
     }
     return {
         "seed": seed,
@@ -88,7 +107,10 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
             for name in names
         }
         if variant != "sft":
-            out["curves"][variant] = {name: _mean_curve([r["curves"][name] for r in runs.values()]) for name in CURVES}
+            curves = [run["curves"] for run in runs.values()]
+            out["curves"][variant] = {
+                name: _mean_curve([curve[name] for curve in curves if name in curve]) for name in CURVES
+            }
         if variant != "synchronous" and (seeds := sorted(runs.keys() & references.keys())):
             out["differences"][variant] = {
                 name: compare_by_task(solved(runs, name, seeds), solved(references, name, seeds), "synchronous")
@@ -107,13 +129,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     every = ("sft", *VARIANTS)
     parser.add_argument("--variants", default=",".join(every), help="comma-separated names (default: all of them)")
     parser.add_argument("--steps", type=int, help="steps of RL, for rows of their own (default: those of the config)")
+    parser.add_argument("--base", type=Path, help="folder whose seedN/sft are used as they are (default: none)")
     o = parser.parse_args(argv)
     chosen = o.variants.split(",")
     if unknown := [name for name in chosen if name not in every]:
         parser.error(f"--variants names {unknown[0]!r}; use some of {', '.join(every)}")
-    folder = o.workdir.absolute()
+    folder, base = o.workdir.absolute(), o.base and o.base.absolute()
     file = o.rows or folder / f"{_with_steps('rows', o.steps)}.json"
-    rows = complete_rows(file, o.seeds, chosen, lambda seed, variant: measure(folder, o.size, seed, variant, o.steps))
+    try:
+        rows = complete_rows(file, o.seeds, chosen, lambda *run: measure(folder, o.size, *run, o.steps, base))
+    except UserError as error:
+        parser.error(str(error))
     print(json.dumps(summarize(rows)))
 
 

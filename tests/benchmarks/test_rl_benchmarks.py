@@ -1,12 +1,20 @@
 """What benchmarks.rl_step and benchmarks.staleness make of the runs that they start."""
 
+import dataclasses
 import json
+import math
 
 import pytest
+from ml_collections import ConfigDict
 
 from benchmarks import rl_step, seeded_runs, staleness
 from benchmarks.peers import completions
 from composer_jax.observe.metrics import MetricsWriter
+from composer_jax.stages.config import run_config
+from composer_jax.stages.schema import to_config_dict
+from composer_jax.train.losses import PolicyLossConfig
+from configs.tiny import get_config
+from launch import flags
 
 
 def write_metrics(path, rows):
@@ -61,6 +69,35 @@ def test_variants_are_compared_by_task_over_the_seeds_that_both_have():
     assert (difference["difference"], difference["tasks"]) == (0.5, 2)
     assert out["differences"]["sft"]["bugs"]["difference"] == -0.5
     assert out["curves"]["synchronous"]["reward"] == [0.25, 1.0] and "sft" not in out["curves"]
+
+
+def test_rows_of_earlier_versions_lack_a_curve():
+    rows = [row(seed, "synchronous", {"a": 1.0}, dual_clipped=[0.5]) for seed in (0, 1)]
+    del rows[1]["curves"]["dual_clipped"]
+    assert staleness.summarize(rows)["curves"]["synchronous"]["dual_clipped"] == [0.5]
+
+
+@pytest.mark.parametrize(("variant", "bound"), [("staleness_3", math.inf), ("staleness_3_dual_clip", 3.0)])
+def test_a_variant_with_dual_clip_differs_from_the_one_without_in_its_bound_alone(
+    variant, bound, tmp_path, monkeypatch
+):
+    """As the command line of its run sets it, and as a run's config.json keeps it."""
+    started = []
+    monkeypatch.setattr(seeded_runs, "run_entry", lambda entry, *arguments: started.append(arguments))
+    monkeypatch.setattr(staleness, "final_suites", lambda workdir, policies: {})
+    monkeypatch.setattr(staleness, "curves", lambda metrics, columns: {})
+    staleness.measure(tmp_path, "smoke", 0, variant, steps=2)
+    config = run_config(flags.parse(["pipeline", *started[-1]])[0])
+    config = run_config(ConfigDict(json.loads(json.dumps(to_config_dict(config).to_dict()))))
+    assert config.rl == dataclasses.replace(
+        run_config(get_config("smoke")).rl, steps=2, max_staleness=3, loss=PolicyLossConfig(dual_clip=bound)
+    )
+
+
+def test_a_base_without_a_policy_before_rl_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        staleness.main([f"--workdir={tmp_path}", f"--base={tmp_path / 'demo'}", "--seeds=3", "--variants=sft"])
+    assert f"{tmp_path / 'demo' / 'seed3' / 'sft'} has no policy" in capsys.readouterr().err
 
 
 def test_a_curve_has_a_mean_for_each_tenth_of_the_run(tmp_path):
