@@ -204,13 +204,12 @@ def learning_metrics(
     """
     optional = (*(OF_EXPERTS if has_experts else ()), *(OF_QK_CLIP if has_qk_clip else ()))
     of_reference = OF_REFERENCE if has_reference else {}
-    columns = (*PER_TOKEN, "sequence_masked", *of_reference, "cross_entropy", *OF_RATIO, *OF_STEP, *optional)
+    columns = (*PER_TOKEN, *of_reference, "cross_entropy", *OF_RATIO, *OF_STEP, *optional)
     if learned is None:
         return {"trained_tokens": 0.0, **dict.fromkeys(columns)}
     tokens, ce_weight = max(learned["tokens"], 1.0), learned.get("ce_weight", 0.0)
     return {
         **{name: learned[name] / tokens for name in PER_TOKEN},
-        "sequence_masked": learned["sequence_masked"] / tokens if "sequence_masked" in learned else None,
         **{column: learned[name] / tokens for column, name in of_reference.items()},
         "cross_entropy": learned["cross_entropy"] / ce_weight if ce_weight else None,
         "log_ratio_max": learned["log_ratio"],

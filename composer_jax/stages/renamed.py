@@ -34,7 +34,9 @@ RENAMED: dict[str, str] = {
     "evaluate.other_attempts": "evaluate.suites.NAME.attempts and evaluate.heldout_attempts",
 }
 
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "rl.loss.sequence_mask": "use rl.loss.dual_clip, and a smaller rl.max_staleness",
+}
 """Field or section -> what to use instead, as the end of the sentence "FIELD is gone: ..."."""
 
 

@@ -23,7 +23,6 @@ from composer_jax.models.predictions import Predictions
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.parallel import context
 from composer_jax.train.forward import Batch, hidden_states, predict_positions
-from composer_jax.train.sequence_sums import sequence_sums
 from composer_jax.train.teacher_kl import teacher_kl
 from composer_jax.train.trust_region import TRUST_REGIONS, Bounds
 
@@ -116,10 +115,6 @@ class PolicyLossConfig:
     """c of dual clip: "clip" also leaves out tokens of negative advantage whose ratio is above c, which PPO would weigh
     by that ratio without a bound (Ye et al., arXiv 1912.09729: 3, as in verl's clip_ratio_c); `inf` bounds nothing.
     Matters where the sampler's weights are old (rl.max_staleness above 0)."""
-    sequence_mask: float = 0.0
-    """delta: a sequence (one branch of an episode) of negative advantage is left out if the mean of log(p_sampler / p)
-    over its sampled tokens exceeds delta (DeepSeek-V3.2, arXiv 2512.02556, section 3.1; value not published). 0 leaves
-    out none."""
     replay_plausibility: float = 0.5
     """Router replay (rl.router_replay) replaces a sampler's expert whose score in the learner is below this times the
     lowest score of the learner's own choice; 0 replays all (Composer 2 has the filter, the factor is not published)."""
@@ -135,10 +130,6 @@ class PolicyLossConfig:
             raise UserError(
                 f"loss.dual_clip={self.dual_clip} lies inside the trust region, which ends at 1 + loss.ratio_high="
                 f"{1 + self.ratio_high}; use that or more, 'inf' for no bound."
-            )
-        if not self.sequence_mask >= 0:
-            raise UserError(
-                f"loss.sequence_mask={self.sequence_mask} is negative; use a number above 0, or 0 for none."
             )
         if not 0 <= self.replay_plausibility <= 1:
             raise UserError(
@@ -343,18 +334,8 @@ class PolicyLoss:
         sums |= reference_sums
         # A ratio may overflow where the advantage is zero.
         terms_BS = jnp.where(advantages_BS == 0, 0, trusted_BS * advantages_BS)
-        if self.config.sequence_mask:
-            masked_BS = (_at_output(batch, "advantages") < 0) & self._has_drifted(log_ratio, sampled, batch)
-            terms_BS = jnp.where(masked_BS, 0, terms_BS)
-            sums["sequence_masked"] = (masked_BS & sampled).sum().astype(jnp.float32)
         loss = -(terms_BS * logprobs_BS).sum()
         return loss, sums, {"log_ratio": jnp.abs(log_ratio).max()}
-
-    def _has_drifted(self, log_ratio: jax.Array, sampled: jax.Array, batch: Batch) -> jax.Array:
-        """Returns, bool [B,S], whether the mean of log(p_sampler / p) over the output's sequence exceeds the limit."""
-        segments_BS = context.shift_left(batch["segments"])
-        drift_BS = sequence_sums(-log_ratio, segments_BS)
-        return drift_BS > self.config.sequence_mask * sequence_sums(sampled.astype(jnp.float32), segments_BS)
 
 
 def _at_output(batch: Batch, name: str) -> jax.Array:
