@@ -140,9 +140,6 @@ class RLConfig:
     rollout_devices: int = 0
     """Devices that the sampler has to itself, the last ones; `mesh` has to leave them free. Rollout and learning then
     overlap if max_staleness is above 0. With 0 they share the devices of `mesh` and take turns."""
-    keep_cache: bool = True
-    """Whether running episodes go on with what older weights computed when the weights change (PipelineRL, arXiv
-    2509.19128; Composer 2 changes weights in mid-rollout); False computes their contexts again."""
     deterministic: bool = False
     """With max_staleness above 0: trains groups in the order of their numbers, and changes weights only when no episode
     runs, so that neither batches nor sampled tokens depend on timing."""

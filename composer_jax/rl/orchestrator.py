@@ -196,11 +196,9 @@ class Orchestrator:
     async def _commit(self) -> None:
         """Gives the policy the new weights and completes the step."""
         if self._completed.is_updated:
+            # Running episodes go on with what older weights computed, as in PipelineRL (arXiv 2509.19128).
             await self.policy.update_serving(
-                self.state.params,
-                self.state.router_bias,
-                self.cursor.weight_version,
-                mode="keep" if self.config.keep_cache else "recompute",
+                self.state.params, self.state.router_bias, self.cursor.weight_version, mode="keep"
             )
             self._served_version = self.cursor.weight_version
         self._completed.row.update(self._read_clocks())

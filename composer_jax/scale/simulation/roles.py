@@ -51,8 +51,6 @@ class Roles:
     """Seconds from the end of an optimizer step until the engines hold its weights, while they go on decoding."""
     install_s: float = 0.0
     """Seconds without decoding while weights are installed."""
-    recompute_s: float = 0.0
-    """Seconds without decoding per running episode while their caches are computed again with new weights."""
     sandbox_start_s: float = 0.0
     sandbox_starts_per_s: float = float("inf")
 
@@ -67,9 +65,7 @@ class Roles:
         return max(n * rate for n, rate in enumerate(self.rates))
 
 
-def make_roles(
-    fleet: Fleet, speeds: Speeds, assumed: Assumptions, prefilled_per_sampled: float, *, keep_cache: bool = True
-) -> Roles:
+def make_roles(fleet: Fleet, speeds: Speeds, assumed: Assumptions, prefilled_per_sampled: float) -> Roles:
     """Returns the roles of a fleet.
 
     The learner's speed is proportional to its chips; the engine consists of whole replicas, over which conversations
@@ -103,7 +99,6 @@ def make_roles(
             + 1 / (assumed.receive_bytes_per_s * replica_hosts)
         ),
         install_s=assumed.install_pause_s,
-        recompute_s=0.0 if keep_cache else speeds.mean_context * speeds.prefill_s / replicas,
         sandbox_start_s=assumed.sandbox_start_s,
         sandbox_starts_per_s=assumed.sandbox_starts_per_s,
     )

@@ -154,8 +154,7 @@ class Simulation:
             self._ship()
         elif kind == _PUBLISHED:
             self._pool.is_paused = True
-            pause = self._roles.install_s + self._roles.recompute_s * self._running
-            self._start_timer(self._pool.now + pause, _INSTALLED)
+            self._start_timer(self._pool.now + self._roles.install_s, _INSTALLED)
         elif kind == _INSTALLED:
             self._pool.is_paused, self._served_version = False, self._version
             self._commit()

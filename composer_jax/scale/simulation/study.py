@@ -73,7 +73,7 @@ class Study:
             max_turns=self.config.agent.limits.max_turns,
             seed=self.seed,
         )
-        roles = make_roles(fleet, self.speeds, assumed, workload.prefilled_per_sampled, keep_cache=rl.keep_cache)
+        roles = make_roles(fleet, self.speeds, assumed, workload.prefilled_per_sampled)
         limit = self.config.agent.episode_seconds
         simulation = Simulation(rl, roles, workload, episode_seconds=limit, parts=self.parts)
         return simulation.run(self.hours * HOUR_S, warm_up_s=self.warm_up_hours * HOUR_S, on_hour=on_hour)
@@ -217,7 +217,6 @@ def _summarize_config(config: RunConfig) -> Mapping[str, Any]:
         "group_size": rl.group_size,
         "max_staleness": rl.max_staleness,
         "late_groups": rl.late_groups,
-        "keep_cache": rl.keep_cache,
         "max_turns": config.agent.limits.max_turns,
         "episode_seconds": config.agent.episode_seconds,
         "slots": config.sampler.slots,
