@@ -76,31 +76,16 @@ class GroupAdvantage:
 
     leave_one_out: bool = False
     """Baseline over the other episodes only (RLOO, arXiv 2402.14740): A_i * G/(G-1)."""
-    length_weighted: bool = False
-    """Baseline sum_j R_j L_j / sum_j L_j, where L_j is the number of sampled tokens (Cognition, SWE-1.6 and SWE-2): the
-    advantages of all tokens of the group sum to zero."""
     divide_by_std: bool = False
     """Divide by the standard deviation of the rewards (GRPO, arXiv 2402.03300, section 4.1.2). For comparison only:
     however small the differences in a group are, its advantages become as large as those of any other."""
 
-    def __post_init__(self):
-        if self.leave_one_out and self.length_weighted:
-            raise UserError(
-                "rl.algorithm.options has both leave_one_out and length_weighted, which are two baselines; choose one."
-            )
-
-    def __call__(self, rewards: Sequence[float], lengths: Sequence[int] | None = None) -> np.ndarray:
-        """float32 [G]; exactly zero for a group of equal rewards or of one episode.
-
-        Args:
-          lengths: sampled tokens of the episodes, for the length-weighted baseline.
-        """
+    def __call__(self, rewards: Sequence[float]) -> np.ndarray:
+        """float32 [G]; exactly zero for a group of equal rewards or of one episode."""
         rewards_G = np.asarray(rewards, np.float64)
         if len(rewards_G) < 2 or np.all(rewards_G == rewards_G[0]):
             return np.zeros(len(rewards_G), np.float32)
-        if self.length_weighted and lengths is None:
-            raise ValueError("the length-weighted baseline needs the lengths of the episodes")
-        advantage = rewards_G - np.average(rewards_G, weights=lengths if self.length_weighted else None)
+        advantage = rewards_G - rewards_G.mean()
         if self.leave_one_out:
             advantage *= len(rewards) / (len(rewards) - 1)
         if self.divide_by_std:
@@ -109,8 +94,7 @@ class GroupAdvantage:
 
     def weigh(self, group: Group, step: int) -> list[list[WeightedRow]]:
         """The advantages of the rewards, on all trained tokens of each episode."""
-        lengths = [episode.transcript.total_sampled for episode in group.episodes]
-        return broadcast_advantages(group, self(group.rewards, lengths))
+        return broadcast_advantages(group, self(group.rewards))
 
 
 DEFAULT = "group_mean"

@@ -35,6 +35,7 @@ RENAMED: dict[str, str] = {
 }
 
 REMOVED: dict[str, str] = {
+    "rl.algorithm.options.length_weighted": "use the mean of the rewards, which is the default, or leave_one_out",
     "rl.keep_cache": "episodes that run keep their cache; to recompute it, serve the weights (POST /update_weights)",
     "rl.loss.sequence_mask": "use rl.loss.dual_clip, and a smaller rl.max_staleness",
 }

@@ -118,20 +118,6 @@ def test_what_is_no_algorithm_is_refused():
 # -- options of group_mean ----------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.floats(-10, 10, allow_nan=False), st.integers(1, 1000)), min_size=2, max_size=16))
-def test_with_the_length_weighted_baseline_the_advantages_of_all_tokens_sum_to_zero(group):
-    rewards, lengths = zip(*group, strict=True)
-    advantages = GroupAdvantage(length_weighted=True)(rewards, lengths).astype(np.float64)
-    assert abs((advantages * lengths).sum()) < 1e-5 * sum(lengths)
-    np.testing.assert_allclose(advantages - advantages[0], np.array(rewards) - rewards[0], atol=1e-4)
-
-
-def test_the_length_of_an_episode_is_its_number_of_sampled_tokens():
-    """Both rows of the second episode: 6 tokens against 6 + 2 + 6, so that the baseline is 6/20 of the reward."""
-    (rows,) = weighted_rows([REWARDED], GroupAdvantage(length_weighted=True))
-    assert [float(row.advantages.max() + row.advantages.min()) for row in rows] == pytest.approx([0.7, -0.3, -0.3])
-
-
 def test_division_by_the_standard_deviation_makes_small_differences_large():
     """Advantages of +-1 from any difference, were it a thousandth: why it is not the default."""
     for difference in (1.0, 1e-1, 1e-3):
@@ -140,12 +126,7 @@ def test_division_by_the_standard_deviation_makes_small_differences_large():
         np.testing.assert_allclose(GroupAdvantage()(rewards), [-difference / 2, difference / 2], rtol=1e-3)
 
 
-def test_two_baselines_are_refused():
-    with pytest.raises(UserError, match="both leave_one_out and length_weighted, which are two baselines"):
-        make_algorithm("group_mean", {"leave_one_out": True, "length_weighted": True})
-
-
-@pytest.mark.parametrize("option", ["leave_one_out", "length_weighted", "divide_by_std"])
+@pytest.mark.parametrize("option", ["leave_one_out", "divide_by_std"])
 def test_the_command_line_sets_every_option(option):
     argv = ["rl", "--config=tiny:smoke", "--workdir=runs/x", f"--config.rl.algorithm.options.{option}=True"]
     algorithm = run_config(flags.parse(argv)[0]).rl.algorithm
