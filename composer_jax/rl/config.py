@@ -66,9 +66,6 @@ class AlgorithmConfig:
     """Keyword arguments of the algorithm's constructor; by default those of group_mean."""
     toggle: ToggleConfig = field(default_factory=ToggleConfig)
     """Phases in which only short solutions of easy tasks are rewarded."""
-    segment_discount: float = 1.0
-    """gamma: the advantage of a segment with k later ones in its episode is multiplied by gamma^k. CompactionRL (arXiv
-    2607.05378) discounts by later tokens instead; Composer 2 does not discount."""
     incomplete_groups: Literal["keep", "repeat", "drop"] = "keep"
     """What happens to a group of which the infrastructure lost less than half (rl/incomplete_groups.py): "keep" trains
     the rest, "repeat" pads with repeated episodes (GLM-5), "drop" leaves it out. With half or more lost, it is left
@@ -76,8 +73,6 @@ class AlgorithmConfig:
     mask_overlong: bool = False
     """Whether episodes that ran out of turns, context or segments are left out of the loss (DAPO, arXiv 2503.14476,
     section 3.4); they stay in the baseline. Composer 2 (arXiv 2603.24477, section 4.1) saw no benefit."""
-    imitation_weight: float = 0.0
-    """Weight of the cross-entropy of solved episodes (VAPO's positive-example loss, arXiv 2504.05118: 0.1)."""
     normalisers: NormaliserConfig = field(default_factory=NormaliserConfig)
     """What the streams of the loss are divided by."""
     kl: ReferenceKLConfig = field(default_factory=ReferenceKLConfig)
@@ -88,10 +83,6 @@ class AlgorithmConfig:
             raise UserError(
                 f"rl.algorithm.incomplete_groups={self.incomplete_groups!r} is unknown; use {', '.join(INCOMPLETE)}."
             )
-        if not 0 <= self.segment_discount <= 1:
-            raise UserError(f"rl.algorithm.segment_discount={self.segment_discount} is out of range; use 0 to 1.")
-        if not self.imitation_weight >= 0:
-            raise UserError(f"rl.algorithm.imitation_weight={self.imitation_weight} is negative; use 0 or more.")
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from composer_jax.agent.episode import Episode
 from composer_jax.rl.algorithm import Algorithm
 from composer_jax.rl.batch import Group, HintedSpan, WeightedRow
@@ -59,13 +57,4 @@ def weigh_episodes(group: Group, algorithm: Algorithm, step: int, config: Algori
 def _apply_rules(rows: Sequence[WeightedRow], episode: Episode, config: AlgorithmConfig) -> list[WeightedRow]:
     if config.mask_overlong and episode.outcome in OVERLONG:
         return []
-    discounts = [config.segment_discount**later for later in reversed(range(len(rows)))]
-    imitation = config.imitation_weight if episode.reward is not None and episode.reward >= 1 else 0.0
-    return [
-        dataclasses.replace(
-            row,
-            advantages=row.advantages * np.float32(discount),
-            ce_weights=row.ce_weights + np.float32(imitation) * row.row.trained,
-        )
-        for row, discount in zip(rows, discounts, strict=True)
-    ]
+    return list(rows)

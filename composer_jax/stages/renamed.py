@@ -36,6 +36,8 @@ RENAMED: dict[str, str] = {
 
 REMOVED: dict[str, str] = {
     "rl.algorithm.options.length_weighted": "use the mean of the rewards, which is the default, or leave_one_out",
+    "rl.algorithm.segment_discount": "all segments of an episode have its advantage, which was the default",
+    "rl.algorithm.imitation_weight": "fine-tune on solved episodes (launch.traces --min_reward=1, sft.data)",
     "rl.keep_cache": "episodes that run keep their cache; to recompute it, serve the weights (POST /update_weights)",
     "rl.loss.sequence_mask": "use rl.loss.dual_clip, and a smaller rl.max_staleness",
 }

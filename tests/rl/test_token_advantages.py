@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from composer_jax.agent.transcript import Transcript
-from composer_jax.rl.algorithm import make_algorithm
+from composer_jax.rl.algorithm import GroupAdvantage, make_algorithm
 from composer_jax.rl.config import AlgorithmConfig, RLConfig
 from composer_jax.rl.learning_step import graded_group
 from composer_jax.rl.token_advantages import token_advantages
@@ -31,9 +31,22 @@ def shown(episodes, config=CONFIG):
     return found
 
 
-@pytest.mark.parametrize("discount", [1.0, 0.5])
-def test_every_sampled_token_has_the_advantage_of_its_row(discount):
-    algorithm = AlgorithmConfig(segment_discount=discount)
+class EarlierRowsCountHalf:
+    """The default algorithm, except that an advantage is halved for each later row of its episode."""
+
+    def weigh(self, group, step):
+        by_episode = GroupAdvantage().weigh(group, step)
+        for rows in by_episode:
+            for later, row in enumerate(reversed(rows)):
+                row.advantages[:] *= 0.5**later
+        return by_episode
+
+
+HALVED = AlgorithmConfig(name=f"{__name__}:EarlierRowsCountHalf")
+
+
+@pytest.mark.parametrize(("algorithm", "factor"), [(AlgorithmConfig(), 1.0), (HALVED, 0.25)], ids=["equal", "halved"])
+def test_every_sampled_token_has_the_advantage_of_its_row(algorithm, factor):
     config, episodes = dataclasses.replace(CONFIG, algorithm=algorithm), group(1.0, 0.0, 0.5)
     learned = make_algorithm(algorithm.name, algorithm.options)
     graded = graded_group(episodes, config.reward)
@@ -51,7 +64,7 @@ def test_every_sampled_token_has_the_advantage_of_its_row(discount):
     assert {token: value for token, value in found.items() if value} == want
     assert [token for token, value in found.items() if not value] == [t for t in sorted(found) if t >= 3000]
     first, last = found[1000], found[1000 + 2 * (2 * 3 + 2)]
-    assert (first, last) == (0.5 * discount**2, 0.5)
+    assert (first, last) == (0.5 * factor, 0.5)
 
 
 def test_branches_that_share_a_sampled_node_train_it_once():
@@ -65,9 +78,9 @@ def test_branches_that_share_a_sampled_node_train_it_once():
             transcript.append("assistant", [5], [first, first + 1], [-0.1, -0.2], [0, 0])
         return transcript
 
-    config = dataclasses.replace(CONFIG, group_size=2, algorithm=AlgorithmConfig(segment_discount=0.5))
+    config = dataclasses.replace(CONFIG, group_size=2, algorithm=HALVED)
     by_node, _ = token_advantages([episode(1.0, tree()), episode(0.0, tree())], config, 0)
-    # Of two rows the first one, which trains the shared tokens, is discounted once.
+    # Of two rows the first one, which trains the shared tokens, is halved once.
     assert {node: values.tolist() for node, values in by_node.items()} == {1: [0.25] * 2, 3: [0.25] * 2, 5: [0.5] * 2}
 
 

@@ -1,6 +1,5 @@
 """The rules that hold for every algorithm."""
 
-import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
@@ -25,14 +24,6 @@ def group(*grades: float, turns=(2, 2, 2, 2), summaries: int = 0) -> Group:
     return Group(episodes, list(grades))
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.5, 0.0])
-def test_earlier_segments_are_discounted(gamma):
-    chosen = rows(group(1.0, 0.0, summaries=2), segment_discount=gamma)
-    expected = [0.5 * gamma**2, 0.5 * gamma, 0.5, -0.5 * gamma**2, -0.5 * gamma, -0.5]
-    actual = [float(row.advantages[row.row.trained][0]) for row in chosen]
-    assert actual == [value for value in expected if value]
-
-
 @pytest.mark.parametrize("outcome", [*OVERLONG, "finished", "no_call"])
 def test_an_overlong_episode_is_left_out_of_the_loss_and_not_of_the_baseline(outcome):
     graded = group(1.0, 0.0, 0.0)
@@ -40,16 +31,6 @@ def test_an_overlong_episode_is_left_out_of_the_loss_and_not_of_the_baseline(out
     values = [float(row.advantages.sum() / row.row.trained.sum()) for row in rows(graded, mask_overlong=True)]
     assert values == pytest.approx([2 / 3, -1 / 3] if outcome in OVERLONG else [2 / 3, -1 / 3, -1 / 3])
     assert len(rows(graded)) == 3
-
-
-def test_solved_episodes_are_imitated_whatever_their_advantage():
-    chosen = rows(group(1.0, 1.0), imitation_weight=0.1)
-    assert len(chosen) == 2
-    for row in chosen:
-        np.testing.assert_array_equal(row.ce_weights, np.where(row.row.trained, np.float32(0.1), 0))
-        assert not row.advantages.any()
-    solved, unsolved = rows(group(1.0, 0.9), imitation_weight=0.1)
-    assert solved.ce_weights.any() and not unsolved.ce_weights.any()
 
 
 def test_episodes_have_numbers_of_their_own():
@@ -94,8 +75,6 @@ def test_the_step_decides_the_phase():
         (lambda: ToggleConfig(every=-1), "toggle.every=-1 is negative"),
         (lambda: ToggleConfig(threshold=1.5), "toggle.threshold=1.5 is out of range"),
         (lambda: ToggleConfig(quantile=-0.1), "toggle.quantile=-0.1 is out of range"),
-        (lambda: AlgorithmConfig(segment_discount=1.1), "segment_discount=1.1 is out of range"),
-        (lambda: AlgorithmConfig(imitation_weight=-1.0), "imitation_weight=-1.0 is negative"),
     ],
 )
 def test_a_value_out_of_range_is_refused(make, message):
