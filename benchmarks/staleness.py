@@ -137,7 +137,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder, base = o.workdir.absolute(), o.base and o.base.absolute()
     file = o.rows or folder / f"{_with_steps('rows', o.steps)}.json"
     try:
-        rows = complete_rows(file, o.seeds, chosen, lambda *run: measure(folder, o.size, *run, o.steps, base))
+        rows = complete_rows(
+            file, o.seeds, chosen, lambda seed, variant: measure(folder, o.size, seed, variant, o.steps, base)
+        )
     except UserError as error:
         parser.error(str(error))
     print(json.dumps(summarize(rows)))
