@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from composer_jax.models.rope import Llama3Rope
-from composer_jax.train.losses import (
-    LanguageLoss,
-    LanguageLossConfig,
-    PolicyLoss,
-    StreamNormalisers,
-)
+from composer_jax.train.losses import LanguageLoss, LanguageLossConfig, PolicyLoss, StreamNormalisers
 from tests.models.small import GROUPED_QUERY, LLAMA, WITHOUT_EXPERTS, random_weights, relative_error, small
 from tests.train.small_step import CONFIG, full_gradient, make_batch
 
