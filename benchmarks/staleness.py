@@ -8,7 +8,7 @@ folder, such as that of benchmarks.controls, instead of training them.
 
 Prints progress on stderr and, as the last line of stdout, one JSON object:
     pass_at_1     variant -> suite -> mean over the seeds; the variant "sft" is the policy before RL
-    differences   variant -> suite -> {"difference", "low", "high", "tasks"}: pass@1 minus that of "synchronous" with
+    differences   variant -> suite -> {"difference", "low", "high", "tasks"}: pass@1 minus that of --reference with
                   the 95 % interval over the tasks of all seeds, paired by task
     curves        variant -> means over the seeds of CURVES, one number per tenth of the run
     seeds         variant -> the seeds that were run
@@ -88,12 +88,12 @@ def _with_steps(name: str, steps: int | None) -> str:
     return name if steps is None else f"{name}_{steps}_steps"
 
 
-def summarize(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns the printed object. A difference is over the seeds that both variants have."""
+def summarize(rows: Sequence[Row], reference: str = "synchronous") -> dict[str, Any]:
+    """Returns the printed object. A difference to the reference is over the seeds that both variants have."""
     by_variant: dict[str, dict[int, Row]] = {}
     for row in rows:
         by_variant.setdefault(row["variant"], {})[row["seed"]] = row
-    references = by_variant.get("synchronous", {})
+    references = by_variant.get(reference, {})
 
     def solved(runs: Mapping[int, Row], name: str, seeds: Sequence[int]) -> dict[str, Any]:
         return {str(seed): runs[seed]["suites"][name] for seed in seeds}
@@ -111,9 +111,9 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
             out["curves"][variant] = {
                 name: _mean_curve([curve[name] for curve in curves if name in curve]) for name in CURVES
             }
-        if variant != "synchronous" and (seeds := sorted(runs.keys() & references.keys())):
+        if variant != reference and (seeds := sorted(runs.keys() & references.keys())):
             out["differences"][variant] = {
-                name: compare_by_task(solved(runs, name, seeds), solved(references, name, seeds), "synchronous")
+                name: compare_by_task(solved(runs, name, seeds), solved(references, name, seeds), reference)
                 for name in names
             }
     return out
@@ -128,6 +128,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__, "runs/staleness")
     every = ("sft", *VARIANTS)
     parser.add_argument("--variants", default=",".join(every), help="comma-separated names (default: all of them)")
+    parser.add_argument(
+        "--reference", choices=every, default="synchronous", help="of the differences (default: synchronous)"
+    )
     parser.add_argument("--steps", type=int, help="steps of RL, for rows of their own (default: those of the config)")
     parser.add_argument("--base", type=Path, help="folder whose seedN/sft are used as they are (default: none)")
     o = parser.parse_args(argv)
@@ -142,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     except UserError as error:
         parser.error(str(error))
-    print(json.dumps(summarize(rows)))
+    print(json.dumps(summarize(rows, o.reference)))
 
 
 if __name__ == "__main__":

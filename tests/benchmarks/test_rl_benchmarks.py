@@ -69,6 +69,8 @@ def test_variants_are_compared_by_task_over_the_seeds_that_both_have():
     assert (difference["difference"], difference["tasks"]) == (0.5, 2)
     assert out["differences"]["sft"]["bugs"]["difference"] == -0.5
     assert out["curves"]["synchronous"]["reward"] == [0.25, 1.0] and "sft" not in out["curves"]
+    to_sft = staleness.summarize(rows, "sft")["differences"]
+    assert "sft" not in to_sft and to_sft["synchronous"]["bugs"]["difference"] == 0.5
 
 
 def test_rows_of_earlier_versions_lack_a_curve():
