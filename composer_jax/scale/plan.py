@@ -18,6 +18,7 @@ from composer_jax.scale.programs import (
     Program,
     Step,
     bytes_per_device,
+    check_stage,
     expert_buffer_occupancy,
     stage_steps,
 )
@@ -41,10 +42,11 @@ def place_steps(config: Mapping[str, Any], topology: str, stage: str) -> dict[st
     """Returns the steps of a stage on a slice by name, the main step first.
 
     Raises:
-      UserError: an unknown field, stage or slice, or sizes that do not fit each other.
+      UserError: an unknown field, stage or slice, no libtpu, or sizes that do not fit each other.
     """
-    run, tpus = run_config(config), tpu_slice(topology)
-    placed = {}
+    run = run_config(config)
+    check_stage(run, stage)
+    tpus, placed = tpu_slice(topology), {}
     for name, step in stage_steps(run, stage, lambda mesh: tpus.mesh(mesh.axis_sizes)).items():
         occupancy = expert_buffer_occupancy(step.model_def.config, step.mesh)
         assumed = CostAssumptions(dict(step.mesh.shape), occupancy=occupancy, loop_counts=LOOP_COUNTS)

@@ -74,6 +74,13 @@ class Step:
     """Tokens on all devices."""
 
 
+def check_stage(config: RunConfig, stage: str) -> None:
+    """Raises UserError for a stage that has no steps in this config."""
+    stages = ("pretrain", *config.phases, "sft", "rl", "evaluate")
+    if stage not in stages:
+        raise UserError(f"--stage={stage} is unknown; the stages are {', '.join(stages)}.")
+
+
 def stage_steps(config: RunConfig, stage: str, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str, Step]:
     """Returns the steps of a stage by name: "train", "decode", and "prefill ROWSxTOKENS" for each prefill shape.
 
@@ -84,12 +91,11 @@ def stage_steps(config: RunConfig, stage: str, make_mesh: Callable[[MeshConfig],
     Raises:
       UserError: an unknown stage, or sizes that do not fit each other.
     """
-    sampling = {"rl": _rl, "evaluate": _evaluate}
-    if stage in sampling:
-        return sampling[stage](config, make_mesh)
-    stages = ("pretrain", *config.phases, "sft", *sampling)
-    if stage not in stages:
-        raise UserError(f"--stage={stage} is unknown; the stages are {', '.join(stages)}.")
+    check_stage(config, stage)
+    if stage == "rl":
+        return _rl(config, make_mesh)
+    if stage == "evaluate":
+        return _evaluate(config, make_mesh)
     return {"train": _language_step(config, stage, make_mesh(config.stage_mesh(stage)))}
 
 

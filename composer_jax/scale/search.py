@@ -66,13 +66,14 @@ class LayoutSearch:
         if overlap not in OVERLAPS:
             raise UserError(f"--overlap={overlap} is unknown; use {', '.join(OVERLAPS)}.")
         self.config, self.topology, self.stage, self.log, self.overlap = config, topology, stage, log, overlap
-        self.run_config, self.tpus = run_config(config), tpu_slice(topology)
+        self.run_config = run_config(config)
         training = self.run_config.training(stage)
         if training.mesh is not None or training.model:
             raise UserError(
                 f"config.{stage} has a mesh or model fields of its own, and the search changes config.mesh and "
                 "config.model; move them there to search."
             )
+        self.tpus = tpu_slice(topology)
         self.tokens = training.seq_len
         self.own = config_layout(self.run_config, stage, len(self.tpus.devices))
         self.record = SearchRecord(record)

@@ -1,5 +1,7 @@
 """Memory breakdowns, the compiler's messages, slices, and wrong requests."""
 
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -97,8 +99,14 @@ def test_unknown_stages():
         plan_stage(small_config(), "v5e:2x2", "decode")
 
 
+def test_an_unknown_stage_is_told_before_libtpu_is_needed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    with pytest.raises(UserError, match="--stage=decode is unknown"):
+        plan_stage(small_config(), "v5e:2x2", "decode")
+
+
 def test_without_libtpu_the_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "libtpu", None)
+    monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(UserError, match=r'pip install "composer_jax\[tpu\]"'):
         tpu_slice("v5e:2x2")
 

@@ -39,18 +39,7 @@ class Study:
     """How often an attempt alternates between sandbox and engine."""
 
     def __post_init__(self) -> None:
-        rl = self.config.rl
-        if sum(rl.groups.values()) < 1:
-            raise UserError("rl.groups has no group; set the groups of a step, e.g. --config.rl.groups.repository=512.")
-        if rl.deterministic:
-            raise UserError("rl.deterministic=True is not simulated; use --config.rl.deterministic=False.")
-        if self.parts < 1:
-            raise UserError(f"--parts={self.parts} is no number of parts; use 1 or more.")
-        if not self.hours > 0 or not self.warm_up_hours >= 0:
-            raise UserError(
-                f"--hours={self.hours} and --warm_up_hours={self.warm_up_hours} are no time to simulate; use hours "
-                "above 0, and 0 or more to warm up."
-            )
+        _check_study(self.config.rl, self.hours, self.warm_up_hours, self.parts)
 
     @property
     def total_hours(self) -> int:
@@ -118,22 +107,48 @@ VARIANTS = 6
 """Simulations of one call of Study.gains."""
 
 
-def split_chips(chips: int, splits: Sequence[str], replica_chips: int) -> list[tuple[int, int]]:
-    """Returns (chips for learning, chips for rollout) of splits such as "1:3"; rollout gets whole replicas.
+def _check_study(rl: RLConfig, hours: float, warm_up_hours: float, parts: int) -> None:
+    if sum(rl.groups.values()) < 1:
+        raise UserError("rl.groups has no group; set the groups of a step, e.g. --config.rl.groups.repository=512.")
+    if rl.deterministic:
+        raise UserError("rl.deterministic=True is not simulated; use --config.rl.deterministic=False.")
+    if parts < 1:
+        raise UserError(f"--parts={parts} is no number of parts; use 1 or more.")
+    if not hours > 0 or not warm_up_hours >= 0:
+        raise UserError(
+            f"--hours={hours} and --warm_up_hours={warm_up_hours} are no time to simulate; use hours above 0, and 0 or "
+            "more to warm up."
+        )
+
+
+def parse_splits(splits: Sequence[str]) -> list[tuple[int, int]]:
+    """Returns the two numbers of splits such as "1:3", learning first.
 
     Raises:
-      UserError: a split is malformed, or leaves a role without chips.
+      UserError: a split is malformed.
     """
     result = []
     for split in splits:
         left, _, right = split.partition(":")
         if not (left.isdecimal() and right.isdecimal() and int(left) and int(right)):
             raise UserError(f"--splits={split} is no split; write chips for learning : chips for rollout, such as 1:3.")
-        rollout = chips * int(right) // (int(left) + int(right)) // replica_chips * replica_chips
+        result.append((int(left), int(right)))
+    return result
+
+
+def split_chips(chips: int, splits: Sequence[tuple[int, int]], replica_chips: int) -> list[tuple[int, int]]:
+    """Returns (chips for learning, chips for rollout) of splits such as (1, 3); rollout gets whole replicas.
+
+    Raises:
+      UserError: a split leaves a role without chips.
+    """
+    result = []
+    for left, right in splits:
+        rollout = chips * right // (left + right) // replica_chips * replica_chips
         if not 0 < rollout < chips:
             raise UserError(
-                f"--splits={split} of --chips={chips} leaves rollout {rollout} chips; a replica of the engine has "
-                f"{replica_chips}, so use more chips or another split."
+                f"--splits={left}:{right} of --chips={chips} leaves rollout {rollout} chips; a replica of the engine "
+                f"has {replica_chips}, so use more chips or another split."
             )
         result.append((chips - rollout, rollout))
     return result
@@ -196,9 +211,11 @@ def simulate_table(
     """
     if not all(count.isdecimal() and int(count) for count in sandboxes):
         raise UserError(f"--sandboxes={','.join(sandboxes)} has a part that is no number; write such as 1000,10000.")
+    run, ratios = run_config(config), parse_splits(splits)
+    _check_study(run.rl, hours, warm_up_hours, parts)  # before speeds are predicted, which takes long and needs libtpu
     speeds = predict_speeds(config, topology, assumed.context_fill)
-    study = Study(run_config(config), speeds, assumed, hours, warm_up_hours, seed, parts)
-    chip_splits = split_chips(chips or tpu_slice(topology).chips, splits, speeds.replica_chips)
+    study = Study(run, speeds, assumed, hours, warm_up_hours, seed, parts)
+    chip_splits = split_chips(chips or tpu_slice(topology).chips, ratios, speeds.replica_chips)
     runs = len(sandboxes) * (len(chip_splits) + VARIANTS)
     with Progress(runs * study.total_hours, "simulated hours", "simulate") as progress:
         result = run_study(study, chip_splits, [int(count) for count in sandboxes], progress.update)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
 from composer_jax.scale.simulation.assumptions import Assumptions
 from composer_jax.scale.simulation.roles import Fleet, Speeds, make_roles
-from composer_jax.scale.simulation.study import VARIANTS, Study, run_study, split_chips
+from composer_jax.scale.simulation.study import VARIANTS, Study, parse_splits, run_study, simulate_table, split_chips
 from composer_jax.scale.simulation.table import advise, format_study
 from composer_jax.scale.simulation.workload import FINISHED, HUNG, LOST, DrawnWorkload
 from composer_jax.stages.config import run_config
@@ -85,12 +86,10 @@ def test_a_fleet_without_a_role_is_refused(fleet):
 
 
 def test_splits_of_chips():
-    assert split_chips(64, ["1:7", "1:1", "3:1"], 8) == [(8, 56), (32, 32), (48, 16)]
-    assert split_chips(64, ["1:2"], 8) == [(24, 40)]  # 42.7 chips are five replicas
-    with pytest.raises(UserError, match="--splits=1-2 is no split"):
-        split_chips(64, ["1-2"], 8)
-    with pytest.raises(UserError, match="leaves rollout 0 chips; a replica of the engine has 32"):
-        split_chips(64, ["3:1"], 32)
+    assert split_chips(64, parse_splits(["1:7", "1:1", "3:1"]), 8) == [(8, 56), (32, 32), (48, 16)]
+    assert split_chips(64, [(1, 2)], 8) == [(24, 40)]  # 42.7 chips are five replicas
+    with pytest.raises(UserError, match="--splits=3:1 of --chips=64 leaves rollout 0 chips; a replica .* has 32"):
+        split_chips(64, [(3, 1)], 32)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +130,30 @@ def test_studies_that_make_no_run_are_refused():
         dataclasses.replace(small_study(), hours=0)
     with pytest.raises(UserError, match="--parts=0"):
         dataclasses.replace(small_study(), parts=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (dict(sandboxes=["many"]), "--sandboxes=many has a part that is no number"),
+        (dict(splits=["1:3", "1-2"]), "--splits=1-2 is no split"),
+        (dict(hours=0.0), "--hours=0.0"),
+        (dict(parts=0), "--parts=0"),
+        (
+            dict(config=small_config(rl__groups__repository=8, rl__deterministic=True)),
+            "rl.deterministic=True is not simulated",
+        ),
+        (dict(topology="v5e"), "--topology=v5e is unknown"),
+        ({}, "libtpu, which contains the compiler for TPUs, is not installed"),
+    ],
+)
+def test_arguments_are_checked_before_libtpu_is_needed(changes, sentence, monkeypatch):
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    numbers = dict(chips=64, splits=["1:3"], sandboxes=["50"], hours=2.0, warm_up_hours=1.0, seed=0, parts=4)
+    config = small_config(rl__groups__repository=8)
+    arguments = dict(config=config, topology="v5e:2x2", assumed=QUIET) | numbers | changes
+    with pytest.raises(UserError, match=sentence):
+        simulate_table(**arguments)
 
 
 @pytest.mark.parametrize(
