@@ -158,8 +158,7 @@ def test_processes_left_after_close(host, pool, trace):
         sandbox = await pool.acquire({})
         script = f"setsid sleep {trace.text} & nohup sleep {trace.text} & sleep {trace.text}"
         run = asyncio.create_task(sandbox.run(["sh", "-c", script]))
-        while len(trace.processes()) < 3:
-            await asyncio.sleep(0.01)
+        await trace.wait_until_sleeping(3)
         await sandbox.close()
         await asyncio.wait([run])
         assert run.exception() is not None

@@ -139,13 +139,24 @@ class Trace:
 
     def processes(self) -> list[int]:
         """Pids on the host that have it there."""
+        return self._pids(lambda line: self.text.encode() in line)
+
+    def _pids(self, matches: Callable[[bytes], bool]) -> list[int]:
         found = []
         for folder in Path("/proc").iterdir():
             try:
-                if folder.name.isdigit() and self.text.encode() in (folder / "cmdline").read_bytes():
+                if folder.name.isdigit() and matches((folder / "cmdline").read_bytes()):
                     found.append(int(folder.name))
             except OSError:  # it has ended
                 pass
+        return found
+
+    async def wait_until_sleeping(self, count: int = 1) -> list[int]:
+        """Returns the pids of so many `sleep TEXT`, which are neither about to start nor a shell that starts them."""
+        deadline = time.monotonic() + 30
+        while len(found := self._pids(f"sleep\0{self.text}\0".encode().__eq__)) < count:
+            assert time.monotonic() < deadline, self.processes()
+            await asyncio.sleep(0.01)
         return found
 
     def wait_until_gone(self) -> None:

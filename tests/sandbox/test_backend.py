@@ -19,8 +19,8 @@ def test_root_is_not_root_on_the_host_either(pool, trace):
     async def go():
         sandbox = await pool.acquire({})
         running = asyncio.create_task(sandbox.run(["sleep", trace.text]))
-        await asyncio.sleep(0.3)
-        status = Path(f"/proc/{trace.processes()[0]}/status").read_text()
+        (command,) = await trace.wait_until_sleeping()
+        status = Path(f"/proc/{command}/status").read_text()
         await sandbox.close()
         with pytest.raises(SandboxDied):
             await running

@@ -236,8 +236,7 @@ def test_nothing_is_left_when_a_sandbox_is_closed_or_its_worker_is_killed(host, 
         sandbox = await pool.acquire({})
         script = f"(setsid sleep {trace.text} &); nohup sleep {trace.text} & exec sleep {trace.text}"
         run = asyncio.create_task(sandbox.run(["sh", "-c", script]))
-        while len(trace.processes()) < 3:
-            await asyncio.sleep(0.01)
+        await trace.wait_until_sleeping(3)
         await end(sandbox)
         with pytest.raises(SandboxDied):
             await run

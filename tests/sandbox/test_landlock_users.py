@@ -90,10 +90,9 @@ def test_root_becomes_an_unused_user_without_rights(pool, trace):
     async def go():
         async with await pool.acquire({}) as sandbox:
             running = asyncio.create_task(sandbox.run(["sleep", trace.text], timeout_s=5))
-            while not trace.processes():
-                await asyncio.sleep(0.01)
-            status = Path(f"/proc/{trace.processes()[0]}/status").read_text()
-            score = Path(f"/proc/{trace.processes()[0]}/oom_score_adj").read_text()
+            (command,) = await trace.wait_until_sleeping()
+            status = Path(f"/proc/{command}/status").read_text()
+            score = Path(f"/proc/{command}/oom_score_adj").read_text()
             running.cancel()
             return status, score
 

@@ -128,8 +128,7 @@ def test_a_killed_worker_is_an_infrastructure_error(pool, trace):
     async def go():
         sandbox = await pool.acquire({})
         running = asyncio.create_task(sandbox.run(["sleep", trace.text]))
-        await asyncio.sleep(0.3)
-        (command,) = trace.processes()
+        (command,) = await trace.wait_until_sleeping()
         worker = parent_of(command)
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(SandboxDied):
@@ -212,13 +211,12 @@ def test_a_sandbox_that_does_not_answer_dies(pool, monkeypatch, trace):
 
     async def go():
         sandbox = await pool.acquire({})
-        worker_stopped = asyncio.create_task(sandbox.run(["sleep", trace.text], timeout_s=0.5))
-        await asyncio.sleep(0.2)
-        (command,) = trace.processes()
-        worker = parent_of(command)
+        await sandbox.shell(f"sleep {trace.text} &")
+        (job,) = await trace.wait_until_sleeping()
+        worker = parent_of(parent_of(job))
         os.kill(worker, signal.SIGSTOP)
         with pytest.raises(SandboxDied, match="no answer"):
-            await worker_stopped
+            await sandbox.run(["true"], timeout_s=0.1)
         trace.wait_until_gone()
 
     asyncio.run(go())
@@ -231,7 +229,7 @@ def test_close_leaves_nothing(trace):
     async def go():
         busy = await pool.acquire({})
         running = asyncio.create_task(busy.run(["sleep", trace.text]))
-        await asyncio.sleep(0.3)
+        await trace.wait_until_sleeping()
         started = time.monotonic()
         await pool.close()
         with pytest.raises(SandboxDied, match="closed"):

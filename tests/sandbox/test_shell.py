@@ -51,8 +51,7 @@ def test_background_jobs_outlive_their_command_and_other_commands(pool, trace):
             await sandbox.shell(f"(sleep 0.3; echo late) & sleep {trace.text} & echo started")
             assert sandbox.jobs >= 2
             await sandbox.run(["python", "-c", "print(1)"])  # which kills only what it started itself
-            while not trace.processes():
-                await asyncio.sleep(0.01)
+            await trace.wait_until_sleeping()
             await asyncio.sleep(0.5)
             result = await sandbox.shell("kill %2; wait; echo gone")
             assert (result.stdout, sandbox.jobs) == ("late\ngone\n", 0)
@@ -65,8 +64,7 @@ def test_jobs_end_with_the_sandbox(pool, trace):
     async def go():
         async with await pool.acquire({}) as sandbox:
             await sandbox.shell(f"setsid nohup sleep {trace.text} >/dev/null 2>&1 &")
-            while not trace.processes():
-                await asyncio.sleep(0.01)
+            await trace.wait_until_sleeping()
 
     asyncio.run(go())
     trace.wait_until_gone()
