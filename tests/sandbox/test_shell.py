@@ -24,7 +24,7 @@ def say(pool, *commands: str, timeout_s: float = 10.0, files=None):
 
 def until_ended(pid: str) -> list[str]:
     """A command that waits until the process is gone, or is a zombie, which its parent can then reap."""
-    return ["sh", "-c", f"while grep -q '^State:[[:space:]]*[^XZ]' /proc/{pid.strip()}/status; do :; done"]
+    return ["sh", "-c", f"while grep -q '^State:[[:space:]]*[^XZ[:space:]]' /proc/{pid.strip()}/status; do :; done"]
 
 
 def test_folder_variables_functions_and_status_stay(pool):
@@ -118,7 +118,7 @@ def test_a_shell_killed_between_commands_says_its_last_words_with_the_next(pool,
         async with await pool.acquire({}) as sandbox:
             last = f"cd /tmp; sleep {trace.text} & (sleep 0.2; echo last; kill -9 $$) & echo $$"
             pid = (await sandbox.shell(last)).stdout
-            await sandbox.run(until_ended(pid))
+            assert (await sandbox.run(until_ended(pid))).outcome == "ok"
             result = await sandbox.shell("pwd")
             assert (result.outcome, result.stdout, sandbox.jobs) == ("ok", "last\n/workspace\n", 0)
             assert ENDED in result.stderr
@@ -132,7 +132,7 @@ def test_a_shell_killed_from_outside_is_replaced(pool):
         async with await pool.acquire({}) as sandbox:
             pid = (await sandbox.shell("echo $$")).stdout.strip()
             await sandbox.run(["sh", "-c", f"kill -9 {pid}"])
-            await sandbox.run(until_ended(pid))
+            assert (await sandbox.run(until_ended(pid))).outcome == "ok"
             assert (await sandbox.shell("echo new")).stdout == "new\n"
 
     asyncio.run(go())
