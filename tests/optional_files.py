@@ -2,13 +2,14 @@
 
     python tests/optional_files.py
 
-It reads syntax trees and imports nothing, so any Python will do. tests/conftest.py fails a run in which another file
-skips a test.
+It reads syntax trees and imports nothing, so any Python will do. Its hook, which tests/conftest.py imports, fails a run
+in which another file skips a test.
 """
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 NAMES = {
     *("pytest.skip", "pytest.importorskip", "pytest.mark.skip", "pytest.mark.skipif"),
@@ -49,6 +50,16 @@ def _names(tree: ast.AST) -> Iterator[str]:
                 yield from (alias.name for alias in aliases)
             case ast.ImportFrom(module=str(module), names=aliases):
                 yield from (module, *(f"{module}.{alias.name}" for alias in aliases))
+
+
+def pytest_sessionfinish(session: Any) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not (skipped := reporter.stats.get("skipped")):  # a worker of xdist has none
+        return
+    files = {Path(report.nodeid.partition("::")[0]) for report in skipped}
+    for path in sorted(files.difference(optional_files(session.config.rootpath))):
+        reporter.write_line(f"{path} skips a test, but tests/optional_files.py does not find it: add a name", red=True)
+        session.exitstatus = 1
 
 
 if __name__ == "__main__":
