@@ -2,12 +2,13 @@
 
 A scripted agent repairs a small repository with the repository tools: it searches, tests in the shell, edits, tests
 again and finishes. At random moments the benchmark kills worker processes of sandboxes. Every episode must end in
-exactly one event, no crash may affect a score, and no process, mount or folder may be left. Prints progress on stderr
-and, as the last line of stdout, one JSON object:
+exactly one event, one crash under a command may not affect a score, and no process, mount or folder may be left. Prints
+progress on stderr and, as the last line of stdout, one JSON object:
     episodes, events    number requested, and number of events
     not_once            {task id: events} of tasks with another number of events than one
     crashes             sandboxes killed
     infrastructure      episodes given up because their sandboxes died in every attempt (not scored)
+    killed_sandbox      episodes in which crashes hit the same command twice, which is taken for their doing (reward 0)
     solved              episodes with reward 1
     stray               processes, mounts and folders that are left
     episodes_per_s
@@ -184,6 +185,7 @@ async def measure(episodes: int, crashes_per_episode: float, folder: Path) -> di
         "not_once": not_once,
         "crashes": crashes,
         "infrastructure": sum(episode.reward is None for episode in results),
+        "killed_sandbox": sum(episode.outcome == "killed_sandbox" for episode in results),
         "solved": sum(episode.reward == 1.0 for episode in results),
         "stray": left_behind(folder, mounts),
         "episodes_per_s": round(episodes / seconds, 1),

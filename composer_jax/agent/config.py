@@ -25,8 +25,9 @@ class AgentConfig:
     concurrency: int = 16
     """Sandboxes in use at once, and as many containers for tasks that need an image; on each host."""
     episode_seconds: float = 14_400.0
-    """Wall-clock limit of an attempt at an episode, waiting for the sampler included. Beyond it the infrastructure is
-    taken to hang: the attempt is lost and repeated."""
+    """Seconds of tools and harness that an episode may use. Sampling (queue, pauses and new weights included), waiting
+    for a sandbox or a container, and grading do not count. Beyond it the tool that runs is cut, and the episode has
+    grade 0 and no retry (docs/rewards.md). Not published."""
 
     def __post_init__(self) -> None:
         if not self.episode_seconds > 0:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from composer_jax.agent import summary, todos, tools
+from composer_jax.agent.episode_clock import EpisodeClock, OutOfTime
 from composer_jax.agent.history_file import HistoryFile
 from composer_jax.agent.search import Embedder
 from composer_jax.agent.summary import Compaction
@@ -19,13 +20,22 @@ from composer_jax.data.chat import ToolCall
 from composer_jax.data.chat_format import ChatFormat, Message
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import SamplingParams, Session
-from composer_jax.sandbox import SandboxDied, SandboxPool
+from composer_jax.sandbox import SandboxDied, SandboxKilled, SandboxPool
 from composer_jax.tasks.grading import grade, hack_monitor
 from composer_jax.tasks.images.pools import ImagePools, TaskWorkspace
 from composer_jax.tasks.result_cache import EpisodeCache, ResultCache
 from composer_jax.tasks.task import Task
 
-Outcome = Literal["finished", "out_of_turns", "out_of_context", "out_of_segments", "no_call", "infrastructure"]
+Outcome = Literal[
+    "finished",
+    "out_of_turns",
+    "out_of_context",
+    "out_of_segments",
+    "no_call",
+    "out_of_time",
+    "killed_sandbox",
+    "infrastructure",
+]
 
 
 @dataclass
@@ -34,7 +44,8 @@ class Episode:
 
     reward: None when the infrastructure failed; then the attempt says nothing about the policy.
     outcome: how it ended: the policy called finish; it used up its turns, its context or its segments; it sent
-      a message without a tool call; or the sandboxes died in every attempt.
+      a message without a tool call; its tools used up agent.episode_seconds; a command of it, or what it submitted,
+      kills its sandbox (reward 0, parts {} in both); or the infrastructure lost every attempt.
     parts: the parts of the grade ("hidden": fraction of hidden cases that pass, whatever the outcome).
     detail: the grade in one line, for people.
     turns: messages of the model, summaries not counted. summaries: how many it wrote.
@@ -126,6 +137,7 @@ async def run_episode(
     system_prompt: str = "",
     temperature: float = 1.0,
     return_routing: bool = False,
+    episode_seconds: float | None = None,
 ) -> Episode:
     """Plays one episode of the policy behind `session` on `task`, and grades the workspace that it leaves.
 
@@ -134,8 +146,9 @@ async def run_episode(
     may serve any number of episodes; each has its own results. `embedder` adds embeddings to semantic_search, which
     otherwise compares words. Tasks with an image are played in the containers of `images` instead of `pool`.
     `system_prompt` is the text of a system message before the instruction; "" writes none. `temperature` is that of all
-    messages; 0 is greedy. `return_routing` records the routes of all tokens in the transcript, for router replay. The
-    session is left open.
+    messages; 0 is greedy. `return_routing` records the routes of all tokens in the transcript, for router replay. After
+    `episode_seconds` of tools and harness the episode ends where it is, with reward 0; sampling, waiting for a sandbox
+    and grading, which has limits of its own, do not count. The session is left open.
 
     Raises UserError for a task with an image where there are no `images`, and with return_routing for a session that
     returns no routes.
@@ -146,11 +159,12 @@ async def run_episode(
         raise UserError(f"task {task.id} needs the image {task.image}; play it with images=ImagePools()")
     else:
         task_workspace = images.workspace(task)
-    run = _Run(task, session, chat, compaction, limits, system_prompt, temperature, return_routing)
+    clock = EpisodeClock(episode_seconds)
+    run = _Run(task, session, chat, compaction, limits, clock, system_prompt, temperature, return_routing)
     results = cache.of_episode(task.id, seed) if cache else None
     try:
         async with task_workspace as place:
-            workspace = Workspace(task, place.pool, results, embedder, place.base)
+            workspace = Workspace(task, place.pool, results, embedder, place.base, clock.paused)
             return await _play_and_grade(run, workspace, place, seed, results)
     except SandboxDied as error:
         return run.episode("infrastructure", None, {}, str(error), seed)
@@ -159,8 +173,15 @@ async def run_episode(
 async def _play_and_grade(
     run: _Run, workspace: Workspace, place: TaskWorkspace, seed: int, cache: EpisodeCache | None
 ) -> Episode:
+    outcome, broken = "infrastructure", ""
     try:
-        outcome = await run.play(workspace)
+        try:
+            async with run.clock.running():
+                outcome = await run.play(workspace)
+        except OutOfTime as error:
+            outcome, broken = "out_of_time", str(error)
+        except SandboxKilled as error:
+            outcome, broken = "killed_sandbox", str(error)
         await workspace.close()
         visible_task = replace(run.task, repository=place.base)
         flags = await asyncio.to_thread(hack_monitor.find_flags, visible_task, run.calls, workspace.changes)
@@ -177,7 +198,11 @@ async def _play_and_grade(
             visible_task,
             submitted,
         )
+        if broken:
+            return run.episode(outcome, 0.0, {}, broken, seed)
         result = await grade(run.task, submitted, place.pool, cache)
+    except SandboxKilled as error:
+        return run.episode("killed_sandbox", 0.0, {}, f"grading: {error}", seed)
     finally:
         await workspace.close()
     reward = result.reward if outcome == "finished" else 0.0
@@ -193,6 +218,7 @@ class _Run:
     chat: ChatFormat
     compaction: Compaction
     limits: EpisodeLimits
+    clock: EpisodeClock
     system_prompt: str = ""
     temperature: float = 1.0
     return_routing: bool = False
@@ -256,7 +282,8 @@ class _Run:
         if room < 1:
             return None
         params = SamplingParams(min(max_tokens, room), temperature=self.temperature, return_routing=self.return_routing)
-        sample = await self.session.sample(context, params, branch=self.summaries)
+        with self.clock.paused():
+            sample = await self.session.sample(context, params, branch=self.summaries)
         if self.return_routing and sample.routing is None and sample.finish_reason != "cancelled":
             raise UserError(
                 f"{type(self.session).__name__} returns no experts of its tokens, which router replay needs; use "

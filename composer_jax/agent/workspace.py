@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from composer_jax.agent.base_folder import Kind, is_vcs_path, open_base_folder
@@ -27,7 +28,7 @@ from composer_jax.sandbox import (
     SandboxPool,
 )
 from composer_jax.tasks.result_cache import EpisodeCache, fingerprint_bytes, result_key
-from composer_jax.tasks.retry import ATTEMPTS
+from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 
 MAX_CHANGED = 32 << 20  # bytes of all changed files together; half of the sandbox's workspace if that is less
@@ -50,8 +51,10 @@ class Workspace:
         cache: EpisodeCache | None = None,
         embedder: Embedder | None = None,
         base: Path | None = None,
+        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """base: the base folder, where it is not the task's repository but that of an image."""
+        """base: the base folder, where it is not the task's repository but that of an image. waiting: the context in
+        which the workspace waits for a sandbox of the pool (EpisodeClock.paused)."""
         self.files: Mapping[str, bytes] = _Files(self)
         self.changes: dict[str, Change] = {path: Change("file", text.encode()) for path, text in task.files.items()}
         self.todos: tuple[Todo, ...] = ()
@@ -60,6 +63,7 @@ class Workspace:
         self._pool = pool
         self._cache = cache
         self._embedder = embedder
+        self._waiting = waiting
         self._base = open_base_folder(base or task.repository)
         self._room = min(MAX_CHANGED, pool.limits.workspace_mb << 19) if pool else MAX_CHANGED
         self.roots: tuple[str, ...] = pool.workspace_paths if pool else WORKSPACE_PATHS
@@ -171,7 +175,7 @@ class Workspace:
         """The result of a command on the files, cached for the same command on the same files.
 
         A run is not cached once a command has left files in /tmp or /dev/shm: the key does not cover them.
-        Raises SandboxDied after ATTEMPTS sandboxes died in a row.
+        Raises SandboxKilled if the command kills its sandbox, SandboxDied in an outage (tasks/retry.py).
         """
 
         async def run_command() -> tuple[RunResult, bool]:
@@ -186,8 +190,7 @@ class Workspace:
     async def shell(self, command: str, timeout_s: float) -> tuple[RunResult, bool]:
         """Runs a command in the persistent shell, which keeps its working folder, variables and jobs.
 
-        Also returns whether the shell is new because the sandbox of the previous one died. Raises SandboxDied after
-        ATTEMPTS sandboxes died in a row.
+        Also returns whether the shell is new because the sandbox of the previous one died. Raises what `run` does.
         """
 
         async def run_in_shell(sandbox: Sandbox) -> RunResult:
@@ -216,22 +219,26 @@ class Workspace:
 
     async def _in_sandbox(self, command: Callable[[Sandbox], Awaitable[RunResult]]) -> tuple[RunResult, bool]:
         """(result, whether it may be cached): a run that hit a limit, changed anything or met files in /tmp may not."""
+
+        async def run(sandbox: Sandbox) -> tuple[RunResult, dict[str, Change], bool]:
+            began_clean = sandbox.tmp_is_empty
+            try:
+                return await command(sandbox), await sandbox.changes(), began_clean
+            except SandboxDied:
+                await self.close()
+                raise
+
         async with self._sandbox_lock:
-            for attempt in range(1, ATTEMPTS + 1):
-                try:
-                    sandbox = await self._current_sandbox()
-                    began_clean = sandbox.tmp_is_empty
-                    result = await command(sandbox)
-                    after = await sandbox.changes()
-                    break
-                except SandboxDied:
-                    await self.close()
-                    if attempt == ATTEMPTS:
-                        raise
-                except SandboxFileError as error:
-                    await self.close()
-                    raise SandboxFileError(f"{error}; the workspace is again as it was before the command") from error
-            before = self.changes
+            try:
+                result, after, began_clean = await retry_if_sandbox_dies(self._current_sandbox, run)
+            except SandboxDied:
+                await self.close()
+                raise
+            except SandboxFileError as error:
+                await self.close()
+                raise SandboxFileError(f"{error}; the workspace is again as it was before the command") from error
+            sandbox, before = self._sandbox, self.changes
+            assert sandbox is not None, "the command has just run there"
             self._store_changes(after)
             left_nothing = self.changes == before and began_clean and sandbox.tmp_is_empty and not sandbox.jobs
             return result, left_nothing and result.outcome in ("ok", "nonzero")
@@ -241,16 +248,16 @@ class Workspace:
         if self._sandbox is not None and self._unsent:
             try:
                 await self._send(self._sandbox)
-            except SandboxFileError:  # a special file may be in the way, such as a pipe
+            except (SandboxDied, SandboxFileError):  # a special file may be in the way, such as a pipe
                 await self.close()
         if self._sandbox is None:
             if self._pool is None:
                 raise UserError("this workspace has no sandboxes; give it a pool to run commands")
-            tree = await self._pool.trees.get(self._task.repository)
-            packages = await self._pool.trees.get(self._task.packages)
-            self._sandbox = await self._pool.acquire({}, tree, packages=packages, network=self._task.network)
-            if self.changes:
-                await self._sandbox.apply(self.changes)
+            with self._waiting():
+                tree = await self._pool.trees.get(self._task.repository)
+                packages = await self._pool.trees.get(self._task.packages)
+                sandbox = await self._pool.acquire({}, tree, packages=packages, network=self._task.network)
+            self._sandbox = await apply_layers(sandbox, *([self.changes] if self.changes else []))
         self._unsent.clear()
         return self._sandbox
 

@@ -25,6 +25,7 @@ def episode_metrics(episodes: Sequence[Episode], config: RewardConfig) -> Row:
     behavior_NAME, penalty_NAME         a behaviour from 0 to 1 whatever it costs; its price, if it has one
     flagged, flag_NAME                  number of episodes that the hack monitor flagged, also by flag
     turns, tokens, calls, ..._tokens    lengths (EpisodeUsage); tokens are those of all nodes
+    out_of_time, killed_sandbox         number of episodes that the policy broke (docs/rewards.md)
     grade_effort_LEVEL, tokens_effort_LEVEL     by level of effort: grade and sampled tokens
     pass_compacted, summaries, failed_summaries, summary_tokens     over the episodes with a summary
     facts_kept, facts_kept_last         of the first and the last summary, over those whose task names the facts
@@ -42,6 +43,8 @@ def episode_metrics(episodes: Sequence[Episode], config: RewardConfig) -> Row:
         "calls": _mean(e.usage.total_calls for e, _ in graded),
         "shell_calls": _mean(e.usage.calls.get(SHELL, 0) for e, _ in graded),
         "infrastructure_failures": len(episodes) - len(graded),
+        "out_of_time": sum(e.outcome == "out_of_time" for e, _ in graded),
+        "killed_sandbox": sum(e.outcome == "killed_sandbox" for e, _ in graded),
         "finished": _mean(e.outcome == "finished" for e, _ in graded),
         **_by_family(episodes, graded),
         **_by_effort(graded),

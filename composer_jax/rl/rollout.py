@@ -60,7 +60,7 @@ class RolloutContext:
     temperature: float = 1.0
     """Of everything that is sampled; RL trains on episodes of temperature 1."""
     episode_seconds: float | None = None
-    """Wall-clock limit of an attempt at an episode, waiting for the policy included; None sets none."""
+    """Limit on the seconds of tools and harness in an episode (agent.episode_seconds); None sets none."""
     return_routing: bool = False
     """Records the experts of every token in the transcripts, for router replay."""
 
@@ -129,8 +129,9 @@ async def roll_out(
 async def play_episode(spec: EpisodeSpec, policy: Policy, context: RolloutContext) -> Episode:
     """Plays one episode; an attempt that the infrastructure loses is repeated with new random numbers.
 
-    An attempt is lost if its sandboxes die, if it exceeds context.episode_seconds, or if the harness raises, which is
-    logged. If the last attempt is lost, the episode has no reward.
+    An attempt is lost if its sandboxes die without the policy's doing, or if the harness raises, which is logged. If
+    the last attempt is lost, the episode has no reward. What the policy breaks, its time limit or its sandbox, is an
+    outcome with grade 0, which ends the attempts (docs/rewards.md).
 
     Raises:
       UserError: the task cannot be played with this context.
@@ -163,31 +164,29 @@ def _image_workspace(task: Task, context: RolloutContext) -> AbstractAsyncContex
 
 async def _attempt(spec: EpisodeSpec, seed: int, session: "_WatchedSession", context: RolloutContext) -> Episode:
     try:
-        async with asyncio.timeout(context.episode_seconds) as limit:
-            return await run_episode(
-                spec.task,
-                session,
-                context.pool,
-                context.chat,
-                seed=seed,
-                compaction=spec.compaction,
-                limits=context.limits,
-                cache=context.cache,
-                embedder=context.embedder,
-                images=context.images,
-                system_prompt=context.effort.system_prompt(spec.effort, context.system_prompt),
-                temperature=context.temperature,
-                return_routing=context.return_routing,
-            )
+        return await run_episode(
+            spec.task,
+            session,
+            context.pool,
+            context.chat,
+            seed=seed,
+            compaction=spec.compaction,
+            limits=context.limits,
+            cache=context.cache,
+            embedder=context.embedder,
+            images=context.images,
+            system_prompt=context.effort.system_prompt(spec.effort, context.system_prompt),
+            temperature=context.temperature,
+            return_routing=context.return_routing,
+            episode_seconds=context.episode_seconds,
+        )
     except UserError:
         raise
     except Exception as error:
         if session.has_failed:
             raise
         detail = f"{type(error).__name__}: {error}"
-        if limit.expired():
-            detail = f"the episode took longer than {context.episode_seconds} s (agent.episode_seconds)"
-        logging.warning("An episode of task %s is lost: %s", spec.task.id, detail, exc_info=not limit.expired())
+        logging.warning("An episode of task %s is lost: %s", spec.task.id, detail, exc_info=True)
         return lost_episode(spec.task, seed, detail)
 
 

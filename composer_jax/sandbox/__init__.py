@@ -17,7 +17,7 @@ Code that takes a pool is typed against Sandbox and SandboxPool (protocol.py).
 
 from composer_jax.sandbox.backend import WORKSPACE_PATHS
 from composer_jax.sandbox.change import GONE, Change
-from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
+from composer_jax.sandbox.errors import SandboxDied, SandboxFileError, SandboxKilled
 from composer_jax.sandbox.limits import SandboxLimits
 from composer_jax.sandbox.local_pool import LocalSandboxPool
 from composer_jax.sandbox.local_sandbox import LocalSandbox
@@ -37,6 +37,7 @@ __all__ = [
     "Sandbox",
     "SandboxDied",
     "SandboxFileError",
+    "SandboxKilled",
     "SandboxLimits",
     "SandboxPool",
     "Tree",

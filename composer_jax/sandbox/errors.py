@@ -2,7 +2,11 @@
 
 
 class SandboxDied(RuntimeError):
-    """The sandbox itself failed. The machine is the cause, never the code that ran in it; retry in another sandbox."""
+    """The sandbox itself failed. One death says nothing about the code that ran in it; retry in another sandbox."""
+
+
+class SandboxKilled(SandboxDied):
+    """Two sandboxes died under the same command, and one without it lives: the command kills its sandbox."""
 
 
 class SandboxFileError(Exception):

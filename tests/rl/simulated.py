@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_clock import EpisodeClock, OutOfTime
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Transcript
 from composer_jax.rl.config import RLConfig
@@ -96,11 +97,15 @@ class SimulatedPolicy:
 def simulated_harness(policy: SimulatedPolicy):
     """A function in place of agent.episode.run_episode."""
 
-    async def run_episode(task, session, pool, chat, *, seed, **_):
+    async def run_episode(task, session, pool, chat, *, seed, episode_seconds, **_):
         play, transcript = policy.play_of(seed), Transcript()
         transcript.append("prompt", [1, 2, 3])
         if play.fault == "hangs":
-            await asyncio.Event().wait()
+            try:
+                async with EpisodeClock(episode_seconds).running():
+                    await asyncio.Event().wait()
+            except OutOfTime:
+                return Episode(task.id, task.family, task.split, seed, transcript, 0.0, "out_of_time")
         for _ in range(play.turns):
             sample = await session.sample([*transcript.tokens, 5], SamplingParams(2))
             if play.fault == "raises":

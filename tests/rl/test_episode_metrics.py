@@ -19,6 +19,9 @@ def test_metrics_are_means_over_graded_episodes():
     assert row["reward"] == 0.5 and row["turns"] == 2
     assert row["reward_bugfix"] == 1.0 and row["reward_memory_chain"] == 0.0
     assert row["infrastructure_failures"] == 1 and row["finished"] == 1.0
+    broken = [episode(0.0, outcome=outcome) for outcome in ("out_of_time", "killed_sandbox", "killed_sandbox")]
+    counts = episode_metrics([*broken, episode(None)], RewardConfig())
+    assert (counts["out_of_time"], counts["killed_sandbox"], counts["infrastructure_failures"]) == (1, 2, 1)
     assert (row["pass_compacted"], row["summaries"], row["summary_tokens"]) == (0.0, 1.0, 2.0)
 
 

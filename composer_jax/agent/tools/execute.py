@@ -25,7 +25,7 @@ def is_finish(call: Call, tools: Mapping[str, Tool]) -> bool:
 
 
 async def execute_call(call: Call, tools: Mapping[str, Tool], workspace: Workspace) -> str:
-    """The observation of one call. Raises only SandboxDied."""
+    """The observation of one call. Raises only SandboxDied and its SandboxKilled."""
     try:
         if isinstance(call, Malformed):
             raise ToolError(call.reason)

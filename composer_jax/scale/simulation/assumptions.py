@@ -61,7 +61,7 @@ class Assumptions:
     lost_fraction: float = 0.01
     """Fraction of the attempts whose sandbox dies, at a moment drawn evenly; they are repeated. Assumed."""
     hung_fraction: float = 0.001
-    """Fraction of the attempts that hang, until agent.episode_seconds ends them; they are repeated. Assumed."""
+    """Fraction of the attempts that hang, until agent.episode_seconds ends them with grade 0. Assumed."""
     equal_groups: float = 0.3
     """Fraction of the groups whose rewards are equal, which cost no training. Assumed."""
     packing: float = 0.95

@@ -53,7 +53,6 @@ class _Episode:
     attempt: Attempt
     lost: int = 0
     """Attempts that were lost before."""
-    began: float = 0.0
     parts: int = 0
     """Parts of the attempt that are left, the current one included."""
 
@@ -81,8 +80,8 @@ class Simulation:
         """
         Args:
           config: its groups, group_size, max_staleness and late_groups are used.
-          episode_seconds: limit of an attempt (agent.episode_seconds). A hung attempt ends then, another that took
-            longer is lost when it ends.
+          episode_seconds: limit on the sandbox seconds of an attempt (agent.episode_seconds). A hung attempt ends
+            then, with a grade and no tokens; another whose tools take longer ends then with its grade and tokens.
           retries: further attempts at an episode after a lost one.
           parts: how often an attempt alternates between sandbox and engine; the time of a simulation is proportional.
         """
@@ -186,13 +185,13 @@ class Simulation:
                 group.oldest = self._served_version
             self._running += 1
             group.running += 1
-            episode.began, episode.parts = now, self._parts
+            episode.parts = self._parts
             if episode.attempt.fate == HUNG:
                 self._start_timer(now + self._episode_seconds, _SANDBOX, episode)
                 continue
             self._next_start = max(now, self._next_start + 1 / roles.sandbox_starts_per_s)
             ready = self._next_start + roles.sandbox_start_s
-            self._start_timer(ready + episode.attempt.tool_s / self._parts, _SANDBOX, episode)
+            self._start_timer(ready + self._tool_s(episode), _SANDBOX, episode)
 
     def _leave_sandbox(self, episode: _Episode) -> None:
         if episode.group.is_dropped:
@@ -210,16 +209,19 @@ class Simulation:
             episode.group.decoding -= 1
             episode.parts -= 1
             if episode.parts:
-                self._start_timer(self._pool.now + episode.attempt.tool_s / self._parts, _SANDBOX, episode)
+                self._start_timer(self._pool.now + self._tool_s(episode), _SANDBOX, episode)
             else:
                 self._end_attempt(episode)
+
+    def _tool_s(self, episode: _Episode) -> float:
+        """Returns the seconds of a part in the sandbox."""
+        return min(episode.attempt.tool_s, self._episode_seconds) / self._parts
 
     def _end_attempt(self, episode: _Episode) -> None:
         group, attempt = episode.group, episode.attempt
         self._running -= 1
         group.running -= 1
-        is_late = self._pool.now - episode.began > self._episode_seconds
-        is_lost = attempt.fate != FINISHED or is_late
+        is_lost = attempt.fate not in (FINISHED, HUNG)
         if is_lost and episode.lost < self._retries:
             episode.lost += 1
             episode.attempt = self._workload.retry(group.number, episode.index, episode.lost)
@@ -228,7 +230,7 @@ class Simulation:
             group.unfinished -= 1
             if not is_lost:
                 group.graded += 1
-                group.tokens += attempt.row_tokens
+                group.tokens += attempt.row_tokens if attempt.fate == FINISHED else 0
         self._recorder.count_attempt(is_lost)
         self._fill()
         if not group.unfinished:

@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from composer_jax.sandbox import Change, RunResult, SandboxFileError, SandboxPool
+from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxFileError, SandboxPool
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import judge_cases
 from composer_jax.tasks.grading.cached import cached_grade
 from composer_jax.tasks.grading.result import Grade
 from composer_jax.tasks.result_cache import EpisodeCache
-from composer_jax.tasks.retry import retry_if_sandbox_dies
+from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
 from composer_jax.tasks.suites.protected import is_protected
 from composer_jax.tasks.task import Task
 
@@ -61,18 +61,19 @@ async def _grade(
     """Returns the grade and whether it may be cached: not after a limit was hit, which another run may not hit."""
     calls = json.dumps([case.call for case in grader.cases]).encode()
 
-    async def run() -> RunResult | SandboxFileError:
+    async def acquire() -> Sandbox:
         tree, packages = await pool.trees.get(task.repository), await pool.trees.get(task.packages)
-        async with await pool.acquire({}, tree, packages=packages) as sandbox:
-            try:
-                await sandbox.apply({**submitted, SCRIPT: Change("file", SCRIPT_SOURCE)})
-            except SandboxFileError as error:
-                return error
+        sandbox = await pool.acquire({}, tree, packages=packages)
+        return await apply_layers(sandbox, {**submitted, SCRIPT: Change("file", SCRIPT_SOURCE)})
+
+    async def run(sandbox: Sandbox) -> RunResult:
+        async with sandbox:
             return await sandbox.run(["python", SCRIPT], stdin=calls, timeout_s=grader.timeout_s)
 
-    result = await retry_if_sandbox_dies(run)
-    if isinstance(result, SandboxFileError):
-        return Grade(0.0, {"hidden": 0.0}, f"the changes cannot be made: {result}"), True
+    try:
+        result = await retry_if_sandbox_dies(acquire, run)
+    except SandboxFileError as error:
+        return Grade(0.0, {"hidden": 0.0}, f"the changes cannot be made: {error}"), True
     return _judge(grader, result.outcome, result.stdout), result.outcome in ("ok", "nonzero")
 
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from composer_jax.sandbox import Change, SandboxFileError, SandboxPool
+from composer_jax.sandbox import Change, Sandbox, SandboxFileError, SandboxPool
 from composer_jax.tasks.grader import LogGrader
 from composer_jax.tasks.grading.cached import cached_grade
 from composer_jax.tasks.grading.log_parsers import FAILED, PASSED, SKIPPED, XFAIL, parse
 from composer_jax.tasks.grading.result import Grade
 from composer_jax.tasks.result_cache import EpisodeCache
-from composer_jax.tasks.retry import retry_if_sandbox_dies
+from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
@@ -45,12 +45,11 @@ async def grade(
 async def _grade(task: Task, grader: LogGrader, changes: Mapping[str, Change], pool: SandboxPool) -> tuple[Grade, bool]:
     """Returns the grade and whether it may be cached: not after a limit was hit, which another run may not hit."""
 
-    async def run() -> tuple[Grade, bool]:
-        async with await pool.acquire({}, grading=True, network=task.network) as sandbox:
-            try:
-                await sandbox.apply(changes)
-            except SandboxFileError as error:
-                return Grade(0.0, {}, f"the changes cannot be made: {error}"), True
+    async def acquire() -> Sandbox:
+        return await apply_layers(await pool.acquire({}, grading=True, network=task.network), changes)
+
+    async def run(sandbox: Sandbox) -> tuple[Grade, bool]:
+        async with sandbox:
             # stdout and stderr share one stream: `set -x` prints the markers on stderr, the tests print on stdout.
             store = f"cat > {_SCRIPT} && exec bash {_SCRIPT} 2>&1 < /dev/null"
             result = await sandbox.run(
@@ -63,7 +62,10 @@ async def _grade(task: Task, grader: LogGrader, changes: Mapping[str, Change], p
                 return Grade(0.0, {}, detail), True
             return judge_log(grader, result.stdout), True
 
-    return await retry_if_sandbox_dies(run)
+    try:
+        return await retry_if_sandbox_dies(acquire, run)
+    except SandboxFileError as error:
+        return Grade(0.0, {}, f"the changes cannot be made: {error}"), True
 
 
 def judge_log(grader: LogGrader, log: str) -> Grade:

@@ -19,7 +19,7 @@ from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.grading.cached import cached_grade
 from composer_jax.tasks.grading.result import Grade
 from composer_jax.tasks.result_cache import EpisodeCache
-from composer_jax.tasks.retry import retry_if_sandbox_dies
+from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 
 REWARD_FILES = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
@@ -44,19 +44,22 @@ async def _grade(
     packages, tests = await pool.trees.get(task.packages), await pool.trees.get(grader.tests)
     variables = [f"{name}={value}" for name, value in grader.environment.items()]
 
-    async def run() -> tuple[Grade, bool]:
+    async def acquire() -> Sandbox:
         repository = await pool.trees.get(task.repository)
-        async with await pool.acquire({}, repository, network=task.network, packages=packages, tests=tests) as sandbox:
-            try:
-                await sandbox.apply(changes)
-            except SandboxFileError as error:
-                return Grade(0.0, {}, f"the changes cannot be made: {error}"), True
+        sandbox = await pool.acquire({}, repository, network=task.network, packages=packages, tests=tests)
+        return await apply_layers(sandbox, changes)
+
+    async def run(sandbox: Sandbox) -> tuple[Grade, bool]:
+        async with sandbox:
             result = await sandbox.run(["env", *variables, "bash", "/tests/test.sh"], timeout_s=grader.timeout_s)
             if result.outcome not in ("ok", "nonzero"):
                 return Grade(0.0, {}, f"test.sh did not come to its end: {result.outcome}"), False
             return await _read_reward_files(sandbox, result), True
 
-    return await retry_if_sandbox_dies(run)
+    try:
+        return await retry_if_sandbox_dies(acquire, run)
+    except SandboxFileError as error:
+        return Grade(0.0, {}, f"the changes cannot be made: {error}"), True
 
 
 async def _read_reward_files(sandbox: Sandbox, script: RunResult) -> Grade:

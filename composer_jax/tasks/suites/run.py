@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Change, SandboxFileError, SandboxLimits, SandboxPool
-from composer_jax.tasks.retry import retry_if_sandbox_dies
+from composer_jax.sandbox import Change, Sandbox, SandboxFileError, SandboxLimits, SandboxPool
+from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
 from composer_jax.tasks.suites import judge
 
 DECOYS = 3
@@ -96,7 +96,7 @@ async def run_test_suite(
     """Runs tests on a repository with `files`, then `changes`, then `overlay` on top of it.
 
     tests: ids of the tests to run; None: all tests that pytest collects. tracer: source of a plugin (pytest_runner.py).
-    Raises SandboxDied when three sandboxes died in a row.
+    Raises what retry_if_sandbox_dies does.
     """
     secret = secrets.token_hex(16)
     order = {
@@ -109,14 +109,12 @@ async def run_test_suite(
     }
     tree, installed = await pool.trees.get(repository), await pool.trees.get(packages)
 
-    async def run() -> SuiteReport:
-        async with await pool.acquire(files or {}, tree, packages=installed) as sandbox:
-            try:
-                for layer in (changes, overlay):
-                    if layer:
-                        await sandbox.apply(layer)
-            except SandboxFileError as error:
-                return SuiteReport({}, {}, f"the changes cannot be made: {error}", "")
+    async def acquire() -> Sandbox:
+        sandbox = await pool.acquire(files or {}, tree, packages=installed)
+        return await apply_layers(sandbox, *(layer for layer in (changes, overlay) if layer))
+
+    async def run(sandbox: Sandbox) -> SuiteReport:
+        async with sandbox:
             result = await sandbox.run(
                 ["python", "-c", RUNNER_SOURCE], stdin=json.dumps(order).encode(), timeout_s=timeout_s
             )
@@ -131,4 +129,7 @@ async def run_test_suite(
             results, judged["uncollected"], judged["problem"], log, judged["traced"], timed_out, lost_bytes, judged
         )
 
-    return await retry_if_sandbox_dies(run)
+    try:
+        return await retry_if_sandbox_dies(acquire, run)
+    except SandboxFileError as error:
+        return SuiteReport({}, {}, f"the changes cannot be made: {error}", "")

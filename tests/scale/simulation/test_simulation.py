@@ -135,7 +135,7 @@ def test_a_group_whose_episodes_are_all_lost_is_shipped_and_costs_no_training():
     assert outcome.ended_s == pytest.approx(3 * 5 + 60) and outcome.lost_fraction == pytest.approx(6 / 12)
 
 
-def test_a_hung_attempt_ends_at_the_limit_and_is_repeated():
+def test_a_hung_attempt_ends_at_the_limit_and_is_not_repeated():
     class HangsOnce(ConstantWorkload):
         def attempts(self, group):
             return [self.attempt, self.attempt._replace(fate=2)]
@@ -145,7 +145,15 @@ def test_a_hung_attempt_ends_at_the_limit_and_is_repeated():
         CONFIG, roles, HangsOnce(Attempt(0.0, 5.0, 10.0)), steps=1, episode_seconds=50.0, keeps_batches=True
     )
     outcome = simulation.run(math.inf)
-    assert outcome.ended_s == pytest.approx(50 + 5 + 1) and outcome.trained_tokens_per_step == 80
+    assert outcome.ended_s == pytest.approx(50 + 1) and outcome.trained_tokens_per_step == 4 * 10
+    assert outcome.lost_fraction == 0
+
+
+def test_tools_that_take_longer_than_the_limit_end_there():
+    roles = Roles(constant(1.0, 100), 100, learn_s_per_token=0.0, learn_s=1.0)
+    simulation = Simulation(CONFIG, roles, ConstantWorkload(Attempt(90.0, 5.0, 10.0)), steps=1, episode_seconds=50.0)
+    outcome = simulation.run(math.inf)
+    assert outcome.ended_s == pytest.approx(50 + 5 + 1) and outcome.lost_fraction == 0
 
 
 def test_a_learner_that_is_busy_most_of_the_time_but_waits_is_limited_by_what_it_waits_for():
