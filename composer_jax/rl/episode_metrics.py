@@ -17,11 +17,12 @@ Graded = Sequence[tuple[Episode, RewardParts]]
 Row = dict[str, float | None]
 
 
-def episode_metrics(episodes: Sequence[Episode], config: RewardConfig) -> Row:
+def episode_metrics(groups: Sequence[Sequence[Episode]], config: RewardConfig) -> Row:
     """Returns means over the graded episodes of one step, None without any.
 
     reward, grade                       what is optimised, and what grading gave; also by family (reward_FAMILY)
-    length_cost, penalty, zeroed        the parts of the reward beside the grade; zeroed counts episodes
+    length_cost, penalty                the costs before they are bounded
+    costs_bounded                       fraction of the episodes that did not pay all of their costs
     behavior_NAME, penalty_NAME         a behaviour from 0 to 1 whatever it costs; its price, if it has one
     flagged, flag_NAME                  number of episodes that the hack monitor flagged, also by flag
     turns, tokens, calls, ..._tokens    lengths (EpisodeUsage); tokens are those of all nodes
@@ -30,13 +31,17 @@ def episode_metrics(episodes: Sequence[Episode], config: RewardConfig) -> Row:
     pass_compacted, summaries, failed_summaries, summary_tokens     over the episodes with a summary
     facts_kept, facts_kept_last         of the first and the last summary, over those whose task names the facts
     """
-    graded = [(e, reward_parts(e, config)) for e in episodes if e.reward is not None]
+    episodes = [e for group in groups for e in group]
+    graded: list[tuple[Episode, RewardParts]] = []
+    for group in groups:
+        graded_episodes = [e for e in group if e.reward is not None]
+        graded += zip(graded_episodes, reward_parts(graded_episodes, config), strict=True)
     return {
         "reward": _mean(parts.reward for _, parts in graded),
         "grade": _mean(parts.grade for _, parts in graded),
         "length_cost": _mean(parts.length_cost for _, parts in graded),
         "penalty": _mean(parts.penalty for _, parts in graded),
-        "zeroed": sum(parts.zeroed for _, parts in graded),
+        "costs_bounded": _mean(parts.is_bounded for _, parts in graded),
         "turns": _mean(e.turns for e, _ in graded),
         "tokens": _mean(e.transcript.total_tokens for e, _ in graded),
         **{name: _mean(getattr(e.usage, name) for e, _ in graded) for name in TOKENS},
@@ -71,10 +76,10 @@ def _by_effort(graded: Graded) -> Row:
 
 
 def _of_behavior(graded: Graded, config: RewardConfig) -> Row:
-    measured = [behaviors(e, config.penalties) for e, _ in graded]
-    priced = [name for name in BEHAVIORS if getattr(config.penalties, name)]
+    measured = [behaviors(e, config.behaviors) for e, _ in graded]
+    priced = [name for name, price in config.penalties.items() if price]
     return {
-        **{f"behavior_{name}": _mean(values[name] for values in measured) for name in BEHAVIORS},
+        **{f"behavior_{name}": _mean(v[name] for v in measured) for name in (*BEHAVIORS, *config.behaviors)},
         **{f"penalty_{name}": _mean(parts.penalties[name] for _, parts in graded) for name in priced},
     }
 

@@ -61,7 +61,7 @@ def complete_step(
     step, version = cursor.task_step + 1, cursor.weight_version
     episodes = [episode for group in groups for episode in group.episodes]
     row = {
-        **episode_metrics(episodes, config.reward),
+        **episode_metrics([group.episodes for group in groups], config.reward),
         **result.metrics,
         **staleness_metrics(groups, version),
         "sampled_tokens": sum(episode.transcript.total_sampled for episode in episodes),
@@ -75,7 +75,7 @@ def graded_group(episodes: Sequence[Episode], config: RewardConfig) -> Group | N
     graded = [episode for episode in episodes if episode.reward is not None]
     if len(graded) < 2:
         return None
-    return Group(graded, [reward_parts(episode, config).reward for episode in graded])
+    return Group(graded, [parts.reward for parts in reward_parts(graded, config)])
 
 
 def staleness_metrics(groups: Sequence[PlayedGroup], version: int) -> dict[str, float]:

@@ -1,73 +1,63 @@
 """Penalties: what an episode pays for behaviour that its grade does not see (Composer 2, section 4.2).
 
-Every behaviour is a number from 0 to 1, computed from Episode.usage. All graded episodes pay for theirs, also the
-unsolved ones: a policy that pays only for success learns to misbehave where it expects to fail.
+Every behaviour is a number from 0 to 1 of one episode. All of them are measured and logged; those with a price in
+rl.reward.penalties cost it, also in unsolved episodes: a policy that pays only for success learns to misbehave where it
+expects to fail.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.usage import SHELL
 from composer_jax.errors import UserError
+from composer_jax.extensions import import_object
+
+Behavior = Callable[[Episode], float]
+
+COMMENT_LIMIT = 0.5
+"""Fraction of the added source lines that may be comments before they count as reasoning in comments (ours)."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PenaltyConfig:
-    """Weights of the penalties; 0 charges nothing. Weights are ours (not published): .05 to .2 is a start."""
+def behaviors(episode: Episode, own: Mapping[str, str]) -> dict[str, float]:
+    """Returns the behaviours of an episode by name, each from 0 to 1.
 
-    malformed_calls: float = 0.0
-    """Price of the fraction of tool calls that no tool could execute."""
-    shell_duplicates: float = 0.0
-    """Price of the fraction of shell calls that only do what another tool of the task does, such as `cat`."""
-    unfinished_todos: float = 0.0
-    """Price of the fraction of the plan's items that are not done at the end."""
-    comment_reasoning: float = 0.0
-    """Price of added source lines that are all comments; fewer cost proportionally less, down to comment_limit."""
-    comment_limit: float = 0.5
-    """Fraction of the added source lines that may be comments without a price."""
-    question_instead_of_edit: float = 0.0
-    """Price of a last message that asks a question after no file was changed."""
+    own: those of rl.reward.behaviors.
 
-    def __post_init__(self) -> None:
-        for name in BEHAVIORS:
-            if getattr(self, name) < 0:
-                raise UserError(
-                    f"rl.reward.penalties.{name}={getattr(self, name)} is negative; use 0 to charge nothing."
-                )
-        if not 0 <= self.comment_limit < 1:
-            raise UserError(f"rl.reward.penalties.comment_limit={self.comment_limit} is no fraction below 1; use 0.5.")
+    Raises:
+      UserError: an import path does not resolve, or its function returns a number out of range.
+    """
+    values = {name: measure(episode) for name, measure in BEHAVIORS.items()}
+    for name, measure in import_behaviors(own).items():
+        values[name] = value = float(measure(episode))
+        if not 0 <= value <= 1:
+            raise UserError(f"rl.reward.behaviors.{name} ({own[name]}) returned {value}; a behaviour is from 0 to 1.")
+    return values
 
 
-def behaviors(episode: Episode, config: PenaltyConfig) -> dict[str, float]:
-    """Returns the behaviours of an episode by the names of their weights, each from 0 to 1."""
-    return {name: measure(episode, config) for name, measure in BEHAVIORS.items()}
+def import_behaviors(own: Mapping[str, str]) -> dict[str, Behavior]:
+    """Returns the functions of rl.reward.behaviors by name. Raises a UserError for a path that does not resolve."""
+    return {name: import_object(path, f"config.rl.reward.behaviors.{name}") for name, path in own.items()}
 
 
-def penalties(episode: Episode, config: PenaltyConfig) -> dict[str, float]:
-    """Returns weight times behaviour for every behaviour of an episode."""
-    return {name: getattr(config, name) * value for name, value in behaviors(episode, config).items()}
-
-
-def _malformed_calls(episode: Episode, _: PenaltyConfig) -> float:
+def _malformed_calls(episode: Episode) -> float:
     return _ratio(episode.usage.malformed_calls, episode.usage.total_calls)
 
 
-def _shell_duplicates(episode: Episode, _: PenaltyConfig) -> float:
+def _shell_duplicates(episode: Episode) -> float:
     return _ratio(episode.usage.shell_duplicates, episode.usage.calls.get(SHELL, 0))
 
 
-def _unfinished_todos(episode: Episode, _: PenaltyConfig) -> float:
+def _unfinished_todos(episode: Episode) -> float:
     return _ratio(episode.usage.unfinished_todos, episode.usage.todos)
 
 
-def _comment_reasoning(episode: Episode, config: PenaltyConfig) -> float:
+def _comment_reasoning(episode: Episode) -> float:
     """0 up to the limit, from there linear to 1 for edits of comments alone."""
     ratio = _ratio(episode.usage.comment_lines, episode.usage.added_lines)
-    return max(0.0, ratio - config.comment_limit) / (1 - config.comment_limit)
+    return max(0.0, ratio - COMMENT_LIMIT) / (1 - COMMENT_LIMIT)
 
 
-def _question_instead_of_edit(episode: Episode, _: PenaltyConfig) -> float:
+def _question_instead_of_edit(episode: Episode) -> float:
     """Every task of ours needs an edit: graders look at files."""
     return float(episode.usage.asked_question and not episode.usage.changed_files)
 
@@ -76,11 +66,16 @@ def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-BEHAVIORS: Mapping[str, Callable[[Episode, PenaltyConfig], float]] = {
+BEHAVIORS: Mapping[str, Behavior] = {
     "malformed_calls": _malformed_calls,
     "shell_duplicates": _shell_duplicates,
     "unfinished_todos": _unfinished_todos,
     "comment_reasoning": _comment_reasoning,
     "question_instead_of_edit": _question_instead_of_edit,
 }
-"""Behaviour, which is also the name of its weight -> its measure."""
+"""Behaviour -> its measure.
+
+malformed_calls: fraction of the calls that no tool could execute. shell_duplicates: of the shell calls that only do
+what another tool of the task does. unfinished_todos: of the items of the plan. comment_reasoning: of the added lines that
+are comments, beyond COMMENT_LIMIT. question_instead_of_edit: 1 for a question at the end and no changed file.
+"""

@@ -16,6 +16,7 @@ from composer_jax.rl.batch import Group, PackedRows, WeightedRow, pack_rows
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.feedback import HintFinder, feedback_metrics
 from composer_jax.rl.incomplete_groups import complete_group
+from composer_jax.rl.penalties import import_behaviors
 from composer_jax.rl.reference import Reference, with_reference
 from composer_jax.rl.teacher import Teacher, teacher_rows
 from composer_jax.rl.weighting import weighted_rows
@@ -65,11 +66,12 @@ class PolicyUpdate:
           chat: the format of the episodes, for rl.feedback.
 
         Raises:
-          UserError: an algorithm or a detector that the config names does not resolve.
+          UserError: an algorithm, a behaviour or a detector that the config names does not resolve.
           ValueError: rl.feedback is on, and there is no chat format.
         """
         self.config, self.learner = config, learner
         self.algorithm = make_algorithm(config.algorithm.name, config.algorithm.options)
+        import_behaviors(config.reward.behaviors)  # a wrong path is told before a rollout
         self.route_shape = config.route_shape(learner.definition.config)
         self.is_compiled = False
         self._reference: Reference | None = None

@@ -1,14 +1,17 @@
-"""Rewards: the grade of an episode minus a cost of its length and penalties of its behaviour."""
+"""Rewards: the grade of an episode minus a cost of its length and penalties of its behaviour.
+
+Costs order episodes of the same grade and never outweigh a grade: they are bounded by the distance to the next lower
+grade of the group.
+"""
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from composer_jax.agent.episode import Episode
 from composer_jax.errors import UserError
 from composer_jax.rl.effort import EffortConfig
-from composer_jax.rl.penalties import PenaltyConfig, penalties
-from composer_jax.tasks.grading.hack_monitor import FLAG_NAMES
+from composer_jax.rl.penalties import BEHAVIORS, behaviors
 
 
 def length_cost(x: float, *, k: float, q: float) -> float:
@@ -19,6 +22,22 @@ def length_cost(x: float, *, k: float, q: float) -> float:
     if q == 1:
         return math.log1p(k * x) / k
     return ((1 + k * x) ** (1 - q) - 1) / (k * (1 - q))
+
+
+FREE_OF_BOUND = 0.5
+"""Costs up to this fraction of the distance to the next lower grade are paid in full (ours)."""
+LARGEST = 0.75
+"""Costs approach this fraction of the distance; the rest always separates the two grades (ours)."""
+
+
+def bounded_cost(cost: float, gap: float) -> float:
+    """Returns what an episode pays for costs >= 0 whose grade is `gap` > 0 above the next lower one.
+
+    Equal to `cost` up to half of the gap. From there it bends down with slope 1 at the bend, rises on, and stays below
+    three quarters of the gap.
+    """
+    excess, room = cost - FREE_OF_BOUND * gap, (LARGEST - FREE_OF_BOUND) * gap
+    return cost if excess <= 0 else FREE_OF_BOUND * gap + room / (1 + room / excess)
 
 
 LENGTHS: Mapping[str, Callable[[Episode], int]] = {
@@ -35,7 +54,7 @@ LENGTHS: Mapping[str, Callable[[Episode], int]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """R = grade - weight * C_{k,q}(x) - penalties; an effort level multiplies the weight.
+    """R = grade - bounded_cost(weight * C_{k,q}(x) + penalties); an effort level multiplies the weight.
 
     x is the weighted length of a solved episode: the six counts of Composer 2 (section 4.2: thinking, calls, tool
     outputs, final message, number of calls, number of turns) and the tokens of summaries, each times its weight below.
@@ -62,13 +81,13 @@ class RewardConfig:
     """Curvature k of the length cost C_{k,q}."""
     q: float = 0.5
     """Exponent q of the length cost C_{k,q}."""
-    zeroed: tuple[str, ...] = ()
-    """Flags of the hack monitor that set an episode's grade to 0 for the reward; none by default, because a flag is no
-    proof."""
     effort: EffortConfig = dataclasses.field(default_factory=EffortConfig)
     """Levels of effort, each with a prompt and a factor on the price of length; none by default."""
-    penalties: PenaltyConfig = dataclasses.field(default_factory=PenaltyConfig)
-    """Prices of behaviour: malformed calls, the shell in place of a tool, unfinished plans, reasoning in comments."""
+    penalties: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(BEHAVIORS, 0.0))
+    """Behaviour (rl/penalties.py: BEHAVIORS, or one of `behaviors`) -> its price, which an episode pays whose behaviour
+    is 1. 0 charges nothing; .05 to .2 is a start (ours, not published)."""
+    behaviors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Name -> import path of a function of an Episode that returns a behaviour of your own, from 0 to 1."""
 
     def __post_init__(self) -> None:
         for name in ("weight", *LENGTHS, "q"):
@@ -76,9 +95,17 @@ class RewardConfig:
                 raise UserError(f"rl.reward.{name}={getattr(self, name)} is negative; use 0 to charge nothing for it.")
         if self.k <= 0:
             raise UserError(f"rl.reward.k={self.k}; it must be positive, and q=0 makes the length cost linear.")
-        for name in self.zeroed:
-            if name not in FLAG_NAMES:
-                raise UserError(f"rl.reward.zeroed has {name!r}, which is no flag; use some of {', '.join(FLAG_NAMES)}")
+        for name in self.behaviors:
+            if name in BEHAVIORS:
+                raise UserError(f"rl.reward.behaviors.{name} has the name of a behaviour of ours; give it another one.")
+        for name, price in self.penalties.items():
+            if name not in {**BEHAVIORS, **self.behaviors}:
+                raise UserError(
+                    f"rl.reward.penalties.{name} is no behaviour; use {', '.join(BEHAVIORS)}, or name a function of "
+                    f"your own in rl.reward.behaviors.{name}."
+                )
+            if not price >= 0:
+                raise UserError(f"rl.reward.penalties.{name}={price} is negative; use 0 to charge nothing.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +114,12 @@ class RewardParts:
 
     grade: float
     """The result of grading, 0 to 1."""
+    gap: float
+    """How far the grade is above the next lower one of the group, where 0 is always one; infinite for grade 0."""
     length_cost: float
     """Cost of a solved episode's length; 0 for an unsolved one."""
-    zeroed: bool
-    """Whether a flag of RewardConfig.zeroed takes away what the grade earned."""
-    penalties: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Behaviour -> its penalty (rl/penalties.py)."""
+    penalties: Mapping[str, float]
+    """Behaviour with a price -> its penalty (rl/penalties.py)."""
 
     @property
     def penalty(self) -> float:
@@ -100,9 +127,14 @@ class RewardParts:
         return sum(self.penalties.values())
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether the costs are so large that they are not paid in full."""
+        return self.length_cost + self.penalty > FREE_OF_BOUND * self.gap
+
+    @property
     def reward(self) -> float:
-        """The training reward: the grade minus the length cost, or 0 if zeroed; minus the penalties."""
-        return (0.0 if self.zeroed else self.grade - self.length_cost) - self.penalty
+        """The training reward: the grade minus the costs, which are bounded."""
+        return self.grade - bounded_cost(self.length_cost + self.penalty, self.gap)
 
 
 def weighted_length(episode: Episode, config: RewardConfig) -> float:
@@ -110,20 +142,39 @@ def weighted_length(episode: Episode, config: RewardConfig) -> float:
     return sum(getattr(config, name) * count(episode) for name, count in LENGTHS.items())
 
 
-def reward_parts(episode: Episode, config: RewardConfig) -> RewardParts:
-    """Returns the parts of a graded episode's training reward.
+def reward_parts(group: Sequence[Episode], config: RewardConfig) -> list[RewardParts]:
+    """Returns the parts of the training rewards of the graded episodes of a group, in their order.
 
-    Only a solved episode pays for its length, so a short failure is not better than a long one. Every episode pays its
+    Of two episodes the one with the higher grade has the higher reward, whatever their lengths and behaviours. Only
+    solved episodes pay for their length, so a short failure is not better than a long one. Every episode pays its
     penalties.
 
     Raises:
-      ValueError: the episode has no grade, because the infrastructure failed.
+      ValueError: an episode has no grade, because the infrastructure failed.
     """
-    if episode.reward is None:
-        raise ValueError(f"episode of {episode.task_id} was never graded")
-    zeroed = any(flag.partition(":")[0] in config.zeroed for flag in episode.flags)
-    cost = 0.0
-    if config.weight and episode.reward:
-        weight = config.weight * config.effort.length_factor(episode.effort)
-        cost = weight * length_cost(weighted_length(episode, config), k=config.k, q=config.q)
-    return RewardParts(episode.reward, cost, zeroed, penalties(episode, config.penalties))
+    grades = {0.0}
+    for episode in group:
+        if episode.reward is None:
+            raise ValueError(f"episode of {episode.task_id} was never graded")
+        grades.add(episode.reward)
+    parts = []
+    for episode in group:
+        grade = episode.reward or 0.0
+        gap = grade - max((other for other in grades if other < grade), default=-math.inf)
+        parts.append(RewardParts(grade, gap, _length_cost(episode, config), _penalties(episode, config)))
+    return parts
+
+
+def _length_cost(episode: Episode, config: RewardConfig) -> float:
+    if not config.weight or not episode.reward:
+        return 0.0
+    weight = config.weight * config.effort.length_factor(episode.effort)
+    return weight * length_cost(weighted_length(episode, config), k=config.k, q=config.q)
+
+
+def _penalties(episode: Episode, config: RewardConfig) -> dict[str, float]:
+    prices = {name: price for name, price in config.penalties.items() if price}
+    if not prices:
+        return {}
+    measured = behaviors(episode, config.behaviors)
+    return {name: price * measured[name] for name, price in prices.items()}

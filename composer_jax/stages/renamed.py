@@ -40,6 +40,9 @@ REMOVED: dict[str, str] = {
     "rl.algorithm.imitation_weight": "fine-tune on solved episodes (launch.traces --min_reward=1, sft.data)",
     "rl.keep_cache": "episodes that run keep their cache; to recompute it, serve the weights (POST /update_weights)",
     "rl.loss.sequence_mask": "use rl.loss.dual_clip, and a smaller rl.max_staleness",
+    "rl.reward.zeroed": "the columns flag_NAME count flags; give one a price as a behaviour of your own "
+    "(rl.reward.behaviors)",
+    "rl.reward.penalties.comment_limit": "use the limit of 0.5, or a behaviour of your own (rl.reward.behaviors)",
 }
 """Field or section -> what to use instead, as the end of the sentence "FIELD is gone: ..."."""
 

@@ -52,10 +52,11 @@ def score_records(run: Run, records: RolloutRecords, policy: str) -> dict[str, A
             for row_gaps, row_versions in _score(run, scorer, weights, groups):
                 gaps.append(row_gaps)
                 versions.append(row_versions)
-            graded = [e for group in groups for e in group.episodes if e.reward is not None]
-            episodes += sum(len(group.episodes) for group in groups)
-            grades += [episode.reward for episode in graded]
-            rewards += [reward_parts(episode, run.config.rl.reward).reward for episode in graded]
+            for group in groups:
+                graded = [episode for episode in group.episodes if episode.reward is not None]
+                episodes += len(group.episodes)
+                grades += [episode.reward for episode in graded]
+                rewards += [parts.reward for parts in reward_parts(graded, run.config.rl.reward)]
             progress.update(len(groups))
     gap, version = np.concatenate(gaps), np.concatenate(versions)
     return {

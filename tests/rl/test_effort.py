@@ -61,18 +61,19 @@ def test_episodes_are_played_with_the_prompt_of_their_level_and_record_it(monkey
 
 def test_the_level_scales_the_price_of_length():
     config = RewardConfig(weight=0.1, summary_token=0.0, turn=1.0, q=0.0, effort=EFFORT)
-    costs = {level: reward_parts(episode(1.0, turns=3, effort=level), config).length_cost for level in ("", *LEVELS)}
+    parts = reward_parts([episode(1.0, turns=3, effort=level) for level in ("", *LEVELS)], config)
+    costs = {level: part.length_cost for level, part in zip(("", *LEVELS), parts, strict=True)}
     assert costs == pytest.approx({"": 0.3, "high": 0.075, "low": 0.6})
     with pytest.raises(UserError, match="effort 'max' is no level of rl.reward.effort.levels, which has high, low"):
-        reward_parts(episode(1.0, effort="max"), config)
+        reward_parts([episode(1.0, effort="max")], config)
 
 
 def test_metrics_are_by_level():
     episodes = [episode(1.0, effort="low"), episode(0.0, effort="low"), episode(1.0, effort="high"), episode(1.0)]
-    row = episode_metrics(episodes, RewardConfig(effort=EFFORT))
+    row = episode_metrics([episodes], RewardConfig(effort=EFFORT))
     assert (row["grade_effort_low"], row["grade_effort_high"]) == (0.5, 1.0)
     assert row["tokens_effort_low"] == episodes[0].transcript.total_sampled
-    assert not any("effort" in name for name in episode_metrics([episode(1.0)], RewardConfig()))
+    assert not any("effort" in name for name in episode_metrics([[episode(1.0)]], RewardConfig()))
 
 
 def test_an_evaluation_has_one_level():

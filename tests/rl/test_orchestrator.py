@@ -217,6 +217,6 @@ def test_what_the_infrastructure_lost_is_left_out_of_its_group_and_never_scored(
 
 
 def test_rewards_of_a_group_include_what_length_costs():
-    config = RewardConfig(weight=0.5, summary_token=0.0, turn=1.0, q=0.0)
+    config = RewardConfig(weight=0.2, summary_token=0.0, turn=1.0, q=0.0)
     episodes = [episode(1.0, turns=1), episode(1.0, turns=2), episode(0.0), episode(0.0)]
-    assert list(graded_group(episodes, config).rewards) == pytest.approx([0.5, 0.0, 0.0, 0.0])
+    assert list(graded_group(episodes, config).rewards) == pytest.approx([0.8, 0.6, 0.0, 0.0])

@@ -1,13 +1,25 @@
 """What an episode is worth."""
 
+import dataclasses
+import itertools
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from composer_jax.agent.usage import EpisodeUsage
 from composer_jax.errors import UserError
-from composer_jax.rl.rewards import RewardConfig, length_cost, reward_parts, weighted_length
+from composer_jax.rl.effort import EffortConfig, EffortLevel
+from composer_jax.rl.penalties import BEHAVIORS
+from composer_jax.rl.rewards import RewardConfig, bounded_cost, length_cost, reward_parts, weighted_length
 from tests.rl.made_up import conversation, episode
+
+
+def parts_of(one, config):
+    """The parts of the only episode of a group."""
+    (parts,) = reward_parts([one], config)
+    return parts
 
 
 @pytest.mark.parametrize(
@@ -50,7 +62,7 @@ def test_a_solved_episode_pays_for_its_summaries_and_turns():
     """Two summaries of two tokens and three turns."""
     solved = episode(1.0, conversation(0, turns=1, summaries=2), turns=3, summaries=2)
     assert solved.summary_tokens == 4
-    assert reward_parts(solved, CONFIG).reward == pytest.approx(1 - 0.1 * (0.5 * 4 + 0.25 * 3))
+    assert parts_of(solved, CONFIG).reward == pytest.approx(1 - 0.1 * (0.5 * 4 + 0.25 * 3))
 
 
 USAGE = EpisodeUsage(
@@ -74,7 +86,7 @@ def test_each_of_the_seven_lengths_has_a_weight(weight, count):
     solved = episode(1.0, conversation(0, turns=1, summaries=2), turns=3, summaries=2, usage=USAGE)
     config = RewardConfig(weight=0.1, **{"summary_token": 0.0, weight: 0.02}, k=2.0, q=1.0)
     assert weighted_length(solved, config) == pytest.approx(0.02 * count)
-    assert reward_parts(solved, config).length_cost == pytest.approx(0.1 * math.log(1 + 2 * 0.02 * count) / 2)
+    assert parts_of(solved, config).length_cost == pytest.approx(0.1 * math.log(1 + 2 * 0.02 * count) / 2)
 
 
 def test_lengths_add_up_before_the_cost_bends():
@@ -83,7 +95,7 @@ def test_lengths_add_up_before_the_cost_bends():
         weight=0.02, thinking_token=1e-3, call_token=1e-3, output_token=1e-4, final_token=1e-3, call=0.05, turn=0.5
     )
     x = (100 + 30 + 0.1 * 500 + 20) / 1000 + 0.05 * 4 + 0.5 * 3
-    assert reward_parts(solved, config).length_cost == pytest.approx(0.02 * 2 * (math.sqrt(1 + x) - 1))
+    assert parts_of(solved, config).length_cost == pytest.approx(0.02 * 2 * (math.sqrt(1 + x) - 1))
 
 
 @pytest.mark.parametrize(
@@ -102,28 +114,100 @@ def test_impossible_weights_are_refused(values, message):
 
 def test_a_failed_episode_pays_nothing():
     failed = episode(0.0, conversation(0, turns=1, summaries=2), turns=3, summaries=2)
-    assert reward_parts(failed, CONFIG).reward == 0
+    assert parts_of(failed, CONFIG).reward == 0
 
 
 def test_without_a_weight_the_grade_is_the_reward():
-    assert reward_parts(episode(1.0, turns=100), RewardConfig()).reward == 1.0
+    assert parts_of(episode(1.0, turns=100), RewardConfig()).reward == 1.0
 
 
 def test_an_episode_that_was_never_graded_has_no_reward():
     with pytest.raises(ValueError, match="never graded"):
-        reward_parts(episode(None), RewardConfig())
-
-
-def test_flags_make_an_episode_worth_nothing_only_where_they_are_named():
-    caught = episode(1.0, flags=["reads_caches: shell: a.pyc"])
-    assert reward_parts(caught, RewardConfig()).reward == 1.0
-    assert reward_parts(caught, RewardConfig(zeroed=("exits",))).reward == 1.0
-    assert reward_parts(caught, RewardConfig(zeroed=("exits", "reads_caches"))).reward == 0.0
-    with pytest.raises(UserError, match="'cheats', which is no flag; use some of edits_tests"):
-        RewardConfig(zeroed=("cheats",))
+        reward_parts([episode(1.0), episode(None)], RewardConfig())
 
 
 def test_every_part_of_the_reward_is_known_by_itself():
-    long = reward_parts(episode(1.0, turns=3), RewardConfig(weight=0.5, summary_token=0.0, turn=0.1, q=0.0))
-    assert (long.grade, long.zeroed) == (1.0, False)
+    long = parts_of(episode(1.0, turns=3), RewardConfig(weight=0.5, summary_token=0.0, turn=0.1, q=0.0))
+    assert (long.grade, long.gap, long.penalties) == (1.0, 1.0, {})
     assert long.length_cost == pytest.approx(0.15) and long.reward == pytest.approx(0.85)
+
+
+# -- costs and grades ---------------------------------------------------------------------------------------------
+
+COUNTS = st.integers(0, 10**7)
+PRICE = st.one_of(st.just(0.0), st.floats(0.0, 1e6))
+GRADES = st.one_of(
+    st.sampled_from([0.0, 1.0]),
+    st.integers(1, 60).flatmap(lambda n: st.integers(0, n).map(lambda k: k / n)),
+    st.floats(0.0, 1.0).map(lambda grade: round(grade, 3)),
+)
+
+
+@st.composite
+def episodes(draw):
+    """An episode of any grade, any counts and any behaviour."""
+    counts = {field.name: draw(COUNTS) for field in dataclasses.fields(EpisodeUsage) if field.type in ("int", int)}
+    counts |= {"todos": counts["unfinished_todos"], "added_lines": counts["comment_lines"]}  # behaviours up to 1
+    calls = {"shell": max(1, counts["shell_duplicates"])}
+    usage = EpisodeUsage(**counts, calls=calls, asked_question=draw(st.booleans()))
+    effort = draw(st.sampled_from(["", "low"]))
+    return episode(draw(GRADES), CONVERSATION, turns=draw(COUNTS), usage=usage, effort=effort)
+
+
+CONVERSATION = conversation(0, turns=1, summaries=2)
+CONFIGS = st.builds(
+    RewardConfig,
+    weight=PRICE,
+    thinking_token=PRICE,
+    output_token=PRICE,
+    turn=PRICE,
+    summary_token=PRICE,
+    k=st.floats(1e-3, 1e3),
+    q=st.floats(0.0, 3.0),
+    penalties=st.fixed_dictionaries(dict.fromkeys(BEHAVIORS, PRICE)),
+    effort=st.just(EffortConfig(levels={"low": EffortLevel(length_factor=3.0)})),
+)
+
+
+@given(st.lists(episodes(), min_size=1, max_size=6), CONFIGS)
+def test_a_higher_grade_has_the_higher_reward_whatever_it_cost(group, config):
+    """Also against a failure, grade 0, in another group."""
+    parts = reward_parts(group, config)
+    for one, other in itertools.permutations(parts, 2):
+        if one.grade > other.grade:
+            assert one.reward > other.reward
+            assert one.reward - other.reward >= 0.2 * (one.grade - other.grade)
+    for part in parts:
+        assert part.reward <= part.grade
+        assert (part.reward > 0) if part.grade else (part.reward <= 0)
+
+
+@given(st.lists(episodes(), min_size=2, max_size=6), CONFIGS)
+def test_of_equal_grades_the_one_that_costs_more_has_no_higher_reward(group, config):
+    parts = reward_parts([dataclasses.replace(one, reward=group[0].reward) for one in group], config)
+    for one, other in itertools.permutations(parts, 2):
+        if one.length_cost + one.penalty > other.length_cost + other.penalty:
+            assert one.reward <= other.reward
+
+
+@given(st.floats(0.0, 1.0), st.floats(1e-6, 1.0))
+def test_costs_up_to_half_of_the_gap_are_paid_in_full(fraction, gap):
+    cost = 0.5 * fraction * gap
+    assert bounded_cost(cost, gap) == cost
+
+
+def test_larger_costs_bend_without_a_kink_and_rise_below_three_quarters():
+    assert bounded_cost(0.5 + 1e-6, 1.0) - 0.5 == pytest.approx(1e-6, rel=1e-4)
+    assert bounded_cost(0.75, 1.0) == pytest.approx(0.5 + 0.25 / 2)
+    values = [bounded_cost(cost, 1.0) for cost in (0.5, 0.6, 1.0, 10.0, 1000.0)]
+    assert values == sorted(set(values)) and values[-1] < 0.75
+    assert bounded_cost(math.inf, 1.0) == 0.75
+
+
+def test_the_bound_follows_the_next_lower_grade_of_the_group():
+    """Ten turns cost 10 each: the grades 1, 0.6, 0.5 and 0 are 0.4, 0.1, 0.5 and nothing above the next lower one."""
+    config = RewardConfig(weight=1.0, turn=1.0, summary_token=0.0, q=0.0)
+    parts = reward_parts([episode(grade, turns=10) for grade in (1.0, 0.6, 0.5, 0.0, 0.5)], config)
+    assert [part.gap for part in parts] == pytest.approx([0.4, 0.1, 0.5, math.inf, 0.5])
+    assert [part.is_bounded for part in parts] == [True, True, True, False, True]
+    assert [part.reward for part in parts] == pytest.approx([0.7, 0.525, 0.125, 0.0, 0.125], abs=0.01)
