@@ -11,10 +11,8 @@ from composer_jax.rl.algorithm import default_options
 from composer_jax.rl.curriculum import CurriculumConfig
 from composer_jax.rl.feedback import FeedbackConfig
 from composer_jax.rl.group_buffer import LateGroups
-from composer_jax.rl.incomplete_groups import INCOMPLETE
 from composer_jax.rl.reference import ReferenceKLConfig
 from composer_jax.rl.rewards import RewardConfig
-from composer_jax.rl.toggle import ToggleConfig
 from composer_jax.train.losses import PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig
 
@@ -64,25 +62,10 @@ class AlgorithmConfig:
     """A name of rl.algorithm.ALGORITHMS, or the import path of a class."""
     options: Mapping[str, Any] = field(default_factory=default_options)
     """Keyword arguments of the algorithm's constructor; by default those of group_mean."""
-    toggle: ToggleConfig = field(default_factory=ToggleConfig)
-    """Phases in which only short solutions of easy tasks are rewarded."""
-    incomplete_groups: Literal["keep", "repeat", "drop"] = "keep"
-    """What happens to a group of which the infrastructure lost less than half (rl/incomplete_groups.py): "keep" trains
-    the rest, "repeat" pads with repeated episodes (GLM-5), "drop" leaves it out. With half or more lost, it is left
-    out."""
-    mask_overlong: bool = False
-    """Whether episodes that ran out of turns, context or segments are left out of the loss (DAPO, arXiv 2503.14476,
-    section 3.4); they stay in the baseline. Composer 2 (arXiv 2603.24477, section 4.1) saw no benefit."""
     normalisers: NormaliserConfig = field(default_factory=NormaliserConfig)
     """What the streams of the loss are divided by."""
     kl: ReferenceKLConfig = field(default_factory=ReferenceKLConfig)
     """The KL to the policy that RL started from."""
-
-    def __post_init__(self) -> None:
-        if self.incomplete_groups not in INCOMPLETE:
-            raise UserError(
-                f"rl.algorithm.incomplete_groups={self.incomplete_groups!r} is unknown; use {', '.join(INCOMPLETE)}."
-            )
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,6 @@ BEHAVIORS: Mapping[str, Behavior] = {
 """Behaviour -> its measure.
 
 malformed_calls: fraction of the calls that no tool could execute. shell_duplicates: of the shell calls that only do
-what another tool of the task does. unfinished_todos: of the items of the plan. comment_reasoning: of the added lines that
-are comments, beyond COMMENT_LIMIT. question_instead_of_edit: 1 for a question at the end and no changed file.
+what another tool of the task does. unfinished_todos: of the items of the plan. comment_reasoning: of the added lines
+that are comments, beyond COMMENT_LIMIT. question_instead_of_edit: 1 for a question at the end and no changed file.
 """

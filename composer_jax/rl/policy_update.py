@@ -15,7 +15,7 @@ from composer_jax.rl.algorithm import make_algorithm
 from composer_jax.rl.batch import Group, PackedRows, WeightedRow, pack_rows
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.feedback import HintFinder, feedback_metrics
-from composer_jax.rl.incomplete_groups import complete_group
+from composer_jax.rl.incomplete_groups import has_enough_graded
 from composer_jax.rl.penalties import import_behaviors
 from composer_jax.rl.reference import Reference, with_reference
 from composer_jax.rl.teacher import Teacher, teacher_rows
@@ -103,10 +103,10 @@ class PolicyUpdate:
     ) -> tuple[TrainState, UpdateResult]:
         """Takes one optimizer step on the groups.
 
-        Groups that lost too many episodes are dropped (rl.algorithm.incomplete_groups); the metric groups_incomplete
-        counts them. Groups of equal rewards are dropped before they cost a training token, except for their rows with
-        hints (rl.feedback). A step without anything to train leaves the weights alone: an update with a zero gradient
-        would still move them by Adam's momentum.
+        Groups that lost half of their episodes or more are left out; the metric groups_incomplete counts them. Groups
+        of equal rewards are dropped before they cost a training token, except for their rows with hints (rl.feedback).
+        A step without anything to train leaves the weights alone: an update with a zero gradient would still move them
+        by Adam's momentum.
 
         Args:
           state: donated; use the returned one.
@@ -114,10 +114,9 @@ class PolicyUpdate:
             count as well, so that a lost episode does not raise the weight of the others.
           step: RL steps before this one, for algorithms that depend on it.
         """
-        rule, size = self.config.algorithm.incomplete_groups, self.config.group_size
-        complete = [whole for group in groups if (whole := complete_group(group, size, rule)) is not None]
+        complete = [group for group in groups if has_enough_graded(group, self.config.group_size)]
         too_long_before = self._find_hints.too_long if self._find_hints else 0
-        by_group = weighted_rows(complete, self.algorithm, step, self.config.algorithm, self._find_hints)
+        by_group = weighted_rows(complete, self.algorithm, step, self._find_hints)
         # First the rows with a signal of their rewards, whose places are then those of a step without hints.
         rows = sorted((row for rows in by_group for row in rows), key=lambda row: not row.has_signal)
         learned: dict[str, float] | None = None

@@ -9,9 +9,8 @@ from composer_jax.agent.transcript import Transcript
 from composer_jax.rl.algorithm import make_algorithm
 from composer_jax.rl.batch import WeightedRow
 from composer_jax.rl.config import RLConfig
-from composer_jax.rl.incomplete_groups import complete_group
+from composer_jax.rl.incomplete_groups import has_enough_graded
 from composer_jax.rl.learning_step import graded_group
-from composer_jax.rl.weighting import weigh_episodes
 
 NodeAdvantages = Mapping[int, np.ndarray]
 """Node id -> float32 [k], the factor of log p of each of its k sampled tokens in the objective before the trust region
@@ -24,11 +23,10 @@ def token_advantages(episodes: Sequence[Episode], config: RLConfig, step: int) -
     step: RL steps before the one that trains the group.
     """
     group = graded_group(episodes, config.reward)
-    group = group and complete_group(group, config.group_size, config.algorithm.incomplete_groups)
-    if group is None:
+    if group is None or not has_enough_graded(group, config.group_size):
         return [{} for _ in episodes]
     algorithm = make_algorithm(config.algorithm.name, config.algorithm.options)
-    by_episode = weigh_episodes(group, algorithm, step, config.algorithm)
+    by_episode = algorithm.weigh(group, step)
     found = {
         id(episode): node_advantages(episode.transcript, rows)
         for episode, rows in zip(group.episodes, by_episode, strict=True)

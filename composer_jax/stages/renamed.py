@@ -40,6 +40,9 @@ REMOVED: dict[str, str] = {
     "rl.algorithm.imitation_weight": "fine-tune on solved episodes (launch.traces --min_reward=1, sft.data)",
     "rl.keep_cache": "episodes that run keep their cache; to recompute it, serve the weights (POST /update_weights)",
     "rl.loss.sequence_mask": "use rl.loss.dual_clip, and a smaller rl.max_staleness",
+    "rl.algorithm.toggle": "set a price of length with rl.reward.weight",
+    "rl.algorithm.mask_overlong": "episodes that a limit ended are trained like others",
+    "rl.algorithm.incomplete_groups": "a group that lost less than half of its episodes is trained with the rest",
     "rl.reward.zeroed": "the columns flag_NAME count flags; give one a price as a behaviour of your own "
     "(rl.reward.behaviors)",
     "rl.reward.penalties.comment_limit": "use the limit of 0.5, or a behaviour of your own (rl.reward.behaviors)",

@@ -130,12 +130,6 @@ def test_a_group_of_equal_rewards_is_trained_for_its_hints_alone(learner):
         assert not getattr(chosen[0], stream).any()
 
 
-def test_an_episode_that_a_rule_leaves_out_of_the_loss_gets_no_hint():
-    long = Group([dataclasses.replace(EPISODES[1], outcome="out_of_turns"), EPISODES[2]], [0.0, 0.0])
-    (chosen,) = weighted_rows([long], GroupAdvantage(), 0, AlgorithmConfig(mask_overlong=True), finder())
-    assert chosen == []
-
-
 def test_after_the_first_step_nothing_compiles_with_hints_or_without(learner):
     """Every shape has its programs after the first step, whichever rows have hints later."""
     update, state = new_update(learner, shapes=((64, 2), (320, 2))), learner.init_state(*WEIGHTS)

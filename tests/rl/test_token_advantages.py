@@ -53,7 +53,7 @@ def test_every_sampled_token_has_the_advantage_of_its_row(algorithm, factor):
     assert graded is not None
     want = {
         token: weight * advantage
-        for row in weighted_rows([graded], learned, 0, algorithm)[0]
+        for row in weighted_rows([graded], learned)[0]
         for token, trained, weight, advantage in zip(
             row.row.tokens.tolist(), row.row.trained, row.weights.tolist(), row.advantages.tolist(), strict=True
         )
@@ -87,9 +87,6 @@ def test_branches_that_share_a_sampled_node_train_it_once():
 def test_what_is_not_trained_has_no_advantage():
     lost = [*group(1.0), *(episode(None, Transcript()) for _ in range(2))]
     assert shown(lost) == {}
-    overlong = group(1.0, 0.0, 0.0)
-    overlong[1] = dataclasses.replace(overlong[1], outcome="out_of_turns")
-    config = dataclasses.replace(CONFIG, algorithm=AlgorithmConfig(mask_overlong=True))
-    by_episode = token_advantages(overlong, config, 0)
-    assert by_episode[1] == {} and by_episode[0] and by_episode[2]
+    by_episode = token_advantages([*group(1.0, 0.0, 0.0), episode(None, Transcript())], CONFIG, 0)
+    assert by_episode[3] == {} and all(by_episode[:3])
     np.testing.assert_allclose([value for v in by_episode[0].values() for value in v], 2 / 3, rtol=1e-6)
