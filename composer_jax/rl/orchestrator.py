@@ -172,7 +172,8 @@ class Orchestrator:
     async def _learn(self, groups: Sequence[PlayedGroup]) -> None:
         """Takes the optimizer step of these groups."""
         step, version = self.cursor.task_step + 1, self.cursor.weight_version
-        self.ledger.begin_step(BatchRecord.of(step, version, groups))
+        record = await asyncio.to_thread(BatchRecord.of, step, version, groups)  # hashes every row
+        self.ledger.begin_step(record)
         self.is_consistent = False
         began = time.perf_counter()
         state, result = await asyncio.to_thread(

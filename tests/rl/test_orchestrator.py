@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import random
+import threading
 from collections import Counter
 
 import pytest
@@ -12,6 +13,7 @@ from composer_jax.rl.config import RLConfig
 from composer_jax.rl.curriculum import CurriculumConfig
 from composer_jax.rl.learning_step import Cursor, graded_group
 from composer_jax.rl.ledger import RolloutLedger
+from composer_jax.rl.played_group import hash_tokens
 from composer_jax.rl.rewards import RewardConfig
 from tests.many import many
 from tests.rl.made_up import episode
@@ -204,6 +206,21 @@ def test_a_step_that_learns_is_completed_before_an_interrupt(tmp_path, monkeypat
     run_virtually(interrupt())
     assert simulation.orchestrator.is_consistent
     assert simulation.orchestrator.cursor == Cursor(1, 1, 1)
+
+
+def test_rows_are_hashed_beside_the_event_loop(tmp_path, monkeypatch):
+    """Hashing the rows of a step of long contexts takes seconds, in which episodes go on."""
+    threads = []
+
+    def recording(groups):
+        threads.append(threading.current_thread())
+        return hash_tokens(groups)
+
+    monkeypatch.setattr("composer_jax.rl.ledger.hash_tokens", recording)
+    simulation = Simulation(tmp_path / "run", changed(steps=2), lambda seed: Play(turn_s=0.0))
+    asyncio.run(simulation.run(monkeypatch))
+    assert [batch.step for batch in simulation.batches()] == [1, 2] == [*range(1, len(threads) + 1)]
+    assert threading.current_thread() not in threads
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------
