@@ -18,7 +18,8 @@ class Turn:
     node: Node
     message: AssistantMessage
     answers: tuple[str, ...]
-    """Those of its first calls, in the order of the calls; the calls from a `finish` on have none."""
+    """Those of its first calls, in the order of the calls; none for the calls from a `finish` on, and for a message whose
+    calls the end of the episode cut."""
 
 
 def find_turns(transcript: Transcript, chat: ChatFormat) -> list[Turn]:
