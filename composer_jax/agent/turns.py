@@ -18,8 +18,8 @@ class Turn:
     node: Node
     message: AssistantMessage
     answers: tuple[str, ...]
-    """Those of its first calls, in the order of the calls; none for the calls from a `finish` on, and for a message whose
-    calls the end of the episode cut."""
+    """Those of its first calls, in the order of the calls; none for the calls from a `finish` on, and none where the
+    end of the episode cut the calls."""
 
 
 def find_turns(transcript: Transcript, chat: ChatFormat) -> list[Turn]:
