@@ -53,6 +53,8 @@ def get_config() -> ConfigDict:
     config.rl.update({"steps": 1, "group_size": 2, "batches": ((128, 2),), "compaction": "none"})
     config.rl.groups = {"offset": 1}
     config.rl.algorithm = {"name": f"{OWN}FixedBaseline", "options": {"baseline": 0.5}}
+    config.rl.reward.behaviors = {"cut_messages": f"{OWN}cut_messages"}
+    config.rl.reward.penalties = {"cut_messages": 0.1}
     config.rl.optimizer.name = f"{OWN}momentum"
     config.evaluate.suites = {"offsets": {"family": "offset", "tasks": 2, "attempts": 1}}
     config.evaluate.headline = ("offsets",)

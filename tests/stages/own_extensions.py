@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from composer_jax.agent.episode import Episode
 from composer_jax.agent.tools import Tool, object_schema
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat import ToolCall
@@ -52,6 +53,12 @@ class ScaledAttention(GroupedQueryAttention):
     def extend(self, x_BSD, positions_BS, keys, write):
         record("attention with a cache")
         return super().extend(x_BSD, positions_BS, keys, write) * gather_param(self.factor, x_BSD.dtype)
+
+
+def cut_messages(episode: Episode) -> float:
+    """A behaviour with a price: whether a message had no calls, as one that its limit cut."""
+    record("behaviour")
+    return float(episode.outcome == "no_call")
 
 
 def recorded_dispatch(*args: Any, **options: Any) -> DispatchOutput:

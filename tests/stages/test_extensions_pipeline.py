@@ -16,6 +16,7 @@ EXTENSIONS = {
     "algorithm",
     "attention",
     "attention with a cache",
+    "behaviour",
     "chat format",
     "conversations",
     "data source",
