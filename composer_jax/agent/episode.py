@@ -173,15 +173,8 @@ async def run_episode(
 async def _play_and_grade(
     run: _Run, workspace: Workspace, place: TaskWorkspace, seed: int, cache: EpisodeCache | None
 ) -> Episode:
-    outcome, broken = "infrastructure", ""
     try:
-        try:
-            async with run.clock.running():
-                outcome = await run.play(workspace)
-        except OutOfTime as error:
-            outcome, broken = "out_of_time", str(error)
-        except SandboxKilled as error:
-            outcome, broken = "killed_sandbox", str(error)
+        outcome, broken = await _play(run, workspace)
         await workspace.close()
         visible_task = replace(run.task, repository=place.base)
         flags = await asyncio.to_thread(hack_monitor.find_flags, visible_task, run.calls, workspace.changes)
@@ -207,6 +200,17 @@ async def _play_and_grade(
         await workspace.close()
     reward = result.reward if outcome == "finished" else 0.0
     return run.episode(outcome, reward, dict(result.parts), result.detail, seed)
+
+
+async def _play(run: _Run, workspace: Workspace) -> tuple[Outcome, str]:
+    """Returns how playing ended, and a sentence on what the policy broke; "" if nothing."""
+    try:
+        async with run.clock.running():
+            return await run.play(workspace), ""
+    except OutOfTime as error:
+        return "out_of_time", str(error)
+    except SandboxKilled as error:
+        return "killed_sandbox", str(error)
 
 
 @dataclass
