@@ -27,8 +27,8 @@ from composer_jax.stages.controls import final_suites
 CONFIG = "benchmarks/summary_prices_config.py"
 BEFORE = "before"
 PRICES = ("0", "0.1", "0.2", "0.3")
-"""rl.reward.weight. At 0.26 a chain that is solved with every item kept, by about 75 tokens of summaries, is worth
-nothing."""
+"""rl.reward.weight. A chain that is solved with every item kept takes about 75 tokens of summaries and costs 0.38 at
+0.1. At 0.2 and 0.3 costs bend (rewards.py: bounded_cost): it pays 0.63 and 0.68 of its grade."""
 VARIANTS = (BEFORE, *PRICES)
 
 

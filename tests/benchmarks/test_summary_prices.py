@@ -13,7 +13,7 @@ from benchmarks.summary_prices_config import STEPS, SUMMARIZED, WHOLE, AnyItemCh
 from composer_jax.agent.summary import FACTS
 from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.demo.memory_chain_expert import ChainNotes, chain_summary
-from composer_jax.rl.rewards import length_cost
+from composer_jax.rl.rewards import bounded_cost, length_cost
 from composer_jax.stages.config import run_config
 from composer_jax.stages.run_data import RunData
 from composer_jax.stages.trace_sources import SourceContext
@@ -84,8 +84,9 @@ def test_only_summary_tokens_have_a_price(size):
     reward = config.rl.reward
     others = ("thinking_token", "call_token", "output_token", "final_token", "call", "turn")
     assert reward.summary_token > 0 and not any(getattr(reward, name) for name in others)
-    worth = [1 - float(price) * length_cost(reward.summary_token * 75, k=reward.k, q=reward.q) for price in PRICES]
-    assert worth[0] == 1 and worth[2] > 0 > worth[3], "the last price forbids to keep all items"
+    costs = [float(price) * length_cost(reward.summary_token * 75, k=reward.k, q=reward.q) for price in PRICES]
+    paid = [bounded_cost(cost, 1.0) for cost in costs]
+    assert paid == pytest.approx([0, 0.38, 0.63, 0.68], abs=0.005), "what PRICES says of a chain with all items"
 
 
 def test_chains_ask_for_every_item_alike():
