@@ -100,6 +100,12 @@ class Sampler:
         self._scheduler.recompute()
         self.version = version
 
+    def release(self) -> None:
+        """Frees the memory of weights and cache until the next `update`. Call it while the sampler is not serving."""
+        assert not self.is_serving, "requests need the weights"
+        self._runner.release()
+        self.version = -1
+
     async def update_serving(
         self,
         params: Params,
@@ -209,6 +215,7 @@ class Sampler:
         self._will_resume = False
         self._paused = asyncio.Event()
         self._sessions: set[EngineSession] = set()
+        self._n_ahead = 0
         self.is_serving = True
         try:
             async with Leader(self._runner, self._work.set) as self._leader:
@@ -258,13 +265,19 @@ class Sampler:
         finally:
             self.is_serving = False
 
-    async def open(self, seed: int) -> EngineSession:
-        """See Policy.open. At most config.slots sessions are open, so that their contexts fit into the cache."""
+    async def open(self, seed: int, *, ahead: bool = False) -> EngineSession:
+        """See TrainablePolicy.open. At most config.slots sessions are open, so their contexts fit into the cache."""
         self._raise_if_ended()
-        while len(self._sessions) >= self.config.slots:
-            self._session_closed.clear()
-            await self._session_closed.wait()
-            self._raise_if_ended()
+        self._n_ahead += ahead
+        try:
+            while len(self._sessions) >= self.config.slots or (self._n_ahead and not ahead):
+                self._session_closed.clear()
+                await self._session_closed.wait()
+                self._raise_if_ended()
+        finally:
+            if ahead:
+                self._n_ahead -= 1
+                self._session_closed.set()  # the others may open again, once nobody is ahead of them
         session = EngineSession(self, seed, self._close_in(self._sessions))
         self._sessions.add(session)
         return session

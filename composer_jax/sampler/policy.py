@@ -195,6 +195,17 @@ class Policy(Protocol):
 class TrainablePolicy(Policy, Protocol):
     """A policy whose weights the learner replaces while it serves."""
 
+    async def open(self, seed: int, *, ahead: bool = False) -> Session:
+        """See Policy.open.
+
+        ahead: whether the session opens before all others that wait for a slot.
+        """
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all that is cached, so that later tokens are computed as if nothing had been sampled before."""
+        ...
+
     async def update_serving(
         self, params: Any, router_bias: Any, version: int, *, mode: Literal["recompute", "keep", "drain"]
     ) -> None:

@@ -98,17 +98,23 @@ class Runner:
         self._draft_tokens = config.draft_tokens if config.drafts else 0
         self._rollout_weights = RolloutWeights(definition, mesh)
         self._new_cache = cache_program(definition, mesh, limits.n_pages, page)
-        self._cache = self._new_cache()
+        self._weights = self._cache = None
 
     def reset_cache(self) -> None:
         """Makes an empty cache: a call that failed may have taken the one before with it."""
-        del self._cache  # before the new one takes its room
+        self._cache = None  # before the new one takes its room
         self._cache = self._new_cache()
+
+    def release(self) -> None:
+        """Frees the weights and the cache until the next `install`."""
+        self._weights = self._cache = None
 
     # -- weights -------------------------------------------------------------------------------------------------
 
     def install(self, params: Params, router_bias: Params, *, copy: bool) -> None:
         """Takes the weights in this runner's layout and dtypes; with copy=False, arrays that have them are shared."""
+        if self._cache is None:
+            self._cache = self._new_cache()
         self._weights = self._rollout_weights.to_rollout(params, router_bias, copy=copy)
 
     # -- calls ---------------------------------------------------------------------------------------------------
@@ -125,6 +131,7 @@ class Runner:
 
     def start_program(self, name: str, *inputs: Any) -> Any:
         """Does what `run_program` does, in this process only, and returns global arrays."""
+        assert self._weights is not None, "no weights are installed"
         self._cache, out = self._programs[name](*self._weights, self._cache, *inputs)
         return out
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -55,6 +56,11 @@ class RolloutWorkers:
     def play(self) -> PlayEpisode | None:
         """Plays an episode of a policy on the workers; None without options."""
         return self._pool and self._pool.play
+
+    @property
+    def play_ahead(self) -> PlayEpisode | None:
+        """As `play`, before all episodes that wait for a worker."""
+        return self._pool and functools.partial(self._pool.play, ahead=True)
 
     async def serve(self, work: Awaitable[T]) -> T:
         """Awaits `work` while workers may come and go, and then ends them."""

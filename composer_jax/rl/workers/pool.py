@@ -123,8 +123,10 @@ class WorkerPool:
             there = ", ".join(self.workers) or "none"
             logging.warning("After %g s only these of %d workers are ready: %s.", timeout, count, there)
 
-    async def play(self, spec: EpisodeSpec, policy: Policy) -> Episode:
+    async def play(self, spec: EpisodeSpec, policy: Policy, *, ahead: bool = False) -> Episode:
         """Plays an episode on the worker with the most room; waits while there is none.
+
+        ahead: whether it goes before all other episodes that wait.
 
         Raises:
           UserError: no worker was there for options.patience_s, or the task cannot be played on a worker.
@@ -133,7 +135,7 @@ class WorkerPool:
         """
         why = ""
         for _ in range(self._options.retries + 1):
-            worker = await self._acquire()
+            worker = await self._acquire(ahead)
             try:
                 return await worker.play(spec, policy)
             except WorkerLost as error:
@@ -185,10 +187,10 @@ class WorkerPool:
 
     # -- who plays next ------------------------------------------------------------------------------------------
 
-    async def _acquire(self) -> _Worker:
-        """Takes a place at a worker; the first who waits is the first who gets one."""
+    async def _acquire(self, ahead: bool) -> _Worker:
+        """Takes a place at a worker; the first who waits is the first who gets one, unless somebody goes ahead."""
         turn: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._waiting.insert(0 if ahead else len(self._waiting), turn)
         self._assign()
         try:
             return await turn
