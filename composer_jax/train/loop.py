@@ -5,7 +5,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -86,6 +86,22 @@ class FitPlan:
     data."""
 
 
+class StepEvaluation(Protocol):
+    """What is measured of the weights after some steps beside the loss of held-out data, such as suites of episodes."""
+
+    def truncate_after(self, step: int) -> None:
+        """Drops the results of later steps, which are taken again."""
+        ...
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether `run` measures anything after a step; equal in all processes."""
+        ...
+
+    def run(self, step: int, state: TrainState) -> None:
+        """Measures the weights of a state, which it leaves as it is, unless the results of this step are there."""
+        ...
+
+
 def fit(
     learner: Learner,
     state: TrainState,
@@ -96,6 +112,7 @@ def fit(
     metrics: MetricsWriter,
     heldout: Callable[[], Iterable[PackedBatch]] | None = None,
     heldout_sources: Mapping[str, Callable[[], Iterable[PackedBatch]]] | None = None,
+    evaluation: StepEvaluation | None = None,
 ) -> TrainState:
     """Trains until plan.steps, continuing from the latest checkpoint in `store` if there is one.
 
@@ -108,8 +125,10 @@ def fit(
       heldout: one pass over the held-out data.
       heldout_sources: name -> one pass over further held-out data, measured at the same steps as `heldout`, in columns
         heldout_NAME_nll and so on.
+      evaluation: runs after every step that it is due at, and when the run goes on from the checkpoint of such a step.
 
-    An interrupt takes effect after the current step and saves a checkpoint. A single process writes a row after it has
+    An interrupt takes effect after the current step and its evaluation and saves a checkpoint; a second interrupt takes
+    effect at once. A single process writes a row after it has
     started the next step, so that the devices do not wait for the host; the row precedes the checkpoint of its step.
 
     Each of several processes packs every batch, whole, from its own stream, and places the rows of its devices. It
@@ -124,13 +143,14 @@ def fit(
     heldouts = ({"heldout": heldout} if heldout else {}) | {
         f"heldout_{name}": batches for name, batches in (heldout_sources or {}).items()
     }
-    run = _FitRun(learner, state, stream, plan, store, metrics, heldouts)
+    run = _FitRun(learner, state, stream, plan, store, metrics, heldouts, evaluation)
     start = run.resume()
     if start == 0 and heldouts:
         with defer_signals():
             metrics.write(0, tokens=0, **run.evaluate())
     try:
         with Progress(plan.steps, "step", plan.name, initial=start) as progress, defer_signals() as raise_deferred:
+            run.measure(start)
             for step in range(start + 1, plan.steps + 1):
                 run.train_step(step, first=step == start + 1)
                 row = run.last_row
@@ -138,6 +158,8 @@ def fit(
                 progress.update(1, **shown, **({"skipped": run.skipped.total} if run.skipped.total else {}))
                 run.skipped.require_progress()
                 raise_deferred()
+                if run.measure(step):
+                    raise_deferred()
     finally:
         # A process cannot save alone after an error that the other processes do not have.
         error = sys.exception()
@@ -172,6 +194,7 @@ class _FitRun:
     metrics: MetricsWriter
     heldouts: Mapping[str, Callable[[], Iterable[PackedBatch]]]
     """Held-out data by the beginning of its columns."""
+    evaluation: StepEvaluation | None = None
     tokens: int = 0
     position: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Position in the stream after the last batch that was trained."""
@@ -195,6 +218,8 @@ class _FitRun:
         start = int(self.state.step)
         # Without a checkpoint the run starts over, and the metrics with it.
         self.metrics.truncate_after(start if restored else -1)
+        if self.evaluation is not None:
+            self.evaluation.truncate_after(start if restored else -1)
         return start
 
     def train_step(self, step: int, *, first: bool) -> None:
@@ -248,6 +273,14 @@ class _FitRun:
                 row[f"{name}_router_entropy"] = sums["router_entropy"] / max(1.0, sums["routed"])
                 row[f"{name}_dropped"] = sums["dropped"]
         return row
+
+    def measure(self, step: int) -> bool:
+        """Runs the evaluation if it is due after this step, the last one that was taken; returns whether it is."""
+        if self.evaluation is None or not self.evaluation.is_due(step):
+            return False
+        self.write_pending()
+        self.evaluation.run(step, self.state)
+        return True
 
     def save(self) -> None:
         """Writes the pending row and saves the state, the position in the stream and the token count."""
