@@ -10,7 +10,7 @@ from composer_jax.agent.episode import Episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.evals.interval import interval
 from composer_jax.evals.pass_at_k import pass_at_k
-from composer_jax.rl.rollout import EpisodeSpec, PlayEpisode, RolloutContext, roll_out
+from composer_jax.rl.rollout import EpisodeSpec, PlayEpisode, RolloutContext, require_graded, roll_out
 from composer_jax.sampler.policy import Policy
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.task import Task
@@ -91,8 +91,12 @@ async def run_suite(
     """Plays the suite's episodes; returns their measures and the episodes, in the order of `suite.specs()`.
 
     Arguments after the suite are those of `roll_out`.
+
+    Raises:
+      UserError: the infrastructure lost all episodes.
     """
     rollout = await roll_out(suite.specs(), policy, context, on_done, play_one)
+    require_graded(rollout.episodes)
     return summarise(rollout.episodes, suite.attempts), rollout.episodes
 
 
