@@ -14,6 +14,12 @@ WHICH = {
 }
 """The evaluations of a run in their order, and what their progress bars say."""
 
+HELDOUT = "heldout_"
+"""Beginning of the names of the suites of tasks.heldout; the task family follows."""
+
+DURING = ("sft", "rl")
+"""The training stages that suites can be run in."""
+
 
 @dataclass(frozen=True)
 class SuiteConfig:
@@ -53,6 +59,16 @@ class EvaluateConfig:
     which: tuple[str, ...] = ("base", "before", "after")
     """Evaluations that are made, where the run has them: "base", "before" and "after" RL, and "greedy", a control of
     RL: the policy before it with its most probable tokens, once per task. RL that only sharpens it is no better."""
+    every: Mapping[str, int] = field(default_factory=dict)
+    """Suite -> steps between its runs while a stage trains: RL steps in RL, optimizer steps in SFT. Suites are those of
+    `suites`, and heldout_FAMILY for each family of tasks.heldout. A run measures the weights after the step, and
+    leaves a row in DIR/metrics/evaluate_STAGE.jsonl."""
+    during: tuple[str, ...] = DURING
+    """Training stages in which the suites of `every` run. SFT makes a sampler for them, whose weights and cache need
+    memory beside the training state while a suite runs."""
+    slots_fraction: float = 0.25
+    """Fraction of sampler.slots that the suites of `every` have while RL plays in the others, at least one slot. They
+    have all slots in SFT and under rl.deterministic, where nothing else plays meanwhile."""
     temperature: float = 1.0
     """Temperature of all evaluations; 0 is greedy, and attempts at a task then agree."""
     effort: str = ""
@@ -70,6 +86,18 @@ class EvaluateConfig:
         for which in self.which:
             if which not in WHICH:
                 raise UserError(f"evaluate.which names {which!r}; the evaluations are {', '.join(WHICH)}.")
+        for name, steps in self.every.items():
+            if not name.startswith(HELDOUT):  # those of families on disk are checked when the tasks have been read
+                self._require_suite(name, "every")
+            if steps < 1:
+                raise UserError(f"evaluate.every.{name}={steps}; it must be at least 1 step, or leave the suite out.")
+        for stage in self.during:
+            if stage not in DURING:
+                raise UserError(f"evaluate.during names {stage!r}; suites can run in {' and '.join(DURING)}.")
+        if not 0 < self.slots_fraction <= 1:
+            raise UserError(
+                f"evaluate.slots_fraction={self.slots_fraction} is no share of the slots; use more than 0, at most 1."
+            )
         if self.temperature < 0:
             raise UserError(f"evaluate.temperature={self.temperature} is negative; use 0 to sample greedily.")
         if self.heldout_attempts < 1:

@@ -5,7 +5,7 @@ suites.NAME.after, and config.json says what each suite is (evaluate.suites).
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 Results = Mapping[str, Any]
@@ -13,6 +13,9 @@ Pair = tuple[float | None, float | None]
 """A measure before and after RL; None where it is missing."""
 Kind = Literal["rate", "tokens", "error"]
 """rate: a fraction, more is better. tokens: a count, less is better. error: a difference of rates, less is better."""
+
+PASS_AT_1 = "pass_at_1_"
+"""Beginning of the columns of metrics/evaluate_STAGE.jsonl with pass@1 of a suite, whose name follows."""
 
 FROM_DISK = "heldout_"
 """Beginning of the names of the suites of tasks.heldout, which config.json does not list one by one."""
@@ -141,6 +144,31 @@ def sentences(suites: list[SuiteMeasures]) -> list[str]:
             texts.append(f"Greedy sampling before RL passes {greedy} of {name}; RL {_compared(gain)}.")
         if (base := number_at(suite.base, "pass_at_1")) is not None:
             texts.append(f"The untouched base passes {_percent(base)} of {name}.")
+    return texts
+
+
+def suite_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the suites that have rows in metrics/evaluate_STAGE.jsonl, in the order of their first ones."""
+    columns = dict.fromkeys(column for row in rows for column in row if column.startswith(PASS_AT_1))
+    return [column.removeprefix(PASS_AT_1) for column in columns]
+
+
+def training_sentences(stage: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a sentence for each suite that ran while a stage trained: from its first row to its last.
+
+    stage: its name as a sentence shows it, such as "RL".
+    """
+    texts = []
+    for name in suite_names(rows):
+        known = [row for row in rows if f"{PASS_AT_1}{name}" in row]
+        first, last = known[0], known[-1]
+        interval = f"95% interval {100 * last[f'low_{name}']:.0f} to {100 * last[f'high_{name}']:.0f}"
+        rate, where = last[f"{PASS_AT_1}{name}"], f"Pass@1 of {_readable(name)}"
+        if len(known) > 1:
+            moved = _moved(first[f"{PASS_AT_1}{name}"], rate)
+            texts.append(f"{where} {moved} between steps {first['step']} and {last['step']} of {stage} ({interval}).")
+        else:
+            texts.append(f"{where} is {_percent(rate)} after step {last['step']} of {stage} ({interval}).")
     return texts
 
 

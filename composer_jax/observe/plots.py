@@ -11,6 +11,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
+from composer_jax.observe.findings import suite_names
 from composer_jax.observe.picture import (
     DARK,
     LIGHT,
@@ -38,6 +39,7 @@ __all__ = [
     "plot_sft",
     "plot_summaries",
     "plot_staleness",
+    "plot_suites",
     "plot_time_split",
 ]
 
@@ -170,6 +172,28 @@ def plot_staleness(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
             ax.legend(loc="best", fontsize=8, labelcolor=theme.text, facecolor=theme.background, framealpha=0.7)
         _mark_empty(ax, theme, "not recorded in this run")
     return save_figure(figure, path) if drawn else None
+
+
+def plot_suites(rows: Rows, path: Path, stage: str, theme: Theme = LIGHT) -> Path | None:
+    """Plots pass@1 of the suites that ran while a stage trained, against its step, with 95 % intervals as bands.
+
+    Args:
+      rows: of metrics/evaluate_STAGE.jsonl.
+      stage: its name as the axes show it, such as "RL".
+    """
+    figure, (ax,) = new_figure(theme, 6.4, 3.4)
+    names = suite_names(rows)
+    for index, name in enumerate(names):
+        color = theme.palette[index % len(theme.palette)]
+        of_suite = [row for row in rows if f"pass_at_1_{name}" in row]
+        steps, rates = columns(of_suite, "step", f"pass_at_1_{name}")
+        low, high = (columns(of_suite, "step", f"{bound}_{name}") for bound in ("low", "high"))
+        ax.fill_between(low[0], low[1], high[1], color=color, alpha=0.15, linewidth=0)
+        ax.plot(steps, rates, "-o", color=color, markersize=3.5, linewidth=1.6, label=_readable(name))
+    percent_y_axis(ax)
+    integer_x_axis(ax)
+    label_axes(ax, theme, f"{stage}: pass@1 while it trains, 95% interval", f"{stage} step", "pass@1")
+    return save_figure(figure, path) if names else None
 
 
 def plot_health(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:

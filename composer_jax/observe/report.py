@@ -20,6 +20,9 @@ from composer_jax.observe.metrics import read_metrics
 
 EPISODE_BYTES = 3_500_000  # most episode text in the page, which stays below 5 MB with the plots
 
+METRICS = ("sft", "rl", "evaluate_sft", "evaluate_rl")
+"""Metric files beside those of pretraining."""
+
 MISSING = {
     "results": "results.json (written at the end of the pipeline)",
     "pretrain": "pretraining curves",
@@ -37,7 +40,8 @@ class RunFiles:
 
     results: Mapping[str, Any]
     config: Mapping[str, Any]  # without the hash beside it in config.json (checkpoint/workdir.py)
-    metrics: Mapping[str, list[dict[str, Any]]]  # "pretrain" (with its phases) | "sft" | "rl" -> rows
+    # "pretrain" (with its phases) | "sft" | "rl" | "evaluate_sft" | "evaluate_rl" -> rows
+    metrics: Mapping[str, list[dict[str, Any]]]
     episodes: Mapping[str, list[EpisodeRecord]]  # one of STAGES -> records
 
     @classmethod
@@ -47,7 +51,7 @@ class RunFiles:
             results=_read_object(workdir / "results.json"),
             config=config,
             metrics={"pretrain": _read_pretraining(workdir, config)}
-            | {name: read_metrics(workdir / "metrics" / f"{name}.jsonl") for name in ("sft", "rl")},
+            | {name: read_metrics(workdir / "metrics" / f"{name}.jsonl") for name in METRICS},
             episodes={stage: read_episodes(workdir / "episodes" / f"{stage}.jsonl") for stage in STAGES},
         )
 
@@ -93,7 +97,8 @@ def write_report(workdir: Path) -> Path:
     """Writes `report.html` and `plots/*.png` of a workdir; returns the path of the page.
 
     Every part is optional: the page of an unfinished run lists what is missing.
-    Reads results.json, config.json, metrics/{pretrain,sft,rl}.jsonl and episodes/{before,after,rl}.jsonl.
+    Reads results.json, config.json, metrics/{pretrain,sft,rl,evaluate_sft,evaluate_rl}.jsonl and
+    episodes/{before,after,rl}.jsonl.
 
     Raises:
       UserError: there is no such folder, or a file in it is damaged.
@@ -113,7 +118,12 @@ def write_report(workdir: Path) -> Path:
     page = environment.from_string((template / "report.html").read_text("utf-8")).render(
         name=workdir.resolve().name,
         headline=findings.headline(results, suites),
-        sentences=[*findings.sentences(suites), *findings.control_sentences(results)],
+        sentences=[
+            *findings.sentences(suites),
+            *findings.training_sentences("SFT", run.metrics["evaluate_sft"]),
+            *findings.training_sentences("RL", run.metrics["evaluate_rl"]),
+            *findings.control_sentences(results),
+        ],
         facts=findings.run_facts(results),
         missing=run.missing(),
         sections=findings.result_tables(suites),
@@ -164,6 +174,17 @@ def _figures(run: RunFiles, suites: list[findings.SuiteMeasures], folder: Path) 
             "RL: mean reward per step and family",
             "curves",
             lambda path, theme: plots.plot_reward(metrics["rl"], path, marks, theme),
+        ),
+        *(
+            (
+                f"suites_{stage}",
+                f"{stage.upper()}: pass@1 of suites that ran while it trained, with 95% intervals",
+                "curves",
+                lambda path, theme, stage=stage: plots.plot_suites(
+                    metrics[f"evaluate_{stage}"], path, stage.upper(), theme
+                ),
+            )
+            for stage in ("sft", "rl")
         ),
         (
             "summaries",

@@ -22,6 +22,7 @@ from composer_jax.rl.group_source import GroupSource
 from composer_jax.rl.ladders import rung_metrics
 from composer_jax.rl.learning_step import CompletedStep, Cursor, complete_step, learner_arguments
 from composer_jax.rl.ledger import BatchRecord, RolloutLedger
+from composer_jax.rl.pinned_evaluation import Evaluate, PinnedEvaluation
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import GroupLearner
 from composer_jax.rl.rollout import PlayEpisode, RolloutContext, play_episode, require_graded
@@ -53,6 +54,7 @@ class Orchestrator:
         on_step: Callable[[CompletedStep], None],
         on_episode: Callable[[Episode], None] | None = None,
         play: PlayEpisode | None = None,
+        evaluate: Evaluate | None = None,
         shares_devices: bool = True,
     ):
         """
@@ -61,6 +63,8 @@ class Orchestrator:
           on_step: called in a thread after each step, before the next one begins; it may save `state`.
           on_episode: called as each episode ends.
           play: plays an episode of a policy, as on the workers of rl/workers; None plays it in this process.
+          evaluate: measures the policy after each step, and at the beginning what an earlier process did not measure.
+            The weights stay until it has ended; it is cancelled if the run ends otherwise.
           shares_devices: whether the policy pauses while the learner computes, because they use the same devices.
         """
         self.config, self.source = config, source
@@ -71,6 +75,7 @@ class Orchestrator:
         self.player = GroupPlayer(
             lambda spec: play(spec, ledger.samples.recorded(policy, spec.group)), self._store, on_episode
         )
+        self.evaluation = PinnedEvaluation(evaluate)
         self._played: dict[int, PlayedGroup] = {}
         self._cache = context.cache
         self.buffer = GroupBuffer(
@@ -91,17 +96,23 @@ class Orchestrator:
         The policy holds the weights of `state` when it is called.
         """
         self._start_clocks()
-        async with self.policy.serving(), self.player:
+        async with self.policy.serving(), self.player, self.evaluation:
+            await self._evaluate()
             while self.buffer.step < self.config.steps:
                 self._admit()
                 groups = await self._next_batch()
-                if self.config.deterministic:
+                if self._shares_devices:
+                    await self.evaluation.end()  # learning takes its devices
+                if self.config.deterministic or self.evaluation.is_running:
                     await _complete(self._on_devices(self._learn(groups)))
-                    while self.player.playing:
+                    while self.config.deterministic and self.player.playing:
                         await self.player.change()
+                    await self.evaluation.end()
                     await _complete(self._on_devices(self._commit()))
                 else:
                     await _complete(self._on_devices(self._take_step(groups)))
+                await self._evaluate()
+            await self.evaluation.end()
 
     # -- what is played ------------------------------------------------------------------------------------------
 
@@ -206,6 +217,18 @@ class Orchestrator:
         self.is_consistent = True
         await asyncio.to_thread(self._on_step, self._completed)
         self._start_clocks()
+
+    async def _evaluate(self) -> None:
+        """Begins to measure the weights that the policy serves now.
+
+        A deterministic run waits for the end before it admits groups. It forgets the cache after every step, evaluated
+        or not, so that what an evaluation leaves there changes no bit of what is sampled next.
+        """
+        await self.evaluation.start(self.cursor.task_step, self.cursor.weight_version)
+        if self.config.deterministic:
+            await self.evaluation.end()
+            self.policy.reset_prefix_cache()
+            self._start_clocks()
 
     async def _on_devices(self, work: Coroutine[Any, Any, None]) -> None:
         """Awaits `work` while the devices that it shares with the policy belong to it; sandboxes go on."""

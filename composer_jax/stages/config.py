@@ -75,7 +75,7 @@ class RunConfig:
     rl: RLConfig = field(default_factory=RLConfig)
     """Reinforcement learning."""
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
-    """Evaluation before and after RL."""
+    """Evaluation before and after RL, and while training."""
 
     def __post_init__(self) -> None:
         self._check_stages()
@@ -100,8 +100,21 @@ class RunConfig:
                 field = f"config.evaluate.suites.{name}.family"
                 raise UserError(f"{field}={suite.family!r} is no task family; tasks.families has {known}.")
         self.agent.compaction(self.evaluate.heldout_compaction, "evaluate.heldout_compaction")
+        if on_disk := [name for name in self.evaluate.every if name not in self.evaluate.suites]:
+            if not self.tasks.heldout:
+                raise UserError(
+                    f"evaluate.every names the suite {on_disk[0]!r}, and tasks.heldout is empty; evaluate.suites has "
+                    f"{', '.join(self.evaluate.suites) or 'none'}."
+                )
         if self.evaluate.effort:
             self.rl.reward.effort.level(self.evaluate.effort)
+
+    @property
+    def evaluate_slots(self) -> int:
+        """Slots of the sampler that the suites of evaluate.every have during RL."""
+        if self.rl.deterministic:
+            return self.sampler.slots
+        return max(1, int(self.evaluate.slots_fraction * self.sampler.slots))
 
     @property
     def pretraining(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.errors import UserError
-from composer_jax.evals.config import WHICH
+from composer_jax.evals.config import HELDOUT, WHICH
 from composer_jax.evals.suite import Suite, SuiteResult, compaction_error, run_suite
 from composer_jax.observe.episodes import EpisodeRecord, write_episodes
 from composer_jax.observe.progress import Progress
@@ -17,8 +17,6 @@ from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
 
 GREEDY = "greedy"
-HELDOUT = "heldout_"
-"""Beginning of the names of the suites of tasks.heldout; the task family follows."""
 
 
 def evaluations(run: Run) -> list[str]:

@@ -29,6 +29,7 @@ from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.several_processes import FollowingUpdate, LeadingUpdate
 from composer_jax.rl.token_advantages import NodeAdvantages, token_advantages
 from composer_jax.sampler.engine import Sampler
+from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
 from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
 from composer_jax.train.interrupt import ignore_signals
@@ -41,7 +42,7 @@ TOTALS = ("rollout_s", "sandbox_s", "train_s", "step_s", "sampled_tokens", "sand
 
 
 def reinforce(run: Run) -> None:
-    """Leaves checkpoints/rl, metrics/rl.jsonl, batches.jsonl and episodes/rl.jsonl.
+    """Leaves checkpoints/rl, metrics/rl.jsonl, metrics/evaluate_rl.jsonl, batches.jsonl and episodes/rl.jsonl.
 
     Several processes call it alike: all of them play episodes, sample and learn, as process 0 decides.
     """
@@ -97,8 +98,15 @@ def _take_steps(
     ledger = RolloutLedger(run.path, run.workdir.require_held)
     replays = config.route_shape(run.config.model) is not None
     ledger.note_tokenizer(run.model.tokenizer.fingerprint)
-    with run.services.rollout_context(return_routing=replays) as (context, loop), metrics, ledger:
+    periodic = PeriodicEvaluation(run, "rl")
+    with run.services.rollout_context(return_routing=replays) as (context, loop), metrics, ledger, periodic:
         workers = run.services.rollout_workers(context)
+
+        async def evaluate(step: int, version: int) -> None:
+            show = lambda ended, total: progress.update(0, evaluated=f"{ended}/{total}")  # noqa: E731
+            slots, play = run.config.evaluate_slots, workers.play_ahead
+            await periodic.play(step, version, sampler, context, play, slots=slots, on_done=show)
+
         orchestrator = Orchestrator(
             config,
             GroupSource(config, run.config.agent, run.config.seed, run.services.tasks),
@@ -112,8 +120,10 @@ def _take_steps(
             on_episode=on_episode,
             shares_devices=config.rollout_devices == 0,
             play=workers.play,
+            evaluate=evaluate,
         )
         metrics.truncate_after(len(ledger.batches))
+        periodic.truncate_after(len(ledger.batches))
         recorder = _Recorder(run, orchestrator, store, metrics, ledger, sampler)
         try:
             with progress:

@@ -7,11 +7,11 @@ from typing import Any
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
-from composer_jax.evals.config import WHICH
+from composer_jax.evals.config import HELDOUT, WHICH
 from composer_jax.evals.interval import interval
 from composer_jax.observe.report import write_report
 from composer_jax.stages.controls import compare_by_task, control_suites, final_suites
-from composer_jax.stages.evaluate import GREEDY, HELDOUT, policy_stage
+from composer_jax.stages.evaluate import GREEDY, policy_stage
 from composer_jax.stages.run import Run
 
 BY_TASK = ("solved", "failed_tokens")

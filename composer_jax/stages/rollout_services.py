@@ -39,6 +39,7 @@ class RolloutServices:
         self.config, self.path, self.model, self.workdir = config, path, model, workdir
         self.worker_options: RolloutWorkersOptions | None = None
         """Who plays the episodes instead of the processes of the run; launch.rl sets it."""
+        self._is_compiled = False
 
     @functools.cached_property
     def sampler(self) -> Sampler:
@@ -75,11 +76,11 @@ class RolloutServices:
 
     def sampler_with(self, params: Params, router_bias: Params, version: int) -> Sampler:
         """Returns the run's sampler with these weights; the first call compiles all of its programs."""
-        is_first_call = self.sampler.version < 0
         self.sampler.update(params, router_bias, version)
-        if is_first_call:
+        if not self._is_compiled:
             with Progress(self.sampler.num_programs(), "program", "compile the sampler") as progress:
                 self.sampler.warm_up(progress.update)
+            self._is_compiled = True
         return self.sampler
 
     @functools.cached_property

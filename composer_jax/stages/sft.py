@@ -10,13 +10,15 @@ from composer_jax.data.traces import Trace
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
+from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
 from composer_jax.stages.run import Run
+from composer_jax.stages.suites_between_steps import SuitesBetweenSteps
 from composer_jax.stages.trace_sources import SourceContext, TraceSourceConfig, make_trace_source
 from composer_jax.train.loop import FitPlan, fit
 
 
 def sft(run: Run) -> None:
-    """Leaves checkpoints/sft and metrics/sft.jsonl."""
+    """Leaves checkpoints/sft, metrics/sft.jsonl and metrics/evaluate_sft.jsonl."""
     if run.is_done("sft"):
         return
     before = run.model.stage_before("sft")
@@ -24,7 +26,7 @@ def sft(run: Run) -> None:
         broadcast_from_process0(lambda: run.workdir.stage_result(before))  # raises before experts play for minutes
     broadcast_from_process0(run.services.check)
     config = run.config.sft
-    with run.stage("sft") as result:
+    with run.stage("sft") as result, PeriodicEvaluation(run, "sft") as periodic:
         traces, reports = collect_traces(run)
         # A report can outgrow a row; the model could not have seen it whole in its window either.
         stream = trace_batches(
@@ -35,7 +37,8 @@ def sft(run: Run) -> None:
         state = learner.init_state(params, router_bias)
         plan = FitPlan("SFT", config.steps, config.save_every, evaluate_every=0)
         with run.model.store("sft") as store, run.metrics("sft") as metrics:
-            fit(learner, state, stream, plan, store=store, metrics=metrics)
+            evaluation = SuitesBetweenSteps(run, "sft", periodic)
+            fit(learner, state, stream, plan, store=store, metrics=metrics, evaluation=evaluation)
         if is_first_process():
             rows = read_metrics(metrics.path)
             last = [row["loss"] for row in rows[-max(1, len(rows) // 20) :]]

@@ -25,6 +25,23 @@ def test_headline_and_sentences_carry_the_numbers():
     ]
 
 
+def test_suites_that_ran_while_a_stage_trained_have_a_sentence_each():
+    def row(step, name, rate):
+        return {
+            "step": step,
+            f"pass_at_1_{name}": rate,
+            f"low_{name}": rate - 0.1,
+            f"high_{name}": rate + 0.1,
+        }
+
+    rows = [row(5, "two_bugs", 0.2), row(5, "chain", 0.5), row(10, "two_bugs", 0.45)]
+    assert findings.training_sentences("RL", rows) == [
+        "Pass@1 of two bugs rose from 20% to 45% between steps 5 and 10 of RL (95% interval 35 to 55).",
+        "Pass@1 of chain is 50% after step 5 of RL (95% interval 40 to 60).",
+    ]
+    assert findings.training_sentences("SFT", []) == []
+
+
 def test_the_headline_suites_of_the_config_come_first():
     assert [suite.name for suite in SUITES] == ["bugs", "short_window", "whole", "unseen_bugs"]
     assert [suite.name for suite in findings.read_suites(RESULTS, {})] == [

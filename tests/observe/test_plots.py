@@ -34,6 +34,7 @@ DRAWN = {
     "health": lambda rows, path: plots.plot_health(rows, path),
     "nll_by_context": lambda rows, path: plots.plot_nll_by_context(rows, path),
     "staleness": lambda rows, path: plots.plot_staleness(rows, path),
+    "suites": lambda rows, path: plots.plot_suites(rows, path, "RL"),
     "overview": lambda rows, path: plots.plot_overview({"pretrain": rows, "sft": [], "rl": rows}, [], path),
     "overview_of_a_base": lambda rows, path: plots.plot_overview(
         {"pretrain": [], "sft": rows, "rl": rows}, [("bugs", 0.1, None, 0.5)] if rows == [ROW] else [], path
@@ -57,6 +58,9 @@ ROW = {
         "first": 4,
         "nll": 3.1,
         "entropy": 0.3,
+        "pass_at_1_bugs": 0.5,
+        "low_bugs": 0.4,
+        "high_bugs": 0.7,
         "staleness_max": 2,
     },
 }

@@ -6,6 +6,7 @@ Weights are one number, the version. Tokens of an episode are functions of its s
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import random
 from collections.abc import Callable
 
@@ -77,7 +78,7 @@ class SimulatedPolicy:
         yield self
         assert self.open_sessions == 0, "an episode has left its session open"
 
-    async def open(self, seed):
+    async def open(self, seed, *, ahead=False):
         await self.free.acquire()
         self.open_sessions += 1
         return SimulatedSession(self, seed)
@@ -86,6 +87,9 @@ class SimulatedPolicy:
         assert params == version
         self.version = version
         self.installed.append(version)
+
+    def reset_prefix_cache(self):
+        pass
 
     async def pause(self, *, will_resume):
         self.running.clear()
@@ -147,6 +151,8 @@ class Simulation:
     slots: int = 10_000
     shares_devices: bool = False
     episode_seconds: float | None = None
+    evaluate: Callable | None = None
+    """(policy, step, version) -> an awaitable, as Orchestrator's."""
     save_every: int = 4
     checkpoint: Cursor = dataclasses.field(default_factory=Cursor)
     rows: dict = dataclasses.field(default_factory=dict)
@@ -181,6 +187,7 @@ class Simulation:
                 on_step=self._save,
                 on_episode=self._count,
                 shares_devices=self.shares_devices,
+                evaluate=self.evaluate and functools.partial(self.evaluate, policy),
             )
             self.orchestrator = orchestrator
             began = asyncio.get_running_loop().time()

@@ -45,7 +45,7 @@ class Interrupter:
     """Sends Ctrl-C to the main thread, once, when a place is reached."""
 
     def __init__(self):
-        self.place, self.played, self.has_nan = None, [], False
+        self.place, self.played, self.evaluated, self.has_nan = None, [], [], False
 
     def reach(self, *place):
         if place == self.place:
@@ -88,8 +88,9 @@ def sampler_with(params, router_bias, version):
 
 def fake_harness(interrupter):
     async def run_episode(task, session, pool, chat, *, seed, **_):
-        interrupter.played.append(task.id)
-        interrupter.reach("play", len(interrupter.played))
+        place, tasks = ("suite", interrupter.evaluated) if task.split == "heldout" else ("play", interrupter.played)
+        tasks.append(task.id)
+        interrupter.reach(place, len(tasks))
         transcript = Transcript()
         transcript.append("prompt", [1, 2])
         sample = await session.sample([*transcript.tokens, 5], SamplingParams(2))
@@ -150,8 +151,12 @@ def reinforce(tmp_path, monkeypatch, request):
             metrics=lambda name: MetricsWriter(workdir.path / "metrics" / f"{name}.jsonl"),
         )
 
-        def go(place=None, has_nan=False):
+        def go(place=None, has_nan=False, every=(), heldout=""):
+            """every: evaluate.every, with half of the slots for suites. heldout: tasks.heldout."""
             interrupter.place, interrupter.has_nan = place, has_nan
+            evaluate = dataclasses.replace(config.evaluate, every=dict(every), slots_fraction=0.5)
+            tasks = dataclasses.replace(config.tasks, heldout=heldout)
+            run.config = dataclasses.replace(config, evaluate=evaluate, tasks=tasks)
             stage.reinforce(run)
             return run
 
@@ -214,6 +219,42 @@ def test_ctrl_c_anywhere_loses_no_step(reinforce, place):
     assert again <= (run.config.rl.max_staleness + 1) * sum(run.config.rl.groups.values()) * per_group
     assert place[0] == "play" or run.config.rl.max_staleness or again == 0
     assert published(run) == {version: [float(version)] * 3 for version in range(6)}
+
+
+EVERY = {"bugfix": 2, "chain": 4}
+EVALUATED = [(2, "bugfix"), (4, "bugfix"), (4, "chain")]
+
+
+def evaluated(run) -> list[tuple[int, str]]:
+    """(step, suite) of every row of a suite, whose version is that of the step."""
+    rows = read_metrics(run.path / "metrics" / "evaluate_rl.jsonl")
+    assert all(row["version"] == row["step"] for row in rows)
+    assert all(row["tokens_bugfix"] == 2 * 4 and row["lost_bugfix"] == 0 for row in rows if "tokens_bugfix" in row)
+    return sorted((row["step"], name) for row in rows for name in EVERY if f"pass_at_1_{name}" in row)
+
+
+def test_suites_run_after_their_steps(reinforce):
+    run = reinforce(every=EVERY)
+    assert evaluated(run) == EVALUATED
+    assert weights_and_steps(run) == ([5.0] * 3, [1, 2, 3, 4, 5])
+    row = next(row for row in read_metrics(run.path / "metrics" / "evaluate_rl.jsonl") if "low_chain" in row)
+    assert 0 <= row["low_chain"] <= row["pass_at_1_chain"] <= row["high_chain"] <= 1 and row["seconds_chain"] > 0
+
+
+@pytest.mark.parametrize("n", [1, 4, 6, 12])
+def test_ctrl_c_inside_a_suite_leaves_no_row_out_and_writes_none_twice(reinforce, n):
+    """Four episodes of suites play after step 2, and eight after step 4."""
+    with pytest.raises(KeyboardInterrupt):
+        reinforce(("suite", n), every=EVERY)
+    run = reinforce(every=EVERY)
+    assert evaluated(run) == EVALUATED
+    assert weights_and_steps(run) == ([5.0] * 3, [1, 2, 3, 4, 5])
+    assert len(batches(run)) == STEPS
+
+
+def test_a_suite_of_a_family_that_is_not_on_disk_is_refused(reinforce):
+    with pytest.raises(UserError, match="evaluate.every names the suite 'heldout_bugs'; there are bugfix, chain, "):
+        reinforce(every={"heldout_bugs": 1}, heldout="tasks")
 
 
 def test_three_skipped_steps_in_a_row_end_the_stage(reinforce):

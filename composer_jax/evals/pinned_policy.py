@@ -1,0 +1,59 @@
+"""PinnedPolicy: a serving policy as a suite samples from it while training episodes sample from it, too."""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+from composer_jax.sampler.policy import Sample, SamplingParams, Session, TrainablePolicy
+
+
+class PinnedPolicy:
+    """A Policy whose sessions open before those that wait, and whose tokens all have one weight version."""
+
+    def __init__(self, policy: TrainablePolicy, version: int, temperature: float) -> None:
+        """
+        Args:
+          policy: serves already, and nobody installs other weights.
+          version: of its weights.
+          temperature: of everything that is sampled, whatever an episode asks for: workers that play for training ask
+            for the temperature of training.
+        """
+        self._policy, self._version, self._temperature = policy, version, temperature
+
+    @property
+    def busy_seconds(self) -> float:
+        """See Policy.busy_seconds; the seconds of all sessions of the policy."""
+        return self._policy.busy_seconds
+
+    @property
+    def decoded_tokens(self) -> int:
+        """See Policy.decoded_tokens; the tokens of all sessions of the policy."""
+        return self._policy.decoded_tokens
+
+    def serving(self) -> AbstractAsyncContextManager[object]:
+        """See Policy.serving; the policy serves already."""
+        return nullcontext()
+
+    async def open(self, seed: int) -> "PinnedSession":
+        """See Policy.open."""
+        return PinnedSession(await self._policy.open(seed, ahead=True), self._version, self._temperature)
+
+
+class PinnedSession:
+    """A Session of a PinnedPolicy."""
+
+    def __init__(self, session: Session, version: int, temperature: float) -> None:
+        self.capacity = session.capacity
+        self._session, self._version, self._temperature = session, version, temperature
+
+    async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
+        """See Session.sample. Raises RuntimeError if other weights sampled a token; always a bug."""
+        params = dataclasses.replace(params, temperature=self._temperature)
+        sample = await self._session.sample(context, params, branch=branch)
+        if others := set(sample.versions) - {self._version}:
+            raise RuntimeError(f"a suite at weight version {self._version} sampled tokens of version {min(others)}")
+        return sample
+
+    def close(self) -> None:
+        """See Session.close."""
+        self._session.close()

@@ -1,0 +1,129 @@
+"""PeriodicEvaluation: the suites of evaluate.every, played while a stage trains, at the weights after its steps."""
+
+import asyncio
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import Self
+
+from composer_jax.agent.episode import Episode
+from composer_jax.errors import UserError
+from composer_jax.evals.pinned_policy import PinnedPolicy
+from composer_jax.evals.suite import Suite, SuiteResult, run_suite
+from composer_jax.observe.metrics import NoMetrics, read_metrics
+from composer_jax.parallel.processes import is_first_process
+from composer_jax.rl.rollout import EpisodeSpec, PlayEpisode, RolloutContext, play_episode
+from composer_jax.sampler.policy import Policy, TrainablePolicy
+from composer_jax.stages.evaluate import suites
+from composer_jax.stages.run import Run
+from composer_jax.tasks.result_cache import ResultCache
+
+
+class PeriodicEvaluation:
+    """The suites of evaluate.every in one training stage. A context manager; process 0 plays and writes.
+
+    A suite leaves a row in metrics/evaluate_STAGE.jsonl when it has ended: step, version (of the weights) and, each
+    followed by _SUITE, pass_at_1, low and high (its 95 % interval over tasks), tokens (sampled in all episodes), lost
+    (episodes that the infrastructure lost) and seconds. A suite whose row is there is not run again.
+    """
+
+    def __init__(self, run: Run, stage: str) -> None:
+        """
+        Raises:
+          UserError: evaluate.every names a suite of tasks.heldout that is not there.
+        """
+        self.run, config = run, run.config.evaluate
+        self._every = config.every if stage in config.during else {}
+        self._suites = _suites_of(run, self._every) if self._every and is_first_process() else {}
+        self._metrics = run.metrics(f"evaluate_{stage}") if self._every else NoMetrics()
+        self.truncate_after = self._metrics.truncate_after
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether any suite is due after a step; equal in all processes."""
+        return bool(self._due(step))
+
+    def count_episodes(self, step: int) -> int:
+        """Returns the number of episodes that `play` will play after a step."""
+        return sum(len(suite.specs()) for suite in self._missing(step))
+
+    def _due(self, step: int) -> list[str]:
+        return [name for name, every in self._every.items() if step > 0 and step % every == 0]
+
+    def _missing(self, step: int) -> list[Suite]:
+        """Returns the suites that are due after a step and have no row of it."""
+        if not (due := self._due(step)):
+            return []
+        columns = {column for row in read_metrics(self._metrics.path) if row["step"] == step for column in row}
+        return [self._suites[name] for name in due if f"pass_at_1_{name}" not in columns]
+
+    async def play(
+        self,
+        step: int,
+        version: int,
+        policy: TrainablePolicy,
+        context: RolloutContext,
+        play: PlayEpisode | None,
+        *,
+        slots: int,
+        on_done: Callable[[int, int], None],
+    ) -> None:
+        """Plays the suites that are missing side by side, at the weights that `policy` serves, and writes their rows.
+
+        Args:
+          version: of these weights.
+          context: what training episodes need; suites count what they run in sandboxes apart.
+          play: plays an episode, as on workers; None plays it in this process.
+          slots: episodes that play at once.
+          on_done: called as each episode ends with the numbers of those that have ended and of all.
+
+        Raises:
+          UserError: the infrastructure lost all episodes of a suite.
+        """
+        context = dataclasses.replace(context, cache=ResultCache(), return_routing=False)
+        play_one, free = play or functools.partial(play_episode, context=context), asyncio.Semaphore(slots)
+
+        async def play_in_slot(spec: EpisodeSpec, policy: Policy) -> Episode:
+            async with free:
+                return await play_one(spec, policy)
+
+        pinned = PinnedPolicy(policy, version, self.run.config.evaluate.temperature)
+        total, ended, began = self.count_episodes(step), itertools.count(1), time.perf_counter()
+
+        async def play_suite(suite: Suite) -> None:
+            result, _ = await run_suite(suite, pinned, context, lambda _: on_done(next(ended), total), play_in_slot)
+            seconds = {f"seconds_{suite.name}": time.perf_counter() - began}
+            self._metrics.write(step, version=version, **_columns(suite.name, result), **seconds)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for suite in self._missing(step):
+                    group.create_task(play_suite(suite))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._metrics.close()
+
+
+def _suites_of(run: Run, names: Iterable[str]) -> dict[str, Suite]:
+    known = suites(run, "after")
+    for name in names:
+        if name not in known:
+            raise UserError(f"evaluate.every names the suite {name!r}; there are {', '.join(known) or 'none'}.")
+    return {name: known[name] for name in names}
+
+
+def _columns(name: str, result: SuiteResult) -> dict[str, float]:
+    values = {
+        "pass_at_1": result.pass_at_1,
+        "low": result.low,
+        "high": result.high,
+        "tokens": round(result.sampled_tokens * result.episodes),
+        "lost": result.infrastructure_failures,
+    }
+    return {f"{measure}_{name}": value for measure, value in values.items()}
