@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +153,14 @@ class PageFigure:
     dark: str
 
 
-def _figures(run: RunFiles, suites: list[findings.SuiteMeasures], folder: Path) -> list[PageFigure]:
-    metrics, marks = run.metrics, findings.family_marks(suites)
-    # file name, alternative text, place in the page, function that draws it
-    specs = (
+Draw = Callable[[Path, plots.Theme], Path | None]
+
+
+def _figure_specs(
+    metrics: Mapping[str, list[dict[str, Any]]], marks: Mapping[str, findings.Pair]
+) -> tuple[tuple[str, str, str, Draw], ...]:
+    """Returns (file name, alternative text, place in the page, function that draws it) of every plot of the page."""
+    return (
         (
             "pretraining",
             "Pretraining: training loss and held-out loss against tokens",
@@ -211,8 +215,11 @@ def _figures(run: RunFiles, suites: list[findings.SuiteMeasures], folder: Path) 
             lambda path, theme: plots.plot_time_split(metrics["rl"], path, theme),
         ),
     )
-    figures = []
-    for name, title, group, draw in specs:
+
+
+def _figures(run: RunFiles, suites: list[findings.SuiteMeasures], folder: Path) -> list[PageFigure]:
+    metrics, figures = run.metrics, []
+    for name, title, group, draw in _figure_specs(metrics, findings.family_marks(suites)):
         light = draw(folder / f"{name}.png", plots.LIGHT)
         dark = draw(folder / f"{name}_dark.png", plots.DARK)
         if light and dark:

@@ -1,4 +1,10 @@
-"""The training loop of continued pretraining and SFT: batches in, checkpoints and metrics out, resumable."""
+"""The training loop of continued pretraining and SFT: batches in, checkpoints and metrics out, resumable.
+
+Each of several processes packs every batch, whole, from its own stream, and places the rows of its devices. It reads
+the token ids of prepared data for these rows only, but knows the segments and weights of all, so that every count is
+that of the whole batch. Nothing is exchanged, and a checkpoint holds one position in one stream, which resumes on any
+number of processes. In return each host holds all documents that are not prepared.
+"""
 
 import dataclasses
 import sys
@@ -127,14 +133,8 @@ def fit(
         heldout_NAME_nll and so on.
       evaluation: runs after every step that it is due at, and when the run goes on from the checkpoint of such a step.
 
-    An interrupt takes effect after the current step and its evaluation and saves a checkpoint; a second interrupt takes
-    effect at once. A single process writes a row after it has
-    started the next step, so that the devices do not wait for the host; the row precedes the checkpoint of its step.
-
-    Each of several processes packs every batch, whole, from its own stream, and places the rows of its devices. It
-    reads the token ids of prepared data for these rows only, but knows the segments and weights of all, so that every
-    count is that of the whole batch. Nothing is exchanged, and a checkpoint holds one position in one stream, which
-    resumes on any number of processes. In return each host holds all documents that are not prepared.
+    An interrupt saves a checkpoint after the current step and its evaluation, a second one ends the run at once. A row
+    is written when the next step has started (several processes: at once), but before the checkpoint of its step.
 
     Raises:
       UserError: the checkpoint belongs to other data or another network; the first batch differs from process 0's; the

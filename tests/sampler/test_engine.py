@@ -239,44 +239,6 @@ def test_a_closed_session_refuses_and_gives_its_slot_back_once(sampler):
     asyncio.run(main())
 
 
-def test_a_session_that_goes_ahead_gets_the_next_slot(sampler):
-    async def main():
-        order = []
-
-        async def wait(name, ahead):
-            session = await sampler.open(1, ahead=ahead)
-            order.append(name)
-            return session
-
-        async with sampler.serving():
-            sessions = [await sampler.open(seed) for seed in range(sampler.config.slots)]
-            waiting = [asyncio.create_task(wait(*who)) for who in (("a", False), ("b", False), ("suite", True))]
-            cancelled = asyncio.create_task(sampler.open(2, ahead=True))
-            await asyncio.sleep(0.01)
-            cancelled.cancel()
-            for n in range(1, 4):
-                sessions[n].close()
-                await asyncio.sleep(0.01)
-                assert len(order) == n
-            for session in (sessions[0], *sessions[4:], *[await task for task in waiting]):
-                session.close()
-        assert order == ["suite", "a", "b"]
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
-def test_a_released_sampler_holds_no_arrays_and_samples_the_same_after_an_update(new_sampler, weights):
-    sampler = new_sampler()
-    before, arrays = run_all(sampler, SEEDS[:2]), len(jax.live_arrays())
-    sampler.release()
-    held = len(jax.tree.leaves(weights)) + len(jax.tree.leaves(sampler._runner._new_cache()))
-    assert arrays - len(jax.live_arrays()) >= held
-    with pytest.raises(RuntimeError, match="call Sampler.update before serving"):
-        run_all(sampler, SEEDS[:1])
-    sampler.update(*weights, version=3)
-    assert_same(run_all(sampler, SEEDS[:2]), before)
-
-
 def test_sizes_that_do_not_fit_are_refused(new_sampler):
     with pytest.raises(UserError, match="capacity of 65 tokens exceeds.*64"):
         new_sampler(capacity=65)

@@ -110,23 +110,6 @@ def test_this_machine_plays_beside_the_workers_and_the_one_with_most_room_is_nex
     asyncio.run(main())
 
 
-def test_an_episode_that_goes_ahead_gets_the_next_place(harness):
-    async def main():
-        policy, order = SeededPolicy(pause_after=0), []
-        async with trainer(policy, local_episodes=1) as pool:
-            playing = play_all(pool, policy, specs(3))
-            await until(lambda: policy.open_sessions == 1)
-            playing.append(asyncio.create_task(pool.play(specs(4)[3], policy, ahead=True)))
-            for task, spec in zip(playing, specs(4), strict=True):
-                task.add_done_callback(lambda _, seed=spec.seed: order.append(seed))
-            await asyncio.sleep(0.01)
-            policy.gate.set()
-            await asyncio.gather(*playing)
-        assert order == [specs(4)[i].seed for i in (0, 3, 1, 2)]
-
-    asyncio.run(main())
-
-
 def test_a_lost_worker_costs_its_episodes_another_attempt_and_nothing_else(harness):
     async def main():
         policy = SeededPolicy(pause_after=1)
