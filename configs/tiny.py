@@ -57,6 +57,8 @@ def get_config(size: str = "full") -> ConfigDict:
             suite.tasks = 1  # eight devices on two cores decode an episode per second
     if size == "phases":
         set_phases(config)
+    if size == "smoke":
+        config.evaluate.update({"every": {"bugfix": 2}, "during": ("rl",)})
     return config
 
 

@@ -19,6 +19,7 @@ from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import sft
 from configs import smollm2_135m
+from tests.parallel.test_processes import free_port
 from tests.stages.base_model import write_base
 
 pytestmark = pytest.mark.slow
@@ -34,11 +35,11 @@ def base(tmp_path_factory):
     return folder
 
 
-def start(base: Path, workdir: Path, *arguments: str) -> subprocess.Popen:
-    """Starts RL with suites."""
+def start(base: Path, workdir: Path, *arguments: str, entry: str = "launch.rl") -> subprocess.Popen:
+    """Starts a stage with suites."""
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "launch.rl", f"--config=tests/stages/periodic_config.py:{base}"),
+            *(sys.executable, "-m", entry, f"--config=tests/stages/periodic_config.py:{base}"),
             *(f"--workdir={workdir}", *arguments),
         ],
         cwd=ROOT,
@@ -130,3 +131,29 @@ def test_sft_keeps_its_bits_and_goes_on_with_the_suite_that_was_cut_short(base, 
     expected, actual = (weights(folder, "sft") for folder in workdirs.values())
     for name, value in expected.items():
         np.testing.assert_array_equal(actual[name], value, err_msg=name)
+
+
+def test_two_processes_play_the_suites_of_sft_and_rl(base, tmp_path):
+    """Both processes compute and play; process 0 writes the rows."""
+    sizes = (
+        "--config.mesh.cpu_devices=2",
+        "--config.mesh.data=2",
+        "--config.evaluate.suites.bugs.tasks=2",
+        "--config.rl.steps=2",
+    )
+    for stage in ("sft", "rl"):
+        workdir, coordinator = tmp_path / stage, f"--coordinator=127.0.0.1:{free_port()}"
+        two = [
+            start(
+                base,
+                workdir,
+                *(f"--config.stages=('{stage}',)", *sizes),
+                *(coordinator, "--processes=2", f"--process={i}"),
+                entry=f"launch.{stage}",
+            )
+            for i in range(2)
+        ]
+        for process in two:
+            finish(process)
+        (row,) = read_metrics(workdir / "metrics" / f"evaluate_{stage}.jsonl")
+        assert (row["step"], row["version"], row["lost_bugs"]) == (2, 2, 0) and row["tokens_bugs"] > 0
