@@ -69,7 +69,7 @@ class SimulatedPolicy:
 
     def __init__(self, play_of, slots=10_000):
         self.play_of, self.slots, self.version, self.installed = play_of, slots, -1, []
-        self.busy_seconds, self.decoded_tokens, self.open_sessions = 0.0, 0, 0
+        self.busy_seconds, self.decoded_tokens, self.open_sessions, self.resets = 0.0, 0, 0, 0
 
     @contextlib.asynccontextmanager
     async def serving(self):
@@ -89,7 +89,8 @@ class SimulatedPolicy:
         self.installed.append(version)
 
     def reset_prefix_cache(self):
-        pass
+        assert self.open_sessions == 0, "running episodes would compute their contexts again"
+        self.resets += 1
 
     async def pause(self, *, will_resume):
         self.running.clear()

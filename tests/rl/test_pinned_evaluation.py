@@ -69,6 +69,7 @@ def test_a_deterministic_run_has_the_same_batches_with_and_without(tmp_path, mon
     for evaluate in (None, Evaluation()):
         simulation = Simulation(tmp_path / f"{evaluate is None}", config, drawn_play, slots=10, evaluate=evaluate)
         batches.append(run_virtually(simulation.run(monkeypatch)).batches())
+        assert simulation.policy.resets == 13, "the cache is forgotten at the beginning and after every step"
     assert batches[0] == batches[1]
 
 
