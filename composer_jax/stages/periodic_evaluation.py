@@ -34,7 +34,7 @@ class PeriodicEvaluation:
         Raises:
           UserError: evaluate.every names a suite of tasks.heldout that is not there.
         """
-        self.run, config = run, run.config.evaluate
+        config = self._config = run.config.evaluate
         self._every = config.every if stage in config.during else {}
         self._suites = _suites_of(run, self._every) if self._every and is_first_process() else {}
         self._metrics = run.metrics(f"evaluate_{stage}") if self._every else NoMetrics()
@@ -88,7 +88,7 @@ class PeriodicEvaluation:
             async with free:
                 return await play_one(spec, policy)
 
-        pinned = PinnedPolicy(policy, version, self.run.config.evaluate.temperature)
+        pinned = PinnedPolicy(policy, version, self._config.temperature)
         total, ended, began = self.count_episodes(step), itertools.count(1), time.perf_counter()
 
         async def play_suite(suite: Suite) -> None:

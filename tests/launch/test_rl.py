@@ -9,6 +9,7 @@ import time
 import pytest
 
 from composer_jax.errors import UserError
+from composer_jax.observe.metrics import read_metrics
 from composer_jax.rl.workers.pool import PoolOptions
 from launch import flags, rl
 from launch.host_port import parse_host_port
@@ -91,3 +92,7 @@ def test_a_run_with_workers_trains_the_batches_of_one_without(tmp_path):
     assert batches[0] and batches[0] == batches[1]
     records = [(tmp_path / name / "episodes" / "rl.jsonl").read_bytes() for name in ("alone", "workers")]
     assert records[0] and records[0] == records[1]
+    suites = [read_metrics(tmp_path / name / "metrics" / "evaluate_rl.jsonl") for name in ("alone", "workers")]
+    assert [len(rows) for rows in suites] == [1, 1], "the suite after step 2"
+    for column in ("step", "version", "pass_at_1_bugfix", "tokens_bugfix", "lost_bugfix"):
+        assert suites[0][0][column] == suites[1][0][column], column
