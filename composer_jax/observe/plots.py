@@ -189,6 +189,7 @@ def plot_suites(rows: Rows, path: Path, stage: str, theme: Theme = LIGHT) -> Pat
         steps, rates = columns(of_suite, "step", f"pass_at_1_{name}")
         low, high = (columns(of_suite, "step", f"{bound}_{name}") for bound in ("low", "high"))
         ax.fill_between(low[0], low[1], high[1], color=color, alpha=0.15, linewidth=0)
+        ax.vlines(low[0], low[1], high[1], color=color, alpha=0.4, linewidth=1)  # a single row has no band
         ax.plot(steps, rates, "-o", color=color, markersize=3.5, linewidth=1.6, label=_readable(name))
     percent_y_axis(ax)
     integer_x_axis(ax)
