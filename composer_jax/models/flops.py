@@ -2,8 +2,11 @@
 
 import dataclasses
 
+import numpy as np
+
 from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.config import ModelConfig
+from composer_jax.ops import splash
 
 
 def forward_flops(config: ModelConfig, tokens: int) -> float:
@@ -45,3 +48,21 @@ def training_flops(config: ModelConfig, tokens: int, *, trains_mtp: bool = False
     of_trunk = forward_flops(dataclasses.replace(config, n_mtp_modules=0), tokens)
     of_modules = forward_flops(config, tokens) - of_trunk if trains_mtp else 0.0
     return (3 if trains_trunk else 1) * of_trunk + 3 * of_modules
+
+
+def row_flops(config: ModelConfig, segments_S: np.ndarray) -> float:
+    """Returns the operations of a forward pass over a packed row that depend on the documents in it.
+
+    These are the experts that its tokens choose, and the blocks of attention that the TPU kernel computes. Padding has
+    neither. It is in all other products, which therefore cost the same in every row of a batch.
+
+    Args:
+      segments_S: integers, the documents of the row numbered from 1; 0 is padding.
+    """
+    c, windows = config, {None, config.sliding_window}
+    pairs = {window: splash.computed_pairs(segments_S, window) for window in windows}
+    in_layers = sum(pairs[c.sliding_window if c.has_window(layer) else None] for layer in range(c.n_layers))
+    moe_layers = c.n_moe_layers + (c.n_mtp_modules if c.n_experts else 0)
+    experts = moe_layers * 3 * c.d_model * c.expert_ff_dim * c.experts_per_token
+    per_pair = attention_kind(config).cost(config).per_pair
+    return 2.0 * (np.count_nonzero(segments_S) * experts + (in_layers + c.n_mtp_modules * pairs[None]) * per_pair)

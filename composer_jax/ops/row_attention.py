@@ -21,7 +21,10 @@ MOST_BLOCKS = 16
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMask:
-    """A query attends to the keys of its own segment at its position or earlier, and within its window."""
+    """A query attends to the keys of its own segment at its position or earlier, and within its window.
+
+    Segment 0 is padding, which attends to nothing.
+    """
 
     positions_S: jax.Array
     """int32: position of each query in the whole row; key t is at position t."""
@@ -44,6 +47,8 @@ def attend_rows(
     sinks_H: jax.Array | None = None,
 ) -> jax.Array:
     """Returns masked softmax(q k^T) v, [B,S,H,V]. Heads, scale and sinks are those of ops/attention.py: attend.
+
+    Padding attends to nothing: its outputs and their gradients are zero. The kernel skips blocks of it.
 
     Args:
       windowed: bool scalar, whether this layer has the sliding window; None where no layer has (mask.window=None).
@@ -88,7 +93,8 @@ def products(
         visible_BQT = visible_QT & (segments_BQ[:, :, None] == mask.key_segments_BT[:, None, keys])
         return attend(q_BSHX[:, queries], k_BTNX[:, keys], v_BTNV[:, keys], additive_mask(visible_BQT), sinks_H)
 
-    return jnp.concatenate([block(start) for start in range(0, s, size)], axis=1)
+    y_BSHV = jnp.concatenate([block(start) for start in range(0, s, size)], axis=1)
+    return jnp.where(mask.segments_BS[:, :, None, None] > 0, y_BSHV, 0)
 
 
 def _check(

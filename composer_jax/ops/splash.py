@@ -3,14 +3,16 @@
 The kernel holds the scores of one block of queries and keys at a time. Small arrays tell it which blocks to compute.
 JAX's own helper computes those arrays from a static mask, this file from positions and segments. The mask can therefore
 depend on the device's shard of a row (parallel/context.py), and blocks between different documents are skipped like
-blocks of the future.
+blocks of the future. Blocks of padding alone are skipped as well: a row without tokens computes none.
 """
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from composer_jax.ops.kernel_cost import KernelCall, KernelCost, array_bytes, kernel_cost
 from composer_jax.ops.shapes import check_shapes
@@ -61,8 +63,10 @@ def attend(
     arrays = [*match_vma(*arrays[:6]), None if sinks_H is None else pcast_varying(sinks_H, varying_axes(q_BSHX))]
     form = functools.partial(_attention, interpret)
     if window is None:
-        return form(None, *arrays)
-    return jax.lax.cond(windowed, functools.partial(form, window), functools.partial(form, None), *arrays)
+        y_BSHV = form(None, *arrays)
+    else:
+        y_BSHV = jax.lax.cond(windowed, functools.partial(form, window), functools.partial(form, None), *arrays)
+    return jnp.where(arrays[4][:, :, None, None] > 0, y_BSHV, 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -148,11 +152,27 @@ def _kernel(interpret, window, positions_S, segments_BS, key_segments_BT, q_BSHX
             mask_function=_rule(window),
             interpret=interpret,
         )
-        return kernel(q_HSX, k_NTX, v_NTV, SegmentIds(segments_S, key_segments_T), sinks_H)
+        # In a block with documents, padding meets padding: queries of it get a segment that no key has.
+        segment_ids = SegmentIds(jnp.where(segments_S > 0, segments_S, -1), key_segments_T)
+        return kernel(q_HSX, k_NTX, v_NTV, segment_ids, sinks_H)
 
+    if sinks_H is None:
+        # The kernel divides by the sum of weights, which is 0 where a block of queries has no block of keys. A sink at
+        # the value of masked scores makes it 1 there, so that outputs are 0, and has weight 0 beside real scores.
+        sinks_H = jnp.full(q_BSHX.shape[2], splash_attention_kernel.DEFAULT_MASK_VALUE, jnp.float32)
     q_BHSX, k_BNTX, v_BNTV = map(heads_first, (q_BSHX, k_BTNX, v_BTNV))
     y_BHSV = jax.vmap(row)(q_BHSX, k_BNTX, v_BNTV, segments_BS, key_segments_BT)
     return heads_first(y_BHSV)
+
+
+def computed_pairs(segments_S: np.ndarray, window: int | None = None) -> int:
+    """Returns how many pairs of a query and a key the forward kernel computes in a row on one device.
+
+    segments_S: integers; padded to a length that the kernel supports.
+    """
+    row = np.pad(segments_S, (0, -len(segments_S) % LANES))
+    size = _block(len(row), BLOCK)
+    return int(_visible_blocks(np.arange(len(row)), row, row, size, size, window, np).sum()) * size**2
 
 
 def _block(length: int, most: int) -> int:
@@ -167,17 +187,27 @@ def _rule(window: int | None):
     return lambda query, key: (query >= key) & (query < key + window)
 
 
-def _visible_blocks(positions_S, segments_S, key_segments_T, bq: int, bt: int, window: int | None) -> jax.Array:
+def _visible_blocks(
+    positions_S, segments_S, key_segments_T, bq: int, bt: int, window: int | None, xp: Any = jnp
+) -> jax.Array:
     """Returns whether any query of a block may attend to any key of a block, bool [S/bq, T/bt].
 
-    Segments rise along a row, except for padding (segment 0)."""
+    Segments rise along a row, except for padding (segment 0), which neither attends nor is attended to.
+
+    xp: numpy or jax.numpy.
+    """
 
     def ends(array, size):
         blocks = array.reshape(-1, size)
         return blocks.min(1), blocks.max(1)
 
-    (first, last), (low, high) = ends(positions_S, bq), ends(segments_S, bq)
-    (first_key, last_key), (low_key, high_key) = ends(jnp.arange(len(key_segments_T)), bt), ends(key_segments_T, bt)
+    def documents(segments, size):
+        """The first and the last; of padding alone a range that ends before it starts."""
+        first, _ = ends(xp.where(segments > 0, segments, xp.iinfo(segments.dtype).max), size)
+        return first, ends(xp.where(segments > 0, segments, -1), size)[1]
+
+    (first, last), (low, high) = ends(positions_S, bq), documents(segments_S, bq)
+    (first_key, last_key), (low_key, high_key) = ends(xp.arange(len(key_segments_T)), bt), documents(key_segments_T, bt)
     visible = (last[:, None] >= first_key) & (low[:, None] <= high_key) & (low_key <= high[:, None])
     if window is not None:
         visible &= last_key > first[:, None] - window

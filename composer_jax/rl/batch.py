@@ -112,7 +112,7 @@ def pack_rows(
     *,
     every_shape: bool = False,
     shards: int = 1,
-    cost: Callable[[int], float] = float,
+    cost: Callable[[np.ndarray], float] = np.count_nonzero,
     route_shape: tuple[int, int] | None = None,
 ) -> PackedRows:
     """Packs rows first-fit into batches of a few fixed shapes.
@@ -121,7 +121,7 @@ def pack_rows(
       shapes: (row length, rows) by ascending length. A row goes into the first shape that holds it.
       every_shape: whether an empty batch of every shape follows the others, so that a step compiles all of them.
       shards: devices that share the rows of a batch; several get about the same work (rl/balanced_rows.py).
-      cost: the work of a row of so many tokens.
+      cost: the work of a row of the batch with these segments [S] (models/flops.py: row_flops).
       route_shape: (L, k), expert layers and experts per token, where routes are replayed.
 
     Raises:
@@ -196,13 +196,12 @@ def _packed(
     seq_len: int,
     batch_size: int,
     shards: int,
-    cost: Callable[[int], float],
+    cost: Callable[[np.ndarray], float],
     route_shape: tuple[int, int] | None,
 ) -> tuple[list[dict[str, np.ndarray]], Packing]:
     packing = plan_packing([len(r.row.tokens) for r in rows], seq_len=seq_len, batch_size=batch_size)
     if shards > 1 and batch_size % shards == 0:  # the Learner refuses other sizes with a sentence
-        costs = [sum(cost(packing.lengths[i]) for i in documents) for documents in packing.rows]
-        order = balance_rows(costs, batch_size, shards)
+        order = balance_rows([cost(segments_S) for segments_S in packing.segments()], batch_size, shards)
         packing = dataclasses.replace(packing, rows=tuple(packing.rows[row] for row in order))
     values = {
         "tokens": [r.row.tokens for r in rows],

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from composer_jax.data.chat_format import ChatFormat
-from composer_jax.models.flops import forward_flops
+from composer_jax.models.flops import row_flops
 from composer_jax.models.model_def import Params
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.rl.algorithm import make_algorithm
@@ -166,7 +166,7 @@ class PolicyUpdate:
             self.config.batches,
             every_shape=not self.is_compiled,
             shards=batch_shards(self.learner.mesh),
-            cost=functools.partial(forward_flops, self.learner.definition.config),
+            cost=functools.partial(row_flops, self.learner.definition.config),
             route_shape=route_shape,
         )
 

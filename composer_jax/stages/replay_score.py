@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from composer_jax.errors import UserError
-from composer_jax.models.flops import forward_flops
+from composer_jax.models.flops import row_flops
 from composer_jax.models.model_def import Params
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.mesh import batch_shards
@@ -79,7 +79,7 @@ def _score(
         [WeightedRow.of(row, 0.0) for row in rows],
         run.config.rl.batches,
         shards=batch_shards(run.mesh),
-        cost=functools.partial(forward_flops, run.config.model),
+        cost=functools.partial(row_flops, run.config.model),
         route_shape=run.config.rl.route_shape(run.config.model),
     )
     logprobs = packed.read([scorer(*weights, batch) for batch in packed.batches])

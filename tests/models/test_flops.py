@@ -1,10 +1,12 @@
 """forward_flops equals the matrix products of the traced program."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
-from composer_jax.models.flops import forward_flops, training_flops
+from composer_jax.models.flops import forward_flops, row_flops, training_flops
 from composer_jax.models.model_def import ModelDef
 from composer_jax.scale.costs import CostAssumptions, estimate_cost
 from tests.models.small import GROUPED_QUERY, LLAMA, WITHOUT_EXPERTS, small
@@ -72,3 +74,31 @@ def test_a_frozen_trunk_has_no_backward_pass():
     assert training_flops(config, TOKENS, trains_mtp=True) == pytest.approx(3 * whole)
     frozen = training_flops(config, TOKENS, trains_mtp=True, trains_trunk=False)
     assert frozen == pytest.approx(trunk + 3 * (whole - trunk))
+
+
+def row(*lengths: int) -> np.ndarray:
+    """The segments of a row of 8192 tokens that holds documents of these lengths."""
+    segments = np.repeat(np.arange(len(lengths)) + 1, lengths)
+    return np.pad(segments, (0, 8192 - len(segments)))
+
+
+def test_a_row_costs_its_blocks_of_attention_and_its_experts():
+    """By hand: 36 blocks of a full row, 8 of eight documents; an expert has three products, padding has nothing."""
+    full, short, half = row(8192), row(*[1024] * 8), row(4096)
+    dense, experts = small(**LLAMA), small(n_mtp_modules=1, embedding_taps=0, experts_per_token=3)
+    per_pair = dense.n_heads * (dense.qk_nope_dim + dense.qk_rope_dim + dense.v_head_dim)
+    per_block = 2 * dense.n_layers * 1024**2 * per_pair
+    assert [row_flops(dense, r) / per_block for r in (full, short, half, row())] == [36, 8, 10, 0]
+    one = dataclasses.replace(experts, experts_per_token=1)
+    layers = experts.n_moe_layers + 1
+    two_more = 2 * 4096 * layers * 2 * 3 * experts.d_model * experts.expert_ff_dim
+    assert row_flops(experts, half) - row_flops(one, half) == two_more
+    assert row_flops(experts, row()) == 0
+
+
+def test_layers_with_a_window_compute_fewer_blocks():
+    config = small(**LLAMA | dict(sliding_window=1024, full_attention_every=2))
+    per_pair = 2 * config.n_heads * (config.qk_nope_dim + config.qk_rope_dim + config.v_head_dim)
+    windowed = sum(config.has_window(layer) for layer in range(config.n_layers))
+    blocks = windowed * (8 + 7) + (config.n_layers - windowed) * 36
+    assert row_flops(config, row(8192)) == blocks * 1024**2 * per_pair
