@@ -19,6 +19,7 @@ from composer_jax.data.chat_format import ChatFormat
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.event_loop import EventLoop
 from composer_jax.models.model_def import ModelDef, Params
+from composer_jax.parallel.dispatch import dispatch_without_drops
 from composer_jax.parallel.mesh import batch_shards, make_mesh
 from composer_jax.parallel.processes import is_first_process
 from composer_jax.sampler.config import SamplerConfig
@@ -232,9 +233,8 @@ class Model:
             self._earlier_seconds, self._earlier_tokens = self.busy_seconds, self.decoded_tokens
             self._sampler = None  # frees its cache before the larger one is made
         config = self.sampler_config or _sampler_config(tokens, longest, self.mesh)
-        definition = self.definition
-        if definition.config.dispatch == "all_to_all":  # drops tokens when an expert is full
-            definition = ModelDef(dataclasses.replace(definition.config, dispatch="ring"))
+        network = self.definition.config
+        definition = ModelDef(dataclasses.replace(network, dispatch=dispatch_without_drops(network.dispatch)))
         self._sampler = Sampler(
             definition,
             self.mesh,

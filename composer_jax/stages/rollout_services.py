@@ -18,6 +18,7 @@ from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.models.model_def import Params
 from composer_jax.observe.progress import Progress
+from composer_jax.parallel.dispatch import find_dispatch
 from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.parallel.processes import process_count
 from composer_jax.rl.rollout import RolloutContext
@@ -43,11 +44,12 @@ class RolloutServices:
 
     @functools.cached_property
     def sampler(self) -> Sampler:
-        """The engine, without weights. Raises UserError for a dispatch that can drop tokens without counting them."""
-        if self.config.model.dispatch == "all_to_all":
+        """The engine, without weights. Raises UserError for a dispatch that may drop tokens."""
+        dispatch = self.config.model.dispatch
+        if find_dispatch(dispatch).may_drop:
             raise UserError(
-                "model.dispatch='all_to_all' drops tokens when an expert is full, and the sampler does not count them; "
-                "use model.dispatch=ring for RL and evaluation."
+                f"model.dispatch={dispatch!r} may drop tokens when an expert is full, and the sampler does not count "
+                "them; use model.dispatch=ring for RL and evaluation, or a Dispatch of yours with may_drop=False."
             )
         model, definition = self.model, self.model.definition
         if "rl" in self.config.stages:

@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 
@@ -17,6 +16,7 @@ from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.progress import Progress
+from composer_jax.parallel.dispatch import dispatch_without_drops
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import is_first_process, process_count
@@ -115,10 +115,10 @@ def _new_sampler(address: Address, options: ServeOptions, config: SamplerConfig,
     else:
         mesh = make_mesh(jax.devices()[: math.prod(options.axes.values())], **options.axes)
     definition, params, router_bias = load_weights(address, mesh, options.dtype, mtp=options.drafts_with_mtp)
-    changes: dict[str, Any] = {"cache_routing": options.returns_routing}
-    if definition.config.dispatch == "all_to_all":  # drops tokens when an expert is full
-        changes["dispatch"] = "ring"
-    definition = ModelDef(dataclasses.replace(definition.config, **changes))
+    dispatch = dispatch_without_drops(definition.config.dispatch)
+    definition = ModelDef(
+        dataclasses.replace(definition.config, cache_routing=options.returns_routing, dispatch=dispatch)
+    )
     sampler = Sampler(definition, mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
     sampler.update(params, router_bias, version=0, copy=False)
     del params, router_bias

@@ -25,7 +25,7 @@ from composer_jax.data.chat_format import Message
 from composer_jax.data.traces import IN_MEMORY
 from composer_jax.models.gqa import GroupedQueryAttention
 from composer_jax.models.parameter import gather_param, parameter
-from composer_jax.parallel.dispatch import DispatchOutput
+from composer_jax.parallel.dispatch import Dispatch, DispatchOutput
 from composer_jax.parallel.dispatch.dense import dense
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.grader import Case, CaseGrader
@@ -61,10 +61,13 @@ def cut_messages(episode: Episode) -> float:
     return float(episode.outcome == "no_call")
 
 
-def recorded_dispatch(*args: Any, **options: Any) -> DispatchOutput:
-    """An expert dispatch."""
+def recorded_dense(*args: Any, **options: Any) -> DispatchOutput:
     record("dispatch")
     return dense(*args, **options)
+
+
+recorded_dispatch = Dispatch(recorded_dense, may_drop=False)
+"""An expert dispatch. RL and evaluation refuse one that may drop pairs, and one that does not say so."""
 
 
 def halved(params: dict[str, Any], config, key: jax.Array) -> dict[str, Any]:

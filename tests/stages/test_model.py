@@ -1,6 +1,7 @@
 """Model: what load_hf returns generates text, answers conversations, and is a Policy that plays episodes."""
 
 import asyncio
+import dataclasses
 import json
 
 import jax
@@ -323,6 +324,16 @@ def test_any_policy_plays_an_episode_with_the_format_it_is_given(model):
     assert composer_jax.run_episode(TASK, policy, chat=model.chat_format).reward == 1.0
     with pytest.raises(UserError, match="ScriptedPolicy has no chat format of its own"):
         composer_jax.run_episode(TASK, policy)
+
+
+def test_a_model_generates_without_dropping_tokens(folder):
+    """A dispatch that may drop pairs, which the sampler does not count, is replaced by the ring."""
+    loaded = composer_jax.load_hf(folder, dtype="float32")
+    for name, used in (("ragged_all_to_all", "ring"), ("dense", "dense")):
+        loaded._sampler = None
+        loaded.definition = ModelDef(dataclasses.replace(CONFIG, dispatch=name, compute_dtype="float32"))
+        assert loaded.generate([7, 9], max_tokens=3, temperature=0, stop=())
+        assert loaded._sampler.definition.config.dispatch == used
 
 
 def test_sampler_sizes_can_be_chosen(folder):

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import shutil
+import sys
 
 import jax
 import numpy as np
@@ -144,9 +145,37 @@ def test_the_pipeline_is_refused_in_several_processes(monkeypatch):
         pipeline(run=None)
 
 
-def test_a_dispatch_that_drops_tokens_is_refused_where_episodes_are_sampled(new_run):
-    with pytest.raises(UserError, match="model.dispatch='all_to_all' drops tokens .* use model.dispatch=ring"):
-        _ = new_run(model={"dispatch": "all_to_all"}).services.sampler
+OWN_DISPATCH = """
+from composer_jax.parallel.dispatch import Dispatch
+from composer_jax.parallel.dispatch.dense import dense as bare
+
+dropping = Dispatch(bare, may_drop=True)
+complete = Dispatch(bare, may_drop=False)
+"""
+
+
+@pytest.fixture
+def own_dispatch(tmp_path, monkeypatch):
+    """A module outside the package with dispatches of a user's."""
+    (tmp_path / "own_dispatch.py").write_text(OWN_DISPATCH)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("own_dispatch", None)
+
+
+@pytest.mark.usefixtures("own_dispatch")
+@pytest.mark.parametrize("name", ["all_to_all", "ragged_all_to_all", "own_dispatch:dropping", "own_dispatch:bare"])
+def test_a_dispatch_that_may_drop_tokens_is_refused_where_episodes_are_sampled(new_run, name):
+    """One that does not say so, too."""
+    with pytest.raises(UserError, match=f"model.dispatch='{name}' may drop tokens .* use model.dispatch=ring"):
+        _ = new_run(model={"dispatch": name}).services.sampler
+
+
+@pytest.mark.usefixtures("own_dispatch")
+def test_a_dispatch_that_never_drops_tokens_samples_episodes(new_run):
+    one_device = {"replica": 1, "data": 1}
+    sampler = new_run(model={"dispatch": "own_dispatch:complete"}, mesh=one_device).services.sampler
+    assert sampler.definition.config.dispatch == "own_dispatch:complete"
 
 
 def test_a_stage_keeps_the_checkpoint_before_the_latest(new_run):

@@ -26,21 +26,38 @@ from composer_jax.parallel.dispatch.ragged import ragged_all_to_all
 from composer_jax.parallel.dispatch.ring import ring
 
 DISPATCH: dict[str, Dispatch] = {
-    "dense": dense,
-    "ring": ring,
-    "all_to_all": all_to_all,
-    "ragged_all_to_all": ragged_all_to_all,
+    "dense": Dispatch(dense, may_drop=False),
+    "ring": Dispatch(ring, may_drop=False),
+    "all_to_all": Dispatch(all_to_all, may_drop=True),
+    "ragged_all_to_all": Dispatch(ragged_all_to_all, may_drop=True),
 }
 """Our implementations by name. A config may also name a user's, by import path."""
 
 
 def find_dispatch(name: str) -> Dispatch:
-    """Returns the implementation that `model.dispatch` names: a key of DISPATCH or "package.module:function".
+    """Returns the implementation that `model.dispatch` names: a key of DISPATCH or the import path of a Dispatch.
+
+    A bare function at an import path does not say whether it may drop pairs, and counts as one that may.
 
     Raises:
       UserError: `name` is neither, or cannot be imported.
     """
-    return resolve(name, DISPATCH, "config.model.dispatch")
+    found = resolve(name, DISPATCH, "config.model.dispatch")
+    return found if isinstance(found, Dispatch) else Dispatch(found, may_drop=True)
 
 
-__all__ = ["DISPATCH", "Biases", "Dispatch", "DispatchAxes", "DispatchOutput", "Experts", "find_dispatch"]
+def dispatch_without_drops(name: str) -> str:
+    """Returns `name`, or "ring" if the dispatch of that name may drop pairs. Errors are those of find_dispatch."""
+    return "ring" if find_dispatch(name).may_drop else name
+
+
+__all__ = [
+    "DISPATCH",
+    "Biases",
+    "Dispatch",
+    "DispatchAxes",
+    "DispatchOutput",
+    "Experts",
+    "dispatch_without_drops",
+    "find_dispatch",
+]

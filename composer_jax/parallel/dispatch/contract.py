@@ -6,12 +6,14 @@
 choices of one token differ. Expert e is on device e // E' of the group, whose devices are numbered along the mesh axes
 `axes.experts`, the first of them slowest. A pair with expert id -1 has no expert: it adds nothing, is sent nowhere and
 does not count as dropped. `capacity_factor` sizes the buffers of all implementations but `dense`.
+
+An implementation is a `Dispatch`: the function, and whether it may drop pairs.
 """
 
 import dataclasses
 import functools
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -84,8 +86,8 @@ DISPATCH_AXES = DispatchAxes()
 """The axes of the package's own layout of experts (parallel/sharding.py)."""
 
 
-class Dispatch(Protocol):
-    """An implementation of expert dispatch; see the module docstring for the meaning of the arguments."""
+class DispatchFunction(Protocol):
+    """The function of a dispatch; see the module docstring for the meaning of the arguments."""
 
     def __call__(
         self,
@@ -98,6 +100,19 @@ class Dispatch(Protocol):
         capacity_factor: float = 2.0,
         axes: DispatchAxes = DISPATCH_AXES,
     ) -> DispatchOutput: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatch:
+    """An implementation of expert dispatch."""
+
+    function: DispatchFunction
+    may_drop: bool
+    """Whether it may drop pairs beyond a capacity. Training counts them. The sampler does not, so RL and evaluation
+    refuse such a dispatch, and serving computes with the ring instead."""
+
+    def __call__(self, *operands: Any, **options: Any) -> DispatchOutput:
+        return self.function(*operands, **options)
 
 
 def check_operands(x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array, experts: Experts) -> None:
