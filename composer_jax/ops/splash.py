@@ -152,16 +152,15 @@ def _kernel(interpret, window, positions_S, segments_BS, key_segments_BT, q_BSHX
             mask_function=_rule(window),
             interpret=interpret,
         )
-        # In a block with documents, padding meets padding: queries of it get a segment that no key has.
-        segment_ids = SegmentIds(jnp.where(segments_S > 0, segments_S, -1), key_segments_T)
-        return kernel(q_HSX, k_NTX, v_NTV, segment_ids, sinks_H)
+        return kernel(q_HSX, k_NTX, v_NTV, SegmentIds(segments_S, key_segments_T), sinks_H)
 
-    if sinks_H is None:
-        # The kernel divides by the sum of weights, which is 0 where a block of queries has no block of keys. A sink at
-        # the value of masked scores makes it 1 there, so that outputs are 0, and has weight 0 beside real scores.
-        sinks_H = jnp.full(q_BSHX.shape[2], splash_attention_kernel.DEFAULT_MASK_VALUE, jnp.float32)
+    # The kernel divides by the sum of weights, which is 0 where a block of queries has no block of keys. A sink at the
+    # value of masked scores makes it 1 there, so that outputs are 0, and has weight 0 beside real scores.
+    no_sinks_H = jnp.full(q_BSHX.shape[2], splash_attention_kernel.DEFAULT_MASK_VALUE, jnp.float32)
+    sinks_H = no_sinks_H if sinks_H is None else sinks_H
     q_BHSX, k_BNTX, v_BNTV = map(heads_first, (q_BSHX, k_BTNX, v_BTNV))
-    y_BHSV = jax.vmap(row)(q_BHSX, k_BNTX, v_BNTV, segments_BS, key_segments_BT)
+    # In a block with documents, padding meets padding: queries of it get a segment that no key has.
+    y_BHSV = jax.vmap(row)(q_BHSX, k_BNTX, v_BNTV, jnp.where(segments_BS > 0, segments_BS, -1), key_segments_BT)
     return heads_first(y_BHSV)
 
 

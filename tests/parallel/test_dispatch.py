@@ -12,14 +12,7 @@ from jax.sharding import PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.ops.activation import clamped_swiglu, swiglu
-from composer_jax.parallel.dispatch import (
-    DISPATCH,
-    Biases,
-    Dispatch,
-    Experts,
-    dispatch_without_drops,
-    find_dispatch,
-)
+from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
 from composer_jax.parallel.dispatch.all_to_all import send_capacity
 from composer_jax.parallel.dispatch.ragged import dispatch_through, receive_capacity
 from composer_jax.parallel.mesh import BATCH_AXES, make_mesh
@@ -315,13 +308,6 @@ def test_what_does_not_fit_is_counted_and_counts_as_gate_zero(name, sizes):
     assert_equal(actual, (y, (dx, dgates * kept, dexperts)))
 
 
-@pytest.mark.parametrize("name", DISPATCH)
-def test_a_dispatch_says_whether_it_may_drop(name):
-    _, dropped = on_mesh(name, "biases_clamped", (2, 4, 1), **CROWD, capacity_factor=0.7)
-    assert (dropped > 0) == DISPATCH[name].may_drop
-    assert dispatch_without_drops(name) == ("ring" if dropped else name)
-
-
 @pytest.mark.parametrize(
     ("arguments", "rows"),
     [
@@ -338,15 +324,7 @@ def test_capacities(arguments, rows):
     assert send_capacity(*arguments) == rows
 
 
-# -- Names and operands.
-
-
-def test_a_dispatch_is_found_by_name_or_by_import_path():
-    assert find_dispatch("all_to_all") is DISPATCH["all_to_all"]
-    bare = find_dispatch("composer_jax.parallel.dispatch.ragged:dispatch_through")
-    assert bare == Dispatch(dispatch_through, may_drop=True)
-    with pytest.raises(UserError, match="config.model.dispatch='rign' is unknown; use one of dense, ring, all_to_all"):
-        find_dispatch("rign")
+# -- Operands.
 
 
 @pytest.mark.parametrize("name", FORMS)
