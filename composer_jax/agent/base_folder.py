@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from composer_jax.agent.search.index import Embedder, SearchIndex
+from composer_jax.agent.search.index import SearchIndex
 from composer_jax.errors import UserError
 from composer_jax.sandbox.async_lazy import AsyncLazy
 
@@ -37,7 +37,8 @@ class BaseFolder:
         self._folder = folder
         self.entries: AsyncLazy[dict[str, Entry]] = AsyncLazy(self._list)
         """Path -> entry, a folder before its contents."""
-        self._indexes: dict[Embedder | None, AsyncLazy[SearchIndex]] = {}
+        self.index: AsyncLazy[SearchIndex] = AsyncLazy(self._build_index)
+        """The search index of all files."""
 
     def entry(self, path: str) -> Entry | None:
         """The entry at a path, reached through real folders only; None if there is none."""
@@ -57,16 +58,10 @@ class BaseFolder:
                 "of tasks while they are in use."
             ) from error
 
-    def index(self, embedder: Embedder | None) -> AsyncLazy[SearchIndex]:
-        """The search index of all files."""
-        if embedder not in self._indexes:
-            self._indexes[embedder] = AsyncLazy(lambda: self._build_index(embedder))
-        return self._indexes[embedder]
-
-    def _build_index(self, embedder: Embedder | None) -> SearchIndex:
+    def _build_index(self) -> SearchIndex:
         files = ((path, entry) for path, entry in self.entries.get_here().items() if entry.kind == "file")
         sizes = {path: entry.size for path, entry in files if not is_vcs_path(path)}
-        return SearchIndex.of(sizes, self.read, embedder)
+        return SearchIndex.of(sizes, self.read)
 
     def _list(self) -> dict[str, Entry]:
         if self._folder is None:

@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from composer_jax.agent import summary, todos, tools
 from composer_jax.agent.episode_clock import EpisodeClock, OutOfTime
-from composer_jax.agent.history_file import HistoryFile
-from composer_jax.agent.search import Embedder
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Kind, Node, Transcript
 from composer_jax.agent.usage import EpisodeUsage, measure_usage
@@ -132,7 +130,6 @@ async def run_episode(
     limits: EpisodeLimits,
     seed: int = 0,
     cache: ResultCache | None = None,
-    embedder: Embedder | None = None,
     images: ImagePools | None = None,
     system_prompt: str = "",
     temperature: float = 1.0,
@@ -143,12 +140,12 @@ async def run_episode(
 
     The reward is that of the grader if the policy called finish, else 0. `chat` is the format of all messages; the
     session ends what it samples at one of `chat.end_tokens`. `seed` is recorded; randomness is the session's. `cache`
-    may serve any number of episodes; each has its own results. `embedder` adds embeddings to semantic_search, which
-    otherwise compares words. Tasks with an image are played in the containers of `images` instead of `pool`.
-    `system_prompt` is the text of a system message before the instruction; "" writes none. `temperature` is that of all
-    messages; 0 is greedy. `return_routing` records the routes of all tokens in the transcript, for router replay. After
-    `episode_seconds` of tools and harness the episode ends where it is, with reward 0; sampling, waiting for a sandbox
-    and grading, which has limits of its own, do not count. The session is left open.
+    may serve any number of episodes; each has its own results. Tasks with an image are played in the containers of
+    `images` instead of `pool`. `system_prompt` is the text of a system message before the instruction; "" writes none.
+    `temperature` is that of all messages; 0 is greedy. `return_routing` records the routes of all tokens in the
+    transcript, for router replay. After `episode_seconds` of tools and harness the episode ends where it is, with
+    reward 0; sampling, waiting for a sandbox and grading, which has limits of its own, do not count. The session is
+    left open.
 
     Raises UserError for a task with an image where there are no `images`, and with return_routing for a session that
     returns no routes.
@@ -164,7 +161,7 @@ async def run_episode(
     results = cache.of_episode(task.id, seed) if cache else None
     try:
         async with task_workspace as place:
-            workspace = Workspace(task, place.pool, results, embedder, place.base, clock.paused)
+            workspace = Workspace(task, place.pool, results, place.base, clock.paused)
             return await _play_and_grade(run, workspace, place, seed, results)
     except SandboxDied as error:
         return run.episode("infrastructure", None, {}, str(error), seed)
@@ -179,7 +176,6 @@ async def _play_and_grade(
         visible_task = replace(run.task, repository=place.base)
         flags = await asyncio.to_thread(hack_monitor.find_flags, visible_task, run.calls, workspace.changes)
         run.flags = [f"{flag.name}: {flag.evidence}" for flag in flags]
-        submitted = run.history.without(workspace.changes)
         has_final_message = outcome in ("finished", "no_call")
         run.usage = await asyncio.to_thread(
             measure_usage,
@@ -189,11 +185,11 @@ async def _play_and_grade(
             has_final_message,
             workspace.todos,
             visible_task,
-            submitted,
+            workspace.changes,
         )
         if broken:
             return run.episode(outcome, 0.0, {}, broken, seed)
-        result = await grade(run.task, submitted, place.pool, cache)
+        result = await grade(run.task, workspace.changes, place.pool, cache)
     except SandboxKilled as error:
         return run.episode("killed_sandbox", 0.0, {}, f"grading: {error}", seed)
     finally:
@@ -232,7 +228,6 @@ class _Run:
     calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
     usage: EpisodeUsage = EpisodeUsage()
-    history: HistoryFile = field(default_factory=HistoryFile)
     failed_summaries: int = 0
     facts_kept: float | None = None
     facts_kept_last: float | None = None
@@ -305,7 +300,6 @@ class _Run:
 
     async def compact(self, prompt: Node, workspace: Workspace) -> bool:
         """Asks for a summary, and starts a new branch from it; False if the context has no room for one."""
-        replaced = self.transcript.path()[1:]
         self.transcript.append("summary_request", self.chat.user([self.compaction.request]))
         written = await self.sample("summary", self.compaction.max_summary_tokens)
         if written is None:
@@ -319,10 +313,9 @@ class _Run:
         self.failed_summaries += failed
         if not self.compaction.trains(failed):
             self.transcript.untrain(written)
-        path = await self.history.add(workspace, replaced, self.chat) if self.compaction.history_file else ""
         self.transcript.branch(prompt)
         plan = todos.format_plan(workspace.todos)
-        carried = summary.carry_message(self.chat, self.summaries, ids, plan, self.compaction.carry, path)
+        carried = summary.carry_message(self.chat, self.summaries, ids, plan, self.compaction.carry)
         self.transcript.append("carry", carried)
         return True
 

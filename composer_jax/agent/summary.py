@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from composer_jax.agent.prompts.summary import CARRY, HISTORY, HISTORY_FILE, PLAN, REQUEST, SUMMARY
+from composer_jax.agent.prompts.summary import CARRY, PLAN, REQUEST, SUMMARY
 from composer_jax.data.chat_format import ChatFormat
 from composer_jax.errors import UserError
 from composer_jax.tasks.task import Task
@@ -23,7 +23,7 @@ class Compaction:
     """When and how an episode's context is summarized.
 
     Raises:
-      UserError: a number below 1, an empty request, or a text to carry without the summary or the history file.
+      UserError: a number below 1, an empty request, or a text to carry without the summary.
     """
 
     trigger: int | None = None
@@ -38,11 +38,7 @@ class Compaction:
     """Longest summary in tokens; a longer one is cut."""
     carry: str = CARRY
     """Text of the user message that follows the prompt in the next branch (not published). {summary} stands for the
-    summary, {number} for the count of summaries, {plan} for the plan below its heading, {history} for the sentence on
-    the history file."""
-    history_file: bool = False
-    """Whether the messages that a summary replaces are kept in a file of the workspace, which the agent can read and
-    search and which is not graded (agent/history_file.py)."""
+    summary, {number} for the count of summaries, {plan} for the plan below its heading."""
     train_failed_summaries: bool = True
     """Whether a failed summary is trained: one that was cut, or that has no text after the model's thinking. The rest
     of its episode is trained either way."""
@@ -56,11 +52,6 @@ class Compaction:
             raise UserError("compaction.request is empty; give the text that asks for a summary")
         if SUMMARY not in self.carry:
             raise UserError(f"compaction.carry={self.carry!r} lacks {SUMMARY}, which stands for the summary; add it")
-        if self.history_file and HISTORY not in self.carry:
-            raise UserError(
-                f"compaction.history_file needs {HISTORY} in compaction.carry={self.carry!r}, which tells the agent "
-                "where the file is; add it"
-            )
         for name in ("trigger", "max_segments", "max_summary_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -76,7 +67,7 @@ class Compaction:
 
 
 def carry_message(
-    chat: ChatFormat, number: int, summary: Sequence[int], plan: str = "", carry: str = CARRY, history: str = ""
+    chat: ChatFormat, number: int, summary: Sequence[int], plan: str = "", carry: str = CARRY
 ) -> list[int]:
     """Returns the user message that a new branch starts with, after the prompt.
 
@@ -86,11 +77,9 @@ def carry_message(
         message of another role. What the model thought before it is left out, too (ChatFormat.without_thinking).
       plan: the agent's to-do list (todos.plan), cut to MAX_PLAN_CHARACTERS.
       carry: as in Compaction.
-      history: path of the history file; "" without one.
     """
-    history_text = HISTORY_FILE.replace("{path}", history) if history else ""
     plan_text = f"{PLAN}{plan[:MAX_PLAN_CHARACTERS]}" if plan else ""
-    values = {"{number}": str(number), HISTORY: history_text, "{plan}": plan_text}  # the plan last: it is any text
+    values = {"{number}": str(number), "{plan}": plan_text}  # the plan last: it is any text
     before, after = carry.split(SUMMARY, 1)
     for name, value in values.items():
         before, after = before.replace(name, value), after.replace(name, value)

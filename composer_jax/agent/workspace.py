@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from composer_jax.agent.base_folder import Kind, is_vcs_path, open_base_folder
-from composer_jax.agent.search import Embedder, Hit, SearchIndex, search
+from composer_jax.agent.search import Hit, SearchIndex, search
 from composer_jax.agent.todos import Todo
 from composer_jax.errors import UserError
 from composer_jax.sandbox import (
@@ -49,7 +49,6 @@ class Workspace:
         task: Task,
         pool: SandboxPool | None,
         cache: EpisodeCache | None = None,
-        embedder: Embedder | None = None,
         base: Path | None = None,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
@@ -62,7 +61,6 @@ class Workspace:
         self._task = task
         self._pool = pool
         self._cache = cache
-        self._embedder = embedder
         self._waiting = waiting
         self._base = open_base_folder(base or task.repository)
         self._room = min(MAX_CHANGED, pool.limits.workspace_mb << 19) if pool else MAX_CHANGED
@@ -76,7 +74,7 @@ class Workspace:
         self._shell_was_lost = False  # since the last shell command
         self._unsent: set[str] = set()  # paths that changed here and not yet in the sandbox
         self._folders: set[str] | None = None  # folders that hold changes; None: not computed
-        self._changed_index: tuple[dict[str, Change], SearchIndex] = ({}, SearchIndex((), None))
+        self._changed_index: tuple[dict[str, Change], SearchIndex] = ({}, SearchIndex(()))
 
     # Reading.
 
@@ -203,7 +201,7 @@ class Workspace:
 
     async def search(self, query: str, under: str, limit: int) -> list[Hit]:
         """The best chunks of the current files for a query. under: a file or folder to search in; "" for all."""
-        base = await self._base.index(self._embedder).get()
+        base = await self._base.index.get()
         changes = dict(self.changes)
         return await asyncio.to_thread(self._search, base, changes, query, under, limit)
 
@@ -320,10 +318,10 @@ class Workspace:
             texts = {path: change.data for path, change in changes.items() if change.kind == "file"}
             files = {path: data for path, data in texts.items() if not is_vcs_path(path)}
             sizes = {path: len(data) for path, data in files.items()}
-            index = SearchIndex.of(sizes, files.__getitem__, self._embedder)
+            index = SearchIndex.of(sizes, files.__getitem__)
             self._changed_index = changes, index
         hidden = [path for path in base.numbers if path in changes or _is_hidden(path, changes)] if changes else []
-        return search(query, base, hidden, index, self._embedder, under=under, limit=limit)
+        return search(query, base, hidden, index, under=under, limit=limit)
 
 
 class _Files(Mapping[str, bytes]):

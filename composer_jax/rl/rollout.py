@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from absl import logging
 
 from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
-from composer_jax.agent.search import Embedder
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Transcript
 from composer_jax.data.chat_format import ChatFormat
@@ -49,8 +48,6 @@ class RolloutContext:
     cache: ResultCache
     infrastructure_retries: int = 2
     """Further attempts at an episode that was lost; it is not scored if all attempts are lost."""
-    embedder: Embedder | None = None
-    """Embeds text for the tool semantic_search (run_episode)."""
     images: ImagePools | None = None
     """Containers for tasks with an image; None refuses such tasks."""
     system_prompt: str = ""
@@ -173,7 +170,6 @@ async def _attempt(spec: EpisodeSpec, seed: int, session: "_WatchedSession", con
             compaction=spec.compaction,
             limits=context.limits,
             cache=context.cache,
-            embedder=context.embedder,
             images=context.images,
             system_prompt=context.effort.system_prompt(spec.effort, context.system_prompt),
             temperature=context.temperature,

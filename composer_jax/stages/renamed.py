@@ -46,8 +46,9 @@ REMOVED: dict[str, str] = {
     "rl.reward.zeroed": "the columns flag_NAME count flags; give one a price as a behaviour of your own "
     "(rl.reward.behaviors)",
     "rl.reward.penalties.comment_limit": "use the limit of 0.5, or a behaviour of your own (rl.reward.behaviors)",
+    "agent.compactions.NAME.history_file": "a summary keeps what its request asks for (request)",
 }
-"""Field or section -> what to use instead, as the end of the sentence "FIELD is gone: ..."."""
+"""Field or section -> what to use instead, as the end of the sentence "FIELD is gone: ...". NAME is any name."""
 
 
 def outdated_field(path: str) -> str:
@@ -58,8 +59,10 @@ def outdated_field(path: str) -> str:
         name = ".".join(parts[:end])
         if name in RENAMED:
             return f"{name} is now {RENAMED[name]}"
-        if name in REMOVED:
-            return f"{name} is gone: {REMOVED[name]}"
+        for gone, instead in REMOVED.items():
+            of_gone = gone.split(".")
+            if len(of_gone) == end and all(a in ("NAME", b) for a, b in zip(of_gone, parts, strict=False)):
+                return f"{name} is gone: {instead}"
     return ""
 
 

@@ -63,14 +63,6 @@ def test_a_config_words_what_is_carried(tok, chat_format):
         Compaction(100, carry="So far.")
 
 
-def test_the_place_of_the_history_file_follows_the_plan(tok, chat_format):
-    carried = summary.carry_message(chat_format, 1, tok.encode("rate"), "[ ] {history}", history=".conversation/a.txt")
-    history = "History: .conversation/a.txt has all earlier messages; search it for what the summary lacks."
-    assert tok.decode(carried) == f"<|user|>Summary 1:\nrate\nPlan:\n[ ] {{history}}\n{history}<|end|>"
-    with pytest.raises(UserError, match="compaction.history_file needs {history} in compaction.carry='{summary}.'"):
-        Compaction(100, carry="{summary}.", history_file=True)
-
-
 def test_a_summary_has_failed_if_it_was_cut_or_says_nothing(tok, chat_format):
     text = tok.encode("all read")
     assert not summary.is_failed(chat_format, [*text, tok.end])

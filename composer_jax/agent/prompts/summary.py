@@ -7,17 +7,11 @@ REQUEST = (
 """The user message that asks for a summary (not published)."""
 
 SUMMARY = "{summary}"
-"""Stands for the summary in CARRY, which also may have {number}, the count of summaries, {plan}, the plan below its
-heading or nothing, and {history}, the place of the history file or nothing."""
+"""Stands for the summary in CARRY, which also may have {number}, the count of summaries, and {plan}, the plan below its
+heading or nothing."""
 
-HISTORY = "{history}"
-"""Stands for the sentence HISTORY_FILE in CARRY, or for nothing without such a file."""
-
-CARRY = f"Summary {{number}}:\n{SUMMARY}{{plan}}{HISTORY}"
+CARRY = f"Summary {{number}}:\n{SUMMARY}{{plan}}"
 """The user message that a new branch starts with (not published)."""
 
 PLAN = "\nPlan:\n"
 """The heading of the plan (not published)."""
-
-HISTORY_FILE = "\nHistory: {path} has all earlier messages; search it for what the summary lacks."
-"""The sentence on the history file (not published). {path} stands for its path."""

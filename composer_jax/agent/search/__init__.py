@@ -1,5 +1,5 @@
-"""Semantic search over the text of a workspace: chunks, words, BM25, and vectors where there is an embedder."""
+"""Semantic search over the text of a workspace: chunks, words and BM25."""
 
-from composer_jax.agent.search.index import Embedder, Hit, SearchIndex, search
+from composer_jax.agent.search.index import Hit, SearchIndex, search
 
-__all__ = ["Embedder", "Hit", "SearchIndex", "search"]
+__all__ = ["Hit", "SearchIndex", "search"]

@@ -1,4 +1,4 @@
-"""BM25 over chunks of code, fused with vectors where there is an embedder.
+"""BM25 over chunks of code.
 
 An index is immutable. A repository has one index, and the changed files of an episode have a small one of their own.
 A search over both, without the files of the first that have changed, scores as one index of all files would.
@@ -7,7 +7,6 @@ A search over both, without the files of the first that have changed, scores as 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -15,14 +14,6 @@ from composer_jax.agent.search import words
 from composer_jax.agent.search.chunks import MAX_BYTES, Chunk, split_chunks
 
 K1, B = 1.2, 0.75  # Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009), section 3.2
-FUSION = 60  # Cormack, Clarke and Buettcher, Reciprocal Rank Fusion (SIGIR 2009)
-FUSED = 100  # entries of each ranking that are fused
-
-
-class Embedder(Protocol):
-    """Texts to vectors, float[n, d]; the closer two texts in meaning, the larger the cosine. Called in threads."""
-
-    def __call__(self, texts: Sequence[str], /) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -34,9 +25,9 @@ class Hit:
 
 
 class SearchIndex:
-    """Chunks, their words and their vectors. numbers: path -> the numbers of the file's chunks."""
+    """Chunks and their words. numbers: path -> the numbers of the file's chunks."""
 
-    def __init__(self, chunks: Iterable[Chunk], embedder: Embedder | None):
+    def __init__(self, chunks: Iterable[Chunk]):
         self.chunks = list(chunks)
         self.numbers: dict[str, list[int]] = defaultdict(list)
         postings: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
@@ -54,17 +45,12 @@ class SearchIndex:
             word: (np.array(numbers, np.int32), np.array(counts, np.int32))
             for word, (numbers, counts) in postings.items()
         }
-        self.vectors = None
-        if embedder is not None and self.chunks:
-            self.vectors = _unit(embedder([chunk.text for chunk in self.chunks]))
 
     @classmethod
-    def of(
-        cls, sizes: Mapping[str, int], read: Callable[[str], bytes], embedder: Embedder | None = None
-    ) -> "SearchIndex":
+    def of(cls, sizes: Mapping[str, int], read: Callable[[str], bytes]) -> "SearchIndex":
         """The index of files by their sizes in bytes; files over MAX_BYTES are not read."""
         paths = sorted(path for path, size in sizes.items() if size <= MAX_BYTES)
-        return cls((chunk for path in paths for chunk in split_chunks(path, read(path))), embedder)
+        return cls(chunk for path in paths for chunk in split_chunks(path, read(path)))
 
     def posting(self, word: str) -> tuple[np.ndarray, np.ndarray]:
         """(numbers of the chunks with a word, its count in each)."""
@@ -79,15 +65,13 @@ def search(
     base: SearchIndex,
     hidden: Collection[str],
     changed: SearchIndex,
-    embedder: Embedder | None = None,
     *,
     under: str = "",
     limit: int = 10,
 ) -> list[Hit]:
     """The best chunks of `base`, without the files in `hidden`, and of `changed`.
 
-    under: restricts the search to this file, or to files below this folder. Only an embedder finds chunks without any
-    word of the query.
+    under: restricts the search to this file, or to files below this folder.
     """
     alive = np.ones(len(base.chunks), bool)
     for path in hidden:
@@ -99,15 +83,7 @@ def search(
         allowed &= np.array([c.path == under or c.path.startswith(f"{under}/") for c in pool], bool)
 
     scores = np.where(allowed, np.concatenate(_bm25(words.split_words(query), (base, changed), masks)), 0.0)
-    order = _ranked(scores, pool)
-    if embedder is not None and pool:
-        closeness = np.where(allowed, np.concatenate(_cosines(query, (base, changed), embedder)), 0.0)
-        scores = np.zeros(len(pool))
-        for ranking in (order, _ranked(closeness, pool)):
-            for place, number in enumerate(ranking[:FUSED], 1):
-                scores[number] += 1 / (FUSION + place)
-        order = _ranked(scores, pool)
-    return [Hit(pool[number], float(scores[number])) for number in order[:limit]]
+    return [Hit(pool[number], float(scores[number])) for number in _ranked(scores, pool)[:limit]]
 
 
 def _bm25(query: list[str], parts: Sequence[SearchIndex], masks: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -127,19 +103,9 @@ def _bm25(query: list[str], parts: Sequence[SearchIndex], masks: Sequence[np.nda
     return scores
 
 
-def _cosines(query: str, parts: Sequence[SearchIndex], embedder: Embedder) -> list[np.ndarray]:
-    [vector] = _unit(embedder([query]))
-    return [np.zeros(0) if part.vectors is None else part.vectors @ vector for part in parts]
-
-
 def _ranked(scores: np.ndarray, pool: Sequence[Chunk]) -> list[int]:
     """Numbers of the chunks with a score above zero, best first; ties by path and line."""
     positive = np.flatnonzero(scores > 0)
     return sorted(
         positive.tolist(), key=lambda number: (-round(scores[number], 9), pool[number].path, pool[number].start)
     )
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    vectors = np.asarray(vectors, np.float32)
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

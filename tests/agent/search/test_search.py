@@ -1,9 +1,7 @@
 """Search: words and chunks of code, BM25 against its formula, changes against a new index."""
 
 import math
-import re
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,17 +11,16 @@ from composer_jax.agent.search.chunks import LONG, MAX_BYTES, STEP, WINDOW, spli
 from composer_jax.agent.search.index import K1, B
 from composer_jax.agent.search.words import split_words
 
-EMPTY = SearchIndex((), None)
+EMPTY = SearchIndex(())
 
 
-def index_of(files, embedder=None):
+def index_of(files):
     sizes = {path: len(text) for path, text in files.items()}
-    return SearchIndex.of(sizes, lambda path: files[path].encode(), embedder)
+    return SearchIndex.of(sizes, lambda path: files[path].encode())
 
 
-def paths_of(query, files, embedder=None, **options):
-    index = index_of(files, embedder)
-    return [hit.chunk.path for hit in search(query, index, (), EMPTY, embedder, **options)]
+def paths_of(query, files, **options):
+    return [hit.chunk.path for hit in search(query, index_of(files), (), EMPTY, **options)]
 
 
 def test_words_are_identifiers_and_their_parts():
@@ -124,46 +121,9 @@ def test_a_search_with_changes_scores_as_a_new_index_of_all_files(files, changed
     def scores_of(hits):
         return [(hit.chunk, round(hit.score, 6)) for hit in hits]
 
-    for embedder in (None, Shapes()):
-        parts = search("rate sky", index_of(files, embedder), hidden, index_of(changed, embedder), embedder)
-        assert scores_of(parts) == scores_of(search("rate sky", index_of(now, embedder), (), EMPTY, embedder))
+    parts = search("rate sky", index_of(files), hidden, index_of(changed))
+    assert scores_of(parts) == scores_of(search("rate sky", index_of(now), (), EMPTY))
 
 
-class Shapes:
-    """A small embedder of hashed letter triples, so that misspelled words are near."""
-
-    def __init__(self):
-        self.embedded = 0
-
-    def __call__(self, texts):
-        self.embedded += len(texts)
-        vectors = np.zeros((len(texts), 512), np.float32)
-        for row, text in zip(vectors, texts, strict=True):
-            letters = re.sub(r"[^a-z]+", " ", text.lower())
-            for start in range(len(letters) - 2):
-                row[hash_of(letters[start : start + 3]) % 512] += 1
-        return vectors
-
-
-def hash_of(text):
-    value = 0
-    for character in text:
-        value = value * 31 + ord(character)
-    return value
-
-
-def test_an_embedder_finds_chunks_that_share_no_word_with_the_query():
-    embedder = Shapes()
+def test_a_query_without_a_word_of_the_files_finds_nothing():
     assert paths_of("convertion of amonts", FILES) == []
-    assert paths_of("convertion of amonts", FILES, embedder)[0] in ("money.py", "README.md")
-    both = paths_of("port parsing of a headr line", FILES, embedder)
-    assert both[0] == "web/http.py" and "web/server.py" in both
-
-
-def test_only_changed_files_are_embedded_again():
-    embedder = Shapes()
-    base = index_of(FILES, embedder)
-    before = embedder.embedded
-    changed = index_of({"money.py": "def sell():\n    return 1\n"}, embedder)
-    hits = search("sell", base, {"money.py"}, changed, embedder)
-    assert hits[0].chunk.name == "sell" and embedder.embedded == before + 2

@@ -13,7 +13,7 @@ from composer_jax.rl.workers.messages import spec_from_json, spec_to_json
 from composer_jax.rl.workers.worker_setup import WorkerSetup
 from tests.rl.workers.seeded_policy import worker_setup
 
-OF_THE_MACHINE = {"chat", "pool", "limits", "cache", "infrastructure_retries", "embedder", "images"}
+OF_THE_MACHINE = {"chat", "pool", "limits", "cache", "infrastructure_retries", "images"}
 """Fields of a RolloutContext that a worker makes, or that the trainer's WorkerPool decides."""
 
 

@@ -1,21 +1,17 @@
-"""Episodes whose replaced messages stay in a file, and episodes with failed summaries."""
+"""Episodes with failed summaries, and with summaries that are not trained."""
 
 import asyncio
 
 import pytest
 
 from composer_jax.agent.episode import EpisodeLimits, run_episode
-from composer_jax.agent.history_file import HistoryFile
 from composer_jax.agent.summary import FACTS, Compaction
-from composer_jax.agent.workspace import Workspace
 from composer_jax.data import chat
 from composer_jax.data.chat import ToolCall
 from composer_jax.tasks import ScriptGrader, Task
-from tests.agent.conftest import task_of
 
 FINISH = ToolCall("finish", {})
 READ = ToolCall("read_file", {"path": "a.txt"})
-HISTORY = ".conversation/history.txt"
 # Full marks for a workspace with exactly the files a.txt and b.txt.
 COUNTS = '[ "$(find . -type f | sort | tr "\\n" " ")" = "./a.txt ./b.txt " ] && echo 1 > /logs/verifier/reward.txt'
 
@@ -45,54 +41,7 @@ def play(tok, chat_format, pool, scripted_session, tmp_path):
     return run
 
 
-WRITE = ToolCall("shell", {"command": f"cat {HISTORY} > /dev/null; echo b > b.txt; find . -type f | sort"})
-SEARCH = ToolCall("grep", {"pattern": "47", "path": HISTORY})
-SHOW = ToolCall("read_file", {"path": HISTORY})
-
-
-def test_the_agent_reads_and_searches_what_it_forgot_and_the_grade_does_not_see_it(play):
-    """Tools and commands see the file; the grading workspace has the agent's files only."""
-    episode, shown = play(READ, "all read", SEARCH, "number = 47", SHOW, "go on", WRITE, FINISH, history_file=True)
-    assert (episode.summaries, episode.failed_summaries) == (3, 0)
-    carries = [text for text in shown if text.startswith("<|user|>Summary")]
-    assert f"Summary 1:\nall read\nHistory: {HISTORY} has all earlier messages" in carries[0]
-    answers = [text for text in shown if text.startswith("<|tool|>")]
-    assert "the number is 47" in answers[1] and HISTORY in answers[1]
-    for text in ('read_file {"path":"a.txt"}', "[tool]", "[carry]", "Summary 1:", 'grep {"pattern":"47"'):
-        assert text in answers[2]
-    assert "Do it." not in answers[2], "the prompt is in every branch"
-    assert HISTORY in answers[3] and "./b.txt" in answers[3]
-    assert episode.reward == 1.0 and episode.flags == []
-    assert episode.usage.changed_files == 1
-
-
-def test_without_the_option_there_is_no_file(play):
-    episode, shown = play(READ, "all read", WRITE, FINISH)
-    assert not any("History" in text for text in shown) and episode.reward == 1.0
-
-
-def test_the_folder_is_one_that_the_workspace_does_not_have(pool, chat_format):
-    async def add(files):
-        workspace, history = Workspace(task_of(files), pool), HistoryFile()
-        paths = [await history.add(workspace, [], chat_format) for _ in range(2)]
-        return workspace, history, paths
-
-    workspace, history, paths = asyncio.run(add({".conversation/a.py": "x", ".conversation1": "y", "b": "z"}))
-    assert paths == [".conversation2/history.txt"] * 2
-    assert set(history.without(workspace.changes)) == {".conversation/a.py", ".conversation1", "b"}
-    assert HistoryFile().without(workspace.changes) == workspace.changes
-
-
-def test_a_link_in_its_place_leaves_the_agent_without_the_file(pool, chat_format):
-    async def add():
-        workspace, history = Workspace(task_of({}), pool), HistoryFile()
-        first = await history.add(workspace, [], chat_format)
-        await workspace.shell("rm -r .conversation; ln -s /tmp .conversation", 5)
-        second = await history.add(workspace, [], chat_format)
-        await workspace.close()
-        return first, second, history.without(workspace.changes)
-
-    assert asyncio.run(add()) == (HISTORY, "", {})
+WRITE = ToolCall("shell", {"command": "echo b > b.txt; find . -type f | sort"})
 
 
 @pytest.mark.parametrize("train", [True, False])
