@@ -17,6 +17,7 @@ from composer_jax.scale.programs import (
     LOOP_COUNTS,
     Program,
     Step,
+    arrays_in,
     bytes_per_device,
     check_stage,
     expert_buffer_occupancy,
@@ -137,6 +138,9 @@ def plan_step(
         "bytes_per_chip": programs[largest_program],
         "largest_program": largest_program,
         "bytes_per_chip_by_program": programs,
+        "host_bytes_per_chip": max(
+            bytes_per_device(arrays_in(program.resident, host=True)) for program in placed.step.programs.values()
+        ),
         **predicted,
         "compiled_communication": communication,
         "compile_seconds": sum(result.seconds for result in compiled.values()),
@@ -208,10 +212,11 @@ def _predicted(placed: PlacedStep, jaxprs: Mapping[str, Any]) -> dict[str, Any]:
 
 def memory_breakdown(program: Program, memory: Memory | OutOfMemory, limit: float) -> dict[str, Any]:
     """Returns the bytes of one device by purpose: resident arrays, outputs, temporaries, and other (padding)."""
-    parts = {name: bytes_per_device(tree) for name, tree in program.resident.items()}
+    on_device = lambda tree: bytes_per_device(arrays_in(tree, host=False))  # noqa: E731
+    parts = {name: on_device(tree) for name, tree in program.resident.items()}
     for name, tree in program.outputs.items():
-        parts[name] = parts.get(name, 0.0) + bytes_per_device(tree)
-    arguments, outputs = bytes_per_device(program.arguments), bytes_per_device(program.outputs)
+        parts[name] = parts.get(name, 0.0) + on_device(tree)
+    arguments, outputs = on_device(program.arguments), on_device(program.outputs)
     if isinstance(memory, OutOfMemory):
         # The compiler's number includes arguments and results; without a number the temporaries are unknown.
         needed = memory.needed if memory.needed is not None else arguments + outputs

@@ -30,7 +30,7 @@ from composer_jax.sampler.limits import make_limits
 from composer_jax.sampler.programs import decode_program, prefill_program
 from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.stages.config import RunConfig
-from composer_jax.train.learner import Learner
+from composer_jax.train.learner import HOST_MEMORY, Learner
 from composer_jax.train.losses import Loss, make_loss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from composer_jax.train.teacher_kl import slot_shapes
@@ -138,10 +138,15 @@ def expert_buffer_occupancy(config: ModelConfig, mesh: Mesh) -> float:
 
 
 def bytes_per_device(tree: Any) -> float:
-    """Returns the bytes of a tree of sharded arrays on one device."""
+    """Returns the bytes of one device's shards of a tree of arrays, in its own and in the host's memory."""
     return float(
         sum(math.prod(a.sharding.shard_shape(a.shape)) * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
     )
+
+
+def arrays_in(tree: Any, *, host: bool) -> list[Any]:
+    """Returns the arrays of a tree that lie in the host's memory (optimizer.offload), or those that do not."""
+    return [a for a in jax.tree.leaves(tree) if (a.sharding.memory_kind == HOST_MEMORY) == host]
 
 
 def _language_step(config: RunConfig, stage: str, mesh: Mesh) -> Step:
@@ -183,10 +188,6 @@ def _training_step(
     resident. route_shape: (L, k) where routes are replayed. feedback_slots: rl.feedback.tokens_per_row, or 0 where
     there is no feedback.
     """
-    if optimizer.offload:
-        raise NotImplementedError(
-            "optimizer.offload: copies between a TPU and its host are not predicted; leave it out."
-        )
     for rows, tokens in shapes:
         _check_batch(rows, tokens, config, mesh, names)
     model_def = ModelDef(config)

@@ -1,5 +1,6 @@
 """Memory breakdowns, the compiler's messages, slices, and wrong requests."""
 
+import dataclasses
 import sys
 
 import jax
@@ -15,6 +16,7 @@ from composer_jax.scale.network import Network, Span
 from composer_jax.scale.plan import memory_breakdown, plan_stage
 from composer_jax.scale.programs import Program
 from composer_jax.scale.topology import Slice, tpu_slice
+from composer_jax.train.learner import HOST_MEMORY
 from tests.scale.configuration import small_config
 
 REPLICATED = NamedSharding(make_mesh(data=8), PartitionSpec())
@@ -44,6 +46,15 @@ def test_memory_is_resident_arrays_outputs_and_temporaries():
         "total": 147,
         "limit": 1000,
     }
+
+
+def test_arrays_in_the_hosts_memory_take_none_of_the_device():
+    in_host = jax.ShapeDtypeStruct((20,), np.int8, sharding=REPLICATED.with_memory_kind(HOST_MEMORY))
+    program = dataclasses.replace(
+        PROGRAM, arguments=(*PROGRAM.arguments, in_host), resident={**PROGRAM.resident, "optimizer": in_host}
+    )
+    memory = memory_breakdown(program, Memory(arguments=16.0, outputs=11.0, temporary=100.0), 1000.0)
+    assert (memory["optimizer"], memory["other"], memory["total"]) == (0, 3 + 1, 127)
 
 
 def test_out_of_memory_has_the_compilers_numbers():

@@ -8,7 +8,7 @@ import pytest
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.scale.programs import stage_steps
+from composer_jax.scale.programs import arrays_in, bytes_per_device, stage_steps
 from composer_jax.stages.config import run_config
 from composer_jax.train.learner import HOST_MEMORY, Learner
 from composer_jax.train.loop import restore_state, save_state
@@ -71,8 +71,15 @@ def test_a_checkpoint_returns_to_host_memory(tmp_path):
     chex.assert_trees_all_equal(jax.device_get(continued), jax.device_get(expected))
 
 
-def test_the_planner_does_not_predict_copies_to_the_host():
-    run = run_config(small_config(pretrain__optimizer__offload=True))
+def test_the_planner_counts_the_state_in_the_hosts_memory():
     mesh = make_mesh(data=4, expert=2)
-    with pytest.raises(NotImplementedError, match=r"optimizer.offload: .* leave it out"):
-        stage_steps(run, "pretrain", lambda _: mesh)
+
+    def resident(offload):
+        run = run_config(small_config(pretrain__optimizer__offload=offload))
+        return stage_steps(run, "pretrain", lambda _: mesh)["train"].programs["gradient"].resident
+
+    on_device, in_host = resident(False), resident(True)
+    assert arrays_in(on_device, host=True) == []
+    moved, params = bytes_per_device(arrays_in(in_host, host=True)), bytes_per_device(on_device["params"])
+    assert moved == 4 * params  # of bfloat16: two moments, and a master of float32
+    assert bytes_per_device(arrays_in(in_host, host=False)) == bytes_per_device(on_device) - moved
