@@ -1,7 +1,9 @@
-"""Kimi K2.5 (1.03 trillion parameters) on 1,024 TPU v5p.
+r"""Kimi K2.5 (1.03 trillion parameters) on 1,024 TPU v5p, or on 512 with the moments in the hosts' memory.
 
     python -m launch.compile --config=kimi_k2_5:32k --topology=v5p:8x8x16 --stage=pretrain
     python -m launch.compile --config=kimi_k2_5:phases --topology=v5p:8x8x16 --stage=long_context
+    python -m launch.compile --config=kimi_k2_5:32k --topology=v5p:8x8x8 --stage=pretrain \
+        --config.pretrain.batch_size=256 --config.pretrain.optimizer.offload=true
 
 The architecture is the published one (models/presets.py). Layout, batch and optimizer are ours (not published).
 """
