@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -25,13 +26,14 @@ from composer_jax.sampler.request_checks import check_request
 from composer_jax.sampler.request_table import RequestTable
 from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.sampler.run_schedule import run_schedule
-from composer_jax.sampler.runner import Runner
+from composer_jax.sampler.runner import RowScores, Runner
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import Schedule
 from composer_jax.sampler.session import EngineSession
 from composer_jax.sampler.several_processes import Leader, OnCall, WeightsOfVersion, follow
 from composer_jax.sampler.stats import SamplerStats, read_stats
 from composer_jax.sampler.watchdog import Activity, Watchdog
+from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.sampler.weight_update import UpdateMode, WeightUpdate
 
 PauseMode = Literal["keep", "wait", "abort"]
@@ -72,12 +74,11 @@ class Sampler:
             )
         self.definition, self.mesh, self.config = definition, mesh, config
         self.end_tokens, self.decode = tuple(end_tokens), decode
-        self.version = -1
-        self.decoded_tokens = self.prefilled_tokens = 0
-        self.busy_seconds = 0.0
-        self.is_serving = False
+        self.version, self.is_serving = -1, False
+        self.decoded_tokens, self.prefilled_tokens, self.busy_seconds = 0, 0, 0.0
         self.limits = make_limits(config, batch_shards(mesh), definition.config)
         self._runner = Runner(definition, mesh, config, self.limits, self.end_tokens)
+        self.learner_checksums = self._runner.checksum_program.of_learner
         self._scheduler = Scheduler(self.limits)
         self._requests = RequestTable(self._scheduler, self._runner)
         self._update: WeightUpdate | None = None
@@ -87,16 +88,30 @@ class Sampler:
 
     # -- weights -------------------------------------------------------------------------------------------------
 
-    def update(self, params: Params, router_bias: Params, version: int, *, copy: bool = True) -> None:
+    def update(
+        self,
+        params: Params,
+        router_bias: Params,
+        version: int,
+        *,
+        copy: bool = True,
+        checksums: WeightChecksums | None = None,
+    ) -> None:
         """Installs the weights in this sampler's layout and dtypes; later tokens carry `version`.
 
         What is cached is forgotten. Call it while the sampler is not serving.
 
-        copy: False shares the arrays that have this layout and dtype already; the caller then never donates them.
+        Args:
+          copy: False shares the arrays that have this layout and dtype already; the caller then never donates them.
+          checksums: of this version, from `learner_checksums` when it was made; None takes those of `params`.
+
+        Raises:
+          ValueError: weights of another network.
+          UserError: what would be installed has other checksums; the old weights stay.
         """
         if self.is_serving:
             raise RuntimeError("this sampler is serving; use update_serving inside the block")
-        self._runner.install(params, router_bias, copy=copy)
+        self._runner.install(params, router_bias, version, copy=copy, checksums=checksums)
         self._scheduler.recompute()
         self.version = version
 
@@ -114,6 +129,7 @@ class Sampler:
         *,
         mode: UpdateMode = "recompute",
         copy: bool = True,
+        checksums: WeightChecksums | None = None,
     ) -> None:
         """Installs weights between two device calls of a serving; returns when later tokens carry `version`.
 
@@ -121,18 +137,30 @@ class Sampler:
           mode: "recompute": running requests go on with contexts that the new weights compute again. "keep": they go on
             with what the old weights computed, as do sessions that are open (PipelineRL, arXiv 2509.19128). "drain":
             running requests end with the old weights first, while others wait.
+          copy, checksums: as for `update`.
 
         Raises:
           RuntimeError: the sampler does not serve, or another update waits for running requests to end.
+          ValueError, UserError: as from `update`. The serving goes on; over several processes, it ends.
         """
         if not self.is_serving or self._update is not None:
             reason = "another update is waiting" if self.is_serving else "this sampler is not serving; call update"
             raise RuntimeError(reason)
         self._raise_if_ended()
         done = asyncio.get_running_loop().create_future()
-        self._update = WeightUpdate(params, router_bias, version, mode, copy, done)
+        self._update = WeightUpdate(params, router_bias, version, mode, copy, checksums, done)
         self._work.set()
         await done
+
+    def score(self, tokens: Sequence[int]) -> RowScores:
+        """See Runner.score. A sampler that serves must be paused."""
+        assert self.is_paused or not self.is_serving, "device calls of a serving would mix with those of the row"
+        return self._runner.score(tokens)
+
+    @property
+    def checksums(self) -> WeightChecksums:
+        """Those of the weights that the sampler holds; none before the first update."""
+        return () if self._runner.installed is None else self._runner.installed[1]
 
     def reset_prefix_cache(self) -> None:
         """Forgets all that is cached; running requests compute their contexts again. For measurements."""
@@ -212,8 +240,7 @@ class Sampler:
         self._error: Exception | None = None
         self._leaving, self._work, self._session_closed = False, asyncio.Event(), asyncio.Event()
         self._pause_mode: PauseMode | None = None
-        self._will_resume = False
-        self._paused = asyncio.Event()
+        self._will_resume, self._paused = False, asyncio.Event()
         self._sessions: set[EngineSession] = set()
         self._n_ahead = 0
         self.is_serving = True
@@ -278,7 +305,7 @@ class Sampler:
             if ahead:
                 self._n_ahead -= 1
                 self._session_closed.set()  # the others may open again, once nobody is ahead of them
-        session = EngineSession(self, seed, self._close_in(self._sessions))
+        session = EngineSession(self, seed, functools.partial(self._close, self._sessions))
         self._sessions.add(session)
         return session
 
@@ -293,24 +320,19 @@ class Sampler:
         tokens, params = [int(token) for token in request.tokens], request.params
         budget = check_request(tokens, params, self.definition.config, self.config.capacity, self.decode)
         future = asyncio.get_running_loop().create_future()
-        handle = RequestHandle(
-            dataclasses.replace(request, tokens=tokens), budget, self.end_tokens, self.decode, future
-        )
+        request = dataclasses.replace(request, tokens=tokens)
+        handle = RequestHandle(request, budget, self.end_tokens, self.decode, future)
         self._requests.add(handle)
         future.add_done_callback(lambda _: self._work.set())  # a cancelled one frees its pages
         self._work.set()
         return handle
 
-    def _close_in(self, sessions: set[EngineSession]) -> Callable[[EngineSession], None]:
-        """What closes a session of this serving, also after its end."""
-
-        def close(session: EngineSession) -> None:
-            sessions.discard(session)
-            self._requests.close(session.lease)
-            self._session_closed.set()
-            self._work.set()
-
-        return close
+    def _close(self, sessions: set[EngineSession], session: EngineSession) -> None:
+        """Closes one of the sessions of a serving, also after its end."""
+        sessions.discard(session)
+        self._requests.close(session.lease)
+        self._session_closed.set()
+        self._work.set()
 
     def _raise_if_ended(self) -> None:
         if self._error is not None:
@@ -361,8 +383,8 @@ class Sampler:
             self._error, self._calls = reason, None
             self._session_closed.set()
             self._paused.set()
-            if self._update is not None and not self._update.done.done():
-                self._update.done.set_exception(reason)
+            if self._update is not None:
+                self._update.resolve(reason)
             self._update = None
             self._requests.fail_all(reason)
 
@@ -380,21 +402,11 @@ class Sampler:
         return self._pause_mode is not None and not (self._pause_mode == "wait" and self._scheduler.running)
 
     async def _apply(self, update: WeightUpdate) -> None:
-        """Installs weights. Weights that cannot be installed raise in update_serving, and the old ones stay."""
-        try:
-            await asyncio.to_thread(
-                self._leader.install, update.params, update.router_bias, update.version, copy=update.copy
-            )
-        except Exception as error:
-            if self._leader.has_followers:  # which may have the new ones
-                raise
-            if not update.done.done():
-                update.done.set_exception(error)
+        if not await update.install(self._leader):
             return
         if update.mode == "keep":
             self._scheduler.keep_running()
         else:
             self._scheduler.recompute()
         self.version = update.version
-        if not update.done.done():
-            update.done.set_result(None)
+        update.resolve()

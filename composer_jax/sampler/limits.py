@@ -6,6 +6,9 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.sequence import Limits
 
+MOST_SCORED = 64
+"""Tokens of a row that Runner.score can score."""
+
 
 def make_limits(config: SamplerConfig, shards: int, model: ModelConfig) -> Limits:
     """Returns the sizes of a scheduler over `shards` devices.
@@ -23,7 +26,9 @@ def make_limits(config: SamplerConfig, shards: int, model: ModelConfig) -> Limit
     n_pages = max(-(-cache_tokens // page), rows * -(-config.capacity // page) if not config.cache_tokens else 0)
     window = cache_window(model)
     window = None if window is None else max(window, page + 1)
-    limits = Limits(page, n_pages, shards, rows, tuple(config.prefill_shapes), config.decode_steps, window)
+    spare_pages = -(-min(MOST_SCORED, config.capacity) // page)
+    shapes = tuple(config.prefill_shapes)
+    limits = Limits(page, n_pages, shards, rows, shapes, config.decode_steps, window, spare_pages)
     needed = min(config.capacity, limits.most_pages(config.capacity) * page)
     if cache_tokens < needed:
         raise UserError(

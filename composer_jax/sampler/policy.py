@@ -207,9 +207,18 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
     async def update_serving(
-        self, params: Any, router_bias: Any, version: int, *, mode: Literal["recompute", "keep", "drain"]
+        self,
+        params: Any,
+        router_bias: Any,
+        version: int,
+        *,
+        mode: Literal["recompute", "keep", "drain"],
+        checksums: Any = None,
     ) -> None:
-        """Installs weights (models/model_def.py: Params); tokens sampled afterwards carry `version`."""
+        """Installs weights (models/model_def.py: Params); tokens sampled afterwards carry `version`.
+
+        checksums: WeightChecksums of that version, which the installed weights must have (Sampler.update_serving).
+        """
         ...
 
     async def pause(self, *, will_resume: bool) -> None:

@@ -45,7 +45,7 @@ class RolloutWeights:
     def __init__(self, definition: ModelDef, mesh: Mesh) -> None:
         """definition: of the copies (rollout_model_def). mesh: the sampler's."""
         self._shapes, self._shardings = definition.shapes(), definition.shardings(mesh)
-        self._convert = jax.jit(lambda weights: _map_weights(_converted, self._shapes, weights))
+        self._convert = jax.jit(lambda weights: _map_weights(convert_weight, self._shapes, weights))
 
     def to_rollout(self, params: Params, router_bias: Params, *, copy: bool) -> tuple[Params, Params]:
         """Returns weights of the learner in the sampler's dtypes and shardings.
@@ -74,7 +74,8 @@ def _has_dtype(to: jax.ShapeDtypeStruct | QuantizedArray, weight: jax.Array) -> 
     return not isinstance(to, QuantizedArray) and weight.dtype == to.dtype
 
 
-def _converted(to: jax.ShapeDtypeStruct | QuantizedArray, weight: jax.Array) -> jax.Array | QuantizedArray:
+def convert_weight(to: jax.ShapeDtypeStruct | QuantizedArray, weight: jax.Array) -> jax.Array | QuantizedArray:
+    """Returns a copy of a weight in the dtype of `to`; an abstract QuantizedArray makes it 8-bit."""
     if not isinstance(to, QuantizedArray):
         return jnp.copy(weight).astype(to.dtype)
     in_axes = tuple(axis for axis, size in enumerate(to.scales.shape) if size < weight.shape[axis])

@@ -28,6 +28,7 @@ from composer_jax.sampler.sequence import Chunk, Limits
 from composer_jax.sampler.sequence import Sequence as Row
 from composer_jax.sampler.several_processes import Leader, fetch
 from composer_jax.sampler.token_sampling import RowParams
+from composer_jax.sampler.weight_checksums import ChecksumProgram, WeightChecksums, require_equal
 
 FEWEST_ROWS = 8
 """Of decode calls, unless the config says otherwise; a call with fewer takes as long."""
@@ -67,6 +68,16 @@ class NewScores:
     """MOST_TOP_LOGPROBS of them, or all of a smaller vocabulary."""
 
 
+@dataclasses.dataclass(frozen=True)
+class RowScores:
+    """What the network says about a row on each of the shards."""
+
+    logprobs_BS: np.ndarray
+    """float32 [shards, tokens - 1]: log p of the tokens after the first, at temperature 1."""
+    routing: np.ndarray | None
+    """int16 [tokens - 1, expert layers, experts per token] of the first shard, where the cache keeps it."""
+
+
 class Runner:
     """Carries out device calls. A few fixed shapes of calls are compiled, and nothing else."""
 
@@ -97,7 +108,10 @@ class Runner:
         """In process 0 of several, while it serves."""
         self._draft_tokens = config.draft_tokens if config.drafts else 0
         self._rollout_weights = RolloutWeights(definition, mesh)
-        self._new_cache = cache_program(definition, mesh, limits.n_pages, page)
+        self.checksum_program = ChecksumProgram(definition)
+        self.installed: tuple[int, WeightChecksums] | None = None
+        """Version and checksums of the weights."""
+        self._new_cache = cache_program(definition, mesh, limits.cache_pages, page)
         self._weights = self._cache = None
 
     def reset_cache(self) -> None:
@@ -107,15 +121,35 @@ class Runner:
 
     def release(self) -> None:
         """Frees the weights and the cache until the next `install`."""
-        self._weights = self._cache = None
+        self._weights = self._cache = self.installed = None
 
     # -- weights -------------------------------------------------------------------------------------------------
 
-    def install(self, params: Params, router_bias: Params, *, copy: bool) -> None:
-        """Takes the weights in this runner's layout and dtypes; with copy=False, arrays that have them are shared."""
+    def install(
+        self,
+        params: Params,
+        router_bias: Params,
+        version: int,
+        *,
+        copy: bool,
+        checksums: WeightChecksums | None = None,
+    ) -> None:
+        """Takes the weights in this runner's layout and dtypes; with copy=False, arrays that have them are shared.
+
+        Args:
+          checksums: what the learner says this version has (sampler/weight_checksums.py); None: those of the arguments.
+
+        Raises:
+          ValueError: the weights are not those of this network.
+          UserError: the new weights have other checksums. The old weights stay.
+        """
         if self._cache is None:
             self._cache = self._new_cache()
-        self._weights = self._rollout_weights.to_rollout(params, router_bias, copy=copy)
+        expected = self.checksum_program.of_learner(params) if checksums is None else checksums
+        weights = self._rollout_weights.to_rollout(params, router_bias, copy=copy)
+        arrived = self.checksum_program.of_sampler(weights[0])
+        require_equal(arrived, expected, version, self.installed)
+        self._weights, self.installed = weights, (version, arrived)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +222,24 @@ class Runner:
             )
             for place, chunk in zip(places, chunks, strict=True)
         ]
+
+    def score(self, tokens: Sequence[int]) -> RowScores:
+        """Scores a row of 2 to MOST_SCORED tokens on every shard, in pages that no request has.
+
+        Nothing that is cached for requests is read or changed.
+        """
+        pages = list(range(self.limits.n_pages, self.limits.cache_pages))
+        rows = [Row(list(tokens), 0, shard=shard, pages=pages) for shard in range(self.limits.shards)]
+        logprobs: list[list[float]] = [[] for _ in rows]
+        while missing := len(tokens) - 1 - rows[0].computed:
+            length = _smallest_fitting(tuple(length for _, length in self.limits.prefill_shapes), missing)
+            shape = next(shape for shape in self.limits.prefill_shapes if shape[1] == length)
+            chunks = [Chunk(row, row.computed, min(missing, length)) for row in rows]
+            for chunk, known, new in zip(chunks, logprobs, self.prefill(shape, chunks, scores=True) or (), strict=True):
+                known += new.logprobs
+                chunk.sequence.computed += chunk.count
+        routing = self.read_routing(rows[0]) if self.definition.config.cache_routing else None
+        return RowScores(np.array(logprobs, np.float32), routing)
 
     def read_routing(self, row: Row) -> np.ndarray:
         """Returns the experts of a row's computed tokens, int16 [tokens, expert layers, experts per token]."""

@@ -33,9 +33,16 @@ class Limits:
     """Tokens that a token attends to, itself included, where every layer has a window (models/cache.py: cache_window).
     The pages before it are freed. None: some layer attends to the whole context, whose pages are then all kept. It is
     larger than a page: a running sequence keeps its last full page, after which the prefix tree adds the next."""
+    spare_pages: int = 0
+    """Pages of each shard after those, which no sequence gets: Runner.score scores its row there."""
 
     def __post_init__(self) -> None:
         assert self.window is None or self.window > self.page_size, "the window is not larger than a page"
+
+    @property
+    def cache_pages(self) -> int:
+        """All pages of a shard's cache."""
+        return self.n_pages + self.spare_pages
 
     def pages_for(self, n_tokens: int) -> int:
         """Returns how many pages hold that many tokens."""

@@ -8,6 +8,7 @@ way. The weights and the cache are global arrays of which every process holds it
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,11 @@ from composer_jax.errors import OtherProcessError, UserError
 from composer_jax.models.model_def import Params
 from composer_jax.parallel.command_channel import Command, CommandReceiver, CommandSender, failure_sentence
 from composer_jax.parallel.failure import wait_for_failure
+from composer_jax.sampler.weight_checksums import WeightChecksum
 
 if TYPE_CHECKING:
     from composer_jax.sampler.runner import Runner
+    from composer_jax.sampler.weight_update import WeightUpdate
 
 WeightsOfVersion = Callable[[int], tuple[Params, Params]]
 """Weight version -> (params, router_bias): the global arrays that process 0 passes to update_serving with it."""
@@ -77,11 +80,13 @@ class Leader:
         self._failure = failure_sentence(cause)
         return cause
 
-    def install(self, params: Params, router_bias: Params, version: int, *, copy: bool) -> None:
-        """Installs weights in every process, between two device calls."""
+    def install(self, update: WeightUpdate) -> None:
+        """Installs weights in every process, between two device calls. See Runner.install."""
+        options = {"copy": update.copy, "checksums": update.checksums}
         if self._sender is not None:
-            self._sender.send({"install": version, "copy": copy})
-        self._runner.install(params, router_bias, copy=copy)
+            checksums = update.checksums and [dataclasses.asdict(one) for one in update.checksums]
+            self._sender.send({"install": update.version, **options, "checksums": checksums})
+        self._runner.install(update.params, update.router_bias, update.version, **options)
 
     def send_call(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
         """Makes every other process call its OnCall."""
@@ -106,7 +111,7 @@ def follow(
         try:
             for header, inputs in commands:
                 if "install" in header:
-                    runner.install(*_weights_of(header["install"], weights), copy=header["copy"])
+                    _install(runner, header, weights)
                     on_install(header["install"])
                     continue
                 if "call" in header:
@@ -128,10 +133,12 @@ def follow(
             raise OtherProcessError(sentence) from error
 
 
-def _weights_of(version: int, weights: WeightsOfVersion | None) -> tuple[Any, Any]:
+def _install(runner: Runner, header: Mapping[str, Any], weights: WeightsOfVersion | None) -> None:
+    version, checksums = header["install"], header["checksums"]
     if weights is None:
         raise UserError(f"process 0 installs weights of version {version}; pass `weights` to Sampler.follow.")
-    return weights(version)
+    checksums = checksums and tuple(WeightChecksum(**one | {"shape": tuple(one["shape"])}) for one in checksums)
+    runner.install(*weights(version), version, copy=header["copy"], checksums=checksums)
 
 
 def fetch(out: Any, leader: Leader | None) -> Any:

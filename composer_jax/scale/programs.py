@@ -235,7 +235,7 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
     weights = _abstract_weights(model_def, mesh)
     cache = jax.tree.map(
         lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
-        jax.eval_shape(lambda: init_cache(config, shards * limits.n_pages, limits.page_size)),
+        jax.eval_shape(lambda: init_cache(config, shards * limits.cache_pages, limits.page_size)),
         cache_spec(config),
     )
     rows_sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))

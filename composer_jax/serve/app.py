@@ -18,7 +18,7 @@ from starlette.routing import Route
 from composer_jax.errors import UserError
 from composer_jax.serve import chat_completions, completions, responses
 from composer_jax.serve.bodies import ChatBody, CompletionBody, IdsBody, ResponsesBody, TextBody, parse_body
-from composer_jax.serve.control import control_routes
+from composer_jax.serve.control import control_routes, weights_of
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.event_stream import EventStream, read_body, unless_disconnected
 from composer_jax.serve.service import Client, Service
@@ -123,7 +123,7 @@ async def _page(service: Service, request: Request, client: Client) -> Response:
 async def _health(service: Service, request: Request, client: Client) -> Response:
     if service.sampler.error is not None:
         raise ApiError(f"the engine has ended: {service.sampler.error}; restart the server.", status=503)
-    return JSONResponse({"status": "ok", "weight_version": service.sampler.version})
+    return JSONResponse({"status": "ok", **weights_of(service)})
 
 
 async def _metrics(service: Service, request: Request, client: Client) -> Response:

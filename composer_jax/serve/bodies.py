@@ -22,6 +22,7 @@ from pydantic import (
 from composer_jax.data.chat import read_json
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import MOST_TOP_LOGPROBS, SamplingParams
+from composer_jax.sampler.weight_checksums import WeightChecksum
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.generation_defaults import GenerationDefaults
 
@@ -240,6 +241,8 @@ class WeightsBody(BaseModel):
     checkpoint: StrictStr
     version: StrictInt | None = None
     mode: Literal["keep", "recompute", "drain"] = "keep"
+    checksums: tuple[WeightChecksum, ...] | None = None
+    """Those of the trainer's weights after the server's cast; the server refuses weights that have others."""
 
 
 def parse_body(kind: type[BaseModel], data: bytes) -> Any:

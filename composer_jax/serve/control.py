@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -72,8 +73,20 @@ async def _update_weights(service: Service, request: Request, client: Client) ->
             params, router_bias = await service.load_weights(body.checkpoint, version)
         except UserError as error:
             raise ApiError(str(error), param="checkpoint") from error
-        await service.sampler.update_serving(params, router_bias, version, mode=body.mode, copy=False)
-    return JSONResponse({"status": "updated", "weight_version": version})
+        try:
+            await service.sampler.update_serving(
+                params, router_bias, version, mode=body.mode, copy=False, checksums=body.checksums
+            )
+        except UserError as error:
+            held = f"The server goes on with version {service.sampler.version}."
+            raise ApiError(f"{error} {held}", status=409, param="checksums") from error
+        return JSONResponse({"status": "updated", **weights_of(service)})
+
+
+def weights_of(service: Service) -> dict[str, Any]:
+    """Returns version and checksums of the weights that the sampler holds, as JSON."""
+    checksums = [dataclasses.asdict(one) for one in service.sampler.checksums]
+    return {"weight_version": service.sampler.version, "weight_checksums": checksums}
 
 
 async def _abort_requests(service: Service, request: Request, client: Client) -> Response:

@@ -1,6 +1,7 @@
 """Log-probabilities beyond those of the sampled tokens: the likeliest tokens, and those of the context."""
 
 import asyncio
+import math
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.models.small import forward, rows
 from tests.sampler.conversations import CONFIG
 
 RNG = np.random.default_rng(4)
+PROMPTS = list(range(1, 17))
 CONTEXTS = [RNG.integers(1, CONFIG.vocab_size, n).tolist() for n in (1, 5, 19, 40)]
 
 
@@ -89,6 +91,50 @@ def test_a_preempted_request_has_the_scores_of_its_context(new_sampler, weights)
         expected = network_logprobs(weights, context)
         following = [expected[i, token] for i, token in enumerate(context[1:])]
         np.testing.assert_allclose(sample.prompt.logprobs[1:], following, atol=2e-5)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"data": 2, "expert": 2}], ids=str)
+def test_a_row_that_all_shards_score_has_the_networks_log_probabilities(new_sampler, weights, sizes):
+    sampler = new_sampler(sizes, prefill_shapes=((2, 4), (2, 8)), page_size=4)
+    row = RNG.integers(1, CONFIG.vocab_size, 31).tolist()
+    scores = sampler.score(row)
+    assert scores.routing is None and scores.logprobs_BS.shape == (math.prod(sizes.values()), 30)
+    expected = [network_logprobs(weights, row)[i, token] for i, token in enumerate(row[1:])]
+    for logprobs in scores.logprobs_BS:
+        np.testing.assert_allclose(logprobs, expected, atol=2e-5)
+
+
+def test_a_row_that_is_scored_changes_no_bit_of_what_others_sample(new_sampler):
+    """The cache is full: a request of the row's length would take pages from the conversations."""
+    sampler = new_sampler(slots=2, capacity=32, page_size=4, prefill_shapes=((2, 8),))
+    row = RNG.integers(1, CONFIG.vocab_size, 32).tolist()
+
+    async def main(scores: bool):
+        async with sampler.serving():
+            sampler.reset_prefix_cache()
+            sessions = [await sampler.open(seed) for seed in (1, 2)]
+            samples, contexts = [], [PROMPTS[:8], PROMPTS[8:]]
+            for _ in range(2):
+                turn = [session.sample(c, SamplingParams(8)) for session, c in zip(sessions, contexts, strict=True)]
+                samples += await asyncio.gather(*turn)
+                contexts = [c + sample.tokens + [5] for c, sample in zip(contexts, samples[-2:], strict=True)]
+                if scores:
+                    await sampler.pause()
+                    await asyncio.to_thread(sampler.score, row)
+                    sampler.resume()
+            for session in sessions:
+                session.close()
+            return [(sample.tokens, sample.logprobs, sample.cached) for sample in samples]
+
+    alone = asyncio.run(main(False))
+    assert asyncio.run(main(True)) == alone and min(cached for *_, cached in alone[2:]) > 0
+    with pytest.raises(AssertionError, match="would mix with those of the row"):
+        asyncio.run(score_while_serving(sampler, row))
+
+
+async def score_while_serving(sampler, row):
+    async with sampler.serving():
+        sampler.score(row)
 
 
 def test_more_likeliest_tokens_than_there_are_is_refused():

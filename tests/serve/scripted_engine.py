@@ -16,7 +16,7 @@ class ScriptedEngine:
         self.write, self.end_tokens, self.delay = write, end_tokens, delay
         self.config = types.SimpleNamespace(capacity=capacity)
         self.version, self.decoded_tokens, self.requests = 0, 0, []
-        self.error, self.is_paused = None, False
+        self.error, self.is_paused, self.checksums = None, False, ()
         self._tasks = set()
 
     @property

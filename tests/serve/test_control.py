@@ -80,10 +80,30 @@ def test_aborted_requests_end_and_others_go_on(network_url):
 def test_new_weights_carry_their_version(network_url, mode):
     before = httpx.get(f"{network_url}/health").json()["weight_version"]
     updated = control(network_url, "/update_weights", json={"checkpoint": "hf:here", "mode": mode})
-    assert updated.json() == {"status": "updated", "weight_version": before + 1}
+    assert updated.json()["status"] == "updated" and updated.json()["weight_version"] == before + 1
+    assert httpx.get(f"{network_url}/health").json() == updated.json() | {"status": "ok"}
     assert set(ask(network_url).json()["choices"][0]["weight_versions"]) == {before + 1}
     late = control(network_url, "/update_weights", json={"checkpoint": "hf:here", "version": before})
     assert late.status_code == 400 and f"version={before} is not above" in late.json()["error"]["message"]
+
+
+def test_weights_with_other_checksums_than_the_trainers_are_refused(network_url):
+    update = {"checkpoint": "hf:here", "mode": "recompute"}
+    held = control(network_url, "/update_weights", json=update).json()
+    version, checksums = held["weight_version"], held["weight_checksums"]
+    assert len(checksums) == 3 and checksums[0].keys() == {"name", "dtype", "shape", "checksum"}
+    wrong = [checksums[0] | {"checksum": "0" * 16}, *checksums[1:]]
+    refused = control(network_url, "/update_weights", json=update | {"checksums": wrong})
+    sentence = refused.json()["error"]["message"]
+    assert refused.status_code == 409 and f"weights of version {version + 1} did not arrive" in sentence
+    assert checksums[0]["checksum"] in sentence and f"The server goes on with version {version}." in sentence
+    assert f"it has the bits of version {version}" in sentence
+    assert set(ask(network_url).json()["choices"][0]["weight_versions"]) == {version}
+    other = [one | {"dtype": "bfloat16"} for one in checksums]
+    refused = control(network_url, "/update_weights", json=update | {"checksums": other})
+    assert refused.status_code == 409 and "sampler.param_dtype (of a server: --dtype)" in refused.text
+    assert control(network_url, "/update_weights", json=update | {"checksums": checksums}).status_code == 200
+    assert control(network_url, "/update_weights", json=update | {"checksums": [{"name": 1}]}).status_code == 400
 
 
 def test_a_session_keeps_what_was_really_sampled(network_url):

@@ -16,6 +16,7 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request
+from composer_jax.sampler.rollout_weights import RolloutWeights
 from composer_jax.stages.served_weights import ServedWeights
 from tests.models.small import random_weights, small
 
@@ -77,5 +78,19 @@ def test_weights_that_were_given_stay_when_the_next_patch_comes(tmp_path):
     publisher.publish(local_shards(trained(2)), 2)
     asyncio.run(load(f"patches:{tmp_path}", 2))
     jax.tree.map(np.testing.assert_array_equal, first, copy)
-    with pytest.raises(UserError, match="has versions 1 to 2 of the weights, not 5"):
-        asyncio.run(load(f"patches:{tmp_path}", 5))
+    with pytest.raises(UserError, match="has versions 1 to 2 of the weights, not 3; wait until the trainer"):
+        asyncio.run(load(f"patches:{tmp_path}", 3))  # the folder lags
+
+
+def test_a_sampler_that_installs_other_weights_than_the_folder_has_is_found(tmp_path, monkeypatch):
+    publisher, sampler = WeightPublisher(str(tmp_path)), new_sampler()
+    sampler.update(*random_weights(SERVED, 9), version=0)
+    load = ServedWeights(sampler, SERVED, None, mtp=False)
+    publisher.publish(local_shards(trained(1)), 1)
+    asyncio.run(sample(sampler, [(load, tmp_path, 1)]))
+    publisher.publish(local_shards(trained(2)), 2)
+    stale = sampler._runner._weights
+    monkeypatch.setattr(RolloutWeights, "to_rollout", lambda *_, copy: stale)
+    with pytest.raises(UserError, match="weights of version 2 did not arrive .* it has the bits of version 1"):
+        asyncio.run(sample(sampler, [(load, tmp_path, 2)]))
+    assert sampler.version == 1
