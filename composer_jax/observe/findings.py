@@ -198,6 +198,7 @@ def run_facts(results: Results) -> list[tuple[str, str]]:
         ("Supervised fine-tuning", _amount(number_at(results, "sft.tokens"), "tokens")),
         ("RL", _amount(number_at(results, "rl.steps"), "steps")),
         ("RL episodes", _amount(number_at(results, "rl.episodes"), "")),
+        ("Gap of sampler and learner", _amount(number_at(results, "rl.weight_gap_max"), "nats", digits=4)),
         ("Wall time", format_duration(number_at(results, "wall_seconds"))),
         ("Peak memory", _amount(number_at(results, "peak_rss_gb"), "GB", digits=1)),
         ("Training", _amount(number_at(results, "throughput.train_tokens_per_s"), "tokens/s")),

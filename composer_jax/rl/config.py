@@ -119,6 +119,11 @@ class RLConfig:
     runs, so that neither batches nor sampled tokens depend on timing."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Optimizer of the RL stage."""
+    weight_check_every: int = 20
+    """Steps between those after which sampler and learner score a fixed row, as they also do when the stage begins or
+    resumes; its gap is weight_gap of metrics/rl.jsonl (rl/weight_check.py). 0 never does."""
+    weight_gap_bound: float | None = None
+    """Nats of that gap beyond which the run ends; None takes 4 times the gap that the dtypes explain, at least 0.05."""
     publish: str = ""
     """Folder or URL to which every version of the weights is published in bfloat16 (checkpoint/weight_chain.py), where
     servers follow it (docs/serve.md). Empty: nowhere."""
@@ -136,6 +141,8 @@ class RLConfig:
         for name in ("steps", "save_every", "record_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"rl.{name}={getattr(self, name)}; it must be at least 1.")
+        if self.weight_check_every < 0:
+            raise UserError(f"rl.weight_check_every={self.weight_check_every} is negative; 0 never checks.")
         if self.rollout_devices < 0:
             raise UserError(f"rl.rollout_devices={self.rollout_devices} is negative; 0 shares the learner's devices.")
         if self.max_staleness < 0:

@@ -26,6 +26,7 @@ from composer_jax.rl.pinned_evaluation import Evaluate, PinnedEvaluation
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import GroupLearner
 from composer_jax.rl.rollout import PlayEpisode, RolloutContext, play_episode, require_graded
+from composer_jax.rl.weight_check import WeightCheck
 from composer_jax.sampler.policy import TrainablePolicy
 from composer_jax.train.learner import TrainState
 
@@ -56,6 +57,7 @@ class Orchestrator:
         play: PlayEpisode | None = None,
         evaluate: Evaluate | None = None,
         shares_devices: bool = True,
+        weight_check: WeightCheck | None = None,
     ):
         """
         Args:
@@ -66,11 +68,13 @@ class Orchestrator:
           evaluate: measures the policy after each step, and at the beginning what an earlier process did not measure.
             The weights stay until it has ended; it is cancelled if the run ends otherwise.
           shares_devices: whether the policy pauses while the learner computes, because they use the same devices.
+          weight_check: measures at the beginning and every rl.weight_check_every steps; None never does.
         """
         self.config, self.source = config, source
         self.learner, self.policy, self.ledger = learner, policy, ledger
         self.state, self.cursor, self.is_consistent = state, cursor, True
-        self._on_step, self._shares_devices = on_step, shares_devices
+        self._on_step, self._shares_devices, self._weight_check = on_step, shares_devices, weight_check
+        self._weight_gap: float | None = None
         play = play or functools.partial(play_episode, context=context)
         self.player = GroupPlayer(
             lambda spec: play(spec, ledger.samples.recorded(policy, spec.group)), self._store, on_episode
@@ -95,8 +99,10 @@ class Orchestrator:
 
         The policy holds the weights of `state` when it is called.
         """
-        self._start_clocks()
         async with self.policy.serving(), self.player, self.evaluation:
+            if self._weight_check is not None:
+                await _complete(self._on_devices(self._check_weights(self._weight_check)))
+            self._start_clocks()
             await self._evaluate()
             while self.buffer.step < self.config.steps:
                 self._admit()
@@ -196,7 +202,7 @@ class Orchestrator:
             self.player.cancel(number)
             self.ledger.drop(number, self.buffer.step)
             self._played.pop(number, None)
-        self.state = state
+        self.state, self._checksums = state, result.checksums
         self.cursor, self._completed = complete_step(self.config, self.cursor, groups, state, result)
         self._completed.row.update(
             groups_queued=self.buffer.queued,
@@ -210,9 +216,17 @@ class Orchestrator:
         if self._completed.is_updated:
             # Running episodes go on with what older weights computed, as in PipelineRL (arXiv 2509.19128).
             await self.policy.update_serving(
-                self.state.params, self.state.router_bias, self.cursor.weight_version, mode="keep"
+                self.state.params,
+                self.state.router_bias,
+                self.cursor.weight_version,
+                mode="keep",
+                checksums=self._checksums,
             )
             self._served_version = self.cursor.weight_version
+        if self._weight_check is not None:
+            if self.cursor.task_step % self.config.weight_check_every == 0:
+                await self._check_weights(self._weight_check)
+            self._completed.row["weight_gap"], self._weight_gap = self._weight_gap, None
         self._completed.row.update(self._read_clocks())
         self.is_consistent = True
         await asyncio.to_thread(self._on_step, self._completed)
@@ -229,6 +243,16 @@ class Orchestrator:
             await self.evaluation.end()
             self.policy.reset_prefix_cache()
             self._start_clocks()
+
+    async def _check_weights(self, check: WeightCheck) -> None:
+        """Measures the gap of policy and learner, whose weights are the same version."""
+        if not self._shares_devices:  # otherwise the policy is paused
+            await self.policy.pause(will_resume=True)
+        try:
+            self._weight_gap = await check.measure(self.state, self.cursor.weight_version)
+        finally:
+            if not self._shares_devices:
+                self.policy.resume()
 
     async def _on_devices(self, work: Coroutine[Any, Any, None]) -> None:
         """Awaits `work` while the devices that it shares with the policy belong to it; sandboxes go on."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ from composer_jax.models.flops import row_flops
 from composer_jax.models.model_def import Params
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.rl.algorithm import make_algorithm
-from composer_jax.rl.batch import Group, PackedRows, WeightedRow, pack_rows
+from composer_jax.rl.batch import Group, PackedRows, WeightedRow, empty_batch, pack_rows
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.feedback import HintFinder, feedback_metrics
 from composer_jax.rl.incomplete_groups import has_enough_graded
@@ -20,6 +20,7 @@ from composer_jax.rl.penalties import import_behaviors
 from composer_jax.rl.reference import Reference, with_reference
 from composer_jax.rl.teacher import Teacher, teacher_rows
 from composer_jax.rl.weighting import weighted_rows
+from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.train.learner import Learner, TrainState
 from composer_jax.train.losses import StreamNormalisers
 from composer_jax.train.output_states import OutputStates
@@ -45,6 +46,8 @@ class UpdateResult:
     """Whether the weights changed."""
     metrics: dict[str, float | None]
     """Columns of metrics/rl.jsonl; those of an update are None without one."""
+    checksums: WeightChecksums | None = None
+    """Of the updated weights, which a sampler that takes them must have; None where nobody compares them."""
 
 
 class GroupLearner(Protocol):
@@ -54,6 +57,10 @@ class GroupLearner(Protocol):
         self, state: TrainState, groups: Sequence[Group], episodes: int, step: int
     ) -> tuple[TrainState, UpdateResult]:
         """See PolicyUpdate.step."""
+        ...
+
+    def score(self, state: TrainState, tokens: Sequence[int], routing: np.ndarray | None) -> np.ndarray:
+        """See PolicyUpdate.score."""
         ...
 
 
@@ -74,6 +81,8 @@ class PolicyUpdate:
         import_behaviors(config.reward.behaviors)  # a wrong path is told before a rollout
         self.route_shape = config.route_shape(learner.definition.config)
         self.is_compiled = False
+        self.learner_checksums: Callable[[Params], WeightChecksums] | None = None
+        """Sampler.learner_checksums of the sampler that takes the weights."""
         self._reference: Reference | None = None
         self._find_hints: HintFinder | None = None
         feedback = config.feedback
@@ -93,10 +102,29 @@ class PolicyUpdate:
           UserError: the weights are not of the network that is trained.
         """
         if self.config.algorithm.kl.coefficient:
-            scorer = TokenScorer(
-                self.learner.definition, self.learner.mesh, plausibility=self.config.loss.replay_plausibility
-            )
-            self._reference = Reference(params, router_bias, scorer)
+            self._reference = Reference(params, router_bias, self._scorer)
+
+    @functools.cached_property
+    def _scorer(self) -> TokenScorer:
+        return TokenScorer(
+            self.learner.definition, self.learner.mesh, plausibility=self.config.loss.replay_plausibility
+        )
+
+    def score(self, state: TrainState, tokens: Sequence[int], routing: np.ndarray | None) -> np.ndarray:
+        """Returns the log-probability of each token of a row under the learner's weights, float32 [n].
+
+        The row takes the place of one in a batch of the first of rl.batches. The first token's entry has no meaning.
+
+        Args:
+          routing: int16 [n-1, expert layers, experts per token] of the sampler, used where routes are replayed.
+        """
+        n, (length, rows) = len(tokens), self.config.batches[0]
+        batch = empty_batch(length, rows, route_shape=self.route_shape)
+        batch["tokens"][0, :n], batch["positions"][0, :n], batch["segments"][0, :n] = tokens, np.arange(n), 1
+        if self.route_shape is not None and routing is not None:
+            batch["routes"] = batch["routes"].copy()
+            batch["routes"][0, : n - 1] = routing
+        return self._scorer(state.params, state.router_bias, batch)[0, :n]
 
     def step(
         self, state: TrainState, groups: Sequence[Group], episodes: int, step: int
@@ -138,7 +166,10 @@ class PolicyUpdate:
             metrics["feedback_too_long"] = self._find_hints.too_long - too_long_before
         metrics["groups_used"] = sum(any(row.has_signal for row in rows) for rows in by_group)
         metrics["groups_incomplete"] = len(groups) - len(complete)
-        return state, UpdateResult(learned is not None and not learned["skipped"], metrics)
+        is_updated = learned is not None and not learned["skipped"]
+        has_checksums = is_updated and self.learner_checksums is not None
+        checksums = self.learner_checksums(state.params) if has_checksums else None
+        return state, UpdateResult(is_updated, metrics, checksums)
 
     def _batches(
         self, rows: Sequence[WeightedRow], state: TrainState, normalisers: StreamNormalisers

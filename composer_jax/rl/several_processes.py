@@ -33,6 +33,11 @@ class LeadingUpdate:
         self._sampler.call_followers({"learn": [episodes, step]}, [encode_groups(groups)])
         return self._update.step(state, groups, episodes, step)
 
+    def score(self, state: TrainState, tokens: Sequence[int], routing: np.ndarray | None) -> np.ndarray:
+        """As PolicyUpdate.score."""
+        self._sampler.call_followers({"score": list(tokens)}, [] if routing is None else [routing])
+        return self._update.score(state, tokens, routing)
+
 
 class FollowingUpdate:
     """What every other process does while process 0 runs the orchestrator.
@@ -59,6 +64,8 @@ class FollowingUpdate:
         if "learn" in header:
             episodes, step = header["learn"]
             self.state, _ = self._update.step(self.state, decode_groups(arrays[0]), episodes, step)
+        elif "score" in header:
+            self._update.score(self.state, header["score"], arrays[0] if arrays else None)
         else:
             self._on_call(self.state, header)
 

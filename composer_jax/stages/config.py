@@ -29,6 +29,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.presets import PRESETS
 from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.rl.config import RLConfig
+from composer_jax.rl.weight_check import gap_bound
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.stages.base import NETWORK_FIELDS, with_base_model
 from composer_jax.stages.renamed import outdated_fields
@@ -83,6 +84,8 @@ class RunConfig:
         for family, name in self.rl.family_compactions.items():
             self.agent.compaction(name, f"rl.family_compactions.{family}")
         self.rl.route_shape(self.model)
+        if self.rl.weight_gap_bound is not None:
+            gap_bound(self.rl, self.model, self.sampler)
         if any(
             stage.optimizer.qk_clip is not None for stage in (self.pretrain, *self.phases.values(), self.sft, self.rl)
         ):

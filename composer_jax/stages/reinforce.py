@@ -28,6 +28,7 @@ from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.several_processes import FollowingUpdate, LeadingUpdate
 from composer_jax.rl.token_advantages import NodeAdvantages, token_advantages
+from composer_jax.rl.weight_check import WeightCheck, check_row, gap_bound
 from composer_jax.sampler.engine import Sampler
 from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
 from composer_jax.stages.rollout_workers import play_share
@@ -52,15 +53,18 @@ def reinforce(run: Run) -> None:
     with run.stage("rl") as result, run.model.store("rl") as store:
         update, state, cursor = open_update(run, store)
         sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)
+        update.learner_checksums = sampler.learner_checksums
         if not is_first_process():
             _follow(run, update, state, cursor, sampler, store)
             return
         _take_steps(run, update, state, cursor, sampler, store)
         rows = read_metrics(run.path / "metrics" / "rl.jsonl")
+        gaps = [row["weight_gap"] for row in rows if row.get("weight_gap") is not None]
         result |= {
             "steps": config.steps,
             "episodes": config.steps * _episodes_per_step(run),
             **{name: sum(row[name] for row in rows) for name in TOTALS},
+            "weight_gap_max": max(gaps, default=None),
             "compilations_after_first_tenth": sum(r["compilations"] for r in rows[max(1, len(rows) // 10) :]),
         }
 
@@ -101,6 +105,7 @@ def _take_steps(
     periodic = PeriodicEvaluation(run, "rl")
     with run.services.rollout_context(return_routing=replays) as (context, loop), metrics, ledger, periodic:
         workers = run.services.rollout_workers(context)
+        learner = update if process_count() == 1 else LeadingUpdate(update, sampler)
 
         async def evaluate(step: int, version: int) -> None:
             show = lambda ended, total: progress.update(0, evaluated=f"{ended}/{total}")  # noqa: E731
@@ -110,7 +115,7 @@ def _take_steps(
         orchestrator = Orchestrator(
             config,
             GroupSource(config, run.config.agent, run.config.seed, run.services.tasks),
-            update if process_count() == 1 else LeadingUpdate(update, sampler),
+            learner,
             sampler,
             context,
             ledger,
@@ -121,6 +126,7 @@ def _take_steps(
             shares_devices=config.rollout_devices == 0,
             play=workers.play,
             evaluate=evaluate,
+            weight_check=_weight_check(run, learner, sampler),
         )
         metrics.truncate_after(len(ledger.batches))
         periodic.truncate_after(len(ledger.batches))
@@ -135,6 +141,14 @@ def _take_steps(
                 recorder.save()
             raise
         broadcast_from_process0(lambda: False)
+
+
+def _weight_check(run: Run, learner: PolicyUpdate | LeadingUpdate, sampler: Sampler) -> WeightCheck | None:
+    config = run.config
+    if not config.rl.weight_check_every:
+        return None
+    tokens = check_row(config.seed, config.model, config.sampler, config.rl.batches[0][0])
+    return WeightCheck(learner, sampler, tokens, gap_bound(config.rl, config.model, config.sampler))
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

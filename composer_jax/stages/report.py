@@ -51,6 +51,8 @@ def results(run: Run) -> dict[str, Any]:
         out["sft"] = {key: value for key, value in stage.items() if key not in ("seconds", "peak_rss_gb")}
     if stage := done.get("rl"):
         out["rl"] = {key: stage[key] for key in ("steps", "episodes", "compilations_after_first_tenth")}
+        if (gap := stage.get("weight_gap_max")) is not None:
+            out["rl"]["weight_gap_max"] = gap
         out["throughput"]["sandbox_runs_per_s"] = stage["sandbox_runs"] / stage["step_s"]
         out["rl_time_s"] = {key: stage[key] for key in ("rollout_s", "sandbox_s", "train_s", "step_s")}
     for which in WHICH:

@@ -32,7 +32,7 @@ RESULTS = {
     "peak_rss_gb": 2.93,
     "cpt": {"heldout_nll_first": 6.93, "heldout_nll_last": 3.41, "tokens": 812_544},
     "sft": {"loss_last": 0.271, "tokens": 1_503_232},
-    "rl": {"steps": 96, "episodes": 6144},
+    "rl": {"steps": 96, "episodes": 6144, "weight_gap_max": 0.0123},
     "suites": {
         "whole": {"before": suite_measures(4, 0.605, 0.8), "after": suite_measures(4, 0.727, 0.9)},
         "bugs": {"before": suite_measures(8, 0.262, 0.891), "after": suite_measures(8, 0.813, 0.969)},

@@ -83,7 +83,7 @@ class SimulatedPolicy:
         self.open_sessions += 1
         return SimulatedSession(self, seed)
 
-    async def update_serving(self, params, router_bias, version, *, mode):
+    async def update_serving(self, params, router_bias, version, *, mode, checksums):
         assert params == version
         self.version = version
         self.installed.append(version)

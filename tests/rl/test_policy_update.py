@@ -102,6 +102,15 @@ def test_groups_of_equal_rewards_change_no_weight():
     assert result.metrics["grad_norm"] is None
 
 
+def test_an_update_comes_with_the_checksums_of_its_weights():
+    state, policy_update = types.SimpleNamespace(step=0, params="new"), update()
+    assert policy_update.step(state, [GROUP], 3, 0)[1].checksums is None
+    policy_update.learner_checksums = lambda params: (f"of {params}",)
+    assert policy_update.step(state, [GROUP], 3, 0)[1].checksums == ("of new",)
+    policy_update.learner.skipped = 1.0
+    assert policy_update.step(state, [GROUP], 3, 0)[1].checksums is None
+
+
 @pytest.mark.parametrize("has_experts", [True, False])
 def test_only_a_network_with_experts_has_metrics_of_their_load(has_experts):
     learned = dict.fromkeys(("tokens", *PER_TOKEN, "log_ratio", "grad_norm", "learning_rate", "skipped"), 0.5)

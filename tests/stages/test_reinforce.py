@@ -24,6 +24,7 @@ from composer_jax.rl.policy_update import UpdateResult
 from composer_jax.rl.rollout import RolloutContext
 from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.sampler.policy import SamplingParams
+from composer_jax.sampler.runner import RowScores
 from composer_jax.stages import reinforce as stage
 from composer_jax.stages.config import run_config
 from composer_jax.stages.rollout_workers import RolloutWorkers
@@ -54,9 +55,17 @@ class Interrupter:
 
 
 class FakePolicy(SimulatedPolicy):
-    async def update_serving(self, params, router_bias, version, *, mode):
+    async def update_serving(self, params, router_bias, version, *, mode, checksums):
         assert params["w"].tolist() == [version] * 3
+        assert checksums == self.learner_checksums(params), "those of the learner's new weights"
         self.version = version
+
+    def learner_checksums(self, params):
+        return tuple(params["w"].tolist())
+
+    def score(self, tokens):
+        assert not self.running.is_set(), "the policy computes while it scores a row"
+        return RowScores(np.full((2, len(tokens) - 1), -float(self.version), np.float32), None)
 
     def call_followers(self, header):
         assert not self.running.is_set(), "the policy computes while a step is completed"
@@ -77,7 +86,10 @@ class FakeUpdate:
         state.params["w"].delete()
         state.step.delete()
         self.interrupter.reach("learn", int(new.step))
-        return new, UpdateResult(not has_nan, {"skipped": float(has_nan)})
+        return new, UpdateResult(not has_nan, {"skipped": float(has_nan)}, self.learner_checksums(new.params))
+
+    def score(self, state, tokens, routing):
+        return np.full(len(tokens), 0.01 - float(state.params["w"][0]), np.float32)
 
 
 def sampler_with(params, router_bias, version):
@@ -108,9 +120,8 @@ def reinforce(tmp_path, monkeypatch, request):
     monkeypatch.setattr(stage, "PolicyUpdate", lambda *_: FakeUpdate(interrupter))
     monkeypatch.setattr(stage, "first_episodes_of_each_family", lambda *_: [])
     config = run_config(get_config("smoke"))
-    rl = dataclasses.replace(
-        config.rl, steps=STEPS, save_every=3, publish=str(tmp_path / "published"), max_staleness=request.param
-    )
+    changes = dict(steps=STEPS, save_every=3, max_staleness=request.param, weight_check_every=2)
+    rl = dataclasses.replace(config.rl, publish=str(tmp_path / "published"), **changes)
     config = dataclasses.replace(config, rl=rl)
     with Workdir(tmp_path / "run", {}) as workdir:
 
@@ -196,7 +207,11 @@ def test_an_uninterrupted_stage(reinforce):
     assert len(set(run.interrupter.played)) == groups(run) and len(batches(run)) == STEPS
     assert not list((run.path / "rl" / "groups").iterdir())
     rows = read_metrics(run.path / "metrics" / "rl.jsonl")
+    gaps = [row["weight_gap"] for row in rows]  # at the beginning, after two steps and after four
+    assert [gap is not None for gap in gaps] == [True, True, False, True, False]
+    assert gaps[0] == pytest.approx(0.01, abs=1e-6)
     result = run.workdir.stage_result("rl")
+    assert result["weight_gap_max"] == max(gap for gap in gaps if gap is not None)
     assert {name: result[name] for name in stage.TOTALS} == {
         name: pytest.approx(sum(row[name] for row in rows)) for name in stage.TOTALS
     }
@@ -255,6 +270,15 @@ def test_ctrl_c_inside_a_suite_leaves_no_row_out_and_writes_none_twice(reinforce
 def test_a_suite_of_a_family_that_is_not_on_disk_is_refused(reinforce):
     with pytest.raises(UserError, match="evaluate.every names the suite 'heldout_bugs'; there are bugfix, chain, "):
         reinforce(every={"heldout_bugs": 1}, heldout="tasks")
+
+
+def test_sampler_and_learner_that_disagree_end_the_stage_also_when_it_goes_on(reinforce, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        reinforce(("learn", 2))
+    monkeypatch.setattr(FakeUpdate, "score", lambda *_: np.full(64, np.nan, np.float32))
+    with pytest.raises(UserError, match="version 2: the median gap of a fixed row of 64 tokens is nan"):
+        reinforce()
+    monkeypatch.undo()
 
 
 def test_three_skipped_steps_in_a_row_end_the_stage(reinforce):

@@ -63,6 +63,7 @@ DONE = {
         "sandbox_runs": 16,
         "sandbox_hits": 10,
         "compilations_after_first_tenth": 0,
+        "weight_gap_max": 0.0123,
         "seconds": 9.0,
         "peak_rss_gb": 0.6,
     },
@@ -95,6 +96,7 @@ def test_a_whole_run_fulfils_the_contract(run):
     assert summary["summary"]["pass_before"] == 0.3 and summary["summary"]["pass_uncompacted_before"] == 0.8
     assert summary["summary"]["prompted_baseline"] == {"pass": 0.2, "tokens": 2.0, "compaction_error": 0.6}
     assert summary["throughput"]["sandbox_runs_per_s"] == 2.0
+    assert summary["rl"]["weight_gap_max"] == 0.0123
     assert summary["peak_rss_gb"] == 0.7
     assert set(summary["suites"]["two_bugs"]["before"]) == {"pass_at_1", "pass_at_k", "tokens_per_summary"}
     json.dumps(summary, allow_nan=False)
