@@ -167,9 +167,8 @@ class PolicyUpdate:
         metrics["groups_used"] = sum(any(row.has_signal for row in rows) for rows in by_group)
         metrics["groups_incomplete"] = len(groups) - len(complete)
         is_updated = learned is not None and not learned["skipped"]
-        has_checksums = is_updated and self.learner_checksums is not None
-        checksums = self.learner_checksums(state.params) if has_checksums else None
-        return state, UpdateResult(is_updated, metrics, checksums)
+        make_checksums = self.learner_checksums if is_updated else None
+        return state, UpdateResult(is_updated, metrics, make_checksums and make_checksums(state.params))
 
     def _batches(
         self, rows: Sequence[WeightedRow], state: TrainState, normalisers: StreamNormalisers

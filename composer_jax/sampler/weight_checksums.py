@@ -6,7 +6,7 @@ and one that differs says that the tensors differ. The second sum also sees laye
 
 A checksum reads its tensors once: the sum of their bytes over the devices that share them, over the memory bandwidth.
 The three tensors of Kimi K2.5 in bfloat16 have 685 GB, 0.67 GB on each of 1,024 chips, and the learner's cast of them
-takes as much memory while it is read. What is sent is 24 bytes.
+takes as much memory while it is read. Some dozens of bytes are sent.
 """
 
 from __future__ import annotations
