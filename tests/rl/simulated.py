@@ -155,6 +155,7 @@ class Simulation:
     evaluate: Callable | None = None
     """(policy, step, version) -> an awaitable, as Orchestrator's."""
     save_every: int = 4
+    new_weight_check: Callable[[SimulatedPolicy], object] = lambda policy: None
     checkpoint: Cursor = dataclasses.field(default_factory=Cursor)
     rows: dict = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
@@ -189,6 +190,7 @@ class Simulation:
                 on_episode=self._count,
                 shares_devices=self.shares_devices,
                 evaluate=self.evaluate and functools.partial(self.evaluate, policy),
+                weight_check=self.new_weight_check(policy),
             )
             self.orchestrator = orchestrator
             began = asyncio.get_running_loop().time()

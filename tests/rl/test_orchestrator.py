@@ -99,6 +99,28 @@ def test_a_deterministic_run_does_not_depend_on_who_ends_first(simulate):
     assert [batch.versions for batch in runs[0].batches()][3:] == [(t - 2, t - 2) for t in range(3, 12)]
 
 
+class PausedCheck:
+    """A weight check that wants a paused policy with the learner's version."""
+
+    def __init__(self, policy):
+        self.policy = policy
+
+    async def measure(self, state, version):
+        await asyncio.sleep(0.5)
+        assert not self.policy.running.is_set() and state.params == version == self.policy.version
+        return version / 100
+
+
+@pytest.mark.parametrize("shares_devices", [False, True])
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_the_weights_are_checked_at_the_beginning_and_every_few_steps(simulate, shares_devices, staleness):
+    config = changed(max_staleness=staleness, weight_check_every=5)
+    options = dict(learn_s=2.0, slots=10, shares_devices=shares_devices, new_weight_check=PausedCheck)
+    rows = simulate(config, drawn_play, **options).rows
+    gaps = {step: row["weight_gap"] for step, row in rows.items()}
+    assert gaps == dict.fromkeys(range(1, 13)) | {1: 0.0, 5: 0.05, 10: 0.1}
+
+
 # -- faults ----------------------------------------------------------------------------------------------------------
 
 
