@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+import jax.numpy as jnp
 import numpy as np
 
 from composer_jax.errors import UserError
@@ -20,16 +21,8 @@ from composer_jax.sampler.runner import RowScores
 from composer_jax.seeds import hash_seed
 from composer_jax.train.learner import TrainState
 
-ROUNDING = {
-    "float32": 2**-24,
-    "float16": 2**-11,
-    "bfloat16": 2**-8,
-    "int8": 2**-7,
-    "float8_e4m3fn": 2**-4,
-    "mxfp8": 2**-4,
-    "nvfp4": 2**-2,
-}
-"""Relative error of rounding to a format, at most; of int8, relative to a typical number of a column."""
+ROUNDING = {"int8": 2**-7, "mxfp8": 2**-4, "nvfp4": 2**-2}
+"""Relative error of rounding to what is no floating dtype; of int8, relative to a typical number of a column."""
 GROWTH = 4.0
 """Gap in nats over rounding error and square root of the number of layers. Networks with random weights had at most 3.2
 (docs/design.md, "Weights that do not arrive")."""
@@ -109,17 +102,22 @@ def expected_gap(rl: RLConfig, model: ModelConfig, sampler: SamplerConfig) -> fl
     the number of layers. Numbers that only one side rounds (8-bit weights or cache) add to them, and so do experts that
     only one side chooses.
     """
-    rounding = ROUNDING[model.compute_dtype]
+    rounding = _rounding_error(model.compute_dtype)
     if model.precision != "none":
-        rounding += ROUNDING[model.precision]
-    if sampler.param_dtype in ROUNDING and sampler.param_dtype != model.param_dtype:
-        stored = ROUNDING[sampler.param_dtype]
-        rounding += stored if stored > ROUNDING[model.compute_dtype] else 0.0
+        rounding += _rounding_error(model.precision)
+    if sampler.param_dtype not in ("", model.param_dtype):
+        stored = _rounding_error(sampler.param_dtype)
+        rounding += stored if stored > _rounding_error(model.compute_dtype) else 0.0
     if model.cache_dtype == "int8":
-        rounding += ROUNDING["int8"]
+        rounding += _rounding_error("int8")
     if model.n_experts and rl.route_shape(model) is None:
         rounding *= GROWTH_OF_ROUTES
     return GROWTH * rounding * math.sqrt(model.n_layers) + LOGPROB_ROUNDING
+
+
+def _rounding_error(name: str) -> float:
+    """Returns the largest relative error of rounding to a dtype or format."""
+    return ROUNDING[name] if name in ROUNDING else float(jnp.finfo(name).eps) / 2
 
 
 def gap_bound(rl: RLConfig, model: ModelConfig, sampler: SamplerConfig) -> float:
