@@ -146,7 +146,9 @@ def _sum_bits(arrays: tuple[jax.Array, ...], mesh: Mesh | None, specs: tuple[Par
         for shard, spec in zip(shards, specs, strict=True):
             axes = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
             axes += [()] * (shard.ndim - len(axes))
-            sums.append(jax.lax.psum(_sums_of_shard(shard, axes), tuple(axis for of_dim in axes for axis in of_dim)))
+            sharded_axes = tuple(axis for of_dim in axes for axis in of_dim)
+            of_shard = _sums_of_shard(shard, axes)
+            sums.append(jax.lax.psum(of_shard, sharded_axes) if sharded_axes else of_shard)
         of_device = jnp.stack(sums)
         return jnp.stack([jax.lax.pmin(of_device, mesh.axis_names), jax.lax.pmax(of_device, mesh.axis_names)])
 

@@ -59,6 +59,41 @@ def test_the_gap_is_what_the_dtypes_explain(model, compute, dtype, least):
     assert least <= gap <= expected_gap(RLConfig(), model, SamplerConfig(param_dtype=dtype))
 
 
+WIDE_EXPERTS = dict(n_mtp_modules=0, vocab_size=256, d_model=64, expert_ff_dim=32, dispatch="ring", max_context=128)
+WIDE_DENSE = LLAMA | {"vocab_size": 256, "d_model": 64, "max_context": 128}
+NETWORKS = {
+    "dense": (WIDE_DENSE, "auto"),
+    "experts, replay": (WIDE_EXPERTS, "on"),
+    "experts, own routes": (WIDE_EXPERTS, "off"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("network", "layers", "compute", "dtype", "median"),
+    [
+        ("dense", 2, "bfloat16", "int8", 0.028),
+        ("dense", 2, "float32", "bfloat16", 0.011),
+        ("dense", 16, "bfloat16", "int8", 0.044),
+        ("experts, replay", 2, "bfloat16", "", 0.010),
+        ("experts, replay", 2, "bfloat16", "float8_e4m3fn", 0.138),
+        ("experts, replay", 16, "float32", "", 1.9e-6),
+        ("experts, replay", 16, "bfloat16", "", 0.038),
+        ("experts, replay", 16, "bfloat16", "int8", 0.149),
+        ("experts, own routes", 16, "bfloat16", "", 0.106),
+        ("experts, own routes", 16, "bfloat16", "int8", 0.195),
+    ],
+)
+def test_gaps_are_those_of_the_documentation(network, layers, compute, dtype, median):
+    """docs/design.md, "Weights that do not arrive"."""
+    changes, replay = NETWORKS[network]
+    model = small(**changes | {"n_layers": layers, "compute_dtype": compute})
+    _, _, check = both_sides(model, dtype, router_replay=replay)
+    gap = measure(check, random_weights(model))
+    assert gap == pytest.approx(median, rel=0.5)
+    assert gap <= expected_gap(RLConfig(router_replay=replay), model, SamplerConfig(param_dtype=dtype))
+
+
 def test_other_weights_and_numbers_that_are_none_are_beyond_the_bound():
     _, update, check = both_sides(EXPERTS, "")
     with pytest.raises(UserError, match=r"version 0: the median gap of a fixed row of 64 tokens is .* beyond 0\.05"):
