@@ -30,6 +30,7 @@ from composer_jax.sampler.runner import RowScores, Runner
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import Schedule
 from composer_jax.sampler.session import EngineSession
+from composer_jax.sampler.session_slots import SessionSlots
 from composer_jax.sampler.several_processes import Leader, OnCall, WeightsOfVersion, follow
 from composer_jax.sampler.stats import SamplerStats, read_stats
 from composer_jax.sampler.watchdog import Activity, Watchdog
@@ -238,11 +239,10 @@ class Sampler:
         if self.mesh.is_multi_process and not is_first_process():
             raise RuntimeError("process 0 serves; the other processes call Sampler.follow")
         self._error: Exception | None = None
-        self._leaving, self._work, self._session_closed = False, asyncio.Event(), asyncio.Event()
+        self._leaving, self._work = False, asyncio.Event()
         self._pause_mode: PauseMode | None = None
         self._will_resume, self._paused = False, asyncio.Event()
-        self._sessions: set[EngineSession] = set()
-        self._n_ahead = 0
+        self._sessions = SessionSlots[EngineSession](self.config.slots, self._raise_if_ended)
         self.is_serving = True
         try:
             async with Leader(self._runner, self._work.set) as self._leader:
@@ -294,20 +294,8 @@ class Sampler:
 
     async def open(self, seed: int, *, ahead: bool = False) -> EngineSession:
         """See TrainablePolicy.open. At most config.slots sessions are open, so their contexts fit into the cache."""
-        self._raise_if_ended()
-        self._n_ahead += ahead
-        try:
-            while len(self._sessions) >= self.config.slots or (self._n_ahead and not ahead):
-                self._session_closed.clear()
-                await self._session_closed.wait()
-                self._raise_if_ended()
-        finally:
-            if ahead:
-                self._n_ahead -= 1
-                self._session_closed.set()  # the others may open again, once nobody is ahead of them
-        session = EngineSession(self, seed, functools.partial(self._close, self._sessions))
-        self._sessions.add(session)
-        return session
+        on_close = functools.partial(self._close, self._sessions)
+        return await self._sessions.open(lambda: EngineSession(self, seed, on_close), ahead=ahead)
 
     def submit(self, request: Request) -> RequestHandle:
         """Queues a request; the handle gives its Sample, or what it samples as it does.
@@ -327,11 +315,10 @@ class Sampler:
         self._work.set()
         return handle
 
-    def _close(self, sessions: set[EngineSession], session: EngineSession) -> None:
+    def _close(self, sessions: SessionSlots[EngineSession], session: EngineSession) -> None:
         """Closes one of the sessions of a serving, also after its end."""
-        sessions.discard(session)
         self._requests.close(session.lease)
-        self._session_closed.set()
+        sessions.close(session)
         self._work.set()
 
     def _raise_if_ended(self) -> None:
@@ -381,7 +368,7 @@ class Sampler:
         finally:
             self._watchdog.stop()
             self._error, self._calls = reason, None
-            self._session_closed.set()
+            self._sessions.wake()
             self._paused.set()
             if self._update is not None:
                 self._update.resolve(reason)
