@@ -34,10 +34,10 @@ from launch.huge_pages import restart_with_huge_pages
 def chunked(hidden_TD: jax.Array, weight_DV: jax.Array, tokens_T: jax.Array, chunk: int) -> jax.Array:
     """Returns the mean loss, as predict_positions computes it."""
 
-    def logprob(h_TD: jax.Array, token_T: jax.Array) -> jax.Array:
+    def logprob(weight_DV: jax.Array, h_TD: jax.Array, token_T: jax.Array) -> jax.Array:
         return Predictions(head_logits(h_TD, weight_DV)).logprob(token_T)
 
-    return -map_chunks(logprob, chunk, hidden_TD, tokens_T).mean()
+    return -map_chunks(logprob, chunk, weight_DV, hidden_TD, tokens_T).mean()
 
 
 def whole(hidden_TD: jax.Array, weight_DV: jax.Array, tokens_T: jax.Array) -> jax.Array:

@@ -34,6 +34,8 @@ class ModelDef:
     measures_logits: bool = False
     """Whether the Decoder's training form returns the largest attention logit of every head (Hidden.max_logits), which
     a Learner with OptimizerConfig.qk_clip needs; the attention kind must be a ClippedAttention."""
+    reduce_dtype: str = "float32"
+    """Dtype in which the gradients of weights are summed over devices (MeshConfig.reduce_dtype)."""
 
     def bind(self, params: Params, router_bias: Params) -> Decoder:
         """Returns the Decoder with these arrays; call it inside a traced function."""
@@ -41,6 +43,8 @@ class ModelDef:
         param_state, bias_state = nnx.clone(param_state), nnx.clone(bias_state)
         nnx.replace_by_pure_dict(param_state, params)
         nnx.replace_by_pure_dict(bias_state, router_bias)
+        for _, variable in nnx.to_flat_state(param_state):
+            variable.set_metadata(reduce_dtype=self.reduce_dtype)
         return nnx.merge(graph, param_state, bias_state)
 
     def init(self, seed: int, mesh: Mesh | None = None) -> tuple[Params, Params]:

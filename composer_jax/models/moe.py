@@ -78,7 +78,7 @@ class MixtureOfExperts(nnx.Module):
         activation, config = self._activation, self.config
         dispatch_kind = find_dispatch(config.dispatch)
 
-        def dispatch(x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array):
+        def dispatch(experts: Experts, x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array):
             y_TD, dropped = dispatch_kind(
                 x_TD, ids_Tk, gates_Tk, experts, activation, capacity_factor=config.capacity_factor
             )
@@ -87,7 +87,7 @@ class MixtureOfExperts(nnx.Module):
         # Padding is sent to no expert (-1), so that it takes no capacity from tokens.
         ids_Tk = jnp.where(token_mask_BS.reshape(-1, 1), routing.ids_Tk, -1)
         tokens = x_TD, ids_Tk, routing.gates_Tk.astype(x_TD.dtype)
-        y_TD, dropped = map_chunks(dispatch, config.expert_chunk, *tokens)
+        y_TD, dropped = map_chunks(dispatch, config.expert_chunk, experts, *tokens)
         if self.config.n_shared_experts:
             y_TD = y_TD + self.shared(x_TD)
         return y_TD.reshape(x_BSD.shape), dropped.sum()

@@ -84,14 +84,15 @@ def matrix_axes(param: nnx.Variable) -> MatrixAxes | None:
 def gather_param(param: nnx.Variable, dtype: DTypeLike) -> jax.Array:
     """Returns the weight in `dtype`, all-gathered over the FSDP mesh axes.
 
-    A weight is cast before the gather. An 8-bit one is gathered as it is stored, and dequantised after.
+    A weight is cast before the gather, and its gradient is summed over devices in ModelDef.reduce_dtype. An 8-bit one
+    is gathered as it is stored, and dequantised after; it has no gradient.
     """
     weight, metadata = param.get_value(), param.get_metadata()
     axes = metadata["axes"]
     if isinstance(weight, QuantizedArray):
         scales = all_gather_fsdp(weight.scales, scale_axes(axes, metadata["in_axes"]))
         return QuantizedArray(all_gather_fsdp(weight.values, axes), scales).dequantize(dtype)
-    return all_gather_fsdp(weight.astype(dtype), axes)
+    return all_gather_fsdp(weight, axes, dtype, metadata.get("reduce_dtype", "float32"))
 
 
 def scale_axes(axes: tuple[str | None, ...], in_axes: tuple[int, ...]) -> tuple[str | None, ...]:

@@ -31,7 +31,7 @@ class MeshConfig:
     """The mesh of a run: how many devices lie along each axis. One axis may be -1 and takes the remaining devices.
 
     Raises:
-      UserError: a size out of range, more than one -1, or an unknown reduction; the message names the field.
+      UserError: a size out of range, more than one -1, or an unknown reduction or dtype; the message names the field.
     """
 
     cpu_devices: int = 0
@@ -50,6 +50,10 @@ class MeshConfig:
     reduction: Literal["collective", "host"] = "collective"
     """How gradients are summed over `replica`: "collective" inside the compiled step; "host" by the host, in one
     process only, so that the CPU's thread pool cannot stall in a collective (train/learner.py)."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype in which devices sum the gradients of weights, whatever dtype the weights are gathered in (PyTorch FSDP's
+    reduce_dtype, Megatron's grad_reduce_in_fp32). "bfloat16" sends 2 bytes instead of 4 for every number and rounds
+    every partial sum (docs/scale.md)."""
 
     def __post_init__(self):
         if self.cpu_devices < 0:
@@ -64,6 +68,8 @@ class MeshConfig:
             raise UserError(f"{' and '.join(remainders)}: only one axis can take the remaining devices.")
         if self.reduction not in ("collective", "host"):
             raise UserError(f"mesh.reduction={self.reduction!r} is unknown; use 'collective' or 'host'.")
+        if self.reduce_dtype not in ("float32", "bfloat16"):
+            raise UserError(f"mesh.reduce_dtype={self.reduce_dtype!r} is unknown; use 'float32' or 'bfloat16'.")
 
     @property
     def axis_sizes(self) -> dict[str, int]:

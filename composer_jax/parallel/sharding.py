@@ -1,17 +1,19 @@
 """The one table from logical axes of weights to mesh axes, and the storage and gathering that follow from it.
 
 Outside the model a weight is stored under `storage_spec`. The model runs as a per-device program (`jax.shard_map` over
-every mesh axis): `all_gather_fsdp` gathers the shards of a weight before use, and its transpose under differentiation
-is the reduce-scatter of the gradient. So every collective of a step is a line of code here, in dispatch/, or in the
-loss, and a mesh of one device has none.
+every mesh axis): `all_gather_fsdp` gathers the shards of a weight before use, and its gradient is the reduce-scatter.
+So every collective of a step is a line of code here, in dispatch/, or in the loss, and a mesh of one device has none.
 """
 
+import functools
 import math
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from composer_jax.errors import UserError
 from composer_jax.ops.vma import pcast_varying, varying_axes
@@ -69,23 +71,64 @@ def axis_size(axis: str) -> int:
     return jax.sharding.get_abstract_mesh().shape.get(axis, 1)
 
 
-def all_gather_fsdp(weight: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-    """All-gathers the dimensions of a weight that are sharded over FSDP_AXES; identity on one device.
+def all_gather_fsdp(
+    weight: jax.Array, axes: tuple[str | None, ...], dtype: DTypeLike | None = None, reduce_dtype: str = "float32"
+) -> jax.Array:
+    """Casts a weight and all-gathers the dimensions that are sharded over FSDP_AXES; only a cast on one device.
 
-    The shard is typed as varying over the token axes before the gather, so that its gradient is first reduce-scattered
-    and only the resulting shard is summed over the other axes. Left to the gather's use, the whole gradient would be
-    summed.
+    The gather moves `dtype`. The gradient is summed over the token axes in `reduce_dtype`, whatever `dtype` is: first
+    it is reduce-scattered over the gathered axes, then the resulting shard is summed over the others. Left to the
+    weight's use, the whole gradient would be summed, in `dtype`.
 
     Args:
       weight: this device's shard, any dtype.
       axes: the logical axis of each dimension.
+      dtype: of the result; None: that of the weight.
+      reduce_dtype: as in MeshConfig.
     """
     chex.assert_rank(weight, len(axes))
-    for dim, logical in enumerate(axes):
-        sharded = tuple(axis for axis in _rule(logical) if axis in FSDP_AXES and axis_size(axis) > 1)
-        if sharded:
-            weight = jax.lax.all_gather(_vary_over_tokens(weight), sharded, axis=dim, tiled=True)
+    dtype = weight.dtype if dtype is None else jnp.dtype(dtype)
+    gathered = {
+        dim: sharded
+        for dim, logical in enumerate(axes)
+        if (sharded := tuple(axis for axis in _rule(logical) if axis in FSDP_AXES and axis_size(axis) > 1))
+    }
+    over_tokens = frozenset(axis for axis in TOKEN_AXES if axis_size(axis) > 1)
+    if not over_tokens:
+        return weight if weight.dtype == dtype else weight.astype(dtype)
+    # Empty in programs without VMA checks, which have no gradient.
+    summed = varying_axes(pcast_varying(weight, over_tokens)) - varying_axes(weight)
+    return _gather(_Gather(tuple(gathered.items()), summed, dtype, weight.dtype, jnp.dtype(reduce_dtype)), weight)
+
+
+class _Gather(NamedTuple):
+    gathered: tuple[tuple[int, tuple[str, ...]], ...]
+    """(dimension, mesh axes) of each gather."""
+    summed: frozenset[str]
+    """Token axes along which the shard is the same on all devices, and their gradients are not."""
+    dtype: jnp.dtype
+    stored_dtype: jnp.dtype
+    reduce_dtype: jnp.dtype
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather(how: _Gather, weight: jax.Array) -> jax.Array:
+    weight = pcast_varying(weight.astype(how.dtype), varying_axes(weight) | how.summed)
+    for dim, mesh_axes in how.gathered:
+        weight = jax.lax.all_gather(weight, mesh_axes, axis=dim, tiled=True)
     return weight
+
+
+def _reduce_gradient(how: _Gather, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    gradient = gradient.astype(how.reduce_dtype)
+    for dim, mesh_axes in how.gathered:
+        gradient = jax.lax.psum_scatter(gradient, mesh_axes, scatter_dimension=dim, tiled=True)
+    if how.summed:
+        gradient = jax.lax.psum(gradient, tuple(sorted(how.summed)))
+    return (gradient.astype(how.stored_dtype),)
+
+
+_gather.defvjp(lambda how, weight: (_gather(how, weight), None), _reduce_gradient)
 
 
 def psum_tensor(partial: jax.Array) -> jax.Array:
@@ -97,9 +140,3 @@ def psum_tensor(partial: jax.Array) -> jax.Array:
 def _rule(logical: str | None) -> tuple[str, ...]:
     """Returns the mesh axes that shard a logical axis."""
     return LOGICAL_AXIS_RULES.get(logical, ()) if logical else ()
-
-
-def _vary_over_tokens(weight: jax.Array) -> jax.Array:
-    """Types the weight as varying over every token axis; unchanged in programs without VMA checks."""
-    varying = varying_axes(weight)
-    return pcast_varying(weight, varying | {axis for axis in TOKEN_AXES if axis_size(axis) > 1}) if varying else weight

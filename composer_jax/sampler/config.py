@@ -44,8 +44,8 @@ class SamplerConfig:
     """Rows per device of decode calls, besides one per slot. A call has the fewest rows that hold its requests. Empty:
     a half and a quarter of the slots, if that is 8 or more."""
     mesh: MeshConfig | None = None
-    """The sampler's own mesh over the devices of the run's mesh; None uses the run's mesh. Its `cpu_devices` and
-    `reduction` are ignored."""
+    """The sampler's own mesh over the devices of the run's mesh; None uses the run's mesh. Its `cpu_devices`,
+    `reduction` and `reduce_dtype` are ignored."""
     param_dtype: str = ""
     """Dtype of the sampler's copy of the weights; empty uses the model's param_dtype. "float32" or "bfloat16" casts all
     weights. "int8" or "float8_e4m3fn" stores matrices in 8 bits with one float32 scale per output column; the embedding

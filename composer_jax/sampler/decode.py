@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from composer_jax.models.cache import Cache
-from composer_jax.models.decoder import Decoder
+from composer_jax.models.decoder import Decoder, all_gather_vocab, head_logits
 from composer_jax.ops.chunks import map_chunks
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel.sharding import axis_size
@@ -143,13 +143,13 @@ def score(
     """
     states_BSD, cache = _compute(decoder, cache, tokens_BS, start_B, count_B, tables_BJ, next_BS)
 
-    def score_states(states_TD: jax.Array, next_T: jax.Array) -> tuple[jax.Array, ...]:
-        raw_TW = jax.nn.log_softmax(decoder.logits(states_TD))
+    def score_states(weight_DW: jax.Array, states_TD: jax.Array, next_T: jax.Array) -> tuple[jax.Array, ...]:
+        raw_TW = jax.nn.log_softmax(all_gather_vocab(head_logits(states_TD, weight_DW)))
         top_TK, ids_TK = jax.lax.top_k(raw_TW, min(MOST_TOP_LOGPROBS, raw_TW.shape[-1]))
         return jnp.take_along_axis(raw_TW, next_T[:, None], axis=-1)[:, 0], ids_TK, top_TK
 
     flat = states_BSD.reshape(-1, states_BSD.shape[-1]), next_BS.reshape(-1)
-    scores = map_chunks(score_states, SCORED_AT_ONCE, *flat)
+    scores = map_chunks(score_states, SCORED_AT_ONCE, decoder.head_weight(), *flat)
     return cache, Scores(*(a.reshape(*tokens_BS.shape, *a.shape[1:]) for a in scores))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from composer_jax.models.attention_kinds import attention_kind
@@ -34,8 +35,6 @@ READS_OF_EXPERTS = 8.0
 """How often a chunk of tokens moves the experts' weights or their gradients through HBM, forward and backward."""
 READS_OF_KEYS = 26.0
 """How often MLA's expanded keys and values, of all tokens of a row, move through HBM in a step; from traces of K2.5."""
-LAYER_COPIES = 2
-"""A layer's gathered weights and their gradient."""
 TEMPORARIES = 1.4
 """The compiler's temporaries over ours, from K2.5 at 32k on v5p:8x8x16: compiled with expert=8 context=2."""
 
@@ -85,6 +84,8 @@ class LayoutEstimator:
         self._parameters = sum(weight.size for weight in weights)
         self._whole_state = self._state_over_weights * sum(weight.size * weight.dtype.itemsize for weight in weights)
         self._width = np.dtype(self.model_def.config.compute_dtype).itemsize
+        # Bytes of a number of a gradient that devices sum, over those of a gathered weight.
+        self._reduced = jnp.dtype(self.model_def.reduce_dtype).itemsize / self._width
         self._weights: dict[tuple[int, ...], _Weights] = {}
 
     def estimate(self, layout: Layout) -> Estimate:
@@ -114,7 +115,12 @@ class LayoutEstimator:
         state = self._whole_state * layout.sizes["replica"] / len(self.tpus.devices)
         kept = self._device_tokens(layout) * c.n_layers * c.d_model * self._width
         layer = self._parameters * self._width / c.n_layers / layout.shards(EXPERT_AXES)
-        return state + kept + TEMPORARIES * LAYER_COPIES * layer
+        return state + kept + TEMPORARIES * self._layer_copies * layer
+
+    @property
+    def _layer_copies(self) -> float:
+        """A layer's gathered weights and their gradient, over the bytes of the weights."""
+        return 1 + self._reduced
 
     def _device_tokens(self, layout: Layout) -> float:
         return layout.batch_size * self.tokens / layout.shards(TOKEN_AXES)
@@ -135,7 +141,7 @@ class LayoutEstimator:
                 if fsdp:
                     gathered[fsdp] = gathered.get(fsdp, 0.0) + whole
                 if rest := tuple(a for a in TOKEN_AXES if a not in axes and mesh.shape[a] > 1):
-                    summed[rest] = summed.get(rest, 0.0) + shard * self._width
+                    summed[rest] = summed.get(rest, 0.0) + shard * self._width * self._reduced
                 if weight.ndim == 2:
                     vocab = max(vocab, whole)
             network = Network(mesh, self.tpus.chip, self.tpus.torus, Efficiency())
@@ -146,7 +152,9 @@ class LayoutEstimator:
         """Returns the seconds of collectives that the prediction hides behind computation, and of the others."""
         c, sizes, seconds = self.model_def.config, layout.sizes, weights.network.seconds
         token_bytes = self._device_tokens(layout) * c.d_model * self._width
-        parts = [(3, Collective("all_gather", axes, size)) for axes, size in weights.gathered.items()]
+        # Weights are gathered forward and, recomputed, backward; gradients are reduce-scattered.
+        gathers = 2 + self._reduced
+        parts = [(gathers, Collective("all_gather", axes, size)) for axes, size in weights.gathered.items()]
         parts += [(1, Collective("all_reduce", axes, size)) for axes, size in weights.summed.items()]
         if sizes["expert"] > 1 and layout.dispatch == "ring":
             # Tokens and results, and in the backward pass the tokens again and both gradients.
@@ -228,8 +236,11 @@ class LayoutEstimator:
         kept = tokens * c.n_layers * (c.d_model * width + sum(names[name] for name in layout.remat_saves))
         layer = sum(weights.gathered.values()) / c.n_layers
         logits = min(layout.head_chunk or tokens, tokens) * c.vocab_size / sizes["tensor"]
-        head = logits * (4 + width) + 3 * weights.vocab
-        temporary = max(LAYER_COPIES * layer + max(self._expert_bytes(layout), self._attention_bytes(layout)), head)
+        # The weight, a chunk's gradient, and the float32 sum of the gradients of the chunks.
+        head = logits * (4 + width) + (2 + 4 / width) * weights.vocab
+        temporary = max(
+            self._layer_copies * layer + max(self._expert_bytes(layout), self._attention_bytes(layout)), head
+        )
         return self._state_over_weights * weights.stored + kept + TEMPORARIES * temporary
 
     def _expert_bytes(self, layout: Layout) -> float:

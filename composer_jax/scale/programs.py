@@ -8,7 +8,7 @@ and a prefill call of each shape. evaluate has the steps of the sampler.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -113,6 +113,7 @@ def _rl(config: RunConfig, make_mesh: Callable[[MeshConfig], Mesh]) -> dict[str,
         tuple(FIELDS | REFERENCE_FIELDS if rl.algorithm.kl.coefficient else FIELDS),
         shapes,
         ("rl.batches: rows", "rl.batches: length"),
+        config.mesh.reduce_dtype,
         has_reference=rl.algorithm.kl.coefficient > 0,
         route_shape=rl.route_shape(config.model),
         feedback_slots=rl.feedback.tokens_per_row if rl.feedback.weight else 0,
@@ -161,6 +162,7 @@ def _language_step(config: RunConfig, stage: str, mesh: Mesh) -> Step:
         LANGUAGE_FIELDS,
         [shape],
         (f"{section}.batch_size", f"{section}.seq_len"),
+        config.stage_mesh(stage).reduce_dtype,
         trains_mtp=bool(training.loss.mtp_weight),
         trains_trunk=training.loss.trained == "all",
     )
@@ -175,6 +177,7 @@ def _training_step(
     fields: Sequence[str],
     shapes: Sequence[Shape],
     names: tuple[str, str],
+    reduce_dtype: Literal["float32", "bfloat16"],
     *,
     trains_mtp: bool = False,
     trains_trunk: bool = True,
@@ -190,8 +193,9 @@ def _training_step(
     """
     for rows, tokens in shapes:
         _check_batch(rows, tokens, config, mesh, names)
-    model_def = ModelDef(config)
-    learner = Learner(model_def, make_optimizer(optimizer, steps=1), loss, mesh, bias_rate=bias_rate)
+    optimizer_step = make_optimizer(optimizer, steps=1)
+    learner = Learner(ModelDef(config), optimizer_step, loss, mesh, reduce_dtype=reduce_dtype, bias_rate=bias_rate)
+    accumulates = len(shapes) > 1
     programs: dict[str, Program] = {}
     resident: dict[str, Any] = {}
     for shape in shapes:
@@ -201,18 +205,18 @@ def _training_step(
         if feedback_slots:
             slots = slot_shapes(shape[0], min(feedback_slots, shape[1]), config)
             batch |= {name: jax.ShapeDtypeStruct(*of_slots) for name, of_slots in slots.items()}
-        functions = learner.programs(batch)
-        gradient, arguments, _ = functions["gradient"]
-        update, (state, total, rate), keywords = functions["update"]
+        gradient, arguments, _ = learner.programs(batch)["gradient"]
+        part = learner.programs(batch)["update"][1][1]
+        update, (state, total, rate), keywords = learner.programs(batch, accumulates=accumulates)["update"]
         resident = {
             "params": state.params,
             "optimizer": (state.optimizer, state.step),
             "router_bias": state.router_bias,
         } | ({"reference": (state.params, state.router_bias)} if has_reference else {})
-        accumulated = {"accumulated": total} if len(shapes) > 1 else {}
+        accumulated = {"accumulated": total} if accumulates else {}
         name = "gradient" if len(shapes) == 1 else f"gradient {shape[0]}x{shape[1]}"
         programs[name] = Program(
-            gradient, arguments, {}, resident | {"batch": arguments[2:]} | accumulated, {"gradient": total}
+            gradient, arguments, {}, resident | {"batch": arguments[2:]} | accumulated, {"gradient": part}
         )
         programs["update"] = Program(
             update, (state, total, rate), keywords, resident | {"gradient": total}, {}, is_update=True
@@ -221,7 +225,7 @@ def _training_step(
         rows * training_flops(config, tokens, trains_mtp=trains_mtp, trains_trunk=trains_trunk)
         for rows, tokens in shapes
     )
-    return Step(mesh, model_def, programs, flops, sum(rows * tokens for rows, tokens in shapes))
+    return Step(mesh, learner.definition, programs, flops, sum(rows * tokens for rows, tokens in shapes))
 
 
 def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> dict[str, Step]:

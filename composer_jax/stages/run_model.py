@@ -129,11 +129,13 @@ class RunModel:
           steps: length of the learning-rate schedule.
           bias_rate: step of the router bias; 0 freezes it.
         """
+        mesh = self.config.stage_mesh(stage)
         return Learner(
             ModelDef(self.config.stage_model(stage)),
             make_optimizer(optimizer, steps),
             make_loss(loss),
             self._mesh(stage),
-            reduction=self.config.stage_mesh(stage).reduction,
+            reduction=mesh.reduction,
+            reduce_dtype=mesh.reduce_dtype,
             bias_rate=bias_rate,
         )

@@ -58,13 +58,12 @@ def predict_positions(
         check_shapes(dims, states_BSD=(states_BSD, states[0].dtype))
     for array_BS in arrays_BS:
         check_shapes(dims, array_BS=(array_BS, array_BS.dtype))
-    weight_DW = decoder.head_weight()
 
-    def piece(*inputs):
+    def piece(weight_DW, *inputs):
         predictions = [Predictions(head_logits(h_TD, weight_DW)) for h_TD in inputs[: len(states)]]
         return function(*predictions, *inputs[len(states) :])
 
     with jax.named_scope("head"):
         flat = [array.reshape(-1, *array.shape[2:]) for array in (*states, *arrays_BS)]
-        out = map_chunks(piece, chunk, *flat)
+        out = map_chunks(piece, chunk, decoder.head_weight(), *flat)
         return jax.tree.map(lambda array: array.reshape(states[0].shape[:2]), out)

@@ -60,11 +60,13 @@ class Learner:
         mesh: Mesh,
         *,
         reduction: Literal["collective", "host"] = "collective",
+        reduce_dtype: Literal["float32", "bfloat16"] = "float32",
         bias_rate: float = 0.0,
     ):
         """
         Args:
           reduction: how gradients are summed over `replica` (the module's docstring); "host" needs a single process.
+          reduce_dtype: in which devices sum gradients (MeshConfig).
           bias_rate: step of the router bias towards even load (DeepSeek-V3: 1e-3); 0 freezes the bias, and a network
             without experts has none.
         """
@@ -72,6 +74,7 @@ class Learner:
             raise UserError(f"reduction={reduction!r} is unknown; use 'collective' or 'host'.")
         if optimizer.qk_clip is not None:
             check_qk_clip(definition.config)
+        definition = dataclasses.replace(definition, reduce_dtype=reduce_dtype)
         self.definition, self.optimizer, self.mesh = definition, optimizer, mesh
         self.host_reduction = reduction == "host" and mesh.shape["replica"] > 1
         self.replicated = NamedSharding(mesh, PartitionSpec())
@@ -84,6 +87,7 @@ class Learner:
         self._gradient = jax.jit(self._sharded_program(loss, with_gradient=True))
         self._evaluate = jax.jit(self._sharded_program(loss, with_gradient=False))
         self._accumulate = jax.jit(_accumulate, donate_argnums=0)
+        self._accumulate_first = jax.jit(_accumulate)
         self._update = jax.jit(self._apply, static_argnames="bias_rate", donate_argnums=0)
         self.bias_rate = bias_rate
 
@@ -107,11 +111,14 @@ class Learner:
             _with_shardings(jax.ShapeDtypeStruct((), jnp.int32), self.replicated),
         )
 
-    def programs(self, batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, tuple[Callable, tuple, dict]]:
+    def programs(
+        self, batch: dict[str, jax.ShapeDtypeStruct], *, accumulates: bool = False
+    ) -> dict[str, tuple[Callable, tuple, dict]]:
         """The programs of a step with abstract arguments, to be traced or compiled.
 
         Args:
           batch: shapes and dtypes of the batch's fields, [B,S] each.
+          accumulates: whether the step adds the gradients of several batches.
 
         Returns:
           {"gradient": (jitted function, arguments, keyword arguments), "update" and "evaluate": the same}.
@@ -122,6 +129,8 @@ class Learner:
         batch = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=fields[name]) for name, a in batch.items()}
         gradient = (state.params, state.router_bias, batch, scalar)
         total = jax.eval_shape(self._gradient, *gradient)
+        if accumulates:
+            total = jax.eval_shape(_accumulate, total, total)
         shardings = jax.tree.map(lambda _: self.replicated, total)
         shardings["gradient"] = self.definition.shardings(self.mesh)[0]
         update = (state, _with_shardings(total, shardings), scalar)
@@ -159,6 +168,9 @@ class Learner:
     ) -> tuple[TrainState, dict[str, float]]:
         """Takes one optimizer step over one or more accumulated batches, whose shapes may differ.
 
+        The gradients of several batches are added in float32, 4 bytes a parameter, sharded like the weights; that of a
+        single batch stays in the dtype of the weights.
+
         A step whose gradient has a norm that is not finite is skipped: weights, optimizer and router bias stay as they
         are, and the step counter and the learning rate go on.
 
@@ -192,7 +204,7 @@ class Learner:
         total = None
         for batch in batches:
             part = self.gradient(state.params, state.router_bias, batch, normalisers)
-            total = part if total is None else self._accumulate(total, part)
+            total = part if total is None else self._add(total, part)
         if total is None:
             raise ValueError("a step needs at least one batch")
         if self.host_reduction:
@@ -200,6 +212,12 @@ class Learner:
         rate = self.optimizer.learning_rate(steps_taken)
         state, sums, maxima = self._update(state, total, np.float32(rate), bias_rate=self.bias_rate)
         return state, StepMetrics(sums | maxima, rate)
+
+    def _add(self, total: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+        """The sum of the results of two batches, in float32. `total` is donated, except a bfloat16 one, whose memory
+        a float32 sum cannot take."""
+        is_wide = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(total["gradient"]))
+        return (self._accumulate if is_wide else self._accumulate_first)(total, part)
 
     def gradient(
         self, params: Params, router_bias: Params, batch: dict[str, np.ndarray], normalisers: Normalisers
@@ -374,7 +392,7 @@ def _where(condition: jax.Array, new: Any, old: Any) -> Any:
 
 
 def _accumulate(total, part):
-    add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
+    add = lambda a, b: jax.tree.map(jnp.add, *cast_floats((a, b), "float32"))  # noqa: E731
     return {
         "gradient": add(total["gradient"], part["gradient"]),
         "sums": add(total["sums"], part["sums"]),

@@ -59,6 +59,7 @@ def test_a_config_without_remainder_uses_the_first_devices():
         ({"data": -1}, "mesh.replica=-1 and mesh.data=-1: only one axis"),
         ({"cpu_devices": -1}, "mesh.cpu_devices=-1 is negative"),
         ({"reduction": "sum"}, "mesh.reduction='sum' is unknown; use 'collective' or 'host'"),
+        ({"reduce_dtype": "float16"}, "mesh.reduce_dtype='float16' is unknown; use 'float32' or 'bfloat16'"),
     ],
     ids=str,
 )

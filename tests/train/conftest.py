@@ -21,14 +21,15 @@ def weights():
 
 @pytest.fixture(scope="session")
 def new_learner():
-    """(mesh sizes, reduction=, dispatch=, loss=, config=) -> a Learner on as many devices as the mesh has."""
+    """(mesh sizes, dispatch=, config=, loss= and those of Learner) -> a Learner on as many devices as the mesh has."""
 
-    def make(sizes=None, *, reduction="collective", dispatch="dense", loss=None, config=CONFIG):
+    def make(sizes=None, *, reduction="collective", dispatch="dense", loss=None, config=CONFIG, reduce_dtype="float32"):
         sizes = sizes or {}
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
         definition = ModelDef(dataclasses.replace(config, dispatch=dispatch))
         loss = loss or LanguageLoss(LanguageLossConfig(mtp_weight=0.3, balance_weight=0.1))
-        return Learner(definition, OPTIMIZER, loss, mesh, reduction=reduction, bias_rate=BIAS_RATE)
+        how = dict(reduction=reduction, reduce_dtype=reduce_dtype, bias_rate=BIAS_RATE)
+        return Learner(definition, OPTIMIZER, loss, mesh, **how)
 
     return make
 

@@ -4,7 +4,7 @@ After a ring's all-gather a device holds the tokens of its group, and only a fra
 experts. How many is known on the device only. A buffer for all of them would be n times too large, and a buffer for an
 n-th may be too small; so the rows are computed in as many rounds of `rows` as necessary, one under balanced load.
 Nothing is dropped. The backward pass is written by hand, because a loop of unknown length has no automatic gradient; it
-recomputes the intermediate values of each round.
+recomputes the intermediate values of each round and sums gradients in float32.
 """
 
 import functools
@@ -61,14 +61,16 @@ def _backward(activation, rows, operands, dy_TD):
         return (
             dx_TD.at[part.tokens].add(dx_RD.astype(jnp.float32)),
             dgates_N.at[part.pairs].add(jnp.where(part.valid, dgates_R, 0)),
-            jax.tree.map(jnp.add, dexperts, dexperts_round),
+            jax.tree.map(lambda total, part: total + part.astype(jnp.float32), dexperts, dexperts_round),
         )
 
     def zeros(array, dtype=None):
         return pcast_varying(jnp.zeros(array.shape, dtype or array.dtype), varying_axes(x_TD))
 
-    start = zeros(x_TD, jnp.float32), zeros(gates_Tk.reshape(-1)), jax.tree.map(zeros, experts)
+    wide_zeros = functools.partial(zeros, dtype=jnp.float32)
+    start = wide_zeros(x_TD), zeros(gates_Tk.reshape(-1)), jax.tree.map(wide_zeros, experts)
     dx_TD, dgates_N, dexperts = _loop(add_round, sorted_rows, rows, start)
+    dexperts = jax.tree.map(lambda total, weight: total.astype(weight.dtype), dexperts, experts)
     return dx_TD.astype(x_TD.dtype), None, dgates_N.reshape(gates_Tk.shape), dexperts
 
 
