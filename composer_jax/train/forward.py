@@ -3,7 +3,7 @@
 A batch is a dict of arrays whose fields train/losses.py describes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -44,7 +44,12 @@ def hidden_states(decoder: Decoder, batch: Batch, *, plausibility: float = 0.0) 
 
 
 def predict_positions(
-    decoder: Decoder, function: Callable, chunk: int | None, states: tuple[jax.Array, ...], *arrays_BS: jax.Array
+    decoder: Decoder,
+    function: Callable,
+    chunk: int | None,
+    states: tuple[jax.Array, ...],
+    *arrays_BS: jax.Array,
+    trains_head: Sequence[bool] = (),
 ) -> Any:
     """Applies `function` to the predictions at every position; returns its tree of arrays, [B,S] each.
 
@@ -52,6 +57,7 @@ def predict_positions(
       function: (one Predictions per array of `states`, then `arrays_BS`, flattened to [T]) -> tree of arrays [T].
       chunk: number of positions whose logits exist at the same time; None: all.
       states: normalised states [B,S,D], compute dtype.
+      trains_head: for each of `states`, whether the head's weight gets a gradient from it; empty: from all.
     """
     dims = check_shapes(states_BSD=(states[0], jnp.floating))
     for states_BSD in states:
@@ -60,7 +66,10 @@ def predict_positions(
         check_shapes(dims, array_BS=(array_BS, array_BS.dtype))
 
     def piece(weight_DW, *inputs):
-        predictions = [Predictions(head_logits(h_TD, weight_DW)) for h_TD in inputs[: len(states)]]
+        frozen_DW = jax.lax.stop_gradient(weight_DW)
+        weights = [weight_DW if trains else frozen_DW for trains in trains_head or len(states) * (True,)]
+        pairs = zip(inputs[: len(states)], weights, strict=True)
+        predictions = [Predictions(head_logits(h_TD, w_DW)) for h_TD, w_DW in pairs]
         return function(*predictions, *inputs[len(states) :])
 
     with jax.named_scope("head"):

@@ -161,8 +161,9 @@ class LanguageLoss:
 
     The teacher of module k is the main head k positions later (Composer 2 report, arXiv 2603.24477, section 3: "predict
     the exact logit distribution of the main LM head"; the mean is DeepSeek-V3's, equation 25). With
-    mtp_target="cross_entropy" the KL is -log p(x_t) of module k instead. The trunk gets no gradient from the second
-    term (not published; ours). The third term is balance_weight per token and layer where load is even.
+    mtp_target="cross_entropy" the KL is -log p(x_t) of module k instead. The second term trains the modules alone:
+    trunk, embedding and head get no gradient from it (not published; ours). The third term is balance_weight per token
+    and layer where load is even.
     """
 
     config: LanguageLossConfig = dataclasses.field(default_factory=LanguageLossConfig)
@@ -198,7 +199,10 @@ class LanguageLoss:
             return main.logprob(token), *losses
 
         tokens_BS, chunk = context.shift_left(batch["tokens"]), decoder.config.head_chunk
-        logprobs_BS, *mtp_losses = predict_positions(decoder, at_position, chunk, states, tokens_BS)
+        trains_head = (True, *(len(states) - 1) * (False,))
+        logprobs_BS, *mtp_losses = predict_positions(
+            decoder, at_position, chunk, states, tokens_BS, trains_head=trains_head
+        )
         weights_BS = context.shift_left(batch["weights"])
         nll = -(weights_BS * logprobs_BS).sum()
         loss = nll / normaliser
