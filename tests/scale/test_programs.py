@@ -222,7 +222,7 @@ def test_sizes_that_do_not_fit_are_named(stage, changes, sentence):
 
 @pytest.mark.parametrize("sizes", [dict(data=2, expert=4), dict(data=2, expert=2, context=2)], ids=str)
 def test_gradients_are_scattered_before_they_are_added_up(sizes):
-    """An all_reduce over an axis is never larger than what one device stores of a weight."""
+    """An all_reduce over an axis is never larger than what one device stores of a weight, as float32."""
     mesh = make_mesh(**sizes)
     step = train_step("pretrain", mesh, model__dispatch="ring")
     gradient = step.programs["gradient"]
@@ -231,7 +231,7 @@ def test_gradients_are_scattered_before_they_are_added_up(sizes):
     region = estimate_cost(jaxpr, CostAssumptions(dict(mesh.shape), occupancy, LOOP_COUNTS))
     sums = [c.bytes for _, c in region.walk() if isinstance(c, Collective) and c.pattern == "all_reduce"]
     stored = [bytes_per_device(leaf) for leaf in jax.tree.leaves(gradient.resident["params"])]
-    assert sums and max(sums) <= max(stored)
+    assert sums and max(sums) <= 2 * max(stored)  # the weights are bfloat16
 
 
 def test_occupancy_of_expert_buffers():
