@@ -167,7 +167,9 @@ class ModelConfig:
     param_dtype: str = "float32"
     """Dtype of the weights."""
     compute_dtype: str = "bfloat16"
-    """Dtype of activations and of weights in matrix products; sums, norms, router and softmax are float32."""
+    """Dtype of activations and of weights in matrix products; sums, norms, router and softmax are float32. "float32"
+    leaves the products to the backend's default precision (float32 on a CPU, TF32 on a GPU, one pass in bfloat16 on a
+    TPU), which JAX's option jax_default_matmul_precision="highest" makes float32. The router's product always is."""
     precision: Precision = "none"
     """Format that the operands of matrix products are rounded to, by fake quantisation, in training and in the sampler:
     those of attention's projections, of experts and dense feed-forward blocks, and of MTP modules. "mxfp8": MXFP8

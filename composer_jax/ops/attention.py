@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from composer_jax.ops.matmul import float32_sum_precision
 from composer_jax.ops.shapes import check_shapes
 
 MASKED = -1e30
@@ -104,16 +105,16 @@ def masked_scores(q_BNQX: jax.Array, k_BTNX: jax.Array, bias_BST: jax.Array, sca
 
 
 def _scores(q_BNQX: jax.Array, k_BTNX: jax.Array, scales: Scales | None) -> jax.Array:
+    how: Any = dict(precision=float32_sum_precision(q_BNQX.dtype), preferred_element_type=jnp.float32)
+
     def products(q: jax.Array, k: jax.Array) -> jax.Array:
         k = k.astype(q.dtype)
         if q.shape[2] < q.shape[3]:
             # XLA's CPU product transposes its second operand in memory: few queries rather than the keys. jnp.einsum
             # would choose the order of the operands itself.
-            by_key_BNTQ = jax.lax.dot_general(
-                k.swapaxes(1, 2), q, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32
-            )
+            by_key_BNTQ = jax.lax.dot_general(k.swapaxes(1, 2), q, (((3,), (3,)), ((0, 1), (0, 1))), **how)
             return by_key_BNTQ.swapaxes(2, 3)
-        return jnp.einsum("bnqx,btnx->bnqt", q, k, preferred_element_type=jnp.float32)
+        return jnp.einsum("bnqx,btnx->bnqt", q, k, **how)
 
     if scales is None:
         return products(q_BNQX, k_BTNX)
@@ -142,5 +143,6 @@ def _weighted_values(
         total = total + jnp.exp(sinks - largest)
     if scales is not None:
         weights = weights * scales
-    weighted = jnp.matmul(weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    precision = float32_sum_precision(values.dtype)
+    weighted = jnp.matmul(weights.astype(values.dtype), values, precision=precision, preferred_element_type=jnp.float32)
     return (weighted / total).astype(values.dtype)

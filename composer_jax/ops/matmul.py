@@ -16,6 +16,16 @@ import jax.numpy as jnp
 from composer_jax.ops.vma import match_vma
 
 
+def float32_sum_precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
+    """Returns the precision of a product of operands in the compute dtype that has a float32 result.
+
+    Products of bfloat16 operands are exact at every precision. In the backward pass the result's float32 gradient is an
+    operand, which DEFAULT rounds to bfloat16 (TPU) or TF32 (GPU), no more than the gradients that it becomes. None for
+    float32 operands: ModelConfig.compute_dtype says what that means.
+    """
+    return jax.lax.Precision.DEFAULT if dtype == jnp.bfloat16 else None
+
+
 def matmul(x: jax.Array, w: jax.Array, contracted: int = 1) -> jax.Array:
     """Returns the sum over the last `contracted` dimensions of x and the first ones of w, in the dtype of both.
 

@@ -1,5 +1,7 @@
 """Newton-Schulz iteration towards the nearest orthogonal matrix, for Muon."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,10 @@ def _iterate(x: jax.Array, steps: int) -> jax.Array:
     if is_tall:  # the product below has the smaller side squared
         x = jnp.swapaxes(x, 1, 2)
     x = x / (jnp.linalg.norm(x, axis=(1, 2), keepdims=True) + 1e-7)
+    # Jordan et al. run the iteration in bfloat16, so that a TPU's or GPU's rounding of float32 operands does no harm.
+    default = jax.lax.Precision.DEFAULT
+    multiply = functools.partial(jnp.matmul, precision=default)
     for _ in range(steps):
-        gram = jnp.einsum("bmn,bkn->bmk", x, x)
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        gram = jnp.einsum("bmn,bkn->bmk", x, x, precision=default)
+        x = a * x + multiply(b * gram + multiply(c * gram, gram), x)
     return jnp.swapaxes(x, 1, 2) if is_tall else x

@@ -129,4 +129,5 @@ def _groups(sizes_E: jax.Array, rows: int) -> jax.Array:
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+    # The default precision is exact: a number of at most 6 significant bits is a bfloat16 and a TF32.
+    return jnp.matmul(a, b, precision=jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32)

@@ -1,4 +1,7 @@
-"""What the tests of the learner share: a model whose sizes divide over eight devices, a batch, gradients."""
+"""What the tests of the learner share: a model whose sizes divide over eight devices, a batch, gradients, and a
+walk over a traced program."""
+
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -30,3 +33,13 @@ def full_gradient(learner, weights, batch, normaliser):
     part = learner.gradient(*weights, batch, normaliser)
     gradient = jax.tree.map(np.asarray, part["gradient"])
     return jax.tree.map(lambda g: g.sum(0), gradient) if learner.host_reduction else gradient
+
+
+def equations(jaxpr) -> Iterator:
+    """All equations of a program, those of inner programs included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)

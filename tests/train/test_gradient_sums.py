@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -22,20 +21,10 @@ from composer_jax.parallel.sharding import all_gather_fsdp, storage_spec
 from composer_jax.scale.costs import CostAssumptions, estimate_cost
 from composer_jax.train.losses import LanguageLoss
 from tests.models.small import random_weights, relative_error
-from tests.train.small_step import CONFIG, full_gradient, make_batch
+from tests.train.small_step import CONFIG, equations, full_gradient, make_batch
 
 BFLOAT16 = dataclasses.replace(CONFIG, compute_dtype="bfloat16", remat=True, head_chunk=8, expert_chunk=16)
 BATCH = make_batch(1)
-
-
-def equations(jaxpr) -> Iterator:
-    """All equations of a program, those of inner programs included."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from equations(inner)
 
 
 def gradient_reductions(learner) -> Counter:
