@@ -74,8 +74,13 @@ def config_layout(run: RunConfig, stage: str, devices: int) -> Layout:
     """Returns the layout that a config asks for on this many devices.
 
     Raises:
-      UserError: an axis of -1 and the others leave a remainder.
+      UserError: an axis of -1 and the others leave a remainder, or the stage accumulates gradients.
     """
+    if (accumulate := run.training(stage).accumulate) > 1:
+        raise UserError(
+            f"{run.section(stage)}.accumulate={accumulate}: layouts are estimated for steps of one batch; search with "
+            "accumulate=1 and the rows of a micro-batch."
+        )
     sizes = run.mesh.axis_sizes
     fixed = 1
     for size in sizes.values():

@@ -152,7 +152,7 @@ def arrays_in(tree: Any, *, host: bool) -> list[Any]:
 
 def _language_step(config: RunConfig, stage: str, mesh: Mesh) -> Step:
     training, section = config.training(stage), config.section(stage)
-    shape = (training.batch_size, training.seq_len)
+    shape = (training.micro_batch_size, training.seq_len)
     return _training_step(
         config.stage_model(stage),
         mesh,
@@ -161,10 +161,14 @@ def _language_step(config: RunConfig, stage: str, mesh: Mesh) -> Step:
         training.bias_rate,
         LANGUAGE_FIELDS,
         [shape],
-        (f"{section}.batch_size", f"{section}.seq_len"),
+        (
+            f"{section}.batch_size" + (f" / {training.accumulate}" if training.accumulate > 1 else ""),
+            f"{section}.seq_len",
+        ),
         config.stage_mesh(stage).reduce_dtype,
         trains_mtp=bool(training.loss.mtp_weight),
         trains_trunk=training.loss.trained == "all",
+        accumulate=training.accumulate,
     )
 
 
@@ -184,18 +188,19 @@ def _training_step(
     has_reference: bool = False,
     route_shape: tuple[int, int] | None = None,
     feedback_slots: int = 0,
+    accumulate: int = 1,
 ) -> Step:
     """Returns the gradient program of each batch shape, and the update.
 
     names: what errors call the rows and the tokens of a shape. has_reference: whether a second copy of the weights is
     resident. route_shape: (L, k) where routes are replayed. feedback_slots: rl.feedback.tokens_per_row, or 0 where
-    there is no feedback.
+    there is no feedback. accumulate: batches of each shape in a step.
     """
     for rows, tokens in shapes:
         _check_batch(rows, tokens, config, mesh, names)
     optimizer_step = make_optimizer(optimizer, steps=1)
     learner = Learner(ModelDef(config), optimizer_step, loss, mesh, reduce_dtype=reduce_dtype, bias_rate=bias_rate)
-    accumulates = len(shapes) > 1
+    accumulates = accumulate * len(shapes) > 1
     programs: dict[str, Program] = {}
     resident: dict[str, Any] = {}
     for shape in shapes:
@@ -216,16 +221,22 @@ def _training_step(
         accumulated = {"accumulated": total} if accumulates else {}
         name = "gradient" if len(shapes) == 1 else f"gradient {shape[0]}x{shape[1]}"
         programs[name] = Program(
-            gradient, arguments, {}, resident | {"batch": arguments[2:]} | accumulated, {"gradient": part}
+            gradient,
+            arguments,
+            {},
+            resident | {"batch": arguments[2:]} | accumulated,
+            {"gradient": part},
+            calls_per_step=accumulate,
         )
         programs["update"] = Program(
             update, (state, total, rate), keywords, resident | {"gradient": total}, {}, is_update=True
         )
-    flops = sum(
+    flops = accumulate * sum(
         rows * training_flops(config, tokens, trains_mtp=trains_mtp, trains_trunk=trains_trunk)
         for rows, tokens in shapes
     )
-    return Step(mesh, learner.definition, programs, flops, sum(rows * tokens for rows, tokens in shapes))
+    tokens_per_step = accumulate * sum(rows * tokens for rows, tokens in shapes)
+    return Step(mesh, learner.definition, programs, flops, tokens_per_step)
 
 
 def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> dict[str, Step]:

@@ -45,12 +45,12 @@ def pretrain_stage(run: Run, stage: str) -> None:
             seed=seed,
             final_weights={n: c.final_weight for n, c in config.sources.items() if c.final_weight is not None},
             steps=config.steps,
-            read_rows=addressable_rows(run.stage_mesh(stage), config.batch_size),
+            read_rows=addressable_rows(run.stage_mesh(stage), config.batch_size, config.accumulate),
         )
         learner = run.model.learner(stage, config.optimizer, config.steps, config.loss, config.bias_rate)
         state = learner.init_state(*weights)
-        one_pass = partial(heldout_batches, seq_len=config.seq_len, batch_size=config.batch_size, eod=tok.eod)
-        plan = FitPlan(stage, config.steps, config.save_every, config.evaluate_every)
+        one_pass = partial(heldout_batches, seq_len=config.seq_len, batch_size=config.micro_batch_size, eod=tok.eod)
+        plan = FitPlan(stage, config.steps, config.save_every, config.evaluate_every, config.accumulate)
         with run.model.store(stage) as store, run.metrics(stage) as metrics:
             fit(
                 learner,

@@ -127,8 +127,9 @@ class Run:
         if stage == "rl":
             shapes = {f"rl.batches[{i}]": (rows, length) for i, (length, rows) in enumerate(self.config.rl.batches)}
         else:
-            training = self.config.training(stage)
-            shapes = {f"{self.config.section(stage)}.batch_size": (training.batch_size, training.seq_len)}
+            training, section = self.config.training(stage), self.config.section(stage)
+            of = f" / accumulate={training.accumulate}" if training.accumulate > 1 else ""
+            shapes = {f"{section}.batch_size{of}": (training.micro_batch_size, training.seq_len)}
         for name, (rows, length) in shapes.items():
             _require_rows(name, rows, mesh)
             zigzag_order(length, mesh.shape["context"])  # raises UserError for lengths that do not divide

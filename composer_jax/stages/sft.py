@@ -35,7 +35,7 @@ def sft(run: Run) -> None:
         params, router_bias = run.model.weights_before("sft")  # after the traces, in which a bad line ends the stage
         learner = run.model.learner("sft", config.optimizer, config.steps, config.loss, config.bias_rate)
         state = learner.init_state(params, router_bias)
-        plan = FitPlan("SFT", config.steps, config.save_every, evaluate_every=0)
+        plan = FitPlan("SFT", config.steps, config.save_every, evaluate_every=0, accumulate=config.accumulate)
         with run.model.store("sft") as store, run.metrics("sft") as metrics:
             evaluation = SuitesBetweenSteps(run, "sft", periodic)
             fit(learner, state, stream, plan, store=store, metrics=metrics, evaluation=evaluation)

@@ -33,7 +33,11 @@ class TrainingConfig:
     steps: int = 1000
     """Optimizer steps."""
     batch_size: int = 8
-    """Rows of a batch."""
+    """Rows of a batch, which an optimizer step takes."""
+    accumulate: int = 1
+    """Micro-batches that a batch is split into, one after the other: activations take the memory of
+    batch_size / accumulate rows, and gradients are added in float32, 4 bytes a parameter (Megatron's micro-batches,
+    PyTorch's gradient accumulation steps)."""
     seq_len: int = 2048
     """Tokens of a row."""
     loss: LanguageLossConfig = field(default_factory=LanguageLossConfig)
@@ -51,9 +55,14 @@ class TrainingConfig:
     stage before the context is extended has {"yarn": None}, one with long rows may have other remat_saves."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "save_every"):
+        for name in ("steps", "batch_size", "accumulate", "save_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"{self._section}.{name}={getattr(self, name)}; it must be at least 1.")
+        if self.batch_size % self.accumulate:
+            raise UserError(
+                f"{self._section}.batch_size={self.batch_size} rows do not divide into accumulate={self.accumulate} "
+                f"micro-batches; use a divisor of {self.batch_size}."
+            )
         if self.seq_len < 2:
             raise UserError(f"{self._section}.seq_len={self.seq_len}; a row needs at least 2 tokens to predict one.")
         if self.bias_rate < 0:
@@ -63,6 +72,11 @@ class TrainingConfig:
                 f"{self._section}.model.{unknown[0]} cannot differ from config.model in one stage; the fields that can "
                 f"are {', '.join(STAGE_MODEL_FIELDS)}."
             )
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Rows whose gradient is computed at once."""
+        return self.batch_size // self.accumulate
 
     def stage_model(self, model: ModelConfig) -> ModelConfig:
         """Returns config.model as this stage trains it. Raises UserError for a value that does not fit."""

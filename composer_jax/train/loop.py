@@ -24,6 +24,7 @@ from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, process_count, process_index
 from composer_jax.train.interrupt import AllProcessesInterrupted, defer_signals
 from composer_jax.train.learner import Learner, TrainState
+from composer_jax.train.shard_batch import micro_batches
 from composer_jax.train.skipped_steps import SkippedSteps
 from composer_jax.train.step_metrics import StepMetrics
 
@@ -90,6 +91,8 @@ class FitPlan:
     evaluate_every: int
     """Steps between held-out evaluations; the first and the last step are always evaluated. Unused without held-out
     data."""
+    accumulate: int = 1
+    """Micro-batches that the rows of a batch are split into; their gradients are added."""
 
 
 class StepEvaluation(Protocol):
@@ -230,7 +233,10 @@ class _FitRun:
             require_same_batch(batch, self.stream)
         self.consistent = False
         self.state, metrics = self.learner.start_step(
-            self.state, [batch_fields(batch)], batch.weights.sum(), steps_taken=step - 1
+            self.state,
+            micro_batches(batch_fields(batch), self.plan.accumulate),
+            batch.weights.sum(),
+            steps_taken=step - 1,
         )
         self.position = self.stream.get_state()
         self.write_pending()

@@ -16,15 +16,25 @@ def field_spec(name: str) -> PartitionSpec:
     return ROW_SPEC if name in SLOT_FIELDS else BATCH_SPEC
 
 
-def addressable_rows(mesh: Mesh, batch_size: int) -> frozenset[int]:
+def addressable_rows(mesh: Mesh, batch_size: int, accumulate: int = 1) -> frozenset[int]:
     """Returns the rows of a batch that devices of this process hold; several processes may hold a row.
 
+    accumulate: micro-batches (`micro_batches`), each of which is placed on all devices.
+
     Raises:
-      UserError: the rows do not divide over the mesh.
+      UserError: the rows of a micro-batch do not divide over the mesh.
     """
-    _check_rows(batch_size, mesh)
-    indices = NamedSharding(mesh, ROW_SPEC).addressable_devices_indices_map((batch_size,))
-    return frozenset(row for part in indices.values() if part for row in range(*part[0].indices(batch_size)))
+    size = batch_size // accumulate
+    _check_rows(size, mesh)
+    indices = NamedSharding(mesh, ROW_SPEC).addressable_devices_indices_map((size,))
+    rows = {row for part in indices.values() if part for row in range(*part[0].indices(size))}
+    return frozenset(first + row for first in range(0, batch_size, size) for row in rows)
+
+
+def micro_batches(batch: dict[str, np.ndarray], count: int) -> list[dict[str, np.ndarray]]:
+    """Returns the rows of a batch [B,S] in `count` batches [B/count,S], in their order; `count` divides B."""
+    parts = {name: np.split(array, count) for name, array in batch.items()}
+    return [{name: of[i] for name, of in parts.items()} for i in range(count)]
 
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:

@@ -9,6 +9,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.flops import forward_flops
 from composer_jax.parallel.mesh import batch_shards, make_mesh
 from composer_jax.scale.costs import Collective, CostAssumptions, estimate_cost
+from composer_jax.scale.layout import config_layout
 from composer_jax.scale.programs import (
     LOOP_COUNTS,
     bytes_per_device,
@@ -116,6 +117,17 @@ def test_batches_of_several_shapes_accumulate_one_gradient():
     config = run_config(small_config()).model
     assert step.tokens == 16 * 32 + 8 * 64
     assert step.flops == 3 * (16 * forward_flops(config, 32) + 8 * forward_flops(config, 64))
+
+
+def test_micro_batches_accumulate_one_gradient():
+    whole, parts = (train_step("sft", sft__batch_size=16, sft__accumulate=n) for n in (1, 2))
+    assert (parts.flops, parts.tokens) == (whole.flops, whole.tokens)
+    (one, two) = (step.programs["gradient"] for step in (whole, parts))
+    assert (one.calls_per_step, two.calls_per_step) == (1, 2)
+    assert bytes_per_device(one.resident["batch"]) > bytes_per_device(two.resident["batch"])
+    assert "accumulated" not in one.resident and "accumulated" in two.resident
+    with pytest.raises(UserError, match="sft.accumulate=2: layouts are estimated for steps of one batch"):
+        config_layout(run_config(small_config(sft__batch_size=16, sft__accumulate=2)), "sft", 8)
 
 
 def test_the_teacher_of_hints_is_a_part_of_the_batch():

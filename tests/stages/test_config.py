@@ -139,6 +139,8 @@ def test_missing_fields_take_their_defaults():
         ("rl.family_compactions", {"bugfix": "huge"}, "config.rl.family_compactions.bugfix='huge' is no compaction"),
         ("rl.compaction", "huge", "config.rl.compaction='huge' is no compaction; agent.compactions has"),
         ("pretrain.steps", 0, "pretrain.steps=0; it must be at least 1"),
+        ("sft.accumulate", 0, "sft.accumulate=0; it must be at least 1"),
+        ("sft.accumulate", 7, "rows do not divide into accumulate=7 micro-batches; use a divisor of"),
         ("pretrain.evaluate_every", 0, "pretrain.evaluate_every=0; it must be at least 1"),
         ("sft.seq_len", 1, "sft.seq_len=1; a row needs at least 2 tokens"),
         ("sft.bias_rate", -1.0, "sft.bias_rate=-1.0 is negative"),

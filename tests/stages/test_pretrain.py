@@ -28,7 +28,7 @@ def test_a_process_reads_the_rows_that_its_devices_hold(monkeypatch):
     run.config.pretraining = ("long_context",)
     run.config.training.return_value = PretrainConfig(seq_len=16, batch_size=8, steps=1)
     run.config.seed = 0
-    monkeypatch.setattr(module, "addressable_rows", lambda mesh, batch_size: (mesh, batch_size))
+    monkeypatch.setattr(module, "addressable_rows", lambda mesh, batch_size, accumulate: (mesh, batch_size))
 
     def batches(sources, **arguments):
         asked.update(arguments)

@@ -76,6 +76,7 @@ def test_devices_that_do_not_divide_are_named(new_run):
     [
         ("pretrain", {"batch_size": 12}, "pretrain.batch_size has 12"),
         ("sft", {"batch_size": 6}, "sft.batch_size has 6"),
+        ("sft", {"batch_size": 16, "accumulate": 4}, "sft.batch_size / accumulate=4 has 4"),
         ("sampler", {"slots": 20}, "sampler.slots has 20"),
         ("rl", {"batches": ((256, 16), (512, 2))}, r"rl.batches\[1\] has 2"),
     ],

@@ -24,7 +24,7 @@ from composer_jax.train.learner import Learner
 from composer_jax.train.loop import FitPlan, fit, require_same_batch
 from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
-from composer_jax.train.shard_batch import addressable_rows
+from composer_jax.train.shard_batch import addressable_rows, micro_batches
 from tests.models.small import random_weights, relative_error
 from tests.parallel.test_processes import run_two
 from tests.train.small_step import CONFIG
@@ -159,8 +159,18 @@ def test_two_processes_continue_a_run_of_one(one, axis):
 def test_one_process_holds_all_rows():
     for mesh in (make_mesh(jax.devices()[:1]), make_mesh(jax.devices()[:4], data=2, context=2)):
         assert addressable_rows(mesh, B) == set(range(B))
+        assert addressable_rows(mesh, B, 2) == set(range(B))
     with pytest.raises(UserError, match="A batch of 3 rows does not divide over 2 devices"):
         addressable_rows(make_mesh(jax.devices()[:2], data=2), 3)
+
+
+def test_a_process_holds_its_part_of_every_micro_batch(monkeypatch):
+    mesh = make_mesh(jax.devices()[:2], data=2)
+    first_half = lambda self, shape: {0: (slice(0, shape[0] // 2),)}  # noqa: E731
+    monkeypatch.setattr(jax.sharding.NamedSharding, "addressable_devices_indices_map", first_half)
+    batch = {"tokens": np.arange(8)[:, None]}
+    held = [part["tokens"][:2, 0].tolist() for part in micro_batches(batch, 2)]
+    assert addressable_rows(mesh, 8, 2) == {0, 1, 4, 5} == set(sum(held, []))
 
 
 def test_token_ids_are_compared_where_both_processes_read_them(monkeypatch, tmp_path):
