@@ -11,13 +11,14 @@ order. Bytes are those that a device sends for the reduce-scatter of a number of
 import argparse
 import math
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import jax
 import numpy as np
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.model_def import ModelDef
-from composer_jax.parallel.mesh import make_mesh
+from composer_jax.models.model_def import ModelDef, Params
+from composer_jax.parallel.mesh import Devices, make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
@@ -34,15 +35,16 @@ CONFIG = ModelConfig(
     dense_ff_dim=128,
 )
 ROWS, LENGTH = 8, 64
+ReduceDtype = Literal["float32", "bfloat16"]
 
 
-def bytes_sent(devices: int, reduce_dtype: str) -> float:
+def bytes_sent(devices: int, reduce_dtype: ReduceDtype) -> float:
     """Returns the bytes that a device sends in the reduce-scatter of a gradient, per number of the gathered weight."""
     return (devices - 1) / devices * jax.numpy.dtype(reduce_dtype).itemsize
 
 
 def gradient(
-    devices: Sequence[jax.Device], reduce_dtype: str, batch: dict[str, np.ndarray], weights
+    devices: Devices, reduce_dtype: ReduceDtype, batch: dict[str, np.ndarray], weights: tuple[Params, Params]
 ) -> list[np.ndarray]:
     """Returns the leaves of the gradient of a batch with its rows and the weights sharded over these devices."""
     mesh = make_mesh(devices, data=len(devices))
@@ -76,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         size = ROWS // n
         shares = [{name: a[i * size : (i + 1) * size] for name, a in batch.items()} for i in range(n)]
         parts = [gradient(jax.devices()[:1], "float32", share, weights) for share in shares]
-        exact = [sum(leaves) for leaves in zip(*parts, strict=True)]
-        for dtype in ("float32", "bfloat16"):
+        exact = [np.sum(leaves, axis=0) for leaves in zip(*parts, strict=True)]
+        for dtype in get_args(ReduceDtype):
             summed = gradient(jax.devices()[:n], dtype, batch, weights)
             print(f"| {n} | {dtype} | {error(summed, exact):.1e} | {bytes_sent(n, dtype):.2f} |")
 

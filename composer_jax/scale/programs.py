@@ -198,18 +198,13 @@ def _training_step(
     """
     for rows, tokens in shapes:
         _check_batch(rows, tokens, config, mesh, names)
-    optimizer_step = make_optimizer(optimizer, steps=1)
-    learner = Learner(ModelDef(config), optimizer_step, loss, mesh, reduce_dtype=reduce_dtype, bias_rate=bias_rate)
+    how: Any = dict(reduce_dtype=reduce_dtype, bias_rate=bias_rate)
+    learner = Learner(ModelDef(config), make_optimizer(optimizer, steps=1), loss, mesh, **how)
     accumulates = accumulate * len(shapes) > 1
     programs: dict[str, Program] = {}
     resident: dict[str, Any] = {}
     for shape in shapes:
-        batch = {name: jax.ShapeDtypeStruct(shape, (FIELDS | REFERENCE_FIELDS)[name]) for name in fields}
-        if route_shape is not None:
-            batch["routes"] = jax.ShapeDtypeStruct((*shape, *route_shape), np.int16)
-        if feedback_slots:
-            slots = slot_shapes(shape[0], min(feedback_slots, shape[1]), config)
-            batch |= {name: jax.ShapeDtypeStruct(*of_slots) for name, of_slots in slots.items()}
+        batch = _abstract_batch(shape, fields, route_shape, feedback_slots, config)
         gradient, arguments, _ = learner.programs(batch)["gradient"]
         part = learner.programs(batch)["update"][1][1]
         update, (state, total, rate), keywords = learner.programs(batch, accumulates=accumulates)["update"]
@@ -218,16 +213,9 @@ def _training_step(
             "optimizer": (state.optimizer, state.step),
             "router_bias": state.router_bias,
         } | ({"reference": (state.params, state.router_bias)} if has_reference else {})
-        accumulated = {"accumulated": total} if accumulates else {}
+        held = resident | {"batch": arguments[2:]} | ({"accumulated": total} if accumulates else {})
         name = "gradient" if len(shapes) == 1 else f"gradient {shape[0]}x{shape[1]}"
-        programs[name] = Program(
-            gradient,
-            arguments,
-            {},
-            resident | {"batch": arguments[2:]} | accumulated,
-            {"gradient": part},
-            calls_per_step=accumulate,
-        )
+        programs[name] = Program(gradient, arguments, {}, held, {"gradient": part}, calls_per_step=accumulate)
         programs["update"] = Program(
             update, (state, total, rate), keywords, resident | {"gradient": total}, {}, is_update=True
         )
@@ -237,6 +225,19 @@ def _training_step(
     )
     tokens_per_step = accumulate * sum(rows * tokens for rows, tokens in shapes)
     return Step(mesh, learner.definition, programs, flops, tokens_per_step)
+
+
+def _abstract_batch(
+    shape: Shape, fields: Sequence[str], route_shape: tuple[int, int] | None, feedback_slots: int, config: ModelConfig
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the fields of a batch; the arguments are those of `_training_step`."""
+    batch = {name: jax.ShapeDtypeStruct(shape, (FIELDS | REFERENCE_FIELDS)[name]) for name in fields}
+    if route_shape is not None:
+        batch["routes"] = jax.ShapeDtypeStruct((*shape, *route_shape), np.int16)
+    if feedback_slots:
+        slots = slot_shapes(shape[0], min(feedback_slots, shape[1]), config)
+        batch |= {name: jax.ShapeDtypeStruct(*of_slots) for name, of_slots in slots.items()}
+    return batch
 
 
 def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> dict[str, Step]:
