@@ -147,3 +147,9 @@ def relative_error(actual, expected) -> float:
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert actual.shape == expected.shape
     return float(np.abs(actual - expected).max(initial=0) / max(np.abs(expected).max(initial=0), 1e-8))
+
+
+def router_passes(config: ModelConfig, tokens: int) -> float:
+    """Returns the operations of the five passes beyond the first that the float32 logits of a forward pass's routers
+    count as in scale/costs.py, and that models/flops.py leaves out."""
+    return 5 * 2.0 * config.n_moe_layers * config.d_model * config.n_experts * tokens
