@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from composer_jax.models.parameter import parameter
+from composer_jax.models.parameter import gather_param, parameter
 
 
 class RMSNorm(nnx.Module):
@@ -20,4 +20,4 @@ class RMSNorm(nnx.Module):
         chex.assert_axis_dimension(x, -1, self.scale.get_value().shape[0])
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        return (wide * self.scale.get_value()).astype(x.dtype)
+        return (wide * gather_param(self.scale, jnp.float32)).astype(x.dtype)

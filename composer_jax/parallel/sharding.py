@@ -125,6 +125,10 @@ def _reduce_gradient(how: _Gather, _: None, gradient: jax.Array) -> tuple[jax.Ar
         gradient = jax.lax.psum_scatter(gradient, mesh_axes, scatter_dimension=dim, tiled=True)
     if how.summed:
         gradient = jax.lax.psum(gradient, tuple(sorted(how.summed)))
+    if how.stored_dtype != how.reduce_dtype:
+        # XLA for TPUs moves a conversion to bfloat16 before the sum. It leaves this rounding, to the same numbers, behind.
+        kept = jnp.finfo(how.stored_dtype)
+        gradient = jax.lax.reduce_precision(gradient, kept.nexp, kept.nmant)
     return (gradient.astype(how.stored_dtype),)
 
 
