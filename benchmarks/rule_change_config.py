@@ -60,6 +60,7 @@ def get_config(size: str = "full") -> ConfigDict:
     config.tasks.families.update({family.FAMILY: f"{__name__}:{family.__name__}" for family in FAMILIES})
     suite = config.evaluate.suites.one_bug.to_dict()
     config.evaluate.suites = {family.FAMILY: {**suite, "family": family.FAMILY} for family in FAMILIES}
+    config.evaluate.every = {}
     config.evaluate.update({"which": ("before",), "headline": (SameRule.FAMILY,)})
     # An episode that reads all notes is longer than those of configs/tiny.py. RL, which is not run, has to fit as well.
     config.sampler.capacity = CAPACITY
