@@ -125,8 +125,8 @@ def _reduce_gradient(how: _Gather, _: None, gradient: jax.Array) -> tuple[jax.Ar
         gradient = jax.lax.psum_scatter(gradient, mesh_axes, scatter_dimension=dim, tiled=True)
     if how.summed:
         gradient = jax.lax.psum(gradient, tuple(sorted(how.summed)))
-    if how.stored_dtype != how.reduce_dtype:
-        # XLA for TPUs moves a conversion to bfloat16 before the sum. It leaves this rounding, to the same numbers, behind.
+    if how.stored_dtype.itemsize < how.reduce_dtype.itemsize:
+        # XLA for TPUs moves a conversion to bfloat16 from behind a sum to before it, and leaves this rounding behind.
         kept = jnp.finfo(how.stored_dtype)
         gradient = jax.lax.reduce_precision(gradient, kept.nexp, kept.nmant)
     return (gradient.astype(how.stored_dtype),)
