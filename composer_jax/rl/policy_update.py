@@ -78,7 +78,7 @@ class PolicyUpdate:
         """
         self.config, self.learner = config, learner
         self.algorithm = make_algorithm(config.algorithm.name, config.algorithm.options)
-        import_behaviors(config.reward.behaviors)  # a wrong path is told before a rollout
+        import_behaviors(config.reward.behaviors)  # refuses a wrong path before a rollout
         self.route_shape = config.route_shape(learner.definition.config)
         self.is_compiled = False
         self.learner_checksums: Callable[[Params], WeightChecksums] | None = None
