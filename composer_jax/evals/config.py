@@ -96,7 +96,7 @@ class EvaluateConfig:
                 raise UserError(f"evaluate.during names {stage!r}; suites can run in {' and '.join(DURING)}.")
         if not 0 < self.slots_fraction <= 1:
             raise UserError(
-                f"evaluate.slots_fraction={self.slots_fraction} is no share of the slots; use more than 0, at most 1."
+                f"evaluate.slots_fraction={self.slots_fraction} is not a share of the slots; use above 0, at most 1."
             )
         if self.temperature < 0:
             raise UserError(f"evaluate.temperature={self.temperature} is negative; use 0 to sample greedily.")

@@ -101,7 +101,7 @@ class RewardConfig:
         for name, price in self.penalties.items():
             if name not in {**BEHAVIORS, **self.behaviors}:
                 raise UserError(
-                    f"rl.reward.penalties.{name} is no behaviour; use {', '.join(BEHAVIORS)}, or name a function of "
+                    f"rl.reward.penalties.{name} is not a behaviour; use {', '.join(BEHAVIORS)}, or name a function of "
                     f"your own in rl.reward.behaviors.{name}."
                 )
             if not price >= 0:

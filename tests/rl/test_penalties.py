@@ -113,7 +113,7 @@ def test_metrics_show_behaviour_always_and_its_price_where_it_has_one():
     ("values", "message"),
     [
         ({"penalties": {"malformed_calls": -0.1}}, "rl.reward.penalties.malformed_calls=-0.1 is negative"),
-        ({"penalties": {"rudeness": 0.1}}, "rl.reward.penalties.rudeness is no behaviour; use malformed_calls, "),
+        ({"penalties": {"rudeness": 0.1}}, "rl.reward.penalties.rudeness is not a behaviour; use malformed_calls, "),
         (
             {"behaviors": {"malformed_calls": "a:b"}},
             "rl.reward.behaviors.malformed_calls has the name",

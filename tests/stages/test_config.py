@@ -157,7 +157,7 @@ def test_missing_fields_take_their_defaults():
         ("evaluate.every", {"heldout_bugs": 5}, "names the suite 'heldout_bugs', and tasks.heldout is empty"),
         ("evaluate.every", {"bugfix": 0}, "evaluate.every.bugfix=0; it must be at least 1 step"),
         ("evaluate.during", ("pretrain",), "evaluate.during names 'pretrain'; suites can run in sft and rl"),
-        ("evaluate.slots_fraction", 0.0, "evaluate.slots_fraction=0.0 is no share of the slots"),
+        ("evaluate.slots_fraction", 0.0, "evaluate.slots_fraction=0.0 is not a share of the slots"),
         ("evaluate.effort", "high", "effort 'high' is no level of rl.reward.effort.levels, which has none"),
         ("rl.reward.effort.levels", {"high": {"length_factor": -1.0}}, "neither may be negative"),
         ("rl.reward.penalties.malformed_calls", -1.0, "rl.reward.penalties.malformed_calls=-1.0 is negative"),

@@ -113,11 +113,11 @@ def _check_study(rl: RLConfig, hours: float, warm_up_hours: float, parts: int) -
     if rl.deterministic:
         raise UserError("rl.deterministic=True is not simulated; use --config.rl.deterministic=False.")
     if parts < 1:
-        raise UserError(f"--parts={parts} is no number of parts; use 1 or more.")
+        raise UserError(f"--parts={parts} is not a number of parts; use 1 or more.")
     if not hours > 0 or not warm_up_hours >= 0:
         raise UserError(
-            f"--hours={hours} and --warm_up_hours={warm_up_hours} are no time to simulate; use hours above 0, and 0 or "
-            "more to warm up."
+            f"--hours={hours} and --warm_up_hours={warm_up_hours} leave no time to simulate; use hours above 0, and 0 "
+            "or more to warm up."
         )
 
 
