@@ -73,12 +73,12 @@ def measure_channels(first: bool) -> dict[str, float]:
 
 def measure_decode(first: bool) -> dict[str, float]:
     """Decode calls of a sampler on each mesh, over all processes."""
+    from composer_jax.data.chat.sampling_params import SamplingParams
     from composer_jax.models.config import ModelConfig
     from composer_jax.models.model_def import ModelDef
     from composer_jax.parallel.mesh import make_mesh
     from composer_jax.sampler.config import SamplerConfig
     from composer_jax.sampler.engine import Sampler
-    from composer_jax.sampler.policy import SamplingParams
     from composer_jax.sampler.request import Request
 
     definition = ModelDef(ModelConfig(**TINY))

@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from composer_jax.checkpoint.address import find_weights, load_weights
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.presets import PRESETS
@@ -35,8 +36,7 @@ from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from configs import tiny
 
 WIDE = ModelConfig(

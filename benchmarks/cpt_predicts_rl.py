@@ -29,7 +29,7 @@ import scipy.stats
 
 from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline, runs_of_common_seeds
 from composer_jax.evals.interval import interval
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from configs import tiny
 
 BUDGETS = (0.1, 0.3, 1.0)

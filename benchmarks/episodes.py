@@ -30,13 +30,14 @@ from pathlib import Path
 
 from composer_jax.agent.episode import Episode, EpisodeLimits
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.chat_compact import CompactFormat
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.messages import ToolCall
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.result_cache import ResultCache

@@ -40,9 +40,9 @@ from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline
 from benchmarks.tool_habit import DETECTOR
 from composer_jax.agent.episode import Episode
 from composer_jax.checkpoint.address import find_weights, load_weights
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.chat_format import ChatFormat
-from composer_jax.data.load_chat_format import load_chat_format
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.load_chat_format import load_chat_format
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.evals.score import score
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.metrics import read_metrics

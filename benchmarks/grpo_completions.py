@@ -20,6 +20,7 @@ from benchmarks.peers.completions import ENDS, GROUP, MAX_TOKENS, PROMPT_TOKENS,
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Transcript
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.parallel.platform import configure_cpu
@@ -31,7 +32,7 @@ from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import Policy, SamplingParams
+from composer_jax.sampler.policy import Policy
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task

@@ -100,7 +100,7 @@ def measure_wait(folder: Path, steps: int) -> float:
     """Returns the part of the time of a training step that the loop waits for its batch, after the first ten steps."""
     # Imported here, because the workers that prepare data import this module and need no JAX.
     from composer_jax.checkpoint.store import CheckpointStore
-    from composer_jax.data.load_chat_format import load_tokenizer
+    from composer_jax.data.chat.load_chat_format import load_tokenizer
     from composer_jax.data.pipeline import pretraining_batches
     from composer_jax.data.sources import SourceConfig, SourceInputs, make_sources
     from composer_jax.observe.metrics import MetricsWriter

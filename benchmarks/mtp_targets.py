@@ -30,6 +30,7 @@ import numpy as np
 
 from benchmarks.router_replay import PROMPT, ROWS, Weights, documents, network
 from benchmarks.seeded_runs import Row, complete_rows, integers, runs_of_common_seeds
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.packing import pack_documents
 from composer_jax.evals.interval import interval
 from composer_jax.models.config import ModelConfig
@@ -38,7 +39,6 @@ from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss, LanguageLossConfig

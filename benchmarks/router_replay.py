@@ -38,6 +38,7 @@ import numpy as np
 import composer_jax
 from benchmarks.seeded_runs import complete_rows, integers
 from composer_jax.agent.transcript import Row, Transcript
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.packing import pack_documents
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import Decoder
@@ -49,7 +50,6 @@ from composer_jax.parallel.platform import configure_cpu
 from composer_jax.rl.logprob_gaps import gap_figures
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.seeds import hash_seed
 from composer_jax.train.forward import predict_positions
 from composer_jax.train.learner import Learner

@@ -46,8 +46,9 @@ from benchmarks.peers.arguments import write_talks
 from benchmarks.peers.environments import PEERS, cache_folder
 from benchmarks.peers.equal_cost import cost_of, cost_of_llama, llama_of_equal_cost
 from benchmarks.peers.rates import PeerRates
-from composer_jax.checkpoint.address import find_weights, load_model_config, load_weights
+from composer_jax.checkpoint.address import find_weights, load_model_config, load_weights, open_text_processor
 from composer_jax.checkpoint.huggingface import save_hf
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import forward_flops
 from composer_jax.models.model_def import ModelDef
@@ -56,11 +57,9 @@ from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.runner import RowRequest
 from composer_jax.sampler.sequence import Sequence as Row
-from composer_jax.serve.text_processor import open_text_processor
 from launch.huge_pages import restart_with_huge_pages
 
 PARTS = ("conversations", "limits", "speculative")

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 
 import jax
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.presets import PRESETS
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from launch.huge_pages import restart_with_huge_pages
 
 KINDS = {

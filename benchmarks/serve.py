@@ -24,17 +24,17 @@ import numpy as np
 import uvicorn
 
 from benchmarks import conversations
+from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.data.chat.text_processor import FilesInMemory, TextProcessor
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request
 from composer_jax.serve.app import new_app
 from composer_jax.serve.service import ServerLimits, Service
-from composer_jax.serve.text_processor import FilesInMemory, TextProcessor
 from launch.huge_pages import restart_with_huge_pages
 
 PROMPT, ANSWER = 100, 64

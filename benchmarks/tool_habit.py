@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
-from composer_jax.data.chat import Malformed, ToolCall
-from composer_jax.data.chat_compact import CompactFormat
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.messages import Malformed, ToolCall
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.traces import Trace
 from composer_jax.demo import memory_chain
 from composer_jax.demo.expert import ExpertSession
@@ -24,7 +25,7 @@ from composer_jax.demo.tokenizer import require_own_tokenizer
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.feedback import FeedbackConfig, HintFinder
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.seeds import hash_seed, seeded_random
 from composer_jax.stages.trace_sources import SourceContext

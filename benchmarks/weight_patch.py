@@ -28,7 +28,7 @@ from benchmarks import train_step
 from composer_jax.checkpoint.address import find_tokenizer_folder, find_weights, load_weights
 from composer_jax.checkpoint.weight_chain import WeightPublisher, WeightReceiver
 from composer_jax.checkpoint.weight_shards import local_shards
-from composer_jax.data.load_chat_format import load_tokenizer
+from composer_jax.data.chat.load_chat_format import load_tokenizer
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.progress import Progress

@@ -26,7 +26,7 @@ _PUBLIC = {
     "pretrain": "composer_jax.stages.pretrain",
     "read_episodes": "composer_jax.observe.episodes",
     "read_metrics": "composer_jax.observe.metrics",
-    "reinforce": "composer_jax.stages.reinforce",
+    "reinforce": "composer_jax.stages.train_rl",
     "report": "composer_jax.stages.report",
     "run_episode": "composer_jax.stages.play",
     "save_hf": "composer_jax.checkpoint.huggingface",

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from composer_jax.agent.prompts.system import SYSTEM
 from composer_jax.errors import UserError
-from composer_jax.stages.config import default_config
+from composer_jax.schema.run_config import default_config
 
 CONTEXT = 32_768
 SHORTEST = 1024

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from composer_jax.errors import UserError
 from composer_jax.models.presets import PRESETS
-from composer_jax.stages.config import default_config
+from composer_jax.schema.run_config import default_config
 
 # Tokens of a row, and the devices that share one: every device has 16 thousand tokens of each step.
 LENGTHS = {"4k": (4096, 1), "8k": (8192, 1), "32k": (32_768, 2), "256k": (262_144, 16)}

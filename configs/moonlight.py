@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from composer_jax.errors import UserError
 from composer_jax.models.presets import PRESETS
-from composer_jax.stages.config import default_config
+from composer_jax.schema.run_config import default_config
 
 # Rows of a batch and slots of the sampler on the slices above: four or eight of each per device.
 SLICES = {"v5e": {"expert": 8, "rows": 256, "slots": 256}, "v6e": {"expert": 4, "rows": 128, "slots": 128}}

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from composer_jax.agent.prompts.system import SYSTEM
 from composer_jax.errors import UserError
 from composer_jax.models.presets import PRESETS
-from composer_jax.stages.config import default_config
+from composer_jax.schema.run_config import default_config
 
 KINDS = {"instruct": "qwen3_30b_a3b", "coder": "qwen3_coder_30b_a3b"}
 CONTEXT = 32_768

@@ -13,9 +13,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from composer_jax.agent.prompts.system import SYSTEM
-from composer_jax.data.tool_prompt import SHORT_TOOL_PROMPT
+from composer_jax.data.chat.tool_prompt import SHORT_TOOL_PROMPT
 from composer_jax.errors import UserError
-from composer_jax.stages.config import default_config
+from composer_jax.schema.run_config import default_config
 
 ROW = 1152
 """Tokens of the longest episode, of the sampler's contexts and of RL's training rows."""

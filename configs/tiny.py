@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from composer_jax.demo.memory_chain import ShortMemoryChain
 from composer_jax.demo.prompts import REQUESTS
 from composer_jax.errors import UserError
-from composer_jax.stages.config import default_config
+from composer_jax.schema.run_config import default_config
 
 SIZES = ("full", "smoke", "sharded", "phases")
 FROM_DISK = ("repository", "harbor", "swe_bench", "swe_smith")

@@ -12,10 +12,11 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.agent.tools import Tool, object_schema
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.messages import ToolCall
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.tokenizer import Tokenizer
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.task import Task

@@ -13,7 +13,7 @@ from absl import flags as absl_flags
 from ml_collections import ConfigDict, FieldReference, config_dict, config_flags
 
 from composer_jax.errors import UserError
-from composer_jax.stages.renamed import outdated_field
+from composer_jax.schema.renamed import outdated_field
 
 PACKAGED = Path(__file__).resolve().parents[1] / "configs"
 """The configs that are installed with the entry points: a folder beside launch/, in a checkout and in site-packages."""
@@ -65,7 +65,7 @@ def _base(argv: Sequence[str]) -> str | None:
 
 def _context_of(base: str) -> str:
     """Returns ":8192", the argument of configs/base.py for a base with a shorter context than that config has."""
-    from composer_jax.stages.base import read_base_model
+    from composer_jax.checkpoint.base_model import read_base_model
     from configs.base import CONTEXT
 
     longest = read_base_model(base).max_context
@@ -81,7 +81,7 @@ def _begun_workdir(argv: Sequence[str]) -> str | None:
     workdir = values["workdir"].value
     if not workdir:
         return None
-    from composer_jax.checkpoint.workdir import read_run_config
+    from composer_jax.storage.workdir import read_run_config
 
     return workdir if read_run_config(workdir) is not None else None
 

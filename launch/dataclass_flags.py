@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from absl import flags as absl_flags
 
-from composer_jax.stages.field_docs import field_texts
+from composer_jax.schema.field_docs import field_texts
 
 T = TypeVar("T")
 

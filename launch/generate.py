@@ -89,7 +89,7 @@ def _read_prompt(prompt: str | None, file: str | None) -> str:
         return prompt
     if file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UserError("a prompt is missing: give --prompt=TEXT, --file=FILE, or a text on standard input.")
-    from composer_jax.data.local_copy import local_copy
+    from composer_jax.storage.local_copy import local_copy
 
     try:
         return (sys.stdin.buffer.read() if file is None else local_copy(file).read_bytes()).decode()

@@ -47,8 +47,8 @@ def help_text(
 def _field_lines(config: ConfigDict) -> Iterator[str]:
     """Yields the value of each field, its default where that differs, and its meaning."""
     # Imports the schema, and with it JAX, only for this.
-    from composer_jax.stages.config import RunConfig
-    from composer_jax.stages.field_docs import field_default, field_meaning
+    from composer_jax.schema.field_docs import field_default, field_meaning
+    from composer_jax.schema.run_config import RunConfig
 
     for path, value in fields(config):
         default = field_default(RunConfig, path)

@@ -48,9 +48,9 @@ def main(values, words):
     for name, users in {"policy": ("rollout", "score"), "out": ("rollout",)}.items():
         if values[name].value is not None and command not in users:
             raise UserError(f"--{name} is no flag of {command}; --help says what the commands take")
-    from composer_jax.data.local_copy import local_copy
     from composer_jax.rl.records import RolloutRecords
     from composer_jax.stages.run import Run
+    from composer_jax.storage.local_copy import local_copy
 
     with Run(values.config, values.workdir) as run:
         folder = local_copy(values.records) if values.records else run.path

@@ -45,8 +45,8 @@ def main(config, workdir, values):
         # Before anything is compiled, so that a cluster that does not answer is noticed within seconds.
         # Only process 0 plays episodes.
         options = worker_options(values, stack) if is_first_process() else None
-        from composer_jax.stages.reinforce import reinforce
         from composer_jax.stages.run import Run
+        from composer_jax.stages.train_rl import reinforce
 
         run = stack.enter_context(Run(config, workdir))
         run.services.worker_options = options

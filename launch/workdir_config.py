@@ -2,10 +2,10 @@
 
 from ml_collections import ConfigDict
 
-from composer_jax.checkpoint.workdir import read_run_config
 from composer_jax.errors import UserError
-from composer_jax.stages.config import run_config
-from composer_jax.stages.schema import to_config_dict
+from composer_jax.schema.config_dict import to_config_dict
+from composer_jax.schema.run_config import run_config
+from composer_jax.storage.workdir import read_run_config
 
 
 def get_config(workdir: str) -> ConfigDict:

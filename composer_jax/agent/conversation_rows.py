@@ -1,4 +1,4 @@
-"""Episodes as conversations in OpenAI's form, for SFT and for other tools (data/conversations.py reads them)."""
+"""Episodes as conversations in OpenAI's form, for SFT and for other tools (data/chat/conversations.py reads them)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import numpy as np
 from composer_jax.agent import tools
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.transcript import Node
-from composer_jax.data.chat import AssistantMessage, Malformed, ToolCall
-from composer_jax.data.chat_format import ChatFormat, Message, declarations
-from composer_jax.data.conversations import assistant_row, conversation_trace, read_conversation, text_row, tool_row
+from composer_jax.data.chat.chat_format import ChatFormat, Message, declarations
+from composer_jax.data.chat.conversations import (
+    assistant_row,
+    conversation_trace,
+    read_conversation,
+    text_row,
+    tool_row,
+)
+from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall
 from composer_jax.observe.episodes import EpisodeRecord, MessageRecord
 from composer_jax.tasks.task import Task
 

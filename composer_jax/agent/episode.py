@@ -14,10 +14,11 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Kind, Node, Transcript
 from composer_jax.agent.usage import EpisodeUsage, measure_usage
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.chat_format import ChatFormat, Message
+from composer_jax.data.chat.chat_format import ChatFormat, Message
+from composer_jax.data.chat.messages import ToolCall
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
-from composer_jax.sampler.policy import SamplingParams, Session
+from composer_jax.sampler.policy import Session
 from composer_jax.sandbox import SandboxDied, SandboxKilled, SandboxPool
 from composer_jax.tasks.grading import grade, hack_monitor
 from composer_jax.tasks.images.pools import ImagePools, TaskWorkspace

@@ -12,8 +12,8 @@ from composer_jax.agent.tools import error_text
 from composer_jax.agent.transcript import Node
 from composer_jax.agent.turns import tool_answers
 from composer_jax.agent.usage import EpisodeUsage
-from composer_jax.data.chat import Malformed, ToolCall
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.messages import Malformed, ToolCall
 from composer_jax.observe.episodes import CallRecord, EpisodeRecord, MessageRecord, TokenRecord
 from composer_jax.tasks.task import Task
 
@@ -30,7 +30,7 @@ def build_episode_record(
 
     Args:
       condition: of compaction; step: of RL, if any (see EpisodeRecord).
-      advantages: node id -> advantages of its sampled tokens (rl/token_advantages.py); None records no single tokens.
+      advantages: node id -> advantages of its sampled tokens (rl/advantage_report.py); None records no single tokens.
     """
     transcript = episode.transcript
     return EpisodeRecord(

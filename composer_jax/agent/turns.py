@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from composer_jax.agent.transcript import Node, Transcript
-from composer_jax.data.chat import AssistantMessage
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.messages import AssistantMessage
 
 
 @dataclass(frozen=True)

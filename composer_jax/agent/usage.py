@@ -20,8 +20,8 @@ from composer_jax.agent.todos import Todo
 from composer_jax.agent.tools import Tool
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.transcript import Transcript
-from composer_jax.data.chat import Malformed, ToolCall
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.messages import Malformed, ToolCall
 from composer_jax.sandbox import Change
 from composer_jax.tasks.grading.hack_monitor import original_bytes
 from composer_jax.tasks.task import Task

@@ -1,5 +1,3 @@
-"""State on disk: run folders (`workdir`), arrays (`store`), our own checkpoints of weights (`native`), those of Hugging
-Face (`huggingface`), and the addresses of both on a command line (`address`).
-
-This file imports nothing, so that packages without JAX can import `workdir`.
+"""Weights and arrays on disk: arrays (`store`), our own checkpoints of weights (`native`), those of Hugging Face
+(`huggingface`) and GGUF (`gguf`), and the addresses of all on a command line (`address`).
 """

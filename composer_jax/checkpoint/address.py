@@ -19,6 +19,7 @@ from composer_jax.checkpoint.huggingface.folder import Folder
 from composer_jax.checkpoint.huggingface.save import TOKENIZER_FILES, read_tokenizer_files, write_tokenizer_files
 from composer_jax.checkpoint.native import model_notes, read_model_config, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.data.chat.text_processor import FilesInMemory, TextProcessor
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
@@ -177,3 +178,8 @@ def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = T
 
 def _without_modules(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, n_mtp_modules=0, cache_mtp=False)
+
+
+def open_text_processor(address: Address, config: ModelConfig) -> TextProcessor:
+    """Returns the text side of the weights at an address; `config` is that of their network."""
+    return TextProcessor(FilesInMemory(load_tokenizer_files(address) or {}, address.path), config, address.path)

@@ -21,9 +21,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils.epath import backend as epath_backend
 
-from composer_jax.checkpoint.bucket import is_url
 from composer_jax.errors import UserError
 from composer_jax.parallel.processes import broadcast_from_process0
+from composer_jax.storage.bucket import is_url
 
 PyTree = Any
 

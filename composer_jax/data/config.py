@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from composer_jax.data.chat_formats import chat_format_kind
-from composer_jax.data.tool_prompt import check_tool_prompt
+from composer_jax.data.chat.formats import chat_format_kind
+from composer_jax.data.chat.tool_prompt import check_tool_prompt
 from composer_jax.errors import UserError
 
 
@@ -35,12 +35,12 @@ class DataConfig:
     tokenizer_texts: Mapping[str, TokenizerTextConfig] = field(default_factory=dict)
     """Name -> further texts for the tokenizer, such as tool calls, whose JSON source code does not show."""
     chat_format: str = ""
-    """How conversations become token ids: a name in data/chat_formats.py, or the import path of a class Tokenizer ->
+    """How conversations become token ids: a name in data/chat/formats.py, or the import path of a class Tokenizer ->
     ChatFormat. Empty is the base's own format, and compact in a run without a base."""
 
     tool_prompt: str = ""
     """Text that declares the tools to a base whose chat template knows none; {tools} or {signatures} in it stands for
-    them. Empty is TOOL_PROMPT of data/tool_prompt.py, which also has a short one."""
+    them. Empty is TOOL_PROMPT of data/chat/tool_prompt.py, which also has a short one."""
 
     def __post_init__(self) -> None:
         if self.tool_prompt:

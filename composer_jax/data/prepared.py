@@ -13,10 +13,10 @@ import grain
 import numpy as np
 
 from composer_jax.data.documents import DocumentPieces, Documents, DocumentSource, TokenDocument, full_rows
-from composer_jax.data.local_copy import local_copy
 from composer_jax.data.prepare.shards import DocumentAddresses, ShardedDocuments
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
+from composer_jax.storage.local_copy import local_copy
 
 if TYPE_CHECKING:
     from composer_jax.data.sources import SourceInputs

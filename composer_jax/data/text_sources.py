@@ -10,9 +10,9 @@ import numpy as np
 
 from composer_jax.data.corpus import find_corpus
 from composer_jax.data.documents import DocumentSource
-from composer_jax.data.local_copy import local_copy
 from composer_jax.data.row_files import read_rows
 from composer_jax.errors import UserError
+from composer_jax.storage.local_copy import local_copy
 
 if TYPE_CHECKING:
     from composer_jax.data.sources import SourceInputs

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo.slips import Script, Turn, call, slips
 from composer_jax.tasks.task import Task
 

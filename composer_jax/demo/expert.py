@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 
 from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
 from composer_jax.agent.summary import Compaction
-from composer_jax.data import chat
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat import compact
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo import bugfix, memory_chain
 from composer_jax.demo.bugfix_expert import bugfix_script
@@ -26,7 +27,7 @@ from composer_jax.demo.notes_expert import notes_script
 from composer_jax.demo.prompts import REQUESTS, Style
 from composer_jax.demo.slips import Script, Turn
 from composer_jax.errors import UserError
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import SandboxPool
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.result_cache import ResultCache
@@ -58,10 +59,10 @@ class ExpertSession:
         messages = _messages(self._tok, context)
         style: Style | None = next((style for style, text in REQUESTS.items() if text == messages[-1]), None)
         if style is not None:
-            turn, ids = None, chat.render_assistant(self._tok, self._summary(style), [])
+            turn, ids = None, compact.render_assistant(self._tok, self._summary(style), [])
         else:
             turn = self._turn(messages)
-            ids = chat.render_assistant(self._tok, turn.thought, [turn.call, *turn.more])
+            ids = compact.render_assistant(self._tok, turn.thought, [turn.call, *turn.more])
             if turn.cut:
                 ids = [*ids[: -1 - self._rng.randint(1, 8)], self._tok.end]
         finish_reason = "stop" if len(ids) <= params.max_tokens else "length"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo.lookups import ANSWER_FILE, UNKNOWN
 from composer_jax.demo.memory_chain import quoted
 from composer_jax.demo.slips import Script, Turn

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass, field
 
 from composer_jax.agent.summary import FACTS
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo.memory_chain import guess, item_line, next_line, quoted
 from composer_jax.demo.prompts import Style
 from composer_jax.demo.slips import Script, Turn, call

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo.bugfix_expert import SLIP
 from composer_jax.demo.notes import PEOPLE, note_path
 from composer_jax.demo.slips import Script, Turn, call, slips

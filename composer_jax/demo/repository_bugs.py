@@ -18,14 +18,15 @@ import numpy as np
 
 from composer_jax.agent.episode import Episode, run_episode
 from composer_jax.atomic_write import open_atomically
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.messages import ToolCall
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.traces import Trace
 from composer_jax.demo import bugfix
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.progress import Progress
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.seeds import hash_seed, seeded_random
 from composer_jax.stages.trace_sources import SourceContext

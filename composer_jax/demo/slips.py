@@ -12,7 +12,7 @@ import re
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo.functions import LARGEST, SMALLEST
 from composer_jax.demo.splits import constants, file_stems, function_names
 from composer_jax.tasks.grading.cases import is_submitted

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from composer_jax.data.chat import compact_json
+from composer_jax.data.chat.messages import compact_json
 from composer_jax.demo import bugfix, notes
 from composer_jax.demo.memory_chain_texts import chain_texts
 

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from composer_jax.checkpoint.address import Address, load_tokenizer_files
+from composer_jax.checkpoint.address import Address, load_tokenizer_files, open_text_processor
 from composer_jax.data.codebase import CodebaseTokens, encode_codebase, read_codebase
-from composer_jax.data.local_copy import local_copy
 from composer_jax.data.prepare.layout import printable_path
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
-from composer_jax.serve.text_processor import open_text_processor
+from composer_jax.storage.local_copy import local_copy
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from composer_jax.sampler.policy import Sample, SamplingParams, Session, TrainablePolicy
+from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.sampler.policy import Sample, Session, TrainablePolicy
 
 
 class PinnedPolicy:

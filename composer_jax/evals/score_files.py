@@ -11,9 +11,7 @@ import numpy as np
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.address import find_weights, load_model_config, load_weights
-from composer_jax.checkpoint.bucket import is_url
 from composer_jax.checkpoint.dtypes import require_float_dtype
-from composer_jax.data.local_copy import local_copy
 from composer_jax.errors import UserError
 from composer_jax.evals.encoded_text import EncodedText, encode_text
 from composer_jax.evals.rolling_loss import counted_predictions, nll_by_context
@@ -23,6 +21,8 @@ from composer_jax.observe.plots import plot_nll_by_context
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import is_first_process
+from composer_jax.storage.bucket import is_url
+from composer_jax.storage.local_copy import local_copy
 
 
 def score_files(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.corpus import split_position
 from composer_jax.data.prepare.filters import filter_text, reason_by_path
 from composer_jax.data.prepare.git import BlobReader, file_histories, head_commit, is_repository
@@ -24,7 +25,7 @@ from composer_jax.data.prepare.layout import printable_path, with_line_end
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
-from composer_jax.sampler.policy import Policy, Sample, SamplingParams
+from composer_jax.sampler.policy import Policy, Sample
 from composer_jax.tasks.patches import format_unified
 
 TOO_LONG = "too long"

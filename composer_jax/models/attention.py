@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from composer_jax.ops.cached_attention import KeyRange, LayerCache
-from composer_jax.ops.row_attention import AttentionMask
+from composer_jax.ops.packed_attention import AttentionMask
 
 if TYPE_CHECKING:
     from composer_jax.models.config import ModelConfig

@@ -16,7 +16,7 @@ from composer_jax.models.norm import RMSNorm
 from composer_jax.models.router_replay import RouterReplay
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.cached_attention import KeyRange, LayerCache
-from composer_jax.ops.row_attention import AttentionMask
+from composer_jax.ops.packed_attention import AttentionMask
 from composer_jax.ops.shapes import check_shapes
 
 

@@ -27,7 +27,7 @@ from composer_jax.models.router_replay import RouterReplay
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.cached_attention import KeyRange
 from composer_jax.ops.matmul import float32_sum_precision
-from composer_jax.ops.row_attention import AttentionMask
+from composer_jax.ops.packed_attention import AttentionMask
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size

@@ -23,7 +23,7 @@ from composer_jax.models.rope import rope_angles, rotate
 from composer_jax.ops.attention import Scales
 from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
 from composer_jax.ops.max_logits import max_logits
-from composer_jax.ops.row_attention import AttentionMask, attend_rows
+from composer_jax.ops.packed_attention import AttentionMask, attend_rows
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size, psum_tensor
 

@@ -13,8 +13,8 @@ from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.models.projection import project
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.cached_attention import KeyRange, LayerCache
+from composer_jax.ops.packed_attention import AttentionMask
 from composer_jax.ops.quantized_matmul import Precision
-from composer_jax.ops.row_attention import AttentionMask
 from composer_jax.ops.shapes import check_shapes
 
 

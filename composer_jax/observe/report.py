@@ -39,7 +39,7 @@ class RunFiles:
     """The files of a workdir that a report shows; a missing one is empty."""
 
     results: Mapping[str, Any]
-    config: Mapping[str, Any]  # without the hash beside it in config.json (checkpoint/workdir.py)
+    config: Mapping[str, Any]  # without the hash beside it in config.json (storage/workdir.py)
     # "pretrain" (with its phases) | "sft" | "rl" | "evaluate_sft" | "evaluate_rl" -> rows
     metrics: Mapping[str, list[dict[str, Any]]]
     episodes: Mapping[str, list[EpisodeRecord]]  # one of STAGES -> records

@@ -8,7 +8,7 @@ only, and holds the scores of one block.
 import jax
 import jax.numpy as jnp
 
-from composer_jax.ops.row_attention import AttentionMask
+from composer_jax.ops.packed_attention import AttentionMask
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.ops.vma import match_vma
 
@@ -21,8 +21,8 @@ def max_logits(
 ) -> jax.Array:
     """Returns the largest q k^T of every query head over what `mask` lets real tokens attend to, float32 [H].
 
-    Queries and keys are those of ops/row_attention.py: attend_rows. Without real tokens it is -inf. Attention sinks are
-    no products of queries and keys and do not count. No gradient flows through it.
+    Queries and keys are those of ops/packed_attention.py: attend_rows. Without real tokens it is -inf. Attention sinks
+    are not products of queries and keys and do not count. No gradient flows through it.
 
     Args:
       windowed: bool scalar, whether this layer has the sliding window; None where no layer has (mask.window=None).

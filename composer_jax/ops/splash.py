@@ -43,7 +43,7 @@ def attend(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """Returns the same as ops/row_attention.py: attend_rows, computed by the kernel.
+    """Returns the same as ops/packed_attention.py: attend_rows, computed by the kernel.
 
     Args:
       positions_S, segments_BS, key_segments_BT, window: the fields of an AttentionMask.

@@ -22,7 +22,7 @@ import numpy as np
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.transcript import Node, Transcript
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
 from composer_jax.rl.batch import HintedSpan, WeightedRow

@@ -12,8 +12,8 @@ from typing import Any
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.tools import Tool, error_text, select_tools
 from composer_jax.agent.turns import Turn, find_turns
-from composer_jax.data.chat import Malformed, ToolCall, compact_json
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.messages import Malformed, ToolCall, compact_json
 
 LONGEST_QUOTE = 400
 """Characters of an error, or of a call, that a hint repeats."""

@@ -12,10 +12,11 @@ from absl import logging
 from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Transcript
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.rl.effort import EffortConfig
-from composer_jax.sampler.policy import Policy, Sample, SamplingParams, Session
+from composer_jax.sampler.policy import Policy, Sample, Session
 from composer_jax.sandbox import SandboxDied, SandboxPool
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.images.pools import ImagePools

@@ -10,12 +10,12 @@ from typing import Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from composer_jax.data.chat.sampling_params import MOST_TOP_LOGPROBS
 from composer_jax.models.cache import Cache
 from composer_jax.models.decoder import Decoder, all_gather_vocab, head_logits
 from composer_jax.ops.chunks import map_chunks
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel.sharding import axis_size
-from composer_jax.sampler.policy import MOST_TOP_LOGPROBS
 from composer_jax.sampler.token_sampling import RowParams, sample_token
 
 Leaf = TypeVar("Leaf")

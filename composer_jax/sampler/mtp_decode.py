@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from composer_jax.data.chat.sampling_params import MOST_TOP_LOGPROBS
 from composer_jax.models.cache import Cache, find_places, write_tokens
 from composer_jax.models.decoder import Decoder
 from composer_jax.ops.shapes import check_shapes
@@ -20,7 +21,6 @@ from composer_jax.sampler.decode import (
     no_tokens,
     verify_drafts,
 )
-from composer_jax.sampler.policy import MOST_TOP_LOGPROBS
 from composer_jax.sampler.token_sampling import RowParams, sample_token
 
 

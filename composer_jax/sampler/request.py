@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
 
 import numpy as np
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
 from composer_jax.sampler.drafts import PromptLookup
-from composer_jax.sampler.policy import FinishReason, PromptLogprobs, Sample, SampleChunk, SamplingParams, TopLogprobs
+from composer_jax.sampler.policy import FinishReason, PromptLogprobs, Sample, SampleChunk, TopLogprobs
 from composer_jax.sampler.runner import NewScores, NewTokens
 from composer_jax.sampler.sequence import Lease
 from composer_jax.sampler.sequence import Sequence as Row

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.sampler.detokenizer import Decode
-from composer_jax.sampler.policy import SamplingParams
 
 
 def check_request(

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DecodedTokens, DecodeRows
-from composer_jax.sampler.policy import SamplingParams, TopLogprobs
+from composer_jax.sampler.policy import TopLogprobs
 from composer_jax.sampler.programs import (
     cache_program,
     decode_program,

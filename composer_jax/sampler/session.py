@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from composer_jax.sampler.policy import Sample, SampleChunk, SamplingParams
+from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.sampler.policy import Sample, SampleChunk
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.sequence import Lease
 

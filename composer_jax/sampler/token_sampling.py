@@ -10,8 +10,8 @@ from typing import Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from composer_jax.data.chat.sampling_params import GREEDY_BELOW, MOST_TOP_LOGPROBS
 from composer_jax.ops.shapes import check_shapes
-from composer_jax.sampler.policy import GREEDY_BELOW, MOST_TOP_LOGPROBS
 
 Leaf = TypeVar("Leaf")
 

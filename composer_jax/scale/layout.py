@@ -10,7 +10,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.config_checks import CHECKPOINT_NAMES
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import AXES, BATCH_AXES
-from composer_jax.stages.config import RunConfig
+from composer_jax.schema.run_config import RunConfig
 
 STAGES = ("pretrain", "sft")
 """Stages whose step is one program for rows of one shape."""

@@ -26,7 +26,7 @@ from composer_jax.scale.programs import (
 from composer_jax.scale.roofline import largest_costs, predict_times
 from composer_jax.scale.schedule import Waiting
 from composer_jax.scale.topology import Slice, tpu_slice
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 
 
 @dataclasses.dataclass(frozen=True)

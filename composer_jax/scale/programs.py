@@ -29,7 +29,7 @@ from composer_jax.sampler.decode import DECODE_LOOP, DecodeRows
 from composer_jax.sampler.limits import make_limits
 from composer_jax.sampler.programs import decode_program, prefill_program
 from composer_jax.sampler.rollout_weights import rollout_model_def
-from composer_jax.stages.config import RunConfig
+from composer_jax.schema.run_config import RunConfig
 from composer_jax.train.learner import HOST_MEMORY, Learner
 from composer_jax.train.losses import Loss, make_loss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer

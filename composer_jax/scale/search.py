@@ -23,7 +23,7 @@ from composer_jax.scale.layout_estimate import Estimate, LayoutEstimator
 from composer_jax.scale.plan import PlacedStep, place_steps, plan_step, predict_step
 from composer_jax.scale.roofline import OVERLAPS, PREDICTION
 from composer_jax.scale.topology import tpu_slice
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 
 Figures = dict[str, Any]
 """Those of scale/plan.py: predict_step or plan_step; or {"refused": the sentence of a UserError}."""

@@ -19,12 +19,12 @@ from pydantic import (
     model_validator,
 )
 
-from composer_jax.data.chat import read_json
+from composer_jax.data.chat.generation_defaults import GenerationDefaults
+from composer_jax.data.chat.messages import read_json
+from composer_jax.data.chat.sampling_params import MOST_TOP_LOGPROBS, SamplingParams
 from composer_jax.errors import UserError
-from composer_jax.sampler.policy import MOST_TOP_LOGPROBS, SamplingParams
 from composer_jax.sampler.weight_checksums import WeightChecksum
 from composer_jax.serve.errors import ApiError
-from composer_jax.serve.generation_defaults import GenerationDefaults
 
 MOST_CHOICES = 128
 MOST_STOPS, LONGEST_STOP = 32, 1000

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, TopLogprobs
 from composer_jax.serve.bodies import ChatBody, DetailedBody

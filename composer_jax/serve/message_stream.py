@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from composer_jax.data.chat import Malformed, ToolCall
-from composer_jax.data.chat_format import ChatFormat
-from composer_jax.data.control_text import THINKING
-from composer_jax.data.hermes_calls import CALL
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.control_text import THINKING
+from composer_jax.data.chat.hermes_calls import CALL
+from composer_jax.data.chat.messages import Malformed, ToolCall
 from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
 
 

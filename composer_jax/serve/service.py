@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+from composer_jax.data.chat.text_processor import TextProcessor
 from composer_jax.errors import UserError
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Sample, SampleChunk
@@ -19,7 +20,6 @@ from composer_jax.serve.bodies import SamplingBody
 from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
 from composer_jax.serve.metrics import ServerMetrics
 from composer_jax.serve.session_records import SessionRecords
-from composer_jax.serve.text_processor import TextProcessor
 
 LoadWeights = Callable[[str, int], Awaitable[tuple[Any, Any]]]
 """Address -> (params, router_bias) on the sampler's mesh."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from composer_jax.data.chat.text_processor import TextProcessor
 from composer_jax.sampler.policy import PromptLogprobs, Sample, TopLogprobs
-from composer_jax.serve.text_processor import TextProcessor
 
 
 def chat_logprobs(

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 
 import jax
 
-from composer_jax.checkpoint.address import find_weights, load_model_config
+from composer_jax.checkpoint.address import find_weights, load_model_config, open_text_processor
 from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.data.chat.text_processor import SamplingOptions
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import process_count
-from composer_jax.serve.text_processor import SamplingOptions, open_text_processor
 from composer_jax.stages.model import load_model
 
 

@@ -14,8 +14,11 @@ from typing import Any, Literal, Unpack, overload
 import jax
 from jax.sharding import Mesh
 
-from composer_jax.checkpoint.address import Address, find_weights, load_model_config, load_weights
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.checkpoint.address import Address, find_weights, load_model_config, load_weights, open_text_processor
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.generation_defaults import GenerationDefaults
+from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.data.chat.text_processor import Messages, SamplingOptions, TextProcessor
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.event_loop import EventLoop
 from composer_jax.models.model_def import ModelDef, Params
@@ -25,10 +28,7 @@ from composer_jax.parallel.processes import is_first_process
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import IncrementalDetokenizer
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.session import EngineSession
-from composer_jax.serve.generation_defaults import GenerationDefaults
-from composer_jax.serve.text_processor import Messages, SamplingOptions, TextProcessor, open_text_processor
 
 SMALLEST_CAPACITY, GROWTH = 512, 4
 """A context holds 512 tokens, or 4, 16, 64, ... times as many: few sizes compile, and a short text needs no large

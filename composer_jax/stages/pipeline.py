@@ -8,10 +8,10 @@ from composer_jax.evals.config import WHICH
 from composer_jax.parallel.processes import require_one_process
 from composer_jax.stages.evaluate import GREEDY, evaluate, evaluations
 from composer_jax.stages.pretrain import pretrain
-from composer_jax.stages.reinforce import reinforce
 from composer_jax.stages.report import report, results
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import sft
+from composer_jax.stages.train_rl import reinforce
 
 
 def pipeline(run: Run) -> Path | str:

@@ -8,7 +8,7 @@ from composer_jax import agent
 from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.episode import Episode, EpisodeLimits
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.sampler.policy import Policy

@@ -9,9 +9,9 @@ from composer_jax.data.pipeline import heldout_batches, pretraining_batches
 from composer_jax.data.sources import SourceInputs, heldout_documents, make_sources
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import is_first_process
+from composer_jax.schema.training_config import PretrainConfig
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.run import Run
-from composer_jax.stages.training_config import PretrainConfig
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.shard_batch import addressable_rows
 

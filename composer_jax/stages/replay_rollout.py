@@ -6,6 +6,7 @@ from typing import Any
 
 from composer_jax.agent.episode import Episode
 from composer_jax.atomic_write import write_atomically
+from composer_jax.checkpoint.base_model import check_base_model, load_base_weights
 from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.group_source import GroupSource
@@ -13,7 +14,6 @@ from composer_jax.rl.ledger import BatchRecord, RolloutLedger, tokenizer_file
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.records import RolloutRecords
 from composer_jax.rl.rollout import require_graded, roll_out
-from composer_jax.stages.base import check_base_model, load_base_weights
 from composer_jax.stages.run import Run
 from composer_jax.tasks.source import TaskSource
 

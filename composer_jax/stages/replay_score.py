@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from composer_jax.checkpoint.base_model import check_base_model, load_base_weights
 from composer_jax.errors import UserError
 from composer_jax.models.flops import row_flops
 from composer_jax.models.model_def import Params
@@ -16,7 +17,6 @@ from composer_jax.rl.logprob_gaps import gap_figures
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.records import RolloutRecords
 from composer_jax.rl.rewards import reward_parts
-from composer_jax.stages.base import check_base_model, load_base_weights
 from composer_jax.stages.run import Run
 from composer_jax.train.token_logprobs import TokenScorer
 

@@ -9,8 +9,8 @@ from composer_jax.observe.metrics import read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.learning_step import complete_step, learner_arguments
 from composer_jax.rl.records import RolloutRecords
-from composer_jax.stages.reinforce import TOTALS, open_update
 from composer_jax.stages.run import Run
+from composer_jax.stages.train_rl import TOTALS, open_update
 from composer_jax.train.interrupt import defer_signals
 from composer_jax.train.loop import save_state
 

@@ -11,9 +11,8 @@ import jax
 from jax.sharding import Mesh
 
 from composer_jax.atomic_write import write_atomically
-from composer_jax.checkpoint.workdir import Workdir
-from composer_jax.data.load_chat_format import TOKENIZER_FILES
-from composer_jax.data.tool_prompt import TOOL_PROMPT
+from composer_jax.data.chat.load_chat_format import TOKENIZER_FILES
+from composer_jax.data.chat.tool_prompt import TOOL_PROMPT
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.models.model_def import Params
@@ -25,9 +24,10 @@ from composer_jax.rl.rollout import RolloutContext
 from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sandbox import LocalSandboxPool
-from composer_jax.stages.config import RunConfig
+from composer_jax.schema.run_config import RunConfig
 from composer_jax.stages.rollout_workers import RolloutWorkers, RolloutWorkersOptions
 from composer_jax.stages.run_model import RunModel
+from composer_jax.storage.workdir import Workdir
 from composer_jax.tasks.images.pools import ImagePools
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.source import TaskSource

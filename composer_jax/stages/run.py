@@ -8,7 +8,6 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from composer_jax.checkpoint.workdir import Workdir, read_run_config
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.tensorboard import require_tensorboard
@@ -16,13 +15,14 @@ from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import MeshConfig, batch_shards
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
-from composer_jax.stages.config import RunConfig, run_config
-from composer_jax.stages.renamed import outdated_fields
+from composer_jax.schema.config_dict import to_config_dict
+from composer_jax.schema.renamed import outdated_fields
+from composer_jax.schema.run_config import RunConfig, run_config
 from composer_jax.stages.rollout_services import RolloutServices
 from composer_jax.stages.run_data import RunData
 from composer_jax.stages.run_model import RunModel
-from composer_jax.stages.schema import to_config_dict
 from composer_jax.stages.usage import track_usage
+from composer_jax.storage.workdir import Workdir, read_run_config
 
 MIN_FREE_BYTES = 500_000_000
 """Free disk space that a run asks for before it starts; the demo writes a tenth of that."""

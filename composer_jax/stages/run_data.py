@@ -8,22 +8,22 @@ from typing import Literal
 
 import numpy as np
 
-from composer_jax.checkpoint.workdir import Workdir
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.checkpoint.base_model import copy_base_files
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.load_chat_format import load_chat_format
+from composer_jax.data.chat.tool_prompt import TOOL_PROMPT
 from composer_jax.data.corpus import Corpus, SourceFile, find_corpus, read_texts
-from composer_jax.data.load_chat_format import load_chat_format
-from composer_jax.data.local_copy import local_copy
 from composer_jax.data.text_tokenizer import TextTokenizer, check_vocab_size
 from composer_jax.data.token_cache import cache_file, encode_files, read_encoded
 from composer_jax.data.tokenizer import Tokenizer
-from composer_jax.data.tool_prompt import TOOL_PROMPT
 from composer_jax.errors import UserError
 from composer_jax.extensions import import_object
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import is_first_process
-from composer_jax.stages.base import copy_base_files
-from composer_jax.stages.config import RunConfig
+from composer_jax.schema.run_config import RunConfig
 from composer_jax.stages.shared_files import make_shared
+from composer_jax.storage.local_copy import local_copy
+from composer_jax.storage.workdir import Workdir
 
 
 class RunData:

@@ -7,18 +7,18 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from composer_jax.checkpoint.address import STAGES
+from composer_jax.checkpoint.base_model import check_base_model, load_base_weights
 from composer_jax.checkpoint.native import model_notes, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
-from composer_jax.checkpoint.workdir import Workdir
-from composer_jax.data.chat_format import ChatFormat
-from composer_jax.data.chat_formats import chat_format_kind
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.formats import chat_format_kind
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.processes import broadcast_from_process0
-from composer_jax.stages.base import check_base_model, load_base_weights
-from composer_jax.stages.config import RunConfig
+from composer_jax.schema.run_config import RunConfig
 from composer_jax.stages.run_data import RunData
+from composer_jax.storage.workdir import Workdir
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLossConfig, PolicyLossConfig, make_loss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 import jax
 
-from composer_jax.checkpoint.address import Address, find_weights, load_model_config, load_weights
+from composer_jax.checkpoint.address import Address, find_weights, load_model_config, load_weights, open_text_processor
 from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.data.chat.text_processor import TextProcessor
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.progress import Progress
@@ -22,7 +23,6 @@ from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import is_first_process, process_count
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.serve.text_processor import TextProcessor, open_text_processor
 from composer_jax.stages.served_weights import ServedWeights
 
 LONGEST_DEFAULT = 32_768

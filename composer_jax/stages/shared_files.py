@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from composer_jax.checkpoint.workdir import Workdir
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
+from composer_jax.storage.workdir import Workdir
 
 
 def make_shared(workdir: Workdir | None, make: Callable[[], Path]) -> Path:

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 
 from composer_jax.atomic_write import write_atomically
-from composer_jax.checkpoint.address import Address, find_weights, load_model_config, load_weights
-from composer_jax.checkpoint.bucket import is_url
+from composer_jax.checkpoint.address import Address, find_weights, load_model_config, load_weights, open_text_processor
 from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.data.chat.text_processor import TextProcessor
 from composer_jax.errors import UserError
 from composer_jax.evals.state_tracking import (
     EncodedTask,
@@ -31,8 +31,8 @@ from composer_jax.parallel.mesh import batch_shards, make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import is_first_process, process_count
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.serve.text_processor import TextProcessor, open_text_processor
 from composer_jax.stages.model import Model
+from composer_jax.storage.bucket import is_url
 
 LONGEST_DEFAULT = 32_768
 """Tokens of prompt and answer unless the user says otherwise; fewer where the model has a shorter context."""

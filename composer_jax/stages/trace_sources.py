@@ -1,22 +1,23 @@
 """Sources of SFT traces: ours by name, a user's by import path."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.episode import Episode
-from composer_jax.checkpoint.workdir import Workdir
-from composer_jax.data.chat_format import ChatFormat
-from composer_jax.data.conversations import conversation_trace, read_conversation
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.conversations import conversation_trace, read_conversation
 from composer_jax.data.packing import TooLong
 from composer_jax.data.row_files import read_rows
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.data.traces import Trace
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
+from composer_jax.schema.training_config import TraceSourceConfig
 from composer_jax.stages.shared_files import make_shared
+from composer_jax.storage.workdir import Workdir
 from composer_jax.tasks.task import Task
 
 
@@ -71,7 +72,7 @@ class EpisodeSource(Protocol):
 
 
 class ConversationFiles:
-    """A ConversationSource: conversations in files of JSON lines or Parquet (data/conversations.py).
+    """A ConversationSource: conversations in files of JSON lines or Parquet (data/chat/conversations.py).
 
     Args:
       files: a path or URL, or several: a sequence, or a text in which commas separate them.
@@ -135,17 +136,6 @@ class ConversationFiles:
         if not self._drops[reason]:
             raise UserError(sentence) from cause
         self._counts[reason] += 1
-
-
-@dataclass(frozen=True)
-class TraceSourceConfig:
-    """One source of SFT traces."""
-
-    kind: str
-    """A name in TRACE_SOURCES ("conversations": files of conversations), or the import path of a class (SourceContext,
-    **options) -> ConversationSource."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of its constructor."""
 
 
 TRACE_SOURCES: Mapping[str, Callable[..., ConversationSource]] = {"conversations": ConversationFiles}

@@ -11,17 +11,17 @@ from typing import Any
 import fsspec
 
 from composer_jax.agent.conversation_rows import episode_rows, record_rows
-from composer_jax.checkpoint.bucket import is_url
-from composer_jax.data.local_copy import local_copy
+from composer_jax.checkpoint.base_model import check_base_model, load_base_weights
 from composer_jax.errors import UserError
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.rollout import EpisodeSpec, roll_out
 from composer_jax.seeds import hash_seed
-from composer_jax.stages.base import check_base_model, load_base_weights
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import source_context
 from composer_jax.stages.trace_sources import EpisodeSource, make_trace_source
+from composer_jax.storage.bucket import is_url
+from composer_jax.storage.local_copy import local_copy
 from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.task import Task
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from composer_jax.data.local_copy import local_copy
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxLimits
 from composer_jax.seeds import seeded_random
+from composer_jax.storage.local_copy import local_copy
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.family import import_families
 from composer_jax.tasks.formats import ReadOptions, read_tasks

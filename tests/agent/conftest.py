@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo.generate import generate
 from composer_jax.demo.prompts import REQUESTS

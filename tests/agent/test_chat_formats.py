@@ -9,9 +9,9 @@ from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.prompts.summary import REQUEST
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import AssistantMessage, ToolCall
-from composer_jax.data.chat_format import Message
-from composer_jax.data.load_chat_format import load_chat_format
+from composer_jax.data.chat.chat_format import Message
+from composer_jax.data.chat.load_chat_format import load_chat_format
+from composer_jax.data.chat.messages import AssistantMessage, ToolCall
 from composer_jax.demo import bugfix
 from tests.data.formats import decode
 from tests.data.model_folders import KIMI, KIMI_TOKENS, QWEN, QWEN_TOKENS, tokenizer_json, write_folder

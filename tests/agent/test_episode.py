@@ -9,8 +9,8 @@ import pytest
 from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
 from composer_jax.agent.prompts.summary import REQUEST
 from composer_jax.agent.summary import Compaction
-from composer_jax.data import chat
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat import compact
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo import bugfix
 from composer_jax.errors import UserError
 from composer_jax.sandbox import LocalSandboxPool
@@ -64,7 +64,7 @@ def play(tok, chat_format, pool, scripted_session):
 
     def render(message):
         content, *calls = message if isinstance(message, tuple) else ("", message)
-        return chat.render_assistant(tok, content, calls)
+        return compact.render_assistant(tok, content, calls)
 
     return run
 
@@ -99,13 +99,13 @@ def test_a_repair(play, tok):
 
 def test_a_system_message_precedes_the_instruction(play, tok):
     _, session = play(FINISH, system="Be brief.")
-    shown = chat.to_text(tok, session.contexts[0])
+    shown = compact.to_text(tok, session.contexts[0])
     assert shown == f"<|bos|><|system|>Be brief.<|end|>\n<|user|>{TASK.instruction}<|end|>\n<|assistant|>"
 
 
 def test_what_the_model_is_shown(play, tok):
     _, session = play(RUN, READ, FINISH)
-    first, second, third = (chat.to_text(tok, context) for context in session.contexts)
+    first, second, third = (compact.to_text(tok, context) for context in session.contexts)
     assert first == f"<|bos|><|user|>{TASK.instruction}<|end|>\n<|assistant|>"
     head, observation = second.split("<|tool|>")
     assert head == first + "<|call|>run_tests{}<|end|>\n"
@@ -162,7 +162,7 @@ def test_bad_calls_are_told_and_the_episode_goes_on(play, tok):
     broken = [tok.call, *tok.encode('read{"path":'), tok.end]
     episode, session = play(broken, ToolCall("shell", {"cmd": "ls"}), FIX, FINISH)
     assert episode.reward == 1.0
-    observations = [chat.to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes_of_kind("tool")]
+    observations = [compact.to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes_of_kind("tool")]
     assert observations[0].startswith("<|tool|>ERROR the arguments are not JSON")
     assert observations[1] == "<|tool|>ERROR no tool shell<|end|>\n"
 
@@ -256,9 +256,9 @@ def test_episodes_come_back_from_json(play):
 
 def read_until_full(tok, extra=0):
     """A trigger that reading the file reaches (extra=0), or just does not (extra=1)."""
-    message = chat.render_assistant(tok, "", [READ])
-    seen = chat.render_message(tok, "tool", TASK.files[BUG["path"]])
-    prompt = [tok.bos, *chat.render_message(tok, "user", TASK.instruction)]
+    message = compact.render_assistant(tok, "", [READ])
+    seen = compact.render_message(tok, "tool", TASK.files[BUG["path"]])
+    prompt = [tok.bos, *compact.render_message(tok, "user", TASK.instruction)]
     return len(prompt) + 1 + len(message) + len(seen) + 1 - 1 + extra
 
 
@@ -270,7 +270,7 @@ def test_a_summary_starts_a_new_branch(play, tok):
     assert (episode.turns, episode.summaries, episode.summary_tokens) == (3, 1, len(summary))
     assert session.max_tokens[1] == 9
     prompt = f"<|bos|><|user|>{TASK.instruction}<|end|>\n"
-    shown = [chat.to_text(tok, context) for context in session.contexts]
+    shown = [compact.to_text(tok, context) for context in session.contexts]
     assert shown[1].endswith(f"<|end|>\n<|user|>{REQUEST}<|end|>\n<|assistant|>")
     assert shown[2] == prompt + "<|user|>Summary 1:\nfix it<|end|>\n<|assistant|>"
 

@@ -9,8 +9,8 @@ import pytest
 from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
-from composer_jax.data import chat
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat import compact
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo import bugfix
 from composer_jax.observe.episodes import EpisodeRecord
 
@@ -20,14 +20,14 @@ TASK = bugfix.generate("train", 0, 0, bugs=1)
 
 @pytest.fixture
 def record(tok, chat_format, pool, scripted_session):
-    read = chat.render_assistant(tok, "look", [ToolCall("read", {"path": BUG["path"]})])
+    read = compact.render_assistant(tok, "look", [ToolCall("read", {"path": BUG["path"]})])
     bad = [
-        *chat.render_assistant(tok, "", [ToolCall("read", {"path": "x.py"})])[:-1],
+        *compact.render_assistant(tok, "", [ToolCall("read", {"path": "x.py"})])[:-1],
         tok.call,
         *tok.encode("oops"),
         tok.end,
     ]
-    finish = chat.render_assistant(tok, "", [ToolCall("finish", {})])
+    finish = compact.render_assistant(tok, "", [ToolCall("finish", {})])
     session = scripted_session([bad, read, [*tok.encode("all read"), tok.end], finish])
     compaction = Compaction(trigger=150, max_segments=3)
     episode = asyncio.run(

@@ -6,8 +6,8 @@ import pytest
 
 from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.summary import FACTS, Compaction
-from composer_jax.data import chat
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat import compact
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.tasks import ScriptGrader, Task
 
 FINISH = ToolCall("finish", {})
@@ -33,10 +33,10 @@ def play(tok, chat_format, pool, scripted_session, tmp_path):
         session = scripted_session(ids, 20_000)
         episode = asyncio.run(run_episode(task, session, pool, chat_format, compaction=compaction, limits=limits))
         assert episode.outcome == "finished" and not session.messages, episode.detail
-        return episode, [chat.to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes]
+        return episode, [compact.to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes]
 
     def render(call):
-        return chat.render_assistant(tok, "", [call])
+        return compact.render_assistant(tok, "", [call])
 
     return run
 

@@ -7,7 +7,7 @@ import pytest
 
 from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 from tests.agent.conftest import task_of
 
 READ, FINISH = ToolCall("read", {"path": "a.py"}), ToolCall("finish", {})

@@ -5,7 +5,7 @@ import pytest
 from composer_jax.agent.tools import error_text
 from composer_jax.agent.transcript import Transcript
 from composer_jax.agent.turns import find_turns
-from composer_jax.data.chat import Malformed, ToolCall
+from composer_jax.data.chat.messages import Malformed, ToolCall
 from tests.data.formats import format_of
 
 READ, FINISH = ToolCall("read", {"path": "a.py"}), ToolCall("finish", {})

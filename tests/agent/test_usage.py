@@ -9,7 +9,7 @@ from composer_jax.agent import tools
 from composer_jax.agent.todos import Todo
 from composer_jax.agent.transcript import Transcript
 from composer_jax.agent.usage import EpisodeUsage, asks_question, measure_usage, split_message
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.sandbox import GONE, Change
 from tests.agent.conftest import task_of
 from tests.data.formats import format_of

@@ -9,15 +9,15 @@ from benchmarks import feedback
 from benchmarks.control_algorithms import NoAdvantages
 from benchmarks.feedback_config import LONGEST, get_config
 from benchmarks.tool_habit import STEPS, HabitTraces, hinted_traces
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.observe.episodes import write_episodes
 from composer_jax.observe.metrics import MetricsWriter
 from composer_jax.rl.algorithm import make_algorithm
 from composer_jax.rl.batch import Group
 from composer_jax.rl.feedback import HintFinder
 from composer_jax.rl.weighting import weighted_rows
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.stages.run_data import RunData
 from composer_jax.stages.trace_sources import SourceContext
 from configs.memory_chain import SIZES

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import controls, fixed_mix_config, ladder
 from composer_jax.observe.metrics import MetricsWriter
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from configs import tiny
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import memory_chain
 from composer_jax.observe.metrics import MetricsWriter
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from configs.memory_chain import get_config
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import claims, parallel_calls, parallel_calls_config
 from composer_jax.rl.rewards import LENGTHS
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from configs.memory_chain import SIZES
 
 CALLS = {"sft": 1.5, "free": 1.6, "priced": 2.4, "tiny_price": 1.6, "tiny_price_std": 2.0}

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import precision
 from benchmarks.precision import FIELDS, summarize
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from configs import tiny
 
 

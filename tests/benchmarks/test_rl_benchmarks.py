@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from benchmarks import rl_step, seeded_runs, staleness
 from benchmarks.peers import completions
 from composer_jax.observe.metrics import MetricsWriter
-from composer_jax.stages.config import run_config
-from composer_jax.stages.schema import to_config_dict
+from composer_jax.schema.config_dict import to_config_dict
+from composer_jax.schema.run_config import run_config
 from composer_jax.train.losses import PolicyLossConfig
 from configs.tiny import get_config
 from launch import flags

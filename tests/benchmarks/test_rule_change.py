@@ -8,7 +8,7 @@ import pytest
 from benchmarks import claims, rule_change, rule_change_config
 from benchmarks.rule_change_config import ChangedRule, SameRule, exchange
 from composer_jax.demo.notes import MAX_TURNS, OneBug, note_path
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from configs import tiny
 
 

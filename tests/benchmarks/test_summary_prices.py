@@ -11,10 +11,10 @@ from benchmarks.seeded_runs import SIZES
 from benchmarks.summary_prices import PRICES, VARIANTS
 from benchmarks.summary_prices_config import STEPS, SUMMARIZED, WHOLE, AnyItemChain, ListTraces, get_config
 from composer_jax.agent.summary import FACTS
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.demo.memory_chain_expert import ChainNotes, chain_summary
 from composer_jax.rl.rewards import bounded_cost, length_cost
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.stages.run_data import RunData
 from composer_jax.stages.trace_sources import SourceContext
 from launch.flags import parse

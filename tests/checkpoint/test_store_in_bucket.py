@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.bucket import BucketFolder
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
+from composer_jax.storage.bucket import BucketFolder
 
 ARRAYS = {"params": {"w": jnp.arange(5.0), "u": jnp.ones((3, 4), jnp.bfloat16)}, "empty": {}}
 

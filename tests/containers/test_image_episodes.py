@@ -14,8 +14,8 @@ import pytest
 from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat import ToolCall, render_assistant
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat.compact import CompactFormat, render_assistant
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied

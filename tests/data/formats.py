@@ -10,11 +10,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from composer_jax.data import chat_kimi
-from composer_jax.data.chat import AssistantMessage, ToolCall
-from composer_jax.data.chat_compact import CompactFormat
-from composer_jax.data.chat_format import ChatFormat, Message
-from composer_jax.data.load_chat_format import load_chat_format
+from composer_jax.data.chat import kimi
+from composer_jax.data.chat.chat_format import ChatFormat, Message
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.load_chat_format import load_chat_format
+from composer_jax.data.chat.messages import AssistantMessage, ToolCall
 from composer_jax.data.tokenizer import SPECIAL, Tokenizer
 from tests.data.model_folders import (
     CHATML,
@@ -44,7 +44,7 @@ TEMPLATES = {
 }
 """Name -> control tokens and template. Those that rewrite what they are given are not in NAMES."""
 CONTROL = {"compact": SPECIAL} | {name: tuple(tokens) for name, (tokens, _) in TEMPLATES.items()}
-CONTROL["kimi"] = chat_kimi.CONTROL
+CONTROL["kimi"] = kimi.CONTROL
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from composer_jax.data import chat_kimi, hermes_calls
+from composer_jax.data.chat import hermes_calls, kimi
 
 QWEN_TOKENS = {"<|endoftext|>": True, "<|im_start|>": True, "<|im_end|>": True} | dict.fromkeys(
     # As in the published tokenizers, the marks of calls and answers are tokens, but not special ones.
@@ -17,7 +17,7 @@ QWEN_TOKENS = {"<|endoftext|>": True, "<|im_start|>": True, "<|im_end|>": True} 
 CHATML_TOKENS = dict.fromkeys(("<|endoftext|>", "<|im_start|>", "<|im_end|>"), True)
 THINKING_TOKENS = QWEN_TOKENS | {"<think>": False, "</think>": False}
 HEADER_TOKENS = dict.fromkeys(("<|begin|>", "<|end|>", "<|head|>", "<|/head|>", "<|eot|>", "<|eom|>", "<|call|>"), True)
-KIMI_TOKENS = dict.fromkeys(("[BOS]", "[EOS]", *chat_kimi.CONTROL), True)
+KIMI_TOKENS = dict.fromkeys(("[BOS]", "[EOS]", *kimi.CONTROL), True)
 
 # Tools in the first message; the answers of one turn in one message of the user.
 QWEN = """

@@ -5,8 +5,8 @@ import json
 import fsspec
 import pytest
 
-from composer_jax.data.chat import AssistantMessage, ToolCall
-from composer_jax.data.load_chat_format import load_chat_format, load_tokenizer
+from composer_jax.data.chat.load_chat_format import load_chat_format, load_tokenizer
+from composer_jax.data.chat.messages import AssistantMessage, ToolCall
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.data.text_tokenizer import TextTokenizer, check_vocab_size
 from composer_jax.data.tokenizer import Tokenizer

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from composer_jax.data import prepared
+from composer_jax.data.chat.load_chat_format import load_tokenizer
 from composer_jax.data.documents import DocumentSource
-from composer_jax.data.load_chat_format import load_tokenizer
 from composer_jax.data.packing import UNREAD
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
 from composer_jax.data.prepare.config import PrepareConfig

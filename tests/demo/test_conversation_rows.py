@@ -11,8 +11,8 @@ from composer_jax.agent.conversation_rows import episode_rows, record_rows
 from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.conversations import conversation_trace, read_conversation
+from composer_jax.data.chat.conversations import conversation_trace, read_conversation
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo.expert import make_traces
 from composer_jax.demo.generate import generate
 from composer_jax.demo.prompts import REQUESTS

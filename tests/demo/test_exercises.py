@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer_jax.data import chat
+from composer_jax.data.chat import compact
 from composer_jax.demo import bugfix
 from composer_jax.demo.exercises import repair_exercise
 
@@ -18,12 +18,12 @@ def test_an_exercise_shows_a_module_and_trains_its_repair(tok, index):
     start = tokens.tolist().index(tok.assistant) + 1
     context, answer = tokens[:start].tolist(), tokens[start:].tolist()
     assert trained[start:].all() and answer[-1] == tok.end
-    place, module, rest = chat.to_text(tok, context).split("<|end|>\n")
+    place, module, rest = compact.to_text(tok, context).split("<|end|>\n")
     number = int(place.removeprefix(f"<|tool|>{path}:").split()[0])
     assert f"def {bug['function']}(" in task.files[path].split("\n")[number - 1]
     assert (module, rest) == (f"<|tool|>{task.files[path]}", "<|assistant|>")
     # The module in ids is what the policy will see, and what its other functions return is right.
-    assert context[-len(chat.render_message(tok, "tool", task.files[path])) - 1 : -1] == chat.render_message(
+    assert context[-len(compact.render_message(tok, "tool", task.files[path])) - 1 : -1] == compact.render_message(
         tok, "tool", task.files[path]
     )
     right = [line.strip() for line in task.files[path].split("\n") if "return " in line]
@@ -33,7 +33,7 @@ def test_an_exercise_shows_a_module_and_trains_its_repair(tok, index):
     same, edit_only = repair_exercise(task, tok, train_module=False)
     assert same.tolist() == tokens.tolist() and not edit_only[:start].any() and edit_only[start:].all()
 
-    [call] = chat.parse_assistant(tok, answer).calls
+    [call] = compact.parse_assistant(tok, answer).calls
     repaired = task.files[path].replace(call.arguments["old"], call.arguments["new"])
     spaces: dict = {}
     exec(repaired, spaces)  # our own generator's code

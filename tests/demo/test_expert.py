@@ -9,8 +9,8 @@ import pytest
 
 from composer_jax.agent.episode import EpisodeLimits
 from composer_jax.agent.summary import Compaction
-from composer_jax.data import chat
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat import compact
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo import bugfix, memory_chain
 from composer_jax.demo.bugfix_expert import bugfix_script
 from composer_jax.demo.expert import make_traces
@@ -26,7 +26,7 @@ TRIGGER = 64
 
 
 def play(pool, tok, tasks, compaction=None, seed=0, **more):
-    compaction = compaction or compact(None)
+    compaction = compaction or short_compaction(None)
     episodes = asyncio.run(
         make_traces(tasks, lambda task, index: compaction, pool, tok, limits=LIMITS, seed=seed, **more)
     )
@@ -37,18 +37,18 @@ def traces(pool, tok, family, count, compaction=None, **more):
     return play(pool, tok, [generate(family, "train", 1, index) for index in range(count)], compaction, **more)
 
 
-def compact(trigger, style="short"):
+def short_compaction(trigger, style="short"):
     return Compaction(trigger, REQUESTS[style], max_segments=10, max_summary_tokens=200)
 
 
 def said(episode, tok, kind="assistant"):
-    return [chat.to_text(tok, node.sampled_tokens.tolist()) for node in episode.transcript.nodes_of_kind(kind)]
+    return [compact.to_text(tok, node.sampled_tokens.tolist()) for node in episode.transcript.nodes_of_kind(kind)]
 
 
 def calls(episode, tok):
     """Every call, in order."""
     nodes = episode.transcript.nodes_of_kind("assistant")
-    return [call for node in nodes for call in chat.parse_assistant(tok, node.sampled_tokens.tolist()).calls]
+    return [call for node in nodes for call in compact.parse_assistant(tok, node.sampled_tokens.tolist()).calls]
 
 
 # -- Bug fixing ---------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_slips_are_seen_and_recovered_from_but_never_trained(pool, tok, slip_rat
             if node.kind != "assistant":
                 continue
             observation = tok.decode(answer.tokens.tolist())
-            call, *_ = chat.parse_assistant(tok, node.sampled_tokens.tolist()).calls
+            call, *_ = compact.parse_assistant(tok, node.sampled_tokens.tolist()).calls
             if "ERROR" in observation:
                 assert not node.trained, observation
                 known = ("no such file", "same", "not in", "not JSON")
@@ -119,7 +119,7 @@ def test_a_wrong_repair_is_no_target_and_the_right_one_replaces_it(pool, tok, sl
         tried = Counter()
         nodes = episode.transcript.nodes
         for node in (node for node in nodes if node.kind == "assistant"):
-            message = chat.parse_assistant(tok, node.sampled_tokens.tolist())
+            message = compact.parse_assistant(tok, node.sampled_tokens.tolist())
             if message.calls[0].name != "edit":
                 continue
             function = message.content.partition("(")[0]
@@ -175,17 +175,17 @@ def items_in(text):
 @pytest.mark.parametrize("style", ["short", "long"])
 def test_summaries_say_what_was_read_and_a_long_one_all_of_it(pool, tok, style):
     summaries = 0
-    for task, episode in traces(pool, tok, "memory_chain", 12, compact(TRIGGER, style)):
+    for task, episode in traces(pool, tok, "memory_chain", 12, short_compaction(TRIGGER, style)):
         assert episode.outcome == "finished" and episode.summaries >= 2
         assert style == "short" or episode.reward == 1.0
         shown = set()
         for node in episode.transcript.nodes:
-            text = chat.to_text(tok, node.tokens.tolist()).replace("<|end|>", "\n").replace("<|tool|>", "\n")
+            text = compact.to_text(tok, node.tokens.tolist()).replace("<|end|>", "\n").replace("<|tool|>", "\n")
             if node.kind == "tool":
                 shown |= items_in(text)
             if node.kind == "summary":
                 summaries += 1
-                kept = items_in(chat.to_text(tok, node.sampled_tokens.tolist()).replace("<|end|>", ""))
+                kept = items_in(compact.to_text(tok, node.sampled_tokens.tolist()).replace("<|end|>", ""))
                 assert kept <= shown <= set(task.metadata["items"])
                 # After the last file, a short one keeps the item that is asked for, if the expert knows it.
                 assert len(kept) <= 1 if style == "short" else kept == shown
@@ -204,7 +204,7 @@ def test_without_compaction_the_item_is_copied_from_the_context(pool, tok):
 
 
 def test_traces_depend_on_the_seed_and_not_on_the_timing(pool, tok):
-    compaction = compact(TRIGGER)
+    compaction = short_compaction(TRIGGER)
     one = traces(pool, tok, "memory_chain", 10, compaction, seed=3, concurrency=1)
     many = traces(pool, tok, "memory_chain", 10, compaction, seed=3, concurrency=10)
     assert [e for _, e in one] == [e for _, e in many]
@@ -226,7 +226,7 @@ def test_traces_have_no_weights_behind_them(pool, tok):
 
 def test_what_no_expert_can_do_is_said(pool, tok):
     with pytest.raises(UserError, match="expert of bugfix writes no summaries"):
-        traces(pool, tok, "bugfix", 1, compact(20))
+        traces(pool, tok, "bugfix", 1, short_compaction(20))
     task = Task.from_json({**generate("bugfix", "train", 0, 0).to_json(), "family": "swe"})
     known = "bugfix or one_bug or two_bugs or three_bugs or memory_chain or few_lookups or many_lookups"
     with pytest.raises(UserError, match=f"no expert for task family 'swe'; use {known}"):

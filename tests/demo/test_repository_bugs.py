@@ -6,10 +6,10 @@ import pytest
 
 from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.prompts.system import SYSTEM
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.demo.repository_bugs import FAMILY, RepositoryBugs, RepositoryBugTraces, ScriptedSession
 from composer_jax.errors import UserError
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.stages.trace_sources import SourceContext
 from tests.data.formats import format_of
 

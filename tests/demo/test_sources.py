@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.demo import memory_chain
 from composer_jax.demo.exercises import repair_exercises
 from composer_jax.demo.expert_traces import ExpertTraces
@@ -13,7 +13,7 @@ from composer_jax.demo.memory_chain import ShortMemoryChain, next_line
 from composer_jax.demo.memory_chain_expert import ChainNotes, chain_summary
 from composer_jax.demo.texts import task_texts
 from composer_jax.errors import UserError
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.stages.run_data import RunData
 from composer_jax.stages.trace_sources import SourceContext
 from configs.tiny import get_config

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 import composer_jax
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from configs import kimi_k2_5, moonlight
 
 assert composer_jax.__file__.startswith(sys.argv[1]), composer_jax.__file__

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.evals.pinned_policy import PinnedPolicy
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 
 
 class RecordingPolicy:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.observe.episodes import write_episodes
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.tasks.harbor import read_task
 from examples import add_tool, own_repository, read_episodes, sample_weights, task_family
 from tests.stages.command_line import pipeline_environment

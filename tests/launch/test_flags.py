@@ -13,7 +13,7 @@ import pytest
 from absl import flags as absl_flags
 
 from composer_jax.errors import UserError
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.stages.run import Run
 from launch import flags
 from launch.config_file import packaged_names

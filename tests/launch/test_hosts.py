@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from absl import flags as absl_flags
 
-from composer_jax.checkpoint.bucket import BucketFolder
 from composer_jax.checkpoint.native import read_model_config, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.data.prepare.config import PrepareConfig
@@ -23,8 +22,9 @@ from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel import processes
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.stages.run_data import RunData
+from composer_jax.storage.bucket import BucketFolder
 from configs import tiny
 from launch import hosts
 from tests.models.small import relative_error

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.checkpoint.address import find_weights, load_model_config
+from composer_jax.checkpoint.address import find_weights, load_model_config, open_text_processor
 from composer_jax.evals.state_tracking import encode_tasks, read_tasks
-from composer_jax.serve.text_processor import open_text_processor
 from launch import flags, state_tracking
 from tests.data.prepare.folders import make_repository
 from tests.evals.test_state_tracking import levenshtein

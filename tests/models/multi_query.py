@@ -11,7 +11,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.attention import AttentionCost, CacheEntry
 from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.ops.cached_attention import attend_cache
-from composer_jax.ops.row_attention import attend_rows
+from composer_jax.ops.packed_attention import attend_rows
 
 
 class MultiQueryAttention(nnx.Module):

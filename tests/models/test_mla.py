@@ -12,7 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.mla import MultiHeadLatentAttention
 from composer_jax.ops.attention import Scales, additive_mask, attend
 from composer_jax.ops.cached_attention import KeyRange, LayerCache
-from composer_jax.ops.row_attention import AttentionMask
+from composer_jax.ops.packed_attention import AttentionMask
 from tests.models import reference
 from tests.models.small import relative_error, small
 

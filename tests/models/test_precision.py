@@ -15,7 +15,7 @@ from composer_jax.models.projection import fake_quantize, project
 from composer_jax.ops.activation import swiglu
 from composer_jax.ops.cached_attention import KeyRange, LayerCache
 from composer_jax.ops.fake_quantization import fake_int4
-from composer_jax.ops.row_attention import AttentionMask
+from composer_jax.ops.packed_attention import AttentionMask
 from composer_jax.parallel.dispatch import Experts
 from composer_jax.parallel.dispatch.compute import compute_all_experts, compute_chosen_experts
 from composer_jax.parallel.dispatch.dense import expand_gates

@@ -8,7 +8,7 @@ from flax import nnx
 from composer_jax.models.router import Router
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.scale.programs import stage_steps
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from tests.models.small import small
 from tests.scale.configuration import small_config
 from tests.train.small_step import equations

@@ -7,7 +7,7 @@ import pytest
 
 from composer_jax.ops import max_logits as module
 from composer_jax.ops.max_logits import max_logits
-from composer_jax.ops.row_attention import AttentionMask
+from composer_jax.ops.packed_attention import AttentionMask
 
 B, S, H, N, X = 2, 13, 4, 2, 3
 SEGMENTS = np.array([[1] * 6 + [2] * 5 + [0] * 2, [1] * 2 + [2] * 9 + [3] * 2], np.int32)

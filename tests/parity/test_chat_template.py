@@ -2,9 +2,9 @@
 
 import pytest
 
-from composer_jax.data.chat import AssistantMessage, ToolCall
-from composer_jax.data.chat_format import Message, declarations
-from composer_jax.data.load_chat_format import load_chat_format
+from composer_jax.data.chat.chat_format import Message, declarations
+from composer_jax.data.chat.load_chat_format import load_chat_format
+from composer_jax.data.chat.messages import AssistantMessage, ToolCall
 from tests.data.formats import TEMPLATES, Declaration
 from tests.data.model_folders import KIMI, KIMI_TOKENS, QWEN, QWEN_TOKENS, tokenizer_json, write_folder
 

@@ -13,13 +13,13 @@ import tokenizers
 
 from composer_jax.checkpoint.address import load_weights, parse
 from composer_jax.checkpoint.gguf import open_gguf
-from composer_jax.data.jinja_template import JinjaTemplate
-from composer_jax.data.load_chat_format import load_tokenizer
+from composer_jax.data.chat.jinja_template import JinjaTemplate
+from composer_jax.data.chat.load_chat_format import load_tokenizer
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from tests.parity import smollm2
 from tests.parity.decoder import forward
 

@@ -2,7 +2,7 @@
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.transcript import Transcript
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 from tests.data.formats import format_of
 from tests.rl.made_up import episode
 

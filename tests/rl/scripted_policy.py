@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.sampler.policy import Sample
 
 
 class ScriptedSession:

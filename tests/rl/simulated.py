@@ -15,6 +15,7 @@ from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_clock import EpisodeClock, OutOfTime
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Transcript
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.group_source import GroupSource
 from composer_jax.rl.learning_step import CompletedStep, Cursor
@@ -22,7 +23,7 @@ from composer_jax.rl.ledger import RolloutLedger
 from composer_jax.rl.orchestrator import Orchestrator
 from composer_jax.rl.policy_update import UpdateResult
 from composer_jax.rl.rollout import RolloutContext
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.result_cache import ResultCache

@@ -9,8 +9,8 @@ from composer_jax.agent import episode as harness
 from composer_jax.agent.episode import EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.tools import Tool, object_schema
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, play_episode
 from composer_jax.sandbox import LocalSandboxPool, RunResult, SandboxLimits

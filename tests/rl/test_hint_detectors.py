@@ -9,7 +9,7 @@ from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.tools import select_tools
 from composer_jax.agent.transcript import Transcript
-from composer_jax.data.chat import Malformed, ToolCall
+from composer_jax.data.chat.messages import Malformed, ToolCall
 from composer_jax.rl.hint_detectors import DETECTORS, LONGEST_QUOTE, ParsedEpisode, example_call
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from tests.agent.conftest import ScriptedSession, task_of

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
-from composer_jax.sampler.policy import SamplingParams
 from tests.rl.simulated import Play, Simulation, drawn_play
 from tests.virtual_clock import run_virtually
 

@@ -6,8 +6,8 @@ import pytest
 
 from composer_jax.agent.episode import EpisodeLimits
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.evals.suite import Suite, run_suite
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out

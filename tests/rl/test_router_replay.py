@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from composer_jax.agent.transcript import Transcript, TranscriptError
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
@@ -18,7 +19,6 @@ from composer_jax.rl.policy_update import PolicyUpdate, replay_metrics
 from composer_jax.rl.weighting import weighted_rows
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import PolicyLoss, PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.rl.rollout import RolloutContext, play_episode
 from composer_jax.rl.sample_journal import SampleJournal
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.result_cache import ResultCache
 from tests.rl.workers.seeded_policy import CHAT, SeededPolicy, specs, until

@@ -5,8 +5,9 @@ import dataclasses
 
 import numpy as np
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 from tests.models.small import forward, rows, small
 
 CONFIG = small(vocab_size=24, n_layers=2, n_mtp_modules=0)

@@ -14,10 +14,11 @@ import sys
 import jax
 import numpy as np
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import MeshConfig, make_mesh
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 from composer_jax.sampler.request import Request
 from tests.models.small import random_weights
 from tests.sampler.conversations import CONFIG, END, Branch, converse

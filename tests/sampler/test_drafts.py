@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.sampler import drafts
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.drafts import PromptLookup, Speculation
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.runner import NewTokens
 from composer_jax.sampler.sequence import Sequence
 from tests.compilations import compiles_nothing

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.observe.compilations import count_compilations
 from composer_jax.sampler import programs
-from composer_jax.sampler.policy import SamplingParams
 from tests.compilations import compiles_nothing
 from tests.models.small import forward, rows
 from tests.sampler.conversations import (

@@ -6,10 +6,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.observe.compilations import count_compilations
 from composer_jax.sampler import drafts
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 from composer_jax.sampler.request import Request
 from tests.models.small import GROUPED_QUERY, forward, random_weights, rows, small
 from tests.sampler.conversations import CONFIG, END, assert_same, run_all

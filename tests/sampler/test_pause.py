@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request
 
 PROMPT = (3, 9, 14, 2, 7)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
-from composer_jax.sampler.policy import SamplingParams
 
 BAD = {
     "max_tokens=0 leaves nothing to sample": {"max_tokens": 0},

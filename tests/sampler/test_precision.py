@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.rollout_weights import rollout_model_def
 from tests.models.small import forward, random_weights, rows, small

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from composer_jax.sampler.policy import SamplingParams
+from composer_jax.data.chat.sampling_params import SamplingParams
 from tests.sampler.conversations import assert_same, run_all
 
 SEEDS = list(range(100, 106))

@@ -7,10 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 from tests.compilations import compiles_nothing
 from tests.models.small import forward, rows
 from tests.sampler.conversations import CONFIG, END, Branch, learner_logprobs, run_all

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.rope import Llama3Rope
 from composer_jax.ops.quantization import LARGEST, QuantizedArray
 from composer_jax.parallel.mesh import MeshConfig, make_mesh
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.rollout_weights import RolloutWeights, rollout_model_def
 from tests.models.small import GROUPED_QUERY, LLAMA, random_weights, small
 from tests.sampler.conversations import END, assert_same, flat, learner_logprobs, run_all

@@ -6,8 +6,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request
 from tests.compilations import compiles_nothing
 from tests.models.routes import chosen_routes

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from composer_jax.data.chat.sampling_params import MOST_TOP_LOGPROBS, SamplingParams
 from composer_jax.errors import UserError
-from composer_jax.sampler.policy import MOST_TOP_LOGPROBS, SamplingParams
 from composer_jax.sampler.request import Request
 from tests.compilations import compiles_nothing
 from tests.models.small import forward, rows

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.models.cache import cache_window
 from composer_jax.models.model_def import ModelDef
@@ -14,7 +15,6 @@ from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler import limits
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request
 from tests.models.small import GROUPED_QUERY, random_weights, small
 from tests.sampler.conversations import END, flat, learner_logprobs, run_all

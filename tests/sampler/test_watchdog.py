@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from composer_jax.sampler.policy import SamplingParams
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import Lease, Limits, Schedule, Sequence

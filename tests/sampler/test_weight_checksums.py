@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.packing import pack_documents
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
@@ -17,7 +18,6 @@ from composer_jax.ops.quantization import QuantizedArray
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.rollout_weights import RolloutWeights, rollout_model_def
 from composer_jax.sampler.weight_checksums import ChecksumProgram, checked_weights, checksums
 from composer_jax.train.learner import Learner

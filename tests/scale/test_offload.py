@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.models.model_def import ModelDef
 from composer_jax.scale.topology import tpu_slice
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer

@@ -16,7 +16,7 @@ from composer_jax.scale.programs import (
     expert_buffer_occupancy,
     stage_steps,
 )
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import make_loss
 from composer_jax.train.optimizer import make_optimizer

@@ -9,14 +9,13 @@ import jax
 import pytest
 import uvicorn
 
-from composer_jax.checkpoint.address import find_weights, load_model_config
+from composer_jax.checkpoint.address import find_weights, load_model_config, open_text_processor
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.serve.app import new_app
 from composer_jax.serve.service import ServerLimits, Service
-from composer_jax.serve.text_processor import open_text_processor
 from tests.serve.scripted_engine import ScriptedEngine
 from tests.stages.base_model import NETWORK, weights, write_base
 

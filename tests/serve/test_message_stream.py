@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.data.chat import AssistantMessage, ToolCall
+from composer_jax.data.chat.messages import AssistantMessage, ToolCall
 from composer_jax.serve.message_stream import MessageStream, TextStream, split_thinking, text_before
 from tests.data.formats import NAMES, calls, contents, format_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 
 pytest.importorskip("minisweagent", reason="mini-swe-agent is not installed")
 

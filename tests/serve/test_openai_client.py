@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 
 ASK = [{"role": "user", "content": "What is in a.py?"}]
 READ = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from composer_jax.stages.config import default_config
+from composer_jax.schema.run_config import default_config
 
 OWN = "own_extensions:"
 MODEL = dict(

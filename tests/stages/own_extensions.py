@@ -19,9 +19,9 @@ import optax
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.tools import Tool, object_schema
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.chat_compact import CompactFormat
-from composer_jax.data.chat_format import Message
+from composer_jax.data.chat.chat_format import Message
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.traces import IN_MEMORY
 from composer_jax.models.gqa import GroupedQueryAttention
 from composer_jax.models.parameter import gather_param, parameter

@@ -6,10 +6,10 @@ import chex
 import jax
 import pytest
 
-from composer_jax.data.chat_format import Message
+from composer_jax.checkpoint.base_model import NETWORK_FIELDS
+from composer_jax.data.chat.chat_format import Message
 from composer_jax.errors import UserError
-from composer_jax.stages.base import NETWORK_FIELDS
-from composer_jax.stages.config import default_config, run_config
+from composer_jax.schema.run_config import default_config, run_config
 from composer_jax.stages.run import Run
 from configs import base
 from tests.data.formats import Declaration

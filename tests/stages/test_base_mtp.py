@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.address import convert
+from composer_jax.checkpoint.base_model import check_base_model, load_base_weights
 from composer_jax.checkpoint.huggingface import load_hf, save_hf
 from composer_jax.checkpoint.native import model_notes
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.stages.base import check_base_model, load_base_weights
 from composer_jax.stages.run import Run
 from configs import base
 from tests.checkpoint.hf_folder import CONFIG, WEIGHTS

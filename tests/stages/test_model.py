@@ -12,14 +12,14 @@ import composer_jax
 from composer_jax.agent.episode import EpisodeLimits
 from composer_jax.checkpoint.native import model_notes
 from composer_jax.checkpoint.store import CheckpointStore
-from composer_jax.data.chat import AssistantMessage, ToolCall
-from composer_jax.data.chat_compact import CompactFormat
-from composer_jax.data.chat_format import Message
+from composer_jax.data.chat.chat_format import Message
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.messages import AssistantMessage, ToolCall
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.stages.model import SMALLEST_CAPACITY, Model
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.task import Task

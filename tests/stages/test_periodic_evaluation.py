@@ -1,6 +1,6 @@
 """Suites while RL and SFT train, with a real network, engine and sandboxes: training keeps its bits, no row is lost.
 
-tests/stages/test_reinforce.py has the RL stage with simulated roles, tests/train/test_loop.py the hook of SFT.
+tests/stages/test_train_rl.py has the RL stage with simulated roles, tests/train/test_loop.py the hook of SFT.
 """
 
 import os

@@ -14,11 +14,11 @@ from composer_jax.checkpoint.address import find_weights, load_model_config
 from composer_jax.errors import UserError
 from composer_jax.models.rope import Yarn
 from composer_jax.observe.metrics import read_metrics
-from composer_jax.stages.config import run_config
+from composer_jax.schema.config_dict import to_config_dict
+from composer_jax.schema.run_config import run_config
 from composer_jax.stages.pretrain import pretrain
 from composer_jax.stages.report import results
 from composer_jax.stages.run import Run
-from composer_jax.stages.schema import to_config_dict
 from configs.tiny import get_config
 
 STAGES = ("pretrain", "mtp", "long_context")

@@ -5,9 +5,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from composer_jax.schema.training_config import PretrainConfig
 from composer_jax.stages import pretrain as module
 from composer_jax.stages.pretrain import bits_per_byte, pretrain
-from composer_jax.stages.training_config import PretrainConfig
 
 
 def test_a_uniform_guess_of_bytes_costs_eight_bits():

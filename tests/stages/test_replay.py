@@ -11,11 +11,11 @@ from composer_jax.errors import UserError
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.rl.records import RolloutRecords
-from composer_jax.stages.reinforce import reinforce
 from composer_jax.stages.replay_rollout import play_records
 from composer_jax.stages.replay_train import train_on_records
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import sft
+from composer_jax.stages.train_rl import reinforce
 from configs.tiny import get_config
 from launch import flags, hosts, replay
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks import demo
-from composer_jax.checkpoint.workdir import Workdir
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.stages.report import report, results
+from composer_jax.storage.workdir import Workdir
 from configs.tiny import get_config
 from tests.stages.contract import assert_contract
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.address import convert
-from composer_jax.checkpoint.bucket import BucketFolder
 from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.storage.bucket import BucketFolder
 from composer_jax.train.loop import STATE
 from tests.stages.base_model import write_base
 from tests.stages.command_line import finish, kill_when, start

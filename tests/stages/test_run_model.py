@@ -5,10 +5,10 @@ import types
 
 import pytest
 
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.stages.run_model import RunModel
 from configs.tiny import get_config
 

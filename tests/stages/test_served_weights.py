@@ -9,12 +9,12 @@ import pytest
 
 from composer_jax.checkpoint.weight_chain import WeightPublisher
 from composer_jax.checkpoint.weight_shards import local_shards
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.rollout_weights import RolloutWeights
 from composer_jax.stages.served_weights import ServedWeights

@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.stages.reinforce import reinforce
 from composer_jax.stages.run import Run
+from composer_jax.stages.train_rl import reinforce
 from tests.stages.base_model import write_base
 from tests.stages.two_hosts_config import get_config
 

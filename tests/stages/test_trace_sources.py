@@ -9,9 +9,10 @@ import pytest
 from composer_jax.agent.config import AgentConfig
 from composer_jax.data.pipeline import trace_batches
 from composer_jax.errors import UserError
+from composer_jax.schema.training_config import TraceSourceConfig
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import sft
-from composer_jax.stages.trace_sources import SourceContext, TraceSourceConfig, make_trace_source
+from composer_jax.stages.trace_sources import SourceContext, make_trace_source
 from tests.data.formats import format_of
 from tests.stages.base_model import write_base
 from tests.stages.test_base import config_with

@@ -6,10 +6,10 @@ import types
 
 import pytest
 
-from composer_jax.checkpoint.bucket import BucketFolder
 from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxLimits
+from composer_jax.storage.bucket import BucketFolder
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.harbor import write_task
 from composer_jax.tasks.source import TaskSource

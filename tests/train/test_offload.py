@@ -9,7 +9,7 @@ from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.scale.programs import arrays_in, bytes_per_device, stage_steps
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.train.learner import HOST_MEMORY, Learner
 from composer_jax.train.loop import restore_state, save_state
 from composer_jax.train.losses import LanguageLoss

@@ -11,7 +11,7 @@ from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.tools.tool import FINISH, Tool
 from composer_jax.agent.tools.truncate import truncate_end
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat import Malformed, ToolCall
+from composer_jax.data.chat.messages import Malformed, ToolCall
 from composer_jax.sandbox import SandboxFileError
 
 Call = ToolCall | Malformed

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from composer_jax.data.load_chat_format import load_tokenizer
+from composer_jax.data.chat.load_chat_format import load_tokenizer
 from composer_jax.data.prepare.candidates import Candidate, read_candidates
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.duplicates import DUPLICATE_REASONS, UNIQUE

@@ -19,6 +19,7 @@ import numpy as np
 from absl import logging
 
 from composer_jax.agent.episode import Episode
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, lost_episode, play_episode
 from composer_jax.rl.workers.channel import SILENCE_S, Channel, ChannelClosed, RemoteError
@@ -27,7 +28,7 @@ from composer_jax.rl.workers.handshake import HandshakeError, accept_worker
 from composer_jax.rl.workers.messages import sample_to_frame, spec_to_json
 from composer_jax.rl.workers.served_episode import ServedEpisode
 from composer_jax.rl.workers.worker_setup import WorkerSetup
-from composer_jax.sampler.policy import Policy, SamplingParams
+from composer_jax.sampler.policy import Policy
 from composer_jax.tasks.result_cache import ResultCache
 
 CLOSE_S = 5.0

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.rl.workers.channel import Channel
 from composer_jax.rl.workers.messages import params_to_json, sample_from_frame
-from composer_jax.sampler.policy import Sample, SamplingParams
+from composer_jax.sampler.policy import Sample
 
 
 class RemotePolicy:

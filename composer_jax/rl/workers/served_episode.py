@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from composer_jax.sampler.policy import Policy, Sample, SamplingParams, Session
+from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.sampler.policy import Policy, Sample, Session
 
 
 @dataclass

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from composer_jax.agent.episode import EpisodeLimits
-from composer_jax.data.chat_format import ChatFormat
-from composer_jax.data.chat_formats import chat_format_kind
-from composer_jax.data.load_chat_format import load_chat_format, load_tokenizer
-from composer_jax.data.tool_prompt import TOOL_PROMPT
+from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.formats import chat_format_kind
+from composer_jax.data.chat.load_chat_format import load_chat_format, load_tokenizer
+from composer_jax.data.chat.tool_prompt import TOOL_PROMPT
 from composer_jax.rl.effort import EffortConfig, EffortLevel
 from composer_jax.rl.rollout import RolloutContext
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits

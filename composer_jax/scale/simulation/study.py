@@ -16,7 +16,7 @@ from composer_jax.scale.simulation.simulation import HOUR_S, Simulation
 from composer_jax.scale.simulation.speeds import predict_speeds
 from composer_jax.scale.simulation.workload import DrawnWorkload
 from composer_jax.scale.topology import tpu_slice
-from composer_jax.stages.config import RunConfig, run_config
+from composer_jax.schema.run_config import RunConfig, run_config
 
 MORE = 0.25
 """How much more of each thing is tried: a quarter."""

@@ -8,7 +8,7 @@ import pytest
 
 from composer_jax.agent.tools import execute_call, execute_calls, select_tools
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from tests.agent.conftest import DyingPool, task_of
 

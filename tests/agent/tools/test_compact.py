@@ -11,7 +11,7 @@ from composer_jax.agent.tools import compact, execute_call, select_tools
 from composer_jax.agent.tools.compact import TOOLS
 from composer_jax.agent.tools.truncate import COMPACT_CHARACTERS
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat import Malformed, ToolCall
+from composer_jax.data.chat.messages import Malformed, ToolCall
 from composer_jax.demo import bugfix
 from composer_jax.errors import UserError
 from composer_jax.tasks.result_cache import ResultCache

@@ -16,7 +16,7 @@ from composer_jax.agent.tools.execute import replace_surrogates
 from composer_jax.agent.tools.schema import ToolError, check
 from composer_jax.agent.tools.truncate import MAX_CHARACTERS
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat import Malformed, ToolCall
+from composer_jax.data.chat.messages import Malformed, ToolCall
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied
 from tests.agent.conftest import task_of

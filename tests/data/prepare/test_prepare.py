@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from composer_jax.data.load_chat_format import load_tokenizer
+from composer_jax.data.chat.load_chat_format import load_tokenizer
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.prepare import prepare
 from composer_jax.data.prepared import prepared_documents

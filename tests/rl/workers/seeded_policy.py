@@ -5,8 +5,8 @@ import contextlib
 import random
 
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo import bugfix
 from composer_jax.rl.rollout import EpisodeSpec

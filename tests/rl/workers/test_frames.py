@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.rl.workers.frames import FrameError, encode_frame, read_frame
 from composer_jax.rl.workers.messages import (
     params_to_json,
@@ -20,7 +21,7 @@ from composer_jax.rl.workers.messages import (
 )
 from composer_jax.rl.workers.remote_policy import common_prefix
 from composer_jax.rl.workers.worker_setup import WorkerSetup
-from composer_jax.sampler.policy import PromptLogprobs, Sample, SamplingParams
+from composer_jax.sampler.policy import PromptLogprobs, Sample
 from composer_jax.sandbox import SandboxLimits
 from tests.rl.workers.seeded_policy import CHAT, specs, worker_setup
 

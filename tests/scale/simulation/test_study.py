@@ -14,7 +14,7 @@ from composer_jax.scale.simulation.roles import Fleet, Speeds, make_roles
 from composer_jax.scale.simulation.study import VARIANTS, Study, parse_splits, run_study, simulate_table, split_chips
 from composer_jax.scale.simulation.table import advise, format_study
 from composer_jax.scale.simulation.workload import FINISHED, HUNG, LOST, DrawnWorkload
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from tests.scale.configuration import small_config
 
 SPEEDS = Speeds(100.0, 4, ((8, 0.02), (16, 0.03)), prefill_s=1e-4, weight_bytes=4e9, mean_context=1000)

@@ -1,0 +1,162 @@
+"""Our own compact chat format in token ids.
+
+    message   = role id, text, <|end|>
+    assistant = <|assistant|>, text, then for each tool call <|call|>, name, JSON object, and at last <|end|>
+
+Text is encoded once, when it enters the conversation; sampled tokens stay the ids that were sampled. Text cannot forge
+a message, because only this module writes control tokens. Tools are not declared, because models of this format learn
+them in training; calls are not numbered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from composer_jax.data.chat.chat_format import ChatFormat, Conversation, ToolSpec, check_answers, rendered_calls
+from composer_jax.data.chat.messages import (
+    AssistantMessage,
+    Malformed,
+    ToolCall,
+    check_call,
+    compact_json,
+    is_tool_name,
+    read_json,
+)
+from composer_jax.data.tokenizer import SPECIAL, Tokenizer
+from composer_jax.errors import UserError
+
+
+class CompactFormat(ChatFormat):
+    """The format of models that were trained from scratch with our own Tokenizer."""
+
+    tokenizer: Tokenizer
+
+    def __init__(self, tok: Tokenizer) -> None:
+        """Raises UserError for the tokenizer of a published model, which lacks the control tokens."""
+        if not isinstance(tok, Tokenizer):
+            raise UserError('data.chat_format="compact" needs our own tokenizer; leave it empty in a run with a base.')
+        self.end = tok.end
+        self.end_tokens = (tok.end,)
+        self.generation_prompt = [tok.assistant]
+        self.tokenizer = tok
+
+    def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
+        ids, unanswered = [self.tokenizer.bos], 0
+        for message in messages:
+            if isinstance(message, AssistantMessage):
+                calls = rendered_calls(message)
+                ids += [*self.generation_prompt, *self.render_assistant(message.content, calls)]
+                unanswered = len(calls)
+                continue
+            if message.role == "tool":
+                check_answers(unanswered, 1)
+                unanswered -= 1
+            ids += render_message(self.tokenizer, message.role, message.content)
+        return ids
+
+    def render_assistant(self, content: str, calls: Sequence[ToolCall], *, calls_before: int = 0) -> list[int]:
+        return render_assistant(self.tokenizer, content, calls)
+
+    def parse(self, ids: Iterable[int]) -> AssistantMessage:
+        return parse_assistant(self.tokenizer, ids)
+
+    def close(self, sampled: Sequence[int]) -> list[int]:
+        return [] if self.end in sampled else [self.end]
+
+    def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
+        check_answers(len(self.parse(sampled).calls), len(answers))
+        turn = [render_message(self.tokenizer, "tool", answer) for answer in answers]
+        return [self.close(sampled) + ids if number == 0 else ids for number, ids in enumerate(turn)]
+
+    def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
+        return splice(self.tokenizer, "user", parts)
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(i for i in ids if i >= len(SPECIAL))
+
+    def answer_text(self, ids: Sequence[int]) -> str:
+        return self.text(ids)
+
+
+def render_message(tok: Tokenizer, role: str, text: str) -> list[int]:
+    """Returns a whole message of `role` ("system", "user", "tool" or "assistant")."""
+    return splice(tok, role, [text])
+
+
+def render_assistant(tok: Tokenizer, content: str, calls: Iterable[ToolCall]) -> list[int]:
+    """Returns the ids that a model would sample for this message: no leading role id, <|end|> included.
+
+    Raises ValueError for a call that `parse_assistant` could not read back (a bad name, arguments that JSON cannot
+    hold).
+    """
+    ids = tok.encode(content)
+    for call in calls:
+        check_call(call)
+        ids += [tok.call, *tok.encode(call.name + compact_json(call.arguments))]
+    return [*ids, tok.end]
+
+
+def parse_assistant(tok: Tokenizer, ids: Iterable[int]) -> AssistantMessage:
+    """Parses the output of `render_assistant`, or any other ids: bad calls become Malformed, nothing raises.
+
+    The message ends at the first <|end|>; later ids are ignored. Other control tokens are shown by name in the content
+    and make a call Malformed.
+    """
+    parts: list[list[int]] = [[]]
+    complete = False
+    for i in ids:
+        if i == tok.end:
+            complete = True
+            break
+        if i == tok.call:
+            parts.append([])
+        else:
+            parts[-1].append(i)
+    content, *bodies = parts
+    return AssistantMessage(tok.decode(content), tuple(_parse_call(tok, body) for body in bodies), complete)
+
+
+def splice(tok: Tokenizer, role: str, parts: Sequence[str | Sequence[int]]) -> list[int]:
+    """Returns a message whose body mixes text with ids that were sampled earlier, such as a summary.
+
+    The ids are kept, except for control tokens: a body can neither open nor close a message.
+    """
+    ids = [_role_id(tok, role)]
+    for part in parts:
+        ids += tok.encode(part) if isinstance(part, str) else [i for i in part if i >= len(SPECIAL)]
+    return [*ids, tok.end]
+
+
+def to_text(tok: Tokenizer, ids: Iterable[int]) -> str:
+    """Returns any ids as text to read: control tokens by name, a line break after each message, no padding."""
+    messages: list[list[int]] = [[]]
+    for i in ids:
+        if i != tok.pad:
+            messages[-1].append(i)
+        if i == tok.end:
+            messages.append([])
+    return "\n".join(tok.decode(message) for message in messages)
+
+
+def _role_id(tok: Tokenizer, role: str) -> int:
+    roles = {"system": tok.system, "user": tok.user, "assistant": tok.assistant, "tool": tok.tool}
+    if role not in roles:
+        raise ValueError(f"{role!r} is not a role; use one of {', '.join(roles)}")
+    return roles[role]
+
+
+def _parse_call(tok: Tokenizer, ids: list[int]) -> ToolCall | Malformed:
+    text = tok.decode(ids)
+    control = next((SPECIAL[i] for i in ids if 0 <= i < len(SPECIAL)), None)
+    if control:
+        return Malformed(text, f"the control token {control} is inside the call")
+    name, brace, rest = text.partition("{")
+    name = name.strip()
+    if not brace:
+        return Malformed(text, 'no arguments: a call is a name and a JSON object, like name{"key":"value"}')
+    if not is_tool_name(name):
+        return Malformed(text, f"{name!r} is not a tool name")
+    try:
+        return ToolCall(name, read_json(brace + rest, "the arguments"))
+    except ValueError as error:
+        return Malformed(text, str(error))

@@ -1,0 +1,62 @@
+"""Tool calls in the style of Hermes and Qwen: a JSON object with name and arguments between two markers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from composer_jax.data.chat.call_scanner import CallSpan, CallTokens, join_content, scan_calls
+from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall, is_tool_name, read_json
+from composer_jax.data.model_tokenizer import ModelTokenizer
+
+CALL = ("<tool_call>", "</tool_call>")
+"""The markers around a call: control tokens where the tokenizer has them, else ordinary text."""
+ANSWER = ("<tool_response>", "</tool_response>")
+"""The markers around the answer to a call."""
+
+
+def read_call(text: str) -> ToolCall | Malformed:
+    """Parses the text between the markers of a call."""
+    try:
+        value = read_json(text, "the name and arguments")
+    except ValueError as error:
+        return Malformed(text, str(error))
+    if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:
+        return Malformed(text, 'a call is a JSON object, like {"name": "tool", "arguments": {"key": "value"}}')
+    if not isinstance(value["name"], str) or not is_tool_name(value["name"]):
+        return Malformed(text, f"{value['name']!r} is not a tool name")
+    if not isinstance(value["arguments"], dict):
+        return Malformed(text, "the arguments are not a JSON object")
+    return ToolCall(value["name"], value["arguments"])
+
+
+def parse_control_calls(
+    tok: ModelTokenizer, sampled: Sequence[int], control: CallTokens, separator: str
+) -> AssistantMessage:
+    """Parses a message whose calls are between control tokens; `separator` is written between content and calls."""
+    message = scan_calls(sampled, control)
+    before = tok.decode(message.before)
+    if message.calls:
+        before = before.removesuffix(separator)
+    calls = tuple(_read_span(tok, span) for span in message.calls)
+    return AssistantMessage(join_content(before, tok.decode(message.after)), calls, message.complete)
+
+
+def _read_span(tok: ModelTokenizer, span: CallSpan) -> ToolCall | Malformed:
+    text = tok.decode(span.ids)
+    if not span.closed:
+        return Malformed(text, f"the call does not end with {CALL[1]}")
+    if tok.without_control(span.ids) != span.ids:
+        return Malformed(text, "a control token is inside the call")
+    return read_call(text)
+
+
+def call_object(call: ToolCall) -> dict[str, Any]:
+    """Returns the JSON object of a call."""
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def plain_json(value: Any) -> str:
+    """Returns JSON as chat templates write it: one line, spaces after commas and colons, no needless escapes."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,173 @@
+"""The chat format of Kimi K2, in token ids (docs/tool_call_guidance.md and chat_template.jinja of the model).
+
+    message   = <|im_system|> or <|im_user|> or <|im_assistant|>, a name, <|im_middle|>, text, <|im_end|>
+    tools     = a message of the system named tool_declare: a JSON list
+    calls     = <|tool_calls_section_begin|>, the calls, <|tool_calls_section_end|> after the text of a message
+    call      = <|tool_call_begin|>, functions.NAME:INDEX, <|tool_call_argument_begin|>, JSON, <|tool_call_end|>
+    answer    = a message of the system named tool: "## Return of functions.NAME:INDEX", then the result
+
+INDEX counts the calls of the whole conversation from 0. A default system message, which the template would add, is left
+to the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+
+from composer_jax.data.chat.call_scanner import CallSpan, CallTokens, join_content, scan_calls
+from composer_jax.data.chat.chat_format import (
+    ChatFormat,
+    Conversation,
+    ToolSpec,
+    check_answers,
+    declarations,
+    end_tokens,
+    rendered_calls,
+)
+from composer_jax.data.chat.messages import (
+    AssistantMessage,
+    Malformed,
+    ToolCall,
+    check_call,
+    compact_json,
+    is_tool_name,
+    read_json,
+)
+from composer_jax.data.model_tokenizer import ModelTokenizer
+
+SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+CALL = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+ROLES = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>")
+CONTROL = (*ROLES, "<|im_middle|>", "<|im_end|>", *SECTION, *CALL)
+"""All control tokens of the format."""
+
+_ID = re.compile(r"functions\.(.+):([0-9]+)")
+_LONGEST_ID = 80  # characters of a malformed id that an answer repeats
+_HEADING = "## Return of "
+
+
+class KimiFormat(ChatFormat):
+    """The format of a model whose tokenizer has the control tokens CONTROL."""
+
+    tokenizer: ModelTokenizer
+
+    def __init__(self, tok: ModelTokenizer) -> None:
+        """Raises UserError when the tokenizer lacks one of the control tokens."""
+        self.tokenizer = tok
+        system, user, assistant, self._middle, self.end, *call_tokens = (tok.id_of(name) for name in CONTROL)
+        self._section, self._section_end, self._call, self._argument, self._call_end = call_tokens
+        self._openers = {"system": system, "user": user, "assistant": assistant}
+        self.end_tokens = end_tokens(self.end, tok)
+        self._call_tokens = CallTokens(
+            self._call, self._call_end, frozenset(self.end_tokens), frozenset({self._section, self._section_end})
+        )
+        self.generation_prompt = self._open("assistant", "assistant")
+
+    def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
+        declared = declarations(tools)
+        ids = self._message("system", "tool_declare", [compact_json(declared)]) if declared else []
+        unanswered: list[str] = []
+        count = 0
+        for message in messages:
+            if isinstance(message, AssistantMessage):
+                calls = rendered_calls(message)
+                rendered = self.render_assistant(message.content, calls, calls_before=count)
+                ids += self.generation_prompt + rendered
+                count += len(calls)
+                unanswered = self._call_ids(rendered)
+            elif message.role == "tool":
+                check_answers(len(unanswered), 1)
+                ids += self._answer(unanswered.pop(0), message.content)
+            else:
+                ids += self._message(message.role, message.role, [message.content])
+        return ids
+
+    def render_assistant(self, content: str, calls: Sequence[ToolCall], *, calls_before: int = 0) -> list[int]:
+        written: list[int] = []
+        for index, call in enumerate(calls, calls_before):
+            check_call(call)
+            written += [self._call, *self.tokenizer.encode(f"functions.{call.name}:{index}"), self._argument]
+            written += [*self.tokenizer.encode(json.dumps(call.arguments, ensure_ascii=False)), self._call_end]
+        section = [self._section, *written, self._section_end] if calls else []
+        return [*self.tokenizer.encode(content), *section, self.end]
+
+    def parse(self, ids: Iterable[int]) -> AssistantMessage:
+        message = scan_calls(ids, self._call_tokens)
+        content = join_content(self.tokenizer.decode(message.before), self.tokenizer.decode(message.after))
+        return AssistantMessage(content, tuple(self._parse_call(span) for span in message.calls), message.complete)
+
+    def close(self, sampled: Sequence[int]) -> list[int]:
+        return [] if self.end in sampled else [self.end]
+
+    def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
+        asked = self._call_ids(sampled)
+        check_answers(len(asked), len(answers))
+        turn = [self._answer(call, answer) for call, answer in zip(asked, answers, strict=False)]
+        return [self.close(sampled) + ids if number == 0 else ids for number, ids in enumerate(turn)]
+
+    def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
+        return self._message("user", "user", parts)
+
+    def text(self, ids: Sequence[int]) -> str:
+        kept: list[int] = []
+        named: int | None = None  # where in `kept` the name of the message's author starts
+        for i in ids:
+            if i in self._openers.values():
+                named = len(kept)
+            elif i == self._middle and named is not None:
+                del kept[named:]
+                named = None
+            else:
+                kept.append(i)
+        return self.tokenizer.decode(self.tokenizer.without_control(kept))
+
+    def answer_text(self, ids: Sequence[int]) -> str:
+        return self.text(ids).partition("\n")[2]
+
+    def _open(self, role: str, name: str) -> list[int]:
+        return [self._openers[role], *self.tokenizer.encode(name), self._middle]
+
+    def _message(self, role: str, name: str, parts: Sequence[str | Sequence[int]]) -> list[int]:
+        ids = self._open(role, name)
+        for part in parts:
+            ids += self.tokenizer.encode(part) if isinstance(part, str) else self.tokenizer.without_control(part)
+        return [*ids, self.end]
+
+    def _answer(self, call: str, result: str) -> list[int]:
+        return self._message("system", "tool", [f"{_HEADING}{call}\n{result}"])
+
+    def _call_ids(self, sampled: Iterable[int]) -> list[str]:
+        """The ids of the calls as the model wrote them, which the answers must repeat."""
+        return [
+            self._halves(span)[0][:_LONGEST_ID].replace("\n", " ")
+            for span in scan_calls(sampled, self._call_tokens).calls
+        ]
+
+    def _halves(self, span: CallSpan) -> tuple[str, list[int] | None]:
+        """The id of a call as text, and the token ids of its arguments; None without any."""
+        if self._argument not in span.ids:
+            return self.tokenizer.decode(span.ids).strip(), None
+        at = span.ids.index(self._argument)
+        return self.tokenizer.decode(span.ids[:at]).strip(), span.ids[at + 1 :]
+
+    def _parse_call(self, span: CallSpan) -> ToolCall | Malformed:
+        text = self.tokenizer.decode(span.ids)
+        call_id, arguments = self._halves(span)
+        if arguments is None:
+            return Malformed(text, f"no arguments: a call is functions.NAME:INDEX, {CALL[1]} and a JSON object")
+        if not span.closed:
+            return Malformed(text, f"the call does not end with {CALL[2]}")
+        match = _ID.fullmatch(call_id)
+        if not match or not is_tool_name(match[1]):
+            return Malformed(text, f"{call_id!r} is not the id of a call; write functions.NAME:INDEX")
+        if self.tokenizer.without_control(arguments) != arguments:
+            return Malformed(text, "a control token is inside the arguments")
+        try:
+            value = read_json(self.tokenizer.decode(arguments), "the arguments")
+        except ValueError as error:
+            return Malformed(text, str(error))
+        if not isinstance(value, dict):
+            return Malformed(text, "the arguments are not a JSON object")
+        return ToolCall(match[1], value)

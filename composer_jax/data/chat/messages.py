@@ -1,0 +1,78 @@
+"""Messages of the model and the tool calls in them, and the JSON of calls."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A well-formed call: a tool's name and its arguments (a JSON object). The tool need not exist."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A call that could not be parsed: the model's text, and the reason in words for the model."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AssistantMessage:
+    """A message of the model. `complete` is False when it was cut off before <|end|>."""
+
+    content: str
+    calls: tuple[ToolCall | Malformed, ...]
+    complete: bool
+
+
+def compact_json(value: Any) -> str:
+    """Returns JSON without spaces and needless escapes. Raises ValueError for NaN and infinity."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def is_tool_name(name: str) -> bool:
+    """Whether this can be the name of a tool."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_call(call: ToolCall) -> None:
+    """Raises ValueError for a call that no format could parse: a bad name, arguments that JSON cannot hold."""
+    if not is_tool_name(call.name):
+        raise ValueError(f"{call.name!r} is not a tool name: use letters, digits, '_', '.' and '-'")
+    compact_json(call.arguments)
+
+
+def read_json(text: str, what: str) -> Any:
+    """Parses JSON that a model wrote. Raises ValueError with a reason for the model; `what` names the text."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+        compact_json(value).encode("utf-8")  # a lone surrogate could not be written to a file
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{what} are not JSON: {error.msg} at character {error.pos}") from error
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} hold half of a surrogate pair") from error
+    except RecursionError as error:
+        raise ValueError(f"{what} are nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{what} are not JSON: {error}") from error
+    return value
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse_number(digits)
+
+
+def _refuse_number(digits: str) -> float:
+    raise ValueError(f"{digits[:40]} is not a number JSON can hold")

@@ -1,0 +1,197 @@
+"""TextProcessor: the way from text to the token ids of a model and back, and how the model is meant to be sampled.
+
+It reads no weights, so a prompt can be refused before they are loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+
+from composer_jax.data.chat.chat_format import ChatFormat, Message
+from composer_jax.data.chat.conversations import assistant_row, read_messages, read_tools, text_row
+from composer_jax.data.chat.generation_defaults import GenerationDefaults, read_generation_defaults
+from composer_jax.data.chat.load_chat_format import load_chat_format, load_tokenizer
+from composer_jax.data.chat.messages import AssistantMessage
+from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.data.text_files import TextFiles
+from composer_jax.data.text_tokenizer import TextTokenizer, check_vocab_size
+from composer_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from composer_jax.models.config import ModelConfig
+
+MAX_TOKENS = 512
+"""Most tokens of an answer whose length nobody asked for."""
+
+T = TypeVar("T")
+Messages = str | Sequence[Message | AssistantMessage | Mapping[str, Any]]
+"""A conversation: one user message, or messages, which may be OpenAI's {"role": ..., "content": ..., ...}."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keywords of Model.generate and Model.chat; None, or absent, is the model's default."""
+
+    max_tokens: int
+    """Most tokens to sample, 512 if absent; fewer where the context ends before."""
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    stop: str | Sequence[str]
+    """Texts that end the answer, which includes them."""
+
+
+class FilesInMemory:
+    """TextFiles (data/text_files.py) whose contents have been read."""
+
+    def __init__(self, files: Mapping[str, bytes], name: str) -> None:
+        self.name, self._files = name, files
+
+    def text(self, file: str) -> str | None:
+        """See TextFiles.text."""
+        try:
+            return self._files[file].decode() if file in self._files else None
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.name}/{file} cannot be read ({error}); download it again") from error
+
+
+class TextProcessor:
+    """The text side of a model. Tokenizer and chat format load on first use; a model may lack either.
+
+    files: with the names of a Hugging Face folder. config: of the network. name: of the model, for error messages.
+    """
+
+    def __init__(self, files: TextFiles, config: ModelConfig, name: str) -> None:
+        self.files, self.config, self.name = files, config, name
+
+    @functools.cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer. Raises UserError if the model has none, or one with more ids than the embedding has rows."""
+        tokenizer = load_tokenizer(self.files)
+        check_vocab_size(tokenizer, self.config.vocab_size, self.name)
+        return tokenizer
+
+    @functools.cached_property
+    def chat_format(self) -> ChatFormat:
+        """The chat format. Raises UserError if the model has none, or one that cannot be used."""
+        self.tokenizer  # noqa: B018 - refuses one that does not fit the network
+        return load_chat_format(self.files)
+
+    @functools.cached_property
+    def defaults(self) -> GenerationDefaults:
+        """Sampling parameters of requests that do not name them."""
+        return read_generation_defaults(self.files)
+
+    @functools.cached_property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Ids that end what the model samples: those of its chat format and generation defaults, and an end of text."""
+        of_chat = _or_none(lambda: self.chat_format.end_tokens) or ()
+        of_document = _or_none(lambda: self.tokenizer.eod)
+        ids = [*of_chat, *self.defaults.end_ids, *([] if of_document is None else [of_document])]
+        return tuple(dict.fromkeys(ids))
+
+    def params(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
+        """Returns the parameters of a request: `options`, and the model's defaults for what they leave open.
+
+        Raises:
+          UserError: an option, or a default in generation_config.json, is out of range.
+        """
+        fields = {name: options.get(name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        fields = {name: getattr(self.defaults, name) if value is None else value for name, value in fields.items()}
+        stop = options.get("stop", ())
+        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        return SamplingParams(options.get("max_tokens", MAX_TOKENS), **fields, stop_strings=strings)
+
+    def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Returns the ids of a text to continue, after the id with which texts begin; ids stay as they are.
+
+        Raises:
+          UserError: an empty prompt, one that fills the context, or ids that the network does not have.
+        """
+        if isinstance(prompt, str):
+            if not prompt:
+                raise UserError("the prompt is empty; give a text to continue.")
+            bos = self.tokenizer.bos
+            return self._check([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
+        return self._check(list(prompt))
+
+    def encode_chat(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Returns the ids of a conversation and of the beginning of the model's answer.
+
+        tools: declarations in OpenAI's form.
+
+        Raises:
+          UserError: an empty conversation or message, one that the model ends, one that fills the context, or calls
+            without answers.
+        """
+        conversation = as_conversation(messages)
+        try:
+            rendered = self.chat_format.render(conversation, read_tools(list(tools)))
+        except ValueError as error:
+            raise UserError(f"the conversation cannot be written: {error}") from error
+        return self._check([*rendered, *self.chat_format.generation_prompt])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of sampled ids without end tokens; other control tokens are shown by name."""
+        return self.tokenizer.decode(i for i in ids if i not in self.end_tokens)
+
+    def _check(self, ids: list[int]) -> list[int]:
+        if not ids:
+            raise UserError("the prompt is empty; give at least one token.")
+        if len(ids) >= self.config.max_context:
+            raise UserError(
+                f"the prompt has {len(ids)} tokens, and the context of {self.name} holds {self.config.max_context}, "
+                "the answer included; shorten it."
+            )
+        for i in ids:
+            if not 0 <= i < self.config.vocab_size:
+                raise UserError(
+                    f"the prompt has the token id {i}; those of {self.name} are 0 to {self.config.vocab_size - 1}."
+                )
+        return ids
+
+
+def _or_none(find: Callable[[], T]) -> T | None:
+    """None where a model has no tokenizer or chat format: it samples all the same."""
+    try:
+        return find()
+    except UserError:
+        return None
+
+
+def as_conversation(messages: Messages) -> list[Message | AssistantMessage]:
+    """Returns messages in the form of chat formats.
+
+    Raises:
+      UserError: no messages, an empty one of the user, one that is not OpenAI's form, or a last one of the model.
+    """
+    if isinstance(messages, str):
+        messages = [Message("user", messages)]
+    conversation = _parse([*messages])
+    if not conversation:
+        raise UserError("the conversation is empty; give at least one message.")
+    if isinstance(conversation[-1], AssistantMessage):
+        raise UserError("the conversation ends with a message of the model; end it with one that the model can answer.")
+    for message in conversation:
+        if isinstance(message, Message) and message.role == "user" and not message.content:
+            raise UserError("the prompt is empty: a message of the user has no text.")
+    return conversation
+
+
+def _parse(messages: list[Message | AssistantMessage | Mapping[str, Any]]) -> list[Message | AssistantMessage]:
+    """Returns messages of which some may be rows in OpenAI's form."""
+    rows: list[Mapping[str, Any]] = []
+    for message in messages:
+        if isinstance(message, AssistantMessage):
+            row: Mapping[str, Any] = assistant_row(message, 0)
+        elif isinstance(message, Message):
+            row = text_row(message.role, message.content)
+        else:
+            row = message
+        rows.append(row)
+    try:
+        return read_messages(rows)
+    except ValueError as error:
+        raise UserError(f"the conversation cannot be read: {error}.") from error

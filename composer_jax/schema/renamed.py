@@ -1,0 +1,71 @@
+"""Fields of older config schemas: their names of today, and what replaces those that are gone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from composer_jax.schema.config_dict import field_paths
+
+RENAMED: dict[str, str] = {
+    "batch": "pretrain.batch_size and pretrain.seq_len",
+    "decode": "sampler (sampler.mesh, sampler.param_dtype, sampler.slots, sampler.capacity)",
+    "optimizer": "pretrain.optimizer, sft.optimizer and rl.optimizer",
+    "data.tokenizer_tasks": "data.tokenizer_texts.NAME.count",
+    "pretrain.copy_fraction": "pretrain.sources.copying.weight",
+    "pretrain.exercise_fraction": "pretrain.sources.exercises.weight",
+    "pretrain.exercises": "pretrain.sources.exercises.options.count",
+    "pretrain.mtp_weight": "pretrain.loss.mtp_weight",
+    "pretrain.balance_weight": "pretrain.loss.balance_weight",
+    "sft.traces": "sft.sources.conversations.options.traces",
+    "sft.rates": "sft.sources.conversations.options.rates",
+    "sft.exercises": "sft.sources.exercises.options.count",
+    "agent.max_turns": "agent.limits.max_turns",
+    "agent.max_turn_tokens": "agent.limits.max_turn_tokens",
+    "agent.max_episode_tokens": "agent.limits.max_episode_tokens",
+    "agent.trigger": "agent.compactions.NAME.trigger",
+    "agent.max_segments": "agent.compactions.NAME.max_segments",
+    "agent.max_summary_tokens": "agent.compactions.NAME.max_summary_tokens",
+    "agent.max_report_tokens": "agent.compactions.NAME.max_summary_tokens",
+    "rl.batch": "rl.batches",
+    "rl.ratio_low": "rl.loss.ratio_low",
+    "rl.ratio_high": "rl.loss.ratio_high",
+    "rl.uncompacted_share": "rl.uncompacted_fraction",
+    "evaluate.tasks": "evaluate.suites.NAME.tasks",
+    "evaluate.attempts": "evaluate.suites.NAME.attempts",
+    "evaluate.other_attempts": "evaluate.suites.NAME.attempts and evaluate.heldout_attempts",
+}
+
+REMOVED: dict[str, str] = {
+    "rl.algorithm.options.length_weighted": "use the mean of the rewards, which is the default, or leave_one_out",
+    "rl.algorithm.segment_discount": "all segments of an episode have its advantage, which was the default",
+    "rl.algorithm.imitation_weight": "fine-tune on solved episodes (launch.traces --min_reward=1, sft.data)",
+    "rl.keep_cache": "episodes that run keep their cache; to recompute it, serve the weights (POST /update_weights)",
+    "rl.loss.sequence_mask": "use rl.loss.dual_clip, and a smaller rl.max_staleness",
+    "rl.algorithm.toggle": "set a price of length with rl.reward.weight",
+    "rl.algorithm.mask_overlong": "episodes that a limit ended are trained like others",
+    "rl.algorithm.incomplete_groups": "a group that lost less than half of its episodes is trained with the rest",
+    "rl.reward.zeroed": "the columns flag_NAME count flags; give one a price as a behaviour of your own "
+    "(rl.reward.behaviors)",
+    "rl.reward.penalties.comment_limit": "use the limit of 0.5, or a behaviour of your own (rl.reward.behaviors)",
+    "agent.compactions.NAME.history_file": "a summary keeps what its request asks for (request)",
+}
+"""Field or section -> what to use instead, as the end of the sentence "FIELD is gone: ...". NAME is any name."""
+
+
+def outdated_field(path: str) -> str:
+    """Returns "a is now b" or "a is gone: use d" for the path of a field that is outdated or lies in a section that is;
+    "" for another one."""
+    parts = path.split(".")
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        if name in RENAMED:
+            return f"{name} is now {RENAMED[name]}"
+        for gone, instead in REMOVED.items():
+            of_gone = gone.split(".")
+            if len(of_gone) == end and all(a in ("NAME", b) for a, b in zip(of_gone, parts, strict=False)):
+                return f"{name} is gone: {instead}"
+    return ""
+
+
+def outdated_fields(values: Mapping[str, Any]) -> str:
+    """Returns what `outdated_field` says of the fields of a config, each once, separated by semicolons."""
+    return "; ".join(dict.fromkeys(filter(None, map(outdated_field, field_paths(values)))))

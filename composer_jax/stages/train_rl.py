@@ -1,0 +1,293 @@
+"""Reinforcement learning against sandboxed repositories, with self-summarization in the loop."""
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_record import build_episode_record
+from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.checkpoint.weight_chain import WeightPublisher
+from composer_jax.checkpoint.weight_shards import published_shards
+from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
+from composer_jax.observe.metrics import MetricsWriter, read_metrics
+from composer_jax.observe.progress import Progress
+from composer_jax.parallel.processes import (
+    any_process,
+    broadcast_from_process0,
+    is_first_process,
+    process_count,
+    process_index,
+)
+from composer_jax.rl.advantage_report import NodeAdvantages, token_advantages
+from composer_jax.rl.group_source import GroupSource
+from composer_jax.rl.learning_step import CompletedStep, Cursor
+from composer_jax.rl.ledger import RolloutLedger
+from composer_jax.rl.multi_host import FollowingUpdate, LeadingUpdate
+from composer_jax.rl.orchestrator import Orchestrator
+from composer_jax.rl.played_group import PlayedGroup
+from composer_jax.rl.policy_update import PolicyUpdate
+from composer_jax.rl.weight_check import WeightCheck, check_row, gap_bound
+from composer_jax.sampler.engine import Sampler
+from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
+from composer_jax.stages.rollout_workers import play_share
+from composer_jax.stages.run import Run
+from composer_jax.train.interrupt import ignore_signals
+from composer_jax.train.learner import TrainState
+from composer_jax.train.loop import restore_state, save_state
+from composer_jax.train.skipped_steps import SkippedSteps
+
+TOTALS = ("rollout_s", "sandbox_s", "train_s", "step_s", "sampled_tokens", "sandbox_runs", "sandbox_hits")
+"""Columns of metrics/rl.jsonl whose sums are results of the stage."""
+
+
+def reinforce(run: Run) -> None:
+    """Leaves checkpoints/rl, metrics/rl.jsonl, metrics/evaluate_rl.jsonl, batches.jsonl and episodes/rl.jsonl.
+
+    Several processes call it alike: all of them play episodes, sample and learn, as process 0 decides.
+    """
+    if run.is_done("rl"):
+        return
+    config = run.config.rl
+    with run.stage("rl") as result, run.model.store("rl") as store:
+        update, state, cursor = open_update(run, store)
+        sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)
+        update.learner_checksums = sampler.learner_checksums
+        if not is_first_process():
+            _follow(run, update, state, cursor, sampler, store)
+            return
+        _take_steps(run, update, state, cursor, sampler, store)
+        rows = read_metrics(run.path / "metrics" / "rl.jsonl")
+        gaps = [row["weight_gap"] for row in rows if row.get("weight_gap") is not None]
+        result |= {
+            "steps": config.steps,
+            "episodes": config.steps * _episodes_per_step(run),
+            **{name: sum(row[name] for row in rows) for name in TOTALS},
+            "weight_gap_max": max(gaps, default=None),
+            "compilations_after_first_tenth": sum(r["compilations"] for r in rows[max(1, len(rows) // 10) :]),
+        }
+
+
+def open_update(run: Run, store: CheckpointStore) -> tuple[PolicyUpdate, TrainState, Cursor]:
+    """Returns the learning half of RL, with the state and the position of the latest checkpoint or of the beginning."""
+    config, (params, router_bias) = run.config.rl, run.model.weights_before("rl")
+    learner = run.model.learner("rl", config.optimizer, config.steps, config.loss)
+    state, cursor = learner.init_state(params, router_bias), Cursor()
+    if restored := restore_state(store, state):
+        state, saved = restored
+        cursor = Cursor(**saved["cursor"])
+    update = PolicyUpdate(config, learner, run.model.chat)
+    update.set_reference(params, router_bias)
+    return update, state, cursor
+
+
+def _take_steps(
+    run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, sampler: Sampler, store: CheckpointStore
+) -> None:
+    """Takes all steps that the latest checkpoint does not have; an interrupt saves before it leaves."""
+    config = run.config.rl
+    run.services.check_task_manifest(cursor.task_step)
+    per_step, ended = _episodes_per_step(run), itertools.count(1)
+    progress = Progress(config.steps * per_step, "episode", "RL", initial=cursor.task_step * per_step)
+
+    def on_step(completed: CompletedStep) -> None:
+        recorder.complete(completed)
+        progress.update(per_step, step=completed.step, **_shown(completed.row))
+
+    def on_episode(_: Episode) -> None:
+        progress.update(0, ended=next(ended))
+
+    metrics = run.metrics("rl")
+    ledger = RolloutLedger(run.path, run.workdir.require_held)
+    replays = config.route_shape(run.config.model) is not None
+    ledger.note_tokenizer(run.model.tokenizer.fingerprint)
+    periodic = PeriodicEvaluation(run, "rl")
+    with run.services.rollout_context(return_routing=replays) as (context, loop), metrics, ledger, periodic:
+        workers = run.services.rollout_workers(context)
+        learner = update if process_count() == 1 else LeadingUpdate(update, sampler)
+
+        async def evaluate(step: int, version: int) -> None:
+            show = lambda ended, total: progress.update(0, evaluated=f"{ended}/{total}")  # noqa: E731
+            slots, play = run.config.evaluate_slots, workers.play_ahead
+            await periodic.play(step, version, sampler, context, play, slots=slots, on_done=show)
+
+        orchestrator = Orchestrator(
+            config,
+            GroupSource(config, run.config.agent, run.config.seed, run.services.tasks),
+            learner,
+            sampler,
+            context,
+            ledger,
+            state=state,
+            cursor=cursor,
+            on_step=on_step,
+            on_episode=on_episode,
+            shares_devices=config.rollout_devices == 0,
+            play=workers.play,
+            evaluate=evaluate,
+            weight_check=_weight_check(run, learner, sampler),
+        )
+        metrics.truncate_after(len(ledger.batches))
+        periodic.truncate_after(len(ledger.batches))
+        recorder = _Recorder(run, orchestrator, store, metrics, ledger, sampler)
+        try:
+            with progress:
+                loop.run(workers.serve(orchestrator.run()))
+        except BaseException as error:
+            # After an interrupt the other processes have left the serving and wait for this; an error ends them.
+            can_save = process_count() == 1 or isinstance(error, KeyboardInterrupt)
+            if can_save and broadcast_from_process0(lambda: recorder.must_save):
+                recorder.save()
+            raise
+        broadcast_from_process0(lambda: False)
+
+
+def _weight_check(run: Run, learner: PolicyUpdate | LeadingUpdate, sampler: Sampler) -> WeightCheck | None:
+    config = run.config
+    if not config.rl.weight_check_every:
+        return None
+    tokens = check_row(config.seed, config.model, config.sampler, config.rl.batches[0][0])
+    return WeightCheck(learner, sampler, tokens, gap_bound(config.rl, config.model, config.sampler))
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the progress of RL shows of a step's row, in few columns; the rates are tokens per second."""
+    names = {"reward": "reward", "grade": "grade", "stale": "staleness_max", "queued": "groups_queued"}
+    rates = {"sampled/s": ("sampled_tokens", "rollout_s"), "trained/s": ("trained_tokens", "train_s")}
+    shown = {name: row[column] for name, column in names.items()}
+    for name, (tokens, seconds) in rates.items():
+        known = row.get(tokens) is not None and row[seconds]
+        shown[name] = round(row[tokens] / row[seconds]) if known else None
+    return shown
+
+
+def _follow(
+    run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, sampler: Sampler, store: CheckpointStore
+) -> None:
+    """What every process but the first does: it computes with process 0, plays its share and writes its shards."""
+    publisher = _publisher(run, state, cursor)
+    position = cursor.to_json()
+
+    def on_call(state: TrainState, header: Mapping[str, Any]) -> None:
+        nonlocal position
+        position = header["cursor"]
+        if header["publish"] and publisher is not None:
+            publisher.publish(published_shards(state.params, state.router_bias), position["weight_version"])
+        if header["save"]:
+            save_state(store, state, position["task_step"], cursor=position)
+
+    following = FollowingUpdate(update, sampler, state, on_call)
+    with ignore_signals(), play_share(run.config.agent.concurrency):
+        following.follow()  # process 0 gets signals, too, and completes its step
+    if broadcast_from_process0(lambda: False):
+        save_state(store, following.state, position["task_step"], cursor=position)
+
+
+def _publisher(run: Run, state: TrainState, cursor: Cursor) -> WeightPublisher | None:
+    """Returns the publisher of the run's weights, which has published the ones that the run goes on with."""
+    if not run.config.rl.publish:
+        return None
+    publisher = WeightPublisher(
+        run.config.rl.publish,
+        process=process_index(),
+        processes=process_count(),
+        barrier=lambda: any_process(False),
+    )
+    publisher.publish(published_shards(state.params, state.router_bias), cursor.weight_version)
+    return publisher
+
+
+class _Recorder:
+    """Writes what the steps of an RL run leave: metrics, records for the report, published weights, checkpoints."""
+
+    def __init__(
+        self,
+        run: Run,
+        orchestrator: Orchestrator,
+        store: CheckpointStore,
+        metrics: MetricsWriter,
+        ledger: RolloutLedger,
+        sampler: Sampler,
+    ):
+        """Publishes the weights that the run goes on with."""
+        self._run, self._orchestrator, self._sampler = run, orchestrator, sampler
+        self._store, self._metrics, self._ledger = store, metrics, ledger
+        # The steps between the latest checkpoint and the last row of metrics are taken again, with the same result.
+        rows = read_metrics(metrics.path)
+        self._last_row = rows[-1]["step"] if rows else 0
+        self._saved_step = orchestrator.cursor.task_step
+        self._records_path = run.path / "episodes" / "rl.jsonl"
+        old = read_episodes(self._records_path)
+        self._records = [r for r in old if r.step is not None and r.step <= self._saved_step]
+        self._publisher = _publisher(run, orchestrator.state, orchestrator.cursor)
+        self._skipped = SkippedSteps()
+
+    def complete(self, completed: CompletedStep) -> None:
+        """Writes what a step leaves.
+
+        Raises:
+          UserError: the gradients of several steps in a row are not finite (train/skipped_steps.py).
+        """
+        config, step = self._run.config.rl, completed.step
+        if step > self._last_row:
+            self._metrics.write(step, **completed.row)
+        if step % config.record_every == 0 or step == 1:
+            self._records += first_episodes_of_each_family(self._run, self._orchestrator.source, completed.groups, step)
+        publishes = completed.is_updated and self._publisher is not None
+        saves = step % config.save_every == 0 or step == config.steps
+        cursor = self._orchestrator.cursor
+        self._sampler.call_followers({"cursor": cursor.to_json(), "publish": publishes, "save": saves})
+        if publishes and self._publisher is not None:
+            state = self._orchestrator.state
+            self._publisher.publish(published_shards(state.params, state.router_bias), cursor.weight_version)
+        if saves:
+            self.save()
+        self._skipped.add(step, completed.row.get("skipped") or 0)
+        self._skipped.require_progress()
+
+    @property
+    def must_save(self) -> bool:
+        """Whether the latest checkpoint is older than the last completed step, whose weights are still there.
+
+        After an error inside a step there is nothing to save: the step has consumed the state it started from.
+        """
+        return self._orchestrator.is_consistent and self._orchestrator.cursor.task_step > self._saved_step
+
+    def save(self) -> None:
+        """Writes a checkpoint, together with the other processes.
+
+        The store keeps two checkpoints; without rl.keep_groups, groups that the older one has learned from are deleted.
+        """
+        cursor = self._orchestrator.cursor
+        write_episodes(self._records_path, self._records)  # first: a resumed run drops the records after its checkpoint
+        save_state(self._store, self._orchestrator.state, cursor.task_step, cursor=cursor.to_json())
+        steps = self._run.config.rl.steps
+        kept = steps if cursor.task_step == steps else self._saved_step
+        if not self._run.config.rl.keep_groups:
+            self._ledger.forget(number for batch in self._ledger.batches[:kept] for number in batch.groups)
+        self._saved_step = cursor.task_step
+
+
+def _episodes_per_step(run: Run) -> int:
+    return sum(run.config.rl.groups.values()) * run.config.rl.group_size
+
+
+def first_episodes_of_each_family(
+    run: Run, source: GroupSource, groups: Sequence[PlayedGroup], step: int
+) -> list[EpisodeRecord]:
+    """Returns records of the first two episodes of each family, for the report."""
+    counts: Counter[str] = Counter()
+    records = []
+    for group in groups:
+        by_episode: Sequence[NodeAdvantages | None] = [None] * len(group.episodes)
+        if run.config.rl.record_tokens:
+            by_episode = token_advantages(group.episodes, run.config.rl, step - 1)
+        for spec, episode, advantages in zip(source.specs(group.number), group.episodes, by_episode, strict=True):
+            counts[episode.family] += 1
+            if counts[episode.family] <= 2:
+                chosen = run.config.rl.family_compactions.get(episode.family, run.config.rl.compaction)
+                condition = "none" if spec.compaction.trigger is None else chosen
+                chat = run.model.chat
+                records.append(build_episode_record(episode, spec.task, chat, condition, step, advantages))
+    return records
